@@ -29,10 +29,18 @@ LIBRARIES = "LD_LIBRARY_PATH"
 
 
 class ForkedHere(Forked):
-    """A worker that starts in what is imported already, where it takes the same libraries."""
+    """A worker that starts in what is imported already, where it is this Python with the same libraries.
+
+    Only the command forks it, and only without other threads: a lock that one of them has would stay locked.
+    """
+
+    command = 0
+    """Id of the command's process."""
 
     def _execute_child(self, args: Any, *given: Any) -> None:
-        if (given[5] or os.environ).get(LIBRARIES) == os.environ.get(LIBRARIES):
+        alone = os.getpid() == self.command and len([*Path("/proc/self/task").iterdir()]) == 1
+        same = (given[5] or os.environ).get(LIBRARIES) == os.environ.get(LIBRARIES)
+        if alone and same and str(args[0]) == sys.executable:
             super()._execute_child(args, *given)
         else:
             super(Forked, self)._execute_child(args, *given)  # type: ignore[misc]
@@ -99,6 +107,7 @@ def _begin(wanted: dict[str, Any]) -> None:
         os.environ.clear()
         os.environ.update(wanted["environment"])
         if same:
+            ForkedHere.command = os.getpid()
             subprocess.Popen = ForkedHere  # type: ignore[misc]
         sys.argv = ["partita", *wanted["arguments"]]
         from partita.__main__ import main

@@ -58,7 +58,7 @@ class StubLibraries:
 
     folder: Path
     build: str
-    """Name of the build: a hash of what tells the provider library, and of the stubs' source."""
+    """Name of the build: a hash of what identifies the provider library, and of the stubs' source."""
     cuda_version: str
     """CUDA version that they report, e.g. 13.0."""
     libraries: tuple[str, ...]
@@ -253,7 +253,7 @@ def _c_source(library: Library) -> str:
 def _build_name(provider_library: Path, sources: Mapping[str, str]) -> str:
     """Name of the build for this library and source. Raises ProviderError if the library cannot be read.
 
-    The library is told by ONNX Runtime's version, its size and the time of its last change: to read it all took a
+    The library is identified by ONNX Runtime's version, its size and the time of its last change: to read it all took a
     sixth of a second.
     """
     try:
