@@ -5,8 +5,9 @@ them are collected here, because their parameters come from `tests/contract/expe
 installed. A test of this environment runs as usual. The tests of another one run in a single pytest of that
 environment's Python, a child, which writes its reports as JSON lines; they become the reports of the items here. So
 counts, `-k`, `-x`, node ids and the failure texts are those of one session. With a second core the children run beside
-the tests of this process, one child after the other. With `--share`, as `make test` has it, the second core is given
-the last test files of the main suite once it has nothing else to do.
+the tests of this process, one child after the other. With `--share`, as `make test` has it, a last child then runs
+files of the main suite from the end, while this process goes on from the front: each takes a file that the other has
+not begun, until they meet.
 
     pytest                                            all environments; one that is not there is skipped, and counted
     pytest --environments="main webgpu"               these two
@@ -19,8 +20,10 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -31,18 +34,17 @@ from typing import Any, Literal
 import pytest
 from _pytest.terminal import TerminalReporter
 
+from tests.claims import Beside, Claims
 from tests.contract.expectations import ENVIRONMENTS, MAIN, Environment, selected_by_default
 from tests.contract.packages import can_export, ensure_packages
 
 MARK = "environment"
 POLL_SECONDS = 0.05
 ENVIRONMENT_SECONDS = 1500
-"""Longest time the contract tests of one environment may take, together."""
+"""Longest time without a report of a child that is waited for."""
 BESIDE = Environment("beside", "beside")
-"""No other environment, but another process of this Python: long tests of the main suite, for the second core."""
+"""No other environment, but another process of this Python: files of the main suite, for the second core."""
 KNOWN = {**ENVIRONMENTS, BESIDE.name: BESIDE}
-SHARE = 3
-"""One in so many of the tests that are left is handed over at a time: files take unequally long."""
 LEAST_SHARED = 40
 """Fewer tests are not worth another process, which imports everything anew."""
 TAIL_LINES = 15
@@ -55,7 +57,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--venvs", metavar="DIR", default=".venvs", help="where their virtual environments are")
     group.addoption("--inside", metavar="NAME", default=MAIN, help="the environment that this Python belongs to")
     group.addoption("--packages", metavar="DIR", help="packages of the contract tests; default: export them")
-    group.addoption("--share", action="store_true", help="let a second core that is idle take the last test files")
+    group.addoption("--share", action="store_true", help="let a second core that is idle take test files")
+    group.addoption("--claims", metavar="DIR", help="run only test files that no other process has claimed there")
     group.addoption("--report-lines", metavar="FILE", help="append each test report to this file, as a line of JSON")
 
 
@@ -73,6 +76,8 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(absent_files[0])
     if path := config.getoption("--report-lines"):
         config.pluginmanager.register(Writer(config, Path(path)))
+    if folder := config.getoption("--claims"):
+        config.pluginmanager.register(Beside(Claims(Path(folder))))
     if config.getoption("--inside") == MAIN:
         config.pluginmanager.register(Orchestra(config), "environments-orchestra")
 
@@ -94,8 +99,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out environments that were not asked for; those of other Pythons come last, one after the other."""
     inside, wanted = config.getoption("--inside"), chosen(config)
     order = {name: position for position, name in enumerate(KNOWN)}
-    if MAIN in wanted:
-        wanted = (*wanted, BESIDE.name)
     kept: list[tuple[int, pytest.Item]] = []
     omitted: list[pytest.Item] = []
     for item in items:
@@ -171,7 +174,8 @@ class Orchestra:
         self.tallies: dict[str, Tally] = {}
         self.names: dict[str, str] = {}
         """Node id of each test that runs elsewhere or is of an environment -> its environment."""
-        self.known = dict(KNOWN)
+        self.claims: Claims | None = None
+        """Where a child claims files of this process."""
         self.reached = 0
         """Position of the test that runs now."""
 
@@ -183,7 +187,7 @@ class Orchestra:
         self.reached += 1
         if (os.cpu_count() or 1) > 1:
             self.start_ahead(item.session)
-        environment = self.known.get(self.names.get(item.nodeid, ""))
+        environment = KNOWN.get(self.names.get(item.nodeid, ""))
         if environment is None or environment.python_of == MAIN:
             return None
         if environment.name not in self.children:
@@ -196,50 +200,61 @@ class Orchestra:
         return True
 
     def start_ahead(self, session: pytest.Session) -> None:
-        """Start the next child that there is work for, unless one runs; when there is no more, hand over files."""
+        """Start the next child that there is work for, unless one runs; the last one shares files with this process."""
+        if self.claims:
+            self.pass_over(session, self.claims)
+            return
         if any(isinstance(child, Child) and child.process.poll() is None for child in self.children.values()):
             return
         for name in dict.fromkeys(self.names.values()):  # in the order of the items
-            if name not in self.children and self.known[name].python_of != MAIN:
-                self.children[name] = self.start(self.known[name], session)
+            if name not in self.children and KNOWN[name].python_of != MAIN:
+                self.children[name] = self.start(KNOWN[name], session)
                 return
         if self.config.getoption("--share"):
-            self.hand_over(session)
+            self.share(session)
 
-    def hand_over(self, session: pytest.Session) -> None:
-        """Give the last files of this process that are not begun, with a share of its tests, to one beside it.
-
-        What is handed over comes last in the session: pytest ends the fixtures of a test by what the test after it
-        needs, which has to run here too for that, and nothing is waited for that could be done meanwhile.
-        """
+    def share(self, session: pytest.Session) -> None:
+        """Let a process beside this one claim the files that are not begun, from the last to the first."""
         begun = {item.path for item in session.items[self.reached - 1 : self.reached + 1]}  # and pytest's next one
-        rest = session.items[self.reached :]
-        left = [item for item in rest if item.nodeid not in self.names and item.path not in begun]
-        if len(left) < LEAST_SHARED:
+        files: dict[Path, list[pytest.Item]] = {}
+        for item in session.items[self.reached :]:
+            if item.nodeid not in self.names and item.path not in begun:
+                files.setdefault(item.path, []).append(item)
+        items = [item for path in reversed(files) for item in files[path]]
+        if len(items) < LEAST_SHARED:
             return
-        first = left[len(left) - len(left) // SHARE].path
-        handed = set(left[next(number for number, item in enumerate(left) if item.path == first) :])
-        beside = Environment(f"{BESIDE.name}-{len(self.children)}", BESIDE.python_of)
-        self.known[beside.name] = beside
-        for item in handed:
-            self.names[item.nodeid] = beside.name
-            item.add_marker(pytest.mark.timeout(0))
-        session.items[self.reached :] = sorted(rest, key=lambda item: item in handed)
-        self.children[beside.name] = self.start(beside, session)
+        self.claims = Claims(Path(tempfile.mkdtemp(prefix="claims-", dir=self.folder())))
+        for path in begun:
+            self.claims.take(path)
+        options = "--claims", str(self.claims.folder)
+        self.children[BESIDE.name] = self.launch(BESIDE, Path(sys.executable), items, *options)
+
+    def pass_over(self, session: pytest.Session, claims: Claims) -> None:
+        """Put the tests of files that the child has claimed to the end, where its reports are waited for."""
+        while self.reached + 1 < len(session.items):
+            rest = session.items[self.reached + 1 :]
+            if rest[0].nodeid in self.names or claims.take(rest[0].path):
+                return
+            theirs = {item for item in rest if item.path == rest[0].path and item.nodeid not in self.names}
+            for item in theirs:
+                self.names[item.nodeid] = BESIDE.name
+                item.add_marker(pytest.mark.timeout(0))
+            session.items[self.reached + 1 :] = sorted(rest, key=lambda item: item in theirs)
 
     def start(self, environment: Environment, session: pytest.Session) -> Child | str:
         """Start the child of an environment on all of its tests, or say why that cannot be done."""
         venvs = self.config.rootpath / self.config.getoption("--venvs")
         python = venvs / environment.name / "bin" / "python"
-        if environment.python_of == BESIDE.python_of:
-            python = Path(sys.executable)
-        elif not (venvs / environment.name / ".installed").is_file():
+        if not (venvs / environment.name / ".installed").is_file():
             failed = venvs / f"{environment.name}.failed"
             detail = f" ({failed.read_text(encoding='utf-8').strip()})" if failed.is_file() else ""
             return f"environment {environment.name} is not installed{detail}; run: make env-{environment.name}"
-        folder = self.config.rootpath / "build" / "contract"
-        folder.mkdir(parents=True, exist_ok=True)
         items = [item for item in session.items if self.names.get(item.nodeid) == environment.name]
+        return self.launch(environment, python, items)
+
+    def launch(self, environment: Environment, python: Path, items: list[pytest.Item], *options: str) -> Child | str:
+        """Start a child on these tests, with the packages that one of them may need."""
+        folder = self.folder()
         given = self.config.getoption("--packages")
         packages = Path(given) if given else folder / "not-exported"
         if not given and can_export() and any("packages" in getattr(item, "fixturenames", ()) for item in items):
@@ -247,13 +262,18 @@ class Orchestra:
                 packages = ensure_packages(folder)
             except (RuntimeError, subprocess.TimeoutExpired) as error:
                 return f"environment {environment.name} got no packages: {error}"
-        return Child(environment, python, folder, packages, [item.nodeid for item in items], self.config)
+        ids = [item.nodeid for item in items]
+        return Child(environment, python, folder, ids, self.config, "--packages", str(packages), *options)
+
+    def folder(self) -> Path:
+        """Where packages and the files of children are."""
+        folder = self.config.rootpath / "build" / "contract"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count. A test is what its call was, unless setup or teardown did not pass."""
-        environment = self.known.get(self.names.get(report.nodeid, ""))
-        beside = environment is not None and environment.python_of == BESIDE.python_of
-        name = "main suite" if environment is None else BESIDE.name if beside else environment.name
+        name = self.names.get(report.nodeid, "main suite")
         tally = self.tallies.setdefault(name, Tally())
         tally.seconds += report.duration
         if report.when == "call" or report.outcome != "passed":
@@ -279,6 +299,8 @@ class Orchestra:
         for child in self.children.values():
             if isinstance(child, Child):
                 child.close()
+        if self.claims:
+            shutil.rmtree(self.claims.folder, ignore_errors=True)
 
 
 def absent(item: pytest.Item, reason: str) -> pytest.TestReport:
@@ -304,9 +326,9 @@ class Child:
         environment: Environment,
         python: Path,
         folder: Path,
-        packages: Path,
         ids: list[str],
         config: pytest.Config,
+        *options: str,
     ) -> None:
         self.environment, self.config = environment, config
         self.wheels = "?"
@@ -329,8 +351,7 @@ class Child:
                     environment.python_of,
                     "--environments",
                     environment.python_of,
-                    "--packages",
-                    str(packages),
+                    *options,
                     "--report-lines",
                     str(self.lines),
                     "--rootdir",
@@ -365,6 +386,8 @@ class Child:
             file.seek(self._read)
             text = file.read()
         whole = text[: text.rfind(b"\n") + 1]
+        if whole:
+            self._deadline = time.monotonic() + ENVIRONMENT_SECONDS
         self._read += len(whole)
         for line in whole.splitlines():
             data = json.loads(line)
@@ -380,7 +403,7 @@ class Child:
 
     def _lost(self, item: pytest.Item) -> pytest.TestReport:
         code = self.process.poll()
-        how = f"ended with exit code {code}" if code is not None else f"took longer than {ENVIRONMENT_SECONDS} s"
+        how = f"ended with exit code {code}" if code is not None else f"gave no report for {ENVIRONMENT_SECONDS} s"
         self.stop()
         tail = "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:])
         return pytest.TestReport(

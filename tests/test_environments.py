@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -89,28 +90,38 @@ def test_outcomes_of_a_child_are_those_of_the_session(venvs):
     assert "because it says so" in out
 
 
-MANY = """
-import os, time, pytest
-@pytest.mark.parametrize("number", range(30))
+ONE = """
+import time, pytest
+from pathlib import Path
+@pytest.fixture(scope="package", autouse=True)
+def once():
+    print("package begins")
+    yield
+@pytest.mark.parametrize("number", range(20))
 def test_one(number):
-    time.sleep(0.02)
-    assert number != 7, f"process {os.getpid()}"
+    begun, last = Path(__file__).parents[1] / "begun", "d" in Path(__file__).parent.name
+    if last:
+        begun.touch()
+    while not begun.exists():
+        time.sleep(0.02)
 """
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core")
-def test_what_stays_here_runs_before_what_was_handed_over_and_fixtures_end_in_time():
-    """A test that may not be handed over comes after files that are, in another folder."""
+def test_two_processes_share_the_files_and_each_test_runs_once() -> None:
+    """The first file waits for a test of the last one. A test that stays here runs before those that are waited for."""
     with tempfile.TemporaryDirectory(dir=REPOSITORY / "build") as inside:
-        folders = [Path(inside) / name for name in "abc"]
+        folders = [Path(inside) / name for name in "abcd"]
         for folder in folders:
             folder.mkdir()
-            (folder / f"test_in_{folder.name}.py").write_text(MANY.replace("number != 7", "True"))
-        last = folders[2] / "test_last.py"
+            (folder / f"test_in_{folder.name}.py").write_text(ONE)
+        last = folders[3] / "test_last.py"
         last.write_text('import pytest\npytestmark = pytest.mark.environment("main")\ndef test_here(): pass\n')
         code, out = session(inside, "--share", "--environments", "main", "-v")
-    assert code == 0 and "91 passed" in out, out
-    assert out.index("test_last.py::test_here") < out.index("test_in_c.py::test_one[0]")
+    assert code == 0 and "81 passed" in out, out
+    assert out.index("test_last.py::test_here") < out.index("test_in_d.py::test_one[0]")
+    counts = dict(re.findall(r"^(main suite|beside) .* (\d+) +0 +0 +\d+$", out, re.M))
+    assert int(counts["main suite"]) + int(counts["beside"]) == 80, out
 
 
 def test_a_keyboard_interrupt_that_nobody_pressed_fails_its_test_and_ends_no_run(tmp_path):

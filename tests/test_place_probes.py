@@ -48,10 +48,12 @@ Place = Callable[..., Done]
 
 
 @pytest.fixture
-def nothing_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of its own, empty at first."""
+def nothing_known(tmp_path: Path, stand_ins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of its own, without answers at first; the stub libraries are those of all tests."""
+    (tmp_path / "answers").mkdir()
+    stand_ins.mkdir(exist_ok=True)
+    (tmp_path / "answers" / stand_ins.name).symlink_to(stand_ins)
     monkeypatch.setenv("PARTITA_CACHE_DIR", str(tmp_path / "answers"))
-    return tmp_path / "answers"
 
 
 def write(path: Path, text: str) -> Path:

@@ -21,8 +21,6 @@ from tests.export.breadth.page import page
 from tests.export.breadth.records import LOWERINGS, Outcome, Results, all_types, causal_types, multimodal_types
 from tests.export.breadth.running import run, run_type
 
-pytestmark = pytest.mark.environment("beside")  # minutes of exports
-
 # What each brings that the others have not; test_parity.py and test_experts.py have windows, softcaps, two rotations,
 # norms over all heads, layers without rotation, selective state spaces (jamba), plain experts and those of gpt_oss.
 QUICK = {

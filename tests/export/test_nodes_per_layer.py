@@ -61,7 +61,7 @@ def test_a_layer_has_few_nodes_on_cuda(
         pytest.param(
             "llama", {"precision": "fp16", "activations": "fp32", "attention": "gqa"}, marks=pytest.mark.heavy
         ),
-        ("llama", {"batch_size": 3, "attention": "onnx24"}),
+        pytest.param("llama", {"batch_size": 3, "attention": "onnx24"}, marks=pytest.mark.heavy),
         ("qwen2", {"precision": "int8", "activations": "int8"}),
         pytest.param("llama", {"precision": "fp16"}, marks=pytest.mark.heavy),
         pytest.param("llama", {"precision": "bf16", "attention": "gqa"}, marks=pytest.mark.heavy),

@@ -16,8 +16,6 @@ import pytest
 from partita.package.folder import TOLERANCES, read_manifest
 from tests.conftest import MODELS, Exported, TinyCheckpoint
 
-pytestmark = pytest.mark.environment("beside")  # minutes of exports
-
 NEW_TOKENS = 24
 PROMPT = [1, *(3 + (37 * i) % 280 for i in range(19))]
 

@@ -92,7 +92,7 @@ def package_in(folder: Path) -> dict[str, Any]:
     return read
 
 
-@fuzz(60)
+@fuzz(25)
 @given(data=st.data())
 def test_manifest(home: Path, data: st.DataObject) -> None:
     folder = home / "package"
@@ -113,7 +113,7 @@ def test_manifest(home: Path, data: st.DataObject) -> None:
 REPORT = report_of(mixed_facts(), GPU_CHAIN)
 
 
-@fuzz(60)
+@fuzz(25)
 @given(data=st.data())
 def test_report(home: Path, data: st.DataObject) -> None:
     path, written = home / "report.json", reports.to_json(REPORT).encode()
@@ -128,7 +128,7 @@ def test_report(home: Path, data: st.DataObject) -> None:
 # --- journals ---------------------------------------------------------------------------------------------------------
 
 
-@fuzz(60)
+@fuzz(25)
 @given(data=st.data())
 def test_journal(home: Path, data: st.DataObject) -> None:
     """Whatever is in it, the run comes to an end with every row."""
@@ -158,7 +158,7 @@ def test_journal(home: Path, data: st.DataObject) -> None:
 # --- prefixes ---------------------------------------------------------------------------------------------------------
 
 
-@fuzz(60)
+@fuzz(25)
 @given(data=st.data())
 def test_prefix(home: Path, data: st.DataObject) -> None:
     path = home / "prefix"
@@ -181,7 +181,7 @@ def test_prefix(home: Path, data: st.DataObject) -> None:
 # --- weights ----------------------------------------------------------------------------------------------------------
 
 
-@fuzz(100)
+@fuzz(50)
 @given(data=st.data())
 def test_gguf_header(home: Path, data: st.DataObject) -> None:
     path = home / "model.gguf"
@@ -193,7 +193,7 @@ def test_gguf_header(home: Path, data: st.DataObject) -> None:
     held(lambda: read_header(path))
 
 
-@fuzz(100)
+@fuzz(50)
 @given(data=st.data())
 def test_safetensors_header(home: Path, data: st.DataObject) -> None:
     folder = home / "checkpoint"
@@ -223,7 +223,7 @@ LISTED = (
 METADATA = st.one_of(st.sampled_from(LISTED), st.text(max_size=40), st.binary(max_size=8).map(repr))
 
 
-@fuzz(60)
+@fuzz(25)
 @given(data=st.data())
 def test_onnx_metadata(home: Path, data: st.DataObject) -> None:
     folder = home / "onnx"

@@ -36,7 +36,6 @@ from tests.conftest import Exported, TinyCheckpoint
 from tests.export.breadth import recipes
 from tests.export.quantise.test_precision import attributes, checked, export_to, nodes
 
-pytestmark = pytest.mark.environment("beside")  # several exports
 ROOM = 20_000
 """Bytes for wider weights."""
 PLAN = Plan(4, 32, "refit", Kernels(), form("matmul_nbits"))

@@ -41,7 +41,6 @@ EXPERTS: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
 PLAN = Plan(4, None, "refit", Kernels(), form("matmul_nbits"))
 
 
-@pytest.mark.environment("beside")
 @pytest.mark.parametrize(
     ("model_type", "precision", "attention"),
     [
@@ -232,7 +231,6 @@ def test_a_router_is_known_by_the_choice_behind_it(steps: str, router: bool) -> 
 
 
 @pytest.mark.heavy
-@pytest.mark.environment("beside")
 def test_experts_stay_where_they_are_kept_or_gathered(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
     """Packed for one graph and wide for the other of a pair they would be stored twice."""
     checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
@@ -257,7 +255,6 @@ def test_one_stack_of_experts_in_16_bits_is_both(tiny_checkpoint: TinyCheckpoint
 
 
 @pytest.mark.heavy
-@pytest.mark.environment("beside")
 @pytest.mark.parametrize("model_type", ["mixtral", "gpt_oss"])
 def test_a_calibrated_mixture(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str) -> None:
     package = exported(tiny_checkpoint(model_type, **EXPERTS), precision="int4", calibrate=heldout_path())

@@ -23,8 +23,6 @@ from partita.package.folder import QUALITY, Manifest, check_files, read_manifest
 from partita.providers.resolve import parse_chain
 from tests.conftest import Exported, TinyCheckpoint
 
-pytestmark = pytest.mark.environment("beside")  # minutes of exports
-
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 

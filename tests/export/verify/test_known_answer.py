@@ -86,7 +86,7 @@ def test_the_text_crosses_windows_chunks_and_original_contexts(
     ("model_type", "settings", "options"),
     [
         ("mistral", {"sliding_window": 40}, {"cache": "window", "batch_size": 3}),
-        ("phi3", LONGROPE, {"static_shapes": True}),
+        pytest.param("phi3", LONGROPE, {"static_shapes": True}, marks=pytest.mark.heavy),
         pytest.param("mistral", {"sliding_window": 40}, {"static_shapes": True}, marks=pytest.mark.heavy),
         pytest.param("mistral", {"sliding_window": 40}, {"cache": "growing"}, marks=pytest.mark.heavy),
         pytest.param("mistral", {"sliding_window": 40}, {"attention": "onnx24"}, marks=pytest.mark.heavy),

@@ -94,7 +94,7 @@ def test_what_one_lowering_rounds_too_much_another_may_not(tiny_checkpoint: Tiny
 
 
 @pytest.mark.parametrize("verify", [pytest.param(True, marks=pytest.mark.heavy), False])
-@pytest.mark.parametrize("asked", [True, False])
+@pytest.mark.parametrize("asked", [True, pytest.param(False, marks=pytest.mark.heavy)])
 def test_auto_finds_a_lowering_that_runs(exporting: Exporting, asked: bool, verify: bool) -> None:
     target = find_target("cpu", {}, default_allowed=False, libraries={}) if asked else None
     summary = exporting(target, ODD, verify=verify)
@@ -113,7 +113,7 @@ def test_auto_finds_a_lowering_that_runs(exporting: Exporting, asked: bool, veri
         ]
 
 
-@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize("verify", [pytest.param(True, marks=pytest.mark.heavy), False])
 def test_by_name_it_is_refused_with_the_reason_and_what_runs(
     exporting: Exporting, tmp_path: Path, verify: bool
 ) -> None:
@@ -231,7 +231,7 @@ def test_without_memory_for_it_the_run_is_left_out_and_said(
 def test_bf16_for_the_cpu_by_name_is_refused(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["export", str(tiny_checkpoint("llama", num_hidden_layers=1)), str(tmp_path / "out")]
+    arguments = ["export", str(tiny_checkpoint("llama", num_hidden_layers=1)), str(tmp_path / "out"), "--no-verify"]
     assert (
         cli.run([*arguments, "--max-length", "64", "--precision", "bf16", "--activations", "bf16", "--target", "cpu"])
         == 3

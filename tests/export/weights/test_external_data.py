@@ -59,7 +59,8 @@ def test_bin_files_are_read(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp
 
 
 @pytest.mark.parametrize(
-    ("precision", "dtype"), [("fp32", torch.float32), ("fp16", torch.float16), ("bf16", torch.bfloat16)]
+    ("precision", "dtype"),
+    [("fp32", torch.float32), ("fp16", torch.float16), pytest.param("bf16", torch.bfloat16, marks=pytest.mark.heavy)],
 )
 def test_casts_round_as_torch_does(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, precision: str, dtype: torch.dtype

@@ -88,7 +88,10 @@ def test_integers_whose_scales_have_the_type_are_rounded(
 
 @pytest.mark.parametrize(
     ("precision", "why"),
-    [("bf16", "cpu has no MatMul kernel for bfloat16"), ("fp16", "cpu has no MatMul kernel for float16")],
+    [
+        pytest.param("bf16", "cpu has no MatMul kernel for bfloat16", marks=pytest.mark.heavy),
+        ("fp16", "cpu has no MatMul kernel for float16"),
+    ],
 )
 def test_it_is_chosen_where_the_target_multiplies_in_nothing_else(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str], precision: str, why: str

@@ -34,7 +34,6 @@ from partita.package.folder import read_manifest
 from tests.conftest import Exported, TinyCheckpoint
 from tests.export.quantise.test_precision import checked, export_to
 
-pytestmark = pytest.mark.environment("beside")  # several exports
 GATE, DOWN = "model.layers.1.mlp.gate_proj", "model.layers.1.mlp.down_proj"
 
 

@@ -27,8 +27,6 @@ from tests.conftest import Exported, TinyCheckpoint
 from tests.export.integers import wide_integers
 from tests.export.quantise.test_plan import MODULES, Asked, options, target
 
-pytestmark = pytest.mark.environment("beside")
-
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
