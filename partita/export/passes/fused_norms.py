@@ -36,6 +36,7 @@ from partita.export.passes.arithmetic import (
     weights_in,
 )
 from partita.export.passes.base import Pass, PassContext, added, constant, discard, rewrite_nodes, stand_in
+from partita.export.weights.origins import RescaledOrigin
 from partita.export.weights.sources import weight_part
 
 Array = npt.NDArray[Any]
@@ -210,7 +211,10 @@ def _scale(source: ir.Value, norm: Norm) -> ir.Value | None:
     assert weight is not None
     if (norm.factor, norm.offset, weight.dtype) == (1.0, 0.0, source.dtype):
         return norm.weight
-    written = weight.rescaled(norm.factor, norm.offset, source.dtype)
+    same = (norm.factor, norm.offset) == (1.0, 0.0)
+    written = weight.changed(
+        lambda origin: origin if same else RescaledOrigin(origin, norm.factor, norm.offset), source.dtype
+    )
     return None if written is None else _value(written, f"{norm.weight.name}.scale")
 
 

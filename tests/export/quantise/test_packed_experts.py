@@ -138,7 +138,7 @@ def test_the_original_gets_the_numbers_of_a_stack_back(tiny_checkpoint: TinyChec
     model = load(opened)
     sources = match_names(model, opened.tensors)
     assert movable(sources)(plain)
-    turned = plain.permuted((1, 0))
+    turned = replace(plain, origin=plain.origin.permuted((1, 0)))
     packed = QuantisedSource.of(turned, Plan(8, None, "nearest", Kernels(), form("matmul_nbits")).packed(8, 64))  # type: ignore[arg-type]
     with OpenFiles(checkpoint) as files:
         rows = turned.origin.read_all(files).float() * 2

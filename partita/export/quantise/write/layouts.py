@@ -6,9 +6,10 @@ blocks of B weights.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -20,68 +21,56 @@ from partita.export.quantise.quantisers import Packing, Quantised
 from partita.export.weights.element_types import of_ir, pack, to_torch, unpack
 from partita.export.weights.sources import SLICE_BYTES, Part
 
+if TYPE_CHECKING:
+    from partita.export.quantise.write.weight_source import QuantisedSource
+
 SCALES, ZEROS = "scales", "zero_points"
 """Labels of the parts other than integers."""
 Bytes = npt.NDArray[np.uint8]
 """The written bytes of one part, memory-mapped."""
 
 
-class Sizes(Protocol):
-    """The sizes that a layout needs."""
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The sizes that a layout needs, of a weight without values."""
 
-    @property
-    def rows(self) -> int:
-        """N."""
-
-    @property
-    def width(self) -> int:
-        """K."""
+    packing: Packing
+    dtype: ir.DataType
+    """The dtype of the scales."""
+    rows: int
+    width: int
 
     @property
     def blocks_per_row(self) -> int:
         """M."""
-
-    @property
-    def packing(self) -> Packing:
-        """Grid and block size."""
-
-    @property
-    def dtype(self) -> ir.DataType:
-        """The dtype of the scales."""
+        return -(-self.width // self.packing.block_size)
 
 
-class RowWiseQuantised(Sizes, Protocol):
-    """A weight that is quantised a few rows at a time."""
-
-    def rows_quantised(self) -> Iterator[tuple[int, Quantised]]:
-        """The index of the first row, and some rows from there; all rows in order. Raises CheckpointError."""
-
-    def fitting(self, scales: torch.Tensor) -> torch.Tensor:
-        """Scales in the dtype of the graph. Raises CheckpointError for one outside its range."""
-
-
-class Layout(Protocol):
+class Layout(ABC):
     """A way to store a weight."""
 
-    def parts(self, weight: Sizes) -> tuple[Part, ...]:
-        """Integers, scales, and zero points where there are any."""
+    @abstractmethod
+    def parts(self, weight: Sizes | QuantisedSource) -> tuple[Part, ...]:
+        """Integers, scales, and zero points unless they are the middle of the range."""
 
-    def pieces(self, weight: RowWiseQuantised) -> Iterator[tuple[int, torch.Tensor]]:
+    @abstractmethod
+    def pieces(self, weight: QuantisedSource) -> Iterator[tuple[int, torch.Tensor]]:
         """The parts in pieces, as `WeightSource.pieces`. Raises CheckpointError."""
 
-    def read(self, weight: Sizes, written: Sequence[Bytes], start: int, stop: int) -> Quantised:
+    @abstractmethod
+    def read(self, weight: QuantisedSource, written: Sequence[Bytes], start: int, stop: int) -> Quantised:
         """Rows `start` to `stop` of a written weight: integers [R, M, B], scales and zero points [R, M]."""
 
 
 @dataclass(frozen=True, slots=True)
-class InRows:
+class InRows(Layout):
     """Row-major, for MatMulNBits and GatherBlockQuantized (ONNX Runtime, docs/ContribOperators.md).
 
     Integers [N, M, B * bits / 8], the first of two in the low four bits; scales [N, M]; zero points, packed like the
     integers, [N, packed M]. The last block of a row may be padded.
     """
 
-    def parts(self, weight: Sizes) -> tuple[Part, ...]:
+    def parts(self, weight: Sizes | QuantisedSource) -> tuple[Part, ...]:
         """Integers, scales, and zero points unless they are the middle of the range."""
         rows, count, packing, byte = weight.rows, weight.blocks_per_row, weight.packing, ir.DataType.UINT8
         bits = packing.grid.bits
@@ -91,7 +80,7 @@ class InRows:
         )
         return parts if packing.grid.symmetric else (*parts, Part((rows, -(-count * bits // 8)), byte, ZEROS))
 
-    def pieces(self, weight: RowWiseQuantised) -> Iterator[tuple[int, torch.Tensor]]:
+    def pieces(self, weight: QuantisedSource) -> Iterator[tuple[int, torch.Tensor]]:
         """Integers in order, then scales and zero points."""
         grid, scales, zeros = weight.packing.grid, [], []
         for _, rows in weight.rows_quantised():
@@ -102,12 +91,12 @@ class InRows:
         if not grid.symmetric:
             yield 2, torch.cat(zeros)
 
-    def read(self, weight: Sizes, written: Sequence[Bytes], start: int, stop: int) -> Quantised:
+    def read(self, weight: QuantisedSource, written: Sequence[Bytes], start: int, stop: int) -> Quantised:
         """Rows of all parts."""
         parts, grid, count = self.parts(weight), weight.packing.grid, weight.blocks_per_row
         data = torch.from_numpy(np.array(written[0].reshape(weight.rows, -1)[start:stop]))
         integers = unpack(data, grid.bits, count * weight.packing.block_size).reshape(stop - start, count, -1)
-        scales = _scales(written[1], parts[1])[start:stop]
+        scales = _scales(written[1], parts[1]).reshape(weight.rows, count)[start:stop]
         zeros = torch.full((stop - start, count), grid.middle, dtype=torch.uint8)
         if not grid.symmetric:
             zeros = unpack(
@@ -117,7 +106,7 @@ class InRows:
 
 
 @dataclass(frozen=True, slots=True)
-class InColumns:
+class InColumns(Layout):
     """Transposed, for MatMul: integers [K, N] and scales [M, N], in ONNX's types of 4 and 8 bits.
 
     With zero points [M, N] the integers are unsigned; without, they are signed with zero point 0. Blocks must divide a
@@ -127,7 +116,7 @@ class InColumns:
     one_scale: bool = False
     """A row has one block, and its scales are [N]."""
 
-    def parts(self, weight: Sizes) -> tuple[Part, ...]:
+    def parts(self, weight: Sizes | QuantisedSource) -> tuple[Part, ...]:
         """Integers, scales, and zero points unless they are the middle of the range."""
         grid, shape = weight.packing.grid, (weight.blocks_per_row, weight.rows)
         kind = integer_type(grid.bits, signed=grid.symmetric)
@@ -137,7 +126,7 @@ class InColumns:
         )
         return parts if grid.symmetric else (*parts, Part(shape, kind, ZEROS))
 
-    def pieces(self, weight: RowWiseQuantised) -> Iterator[tuple[int, torch.Tensor]]:
+    def pieces(self, weight: QuantisedSource) -> Iterator[tuple[int, torch.Tensor]]:
         """All integers are computed before the first is written, because they come in rows and are written in columns.
 
         A temporary file holds them, one byte each.
@@ -159,7 +148,7 @@ class InColumns:
         if not grid.symmetric:
             yield 2, pack(torch.cat(zeros).T.reshape(1, -1), grid.bits)
 
-    def read(self, weight: Sizes, written: Sequence[Bytes], start: int, stop: int) -> Quantised:
+    def read(self, weight: QuantisedSource, written: Sequence[Bytes], start: int, stop: int) -> Quantised:
         """Columns of all parts."""
         parts, grid, count = self.parts(weight), weight.packing.grid, weight.blocks_per_row
         data = self._columns(written[0], weight.width, weight, start, stop)
@@ -170,7 +159,7 @@ class InColumns:
             zeros = self._columns(written[2], count, weight, start, stop)
         return Quantised(integers, scales, zeros)
 
-    def _columns(self, written: Bytes, height: int, weight: Sizes, start: int, stop: int) -> torch.Tensor:
+    def _columns(self, written: Bytes, height: int, weight: QuantisedSource, start: int, stop: int) -> torch.Tensor:
         """Columns of a part [height, N], as rows [R, height]."""
         rows, bits = weight.rows, weight.packing.grid.bits
         if bits == 8:
@@ -184,32 +173,16 @@ class InColumns:
 
 
 @dataclass(frozen=True, slots=True)
-class InBlocks:
-    """Row-major blocks for Gather, Cast and Mul: uint8 [N, M, B], scales [N, M, 1]; no zero points."""
+class InBlocks(InRows):
+    """The bytes of `InRows` as blocks for Gather, Cast and Mul: uint8 [N, M, B], scales [N, M, 1]; no zero points."""
 
-    def parts(self, weight: Sizes) -> tuple[Part, ...]:
+    def parts(self, weight: Sizes | QuantisedSource) -> tuple[Part, ...]:
         """Integers and scales."""
-        rows, count = weight.rows, weight.blocks_per_row
+        shape = weight.rows, weight.blocks_per_row
         return (
-            Part((rows, count, weight.packing.block_size), ir.DataType.UINT8),
-            Part((rows, count, 1), weight.dtype, SCALES),
+            Part((*shape, weight.packing.block_size), ir.DataType.UINT8),
+            Part((*shape, 1), weight.dtype, SCALES),
         )
-
-    def pieces(self, weight: RowWiseQuantised) -> Iterator[tuple[int, torch.Tensor]]:
-        """Integers in order, then scales."""
-        scales = []
-        for _, rows in weight.rows_quantised():
-            yield 0, rows.integers.contiguous()
-            scales.append(weight.fitting(rows.scales))
-        yield 1, torch.cat(scales)
-
-    def read(self, weight: Sizes, written: Sequence[Bytes], start: int, stop: int) -> Quantised:
-        """Rows of both parts."""
-        shape = self.parts(weight)[0].shape
-        data = torch.from_numpy(np.array(written[0].reshape(shape)[start:stop]))
-        scales = _scales(written[1], self.parts(weight)[1])[start:stop].squeeze(-1)
-        middle = torch.full(scales.shape, weight.packing.grid.middle, dtype=torch.uint8)
-        return Quantised(data, scales, middle)
 
 
 def integer_type(bits: int, *, signed: bool) -> ir.DataType:
@@ -222,7 +195,7 @@ def integer_type(bits: int, *, signed: bool) -> ir.DataType:
     }[bits, signed]
 
 
-def _signed(integers: torch.Tensor, weight: Sizes) -> torch.Tensor:
+def _signed(integers: torch.Tensor, weight: QuantisedSource) -> torch.Tensor:
     """Convert unsigned integers to signed ones (zero point 0) where the grid is symmetric, and back."""
     grid = weight.packing.grid
     return integers ^ grid.middle if grid.symmetric else integers

@@ -7,57 +7,43 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import onnx_ir as ir
 import torch
 
 from partita.errors import CheckpointError
-from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.weight_files import OpenFiles
 from partita.export.quantise.calibrate.calibrated_weights import CalibratedWeights
 from partita.export.quantise.quantisers import Grid, Packing, Quantised, Round, quantiser, without_text
 from partita.export.quantise.write import stored_integers
 from partita.export.quantise.write.layouts import InRows, Layout
 from partita.export.weights.element_types import of_ir, to_torch
-from partita.export.weights.origins import Origin, blocks
-from partita.export.weights.sources import SLICE_BYTES, FloatSource, Part, non_finite_message
+from partita.export.weights.origins import blocks
+from partita.export.weights.sources import SLICE_BYTES, FloatSource, Part, WeightSource, non_finite_message
 
 __all__ = ["QuantisedSource", "Packing"]
 WORKING_ELEMENTS = 1 << 18
 """Weights per step of a thread. With a quarter of them, calling each operation takes as long as its computation."""
 
 
-@dataclass(frozen=True, slots=True)
-class QuantisedSource:
+@dataclass(frozen=True)
+class QuantisedSource(WeightSource):
     """A weight [N, K] in blocks along K."""
 
-    checkpoint: Checkpoint
-    origin: Origin
-    dtype: ir.DataType
-    """The dtype of the scales and the activations."""
-    name: str
-    packing: Packing
-    layout: Layout = InRows()
-    rounded: CalibratedWeights | None = field(default=None, compare=False)
+    packing: Packing = field(kw_only=True)
+    layout: Layout = field(default=InRows(), kw_only=True)
+    rounded: CalibratedWeights | None = field(default=None, compare=False, kw_only=True)
     """The calibration results, read when the weight is written."""
-    parameters: tuple[str, ...] = field(default=(), compare=False)
-    """Names in the model."""
 
     @classmethod
     def of(
         cls,
         plain: FloatSource,
         packing: Packing,
-        layout: Layout | None = None,
+        layout: Layout = InRows(),  # noqa: B008 - immutable
         rounded: CalibratedWeights | None = None,
     ) -> QuantisedSource:
         """The quantised `plain`, a weight [N, K]."""
-        own = plain.checkpoint, plain.origin, plain.dtype, plain.name
-        return cls(*own, packing, layout or InRows(), rounded, plain.parameters)
-
-    @property
-    def tensors(self) -> frozenset[str]:
-        """Names of the checkpoint tensors that are read."""
-        return frozenset(info.name for info in self.origin.tensors())
+        own = plain.checkpoint, plain.origin, plain.dtype, plain.name, plain.parameters
+        return cls(*own, packing=packing, layout=layout, rounded=rounded)
 
     @property
     def rows(self) -> int:
@@ -68,11 +54,6 @@ class QuantisedSource:
     def width(self) -> int:
         """K."""
         return self.origin.shape[1]
-
-    @property
-    def elements(self) -> int:
-        """Number of model parameters, without padding of the last block of a row."""
-        return self.rows * self.width
 
     @property
     def blocks_per_row(self) -> int:
