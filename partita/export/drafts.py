@@ -200,30 +200,26 @@ class Draft:
 
         Returns the records of the calibration and of the weights.
         """
-        _, left = self.calibrated(graphs, folder, stage)
-        assert self.plan is not None and self.text is not None
-        found = Calibration(
-            quantiser=self.plan.quantiser,
-            text=self.text.name,
-            text_sha256=self.text.sha256,
-            tokens=self.text.tokens,
-            window_tokens=self.text.windows.shape[1],
-            not_calibrated=tuple(left),
-        )
-        return found, summary(self.plan, graphs.packing).kinds
-
-    def calibrated(self, graphs: Graphs, folder: Path, stage: Stage) -> tuple[Any, list[str]]:
-        """The calibrated source model, and the weights that could not be calibrated. Results go into `folder`."""
-        assert self.plan is not None and self.plan.rounded is not None and self.text is not None
-        placed, rounded, fake = tuple(graphs.packing.placed.values()), self.plan.rounded, self.fake
+        plan, text, fake = self.plan, self.text, self.fake
+        assert plan is not None and plan.rounded is not None and text is not None
+        placed = tuple(graphs.packing.placed.values())
         held = memory_map.resident_parameters(self.checkpoint.tensors, self.work.scratch)
-        calibration.check_memory(placed, held, fake.hidden_size, self.text)
-        rounded.begin(folder)
+        calibration.check_memory(placed, held, fake.hidden_size, text)
+        plan.rounded.begin(folder)
         sources = match_names(fake.module, self.checkpoint.tensors)
         model = known_answer.load(self.checkpoint, self.work.scratch)
         if text_config(model)._attn_implementation == "eager":  # eager attention stores the attention weights
-            calibration.check_memory(placed, held, fake.hidden_size, self.text, fake.heads, loaded=held)
-        return model, calibration.calibrate(model, self.checkpoint, self.text, placed, sources, rounded, stage)
+            calibration.check_memory(placed, held, fake.hidden_size, text, fake.heads, loaded=held)
+        left = calibration.calibrate(model, self.checkpoint, text, placed, sources, plan.rounded, stage)
+        found = Calibration(
+            quantiser=plan.quantiser,
+            text=text.name,
+            text_sha256=text.sha256,
+            tokens=text.tokens,
+            window_tokens=text.windows.shape[1],
+            not_calibrated=tuple(left),
+        )
+        return found, summary(plan, graphs.packing).kinds
 
     def _trace(self, way: Way) -> Graphs:
         options, work, chosen = self.work.options, self.work, lowering(way.attention)

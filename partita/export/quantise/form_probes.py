@@ -14,8 +14,7 @@ import onnx_ir as ir
 
 from partita.errors import ProviderError
 from partita.export.quantise.forms import ExpertsCall, Form, Place, Weight
-from partita.export.quantise.write.layouts import Layout, Sizes
-from partita.export.quantise.write.weight_source import Packing
+from partita.export.quantise.write.weight_source import Layout, Packing, Sizes
 from partita.export.target import Kernels, ProbeResult, Target
 from partita.export.weights.element_types import to_ir
 from partita.export.weights.sources import Part
