@@ -114,6 +114,11 @@ class Graphs:
     freed: bool | None = None
     """Whether they also run smaller batches; None until tested."""
 
+    @property
+    def file_bytes(self) -> int:
+        """Size of the weight file in bytes, including padding."""
+        return weights.file_bytes(item.model for item in self.traced_graphs)
+
 
 @dataclass(slots=True)
 class Draft:

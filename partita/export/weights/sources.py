@@ -80,6 +80,12 @@ class WeightSource(ABC):
         Dtypes that torch lacks are uint8. Raises CheckpointError.
         """
 
+    def rows_restored(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """The index of the first row, and some rows float32 from there; all rows in order."""
+        with OpenFiles(self.checkpoint.folder) as files:
+            for region in blocks(self.origin.shape, SLICE_BYTES // 4):
+                yield region[0][0], self.origin.read(region, files).to(torch.float32)
+
 
 @dataclass(frozen=True)
 class FloatSource(WeightSource):

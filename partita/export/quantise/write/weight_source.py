@@ -234,6 +234,11 @@ class QuantisedSource(WeightSource):
         return cls(*own, packing=packing, layout=layout, rounded=rounded)
 
     @property
+    def floats(self) -> FloatSource:
+        """The same weight unquantised."""
+        return FloatSource(self.checkpoint, self.origin, self.dtype, self.name, self.parameters)
+
+    @property
     def rows(self) -> int:
         """N."""
         return self.origin.shape[0]
@@ -293,6 +298,11 @@ class QuantisedSource(WeightSource):
                         raise CheckpointError(f"{self.checkpoint.where}: {which}; the checkpoint is damaged")
                     yield start, quantised
                     start += len(part)
+
+    def rows_restored(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """Dequantised rows [R, K]."""
+        for start, found in self.rows_quantised():
+            yield start, restored(found)[:, : self.width]
 
     @property
     def _form(self) -> tuple[Grid, int]:
