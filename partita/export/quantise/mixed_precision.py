@@ -20,7 +20,6 @@ import torch
 
 from partita.dtypes import PRECISIONS, dtype_numbered
 from partita.errors import ResourceError
-from partita.export.checkpoint.naming import match_names
 from partita.export.drafts import Graphs, quantise_again
 from partita.export.progress import Stage, stage
 from partita.export.quantise.calibrate.reference import Parameters, parameter_names, put_back, untie
@@ -180,7 +179,7 @@ def search(graphs: Graphs) -> tuple[tuple[Keep, ...], Mix]:
 
     with stage(draft.work.progress, "choose widths", draft.work.seconds, size) as current:
         model = known_answer.load(draft.checkpoint, draft.work.scratch)
-        names = parameter_names(model, match_names(draft.fake.module, draft.checkpoint.tensors))
+        names = parameter_names(model, draft.sources)
         with torch.no_grad(), quiet(), translate_errors("running the source model"):
             mixes = Mixes(model, placed, names, plan, text, current)
             steps, taken = mixes.steps, len(mixes.steps)
