@@ -22,7 +22,7 @@ from partita.export.checkpoint.adapters.branches import (
     weights_text,
 )
 from partita.export.checkpoint.description import Checkpoint
-from partita.export.checkpoint.naming import match_names
+from partita.export.checkpoint.naming import Sources, match_names
 from partita.export.options import DEFAULT_PREFILL_CHUNK, RECURRENT_PREFILL_CHUNK, WINDOW, ExportOptions
 from partita.export.passes import ORDER, run_all
 from partita.export.passes.base import PassContext
@@ -114,6 +114,11 @@ class Graphs:
     freed: bool | None = None
     """Whether they also run smaller batches; None until tested."""
 
+    @property
+    def file_bytes(self) -> int:
+        """Size of the weight file in bytes, including padding."""
+        return weights.file_bytes(item.model for item in self.traced_graphs)
+
 
 @dataclass(slots=True)
 class Draft:
@@ -137,6 +142,14 @@ class Draft:
     known: dict[Way, Graphs] = field(default_factory=dict)
     answers: dict[tuple[int, frozenset[object], str], known_answer.KnownAnswer] = field(default_factory=dict)
     """By prompt length, quantised weights, and adapter."""
+    _sources: Sources | None = None
+
+    @property
+    def sources(self) -> Sources:
+        """The origin of every parameter; cached."""
+        if self._sources is None:
+            self._sources = match_names(self.fake.module, self.checkpoint.tensors)
+        return self._sources
 
     def graphs(self, way: Way) -> Graphs:
         """The graphs of a variant, cached. Raises UnsupportedModelError when the model does not fit it."""
@@ -168,9 +181,8 @@ class Draft:
         if key not in self.answers:
 
             def rounded(model: Any) -> None:
-                sources = match_names(self.fake.module, self.checkpoint.tensors)
-                round_weights(model, placed.values(), sources)
-                round_kept(model, narrowed, sources)
+                round_weights(model, placed.values(), self.sources)
+                round_kept(model, narrowed, self.sources)
 
             def adapted(model: Any) -> None:
                 rounded(model)
@@ -179,7 +191,7 @@ class Draft:
 
             def for_prompt(model: Any) -> None:
                 rounded(model)
-                round_weights(model, prompts.values(), match_names(self.fake.module, self.checkpoint.tensors))
+                round_weights(model, prompts.values(), self.sources)
 
             self.answers[key] = known_answer.compute(
                 self.checkpoint,
@@ -200,30 +212,25 @@ class Draft:
 
         Returns the records of the calibration and of the weights.
         """
-        _, left = self.calibrated(graphs, folder, stage)
-        assert self.plan is not None and self.text is not None
-        found = Calibration(
-            quantiser=self.plan.quantiser,
-            text=self.text.name,
-            text_sha256=self.text.sha256,
-            tokens=self.text.tokens,
-            window_tokens=self.text.windows.shape[1],
-            not_calibrated=tuple(left),
-        )
-        return found, summary(self.plan, graphs.packing).kinds
-
-    def calibrated(self, graphs: Graphs, folder: Path, stage: Stage) -> tuple[Any, list[str]]:
-        """The calibrated source model, and the weights that could not be calibrated. Results go into `folder`."""
-        assert self.plan is not None and self.plan.rounded is not None and self.text is not None
-        placed, rounded, fake = tuple(graphs.packing.placed.values()), self.plan.rounded, self.fake
+        plan, text, fake = self.plan, self.text, self.fake
+        assert plan is not None and plan.rounded is not None and text is not None
+        placed = tuple(graphs.packing.placed.values())
         held = memory_map.resident_parameters(self.checkpoint.tensors, self.work.scratch)
-        calibration.check_memory(placed, held, fake.hidden_size, self.text)
-        rounded.begin(folder)
-        sources = match_names(fake.module, self.checkpoint.tensors)
+        calibration.check_memory(placed, held, fake.hidden_size, text)
+        plan.rounded.begin(folder)
         model = known_answer.load(self.checkpoint, self.work.scratch)
         if text_config(model)._attn_implementation == "eager":  # eager attention stores the attention weights
-            calibration.check_memory(placed, held, fake.hidden_size, self.text, fake.heads, loaded=held)
-        return model, calibration.calibrate(model, self.checkpoint, self.text, placed, sources, rounded, stage)
+            calibration.check_memory(placed, held, fake.hidden_size, text, fake.heads, loaded=held)
+        left = calibration.calibrate(model, self.checkpoint, text, placed, self.sources, plan.rounded, stage)
+        found = Calibration(
+            quantiser=plan.quantiser,
+            text=text.name,
+            text_sha256=text.sha256,
+            tokens=text.tokens,
+            window_tokens=text.windows.shape[1],
+            not_calibrated=tuple(left),
+        )
+        return found, summary(plan, graphs.packing).kinds
 
     def _trace(self, way: Way) -> Graphs:
         options, work, chosen = self.work.options, self.work, lowering(way.attention)
@@ -343,7 +350,7 @@ def _rewrite(graphs: Graphs) -> None:
     """Attach the weights lazily, and run every pass."""
     draft = graphs.draft
     checkpoint, fake, work = draft.checkpoint, draft.fake, draft.work
-    sources = match_names(fake.module, checkpoint.tensors)
+    sources = draft.sources
     for index, item in enumerate(graphs.traced_graphs):
         weights.attach(item.model, checkpoint, sources, fake.stored_buffers())
         context = PassContext(
@@ -380,7 +387,7 @@ def _rewrite(graphs: Graphs) -> None:
 def _store(graphs: Graphs) -> None:
     """Quantise the weights, and store others in 16 bits, by the plans of the draft."""
     draft, plan = graphs.draft, graphs.draft.plan
-    fits = movable(match_names(draft.fake.module, draft.checkpoint.tensors))
+    fits = movable(draft.sources)
     repeats = plan is not None and (draft.work.options.searches or draft.prefill_plan is not None)
     for index, (unpacked, context) in enumerate(graphs.unpacked):
         model = unpacked.clone() if repeats else unpacked

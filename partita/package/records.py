@@ -300,13 +300,13 @@ class TargetRecord(Record):
     """The origin of the choice: --target, or why it is the default."""
     how: str
     """How it was probed: directly, over stub libraries, or not at all and why."""
-    asked: tuple[ProbedLowering, ...]
+    asked: tuple[ProbedLowering, ...] = ()
     """In the order of the probes; none follow after a lowering that is fully supported and verified."""
-    unfit: dict[str, str]
+    unfit: dict[str, str] = {}
     """Lowerings that the model does not fit, with the reason; they were not probed."""
-    verification: Literal["verified", "unverified", "not_run"]
+    verification: Literal["verified", "unverified", "not_run"] = "not_run"
     """The known answer, replayed on this provider."""
-    detail: str
+    detail: str = ""
 
 
 class SmokeRecord(Record):

@@ -64,10 +64,10 @@ def matches(pattern: str, name: str) -> bool:
         ) from error
 
 
-class Decoder(Protocol):
-    """Computes a weight from other tensors: those of a quantised format, or a weight and an adapter."""
+class LazyArray(Protocol):
+    """Values that are read by region: a stored or computed weight, or an `Origin`."""
 
-    def values(self, region: tuple[tuple[int, int], ...], files: OpenFiles) -> torch.Tensor:
+    def read(self, region: tuple[tuple[int, int], ...], files: OpenFiles) -> torch.Tensor:
         """The values in `region` (start and stop of every axis), float. Raises CheckpointError."""
 
 
@@ -84,7 +84,7 @@ class TensorInfo:
     shape: tuple[int, ...]
     dtype: str
     size_bytes: int = 0
-    decoder: Decoder | None = field(default=None, compare=False, repr=False)
+    decoder: LazyArray | None = field(default=None, compare=False, repr=False)
     """Computes the values; None where the file stores them."""
 
 
@@ -334,7 +334,7 @@ class OpenFiles:
     def read(self, info: TensorInfo, region: tuple[tuple[int, int], ...]) -> torch.Tensor:
         """The elements of a tensor in `region` (start and stop of every axis). Raises CheckpointError."""
         if info.decoder is not None:
-            return info.decoder.values(region, self)
+            return info.decoder.read(region, self)
         path = self.folder / info.file
         index: Any = tuple(slice(start, stop) for start, stop in region) or ...
         if info.file.endswith(".bin"):

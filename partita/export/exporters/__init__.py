@@ -59,12 +59,12 @@ class Exported:
     """Parameters of the source model."""
     answer: Callable[[Callable[[Any], object] | None], KnownAnswer]
     """Runs the source model; its argument gets the loaded model first."""
-    unused: tuple[str, ...]
-    """Checkpoint tensors that no graph uses, by module."""
-    passes: Mapping[str, int]
-    """Number of changes per pass."""
     caution: str
     """A known limitation of this kind of model with its remedy, as the end of a sentence."""
+    unused: tuple[str, ...] = ()
+    """Checkpoint tensors that no graph uses, by module."""
+    passes: Mapping[str, int] = field(default_factory=dict)
+    """Number of changes per pass."""
     packed: PackedWeights | None = None
     """The record of quantised weights."""
     calibrate: Callable[[Path, Stage], tuple[Calibration, tuple[PackedKind, ...]]] | None = None

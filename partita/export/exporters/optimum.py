@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,16 +44,16 @@ class _Attempt(Attempts):
 
     exported: Exported
     target: Target | None
-    failed: list[str] = field(default_factory=list)
+    failed: tuple[str, ...] = ()
 
     def best(self) -> Exported | None:
         return None if self.failed else self.exported
 
     def set_aside(self, tried: Exported, detail: str, *, ran: bool) -> None:
-        self.failed.append(f"{OPTIMUM} {detail}")
+        self.failed = (f"{OPTIMUM} {detail}",)
 
     def omitted(self) -> list[str]:
-        return self.failed
+        return [*self.failed]
 
     def reason(self, taken: Exported) -> str:
         return f"exported by {', '.join(' '.join(tool) for tool in taken.tools.items())}"
@@ -61,23 +61,17 @@ class _Attempt(Attempts):
     def record(self, result: Verification | None) -> TargetRecord | None:
         if self.target is None:
             return None
-        status, detail = ("not_run", "") if result is None else (result.status, result.detail)
-        asked: dict[str, Any] = {"asked": (), "unfit": {}, "verification": status, "detail": detail}
-        return TargetRecord(
-            provider=self.target.provider, source=self.target.source, how="optimum writes one graph", **asked
-        )
+        found: dict[str, Any] = {} if result is None else {"verification": result.status, "detail": result.detail}
+        provider, source = self.target.provider, self.target.source
+        return TargetRecord(provider=provider, source=source, how="optimum writes one graph", **found)
 
 
 def attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> _Attempt:
     """Run optimum's exporter. Raises UsageError, UnsupportedModelError, InstallationError."""
     options, kind = work.options, checkpoint.model_type
-    if checkpoint.file is not None:
-        raise UsageError(f"{checkpoint.where}: `exporter=optimum` cannot read GGUF files; omit `exporter`")
-    if checkpoint.quantised is not None:
-        method = checkpoint.quantised.method
-        raise UsageError(
-            f"{checkpoint.where}: quantised ({method}), which optimum cannot read; omit `exporter=optimum`"
-        )
+    if checkpoint.file is not None or checkpoint.quantised is not None:
+        what = "a GGUF file" if checkpoint.quantised is None else f"quantised ({checkpoint.quantised.method})"
+        raise UsageError(f"{checkpoint.where}: {what}, which optimum cannot read; omit `exporter=optimum`")
     if checkpoint.absent:
         raise UsageError(f"{checkpoint.where}: no shard contains {checkpoint.absent[0]}; correct the index")
     assert work.read_folder is not None
@@ -109,8 +103,6 @@ def attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> _Atte
         answer=lambda first: known_answer.compute(
             checkpoint, graph.vocab_size, graph.max_length, crossed=crossed, first=first, scratch=work.scratch
         ),
-        unused=(),
-        passes={},
         tools=tools,
         caution="; optimum wrote the graph; `exporter=native` writes Partita's graph",
     )

@@ -11,7 +11,7 @@ GELU by the error function or tanh, and x * sigmoid(1.702 x).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,9 +24,8 @@ from partita.export.passes.arithmetic import (
     below,
     compute_values,
     erf,
-    nodes_between,
-    same_type,
     sigmoid,
+    subgraphs_around,
 )
 from partita.export.passes.base import Pass, PassContext, discard, rewrite_nodes, stand_in
 
@@ -85,7 +84,11 @@ def run(model: ir.Model, context: PassContext) -> int:
 
 def _rewritten(graph: ir.Graph, curve: ir.Node, context: PassContext) -> bool:
     """Rewrite the activation around a node; False where there is none."""
-    for source, result, nodes in _candidates(curve):
+    if curve.inputs[0] is None:
+        return False
+    results = below(curve.outputs[0], PLAIN, LONGEST_AFTER)[:0:-1]  # the largest first, without the curve's own
+    sources = above(curve.inputs[0], PLAIN, LONGEST_BEFORE)
+    for source, result, nodes in subgraphs_around(curve, sources, results, MOST_NODES):
         found = match_activation(nodes, source, result)
         if found is None:
             continue
@@ -99,21 +102,6 @@ def _rewritten(graph: ir.Graph, curve: ir.Node, context: PassContext) -> bool:
         stand_in(graph, result, new)
         return True
     return False
-
-
-def _candidates(curve: ir.Node) -> Iterator[tuple[ir.Value, ir.Value, list[ir.Node]]]:
-    """Input, output and nodes of possible activations, the largest first."""
-    first = curve.inputs[0]
-    if first is None:
-        return
-    results = below(curve.outputs[0], PLAIN, LONGEST_AFTER)[::-1]
-    for source in above(first, PLAIN, LONGEST_BEFORE):
-        for result in results:
-            if result is curve.outputs[0] or result.is_graph_output() or not same_type(source, result):
-                continue
-            nodes = nodes_between({source}, result, MOST_NODES)
-            if nodes is not None and curve in nodes:
-                yield source, result, nodes
 
 
 def match_activation(nodes: list[ir.Node], source: ir.Value, result: ir.Value) -> Activation | None:

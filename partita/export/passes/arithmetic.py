@@ -245,6 +245,22 @@ def nodes_between(sources: Collection[ir.Value], result: ir.Value, most: int = M
     return ordered if visit(result) else None
 
 
+def subgraphs_around(
+    node: ir.Node, sources: Sequence[ir.Value], results: Sequence[ir.Value], most: int
+) -> Iterator[tuple[ir.Value, ir.Value, list[ir.Node]]]:
+    """Source, result and at most `most` nodes of every subgraph around `node` whose result has the type of its source.
+
+    Graph outputs are no results.
+    """
+    for source in sources:
+        for result in results:
+            if not same_type(source, result) or result.is_graph_output():
+                continue
+            nodes = nodes_between({source}, result, most)
+            if nodes is not None and node in nodes:
+                yield source, result, nodes
+
+
 def weights_in(nodes: Sequence[ir.Node]) -> list[ir.Value]:
     """The checkpoint weights that the nodes read, without duplicates."""
     read = dict.fromkeys(value for node in nodes for value in node.inputs if value is not None)

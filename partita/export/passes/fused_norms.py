@@ -16,7 +16,7 @@ a product after the norm.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,12 +30,12 @@ from partita.export.passes.arithmetic import (
     below,
     compute_values,
     last_size,
-    nodes_between,
     numbers_in,
-    same_type,
+    subgraphs_around,
     weights_in,
 )
 from partita.export.passes.base import Pass, PassContext, added, constant, discard, rewrite_nodes, stand_in
+from partita.export.weights.origins import RescaledOrigin
 from partita.export.weights.sources import weight_part
 
 Array = npt.NDArray[Any]
@@ -76,27 +76,16 @@ def run(model: ir.Model, context: PassContext) -> int:
 
 def _rewritten(graph: ir.Graph, reduce: ir.Node, context: PassContext) -> bool:
     """Rewrite the norm around a reduction; False where there is none."""
-    for source, result, nodes in _candidates(reduce):
+    first = reduce.inputs[0]
+    if first is None or first.shape is None or not _takes_last_axis(reduce, first.shape.rank()):
+        return False
+    sources = above(first, BEFORE, LONGEST_BEFORE)[::-1]
+    results = below(reduce.outputs[0], AFTER, LONGEST_AFTER)[::-1]
+    for source, result, nodes in subgraphs_around(reduce, sources, results, MOST_NODES):
         norm = match_norm(nodes, source, result)
         if norm is not None:
             return _replace_nodes(graph, source, result, norm, context)
     return False
-
-
-def _candidates(reduce: ir.Node) -> Iterator[tuple[ir.Value, ir.Value, list[ir.Node]]]:
-    """Input, output and nodes of possible norms, the largest first."""
-    first = reduce.inputs[0]
-    if first is None or first.shape is None or not _takes_last_axis(reduce, first.shape.rank()):
-        return
-    sources = above(first, BEFORE, LONGEST_BEFORE)[::-1]
-    results = below(reduce.outputs[0], AFTER, LONGEST_AFTER)[::-1]
-    for source in sources:
-        for result in results:
-            if not same_type(source, result) or result.is_graph_output():
-                continue
-            nodes = nodes_between({source}, result, MOST_NODES)
-            if nodes is not None and reduce in nodes:
-                yield source, result, nodes
 
 
 def _takes_last_axis(reduce: ir.Node, rank: int) -> bool:
@@ -210,7 +199,10 @@ def _scale(source: ir.Value, norm: Norm) -> ir.Value | None:
     assert weight is not None
     if (norm.factor, norm.offset, weight.dtype) == (1.0, 0.0, source.dtype):
         return norm.weight
-    written = weight.rescaled(norm.factor, norm.offset, source.dtype)
+    same = (norm.factor, norm.offset) == (1.0, 0.0)
+    written = weight.changed(
+        lambda origin: origin if same else RescaledOrigin(origin, norm.factor, norm.offset), source.dtype
+    )
     return None if written is None else _value(written, f"{norm.weight.name}.scale")
 
 

@@ -7,15 +7,14 @@ every run, as the CPU provider does at some levels, counts as one without a kern
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
 
 from partita.errors import ProviderError
 from partita.export.quantise.forms import ExpertsCall, Form, Place, Weight
-from partita.export.quantise.write.layouts import Layout
-from partita.export.quantise.write.weight_source import Packing
+from partita.export.quantise.write.weight_source import Layout, Packing, Sizes
 from partita.export.target import Kernels, ProbeResult, Target
 from partita.export.weights.element_types import to_ir
 from partita.export.weights.sources import Part
@@ -47,21 +46,6 @@ SIZES: Mapping[str, tuple[int, ...]] = {
     "scores": (1, EXPERTS),
 }
 """Input shapes of the probes."""
-
-
-@dataclass(frozen=True, slots=True)
-class _ProbedSizes:
-    """Sizes of a probed weight."""
-
-    packing: Packing
-    dtype: ir.DataType
-    rows: int = PROBED_WIDTH
-    width: int = PROBED_WIDTH
-
-    @property
-    def blocks_per_row(self) -> int:
-        """M."""
-        return -(-self.width // self.packing.block_size)
 
 
 def first_supported(
@@ -191,8 +175,7 @@ def _experts_model(form: Form, kernels: Kernels, packings: Sequence[Packing], dt
     for index, packing in enumerate(packings):
         sizes = (2 * EXPERTS * width, EXPERTS * width)
         up, down = (
-            _zeros(place, f"w{index}.{rows}", form.experts.layout, _ProbedSizes(packing, kind, rows, width))
-            for rows in sizes
+            _zeros(place, f"w{index}.{rows}", form.experts.layout, Sizes(packing, kind, rows, width)) for rows in sizes
         )
         call = ExpertsCall(hidden, scores, EXPERTS, up, None, down, None, GATED)
         made.append(form.experts.write(place, call))
@@ -216,9 +199,7 @@ def product_model(
     place, hidden = _new_graph("x", to_ir(dtype), kernels, (1, tokens, width))
     made = []
     for index, packing in enumerate(packings):
-        weight = _zeros(
-            place, f"w{index}", form.product.layout, _ProbedSizes(packing, to_ir(dtype), rows or width, width)
-        )
+        weight = _zeros(place, f"w{index}", form.product.layout, Sizes(packing, to_ir(dtype), rows or width, width))
         made.append(form.product.write(place, hidden, None, weight))
     return _serialised(place, made)
 
@@ -228,7 +209,9 @@ def _lookup_model(form: Form, kernels: Kernels, packings: Sequence[Packing], dty
     place, ids = _new_graph("ids", ir.DataType.INT64, kernels, SIZES["ids"])
     made = []
     for index, packing in enumerate(packings):
-        weight = _zeros(place, f"w{index}", form.look_up.layout, _ProbedSizes(packing, to_ir(dtype)))
+        weight = _zeros(
+            place, f"w{index}", form.look_up.layout, Sizes(packing, to_ir(dtype), PROBED_WIDTH, PROBED_WIDTH)
+        )
         made.append(form.look_up.write(place, ids, weight))
     return _serialised(place, made)
 
@@ -240,7 +223,7 @@ def _new_graph(name: str, dtype: ir.DataType, kernels: Kernels, shape: tuple[int
     return Place(graph, None, kernels), value
 
 
-def _zeros(place: Place, name: str, layout: Layout, sizes: _ProbedSizes) -> Weight:
+def _zeros(place: Place, name: str, layout: Layout, sizes: Sizes) -> Weight:
     """A weight of zeros."""
     values = tuple(_zero_part(place, name, part) for part in layout.parts(sizes))
     return Weight(values, sizes.rows, sizes.width, sizes.packing)

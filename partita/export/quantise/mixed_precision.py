@@ -1,17 +1,16 @@
 """Mixed precision: search for the bits of each weight within a budget. The result is a list of `--keep` settings.
 
-First each weight is quantised alone, and the divergence from the source model is measured, preferably on other text
-than that of the quality measurement. Weights are ordered by the divergence that more bits save per byte: first to eight
-bits, then to the activation dtype. The mixes are the prefixes of that order, each measured with all weights quantised.
-The divergence is the mean of log (p / q) over p, i.e. the log of the expected perplexity ratio, with far less noise
-than the ratio on a few thousand tokens.
+The divergence from the source model, the mean of log (p / q) over p, is measured with each weight quantised alone: the
+log of the expected perplexity ratio, with far less noise. Weights are ordered by the divergence that more bits save per
+byte: first to eight bits, then to the activation dtype. The mixes are the prefixes of that order, each measured with
+all weights quantised.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -21,22 +20,19 @@ import torch
 
 from partita.dtypes import PRECISIONS, dtype_numbered
 from partita.errors import ResourceError
-from partita.export.checkpoint.naming import match_names
-from partita.export.checkpoint.weight_files import OpenFiles
-from partita.export.drafts import Draft, Graphs, quantise_again
+from partita.export.drafts import Graphs, quantise_again
 from partita.export.progress import Stage, stage
-from partita.export.quantise.calibrate.reference import ROWS_ELEMENTS, Parameters, parameter_names, put_back, untie
+from partita.export.quantise.calibrate.reference import Parameters, parameter_names, put_back, untie
 from partita.export.quantise.keep_setting import Keep, paths
 from partita.export.quantise.plan import Plan
 from partita.export.quantise.write.rewrite import PlacedWeight
-from partita.export.quantise.write.weight_source import QuantisedSource, restored
+from partita.export.quantise.write.weight_source import QuantisedSource
 from partita.export.trace.fake_model import quiet, translate_errors
-from partita.export.verify import known_answer, texts
+from partita.export.verify import known_answer
 from partita.export.verify.quality import measured_tokens, perplexity
-from partita.export.verify.texts import Text
-from partita.export.weights import external_data as weights
+from partita.export.verify.texts import Text, read_windows
 from partita.export.weights import memory_map
-from partita.export.weights.origins import blocks
+from partita.export.weights.sources import WeightSource
 from partita.export.work import add_note
 from partita.observations.text_format import human_bytes
 from partita.package.records import Mix, TriedMix, UnitCost
@@ -80,10 +76,7 @@ class Unit:
 
     def size(self, bits: int, plan: Plan) -> int:
         """Size in the package in bytes."""
-        if bits == FULL:
-            return sum(each.packed.elements * each.packed.dtype.bitwidth // 8 for each in self.placed)
-        packed = [_requantise(each.packed, bits, plan) for each in self.placed]
-        return sum(part.size_bytes for each in packed for part in each.parts)
+        return sum(part.size_bytes for each in self.placed for part in _with_bits(each.packed, bits, plan).parts)
 
 
 class Step(NamedTuple):
@@ -112,7 +105,7 @@ class Mixes:
         free = {each.packed.key for unit in found for each in unit.placed}
         for each in placed:
             if each.packed.key not in free:
-                put_back(model, each, names, _rows(each.packed, each.packed.packing.grid.bits, plan))
+                put_back(model, each, names, each.packed.rows_restored())
         floor, costs = self._divergence()[0], []
         for unit in found:
             self._set(unit, plan.bits)
@@ -141,7 +134,7 @@ class Mixes:
         if self.bits.get(unit.patterns, FULL) != bits:
             self.bits[unit.patterns] = bits
             for each in unit.placed:
-                put_back(self.model, each, self.names, _rows(each.packed, bits, self.plan))
+                put_back(self.model, each, self.names, _with_bits(each.packed, bits, self.plan).rows_restored())
 
     def _divergence(self) -> tuple[float, float]:
         """Mean divergence in nats, and the perplexity ratio."""
@@ -166,23 +159,37 @@ def search(graphs: Graphs) -> tuple[tuple[Keep, ...], Mix]:
     draft, options, plan = graphs.draft, graphs.draft.work.options, graphs.draft.plan
     assert plan is not None
     check_size(graphs, options.max_weight_size, f"with {options.precision} for all weights")
-    text, unseen = _search_text(draft)
+    assert options.quality_text is not None
+    path, measured = Path(options.quality_text), measured_tokens(options, draft.fake.parameters)
+    count = max(FEWEST_TOKENS, min(MOST_TOKENS, MOST_LOGITS // draft.fake.vocab_size))
+    sizes = draft.fake.vocab_size, min(WINDOW_TOKENS, draft.max_length), count, min(FEWEST_TOKENS, measured)
+    chosen = "quality-text" in draft.work.asked
+    text = read_windows(path, "quality_text", draft.checkpoint, *sizes, after=measured, chosen=chosen, seed=1)
+    unseen = text.name != path.name  # the rest of the file, or random tokens
+    if not unseen:
+        add_note(draft.work, SAME_TEXT.format(name=text.name))
     held = memory_map.resident_parameters(draft.checkpoint.tensors, draft.work.scratch)
     logit_bytes = 4 * text.tokens * draft.fake.vocab_size
     known_answer.check_memory(held, 0, logit_bytes, use=f"to choose precisions on {text.tokens:,} tokens", needed=True)
     placed = tuple(graphs.packing.placed.values())
     size = sum(Unit((each,)).size(FULL, plan) for each in placed)
+
+    def size_with(count: int) -> int:
+        return quantise_again(graphs, keep_of(steps[:count])).file_bytes
+
     with stage(draft.work.progress, "choose widths", draft.work.seconds, size) as current:
         model = known_answer.load(draft.checkpoint, draft.work.scratch)
-        names = parameter_names(model, match_names(draft.fake.module, draft.checkpoint.tensors))
+        names = parameter_names(model, draft.sources)
         with torch.no_grad(), quiet(), translate_errors("running the source model"):
             mixes = Mixes(model, placed, names, plan, text, current)
-            taken = _most(mixes.steps, graphs, options.max_weight_size)
+            steps, taken = mixes.steps, len(mixes.steps)
+            if options.max_weight_size is not None:
+                taken = bisect_right(range(1, taken + 1), options.max_weight_size, key=size_with)
             if options.max_perplexity_ratio is not None:
                 taken = mixes.smallest(AIM * math.log(options.max_perplexity_ratio), taken)
             for count in (0, taken):
                 mixes.measure(count)
-    steps, costs, tried = mixes.steps, mixes.costs, mixes.tried
+    costs, tried = mixes.costs, mixes.tried
     del model, mixes
     give_back()
     return keep_of(steps[:taken]), Mix(
@@ -201,18 +208,16 @@ def search(graphs: Graphs) -> tuple[tuple[Keep, ...], Mix]:
 
 def units(placed: Sequence[PlacedWeight], plan: Plan) -> list[Unit]:
     """The units that may get more bits: those with the bits of the package and without a `--keep` setting."""
-    said = {_patterns(each) for each in placed if _setting_matches(plan, each)}
+
+    def is_set(names: Sequence[str]) -> bool:
+        return any(keep.fits(name) for keep in plan.keep for name in names)
+
+    said = {_patterns(each) for each in placed if is_set((*_patterns(each), *paths(each.packed.parameters)))}
     free = [each for each in placed if each.packed.packing.grid.bits == plan.bits and _patterns(each) not in said]
     layers = 1
     while len(groups := _weights_by_place(free, layers)) > MOST_UNITS and layers < len(free):
         layers += 1
     return [Unit(tuple(group)) for group in groups]
-
-
-def _setting_matches(plan: Plan, placed: PlacedWeight) -> bool:
-    """Whether a `--keep` setting matches a weight by its units' or its own names."""
-    names = (*_patterns(placed), *paths(placed.packed.parameters))
-    return any(keep.fits(name) for keep in plan.keep for name in names)
 
 
 def _weights_by_place(placed: Sequence[PlacedWeight], layers: int) -> list[list[PlacedWeight]]:
@@ -241,58 +246,11 @@ def keep_of(steps: Sequence[Step]) -> tuple[Keep, ...]:
     return tuple(keep for step in last.values() for keep in step.unit.keep(step.bits))
 
 
-def _most(steps: Sequence[Step], graphs: Graphs, limit: int | None) -> int:
-    """The maximum steps with which the weight file, including padding, has at most `limit` bytes."""
-    if limit is None:
-        return len(steps)
-
-    def size(count: int) -> int:
-        return _size(quantise_again(graphs, keep_of(steps[:count])))
-
-    return bisect_right(range(1, len(steps) + 1), limit, key=size)
-
-
 def check_size(graphs: Graphs, most: int | None, how: str) -> None:
     """Raise ResourceError where the weight file exceeds `most` bytes. `how`: a phrase for the message."""
-    if most is not None and _size(graphs) > most:
-        takes = f"the weights take {human_bytes(_size(graphs))} {how}"
+    if most is not None and (size := graphs.file_bytes) > most:
+        takes = f"the weights take {human_bytes(size)} {how}"
         raise ResourceError(f"`max_weight_size={human_bytes(most)}`: {takes}; nothing was written")
-
-
-def _size(graphs: Graphs) -> int:
-    """Size of the weight file in bytes."""
-    return weights.file_bytes(item.model for item in graphs.traced_graphs)
-
-
-def _search_text(draft: Draft) -> tuple[Text, bool]:
-    """The text of the search, and whether it differs from the text of the quality measurement: the rest of that file.
-
-    The same text where the file has no more.
-    """
-    options, vocabulary = draft.work.options, draft.fake.vocab_size
-    assert options.quality_text is not None
-    path, measured = Path(options.quality_text), measured_tokens(options, draft.fake.parameters)
-    count = max(FEWEST_TOKENS, min(MOST_TOKENS, MOST_LOGITS // vocabulary))
-    length, fewest = min(WINDOW_TOKENS, draft.max_length), min(FEWEST_TOKENS, measured)
-    chosen = "quality-text" in draft.work.asked
-    found = texts.read_windows(
-        path, "quality_text", draft.checkpoint, vocabulary, length, count, fewest, after=measured, chosen=chosen, seed=1
-    )
-    unseen = found.name != path.name  # the rest of the file, or random tokens
-    if not unseen:
-        add_note(draft.work, SAME_TEXT.format(name=path.name))
-    return found, unseen
-
-
-def _rows(packed: QuantisedSource, bits: int, plan: Plan) -> Iterator[tuple[int, torch.Tensor]]:
-    """Rows of a weight with these bits."""
-    if bits != FULL:
-        for start, rows in _requantise(packed, bits, plan).rows_quantised():
-            yield start, restored(rows)[:, : packed.width]
-        return
-    with OpenFiles(packed.checkpoint.folder) as files:
-        for region in blocks(packed.origin.shape, ROWS_ELEMENTS):
-            yield region[0][0], packed.origin.read(region, files).to(torch.float32)
 
 
 def _patterns(placed: PlacedWeight) -> tuple[str, ...]:
@@ -303,12 +261,14 @@ def _patterns(placed: PlacedWeight) -> tuple[str, ...]:
     return placed.modules if alike else placed.modules[:1]
 
 
-def _requantise(packed: QuantisedSource, bits: int, plan: Plan) -> QuantisedSource:
+def _with_bits(packed: QuantisedSource, bits: int, plan: Plan) -> WeightSource:
     """A quantised weight with other bits.
 
     Block sizes that divide its rows are valid for any bits; where none does (an embedding), the block size stays.
     """
     now = packed.packing
+    if bits == FULL:
+        return packed.floats
     if now.grid.bits == bits:
         return packed
     other = plan.packed(bits, packed.width) or replace(now, grid=replace(now.grid, bits=bits))

@@ -45,6 +45,10 @@ class Origin(ABC):
         """The same values with axis `order[i]` as axis i. Raises ValueError where `order` is not a permutation."""
         return self if order == tuple(range(len(self.shape))) else self._permuted(order)
 
+    def interleaved(self, axis: int) -> Origin:
+        """The same values with the halves along `axis`, [g; u], as g0, u0, g1, u1, ..."""
+        return InterleavedOrigin(self, axis)
+
     @abstractmethod
     def _shape(self) -> tuple[int, ...]: ...
 
@@ -99,6 +103,9 @@ class _Of(Origin):
 
     whole: Origin
 
+    def _shape(self) -> tuple[int, ...]:
+        return self.whole.shape
+
     def _tensors(self) -> Iterator[TensorInfo]:
         return self.whole.tensors()
 
@@ -133,9 +140,6 @@ class InterleavedOrigin(_Of):
     def __post_init__(self) -> None:
         if not 0 <= self.axis < len(self.whole.shape) or self.whole.shape[self.axis] % 2:
             raise ValueError(f"axis {self.axis} of {list(self.whole.shape)} has no two halves")
-
-    def _shape(self) -> tuple[int, ...]:
-        return self.whole.shape
 
     def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
         start, stop = region[self.axis]
@@ -208,9 +212,6 @@ class ReorderedOrigin(_Of):
     axis: int
     order: tuple[int, ...]
 
-    def _shape(self) -> tuple[int, ...]:
-        return self.whole.shape
-
     def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
         start, stop = region[self.axis]
         everything = (*region[: self.axis], (0, self.shape[self.axis]), *region[self.axis + 1 :])
@@ -250,9 +251,6 @@ class RescaledOrigin(_Of):
 
     factor: float
     offset: float
-
-    def _shape(self) -> tuple[int, ...]:
-        return self.whole.shape
 
     def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
         return self.whole.read(region, files).to(torch.float32) * self.factor + self.offset

@@ -7,9 +7,9 @@ initializer. Passes and the writer use sources through this protocol.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import onnx_ir as ir
 import torch
@@ -19,7 +19,7 @@ from partita.errors import CheckpointError
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.weight_files import OpenFiles
 from partita.export.weights.element_types import of_ir, to_torch
-from partita.export.weights.origins import InterleavedOrigin, JoinedOrigin, Origin, RescaledOrigin, StoredTensor, blocks
+from partita.export.weights.origins import JoinedOrigin, Origin, StoredTensor, blocks
 
 SLICE_BYTES = 32 << 20
 """Weights are read, cast and written in pieces of about this size, in bytes."""
@@ -40,44 +40,16 @@ class Part:
         return dtypes.size_bytes(of_ir(self.dtype), self.shape)
 
 
-class WeightSource(Protocol):
-    """A weight that is not written yet."""
-
-    @property
-    def name(self) -> str:
-        """The name for users."""
-
-    @property
-    def tensors(self) -> frozenset[str]:
-        """Names of the checkpoint tensors that it reads."""
-
-    @property
-    def elements(self) -> int:
-        """Number of model parameters in it."""
-
-    @property
-    def key(self) -> Hashable:
-        """Sources with equal keys have equal bytes, part by part."""
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """Its tensors, in the order in which they are written."""
-
-    def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """The parts in order, in consecutive pieces of about `SLICE_BYTES`: index of the part, and the piece.
-
-        Dtypes that torch lacks are uint8. Raises CheckpointError.
-        """
-
-
-@dataclass(frozen=True, slots=True)
-class FloatSource:
-    """The values of an origin, cast to the dtype of the package."""
+@dataclass(frozen=True)
+class WeightSource(ABC):
+    """A weight that is not written yet: an origin, and how the package stores it."""
 
     checkpoint: Checkpoint
     origin: Origin
     dtype: ir.DataType
+    """The dtype of the values, or of the scales of a quantised weight."""
     name: str
+    """The name for users."""
     parameters: tuple[str, ...] = field(default=(), compare=False)
     """Names in the model, which may differ from the checkpoint's; several for joined weights."""
 
@@ -88,8 +60,36 @@ class FloatSource:
 
     @property
     def elements(self) -> int:
-        """Number of elements."""
+        """Number of model parameters in it."""
         return math.prod(self.origin.shape)
+
+    @property
+    @abstractmethod
+    def key(self) -> Hashable:
+        """Sources with equal keys have equal bytes, part by part."""
+
+    @property
+    @abstractmethod
+    def parts(self) -> tuple[Part, ...]:
+        """Its tensors, in the order in which they are written."""
+
+    @abstractmethod
+    def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """The parts in order, in consecutive pieces of about `SLICE_BYTES`: index of the part, and the piece.
+
+        Dtypes that torch lacks are uint8. Raises CheckpointError.
+        """
+
+    def rows_restored(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """The index of the first row, and some rows float32 from there; all rows in order."""
+        with OpenFiles(self.checkpoint.folder) as files:
+            for region in blocks(self.origin.shape, SLICE_BYTES // 4):
+                yield region[0][0], self.origin.read(region, files).to(torch.float32)
+
+
+@dataclass(frozen=True)
+class FloatSource(WeightSource):
+    """The values of an origin, cast to the dtype of the package."""
 
     @property
     def key(self) -> Hashable:
@@ -100,29 +100,6 @@ class FloatSource:
     def parts(self) -> tuple[Part, ...]:
         """One part: the values."""
         return (Part(self.origin.shape, self.dtype),)
-
-    def permuted(self, order: tuple[int, ...]) -> FloatSource:
-        """The same weight with axis `order[i]` as axis i."""
-        return replace(self, origin=self.origin.permuted(order))
-
-    def interleaved(self, axis: int) -> FloatSource:
-        """The same weight with its halves along `axis` interleaved."""
-        return replace(self, origin=InterleavedOrigin(self.origin, axis))
-
-    def rescaled(self, factor: float, offset: float, dtype: ir.DataType) -> FloatSource:
-        """Every value times `factor` plus `offset`, computed in float32 and stored as `dtype`."""
-        origin = self.origin if (factor, offset) == (1.0, 0.0) else RescaledOrigin(self.origin, factor, offset)
-        return replace(self, origin=origin, dtype=dtype)
-
-    def joined(self, others: Sequence[FloatSource], axis: int, name: str) -> FloatSource | None:
-        """This weight and the others concatenated along `axis`; None for another dtype."""
-        parts, parameters = [self.origin], [*self.parameters]
-        for other in others:
-            if (other.dtype, other.checkpoint) != (self.dtype, self.checkpoint):
-                return None
-            parts.append(other.origin)
-            parameters += other.parameters
-        return replace(self, origin=JoinedOrigin.of(tuple(parts), axis), name=name, parameters=tuple(parameters))
 
     def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
         """The values in consecutive pieces. Raises CheckpointError for a value outside the range of the dtype."""
@@ -172,30 +149,37 @@ class StoredPart(ir.LazyTensor):
         """Equal keys have equal bytes."""
         return self.source.key, self.index
 
+    def changed(self, change: Callable[[Origin], Origin], dtype: ir.DataType | None = None) -> StoredPart | None:
+        """The same weight with a changed origin, stored as `dtype`; None where it is quantised.
+
+        Raises ValueError if it is reshaped: its axes are gone.
+        """
+        if self.is_reshaped:
+            raise ValueError(f"{self.name}: the axes of {list(self.part.shape)} are gone in {list(self.shape)}")
+        if not isinstance(self.source, FloatSource):
+            return None
+        return StoredPart(replace(self.source, origin=change(self.source.origin), dtype=dtype or self.source.dtype))
+
     def permuted(self, order: tuple[int, ...]) -> StoredPart | None:
         """The same weight with axis `order[i]` as axis i; None where it is quantised."""
-        plain = self._plain()
-        return None if plain is None else StoredPart(plain.permuted(order))
+        return self.changed(lambda origin: origin.permuted(order))
 
     def interleaved(self, axis: int) -> StoredPart | None:
         """The same weight with its halves along `axis`, [g; u], as g0, u0, g1, u1, ...; None where it is quantised."""
-        plain = self._plain()
-        return None if plain is None else StoredPart(plain.interleaved(axis))
-
-    def rescaled(self, factor: float, offset: float, dtype: ir.DataType) -> StoredPart | None:
-        """Every value times `factor` plus `offset`, computed in float32 and stored as `dtype`; None where quantised."""
-        plain = self._plain()
-        return None if plain is None else StoredPart(plain.rescaled(factor, offset, dtype))
+        return self.changed(lambda origin: origin.interleaved(axis))
 
     def joined(self, others: Sequence[StoredPart], axis: int, name: str) -> StoredPart | None:
         """This weight and the others concatenated along `axis`, named `name`; None where they cannot be joined."""
-        everyone = [
-            each.source for each in (self, *others) if not each.is_reshaped and isinstance(each.source, FloatSource)
-        ]
-        if len(everyone) != 1 + len(others):
+        everyone, own = [each.source for each in (self, *others)], self.source
+        if not isinstance(own, FloatSource) or any(each.is_reshaped for each in (self, *others)):
             return None
-        plain = everyone[0].joined(everyone[1:], axis, name)
-        return None if plain is None else StoredPart(plain)
+        if any(
+            (type(each), each.dtype) != (type(own), own.dtype) or each.checkpoint != own.checkpoint for each in everyone
+        ):
+            return None
+        origin = JoinedOrigin.of(tuple(each.origin for each in everyone), axis)
+        parameters = tuple(parameter for each in everyone for parameter in each.parameters)
+        return StoredPart(replace(own, origin=origin, name=name, parameters=parameters))
 
     def reshaped(self, shape: tuple[int, ...]) -> StoredPart:
         """The same bytes as a tensor of another shape. To be applied last: axes are those of the part."""
@@ -207,12 +191,6 @@ class StoredPart(ir.LazyTensor):
     def is_reshaped(self) -> bool:
         """Whether its shape differs from that of the part."""
         return tuple(self.shape.numpy()) != self.part.shape
-
-    def _plain(self) -> FloatSource | None:
-        """The plain source, whose axes can be changed; None where it is quantised. Raises ValueError if reshaped."""
-        if self.is_reshaped:
-            raise ValueError(f"{self.name}: the axes of {list(self.part.shape)} are gone in {list(self.shape)}")
-        return self.source if isinstance(self.source, FloatSource) else None
 
     def _whole(self) -> ir.TensorProtocol:
         """The whole part in memory, for tests and tools."""

@@ -20,6 +20,7 @@ from partita.export.passes.base import drop_unused_initializers
 from partita.export.progress import Silent, stage
 from partita.export.target import skeleton
 from partita.export.weights.external_data import file_bytes, parameter_count, planned_bytes, write_data
+from partita.export.weights.origins import StoredTensor
 from partita.export.weights.sources import Part, WeightSource, checkpoint_weight, initializers, weight_part
 from partita.package.folder import WEIGHTS
 from tests.conftest import TinyCheckpoint
@@ -30,17 +31,16 @@ ROWS, COLUMNS = 96, 64
 
 
 @dataclass(frozen=True)
-class ByRow:
+class ByRow(WeightSource):
     """Rows of int8 with a float32 scale each: what a quantiser would make, written for this test alone."""
 
-    checkpoint: Checkpoint
-    name: str
-    parts: tuple[Part, ...] = (Part((ROWS, COLUMNS), ir.DataType.INT8), Part((ROWS,), ir.DataType.FLOAT, "scales"))
-    elements: int = ROWS * COLUMNS
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> ByRow:
+        return cls(checkpoint, StoredTensor(checkpoint.tensors[NAME]), ir.DataType.FLOAT, NAME)
 
     @property
-    def tensors(self) -> frozenset[str]:
-        return frozenset({self.name})
+    def parts(self) -> tuple[Part, ...]:
+        return Part((ROWS, COLUMNS), ir.DataType.INT8), Part((ROWS,), ir.DataType.FLOAT, "scales")
 
     @property
     def key(self) -> Hashable:
@@ -81,7 +81,7 @@ def write(models: list[ir.Model], folder: Path) -> int:
 
 
 def test_a_weight_of_two_tensors_goes_all_the_way_to_a_session(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    source: WeightSource = ByRow(checkpoint, NAME)
+    source = ByRow.of(checkpoint)
     made = model(source)
 
     assert parameter_count([made]) == ROWS * COLUMNS, "scales are no weights of the model"
@@ -101,13 +101,13 @@ def test_a_weight_of_two_tensors_goes_all_the_way_to_a_session(checkpoint: Check
 def test_two_graphs_share_all_parts_of_a_weight(checkpoint: Checkpoint, tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
-    one = write([model(ByRow(checkpoint, NAME))], tmp_path / "one")
-    two = write([model(ByRow(checkpoint, NAME)), model(ByRow(checkpoint, NAME))], tmp_path / "two")
+    one = write([model(ByRow.of(checkpoint))], tmp_path / "one")
+    two = write([model(ByRow.of(checkpoint)), model(ByRow.of(checkpoint))], tmp_path / "two")
     assert one == two == (tmp_path / "two" / WEIGHTS).stat().st_size
 
 
 def test_a_graph_may_read_one_part_only(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    data, scales = initializers(ByRow(checkpoint, NAME), NAME)
+    data, scales = initializers(ByRow.of(checkpoint), NAME)
     made = graph([], [ir.node("Abs", [scales])], [data, scales])
     drop_unused_initializers(made.graph)
     write([made], tmp_path)
@@ -124,12 +124,12 @@ def test_a_source_that_gives_less_than_it_says_is_no_package(checkpoint: Checkpo
             yield from list(super().pieces())[:-1]
 
     with pytest.raises(ValueError, match=f"{NAME}: part 1 has {4 * ROWS}"):
-        write([model(Short(checkpoint, NAME))], tmp_path)
+        write([model(Short.of(checkpoint))], tmp_path)
 
 
 def test_a_weight_of_several_parts_is_not_turned_in_part(checkpoint: Checkpoint) -> None:
     """Its scales would stay as they were."""
-    for part in initializers(ByRow(checkpoint, NAME), NAME):
+    for part in initializers(ByRow.of(checkpoint), NAME):
         weight = weight_part(part)
         assert weight is not None
         assert weight.permuted((1, 0)) is None and weight.interleaved(0) is None

@@ -261,8 +261,8 @@ def parameters(each: SwitchableAdapter, branches: Iterable[Branch]) -> dict[str,
                 if matrices is None or matrices.down is None or matrices.up is None:
                     continue
                 stop = start + matrices.rank
-                down[:, start:stop] = matrices.down.read(files).T
-                up[start:stop, places] = matrices.up.read(files).T * each.adapter.config.scale(module)
+                down[:, start:stop] = matrices.down.read_all(files).T
+                up[start:stop, places] = matrices.up.read_all(files).T * each.adapter.config.scale(module)
                 start = stop
             for name, value in ((branch.down, down), (branch.up, up)):
                 found[name] = (value if branch.apart is None else value[None]).numpy().astype(np.dtype(branch.dtype))
@@ -283,7 +283,7 @@ def add_to(model: Any, each: SwitchableAdapter) -> None:
             shared = [name for name, p in model.named_parameters(remove_duplicate=False) if p is owner.weight]
             if len(shared) > 1:
                 owner.weight = torch.nn.Parameter(owner.weight.detach().clone(), requires_grad=False)
-            added = matrices.up.read(files) @ matrices.down.read(files) * each.adapter.config.scale(module)
+            added = matrices.up.read_all(files) @ matrices.down.read_all(files) * each.adapter.config.scale(module)
             owner.weight.add_(added.T if site.turned else added)
 
 

@@ -49,8 +49,12 @@ class AdapterTensor:
         """Shape as stored."""
         return self.info.shape
 
-    def read(self, files: OpenFiles) -> torch.Tensor:
-        """The whole tensor, float32."""
+    def read(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        """The values in `region`, float32."""
+        return self.read_all(files)[tuple(slice(start, stop) for start, stop in region)]
+
+    def read_all(self, files: OpenFiles) -> torch.Tensor:
+        """All values, float32."""
         if self not in files.computed:
             region = tuple((0, size) for size in self.info.shape)
             with OpenFiles(self.folder) as own:
@@ -74,7 +78,7 @@ class LowRank:
     magnitude: AdapterTensor | None = None
     """m [N] of DoRA."""
 
-    def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
+    def read(self, region: Region, files: OpenFiles) -> torch.Tensor:
         """The values in `region`, float32."""
         if self.magnitude is None:
             return self._sum(region, files)
@@ -87,7 +91,7 @@ class LowRank:
     def _sum(self, region: Region, files: OpenFiles) -> torch.Tensor:
         """W + s B A in `region`."""
         (first, last), (begin, end) = reversed(region) if self.turned else region
-        added = self.up.read(files)[first:last] @ self.down.read(files)[:, begin:end] * self.scale
+        added = self.up.read_all(files)[first:last] @ self.down.read_all(files)[:, begin:end] * self.scale
         return files.read(self.base, region).to(torch.float32) + (added.T if self.turned else added)
 
     def _factors(self, files: OpenFiles) -> torch.Tensor:
@@ -102,7 +106,7 @@ class LowRank:
                 squares += part.sum(0)
             else:
                 squares[rows[0] : rows[1]] = part.sum(1)
-        return self.magnitude.read(files).reshape(-1) / squares.sqrt()
+        return self.magnitude.read_all(files).reshape(-1) / squares.sqrt()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,33 +117,9 @@ class Shifted:
     bias: AdapterTensor
     scale: float
 
-    def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
+    def read(self, region: Region, files: OpenFiles) -> torch.Tensor:
         """The values in `region`, float32."""
-        ((start, stop),) = region
-        return files.read(self.base, region).to(torch.float32) + self.bias.read(files)[start:stop] * self.scale
-
-
-@dataclass(frozen=True, slots=True)
-class Replaced:
-    """A parameter that the adapter replaces (modules_to_save)."""
-
-    base: TensorInfo
-    value: AdapterTensor
-
-    def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """The values in `region`, float32."""
-        return self.value.read(files)[tuple(slice(start, stop) for start, stop in region)]
-
-
-@dataclass(frozen=True, slots=True)
-class Same:
-    """A tensor under another name, for a tied weight of which the adapter changes only one use."""
-
-    base: TensorInfo
-
-    def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """The values in `region`, in the dtype of the checkpoint."""
-        return files.read(self.base, region)
+        return files.read(self.base, region).to(torch.float32) + self.bias.read(region, files) * self.scale
 
 
 CONFIG = "adapter_config.json"

@@ -17,13 +17,11 @@ from partita.export.checkpoint.adapters.files import (
     AdapterTensor,
     LowRank,
     Matrices,
-    Replaced,
-    Same,
     Shifted,
 )
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.naming import Sources, match_names
-from partita.export.checkpoint.weight_files import Decoder, TensorInfo, few
+from partita.export.checkpoint.weight_files import LazyArray, TensorInfo, few
 from partita.export.weights.origins import StoredTensor
 
 Shape = tuple[int, ...]
@@ -79,7 +77,7 @@ def merge_adapter(checkpoint: Checkpoint, model: torch.nn.Module, adapter: Adapt
         if site is not None and site.base.shape != value.shape:
             _misfit(work, f"{name} is {list(value.shape)}", value.shape, site.base.shape)
         elif site is not None:
-            _place(work, name, site, Replaced(site.base, value))
+            _place(work, name, site, value)
     for name, matrices in adapter.modules.items():  # after `whole`, which may contain the same weights
         _merge_module(work, name, matrices)
     _refuse(work)
@@ -187,7 +185,7 @@ def _renamed(work: _Merging, name: str) -> Iterator[str]:
     yield from match_names(work.model, {name: TensorInfo(name, "", (1, 1), "float32")}).found
 
 
-def _place(work: _Merging, name: str, site: Site, decoder: Decoder) -> None:
+def _place(work: _Merging, name: str, site: Site, decoder: LazyArray) -> None:
     """Replace a parameter with the output of `decoder`. Tied parameters keep the stored weight."""
     base = site.base
     work.made[site.name] = TensorInfo(site.name, base.file, base.shape, "float32", base.size_bytes, decoder)
@@ -202,7 +200,7 @@ def _place(work: _Merging, name: str, site: Site, decoder: Decoder) -> None:
     for partner in partners:
         if partner not in work.sources.found and name in work.sources.found:
             stored = work.checkpoint.tensors[site.name]
-            same = TensorInfo(partner, stored.file, stored.shape, stored.dtype, 0, Same(stored))
+            same = TensorInfo(partner, stored.file, stored.shape, stored.dtype, 0, StoredTensor(stored))
             work.made.setdefault(partner, same)
     if partners <= {*(f"{module}.weight" for module in work.adapter.modules), *work.adapter.whole}:
         return

@@ -82,30 +82,11 @@ def _as_region(values: npt.NDArray[Any], region: Region, first: int) -> torch.Te
 
 @dataclass(frozen=True, eq=False)
 class RowWeight(StoredWeight):
-    """A weight whose rows the package gguf dequantises."""
+    """Rows that the package gguf dequantises, each by the type of its tensor, e.g. of the halves of an expert."""
 
     rows: Rows
 
-    def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """The values in `region`, float32."""
-        raw, first = self.rows.read(region, self.shape)
-        if not raw.size:
-            return torch.empty([stop - start for start, stop in region])
-        return _as_region(dequantised(raw, self.rows.tensors[0].type.number), region, first)
-
-
-@dataclass(frozen=True, eq=False)
-class FloatRows(StoredFloats, RowWeight):
-    """`RowWeight` of a float type."""
-
-
-@dataclass(frozen=True, eq=False)
-class MixedRows(StoredWeight):
-    """Rows of tensors with different types, e.g. the halves of an expert, each dequantised by its type."""
-
-    rows: Rows
-
-    def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
+    def read(self, region: Region, files: OpenFiles) -> torch.Tensor:
         """The values in `region`, float32."""
         begin, end = region[-1]
         found = torch.empty(math.prod(stop - start for start, stop in region[:-1]), end - begin)
@@ -118,8 +99,8 @@ class MixedRows(StoredWeight):
 
 
 @dataclass(frozen=True, eq=False)
-class MixedFloatRows(StoredFloats, MixedRows):
-    """`MixedRows` of float types."""
+class FloatRows(StoredFloats, RowWeight):
+    """`RowWeight` of float types."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +138,7 @@ class WholeWeight(StoredFloats):
     tensor: GgufTensor
     process: Process
 
-    def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
+    def read(self, region: Region, files: OpenFiles) -> torch.Tensor:
         """The values in `region`, float32; computed once while the files are open."""
         if self not in files.computed:
             raw = dequantised(_mapped(self.path, self.tensor), self.tensor.type.number)
@@ -169,16 +150,14 @@ class WholeWeight(StoredFloats):
 def row_weight(name: str, shape: tuple[int, ...], rows: Rows, infos: tuple[TensorInfo, ...]) -> StoredWeight:
     """The weight of some rows, with integers where the type has them."""
     kinds = {tensor.type.name: tensor.type for tensor in rows.tensors}
-    if len(kinds) > 1:
-        mixed = MixedRows if any(kind.floats is None for kind in kinds.values()) else MixedFloatRows
-        return mixed(name, shape, infos, "float32", rows)
-    kind = rows.tensors[0].type
-    if kind.floats is not None:
-        return FloatRows(name, shape, infos, kind.floats, rows)
-    affine = AFFINE.get(kind.name)
+    kind, dtype = rows.tensors[0].type, "float32"
+    if all(each.floats is not None for each in kinds.values()):
+        dtype = kind.floats if len(kinds) == 1 and kind.floats else dtype
+        return FloatRows(name, shape, infos, dtype, rows)
+    affine = AFFINE.get(kind.name) if len(kinds) == 1 else None
     if affine is None:
-        return RowWeight(name, shape, infos, "float32", rows)
-    return AffineRows(name, shape, infos, "float32", affine.bits, len(shape) - 1, affine.group, rows)
+        return RowWeight(name, shape, infos, dtype, rows)
+    return AffineRows(name, shape, infos, dtype, affine.bits, len(shape) - 1, affine.group, rows)
 
 
 COMPUTED = ("rope_freqs.weight",)

@@ -60,7 +60,7 @@ class StoredWeight(ABC):
     """The dtype after dequantisation by the format's own library: usually that of the scales."""
 
     @abstractmethod
-    def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
+    def read(self, region: Region, files: OpenFiles) -> torch.Tensor:
         """The values in `region`, float32. Raises CheckpointError."""
 
     @property
@@ -90,7 +90,7 @@ class AffineWeight(StoredWeight):
     def parts(self, region: Region, files: OpenFiles) -> Parts:
         """The stored parts of the elements in `region`. Raises CheckpointError."""
 
-    def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
+    def read(self, region: Region, files: OpenFiles) -> torch.Tensor:
         """s * (q - z) in float32, exact for 16-bit scales."""
         integers, scales, zeros = self.parts(region, files)
         return (integers.float() - zeros.float()) * scales

@@ -79,7 +79,7 @@ class _Table(StoredWeight):
             and bool(re.fullmatch(BYTE if self.nested_blocks else FLOAT, absmax.dtype))
         )
 
-    def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
+    def read(self, region: Region, files: OpenFiles) -> torch.Tensor:
         numbers = torch.tensor(self.table)[self.codes(region, files).long()]
         return (numbers * self.scales(region, files)).to(self.rounded).float()
 
@@ -134,7 +134,7 @@ class _Rows(AffineWeight):
     def zero_points(self, files: OpenFiles) -> torch.Tensor:
         return torch.tensor(128, dtype=torch.uint8)
 
-    def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
+    def read(self, region: Region, files: OpenFiles) -> torch.Tensor:
         """Dequantise in the library's order of multiplications, which rounds differently from integer times scale."""
         numbers, largest = files.read(self.data, region).float(), files.read(self.largest, (region[0],)).float()
         return numbers * largest.unsqueeze(-1) * LARGEST

@@ -46,7 +46,7 @@ class ScaledWeight(StoredWeight):
     blocks: tuple[int, ...]
     """Elements per scale along each axis."""
 
-    def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
+    def read(self, region: Region, files: OpenFiles) -> torch.Tensor:
         """Weight times scale, float32."""
         return files.read(self.weight, region).float() * expand_scales(self.factors, self.blocks, region, files)
 

@@ -63,7 +63,7 @@ class _PlainInt4(StoredWeight):
     computed: torch.dtype
     """The dtype to which every step is rounded."""
 
-    def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
+    def read(self, region: Region, files: OpenFiles) -> torch.Tensor:
         """Dequantise with every step in the format's dtype."""
         numbers = torch.tensor(SIGNED)[self.codes(region, files).long()].to(self.computed)
         scales, zeros = (each.to(self.computed) for each in (self.scales(region, files), self.zeros(region, files)))

@@ -14,7 +14,7 @@ with few tokens are quantised without the text.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -360,7 +360,7 @@ def round_experts(
 
     for placed, inputs in ((stacks.up, tokens_of), (stacks.down, inner_of)):
         few |= _round(placed.packed, experts.count, inputs, rounded)
-        put_back(model, placed, names, _restored(placed.packed, rounded))
+        put_back(model, placed, names, placed.packed.rows_restored())
     return len(few)
 
 
@@ -385,9 +385,3 @@ def _round(
             rounded.add_rows(packed.origin, packing.grid, packing.block_size, region[0][0], found)
     rounded.complete(packed.origin, packing.grid, packing.block_size)
     return few
-
-
-def _restored(packed: QuantisedSource, rounded: CalibratedWeights) -> Iterator[tuple[int, torch.Tensor]]:
-    """The dequantised rows of a stack."""
-    for start, found in rounded.rows(packed.origin, packed.packing.grid, packed.packing.block_size):
-        yield start, restored(found)[:, : packed.width]

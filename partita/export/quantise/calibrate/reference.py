@@ -17,6 +17,7 @@ import torch
 
 from partita.export.checkpoint.naming import Sources
 from partita.export.quantise.write.rewrite import PlacedWeight
+from partita.export.quantise.write.weight_source import restored
 from partita.export.weights import memory_map
 from partita.export.weights.origins import (
     ComputedOrigin,
@@ -194,8 +195,7 @@ def written_rows(placed: PlacedWeight) -> Iterator[tuple[int, torch.Tensor]]:
     step = max(2, ROWS_ELEMENTS // packed.width) & ~1
     for start in range(0, packed.rows, step):
         found = packed.layout.read(packed, written, start, min(start + step, packed.rows))
-        steps = found.integers.float() - found.zeros.float().unsqueeze(-1)
-        yield start, (steps * found.scales.unsqueeze(-1)).flatten(1)[:, : packed.width]
+        yield start, restored(found)[:, : packed.width]
 
 
 def _written(value: Any) -> np.ndarray[Any, Any]:

@@ -28,7 +28,7 @@ import onnx_ir as ir
 
 from partita.export.quantise.forms import Form, LookUp, PackedExperts, Place, Product, Weight, last
 from partita.export.quantise.write import experts
-from partita.export.quantise.write.layouts import InBlocks, InColumns, InRows
+from partita.export.quantise.write.weight_source import InBlocks, InColumns, InRows
 
 DOMAIN = "com.microsoft"
 MATMUL, GATHER = "MatMulNBits", "GatherBlockQuantized"

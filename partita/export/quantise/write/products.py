@@ -6,6 +6,7 @@ Packing of weights that keep their stored integers, and the reordering of their 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
@@ -51,7 +52,7 @@ def weight_of_product(node: ir.Node) -> FloatSource | None:
         if numbers != [1.0, 1.0] or node.attributes.get_int("transA", 0) != 0 or not fits:
             return None
         turned = bool(node.attributes.get_int("transB", 0))
-    return plain if turned else plain.permuted((1, 0))
+    return plain if turned else replace(plain, origin=plain.origin.permuted((1, 0)))
 
 
 def views_around(node: ir.Node) -> tuple[ir.Node, ir.Node] | None:

@@ -28,7 +28,6 @@ from partita.export.quantise.forms import Place, Weight
 from partita.export.quantise.keep_setting import Keep, paths
 from partita.export.quantise.plan import Plan
 from partita.export.quantise.write import experts
-from partita.export.quantise.write.layouts import Layout
 from partita.export.quantise.write.products import (
     reordered,
     routes,
@@ -39,7 +38,7 @@ from partita.export.quantise.write.products import (
     weight_of_product,
 )
 from partita.export.quantise.write.stored_integers import StoredPacking, is_stored
-from partita.export.quantise.write.weight_source import Packing, QuantisedSource
+from partita.export.quantise.write.weight_source import Layout, Packing, QuantisedSource
 from partita.export.weights.element_types import of_ir
 from partita.export.weights.origins import ReorderedOrigin
 from partita.export.weights.sources import FloatSource, initializers, weight_part

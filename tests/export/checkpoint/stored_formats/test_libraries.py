@@ -48,14 +48,14 @@ def test_the_numbers_are_those_of_the_library(tmp_path: Path, name: str) -> None
     (weight,) = quantised.weights.values()
     assert weight.name == "X.weight" and weight.shape == tuple(expected.shape)
     with OpenFiles(tmp_path) as files:
-        found = weight.values(tuple((0, size) for size in weight.shape), files)
+        found = weight.read(tuple((0, size) for size in weight.shape), files)
         assert torch.equal(found.to(expected.dtype), expected)
         # Any region is the same part of the whole: what crosses words, groups and blocks, too.
         for cut in (1, 3, 7):
             edges = [sorted({0, size // cut, size // 2 + 1, size}) for size in weight.shape]
             for begin, end in pairwise(edges[-1]):
                 region = (*((0, size) for size in weight.shape[:-2]), (edges[-2][1], weight.shape[-2]), (begin, end))
-                part = weight.values(region, files)
+                part = weight.read(region, files)
                 assert torch.equal(part, found[tuple(slice(*each) for each in region)])
 
 
@@ -70,7 +70,7 @@ def test_the_integers_are_the_numbers(tmp_path: Path, name: str) -> None:
     whole = tuple((0, size) for size in weight.shape)
     with OpenFiles(tmp_path) as files:
         integers, scales, zeros = (part.expand(weight.shape) for part in weight.parts(whole, files))
-        values, along = weight.values(whole, files), weight.blocks_along(files)
+        values, along = weight.read(whole, files), weight.blocks_along(files)
         assert set(zeros.unique().tolist()) <= set(weight.zero_points(files).unique().tolist())
     made = (integers.float() - zeros.float()) * scales
     worst = float(((made - values).abs() / values.abs().clamp(min=1e-30)).max())
@@ -93,5 +93,5 @@ def test_a_format_is_recognised_by_its_tensors(tmp_path: Path, name: str) -> Non
     (weight,) = read(tmp_path, found, tensors).weights.values()
     assert quantised.method.startswith(found.method.name)
     with OpenFiles(tmp_path) as files:
-        values = weight.values(tuple((0, size) for size in weight.shape), files)
+        values = weight.read(tuple((0, size) for size in weight.shape), files)
     assert torch.equal(values.to(expected.dtype), expected)

@@ -133,7 +133,7 @@ def test_one_weight_in_both_forms_of_gptq(tmp_path: Path) -> None:
         packed = {f"X{key}": value for key, value in formats.gptq(second=second)(weight).items()}
         (found,) = opened(tmp_path, {**settings, "checkpoint_format": form}, packed).weights.values()
         with OpenFiles(tmp_path) as files:
-            values.append(found.values(((0, 32), (0, 64)), files))
+            values.append(found.read(((0, 32), (0, 64)), files))
         values.append(packed["X.qzeros"])
     assert torch.equal(values[0], values[2]) and not torch.equal(values[1], values[3])
     assert float((values[0] - weight).abs().max()) < 0.5
@@ -152,8 +152,8 @@ def test_packed_integers_in_the_order_of_activations(tmp_path: Path) -> None:
     (found,) = opened(tmp_path, settings, {**tensors, "X.weight_g_idx": groups}).weights.values()
     wanted = (integers.float() - 8) * tensors["X.weight_scale"].float()[:, groups.long()]
     with OpenFiles(tmp_path) as files:
-        assert torch.equal(found.values(region, files), wanted)
-        assert torch.equal(found.values(((3, 9), (5, 41)), files), wanted[3:9, 5:41])
+        assert torch.equal(found.read(region, files), wanted)
+        assert torch.equal(found.read(((3, 9), (5, 41)), files), wanted[3:9, 5:41])
     with pytest.raises(CheckpointError, match=r"X\.weight_g_idx is \[63\], but X\.weight_packed has 64 inputs"):
         opened(tmp_path, settings, {**tensors, "X.weight_g_idx": groups[:63]})
 
@@ -192,7 +192,7 @@ def test_a_scale_for_each_row_may_have_one_axis(name: str, tmp_path: Path) -> No
         changed = {**tensors, "X.weight_scale": tensors["X.weight_scale"].reshape(shape)}
         (weight,) = opened(tmp_path, settings, changed).weights.values()
         with OpenFiles(tmp_path) as files:
-            found.append([weight.values(region, files) for region in (((0, 32), (0, 64)), ((3, 9), (5, 41)))])
+            found.append([weight.read(region, files) for region in (((0, 32), (0, 64)), ((3, 9), (5, 41)))])
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
@@ -204,8 +204,8 @@ def test_all_rows_may_have_one_zero_point(shape: tuple[int, ...], tmp_path: Path
     assert isinstance(weight, AffineWeight)
     expected = (tensors["X.weight"].float() - 3) * tensors["X.weight_scale"].float()
     with OpenFiles(tmp_path) as files:
-        assert torch.equal(weight.values(((0, 32), (0, 64)), files), expected)
-        assert torch.equal(weight.values(((3, 9), (5, 41)), files), expected[3:9, 5:41])
+        assert torch.equal(weight.read(((0, 32), (0, 64)), files), expected)
+        assert torch.equal(weight.read(((3, 9), (5, 41)), files), expected[3:9, 5:41])
         assert set(weight.zero_points(files).reshape(-1).tolist()) == {128 + 3}
 
 

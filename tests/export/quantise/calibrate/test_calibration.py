@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def placed(folder: Path, names: tuple[str, ...], size: int = 32) -> list[PlacedW
     for name in names:
         source = checkpoint_weight(open_checkpoint(str(folder)), f"{name}.weight", ir.DataType.FLOAT).source
         assert isinstance(source, FloatSource)
-        plain = source.permuted((1, 0)) if name.startswith("transformer.h") else source
+        plain = replace(source, origin=source.origin.permuted((1, 0))) if name.startswith("transformer.h") else source
         found.append(
             PlacedWeight(QuantisedSource.of(plain, Packing(Grid(4, symmetric=False), size, "gptq")), (name,), ())
         )
