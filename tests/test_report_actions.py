@@ -86,7 +86,7 @@ def trials(**outcomes: str) -> tuple[VariantRecord, ...]:
     parts = ((name.partition("__"), outcome) for name, outcome in outcomes.items())
     return tuple(
         VariantRecord.model_validate(
-            {"factor": factor, "change": now, "outcome": outcome, "message": "", "cached": False, "now": now}
+            {"factor": factor, "change": now, "outcome": outcome, "message": "", "cached": False, "after": now}
         )
         for (factor, _, now), outcome in parts
     )
@@ -166,7 +166,7 @@ def test_a_step_on_a_folder_of_another_exporter_opens_it_again(
 def test_the_option_that_an_experiment_found_is_in_the_command() -> None:
     report = pages.mixed_report()
     option = VariantRecord(
-        factor="option", change="a.b=1", outcome="supported", message="", cached=False, now="webgpu.enableInt64=1"
+        factor="option", change="a.b=1", outcome="supported", message="", cached=False, after="webgpu.enableInt64=1"
     )
     (command,) = commands(report, "option_needed", variants=(option,))
     assert command[-2:] == ("--provider-option", "webgpu.enableInt64=1")

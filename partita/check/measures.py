@@ -97,7 +97,7 @@ def _find_in_phase(requirement: Requirement, measure: Measure, phase: Phase, rep
     base, rows = _select(requirement.selectors, phase, report)
     is_absent = _is_absent(requirement.selectors, report)
     value = _share(rows, base) if field == "share" else None if is_absent else len(rows)
-    if value is None and phase.folded is not None:
+    if value is None and phase.folded_nodes is not None:
         return True, f"{field} does not apply: ONNX Runtime folded the whole graph at load time", ""
     if value is None:
         why = "no phase has a node of this module" if is_absent else "no node of the file is selected"
@@ -105,7 +105,7 @@ def _find_in_phase(requirement: Requirement, measure: Measure, phase: Phase, rep
     holds = SIGNS[measure.sign](value, measure.value)
     # Four digits of a share, to distinguish it from its limit.
     text = f"{field} {value:.4g}" if field == "share" else f"{field} {value:,}"
-    omitted = phase.subgraphs.nodes - len(phase.subgraphs.parts) if phase.subgraphs else 0
+    omitted = phase.subgraphs.nodes - len(phase.subgraphs.function_nodes) if phase.subgraphs else 0
     note = f"; {plural(omitted, 'node')} in control-flow subgraphs not counted" if omitted else ""
     return holds, text, note + ("" if holds else _violators(measure, base, rows))
 
@@ -210,7 +210,7 @@ def _cpu_nodes(phase: Phase) -> Figure:
     found = [(node.name, node.op_type) for node in phase.nodes if node.provider == CPU]
     found += [(node.name, node.op_type) for node in (bodies.on_cpu if bodies is not None else ())]
     unknown = [node.name for node in phase.nodes if node.provider is None]
-    is_listed = bodies is None or bodies.listed
+    is_listed = bodies is None or bodies.is_known
     why = f"no source names a provider for {name_some(unknown)}"
     return Figure(
         value=len(found),

@@ -150,7 +150,7 @@ def _check_template(options: ChatOptions, text: Text, messages: Sequence[Message
     except UsageError as error:
         raise UsageError(
             "the tokenizer has no chat template, which chat requires",
-            where=options.package,
+            path=options.package,
             remedy=GENERATE.filled(package=options.package),
         ) from error
 

@@ -338,7 +338,7 @@ def write_report(sink: Sink, engine: Engine, asked: ReportRequest, error: Partit
     sink.write(storage.to_json(report))
     if isinstance(sink, Output):
         print_written("report", sink.path)
-    return bool(report.interrupted)
+    return bool(report.interruptions)
 
 
 def save_prefix(options: GenerateOptions, target: Target, prompts: Sequence[str], manifest: Manifest) -> int:

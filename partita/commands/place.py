@@ -65,4 +65,4 @@ def _finish(options: PlaceCommand, sink: Sink | None, report: Report, error: Par
     over = limits_error(report)
     if over is not None:
         raise over
-    return INTERRUPTED if report.interrupted else 0
+    return INTERRUPTED if report.interruptions else 0

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from partita.errors import RefusedNode, Refusing
+from partita.errors import ProviderRefusal, RefusedNode
 from partita.observations.text_format import name_some, plural, short_provider
 from partita.partition_reports.render.terminal import Page
 from partita.partition_reports.sections.model import Column
@@ -34,7 +34,7 @@ def render_refusal(rows: Sequence[RefusedNode], width: int | None = None) -> str
         return ""
     stream, columns = io.StringIO(), width or _stderr_columns()
     page = Page(Console(file=stream, width=columns, color_system=None, force_terminal=False, legacy_windows=False))
-    asked = " or ".join(dict.fromkeys(entry.provider for row in rows for entry in row.asked))
+    asked = " or ".join(dict.fromkeys(entry.provider for row in rows for entry in row.available_refusals))
     page.line(f"{plural(len(rows), 'node')} would not run on {asked}:", indent=0)
     if len(rows) <= SINGLE_NODES:
         _show_nodes(page, rows)
@@ -97,15 +97,15 @@ def _show_groups(page: Page, rows: Sequence[RefusedNode]) -> None:
 
 def _render_reasons(row: RefusedNode) -> str:
     """Its reason; with several available providers, the reason of each."""
-    if len(row.asked) == 1:
-        return row.asked[0].reason
-    return ", ".join(f"{short_provider(entry.provider)}: {entry.reason}" for entry in row.asked)
+    if len(row.available_refusals) == 1:
+        return row.available_refusals[0].reason
+    return ", ".join(f"{short_provider(entry.provider)}: {entry.reason}" for entry in row.available_refusals)
 
 
 def _show_evidence(page: Page, rows: Sequence[RefusedNode]) -> None:
     """What shows each reason, and what to do about it, provider by provider where there are several."""
-    found: dict[tuple[str, str, bool], list[Refusing]] = {}
-    for entry in (entry for row in rows for entry in row.refusing):
+    found: dict[tuple[str, str, bool], list[ProviderRefusal]] = {}
+    for entry in (entry for row in rows for entry in row.refusals):
         found.setdefault((entry.provider, entry.reason, entry.available), []).append(entry)
     several = len({provider for provider, _, _ in found}) > 1
     for (provider, reason, available), members in found.items():

@@ -93,9 +93,9 @@ def diff(options: DiffCommand) -> int:
 
     showing = prepare(requested_view(options), DIFF_VIEWS, (before, after))
     found = compare(storage.read(before), storage.read(after), names=(str(before), str(after)))
-    if found.unrelated and not options.force:
+    if found.unrelated_reason and not options.force:
         raise ReportError(
-            f"cannot compare {before} with {after}: {found.unrelated}; add --force to compare them anyway"
+            f"cannot compare {before} with {after}: {found.unrelated_reason}; add --force to compare them anyway"
         )
     showing.show(found)
     return DIFFERENT if options.exit_code and not found.same else 0

@@ -57,7 +57,7 @@ def read_graph(folder: Path, file: str, longest: int = 0) -> GraphFacts:
         ),
         compared=_compared([*all_graphs(proto.graph), *proto.functions]),
         nodes=nodes,
-        node_count=len(model.nodes) + len(model.inner),
+        node_count=len(model.nodes) + len(model.subgraph_nodes),
         opsets=dict(model.opsets),
         producer=" ".join(filter(None, (proto.producer_name, proto.producer_version))),
         data_files=tuple(str(within / name) for name in model.data_files),

@@ -112,7 +112,7 @@ def read(path: Path, choice: Choice = AS_IT_IS, *, hashes: bool = False) -> Insp
                 raise UsageError(f"`{choice.given[0]}` applies to folders of other exporters, not to a file; omit it")
             found = look(path, None, (), hashes=hashes)
             if not found.graphs:
-                raise PackageError(found.findings[0].what)
+                raise PackageError(found.findings[0].problem)
             return found
         manifest, wrong = _manifest(path, choice)
         if wrong and not graphs_in(path):

@@ -89,7 +89,7 @@ def describe_machine(extra: Sequence[Provider] = (), *, timeout_seconds: float =
             build=build.get("build"),
             cuda=build.get("cuda"),
             cudnn=build.get("cudnn") or _needed_cudnn(checks),
-            available=available,
+            providers_in_build=available,
         ),
         gpus=nvidia_gpus(),
         plugins=plugin_wheels(known_providers().values()),

@@ -404,7 +404,7 @@ def with_probes(report: Report, first: Report | None) -> Report:
         update={
             "chain": first.chain,
             "fallbacks": tuple(fallbacks),
-            "rejected": first.rejected,
+            "rejected_parts": first.rejected_parts,
             "probing": first.probing,
             "sources": tuple(probes.get(entry.source, entry) for entry in report.sources),
             "notes": tuple(dict.fromkeys((*report.notes, *first.notes))),

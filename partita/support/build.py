@@ -66,7 +66,7 @@ def build_table(
             OperatorEntry(domain=domain, name=name, versions=tuple(entries))
             for (domain, name), entries in operators.items()
         ),
-        model=tuple(_model_need(need, places) for need in measured.needs),
+        model_operators=tuple(_model_need(need, places) for need in measured.needs),
         without_example=measured.without_example,
         notes=tuple(notes),
     )
@@ -92,7 +92,7 @@ def _version_entry(answers: Sequence[Measurement], beyond: int) -> VersionEntry:
             FormEntry(
                 kind=answer.kind,
                 outcome=answer.outcome,
-                what=answer.what,
+                difference=answer.difference,
                 factors=tuple(sorted(answer.factors)),
                 message=answer.message,
             )
@@ -100,7 +100,7 @@ def _version_entry(answers: Sequence[Measurement], beyond: int) -> VersionEntry:
         ),
         conditions=tuple(Condition(factors=entry.factors, forms=entry.forms) for entry in found),
         unexplained=unexplained,
-        message=tuple(Message(text=text, variants=count) for text, count in messages.most_common(MOST_MESSAGES)),
+        messages=tuple(Message(text=text, variants=count) for text, count in messages.most_common(MOST_MESSAGES)),
     )
 
 

@@ -24,7 +24,7 @@ class Measurement:
     kind: Kind
     types: tuple[tuple[str, str], ...]
     """(type variable, type) in the spelling of ONNX schemas."""
-    what: str
+    difference: str
     """Difference of the form from the example; empty for the example."""
     factors: frozenset[str]
     """Properties of the form that may decide the outcome."""

@@ -62,12 +62,12 @@ def test_a_run_that_fails_keeps_the_report(tmp_path, process):
 
 def test_what_to_do_about_a_run_that_failed_is_kept_as_data(model, monkeypatch):
     def fails(*_: object) -> None:
-        raise partita.ResourceError("no memory is left", where=model, remedy=Remedy("free some"))
+        raise partita.ResourceError("no memory is left", path=model, remedy=Remedy("free some"))
 
     monkeypatch.setattr("partita.runtime.ort.session.Binding.run", fails)
     with pytest.raises(partita.PlacementError) as caught:
         partita.place(model, "cpu", shapes={"N": 1})
-    assert caught.value.remedy == Remedy("free some") and caught.value.where == model
+    assert caught.value.remedy == Remedy("free some") and caught.value.path == model
 
 
 @pytest.mark.parametrize("process", ["this", "child"])

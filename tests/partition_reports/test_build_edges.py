@@ -73,7 +73,7 @@ def test_no_profile_leaves_placement_to_the_other_sources():
     unknown = [node.name for node in decode.nodes if node.provider is None]
     assert len(unknown) == 6
     assert all(name.partition("Fusion")[1] for name in unknown), "only fused nodes are missing from the assignment list"
-    assert {entry.node for entry in report.disagreements} == set(unknown)
+    assert {entry.node for entry in report.conflicts} == set(unknown)
     assert "no node times" in decode.timing_note
     assert not next(entry for entry in report.sources if entry.source == "profile").available
 
@@ -81,7 +81,7 @@ def test_no_profile_leaves_placement_to_the_other_sources():
 def test_without_another_provider_every_planned_node_is_on_the_cpu():
     report = report_of(with_session(recorded_facts(), events=(), runs=()))
     assert {node.provider for node in phase_of(report, "decode").nodes} == {CPU}
-    assert report.disagreements == ()
+    assert report.conflicts == ()
 
 
 def test_no_plan_falls_back_to_the_order_of_the_profile_and_says_so():

@@ -92,7 +92,7 @@ def report(tmp_path_factory):
 
 def test_everything_adds_up(report):
     assert failed(report) == []
-    assert report.disagreements == ()
+    assert report.conflicts == ()
 
 
 def test_bodies_are_part_of_their_node_and_not_nodes_of_their_own(report):

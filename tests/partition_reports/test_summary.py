@@ -31,8 +31,8 @@ def test_a_report_stores_its_verdict_in_figures():
     (decode,) = (entry for entry in report.summary.phases if entry.phase == "decode")
     (phase,) = (entry for entry in report.phases if entry.name == "decode")
     assert decode.nodes == len(phase.file_nodes) == sum(decode.nodes_by_provider.values()) == 9
-    assert decode.nodes_by_provider[CPU] == decode.on_fallback == 3
-    assert (decode.share, decode.added, decode.folded) == (6 / 9, 4, 0), "three copies and a Transpose"
+    assert decode.nodes_by_provider[CPU] == decode.fallback_nodes == 3
+    assert (decode.share, decode.added_nodes, decode.folded_nodes) == (6 / 9, 4, 0), "three copies and a Transpose"
     assert sum(decode.reasons.values()) == sum(entry.phase == "decode" for entry in report.fallbacks)
     assert decode.copies == len(phase.copies) and decode.tokens_per_second == phase.tokens_per_second
     assert report.summary.cache_in_place is None, "it has no states"
@@ -88,7 +88,7 @@ def test_what_is_elsewhere_in_another_phase_alone_is_not_said_to_be_copies_or_no
 
 
 def test_a_run_that_failed_is_the_first_thing_that_every_view_says():
-    report = report_of(replace(recorded_facts(), failed="Non-zero status\nin node x"))
+    report = report_of(replace(recorded_facts(), failure="Non-zero status\nin node x"))
     top, told = glance(report), dict(brief(report))
     said = "Placed on CPU; its run failed: Non-zero status in node x"
     assert (top.state.name, top.state.tone, top.state.headline) == ("failed", "bad", said)

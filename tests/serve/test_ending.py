@@ -72,7 +72,7 @@ def test_an_error_of_a_run_reaches_the_client_when_it_cannot_be_logged(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     def fails(self: Loop) -> Any:
-        raise ProviderError("the child process crashed", where=Path("/srv/model"))
+        raise ProviderError("the child process crashed", path=Path("/srv/model"))
 
     with running({"tiny": package}, ServerLimits(seconds=20)) as server:
         monkeypatch.setattr(server.models["tiny"], "_log", full)

@@ -96,7 +96,7 @@ def test_a_package_that_was_loaded_again_keeps_to_the_limits_and_is_tried_again_
     nodes.set(7)  # as of sessions that are gone
     served._metrics._placed["tiny"] |= {(served._metrics.nodes, ("tiny", "decode", "GPU"))}
     with monkeypatch.context() as patch:
-        over = ProviderError("5 nodes are elsewhere", where=Path("/srv/secret"))
+        over = ProviderError("5 nodes are elsewhere", path=Path("/srv/secret"))
         patch.setattr("partita.serve.served_package.limits_error", lambda report: over)
         worker(apart).kill()
         until(lambda: apart.get("/health").json()["down"] == ["tiny"])

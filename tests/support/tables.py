@@ -12,7 +12,7 @@ from partita.support.records import ProviderFacts, SupportTable, Versions
 def answer(operator: str, outcome: str, *types: str, kind: str = "types", **given: Any) -> Measurement:
     """One answer; types are written T=tensor(float)."""
     pairs = tuple((text.partition("=")[0], text.partition("=")[2]) for text in types)
-    made = {"domain": "", "since": 13, "until": None, "what": "", "factors": frozenset(), "message": "", **given}
+    made = {"domain": "", "since": 13, "until": None, "difference": "", "factors": frozenset(), "message": "", **given}
     return Measurement(operator=operator, kind=kind, types=pairs, outcome=outcome, **made)  # type: ignore[arg-type]
 
 

@@ -99,7 +99,7 @@ def opened_and_run(provider: str, folder: Path) -> Iterator[None]:
     except Exception as error:  # a lowering may fail in any way
         # Without the remedy of PartitaErrors, which is for published packages.
         if isinstance(error, PartitaError):
-            text = error.message if error.where in (None, folder) else f"{error.where.name}: {error.message}"
+            text = error.message if error.path in (None, folder) else f"{error.path.name}: {error.message}"
         else:
             text = f"{type(error).__name__}: {error}"
         # ONNX Runtime names a file by its whole path.

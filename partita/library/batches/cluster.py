@@ -120,7 +120,7 @@ class Worker:
                     "the worker has another package or another version of Partita than the command; "
                     "install the same version, and share the package folder"
                 ),
-                where=folder,
+                path=folder,
             )
         target = read_chain_options(where)
         model = Model(open_engine(folder, manifest, where, target, choice, observe=False, process="this"))

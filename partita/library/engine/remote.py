@@ -404,7 +404,7 @@ class RemoteEngine(EngineState):
         if self._failed is not None:
             error = self._failed[0]
             said = f"{error.message}; retrying every {RETRY_SECONDS:g} s"
-            self._end([*self._requests.values()], ProviderError(said, where=error.where))
+            self._end([*self._requests.values()], ProviderError(said, path=error.path))
         elif failed is not None:
             restarts.tell("it is loaded again and accepts requests")
 

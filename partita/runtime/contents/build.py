@@ -75,7 +75,7 @@ def inspect(
         path=str(path),
         kind="onnx file" if is_file else "package" if is_package else "onnx folder",
         findings=tuple(
-            InspectionFinding(what=" ".join(error.problem.split()), remedies=remedy_records(error.remedy))
+            InspectionFinding(problem=" ".join(error.problem.split()), remedies=remedy_records(error.remedy))
             for error in findings
         ),
         model=_model(folder, manifest),

@@ -84,12 +84,12 @@ class Use:
     """How a node reads a stored tensor."""
 
     module: str
-    packed: str = ""
+    operator: str = ""
     precision: str = ""
     """Empty: given by the element type."""
     block_size: int | None = None
     zero_points: bool | None = None
-    computed: str = ""
+    compute_dtype: str = ""
     parameters: int | None = None
     """Number of weights; None: its number of elements."""
     companions: tuple[str, ...] = ()
@@ -222,10 +222,10 @@ class _Readers:
             for node, _, computed in self._through(decoding.product.output[0], "float32", 0):
                 yield Use(
                     _module(node) or _module(decoding.product),
-                    packed=decoding.reads,
+                    operator=decoding.reads,
                     block_size=tensor.elements // blocks if blocks else None,
                     zero_points=False,
-                    computed=computed,
+                    compute_dtype=computed,
                     companions=decoding.companions,
                 )
             return
@@ -234,9 +234,9 @@ class _Readers:
             if packed is not None:
                 yield self._unpacked(node, packed, tensor)
             elif _is_packed(tensor):
-                yield Use(_module(node), packed=node.op_type, block_size=0)
+                yield Use(_module(node), operator=node.op_type, block_size=0)
             elif _is_weight(tensor):
-                yield Use(_module(node), computed="" if computed == tensor.dtype else computed)
+                yield Use(_module(node), compute_dtype="" if computed == tensor.dtype else computed)
 
     def _unpacked(self, node: onnx.NodeProto, packed: QuantisedInputs, tensor: TensorEntry) -> Use:
         """The use of a quantised weight by `node`."""
@@ -245,7 +245,7 @@ class _Readers:
             module = next((_module(user) for user, _, _ in self._through(node.output[0], "", 0)), "") or module
         return Use(
             module=module,
-            packed=node.op_type,
+            operator=node.op_type,
             precision=_precision(how, attributes, tensor.dtype),
             block_size=attributes.get(how.block, how.default_block) if how.block else 0,
             zero_points=bool(_input(node, packed.zero_points)),

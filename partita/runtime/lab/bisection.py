@@ -76,7 +76,7 @@ def find_rejected(search: Search) -> RejectedPart | None:
         if part is None:
             opens = bool(found) and not search.untested and search.tries > tries
             break
-        found.append(replace(part, tries=search.tries - tries))
+        found.append(replace(part, attempts=search.tries - tries))
         if not part.minimal or (search.tries - tries > FEW_TRIES and time.monotonic() - began > MORE_SECONDS):
             break
         left = tuple(name for name in left if name not in part.nodes)

@@ -194,7 +194,7 @@ def explore_surroundings(
             for key in keys:
                 words, model = holder_models(helped.variant, holders[key], unchanged=not parts)
                 inside.append(
-                    Experiment(subject, model, replace(_pending_outcome(NEIGHBOURS, words), parts=parts), node=key)
+                    Experiment(subject, model, replace(_pending_outcome(NEIGHBOURS, words), factors=parts), node=key)
                 )
     _run(inside, lab, complete=False)
 
@@ -244,7 +244,7 @@ def _experiment(subject: Subject, variation: Variation, lab: Lab) -> Experiment:
     model = variant_model(variation.variant, auxiliary=lab.compiles)
     trial = replace(
         _pending_outcome(variation.factor, variation.change),
-        parts=variation.parts,
+        factors=variation.parts,
         swap=variation.swap,
         removes=variation.removes,
         neg_added=len(model.graph.node) > 1,
@@ -292,12 +292,12 @@ def _run_with(option: Option, experiments: Sequence[Experiment], lab: Lab, value
 def _with_swap(trial: ProbeRun, swap: Swap) -> ProbeRun:
     """A trial with an additional change of a provider option."""
     if trial.factor in (AS_IS, NEIGHBOURS):
-        return replace(_pending_outcome(OPTION, swap.now), swap=swap, neg_added=trial.neg_added)
+        return replace(_pending_outcome(OPTION, swap.after), swap=swap, neg_added=trial.neg_added)
     if trial.factor == OTHER_FORM:
-        change = "; ".join(part for part in (trial.change, swap.now) if part)
-        return replace(trial, change=change, parts=(*trial.parts, OPTION))
-    parts = (OPTION, *(trial.parts or (trial.factor,)))
-    return replace(_pending_outcome(COMBINED, f"{swap} and {trial.change}"), parts=parts, neg_added=trial.neg_added)
+        change = "; ".join(part for part in (trial.change, swap.after) if part)
+        return replace(trial, change=change, factors=(*trial.factors, OPTION))
+    parts = (OPTION, *(trial.factors or (trial.factor,)))
+    return replace(_pending_outcome(COMBINED, f"{swap} and {trial.change}"), factors=parts, neg_added=trial.neg_added)
 
 
 # --- provider options ----------------------------------------------------------------------------------------------
@@ -415,14 +415,14 @@ def _other_forms(subject: Subject, lab: Lab) -> Iterator[Experiment]:
                 same = all(own.get(name) == kind for name, kind in types.items() if name in bound)
             trial = replace(
                 _pending_outcome(OTHER_FORM, _form_text(typed.form, types, node)),
-                parts=() if same else ("type",),
+                factors=() if same else ("type",),
                 neg_added=len(model.graph.node) > 1,
             )
             found.append(Experiment(subject, model, trial))
     if lab.compiles:
-        found = sorted(found[:MOST_COMPILED], key=lambda each: bool(each.outcome.parts))
+        found = sorted(found[:MOST_COMPILED], key=lambda each: bool(each.outcome.factors))
     # After a failure only the node's own types are conclusive.
-    yield from (each for each in found if not each.outcome.parts or not (failed and lab.compiles))
+    yield from (each for each in found if not each.outcome.factors or not (failed and lab.compiles))
 
 
 def _value_kinds(model: onnx.ModelProto, name: str) -> frozenset[str]:

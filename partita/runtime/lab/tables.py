@@ -124,7 +124,7 @@ def _measurement(typed: TypedForm, answer: ModelOutcome | None) -> support.Measu
         until=operator.until,
         kind=cast("support.Kind", typed.kind),
         types=typed.types,
-        what=form.note,
+        difference=form.note,
         factors=form.factors,
         outcome="untested" if answer is None else _outcome(answer),
         message="" if answer is None else answer.message,

@@ -157,7 +157,11 @@ def _compare_adapter(folder: Path, replaying: _Replay, name: str, file: str) -> 
 
 def _chooses(runner: Runner) -> bool:
     """Whether a graph selects the largest of several values, like a router of experts."""
-    return any(node.op_type in CHOOSING for entry in runner.graphs for node in (*entry.model.nodes, *entry.model.inner))
+    return any(
+        node.op_type in CHOOSING
+        for entry in runner.graphs
+        for node in (*entry.model.nodes, *entry.model.subgraph_nodes)
+    )
 
 
 def first_difference(verification: Verification) -> str | None:

@@ -79,7 +79,7 @@ def test_an_option_that_opens_kernels_is_tried_before_the_node_is_changed(graph:
     lab = Scripted()
     trials = explored(graph, "a", lab).variants
     assert [(trial.factor, trial.outcome) for trial in trials] == [("as_is", "rejected"), (OPTION, "supported")]
-    assert trials[-1].now == "webgpu.wide=1" and lab.asked == [("wide", "1")]
+    assert trials[-1].after == "webgpu.wide=1" and lab.asked == [("wide", "1")]
 
 
 NOTHING = replace(WEBGPU, options=(Option("device", "text", "GPU", ""), Option("speed", "int", "1", "")))
@@ -137,7 +137,7 @@ def test_an_option_is_tried_with_a_change_of_the_node_where_neither_helps_alone(
     lab = Both()
     subject = explored(graph, "a", lab)
     told = [trial for trial in subject.variants if trial.outcome == "supported"]
-    assert {trial.parts for trial in told} == {(OPTION, "opset")}
+    assert {trial.factors for trial in told} == {(OPTION, "opset")}
     (shown,) = conclusions(subject.probe("a"))
     assert shown.factors == (OPTION, "opset")
     assert shown.evidence.startswith("with webgpu.wide=1 in place of webgpu.wide=0 and Neg of opset 6 in place of 13")

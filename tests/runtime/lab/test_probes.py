@@ -186,7 +186,7 @@ def test_an_interruption_keeps_the_answers_that_were_there(model, scripted, monk
     after, chain = with_probes(facts, (WANTED, FALLBACK), {"m.onnx": model}, {"m.onnx": SIZES}, 60.0)
     assert Cache(tmp_path / "answers.json").get("node:a") == ModelOutcome("supported", "", cached=True)
     assert chain == (WANTED, FALLBACK) and after.sessions == facts.sessions
-    assert after.interrupted == ("experiments",) and "were interrupted" in after.notes[-1]
+    assert after.interruptions == ("experiments",) and "were interrupted" in after.notes[-1]
 
 
 def test_a_full_disk_costs_the_experiments_and_not_the_report(model, scripted, monkeypatch):
