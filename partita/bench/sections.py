@@ -42,7 +42,7 @@ def document(bench: Bench) -> Document:
         name=names,
         headline=summary_of(bench),
         sections=sections(bench),
-        made=bench.created,
+        created=bench.created,
         version=bench.partita_version,
     )
 

@@ -57,7 +57,7 @@ class Gate:
             "cache_in_place": 1 if self.cache_in_place else None,
             "min_tokens_per_second": self.min_tokens_per_second,
         }
-        return {**self.limits.given(), **{name: value for name, value in others.items() if value is not None}}
+        return {**self.limits.as_dict(), **{name: value for name, value in others.items() if value is not None}}
 
 
 class Outcome(Record):

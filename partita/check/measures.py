@@ -83,7 +83,7 @@ def _is_selected(phase: Phase, selectors: Iterable[Selector]) -> bool:
 
 
 def _find_in_phase(requirement: Requirement, measure: Measure, phase: Phase, report: Report) -> tuple[bool, str, str]:
-    """Whether one measure holds in one phase, its text, and what follows the name of the phase."""
+    """Whether one measure holds in one phase, its text, and the text after the phase name."""
     field = measure.field
     if field in PHASE_MEASURES:
         inside = subgraph_copies(phase)
@@ -192,7 +192,7 @@ def exceeded_limits(report: Report, limits: Limits) -> tuple[str, ...]:
     """One sentence for each exceeded limit, with values and nodes."""
     if not any(phase.nodes for phase in report.phases):
         return ()
-    found = find_limits(report, limits.given())
+    found = find_limits(report, limits.as_dict())
     return tuple(f"{option}: {text}" for option, (is_met, text) in found.items() if not is_met)
 
 

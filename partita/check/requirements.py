@@ -85,13 +85,13 @@ class Limits:
         """The limits in a command's options."""
         return cls(options.max_cpu_nodes, options.max_copies, options.max_copy_bytes_per_token)
 
-    def given(self) -> dict[str, int]:
+    def as_dict(self) -> dict[str, int]:
         """Name -> limit, without None."""
         return {name: value for name in LIMITS if (value := getattr(self, name)) is not None}
 
     def by_option(self) -> dict[str, int]:
         """Command-line option -> limit, as in a report."""
-        return {option_flags()[name]: value for name, value in self.given().items()}
+        return {option_flags()[name]: value for name, value in self.as_dict().items()}
 
 
 def check_limits(limits: Limits, chain: Sequence[str]) -> None:

@@ -125,7 +125,7 @@ def run_batch(
                         chain_source=target.source,
                         options=SamplingValues(**{**options.sampling.figures(), "seed": filed.seed}),
                         adapter=options.adapter,
-                        threads=options.where.threads,
+                        threads=options.chain_options.threads,
                         load_seconds=model.load_seconds,
                         slots=engine.slots,
                         input=str(options.input),
@@ -164,7 +164,7 @@ def check_cluster_options(options: GenerateOptions) -> None:
         raise UsageError("--address is for prompt files; give --input and --output")
     if not re.fullmatch(r"auto|local|\S+:\d+", options.address or ""):
         raise UsageError(f"--address {options.address}: use auto, local or HOST:PORT, as printed by `ray start`")
-    if options.prefix or options.report or options.limits.given():
+    if options.prefix or options.report or options.limits.as_dict():
         raise UsageError("--address cannot be combined with --prefix, --report or placement limits; omit them")
     import_ray()
 
@@ -178,7 +178,7 @@ def run_on_cluster(options: GenerateOptions, given: Sampling, manifest: Manifest
     setup = setup_of(
         options.package,
         manifest,
-        options.where,
+        options.chain_options,
         options.choice,
         options.speculation,
         prefill_chunk=options.prefill_chunk,

@@ -262,7 +262,7 @@ def _check_package(given: PathText, *, may_be_on_hub: bool) -> None:
 
     stranger = recognise(path)
     if path.is_dir() or not path.exists():
-        raise PackageError(f"{path}: {stranger.what}", remedy=stranger.remedy)
+        raise PackageError(f"{path}: {stranger.description}", remedy=stranger.remedy)
 
 
 # --- parsers of texts -------------------------------------------------------------------------------------------------

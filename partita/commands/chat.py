@@ -64,7 +64,7 @@ class ChatOptions(RunGroups, ChatCommand):
 def run(given: ChatCommand) -> int:
     """Check everything that can be checked, then talk; returns the exit code."""
     options = group(given, ChatOptions)
-    target = read_chain_options(options.where)
+    target = read_chain_options(options.chain_options)
     options = replace(options, package=package_of(options.package, options), revision=None)
     manifest = open_folder(options.package, options.choice)
     check_adapter(options.package, manifest, options.adapter)
@@ -172,8 +172,8 @@ class Session:
         }
 
     def run(self) -> int:
-        """Answer messages until the input ends; the exit code. An error is printed at a terminal, where the
-        session goes on, else raised.
+        """Answer messages until the input ends, and return the exit code. On a terminal an error is printed and the
+        session continues; otherwise it is raised.
         """
         if self.lines.typed:
             note(f"{KEYS}\n/help shows the commands; Ctrl-C stops the reply, Ctrl-D ends the session")

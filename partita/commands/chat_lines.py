@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 PROMPT, CONTINUED = "> ", ". "
 GOES_ON = "\\"
-"""At the end of a line: the message goes on in the next one."""
+"""At the end of a line: the message continues on the next line."""
 
 
 class Lines(Protocol):

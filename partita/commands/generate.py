@@ -29,7 +29,7 @@ def run(given: GenerateCommand) -> int:
         from partita.commands.batch import check_cluster_options
 
         check_cluster_options(options)
-    target = read_chain_options(options.where)
+    target = read_chain_options(options.chain_options)
     check_limits(options.limits, target.requested_names)
     without = options.input is not None or (options.save_prefix is not None and options.system is not None)
     prompts = [] if without else read_prompts(prompts_given)

@@ -30,7 +30,7 @@ class RunGroups(RunOptions):
     stop: tuple[str, ...]
 
     @property
-    def where(self) -> ChainOptions:
+    def chain_options(self) -> ChainOptions:
         """The provider chain."""
         return chain_of(self)
 
@@ -52,7 +52,7 @@ class RunGroups(RunOptions):
     @property
     def reads(self) -> tuple[Path, ...]:
         """Files and folders that the run reads."""
-        return read_by(self.where, self.package, *self.choice.reads, *self.speculation.reads)
+        return read_by(self.chain_options, self.package, *self.choice.reads, *self.speculation.reads)
 
 
 class GenerateOptions(RunGroups, GenerateCommand):
@@ -64,7 +64,7 @@ class GenerateOptions(RunGroups, GenerateCommand):
     output: Path | None
 
     @property
-    def where(self) -> ChainOptions:
+    def chain_options(self) -> ChainOptions:
         """The provider chain."""
         return replace(chain_of(self), graph_capture=self.graph_capture)
 
@@ -109,7 +109,7 @@ def _check_saving(options: GenerateOptions) -> None:
     given += ["--stop"] * bool(options.stop)
     if given:
         raise UsageError(f"--save-prefix generates nothing; omit {listing(given)}")
-    if options.limits.given():
+    if options.limits.as_dict():
         raise UsageError("--save-prefix checks no placement limits; omit them, or check them with `partita place`")
     if options.is_chat and options.system is None:
         raise UsageError("--save-prefix with --chat stores only the system message; give --system instead of --chat")

@@ -98,7 +98,7 @@ def open_with(
     engine = open_engine(
         options.package,
         manifest,
-        options.where,
+        options.chain_options,
         target,
         options.choice,
         observe=observe,
@@ -159,13 +159,13 @@ def check_placement(options: GenerateOptions, target: Target) -> None:
 
     Bytes are known only from runs, so the package is opened for this alone and run on tokens that mean nothing.
     """
-    if not options.limits.given():
+    if not options.limits.as_dict():
         return
     from partita.library.place.placement import place_model
 
     placing = PlaceOptions(
         options.package,
-        threads=options.where.threads,
+        threads=options.chain_options.threads,
         runs=LIMIT_RUNS,
         probe_seconds=0.0,
         **asdict(options.limits),
@@ -269,7 +269,7 @@ class PrintedGeneration:
             options=SamplingValues(**options.sampling.figures()),
             adapter=options.adapter,
             prefill_chunk_tokens=generation.chunk.tokens,
-            threads=options.where.threads,
+            threads=options.chain_options.threads,
             load_seconds=self.model.load_seconds,
             tokenizer_load_seconds=self.model.text_seconds,
             rows=tuple(
@@ -284,7 +284,7 @@ class PrintedGeneration:
 
     def report_request(self) -> ReportRequest:
         """The request for the report of the generation."""
-        options, limits = self.options, (LIMITS_NOTE,) if self.options.limits.given() else ()
+        options, limits = self.options, (LIMITS_NOTE,) if self.options.limits.as_dict() else ()
         reason = "interrupted" if self.interrupted else "error" if self.error else self.generation.finish_reason
         prefix = {} if options.prefix is None else {"prefix": str(options.prefix)}
         return ReportRequest(
@@ -361,7 +361,7 @@ def save_prefix(options: GenerateOptions, target: Target, prompts: Sequence[str]
 
 def _as_read(options: GenerateOptions) -> Iterator[str]:
     """Words without which a command does not go on with the prefix: how the folder is opened, what it was read as."""
-    for name in options.choice.given:
+    for name in options.choice.setting_names:
         yield from (option_flags()[name], str(getattr(options.choice, name)))
     if options.token_ids:
         yield "--token-ids"

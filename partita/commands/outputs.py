@@ -28,7 +28,7 @@ class Stdout:
     path: Path = STDOUT
 
     def write(self, text: str) -> None:
-        """Write `text` in UTF-8, as a file has it, whatever the terminal takes; a reader that has gone is no error."""
+        """Write `text` in UTF-8 on any terminal; a closed pipe is no error."""
         write_stdout_bytes(text.encode("utf-8"))
 
 
@@ -93,7 +93,7 @@ class Showing:
 
     view: View
     sink: Sink
-    what: str = ""
+    file_kind: str = ""
     """Name of its file in messages; empty: that of the view."""
 
     def show(self, record: Any, source: Path | None = None) -> None:
@@ -110,7 +110,7 @@ class Showing:
         self.sink.write(text)
         if isinstance(self.sink, Output):
             hint = f" ({self.view.hint})" if self.view.hint else ""
-            note(f"{self.what or _called(self.view)}: {self.sink.path}{hint}")
+            note(f"{self.file_kind or _called(self.view)}: {self.sink.path}{hint}")
 
 
 class ViewOptions(Protocol):
@@ -156,4 +156,4 @@ def open_sink(view: View, out: Path | None, reads: Iterable[Path]) -> Showing:
 
 
 def _called(view: View) -> str:
-    return view.what or view.name
+    return view.file_kind or view.name

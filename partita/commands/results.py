@@ -71,7 +71,7 @@ class DoctorResult(Record):
 
 
 def fact_of(error: PartitaError) -> ErrorFact:
-    """An error of ours as a record; without a remedy as data, the message has it in words."""
+    """A PartitaError as a record; a remedy that is not data is part of the message."""
     nodes = error.nodes if isinstance(error, ProviderError) else ()
     return ErrorFact(
         kind=public_type(error),
@@ -187,7 +187,7 @@ class EvaluateResult(Evaluation, Result):
 
 
 class ExportResult(Result):
-    """Output of `export --json`: the manifest, why attention is written as it is, and what the export took."""
+    """Output of `export --json`: manifest, reason for the attention lowering, duration and memory of the export."""
 
     schema_id: Literal["partita.export/1"] = Field(default="partita.export/1", alias="schema")
     manifest: Manifest

@@ -79,10 +79,9 @@ def write_stderr(text: str) -> bool:
 
 
 def fold(line: str, stream: IO[str] | None, indent: int) -> str:
-    """The line, broken between words where it would not fit on the terminal; what follows is set in by `indent`.
+    """The line, wrapped at the terminal's width; wrapped lines are indented by `indent`.
 
-    A pipe or a file gets the line as it is, and so should one with a command in it: a terminal's own break is no line
-    end when it is copied.
+    A line for a pipe or file is unchanged. Do not fold lines with commands: a terminal's own break is not copied.
     """
     if stream is None or not stream.isatty():
         return line
@@ -126,7 +125,7 @@ def print_record(record: BaseModel) -> bool:
 
 
 def print_json(value: dict[str, Any]) -> bool:
-    """One JSON object on stdout, in UTF-8 whatever the terminal takes; False when the reader has gone."""
+    """Print one JSON object on stdout, in UTF-8 on any terminal; False if the pipe is closed."""
     text = json.dumps(finite(value), ensure_ascii=False, indent=2, allow_nan=False) + "\n"
     return write_stdout_bytes(text.encode("utf-8", "backslashreplace"))
 

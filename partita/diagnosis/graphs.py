@@ -20,7 +20,7 @@ class OptimisedGraph:
     """Nodes and tensors of the optimised graph of a session."""
 
     nodes: dict[str, GraphNode]
-    makers: dict[str, str]
+    producers: dict[str, str]
     """Tensor -> node that produces it; graph inputs and constants have none."""
     readers: dict[str, tuple[str, ...]]
     """Tensor -> nodes that read it."""

@@ -37,7 +37,7 @@ def document(found: Drift) -> Document:
         headline=(headline(found),),
         opening=tuple(_opening(found)),
         sections=tuple(section for section in sections if section is not None),
-        made=found.created,
+        created=found.created,
         version=found.partita_version,
     )
 

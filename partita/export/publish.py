@@ -33,7 +33,7 @@ Snapshot = frozenset[tuple[str, int, int, int]]
 """Every file of a folder: path, inode, size in bytes, modification time in ns."""
 PARTIAL, OLD = ".partial-", ".old-"
 """Parts of the names of hidden folders next to OUT: an unfinished package, and one being replaced."""
-TAKEN = Remedy("choose another folder", otherwise=Remedy("replace the package", options=("--force",)))
+TAKEN = Remedy("choose another folder", alternative=Remedy("replace the package", options=("--force",)))
 UNIQUE = "[a-z0-9_]{8}"
 """The random part of names by tempfile."""
 

@@ -28,7 +28,7 @@ class Work:
     progress: Progress
     folder: Path
     """The folder in which the package is made."""
-    asked: Asked = field(default_factory=dict)
+    recorded_options: Asked = field(default_factory=dict)
     """The options to record in the manifest."""
     seconds: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)

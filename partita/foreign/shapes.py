@@ -38,7 +38,7 @@ class ShorterLimit:
     """The length up to which outputs match the model, and why not beyond."""
 
     length: int
-    why: str
+    reason: str
 
 
 def length_of(
@@ -68,10 +68,10 @@ def length_of(
     length = fixed or wanted or min(usual or UNKNOWN_LENGTH, MOST_TOKENS)
     if short is not None and short.length < length:
         if fixed or wanted:
-            notes.append(f"{short.why}: results for longer sequences may differ from the model")
+            notes.append(f"{short.reason}: results for longer sequences may differ from the model")
             return length
         notes.append(
-            f"{short.why}: the maximum length is {short.length:,} tokens; results for longer sequences "
+            f"{short.reason}: the maximum length is {short.length:,} tokens; results for longer sequences "
             "may differ from the model"
         )
         return short.length
@@ -115,7 +115,7 @@ def cache_bytes(states: Sequence[State]) -> int:
 class Shapes:
     """The facts that determine the sizes of a graph's states."""
 
-    where: str
+    folder_path: str
     """The folder, for messages."""
     graph: GraphFacts
     evidence: Evidence
@@ -244,4 +244,4 @@ class Shapes:
 
     def _wrong(self, pair: Pair, what: str, remedy: Remedy = SAY_AXIS) -> PackageError:
         """The error for a state."""
-        return PackageError(f"{self.where}: the cache input {pair.past.declared}: {what}", remedy=remedy)
+        return PackageError(f"{self.folder_path}: the cache input {pair.past.declared}: {what}", remedy=remedy)

@@ -48,7 +48,7 @@ def document(found: Inspection) -> Document:
         headline=(summary(found),),
         opening=tuple(_findings(found)),
         sections=tuple(section for section in sections if section is not None),
-        made=found.provenance.created or "",
+        created=found.provenance.created or "",
         version=found.partita_version,
     )
 

@@ -72,7 +72,7 @@ def folder_of(
             return path
         found = recognise(path)
         if not found.is_checkpoint:
-            raise PackageError(f"{path}: {found.what}", remedy=found.remedy)
+            raise PackageError(f"{path}: {found.description}", remedy=found.remedy)
         source, key = model, _content_key(path)
     else:
         check_model(model)

@@ -336,7 +336,7 @@ def read_manifest(folder: Path) -> Manifest:
         check_folder(folder)
         if not path.is_file():
             foreign = foreign_paths.recognise(folder)
-            raise PackageError(f"{folder}: {foreign.what}", remedy=foreign.remedy)
+            raise PackageError(f"{folder}: {foreign.description}", remedy=foreign.remedy)
     except PermissionError as error:
         raise unreadable(folder) from error
     refuse_absent(path)

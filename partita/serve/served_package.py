@@ -67,7 +67,7 @@ class Delivery(NamedTuple):
 class Serving:
     """Options of served packages."""
 
-    where: ChainOptions
+    chain_options: ChainOptions
     target: Target
     choice: Choice = AS_IT_IS
     adapter: str | None = None
@@ -315,7 +315,7 @@ def open_served(
     check_adapter(folder, manifest, serving.adapter)
     check_speculation(folder, manifest, serving.speculation)
     reading = _reading(folder, manifest, serving)
-    where, target, choice = serving.where, serving.target, serving.choice
+    where, target, choice = serving.chain_options, serving.target, serving.choice
     with audience.busy(f"opening {name}"):
         engine = open_engine(folder, manifest, where, target, choice, process=serving.process)
     try:

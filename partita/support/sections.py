@@ -71,7 +71,7 @@ def document(found: SupportTable) -> Document:
         name=found.provider.name,
         headline=(headline(found),),
         sections=sections(found),
-        made=found.created,
+        created=found.created,
         version=found.partita_version,
     )
 

@@ -43,7 +43,7 @@ def test_a_field_that_nobody_has_is_an_error_and_so_is_one_too_many():
 
 
 def test_a_remedy_and_what_else_helps_are_records():
-    remedy = Remedy("add cpu", options=("--provider", "a,cpu"), otherwise=Remedy("run it", command=("partita",)))
+    remedy = Remedy("add cpu", options=("--provider", "a,cpu"), alternative=Remedy("run it", command=("partita",)))
     assert remedy_records(remedy) == (
         RemedyRecord(text="add cpu", options=("--provider", "a,cpu")),
         RemedyRecord(text="run it", command=("partita",)),

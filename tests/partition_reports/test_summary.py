@@ -84,7 +84,7 @@ def test_what_is_elsewhere_in_another_phase_alone_is_not_said_to_be_copies_or_no
     clean = each_phase(report, lambda phase: {"nodes": there["decode"]} if phase.name == "decode" else {})
     told = glance(clean)
     assert "0 %" not in told.state.headline and "fallback nodes" in told.state.headline
-    assert told.answers[0].figure == "all nodes in decode only"
+    assert told.questions[0].figure == "all nodes in decode only"
 
 
 def test_a_run_that_failed_is_the_first_thing_that_every_view_says():
@@ -96,7 +96,7 @@ def test_a_run_that_failed_is_the_first_thing_that_every_view_says():
     assert summarise(report).verdict.startswith("the run FAILED; ")
     for view in (markdown, html):
         assert said in view.to_text(report) and "✓" not in view.to_text(report)
-    assert [answer.figure for answer in top.answers if "all nodes" in answer.figure or answer.figure == "none"] == [
+    assert [answer.figure for answer in top.questions if "all nodes" in answer.figure or answer.figure == "none"] == [
         "none"
     ], "no node fell back, and nothing else is good"
 
@@ -111,7 +111,7 @@ def test_shares_are_of_nodes_of_the_file_in_every_view_and_in_requirements():
     report = mixed()
     holds, said = find(parse_requirement("provider=webgpu,share>=0.66", Vocabulary(lambda _: GPU, ())), report)[0]
     assert holds and said.startswith("share 0.6667 ")
-    where = glance(report).answers[0]
+    where = glance(report).questions[0]
     placed = "6 of 9 nodes on WebGpu, 3 on CPU (and 4 added by ONNX Runtime)"
     assert (where.figure, where.lines) == ("66.7 %", (f"{placed} in prefill and decode",))
     assert dict(brief(report))["where"] == placed

@@ -128,7 +128,7 @@ def test_a_graph_of_which_nothing_is_left_has_no_fallback_and_says_so(folded: Re
     assert failed(folded) == []
     assert state_name(folded) == "empty"
     assert "nothing executes in" in verdict_of(folded)
-    assert {answer.figure for answer in glance(folded).answers} <= {"no nodes", "nothing", "-"}
+    assert {answer.figure for answer in glance(folded).questions} <= {"no nodes", "nothing", "-"}
 
 
 @pytest.mark.parametrize("requirement", ["provider=webgpu,share>=1", "copies<=0"])

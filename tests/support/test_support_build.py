@@ -49,7 +49,7 @@ def test_types_by_outcome_and_forms_apart():
         answer("Cast", "invalid", WHOLE),
         form("Cast", "supported", "mode=a"),
         form("Cast", "rejected", "mode=b", message="no kernel"),
-        beyond=((("", "Cast", 13), 7),),
+        untested_counts=((("", "Cast", 13), 7),),
     )
     (entry,) = made.operators
     (version,) = entry.versions
@@ -90,7 +90,7 @@ def test_what_a_model_needs_is_looked_up_in_its_types(kind, expected):
     made = table(
         answer("Cast", "supported", FLOAT),
         answer("Cast", "rejected", HALF),
-        needs=(ModelNodes("", "Cast", 13, ((name, text),), 4),),
+        model_nodes=(ModelNodes("", "Cast", 13, ((name, text),), 4),),
     )
     assert [(need.nodes, need.outcome) for need in made.model_operators] == [(4, expected)]
 

@@ -274,7 +274,7 @@ def _search_text(draft: Draft) -> tuple[Text, bool]:
     path, measured = Path(options.quality_text), measured_tokens(options, draft.fake.parameters)
     count = max(FEWEST_TOKENS, min(MOST_TOKENS, MOST_LOGITS // vocabulary))
     length, fewest = min(WINDOW_TOKENS, draft.max_length), min(FEWEST_TOKENS, measured)
-    chosen = "quality-text" in draft.work.asked
+    chosen = "quality-text" in draft.work.recorded_options
     found = texts.read_windows(
         path, "quality_text", draft.checkpoint, vocabulary, length, count, fewest, after=measured, chosen=chosen, seed=1
     )

@@ -264,8 +264,8 @@ class Racer:
         self.engine = RemoteEngine(
             subject.path.absolute(),
             subject.manifest,
-            self.entry.where,
-            read_chain_options(self.entry.where),
+            self.entry.chain_options,
+            read_chain_options(self.entry.chain_options),
             observe=observe,
             refusal_seconds=0.0,
             choice=subject.choice,

@@ -361,8 +361,8 @@ class RemoteEngine(EngineState):
         otherwise = WITHOUT.filled(provider=" or ".join(others)) if others else None
         names = ",".join(provider.ort_name for provider in self._chain)
         return ProviderError(
-            f"{names}: the worker process {ended} during {during}: it {lost.what}",
-            remedy=replace(LOAD_AGAIN, otherwise=otherwise),
+            f"{names}: the worker process {ended} during {during}: it {lost.summary}",
+            remedy=replace(LOAD_AGAIN, alternative=otherwise),
         )
 
     def _lose(self, lost: WorkerLostError) -> None:

@@ -68,8 +68,8 @@ def _check_options(options: PlaceOptions) -> None:
         for name, why in of_files.items():
             if getattr(options, name):
                 raise UsageError(f"`{name}` is for ONNX files; {why}")
-    elif Choice.of(options).given:
-        name = Choice.of(options).given[0]
+    elif Choice.of(options).setting_names:
+        name = Choice.of(options).setting_names[0]
         raise UsageError(f"`{name}` is only for foreign folders; omit it for a file")
     for name, given in (("device", options.device is not None), ("graph_capture", options.graph_capture)):
         if given and not options.dry_run:

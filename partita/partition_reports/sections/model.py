@@ -56,7 +56,7 @@ class Table:
     name: int = 0
     rest: Callable[[int], str] | None = None
     """Number of shown rows -> a sentence that summarises the others. None: views show all rows."""
-    obvious: bool = False
+    redundant_caption: bool = False
     """The caption repeats the headings and may be hidden."""
     most: int = 12
     """Maximum shown rows in views that shorten tables."""
@@ -172,7 +172,7 @@ class Document:
     sections: tuple[Section, ...]
     opening: tuple[Block, ...] = ()
     """Blocks below the headline, without a title."""
-    made: str = ""
+    created: str = ""
     """Creation time of the record."""
     version: str = ""
     """Version of Partita that wrote it; empty: this version."""

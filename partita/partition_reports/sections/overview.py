@@ -126,7 +126,7 @@ class Overview:
     request: str
     """Command, chain, runtime and time."""
     flags: tuple[Flag, ...]
-    answers: tuple[Question, ...]
+    questions: tuple[Question, ...]
 
 
 def glance(report: Report) -> Overview:
@@ -137,7 +137,7 @@ def glance(report: Report) -> Overview:
         verdict=verdict_of(report),
         request=_render_request(report),
         flags=tuple(find_flags(report)),
-        answers=_questions(report),
+        questions=_questions(report),
     )
 
 

@@ -75,7 +75,7 @@ def export_again(graph: Path, codes: Sequence[str], provider: str, *, probing: b
         asks, knows = _split(action for action in steps_for(situation, code, provider) if action.exports)
         certain = knows[0] if knows else None
         if asks and probing:
-            return replace(asks[0], otherwise=certain)
+            return replace(asks[0], alternative=certain)
         if certain is not None:
             return certain
     return None

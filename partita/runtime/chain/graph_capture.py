@@ -152,7 +152,9 @@ def not_captured_error(path: Path, chain: Sequence[Resolution], error: PartitaEr
     said = (
         f"graph capture is not possible: {plural(len(rows), 'node')} would not run on {recorder.provider.name}: {shown}"
     )
-    return ProviderError(said, path=path, remedy=replace(WITHOUT, otherwise=export_again_for(path, nodes)), nodes=nodes)
+    return ProviderError(
+        said, path=path, remedy=replace(WITHOUT, alternative=export_again_for(path, nodes)), nodes=nodes
+    )
 
 
 def _not_there(recorder: Resolution) -> ProviderError:

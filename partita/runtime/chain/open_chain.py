@@ -287,7 +287,7 @@ def not_all_on(path: Path, chain: tuple[Resolution, ...], facts: SessionFacts) -
     written = ",".join(resolution.provider.name for resolution in chain)
     return ChainError(
         f"{names} cannot run {plural(len(rows), 'node')}: {shown}{more}",
-        remedy=replace(ALLOW_CPU.filled(chain=written), otherwise=export_again_for(path, nodes)),
+        remedy=replace(ALLOW_CPU.filled(chain=written), alternative=export_again_for(path, nodes)),
         path=path,
         chain=chain,
         facts=facts,

@@ -141,7 +141,7 @@ def module_precisions(weights: Iterable[Weight]) -> tuple[ModulePrecision, ...]:
     """One row per module and precision. A tensor shared by several graphs counts once."""
     once: dict[object, Weight] = {}
     for weight in weights:
-        once.setdefault(weight.tensor.place, weight)
+        once.setdefault(weight.tensor.identity, weight)
     rows: dict[ModulePrecision, list[Weight]] = {}
     for weight in once.values():
         precision = weight.uses[0].precision or weight.tensor.dtype
@@ -326,7 +326,7 @@ class TensorEntry:
     """0 for strings."""
     file: str
     """The ONNX file, or the external data file with the values."""
-    place: tuple[object, ...]
+    identity: tuple[object, ...]
     """Equal for tensors of the same bytes in the same file."""
 
     @property
@@ -367,6 +367,6 @@ def initializers(graph: onnx.GraphProto, file: str, scope: str = "") -> Iterator
 
 def _scoped(tensor: TensorEntry, scope: str) -> TensorEntry:
     """The tensor with a unique location, for graphs of one file with tensors of the same name."""
-    if not scope or tensor.place != (tensor.file, tensor.name):
+    if not scope or tensor.identity != (tensor.file, tensor.name):
         return tensor
-    return replace(tensor, place=(tensor.file, scope, tensor.name))
+    return replace(tensor, identity=(tensor.file, scope, tensor.name))

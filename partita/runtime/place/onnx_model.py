@@ -166,7 +166,7 @@ def _parse(path: Path) -> onnx.ModelProto:
     try:
         if path.is_dir():
             stranger = recognise(path)
-            raise PackageError(f"{path}: {stranger.what}", remedy=stranger.remedy)
+            raise PackageError(f"{path}: {stranger.description}", remedy=stranger.remedy)
         if path.exists() and not path.is_file():
             raise PackageError(f"{path}: not a regular file; choose an ONNX file or a package")
         size = path.stat().st_size
@@ -185,7 +185,7 @@ def _parse(path: Path) -> onnx.ModelProto:
     except DecodeError as error:
         stranger = recognise(path)
         if stranger.remedy.command and path.suffix != ".onnx":
-            raise PackageError(f"{path}: {stranger.what}", remedy=stranger.remedy) from error
+            raise PackageError(f"{path}: {stranger.description}", remedy=stranger.remedy) from error
         raise PackageError(f"{path}: not an ONNX file, or truncated: it cannot be parsed; {AGAIN}") from error
     if not proto.HasField("graph") or not proto.ir_version or not proto.opset_import:
         raise PackageError(f"{path}: not an ONNX model: it has no graph, no IR version or no operator set; {AGAIN}")

@@ -228,7 +228,7 @@ def test_a_switch_without_which_the_graph_opens_is_to_be_left_out(model, scripte
     _, chain = probed(facts_of(model, "abcde"), (switched, FALLBACK), model=model)
     assert chain[0].reason == "subgraph_rejected" and chain[0].remedy is not None
     assert chain[0].remedy.text == "remove qnn.htp_bf16_enable=1; without it the provider opens this graph"
-    assert chain[0].remedy.otherwise is not None, "or change the graph"
+    assert chain[0].remedy.alternative is not None, "or change the graph"
     assert asked == [("htp_bf16_enable", "0", [5], False)]
 
 

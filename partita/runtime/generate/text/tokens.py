@@ -42,7 +42,7 @@ MOST_BACK = 16
 """Maximum number of prompt tokens added so that the context begins at a character boundary."""
 WITH_TOKENIZER = Remedy(
     "export a checkpoint that has one",
-    otherwise=Remedy("pass token ids to", ("partita", "generate", "{package}", "1,45,7", "--token-ids")),
+    alternative=Remedy("pass token ids to", ("partita", "generate", "{package}", "1,45,7", "--token-ids")),
 )
 TOKEN_IDS = Remedy("pass the prompt as token ids, or export a checkpoint that has one", options=("--token-ids",))
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
