@@ -1,4 +1,4 @@
-"""Outputs of verbs: files or stdout, which must not be inputs, and the views of records that are written to them."""
+"""Outputs of verbs: files or stdout, which must not be inputs, and views of records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STDOUT = Path("-")
 
 @dataclass(frozen=True, slots=True)
 class Stdout:
-    """Where `-` sends a report or a page."""
+    """stdout as the output of a report or page: `-`."""
 
     path: Path = STDOUT
 
@@ -41,7 +41,7 @@ def reserve_output(path: Path, what: str, reads: Iterable[Path], *, option: str)
 
 
 def print_written(what: str, path: Path | str) -> None:
-    """A note on where a report or result is, and the command that shows it, as a shell takes it."""
+    """Print the path of a report or result, and the shell command that shows it."""
     note(f"{what}: {path} (show it with: {shell(('partita', 'report', 'show', str(path)))})")
 
 
@@ -64,13 +64,13 @@ def show_and_write(record: Any, view: View, text: str, sink: Sink | None, what: 
 
 
 def refuse_two_on_stdout(report: Path | None, *, as_json: bool) -> None:
-    """Raise UsageError when a report and another JSON object would both go to stdout."""
+    """Raise UsageError if a report and another JSON object would both go to stdout."""
     if as_json and str(report) in (str(STDOUT), "/dev/stdout"):
         raise UsageError(f"--report {report} and --json both write to stdout; give --report a file")
 
 
 def data_files(model: Path) -> tuple[Path, ...]:
-    """Files that hold the weights of an ONNX file; none when it cannot be read, an error raised where it is opened."""
+    """Files with the weights of an ONNX file; empty if it cannot be read, which is reported when it is opened."""
     from partita.runtime.place.onnx_model import read_onnx
 
     try:
@@ -89,7 +89,7 @@ class RequestedView:
 
 @dataclass(frozen=True, slots=True)
 class Showing:
-    """A view, and a place that may be written."""
+    """A view and its checked output."""
 
     view: View
     sink: Sink
@@ -130,7 +130,7 @@ class ViewOptions(Protocol):
 
 
 def requested_view(options: ViewOptions, usual: str = "text", *, full: bool = False) -> RequestedView:
-    """The view named by --view or a short form, else the `usual` one. Raises UsageError when two differ."""
+    """The view named by --view or a short form, else the `usual` one. Raises UsageError if two differ."""
     named = {
         "--view": options.view,
         "--full": "text" if full else None,
@@ -143,7 +143,7 @@ def requested_view(options: ViewOptions, usual: str = "text", *, full: bool = Fa
 
 
 def prepare(asked: RequestedView, folder: str, reads: Iterable[Path] = ()) -> Showing:
-    """Find the view in its folder, and reserve its output, before anything is read or run.
+    """Find the view and reserve its output, before reading inputs.
 
     `reads`: files that must not be written over. Raises UsageError, and the errors of `claim_output`.
     """

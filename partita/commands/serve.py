@@ -100,7 +100,7 @@ def run(options: ServeCommand) -> int:
 
 
 def _names(models: Sequence[PathText], given: Sequence[str]) -> tuple[str, ...]:
-    """The name of each model: as given, or the last part of its path or id. Raises UsageError for equal names."""
+    """The name of each model: the option, or the last part of its path or id. Raises UsageError for equal names."""
     _check_count("name", given, models)
     names = tuple(given) or tuple(_name_of(str(model)) for model in models)
     for name in names:
@@ -151,12 +151,12 @@ def _write(text: str) -> None:
 
 
 def _print_line(text: str) -> None:
-    """A line for the operator, while the server runs."""
+    """Print a line for the operator."""
     _write(f"partita: {' '.join(text.split())}")
 
 
 def _print_ready(url: str, options: ServeCommand, models: dict[str, ServedPackage]) -> None:
-    """Where clients find the server, on stderr; with --json on stdout, too."""
+    """Print the address of the server on stderr, with --json also on stdout."""
     for served in models.values():
         report = served.report()
         verdict = report.summary.verdict if report.summary is not None else "no report"

@@ -84,7 +84,7 @@ class Variants(Attempts):
 
 @dataclass(slots=True)
 class Choosing(Variants):
-    """The variants of one draft, with the results of probing the target. `lowering` is used regardless of the result."""
+    """The variants of one draft, and the results of probing the target. `lowering` is used regardless of them."""
 
     probe_results: dict[Way, ProbeResult] = field(default_factory=dict)
     disagrees: dict[Way, str] = field(default_factory=dict)
