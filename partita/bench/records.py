@@ -19,7 +19,7 @@ class RoundResult(Record):
     prefill_ms: tuple[float, ...]
     """Time of each session run, from the end of the previous step, or from the call, until the caller has the step."""
     prefill_tokens: int
-    """Of all rows."""
+    """Tokens of all rows."""
     decode_ms: tuple[float, ...]
     decode_tokens: int
     decode_outside_ms: float

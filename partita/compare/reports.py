@@ -60,7 +60,7 @@ COUNTED = ("phases", "outcome", "nodes", "reasons", "copies", "copy_count")
 
 
 def _rules(before: Report, after: Report) -> Mapping[str, Rule]:
-    """How the sections are compared, in the order of the document."""
+    """Comparison rule of each section, in the order of the document."""
     same_preferred = preferred_of(before) == preferred_of(after)
     active = active_of(after)
 

@@ -97,7 +97,7 @@ def _nothing(was: Row | None, now: Row | None) -> Mapping[str, str | None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """How rows of a section are compared. A missing row is None."""
+    """Comparison of the rows of a section. A missing row is None."""
 
     counts: bool = True
     """Whether the records differ if rows of this section differ."""

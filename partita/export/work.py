@@ -36,7 +36,7 @@ class Work:
     """Probes the CPU provider with nodes of passes, where there is no target; None: no probes."""
     read_folder: ReadFolder | None = None
     source_logits: SourceLogits | None = None
-    """Of the text of the quality measurement, for all attempts."""
+    """Logits of the source model for the quality text, for all attempts."""
     cleanup: ExitStack = field(default_factory=ExitStack)
     """Ends with the export: resources needed until everything is written."""
 

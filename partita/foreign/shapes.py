@@ -22,7 +22,7 @@ UNKNOWN_LENGTH = 2048
 LONGEST = 1 << 24
 """The maximum of a requested length."""
 WIDTH_AXIS = 3
-"""Of keys and values [B, KV heads, N, head size]."""
+"""Axis of the head size in keys and values [B, KV heads, N, head size]."""
 SAY_AXIS = Remedy("specify its growing axis or its shape in a file", options=("--contract", "FILE.toml"))
 SAY_HOW = Remedy(
     "specify in a file that it is written at the cursor (grows = false), or that it is not a key or value (kind)",

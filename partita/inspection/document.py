@@ -129,7 +129,7 @@ def _more(shown: int) -> str:
 
 
 def _prompts(contract: ContractFacts) -> str:
-    """How prompts are processed."""
+    """Processing of prompts, as text."""
     if contract.takes_fewer_rows:
         return "in chunks, rows independent"
     return "in chunks" if contract.appends_chunks else "in one run; later tokens one by one"

@@ -35,7 +35,7 @@ COMMITS = ".commits"
 WEIGHT_SUFFIXES = WEIGHTS | {GGUF, ".onnx"}
 LARGEST_HASHED_BYTES = 64 << 20
 LARGEST_HEADER_BYTES = 100_000_000
-"""Of a safetensors file (its reference implementation)."""
+"""Limit of the header of a safetensors file, as in its reference implementation."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PlaceOptions(ForeignFolder, PlacementLimits, ProviderChain, ModelOptions):
-    """Where the nodes of a model run."""
+    """Model, inputs and experiments of a placement."""
 
     HELP_GROUP = "Input"
     shapes: Mapping[str, int | Sequence[int]] | None = option(

@@ -25,4 +25,4 @@ class View:
     file_kind: str = ""
     """Name of its file in messages; empty: the view's name."""
     hint: str = ""
-    """How to open its file."""
+    """Instruction to open its file."""
