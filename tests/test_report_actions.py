@@ -76,7 +76,7 @@ def test_paths_are_quoted_and_what_is_not_known_stands_in_capitals() -> None:
     first = commands(report)[0]
     assert first[2:] == (CHECKPOINT, "my 'model'-for-webgpu", "--target", "webgpu")
     line = next(line for line in glance(report).questions[-1].lines if isinstance(line, Command))
-    assert shlex.split(line.text) == list(line.words)
+    assert shlex.split(line.text) == list(line.arguments)
     hub = with_package(report, checkpoint="owner/name")
     assert commands(hub)[0][2] == "owner/name"
 

@@ -212,7 +212,7 @@ def explain(report: Report) -> HostTimeParts | None:
         ),
         node_us=split.node_us if split else None,
         wait_share=split.copies if split else None,
-        provider_share=split.own if split else None,
+        provider_share=split.provider_nodes if split else None,
         fallback_share=split.on_fallback if split else None,
     )
 

@@ -47,7 +47,7 @@ def document(bench: Bench) -> Document:
     )
 
 
-VIEWS = Views(document, own={"html": "partita.bench.page"})
+VIEWS = Views(document, modules={"html": "partita.bench.page"})
 
 
 def sections(bench: Bench) -> tuple[Section, ...]:

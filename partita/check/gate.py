@@ -206,4 +206,4 @@ def document(result: GateResult) -> Document:
     )
 
 
-VIEWS = Views(document, own={"text": "partita.check.text"})
+VIEWS = Views(document, modules={"text": "partita.check.text"})

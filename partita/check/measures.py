@@ -42,9 +42,9 @@ class Figure:
     text: str
     names: tuple[str, ...] = ()
     """Names of the counted nodes or copies."""
-    most: float | None = None
+    upper_bound: float | None = None
     """Upper bound of a partly unknown value; None: `value`."""
-    unknown: str = ""
+    unknown_reason: str = ""
     """Why it is unknown or partly unknown."""
 
 
@@ -53,8 +53,8 @@ def decide(found: Figure, sign: str, limit: float) -> Finding:
     holds = SIGNS[sign]
     if found.value is not None and not holds(found.value, limit):
         return False, f"{found.text}{f': {name_some(found.names)}' if found.names else ''}"
-    if found.value is None or (found.most is not None and not holds(found.most, limit)):
-        return False, f"cannot be confirmed{found.unknown}"
+    if found.value is None or (found.upper_bound is not None and not holds(found.upper_bound, limit)):
+        return False, f"cannot be confirmed{found.unknown_reason}"
     return True, found.text
 
 
@@ -200,7 +200,7 @@ def _count_cpu_nodes(report: Report) -> Figure:
     """Nodes on the CPU provider with control-flow subgraphs, in the phase with the most."""
     return max(
         reversed([*map(_cpu_nodes, filter(is_known, report.phases))]),
-        key=lambda each: (each.most or 0, each.value or 0),
+        key=lambda each: (each.upper_bound or 0, each.value or 0),
     )
 
 
@@ -216,8 +216,8 @@ def _cpu_nodes(phase: Phase) -> Figure:
         value=len(found),
         text=f"{plural(len(found), 'node')} on {CPU} in {phase.name}",
         names=tuple(f"{name} ({op_type})" if op_type else name for name, op_type in found),
-        most=len(found) + len(unknown) if is_listed else math.inf,
-        unknown=f" in {phase.name}: {why if is_listed else 'nodes in control-flow subgraphs are not listed'}",
+        upper_bound=len(found) + len(unknown) if is_listed else math.inf,
+        unknown_reason=f" in {phase.name}: {why if is_listed else 'nodes in control-flow subgraphs are not listed'}",
     )
 
 
@@ -232,8 +232,8 @@ def _count_memcpy_nodes(report: Report) -> Figure:
         value=count,
         text=f"{plural(count, 'Memcpy node')} in {phase.name}",
         names=(*names, f"{inside} in control-flow subgraphs") if inside else tuple(names),
-        most=math.inf if subgraph_copies(phase) is None else None,
-        unknown=f" in {phase.name}: {UNSEEN_COPIES}",
+        upper_bound=math.inf if subgraph_copies(phase) is None else None,
+        unknown_reason=f" in {phase.name}: {UNSEEN_COPIES}",
     )
 
 
@@ -249,8 +249,8 @@ def _count_copy_bytes(report: Report) -> Figure:
     return Figure(
         value=total,
         text=f"{total:,} bytes in {plural(len(phase.copies), 'copy')} per run of {phase.file} ({phase.name}){more}",
-        most=math.inf if unknown else None,
-        unknown=f" in {phase.name}: the size of {plural(len(unknown), 'copy')} is unknown: {name_some(unknown)}",
+        upper_bound=math.inf if unknown else None,
+        unknown_reason=f" in {phase.name}: the size of {plural(len(unknown), 'copy')} is unknown: {name_some(unknown)}",
     )
 
 
@@ -276,10 +276,10 @@ def _find_cache(report: Report) -> Figure:
     """1 if every state stayed in one buffer, 0 if one did not; unknown if not observed."""
     cache, held = report.cache, is_in_place(report.cache)
     if cache is None or status_of(cache) == "no_cache":
-        return Figure(None, "", unknown=": the report has no cache")
+        return Figure(None, "", unknown_reason=": the report has no cache")
     moved = tuple(entry.name for entry in cache.entries if not entry.in_place)
     text = describe_cache(cache)
-    return Figure(None if held is None else float(held), text, moved, unknown=f": {text}")
+    return Figure(None if held is None else float(held), text, moved, unknown_reason=f": {text}")
 
 
 def _find_speed(report: Report) -> Figure:
@@ -288,7 +288,7 @@ def _find_speed(report: Report) -> Figure:
     speed = phase.tokens_per_second
     why = "a dry run has no times" if report.dry_run is not None else f"the report has none for {phase.name}"
     few = f", {plural(phase.steps, 'step')}: {TOO_FEW}" if too_few_steps(phase) else ""
-    return Figure(speed, f"{decimals(speed)} tokens/s in {phase.name}{few}", unknown=f": {why}")
+    return Figure(speed, f"{decimals(speed)} tokens/s in {phase.name}{few}", unknown_reason=f": {why}")
 
 
 def repeated_phase(phases: Sequence[Phase]) -> Phase:

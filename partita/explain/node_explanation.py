@@ -83,7 +83,7 @@ class Explanation(Record):
     """Known for fallback nodes only."""
     preferred_provider: str | None
     """First provider of the chain."""
-    active: tuple[str, ...] = ()
+    active_providers: tuple[str, ...] = ()
     """Available providers of the chain."""
     places: tuple[Place, ...]
     fallbacks: tuple[Fallback, ...]
@@ -241,7 +241,7 @@ def explain(report: Report, name: str) -> Explanation:
         layer=next((node.layer for node in nodes if node.layer is not None), None),
         source_line=next((entry.source_line for entry in fallbacks if entry.source_line), None),
         preferred_provider=report.chain[0].provider if report.chain else None,
-        active=active_of(report),
+        active_providers=active_of(report),
         places=places,
         fallbacks=fallbacks,
         rejected_parts=tuple(part for part in report.rejected_parts if runs_in & set(part.nodes)),

@@ -20,7 +20,7 @@ class Cause:
     """The nodes, or why they are unknown."""
 
     nodes: tuple[str, ...]
-    unknown: str = ""
+    unknown_reason: str = ""
 
 
 def find_causes(index: SessionIndex, names: Sequence[str]) -> dict[str, Cause]:
@@ -40,7 +40,7 @@ def _without_transposes(index: SessionIndex, cause: Cause) -> Cause:
     runs_as |= {name: name for name in index.order}
     found = (runs_as[each] for name in cause.nodes for each in index.rewritten_with.get(name, ()) if each in runs_as)
     own = (name for name in cause.nodes if name not in index.rewritten_with)
-    return Cause(tuple(dict.fromkeys((*own, *found))), cause.unknown)
+    return Cause(tuple(dict.fromkeys((*own, *found))), cause.unknown_reason)
 
 
 def _cause_in_graph(graph: OptimisedGraph, name: str) -> Cause:

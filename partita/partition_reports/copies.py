@@ -57,7 +57,7 @@ def _memcpy_copy(index: SessionIndex, node: NodePlacement, cause: Cause) -> Copy
             "bytes_per_run": node.output_bytes,
             "host_us_per_run": node.host_us_per_run,
             "caused_by": cause.nodes,
-            "cause_missing_reason": cause.unknown,
+            "cause_missing_reason": cause.unknown_reason,
             "source": "profile" if "profile" in node.sources else "plan_file",
         }
     )

@@ -36,7 +36,7 @@ def find_partitions(
     boundaries: list[list[BoundaryTensor]] = [[] for _ in spans]
     edges = _find_edges(index, nodes)
     sizes = _tensor_sizes(index, times)
-    names = index.optimised.names if index.optimised is not None else {}
+    names = index.optimised.other_names if index.optimised is not None else {}
     _add_inner_tensors(boundaries, edges, part_of, sizes, names)
     _add_session_tensors(boundaries, index, phase, edges, part_of, sizes)
     return tuple(

@@ -133,7 +133,7 @@ class ServedPackage:
         return self._engine.slots
 
     @property
-    def open(self) -> int:
+    def open_prompts(self) -> int:
         """Number of waiting and running prompts."""
         return self._engine.waiting + self._engine.running
 

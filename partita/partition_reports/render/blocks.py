@@ -102,7 +102,7 @@ def _show_line(page: Page, line: Line, indent: int) -> None:
 
 def show_command(page: Page, command: Command, indent: int) -> None:
     """Print a command on separate lines, for copying."""
-    page.command(command.words, COMMAND, indent=indent)
+    page.command(command.arguments, COMMAND, indent=indent)
     if command.does:
         page.line(command.does, indent=indent + INDENT, style=DIM)
 
