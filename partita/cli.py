@@ -1,4 +1,4 @@
-"""The command line: which verbs there are, how a command starts, and how it ends.
+"""The command line: its verbs, and the start and end of a command.
 
 Only typer is imported here. The options of a verb are in `partita.options`, the verb itself in `partita.commands`; both
 are imported when it is called, so that `--help`, a usage error and `report show` stay fast and
@@ -91,7 +91,7 @@ VERBS = (
     Verb(
         "evaluate",
         "inspection:EvaluateCommand",
-        "Measure the perplexity of a package and of its original.",
+        "Measure the perplexity of a package and its source model.",
         (
             "evaluate ./package-int4 --provider cpu",
             "evaluate ./package --json",
@@ -228,14 +228,14 @@ CACHE_VERBS = (
     Verb(
         "remove",
         "generation:CacheRemoveCommand",
-        "Remove one of them.",
+        "Remove an exported package.",
         ("remove my-checkpoint",),
     ),
 )
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 1000}
-"""Lines of the help are as long as the terminal is wide, 80 columns without one."""
+"""Width of the help: that of the terminal, or 80 columns."""
 USAGE = 2
-"""Exit code of a command line that makes no sense."""
+"""Exit code of a usage error."""
 app = typer.Typer(
     name="partita",
     cls=group_of(VERBS, "{name}:run"),
@@ -271,7 +271,7 @@ BY_SIGNAL = 128
 
 
 def _help_alone(context: typer.Context) -> None:
-    """Without a verb, print the help, with the exit code of a usage error."""
+    """Without a verb, print the help and exit with the code of a usage error."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
         raise Exit(USAGE)
@@ -303,8 +303,8 @@ def common(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Export a Hugging Face decoder to a static ONNX graph, run it on the execution providers you name, "
-    "and see what ran where."""
+    """Export a Hugging Face decoder to a static ONNX graph, run it on the execution providers you name, and see what
+    ran where."""
     _help_alone(context)
 
 
@@ -324,12 +324,12 @@ def main() -> None:
     with ended_by_exception():
         code = run([a for a in arguments[:end] if a != "--debug"] + arguments[end:], debug=debug)
     if code == INTERRUPTED:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # pressed again, it must not cut short what follows
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not interrupt the flush
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         _drop(sys.stdout)
-    except OSError as error:  # a full disk; what a verb could not write itself has been said
+    except OSError as error:  # a full disk; verbs report their own failed writes
         code = code or _fail(error, debug=debug)
         _drop(sys.stdout)
     try:
@@ -388,9 +388,9 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
 
 
 def _explain_exception(error: BaseException, debug: bool) -> tuple[str, str, int, PartitaError | None]:
-    """Kind, message and exit code of an exception, and the error of ours that it is or means."""
+    """Kind, message and exit code of an exception, and its PartitaError, if any."""
     signalled = received_signal() if isinstance(error, Exception) and not isinstance(error, KNOWN) else None
-    error = signalled or error  # native code makes other exceptions of a signal
+    error = signalled or error  # native code may replace the exception of a signal
     if isinstance(error, KeyboardInterrupt | Abort):
         return "Interrupted", "interrupted", INTERRUPTED, None
     if isinstance(error, TerminatedError):
@@ -413,9 +413,9 @@ def _explain_exception(error: BaseException, debug: bool) -> tuple[str, str, int
 
 
 def _fail(error: BaseException, *, debug: bool, as_json: bool = False) -> int:
-    """Print one line on stderr and the nodes of an error that has some, with --json also a record; the exit code.
+    """Print an error and return its exit code: one line and its nodes on stderr, with --json also a record.
 
-    Control characters, of a file name for one, do not reach the terminal.
+    Control characters, e.g. of file names, are replaced.
     """
     if debug:
         traceback.print_exception(error)
@@ -431,7 +431,7 @@ def _fail(error: BaseException, *, debug: bool, as_json: bool = False) -> int:
 
 
 def _table(error: PartitaError | None) -> list[str]:
-    """Lines of the table of the nodes of an error; none where it has no nodes."""
+    """Lines of the table of an error's nodes; empty without nodes."""
     if not isinstance(error, ProviderError) or not error.nodes:
         return []
     from partita.commands.refusal import render_refusal
@@ -440,7 +440,7 @@ def _table(error: PartitaError | None) -> list[str]:
 
 
 def _print_json(kind: str, message: str, code: int, error: PartitaError | None) -> None:
-    """The error on stdout, unless a result is there."""
+    """Print the error as JSON on stdout, unless a result was printed."""
     from partita.commands import terminal
     from partita.commands.results import ErrorFact, ErrorResult, fact_of
 
@@ -450,17 +450,17 @@ def _print_json(kind: str, message: str, code: int, error: PartitaError | None) 
 
 
 def _system_error(error: OSError) -> str:
-    """What the operating system refused, and what to do about it."""
+    """The message for an error of the operating system, with a remedy."""
     if streams.is_closed(error):
         return streams.CLOSED
-    said = f"{error.strerror or error}"
+    reason = f"{error.strerror or error}"
     if isinstance(error, PermissionError):
         if not isinstance(error.filename, str):
-            return said
+            return reason
         path = Path(error.filename)
-        return f"{path}: {said}; {permission(path, write=os.access(path, os.R_OK))}"
-    where = f"{error.filename}: " if error.filename else ""
-    return f"{where}{said}; {fix_for(error, 'check the disk')}"
+        return f"{path}: {reason}; {permission(path, write=os.access(path, os.R_OK))}"
+    file = f"{error.filename}: " if error.filename else ""
+    return f"{file}{reason}; {fix_for(error, 'check the disk')}"
 
 
 def _usage_error(error: TyperException) -> str:
@@ -476,5 +476,5 @@ def _usage_error(error: TyperException) -> str:
 
 
 def _drop(stream: TextIO) -> None:
-    """Discard what is left to write to a standard stream: Python would fail at its exit with a code of its own."""
+    """Discard unwritten output of a standard stream; otherwise Python fails at exit with its own exit code."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -165,7 +165,7 @@ class Precision:
     dtype: str
     tolerance: float
     """Maximum max_rel_error against the source model in float32."""
-    twin: str | None = None
+    cpu_dtype: str | None = None
     """Type of the converted package for the CPU provider, if that has no kernels for `dtype`; else None."""
     stored: str | None = None
     """Type of matrices in the file, if it is not `dtype`; they are cast when a graph is opened."""
@@ -175,7 +175,7 @@ class Precision:
     @property
     def on_cpu(self) -> str:
         """The type that the CPU provider computes in."""
-        return self.twin or self.dtype
+        return self.cpu_dtype or self.dtype
 
 
 PRECISIONS = {
@@ -183,7 +183,7 @@ PRECISIONS = {
     for entry in (
         Precision("fp32", "float32", 1e-4),
         Precision("fp16", "float16", 2e-2),
-        Precision("bf16", "bfloat16", 5e-2, twin="float32"),
+        Precision("bf16", "bfloat16", 5e-2, cpu_dtype="float32"),
         # The reference has the quantised weights, so the tolerance covers only activations, which fast kernels round
         # to 8 bits.
         Precision("int8", "float32", 1e-1, bits=8),

@@ -20,17 +20,17 @@ LONGEST = 4000
 class PartitaError(Exception):
     """Base of Partita's exceptions. ``exit_code`` is the exit status of the command line.
 
-    `where`: the file or folder, which begins the message. `remedy`: the fix, which ends the message; None if there is
+    `path`: the file or folder, which begins the message. `remedy`: the fix, which ends the message; None if there is
     none or the text includes it. `problem`: the message without the remedy.
     """
 
     exit_code: int = 1
 
-    def __init__(self, said: str, *, where: Path | None = None, remedy: Remedy | None = None) -> None:
-        if len(said) > LONGEST:
-            said = f"{said[:LONGEST]}... ({len(said) - LONGEST:,} more characters)"
-        self.message, self.where, self.remedy = said, where, remedy
-        self.problem = said if where is None else f"{where}: {said}"
+    def __init__(self, message: str, *, path: Path | None = None, remedy: Remedy | None = None) -> None:
+        if len(message) > LONGEST:
+            message = f"{message[:LONGEST]}... ({len(message) - LONGEST:,} more characters)"
+        self.message, self.path, self.remedy = message, path, remedy
+        self.problem = message if path is None else f"{path}: {message}"
         help_text = "" if remedy is None else str(remedy)
         super().__init__(f"{self.problem}; {help_text}" if help_text else self.problem)
 
@@ -69,9 +69,9 @@ class UnsupportedModelError(CheckpointError):
     """
 
     def __init__(
-        self, said: str, *, where: Path | None = None, remedy: Remedy | None = None, option: str | None = None
+        self, message: str, *, path: Path | None = None, remedy: Remedy | None = None, option: str | None = None
     ) -> None:
-        super().__init__(said, where=where, remedy=remedy)
+        super().__init__(message, path=path, remedy=remedy)
         self.option = option
 
 
@@ -96,7 +96,7 @@ class GenerationError(PartitaError):
 
 
 @dataclass(frozen=True, slots=True)
-class Refusing:
+class ProviderRefusal:
     """A provider of the chain that does not run a node, with the reason."""
 
     provider: str
@@ -129,21 +129,21 @@ class RefusedNode:
     remedy: str
     available: bool = True
     """Whether the preferred provider is available; if not, the reason applies to every node."""
-    skipped: tuple[Refusing, ...] = ()
+    skipped: tuple[ProviderRefusal, ...] = ()
     """The other providers of the chain, in order."""
 
     @property
-    def refusing(self) -> tuple[Refusing, ...]:
+    def refusals(self) -> tuple[ProviderRefusal, ...]:
         """Every provider of the chain, in order, with the reason why it does not run the node."""
-        first = Refusing(
+        first = ProviderRefusal(
             self.preferred_provider, self.reason, self.evidence_kind, self.evidence, self.remedy, self.available
         )
         return (first, *self.skipped)
 
     @property
-    def asked(self) -> tuple[Refusing, ...]:
-        """The available providers of `refusing`; the first provider if none is available."""
-        return tuple(entry for entry in self.refusing if entry.available) or self.refusing[:1]
+    def available_refusals(self) -> tuple[ProviderRefusal, ...]:
+        """The available providers of `refusals`; the first provider if none is available."""
+        return tuple(entry for entry in self.refusals if entry.available) or self.refusals[:1]
 
 
 class ProviderError(PartitaError):
@@ -153,13 +153,13 @@ class ProviderError(PartitaError):
 
     def __init__(
         self,
-        said: str,
+        message: str,
         *,
-        where: Path | None = None,
+        path: Path | None = None,
         remedy: Remedy | None = None,
         nodes: tuple[RefusedNode, ...] = (),
     ) -> None:
-        super().__init__(said, where=where, remedy=remedy)
+        super().__init__(message, path=path, remedy=remedy)
         self.nodes = nodes
 
 

@@ -50,7 +50,7 @@ INSTALL_EXTRAS = Remedy("", ("pip", "install", "partita[{extras}]"))
 INSTALL_RUNTIME = Remedy(
     "",
     ("pip", "install", "partita[{plain}]"),
-    otherwise=Remedy("for providers other than CPU exactly one of {others} in place of {plain}"),
+    alternative=Remedy("for providers other than CPU exactly one of {others} in place of {plain}"),
 )
 UNINSTALL = Remedy(
     "they overwrite each other's files; uninstall all, then install one wheel",

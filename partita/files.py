@@ -26,12 +26,12 @@ class Output:
     """A checked output file."""
 
     path: Path
-    what: str
+    kind: str
     """Kind of its content, for messages: report, trace, page."""
 
     def write(self, text: str) -> None:
         """Write `text`, in UTF-8. Raises ReportError when the file cannot be written."""
-        write_text(text, self.path, self.what)
+        write_text(text, self.path, self.kind)
 
 
 def reserve(path: Path, what: str, reads: Iterable[Path], *, option: str) -> Output:

@@ -35,7 +35,7 @@ DOWNLOAD = Remedy("download it again")
 class ForeignPath:
     """A path that is not a package. `what`: the part of the message after the path and a colon."""
 
-    what: str
+    description: str
     remedy: Remedy
     is_checkpoint: bool = False
     """A checkpoint folder or GGUF file, which can be exported."""

@@ -31,7 +31,7 @@ class Remedy:
     """Complete command line, with placeholders."""
     options: tuple[str, ...] = ()
     """Options to add to the user's command line."""
-    otherwise: Remedy | None = None
+    alternative: Remedy | None = None
     """An alternative."""
 
     def filled(self, **blanks: object) -> Remedy:
@@ -40,13 +40,13 @@ class Remedy:
             self.text.format(**blanks),
             tuple(filled_word for word in self.command for filled_word in _fill(word, blanks)),
             tuple(filled_word for word in self.options for filled_word in _fill(word, blanks)),
-            self.otherwise.filled(**blanks) if self.otherwise is not None else None,
+            self.alternative.filled(**blanks) if self.alternative is not None else None,
         )
 
     def __str__(self) -> str:
         """The remedy on one line: `make it readable: chmod u+r 'my model'`, `try it: --provider cpu`."""
         own = ": ".join(part for part in (self.text, self.words) if part)
-        return own if self.otherwise is None else f"{own}, or {self.otherwise}"
+        return own if self.alternative is None else f"{own}, or {self.alternative}"
 
     @property
     def words(self) -> str:
@@ -84,9 +84,9 @@ def any_of(remedies: Iterable[Remedy]) -> Remedy | None:
     first, *others = dict.fromkeys(remedies) or (None,)
     if first is None or not others:
         return first
-    if first.otherwise is not None:
-        others.insert(0, first.otherwise)
-    return replace(first, otherwise=any_of(others))
+    if first.alternative is not None:
+        others.insert(0, first.alternative)
+    return replace(first, alternative=any_of(others))
 
 
 FROM_CHECKPOINT = Remedy("export the checkpoint again")

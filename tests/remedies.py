@@ -26,7 +26,7 @@ def alternatives(remedy: Remedy | None) -> Iterator[Remedy]:
     """A remedy and what else helps."""
     while remedy is not None:
         yield remedy
-        remedy = remedy.otherwise
+        remedy = remedy.alternative
 
 
 def pattern(remedy: Remedy) -> str:

@@ -60,10 +60,10 @@ def test_two_chains_take_turns_and_are_compared(
     first, cpu = found["contenders"]
     assert found["baseline"] == "cpu" and found["verdict"][0].startswith(f"{NO_DEVICE} is ")
     assert "cuda is not used: library_missing" in found["verdict"][0] or "device_missing" in found["verdict"][0]
-    assert (first["rounds"], cpu["rounds"], first["same_tokens"], first["repeats"]) == (2, 2, True, True)
-    assert [len(turn["decode_ms"]) for turn in cpu["turns"]] == [5, 5, 5]
-    assert [len(turn["tokens"][0]) for turn in cpu["turns"]] == [6, 6, 6]
-    assert cpu["why"]["provider"] == "CPUExecutionProvider" and cpu["why"]["fallback_nodes"] == 0
+    assert (first["rounds"], cpu["rounds"], first["same_tokens"], first["repeatable"]) == (2, 2, True, True)
+    assert [len(turn["decode_ms"]) for turn in cpu["round_results"]] == [5, 5, 5]
+    assert [len(turn["tokens"][0]) for turn in cpu["round_results"]] == [6, 6, 6]
+    assert cpu["host_time"]["provider"] == "CPUExecutionProvider" and cpu["host_time"]["fallback_nodes"] == 0
     assert cpu["load_seconds"] > 0 and cpu["peak_rss_bytes"] > 1 << 20
     assert {entry["phase"] for entry in first["ratios"]} == {"prefill", "decode"} and not cpu["ratios"]
 
@@ -74,7 +74,7 @@ def test_the_tokens_are_those_of_generate(package: Path, capsys: pytest.CaptureF
     out, _ = succeeds(
         capsys, "generate", package, "1,45,7,99", "--token-ids", "--max-new-tokens", "6", "--provider", "cpu", "--json"
     )
-    ours = found["contenders"][0]["turns"][0]["tokens"][0]
+    ours = found["contenders"][0]["round_results"][0]["tokens"][0]
     theirs = json.loads(out)["rows"][0]["tokens"]
     assert ours[: len(theirs)] == theirs and len(ours) == 6
 
@@ -200,7 +200,7 @@ def test_ctrl_c_prints_what_there_is_and_leaves_no_process(
     take_turn = benchmark.Race.run_round
 
     def interrupted(self: benchmark.Race, racer: benchmark.Racer, number: int) -> None:
-        if number == when and any(o.lane.turns and o.lane.turns[-1].round == when for o in self.racers):
+        if number == when and any(o.lane.round_results and o.lane.round_results[-1].round == when for o in self.racers):
             raise KeyboardInterrupt
         take_turn(self, racer, number)
 
@@ -216,7 +216,7 @@ def test_ctrl_c_prints_what_there_is_and_leaves_no_process(
         return
     found = json.loads(out)
     assert found["interrupted"] and sorted(entry["rounds"] for entry in found["contenders"]) == sorted(rounds)
-    assert sum(len(entry["turns"]) for entry in found["contenders"]) == 2 * when + 1
+    assert sum(len(entry["round_results"]) for entry in found["contenders"]) == 2 * when + 1
 
 
 def test_ctrl_c_while_it_observes_keeps_every_figure_and_writes_the_result(
@@ -238,8 +238,8 @@ def test_ctrl_c_while_it_observes_keeps_every_figure_and_writes_the_result(
     assert json.loads(file.read_text()) == found and found["interrupted"]
     first, cpu = found["contenders"]
     assert (first["rounds"], cpu["rounds"]) == (1, 1)
-    assert first["why"] is not None and first["why_unknown"] == ""
-    assert cpu["why"] is None and cpu["why_unknown"] == "interrupted before its profiled round"
+    assert first["host_time"] is not None and first["host_time_missing_reason"] == ""
+    assert cpu["host_time"] is None and cpu["host_time_missing_reason"] == "interrupted before its profiled round"
 
 
 def test_a_report_that_cannot_be_written_is_an_error_beside_the_figures(
@@ -255,7 +255,7 @@ def test_a_report_that_cannot_be_written_is_an_error_beside_the_figures(
     assert run([*given, "--report", str(tmp_path / "reports")]) == 1
     out, err = capsys.readouterr()
     (cpu,) = json.loads(out)["contenders"]
-    assert cpu["rounds"] == 1 and cpu["why_unknown"] == "the profiled round failed: no room"
+    assert cpu["rounds"] == 1 and cpu["host_time_missing_reason"] == "the profiled round failed: no room"
     assert f"{tmp_path / 'reports' / 'cpu.json'}: not written: the profiled round failed: no room" in err
     assert run(given) == 0, "where none was asked for"
 
@@ -266,7 +266,7 @@ def test_a_batch_and_a_static_pair(
 ) -> None:
     made = exported(tiny_checkpoint("llama"), batch_size=2, static_shapes=True, prefill_chunk=8)
     found = measured(capsys, made, "--provider", "cpu", "--prompt-tokens", "20", "--rounds", "1")
-    (turn, _) = found["contenders"][0]["turns"]
+    (turn, _) = found["contenders"][0]["round_results"]
     assert (turn["prefill_tokens"], len(turn["tokens"])) == (40, 2) and turn["tokens"][0] == turn["tokens"][1]
     assert found["contenders"][0]["decode"]["tokens_per_second"]["median"] > 0
 
@@ -292,10 +292,10 @@ def test_two_packages_are_compared_on_each_chain(
     ]
     assert found["baseline"] == f"{package} on {NO_DEVICE}"
     assert [entry["package"] for entry in found["contenders"]] == [names[0]] * 2 + [names[1]] * 2
-    assert [entry["attention"] for entry in (found["package"], *found["others"])] == ["gqa", "primitives"]
+    assert [entry["attention"] for entry in (found["package"], *found["other_packages"])] == ["gqa", "primitives"]
     same = {entry["name"]: entry["same_tokens"] for entry in found["contenders"]}
     assert same.pop(found["baseline"]) is None and all(same.values())
-    assert [len(entry["turns"][0]["tokens"]) for entry in found["contenders"]] == [1, 1, 2, 2]
+    assert [len(entry["round_results"][0]["tokens"]) for entry in found["contenders"]] == [1, 1, 2, 2]
     assert sorted(path.name for path in folder.iterdir()) == [
         "package-cpu-1.json",
         "package-cpu-3.json",

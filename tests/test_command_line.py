@@ -342,8 +342,8 @@ def test_a_wrong_value_names_its_option(given: Any, says: str) -> None:
     [
         (Range(1, 5), (1, 5), (0, 6, float("nan")), "between 1 and 5"),
         (Range(0), (0, 10**9), (-1,), "0 or more"),
-        (Range(most=1, above=0), (0.5, 1), (0, 1.5), "above 0 and at most 1"),
-        (Range(2, 5, also=0), (0, 2), (1,), "between 2 and 5"),
+        (Range(maximum=1, above=0), (0.5, 1), (0, 1.5), "above 0 and at most 1"),
+        (Range(2, 5, extra_value=0), (0, 2), (1,), "between 2 and 5"),
     ],
 )
 def test_a_range(limits: Range, inside: tuple[float, ...], outside: tuple[float, ...], words: str) -> None:

@@ -113,7 +113,7 @@ def test_a_row_of_a_prompt_file_names_its_own_fields() -> None:
 
 
 def test_an_error_ends_with_its_remedy() -> None:
-    remedy = Remedy("try it", options=("--provider", "cpu"), otherwise=Remedy("", ("partita", "providers", "--json")))
+    remedy = Remedy("try it", options=("--provider", "cpu"), alternative=Remedy("", ("partita", "providers", "--json")))
     error = PartitaError("no", remedy=remedy)
     assert str(error) == "no; try it: --provider cpu, or partita providers --json"
     assert error.remedy == remedy

@@ -147,8 +147,8 @@ def test_a_report_of_a_run_that_failed_passes_no_gate(gather, tmp_path, capsys):
     given = ["--input", f"ids={tmp_path / 'far.npy'}", "--report", file, "--max-copies", 9]
     assert "failed" in failed(capsys, 1, "place", gather, "-e", "cpu", *given)
     report = json.loads(file.read_text(encoding="utf-8"))
-    assert report["summary"]["state"] == "failed" and report["failed"].startswith("a run on the given values of ids")
-    assert report["exceeded"] == ["--max-copies 9: cannot be confirmed: the run failed"]
+    assert report["summary"]["state"] == "failed" and report["failure"].startswith("a run on the given values of ids")
+    assert report["exceeded_limits"] == ["--max-copies 9: cannot be confirmed: the run failed"]
     assert "2 of 2 checks failed" in failed(capsys, 5, "report", "check", file, "--require", "provider=cpu,share>=1")
     assert "its run failed" in partita.Report.read(file).to_markdown()
     with pytest.raises(partita.CheckFailedError, match="the run of the report failed"):

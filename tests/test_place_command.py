@@ -68,7 +68,7 @@ def test_ctrl_c_during_the_experiments_of_a_dry_run_keeps_the_report(tmp_path, s
     assert code == 130, err
     assert "nodes on CUDA" in out and "Traceback" not in err
     written = json.loads(report.read_text())
-    assert written["interrupted"] == ["experiments"] and any("were interrupted" in note for note in written["notes"])
+    assert written["interruptions"] == ["experiments"] and any("were interrupted" in note for note in written["notes"])
     assert not list(temporary.glob("partita-*"))
 
 
@@ -89,7 +89,7 @@ def test_ctrl_c_after_the_model_is_open_keeps_the_report(tmp_path, monkeypatch, 
     assert run(["place", str(model), "--provider", "cpu", "--report", str(report)]) == 130
     assert "3 of 3 nodes" in capsys.readouterr().out.replace("All 3", "3 of 3")
     written = json.loads(report.read_text())
-    assert written["interrupted"] == [cut_short] and any(note.startswith(says) for note in written["notes"])
+    assert written["interruptions"] == [cut_short] and any(note.startswith(says) for note in written["notes"])
 
 
 def test_values_of_inputs_are_given_as_files(tmp_path, capsys, stand_ins):
@@ -194,7 +194,7 @@ def dry(text: str, folder: Path) -> dict[str, Any]:
     done = place(text, folder, "--provider", "cuda,cpu", "--dry-run", "--runs", 1, "--max-cpu-nodes", 0)
     assert done.code == 3, done
     report = done.json
-    assert (report["summary"]["state"], report["disagreements"]) == ("partly", [])
+    assert (report["summary"]["state"], report["conflicts"]) == ("partly", [])
     assert [entry["reason"] for entry in report["fallbacks"]] == ["no_kernel_op"]
     return report
 
@@ -237,6 +237,6 @@ def test_shape_computations_of_nodes_without_a_name_have_their_reason(tmp_path: 
     assert done.code == 0, done
     content = done.json
     assert [entry["reason"] for entry in content["fallbacks"]] == ["cpu_preferred"] * 12
-    assert content["disagreements"] == []
+    assert content["conflicts"] == []
     placed = {node["name"]: node["provider"] for node in content["phases"][0]["nodes"]}
     assert sum(name.startswith("Div") and "CPU" in provider for name, provider in placed.items()) == 3

@@ -75,8 +75,8 @@ def test_paths_are_quoted_and_what_is_not_known_stands_in_capitals() -> None:
     report = with_package(pages.mixed_report(), name="my 'model'", checkpoint="folder")
     first = commands(report)[0]
     assert first[2:] == (CHECKPOINT, "my 'model'-for-webgpu", "--target", "webgpu")
-    line = next(line for line in glance(report).answers[-1].lines if isinstance(line, Command))
-    assert shlex.split(line.text) == list(line.words)
+    line = next(line for line in glance(report).questions[-1].lines if isinstance(line, Command))
+    assert shlex.split(line.text) == list(line.arguments)
     hub = with_package(report, checkpoint="owner/name")
     assert commands(hub)[0][2] == "owner/name"
 
@@ -86,7 +86,7 @@ def trials(**outcomes: str) -> tuple[VariantRecord, ...]:
     parts = ((name.partition("__"), outcome) for name, outcome in outcomes.items())
     return tuple(
         VariantRecord.model_validate(
-            {"factor": factor, "change": now, "outcome": outcome, "message": "", "cached": False, "now": now}
+            {"factor": factor, "change": now, "outcome": outcome, "message": "", "cached": False, "after": now}
         )
         for (factor, _, now), outcome in parts
     )
@@ -166,7 +166,7 @@ def test_a_step_on_a_folder_of_another_exporter_opens_it_again(
 def test_the_option_that_an_experiment_found_is_in_the_command() -> None:
     report = pages.mixed_report()
     option = VariantRecord(
-        factor="option", change="a.b=1", outcome="supported", message="", cached=False, now="webgpu.enableInt64=1"
+        factor="option", change="a.b=1", outcome="supported", message="", cached=False, after="webgpu.enableInt64=1"
     )
     (command,) = commands(report, "option_needed", variants=(option,))
     assert command[-2:] == ("--provider-option", "webgpu.enableInt64=1")
@@ -185,7 +185,7 @@ def test_a_package_is_not_to_be_made_again_as_it_is() -> None:
 
 def test_a_provider_that_is_not_there_comes_before_its_nodes() -> None:
     report = REPORTS["unavailable"]()
-    answer = glance(report).answers[-1]
+    answer = glance(report).questions[-1]
     assert answer.figure == "Make WebGpu available"
     assert answer.lines[0] == "pip install onnxruntime-webgpu"
     assert Command(("partita", "providers"), answer.lines[1].does) == answer.lines[1]  # type: ignore[union-attr]

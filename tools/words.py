@@ -1,6 +1,6 @@
 """Words that Partita's texts do not use, and the term to use: in texts of the code, docs and README.
 
-`make check` runs it. It also finds sentences of the docs that are too long.
+`make check` runs it. It also finds sentences of the docs that are too long, and class members without a meaning.
 """
 
 from __future__ import annotations
@@ -31,8 +31,26 @@ TERMS = {
     r"claims?|claimed": "supports, is assigned",
     r"the original(?:'s)?": "the source model",
     r"beside": "next to, with",
+    r"makes? (?:no )?sense": "valid, invalid",
+    r"all the same": "anyway",
+    r"(?:of|by) (?:ours|theirs)": "name the owner",
+    r"will do": "is enough",
+    r"have in common": "share",
+    r"goes on": "continues",
+    r"what (?:follows|is left)": "the rest, the text after it",
 }
 """A pattern for whole words -> the term to use."""
+MEMBERS = {
+    "heard": "received",
+    "lost": "other_reasons",
+    "said": "message",
+    "told": "message",
+    "what": "kind, description, problem",
+    "where": "path, location",
+    "who": "provider, node",
+    "why": "reason",
+}
+"""A name of a class member that does not show what it holds -> names to use."""
 PATTERN = re.compile("|".join(rf"(?P<t{number}>\b(?:{words})\b)" for number, words in enumerate(TERMS)), re.IGNORECASE)
 USE = tuple(TERMS.values())
 DIAGRAM = re.compile("[─├└]")
@@ -52,6 +70,14 @@ def strings(path: Path, *, docstrings: bool = False) -> Iterator[tuple[int, str]
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:  # noqa: SIM102
             if (id(node) in documentation) == docstrings:
                 yield node.lineno, re.sub("`[^`]*`", "", node.value)
+
+
+def members(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and name of every annotated class member."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for each in node.body if isinstance(node, ast.ClassDef) else ():
+            if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
+                yield each.lineno, each.target.id
 
 
 def prose(path: Path) -> Iterator[tuple[int, str]]:
@@ -74,12 +100,15 @@ def pages() -> list[Path]:
 
 
 def findings(docstrings: bool = True) -> Iterator[str]:
-    """A line for each word that is not to be used, and for each sentence that is too long."""
+    """A line for each word and member that is not to be used, and for each sentence that is too long."""
     texts = [(page, prose(page)) for page in pages()]
     for module in sorted((ROOT / "partita").rglob("*.py")):
         texts.append((module, strings(module)))
         if docstrings:
             texts.append((module, strings(module, docstrings=True)))
+        for line, name in members(module):
+            if name in MEMBERS:
+                yield f"{module.relative_to(ROOT)}:{line}: member {name!r}; use: {MEMBERS[name]}"
     for path, lines in texts:
         for line, text in lines:
             for match in PATTERN.finditer(text):

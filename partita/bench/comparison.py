@@ -42,7 +42,7 @@ def _judge_one(entry: Contender, base: Contender | None) -> ContenderResult:
         baseline=base.name,
         kind="compared",
         same_tokens=entry.same_tokens,
-        repeats=entry.repeats,
+        repeatable=entry.repeatable,
         phases=tuple(_weigh(entry, base, ratio) for ratio in (main, *others)),
         same_provider=_same_provider(entry, base),
         time=_judge_time(entry),
@@ -52,21 +52,21 @@ def _judge_one(entry: Contender, base: Contender | None) -> ContenderResult:
 def _judge_alone(entry: Contender) -> ContenderResult:
     """The verdict on a contender without a ratio."""
     time = _judge_time(entry)
-    return ContenderResult(contender=entry.name, baseline=None, kind="alone", repeats=entry.repeats, time=time)
+    return ContenderResult(contender=entry.name, baseline=None, kind="alone", repeatable=entry.repeatable, time=time)
 
 
 def _weigh(entry: Contender, base: Contender, found: Ratio) -> PhaseResult:
     """The faster of the two in one phase."""
     ours, theirs = (entry.decode, base.decode) if found.phase == "decode" else (entry.prefill, base.prefill)
     assert ours is not None and theirs is not None
-    differs = found.standing == "differs" and found.median != 1
+    differs = found.significance == "differs" and found.median != 1
     return PhaseResult(
         phase=found.phase,
         faster=None if not differs else entry.name if found.median > 1 else base.name,
         ratio=found.median,
         ratio_low=found.low,
         ratio_high=found.high,
-        standing=found.standing,
+        significance=found.significance,
         tokens_per_second=ours.tokens_per_second,
         baseline_tokens_per_second=theirs.tokens_per_second,
     )
@@ -74,7 +74,7 @@ def _weigh(entry: Contender, base: Contender, found: Ratio) -> PhaseResult:
 
 def _same_provider(entry: Contender, base: Contender) -> str | None:
     """The provider of all nodes of both, with the same package; None if there are others."""
-    ours, theirs = entry.why, base.why
+    ours, theirs = entry.host_time, base.host_time
     if entry.package != base.package or ours is None or theirs is None:
         return None
     if ours.fallback_nodes or theirs.fallback_nodes or ours.provider != theirs.provider:
@@ -84,22 +84,26 @@ def _same_provider(entry: Contender, base: Contender) -> str | None:
 
 def _judge_time(entry: Contender) -> TimeResult | None:
     """The part with most decode time; None on the CPU provider alone."""
-    outside, why = entry.decode_outside_share, entry.why
+    outside, why = entry.decode_outside_share, entry.host_time
     if outside is not None and outside > MOSTLY:
         return TimeResult(part="outside_runs", share=outside)
     if why is None:
-        return TimeResult(part=None, unknown_because=entry.why_unknown) if entry.why_unknown else None
+        return (
+            TimeResult(part=None, part_missing_reason=entry.host_time_missing_reason)
+            if entry.host_time_missing_reason
+            else None
+        )
     if why.provider == CPU and not why.copies and not why.fallback_nodes:
         return None
     parts: list[tuple[float, TimePart]] = []
     if why.wait_share is not None and why.memcpy_nodes:
         parts.append((why.wait_share, "copies"))
-    if why.own_share is not None:
-        parts.append((why.own_share, "own_nodes"))
+    if why.provider_share is not None:
+        parts.append((why.provider_share, "own_nodes"))
     if why.fallback_share is not None and why.fallback_nodes:
         parts.append((why.fallback_share, "fallback_nodes"))
     if not parts:
-        return TimeResult(part=None, unknown_because="no run was profiled")
+        return TimeResult(part=None, part_missing_reason="no run was profiled")
     if entry.node_share is not None and entry.node_share < MOSTLY:
         return TimeResult(part="outside_nodes", share=1 - entry.node_share)
     share, largest = max(parts, key=lambda entry: entry[0])
@@ -126,10 +130,10 @@ def _sentence(verdict: ContenderResult, contenders: dict[str, Contender]) -> str
     if verdict.baseline is None:
         return _sentence_alone(verdict, entry)
     base = contenders[verdict.baseline]
-    parts = [_compare(verdict, entry), *entry.unused]
+    parts = [_compare(verdict, entry), *entry.unused_providers]
     if entry.difference is not None:
         parts.insert(0, f"{_render_difference(entry, base)}; their speeds are for different output")
-    if verdict.repeats is False:
+    if verdict.repeatable is False:
         parts.insert(0, f"{entry.name} is not deterministic: its tokens differ between rounds")
     return "; ".join(parts)
 
@@ -137,7 +141,7 @@ def _sentence(verdict: ContenderResult, contenders: dict[str, Contender]) -> str
 def _render_difference(entry: Contender, base: Contender) -> str:
     """The first differing token, counted from 1."""
     assert entry.difference is not None
-    position, rows = entry.difference.position + 1, len(entry.turns[0].tokens)
+    position, rows = entry.difference.position + 1, len(entry.round_results[0].tokens)
     row = f" of row {entry.difference.row + 1}" if rows > 1 else ""
     return f"the tokens of {entry.name} and {base.name} differ from new token {position}{row} on"
 
@@ -145,7 +149,7 @@ def _render_difference(entry: Contender, base: Contender) -> str:
 def _compare(verdict: ContenderResult, entry: Contender) -> str:
     """The ratio of the main phase, then of the other phase, then the part with most time."""
     main, *others = verdict.phases
-    noise = main.standing == "within_noise"
+    noise = main.significance == "within_noise"
     first = f"{_render_ratio(main)}{' of' if noise else ''} {verdict.baseline} in {main.phase}"
     parts = [f"{entry.name} is {first} ({_figures(main)})"]
     parts += [f"{_render_ratio(other)} in {other.phase} ({_figures(other)})" for other in others]
@@ -155,17 +159,17 @@ def _compare(verdict: ContenderResult, entry: Contender) -> str:
     elif main.ratio < 1 and not noise and (cause := _render_time(verdict, entry)):
         text += f": {cause}"
     noisy = f"the ranges do not overlap, but {plural(entry.rounds, 'round')} are too few to exclude noise"
-    return f"{text}; {noisy}" if main.standing == "too_few_rounds" else text
+    return f"{text}; {noisy}" if main.significance == "too_few_rounds" else text
 
 
 def _render_ratio(found: PhaseResult) -> str:
     """`0.41x`, or that the ranges overlap."""
-    return "within noise" if found.standing == "within_noise" else f"{times(found.ratio)}x"
+    return "within noise" if found.significance == "within_noise" else f"{times(found.ratio)}x"
 
 
 def _figures(found: PhaseResult) -> str:
     """Medians of both, with ranges if these overlap."""
-    ranged = found.standing == "within_noise"
+    ranged = found.significance == "within_noise"
     ours, theirs = found.tokens_per_second, found.baseline_tokens_per_second
     return f"{_render_speed(ours, ranged)} against {_render_speed(theirs, ranged)} tokens/s"
 
@@ -188,16 +192,16 @@ def _sentence_alone(verdict: ContenderResult, entry: Contender) -> str:
         if speed is not None
     ]
     speed = f"{entry.name}: {listing(parts) or 'no round is complete'}"
-    return "; ".join(filter(None, (speed, _render_time(verdict, entry), *entry.unused)))
+    return "; ".join(filter(None, (speed, _render_time(verdict, entry), *entry.unused_providers)))
 
 
 def _render_time(verdict: ContenderResult, entry: Contender) -> str:
     """The part with most decode time; empty if unknown."""
-    time, why = verdict.time, entry.why
+    time, why = verdict.time, entry.host_time
     if time is None:
         return ""
     if time.part is None or time.share is None:
-        return f"time by part is unknown: {time.unknown_because}"
+        return f"time by part is unknown: {time.part_missing_reason}"
     if time.part == "outside_runs":
         return f"{whole_percent(time.share)} of its decode time is outside the session runs"
     assert why is not None
@@ -220,7 +224,7 @@ def _render_nodes(why: HostTimeParts, part: str) -> str:
         count = plural(why.memcpy_nodes, "Memcpy node")
         return f"{count}{moved}, which synchronise with the device and copy"
     if part == "fallback_nodes":
-        names = listing(short_provider(name) for name in why.on_fallback)
+        names = listing(short_provider(name) for name in why.fallback_providers)
         return f"{plural(why.fallback_nodes, 'node')} on {names}"
     return f"its {plural(why.nodes, 'node')} on {short_provider(why.provider)}"
 

@@ -34,7 +34,7 @@ class Lane:
 
     name: str
     chain: tuple[str, ...]
-    turns: tuple[RoundResult, ...] = ()
+    round_results: tuple[RoundResult, ...] = ()
     package: str = ""
     error: str = ""
     unused: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ class Lane:
     load_seconds: float | None = None
     observed: Report | None = None
     """Report of the profiled round."""
-    why_unknown: str = ""
+    host_time_missing_reason: str = ""
     """Why there is no report."""
     file: str | None = None
     """File of the report."""
@@ -72,18 +72,20 @@ def _times(turn: RoundResult, phase: PhaseChoice) -> tuple[float, ...]:
 
 def complete_rounds(lanes: Sequence[Lane]) -> frozenset[int]:
     """Counted rounds: without the warm-up, and finished by every contender that did not fail."""
-    alive = [frozenset(turn.round for turn in lane.turns) for lane in lanes if not lane.error]
+    alive = [frozenset(turn.round for turn in lane.round_results) for lane in lanes if not lane.error]
     return frozenset.intersection(*alive) - {WARM_UP} if alive else frozenset()
 
 
 def shown_rounds(lanes: Sequence[Lane]) -> frozenset[int]:
     """Rounds of the figures: the complete ones, or all if none is complete."""
-    return complete_rounds(lanes) or frozenset(turn.round for lane in lanes for turn in lane.turns) - {WARM_UP}
+    return complete_rounds(lanes) or frozenset(turn.round for lane in lanes for turn in lane.round_results) - {WARM_UP}
 
 
 def _counted(lane: Lane, complete: frozenset[int]) -> tuple[RoundResult, ...]:
     """Turns of the figures; all finished turns for a contender that failed."""
-    return tuple(turn for turn in lane.turns if turn.round != WARM_UP and (lane.error or turn.round in complete))
+    return tuple(
+        turn for turn in lane.round_results if turn.round != WARM_UP and (lane.error or turn.round in complete)
+    )
 
 
 def _phase_speed(turns: Sequence[RoundResult], phase: PhaseChoice) -> PhaseSpeed | None:
@@ -110,7 +112,11 @@ def ratio(ours: Sequence[RoundResult], theirs: Sequence[RoundResult], phase: Pha
     if ratios is None or left is None or right is None:
         return None
     return Ratio(
-        phase=phase, median=ratios.median, low=ratios.low, high=ratios.high, standing=differ(left, right, len(pairs))
+        phase=phase,
+        median=ratios.median,
+        low=ratios.low,
+        high=ratios.high,
+        significance=differ(left, right, len(pairs)),
     )
 
 
@@ -162,23 +168,23 @@ def contender(lane: Lane, base: Lane | None, complete: frozenset[int]) -> Conten
         package=lane.package,
         status="failed" if lane.error else "measured",
         error=lane.error,
-        unused=lane.unused,
+        unused_providers=lane.unused,
         rounds=len(turns),
         load_seconds=lane.load_seconds,
-        peak_rss_bytes=max((turn.peak_rss_bytes for turn in lane.turns), default=None),
+        peak_rss_bytes=max((turn.peak_rss_bytes for turn in lane.round_results), default=None),
         first_token_ms=spread(turn.first_token_ms for turn in turns if turn.first_token_ms is not None),
         prefill=_phase_speed(turns, "prefill"),
         decode=decode,
         decode_outside_share=sum(turn.decode_outside_ms for turn in turns) / decode_ms if decode_ms else None,
         ratios=tuple(found for phase in PHASES if (found := ratio(turns, theirs, phase)) is not None),
-        repeats=len({turn.tokens for turn in lane.turns}) == 1 if len(lane.turns) > 1 else None,
+        repeatable=len({turn.tokens for turn in lane.round_results}) == 1 if len(lane.round_results) > 1 else None,
         same_tokens=difference is None if turns and theirs else None,
         difference=difference,
-        why=why,
+        host_time=why,
         node_share=_node_share(why, decode),
-        why_unknown=lane.why_unknown,
+        host_time_missing_reason=lane.host_time_missing_reason,
         report=lane.file,
-        turns=lane.turns,
+        round_results=lane.round_results,
     )
 
 
@@ -195,7 +201,7 @@ def explain(report: Report) -> HostTimeParts | None:
         provider=used[0],
         nodes=counts[used[0]],
         fallback_nodes=counts.total() - counts[used[0]],
-        on_fallback=tuple(provider for provider in counts if provider != used[0]),
+        fallback_providers=tuple(provider for provider in counts if provider != used[0]),
         partitions=len(phase.partitions),
         copies=len(phase.copies),
         memcpy_nodes=sum(map(is_memcpy, phase.nodes)),
@@ -206,7 +212,7 @@ def explain(report: Report) -> HostTimeParts | None:
         ),
         node_us=split.node_us if split else None,
         wait_share=split.copies if split else None,
-        own_share=split.own if split else None,
+        provider_share=split.provider_nodes if split else None,
         fallback_share=split.on_fallback if split else None,
     )
 

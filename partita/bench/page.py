@@ -77,4 +77,4 @@ def _draw(bench: Bench) -> Iterator[Chart]:
             yield Chart(phase, bars)
 
 
-VIEW = View("html", ".html", "the benchmark as one HTML page", to_text, what="page")
+VIEW = View("html", ".html", "the benchmark as one HTML page", to_text, file_kind="page")

@@ -19,7 +19,7 @@ class RoundResult(Record):
     prefill_ms: tuple[float, ...]
     """Time of each session run, from the end of the previous step, or from the call, until the caller has the step."""
     prefill_tokens: int
-    """Of all rows."""
+    """Tokens of all rows."""
     decode_ms: tuple[float, ...]
     decode_tokens: int
     decode_outside_ms: float
@@ -58,7 +58,7 @@ class Ratio(Record):
     """Median of the ratios of all rounds that both contenders finished."""
     low: float
     high: float
-    standing: Literal["differs", "within_noise", "too_few_rounds"]
+    significance: Literal["differs", "within_noise", "too_few_rounds"]
     """Whether the ratio is significant: not if the ranges from the slowest to the fastest round overlap, or if there
     are too few rounds and the ranges are not far apart."""
 
@@ -75,7 +75,7 @@ class HostTimeParts(Record):
     nodes: int
     """File nodes on that provider; nodes that ONNX Runtime added and folded nodes are not counted."""
     fallback_nodes: int
-    on_fallback: tuple[str, ...]
+    fallback_providers: tuple[str, ...]
     """The providers of these nodes."""
     partitions: int
     copies: int
@@ -89,7 +89,7 @@ class HostTimeParts(Record):
     """Host time in nodes; null, like the shares, if no run was profiled."""
     wait_share: float | None
     """Share of node time in Memcpy nodes: synchronising with the device, and copying."""
-    own_share: float | None
+    provider_share: float | None
     """Share in nodes on `provider`: computing, or only enqueueing on an asynchronous device."""
     fallback_share: float | None
 
@@ -116,7 +116,7 @@ class Contender(Record):
     """A contender that failed after some rounds has these rounds, without ratios."""
     error: str
     """Why it failed; empty if it was measured."""
-    unused: tuple[str, ...]
+    unused_providers: tuple[str, ...]
     """A sentence for each provider of the chain that ran no node."""
     rounds: int
     """Number of counted rounds."""
@@ -131,20 +131,20 @@ class Contender(Record):
     """Share of decode outside the session runs."""
     ratios: tuple[Ratio, ...]
     """Empty for the baseline."""
-    repeats: bool | None
+    repeatable: bool | None
     """Every round gave the same tokens; null for fewer than two rounds."""
     same_tokens: bool | None
     """Equal to the baseline's; null for the baseline itself, or without a comparison."""
     difference: Difference | None
-    why: HostTimeParts | None
+    host_time: HostTimeParts | None
     node_share: float | None
-    """Node time of `why` divided by the median decode step, at most 1. The rest is outside nodes: wait for the device
-    at the end of a run, and work between nodes."""
-    why_unknown: str
-    """Why `why` is null."""
+    """Node time of `host_time` divided by the median decode step, at most 1. The rest is outside nodes: wait for the
+    device at the end of a run, and work between nodes."""
+    host_time_missing_reason: str
+    """Why `host_time` is null."""
     report: str | None
     """File of its partition report."""
-    turns: tuple[RoundResult, ...]
+    round_results: tuple[RoundResult, ...]
 
 
 TimePart = Literal["outside_runs", "outside_nodes", "copies", "own_nodes", "fallback_nodes"]
@@ -159,7 +159,7 @@ class TimeResult(Record):
     """Null if unknown."""
     share: float | None = None
     """Share of decode time outside the runs, of the time of runs outside nodes, or of the node time."""
-    unknown_because: str = ""
+    part_missing_reason: str = ""
     """Why `part` is null."""
 
 
@@ -173,7 +173,7 @@ class PhaseResult(Record):
     """Speed relative to the baseline: `ratios` of the contender."""
     ratio_low: float
     ratio_high: float
-    standing: Literal["differs", "within_noise", "too_few_rounds"]
+    significance: Literal["differs", "within_noise", "too_few_rounds"]
     tokens_per_second: Spread
     baseline_tokens_per_second: Spread
 
@@ -187,7 +187,7 @@ class ContenderResult(Record):
     kind: Literal["compared", "alone", "failed"]
     same_tokens: bool | None = None
     """Equal to the baseline's; with different tokens, the speed is that of another output. Null if not compared."""
-    repeats: bool | None = None
+    repeatable: bool | None = None
     """Every round gave the same tokens; null for fewer than two rounds."""
     phases: tuple[PhaseResult, ...] = ()
     """The deciding phase: decode, or prefill if nothing was decoded."""
@@ -209,7 +209,7 @@ class Bench(Record):
     """Verdicts as data; empty in older results."""
     environment: Environment | None
     package: PackageFacts
-    others: tuple[PackageFacts, ...] = ()
+    other_packages: tuple[PackageFacts, ...] = ()
     """Packages that it is compared with."""
     prompt_tokens: int
     """Per row."""

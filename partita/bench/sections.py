@@ -36,18 +36,18 @@ PHASES = ("decode", "prefill")
 
 def document(bench: Bench) -> Document:
     """The verdict, then every section."""
-    names = " and ".join(dict.fromkeys(package.name for package in (bench.package, *bench.others)))
+    names = " and ".join(dict.fromkeys(package.name for package in (bench.package, *bench.other_packages)))
     return Document(
         kind="Benchmark",
         name=names,
         headline=summary_of(bench),
         sections=sections(bench),
-        made=bench.created,
+        created=bench.created,
         version=bench.partita_version,
     )
 
 
-VIEWS = Views(document, own={"html": "partita.bench.page"})
+VIEWS = Views(document, modules={"html": "partita.bench.page"})
 
 
 def sections(bench: Bench) -> tuple[Section, ...]:
@@ -57,7 +57,7 @@ def sections(bench: Bench) -> tuple[Section, ...]:
 
 def _workload(bench: Bench) -> Section:
     """Prompt, packages and machine."""
-    packages, machine = (bench.package, *bench.others), bench.environment
+    packages, machine = (bench.package, *bench.other_packages), bench.environment
     rows = "/".join(dict.fromkeys(str(package.batch_size) for package in packages))
     summary = (
         f"{plural(bench.prompt_tokens, 'prompt token')}, {bench.max_new_tokens} new tokens, greedy, "
@@ -112,7 +112,7 @@ def _speed_rows(entry: Contender, baseline: str | None, rounds: int) -> Iterator
 
 def _render_ratio(ratio: Ratio | None) -> str:
     """The ratio, with a mark if it is not significant."""
-    return NOT_KNOWN if ratio is None else f"{MARKS[ratio.standing]}{times(ratio.median)}"
+    return NOT_KNOWN if ratio is None else f"{MARKS[ratio.significance]}{times(ratio.median)}"
 
 
 def _start(bench: Bench) -> Section:
@@ -131,13 +131,13 @@ def _start(bench: Bench) -> Section:
     blocks: list[Block] = [table("Start, memory and tokens", (*heads, text_column("tokens")), rows, obvious=True)]
     # The verdict has those of other contenders.
     unused = (entry for entry in bench.contenders if entry.name == bench.baseline)
-    blocks += [Line(line, entry.name) for entry in unused for line in entry.unused]
+    blocks += [Line(line, entry.name) for entry in unused for line in entry.unused_providers]
     return Section("start", "Start, memory and tokens", tuple(blocks))
 
 
 def _render_tokens(entry: Contender, baseline: str | None) -> str:
     """Whether the tokens equal the baseline's."""
-    changing = "; differ between rounds" if entry.repeats is False else ""
+    changing = "; differ between rounds" if entry.repeatable is False else ""
     if entry.name == baseline:
         return f"baseline{changing}"
     if entry.difference is None:
@@ -148,10 +148,12 @@ def _render_tokens(entry: Contender, baseline: str | None) -> str:
 def _time_by_part(bench: Bench) -> Iterator[Section]:
     """Placement and host time of the profiled round."""
     blocks: list[Block] = []
-    if any(entry.why is not None for entry in bench.contenders):
+    if any(entry.host_time is not None for entry in bench.contenders):
         about = "Host time in nodes, in profiled decode runs that are not counted"
         blocks += [_placement(bench), _host_time(bench, about), Line(EXPLAINED, tone="quiet")]
-    blocks += [Line(entry.why_unknown, entry.name) for entry in bench.contenders if entry.why_unknown]
+    blocks += [
+        Line(entry.host_time_missing_reason, entry.name) for entry in bench.contenders if entry.host_time_missing_reason
+    ]
     if blocks:
         yield Section("where", "Time by part", tuple(blocks))
 
@@ -160,7 +162,7 @@ def _placement(bench: Bench) -> Table:
     """Placement and copies."""
     rows = []
     for entry in bench.contenders:
-        if (why := entry.why) is not None:
+        if (why := entry.host_time) is not None:
             moved = None if why.copy_bytes_per_token is None else round(why.copy_bytes_per_token)
             counts = (why.nodes, why.fallback_nodes, why.partitions, why.copies)
             rows.append((entry.name, short_provider(why.provider), *map(str, counts), human_bytes(moved)))
@@ -172,8 +174,8 @@ def _host_time(bench: Bench, caption: str) -> Table:
     """Parts of the node time."""
     rows = []
     for entry in bench.contenders:
-        if (why := entry.why) is not None:
-            shares = (entry.node_share, why.own_share, why.fallback_share, why.wait_share)
+        if (why := entry.host_time) is not None:
+            shares = (entry.node_share, why.provider_share, why.fallback_share, why.wait_share)
             rows.append((entry.name, *map(percent, shares)))
     heads = (Column(title) for title in ("share of step", "on provider", "fallbacks", "Memcpy nodes"))
     return table(caption, (text_column("contender"), *heads), rows)

@@ -57,7 +57,7 @@ class Gate:
             "cache_in_place": 1 if self.cache_in_place else None,
             "min_tokens_per_second": self.min_tokens_per_second,
         }
-        return {**self.limits.given(), **{name: value for name, value in others.items() if value is not None}}
+        return {**self.limits.as_dict(), **{name: value for name, value in others.items() if value is not None}}
 
 
 class Outcome(Record):
@@ -122,9 +122,9 @@ def _validity(report: Report, name: str) -> Iterator[Outcome]:
 def _compare(report: Report, gate: Gate, name: str, other: str, baseline: Report) -> Iterator[Outcome]:
     """The outcome of each section that is compared with a baseline. Raises ReportError for another model."""
     found = compare(baseline, report, names=(other, name))
-    if found.unrelated:
+    if found.unrelated_reason:
         raise ReportError(
-            f"{other} cannot be a baseline for {name}: {found.unrelated}; give a report of the same model"
+            f"{other} cannot be a baseline for {name}: {found.unrelated_reason}; give a report of the same model"
         )
     failed = failure_of(report) is not None
     if gate.max_slowdown is not None:
@@ -206,4 +206,4 @@ def document(result: GateResult) -> Document:
     )
 
 
-VIEWS = Views(document, own={"text": "partita.check.text"})
+VIEWS = Views(document, modules={"text": "partita.check.text"})

@@ -42,9 +42,9 @@ class Figure:
     text: str
     names: tuple[str, ...] = ()
     """Names of the counted nodes or copies."""
-    most: float | None = None
+    upper_bound: float | None = None
     """Upper bound of a partly unknown value; None: `value`."""
-    unknown: str = ""
+    unknown_reason: str = ""
     """Why it is unknown or partly unknown."""
 
 
@@ -53,8 +53,8 @@ def decide(found: Figure, sign: str, limit: float) -> Finding:
     holds = SIGNS[sign]
     if found.value is not None and not holds(found.value, limit):
         return False, f"{found.text}{f': {name_some(found.names)}' if found.names else ''}"
-    if found.value is None or (found.most is not None and not holds(found.most, limit)):
-        return False, f"cannot be confirmed{found.unknown}"
+    if found.value is None or (found.upper_bound is not None and not holds(found.upper_bound, limit)):
+        return False, f"cannot be confirmed{found.unknown_reason}"
     return True, found.text
 
 
@@ -83,7 +83,7 @@ def _is_selected(phase: Phase, selectors: Iterable[Selector]) -> bool:
 
 
 def _find_in_phase(requirement: Requirement, measure: Measure, phase: Phase, report: Report) -> tuple[bool, str, str]:
-    """Whether one measure holds in one phase, its text, and what follows the name of the phase."""
+    """Whether one measure holds in one phase, its text, and the text after the phase name."""
     field = measure.field
     if field in PHASE_MEASURES:
         inside = subgraph_copies(phase)
@@ -97,7 +97,7 @@ def _find_in_phase(requirement: Requirement, measure: Measure, phase: Phase, rep
     base, rows = _select(requirement.selectors, phase, report)
     is_absent = _is_absent(requirement.selectors, report)
     value = _share(rows, base) if field == "share" else None if is_absent else len(rows)
-    if value is None and phase.folded is not None:
+    if value is None and phase.folded_nodes is not None:
         return True, f"{field} does not apply: ONNX Runtime folded the whole graph at load time", ""
     if value is None:
         why = "no phase has a node of this module" if is_absent else "no node of the file is selected"
@@ -105,7 +105,7 @@ def _find_in_phase(requirement: Requirement, measure: Measure, phase: Phase, rep
     holds = SIGNS[measure.sign](value, measure.value)
     # Four digits of a share, to distinguish it from its limit.
     text = f"{field} {value:.4g}" if field == "share" else f"{field} {value:,}"
-    omitted = phase.subgraphs.nodes - len(phase.subgraphs.parts) if phase.subgraphs else 0
+    omitted = phase.subgraphs.nodes - len(phase.subgraphs.function_nodes) if phase.subgraphs else 0
     note = f"; {plural(omitted, 'node')} in control-flow subgraphs not counted" if omitted else ""
     return holds, text, note + ("" if holds else _violators(measure, base, rows))
 
@@ -192,7 +192,7 @@ def exceeded_limits(report: Report, limits: Limits) -> tuple[str, ...]:
     """One sentence for each exceeded limit, with values and nodes."""
     if not any(phase.nodes for phase in report.phases):
         return ()
-    found = find_limits(report, limits.given())
+    found = find_limits(report, limits.as_dict())
     return tuple(f"{option}: {text}" for option, (is_met, text) in found.items() if not is_met)
 
 
@@ -200,7 +200,7 @@ def _count_cpu_nodes(report: Report) -> Figure:
     """Nodes on the CPU provider with control-flow subgraphs, in the phase with the most."""
     return max(
         reversed([*map(_cpu_nodes, filter(is_known, report.phases))]),
-        key=lambda each: (each.most or 0, each.value or 0),
+        key=lambda each: (each.upper_bound or 0, each.value or 0),
     )
 
 
@@ -210,14 +210,14 @@ def _cpu_nodes(phase: Phase) -> Figure:
     found = [(node.name, node.op_type) for node in phase.nodes if node.provider == CPU]
     found += [(node.name, node.op_type) for node in (bodies.on_cpu if bodies is not None else ())]
     unknown = [node.name for node in phase.nodes if node.provider is None]
-    is_listed = bodies is None or bodies.listed
+    is_listed = bodies is None or bodies.is_known
     why = f"no source names a provider for {name_some(unknown)}"
     return Figure(
         value=len(found),
         text=f"{plural(len(found), 'node')} on {CPU} in {phase.name}",
         names=tuple(f"{name} ({op_type})" if op_type else name for name, op_type in found),
-        most=len(found) + len(unknown) if is_listed else math.inf,
-        unknown=f" in {phase.name}: {why if is_listed else 'nodes in control-flow subgraphs are not listed'}",
+        upper_bound=len(found) + len(unknown) if is_listed else math.inf,
+        unknown_reason=f" in {phase.name}: {why if is_listed else 'nodes in control-flow subgraphs are not listed'}",
     )
 
 
@@ -232,8 +232,8 @@ def _count_memcpy_nodes(report: Report) -> Figure:
         value=count,
         text=f"{plural(count, 'Memcpy node')} in {phase.name}",
         names=(*names, f"{inside} in control-flow subgraphs") if inside else tuple(names),
-        most=math.inf if subgraph_copies(phase) is None else None,
-        unknown=f" in {phase.name}: {UNSEEN_COPIES}",
+        upper_bound=math.inf if subgraph_copies(phase) is None else None,
+        unknown_reason=f" in {phase.name}: {UNSEEN_COPIES}",
     )
 
 
@@ -249,8 +249,8 @@ def _count_copy_bytes(report: Report) -> Figure:
     return Figure(
         value=total,
         text=f"{total:,} bytes in {plural(len(phase.copies), 'copy')} per run of {phase.file} ({phase.name}){more}",
-        most=math.inf if unknown else None,
-        unknown=f" in {phase.name}: the size of {plural(len(unknown), 'copy')} is unknown: {name_some(unknown)}",
+        upper_bound=math.inf if unknown else None,
+        unknown_reason=f" in {phase.name}: the size of {plural(len(unknown), 'copy')} is unknown: {name_some(unknown)}",
     )
 
 
@@ -276,10 +276,10 @@ def _find_cache(report: Report) -> Figure:
     """1 if every state stayed in one buffer, 0 if one did not; unknown if not observed."""
     cache, held = report.cache, is_in_place(report.cache)
     if cache is None or status_of(cache) == "no_cache":
-        return Figure(None, "", unknown=": the report has no cache")
+        return Figure(None, "", unknown_reason=": the report has no cache")
     moved = tuple(entry.name for entry in cache.entries if not entry.in_place)
     text = describe_cache(cache)
-    return Figure(None if held is None else float(held), text, moved, unknown=f": {text}")
+    return Figure(None if held is None else float(held), text, moved, unknown_reason=f": {text}")
 
 
 def _find_speed(report: Report) -> Figure:
@@ -288,7 +288,7 @@ def _find_speed(report: Report) -> Figure:
     speed = phase.tokens_per_second
     why = "a dry run has no times" if report.dry_run is not None else f"the report has none for {phase.name}"
     few = f", {plural(phase.steps, 'step')}: {TOO_FEW}" if too_few_steps(phase) else ""
-    return Figure(speed, f"{decimals(speed)} tokens/s in {phase.name}{few}", unknown=f": {why}")
+    return Figure(speed, f"{decimals(speed)} tokens/s in {phase.name}{few}", unknown_reason=f": {why}")
 
 
 def repeated_phase(phases: Sequence[Phase]) -> Phase:

@@ -78,13 +78,13 @@ class Limits(PlacementLimits):
         """The limits in a command's options."""
         return group(options, cls)
 
-    def given(self) -> dict[str, int]:
+    def as_dict(self) -> dict[str, int]:
         """Name -> limit, without None."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def by_option(self) -> dict[str, int]:
         """Command-line option -> limit, as in a report."""
-        return {option_flags()[name]: value for name, value in self.given().items()}
+        return {option_flags()[name]: value for name, value in self.as_dict().items()}
 
 
 def check_limits(limits: Limits, chain: Sequence[str]) -> None:

@@ -1,3 +1,1 @@
-"""The verbs of the command line, one file each, imported when called. They join the rooms; they hold no logic of their
-own.
-"""
+"""The verbs of the command line, one file each, imported when called. They call the library and print its results."""

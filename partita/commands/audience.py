@@ -13,7 +13,7 @@ from partita.providers.resolve import Resolution
 
 
 def print_note(text: str) -> None:
-    """A note on stderr."""
+    """Print a note on stderr."""
     note(f"note: {text}")
 
 
@@ -21,7 +21,7 @@ TERMINAL = Audience(print_note, Spinner)
 
 
 def print_target_notes(target: Target) -> None:
-    """Notes on stderr that are known before anything is opened."""
+    """Print notes on stderr before a model is opened."""
     if target.by_default is not None:
         names = ",".join(provider.name for provider in target.chain)
         print_note(f"provider {names}, by default: {target.by_default}")
@@ -30,7 +30,7 @@ def print_target_notes(target: Target) -> None:
 
 
 def print_chain_notes(target: Target, resolutions: Sequence[Resolution]) -> None:
-    """Notes on stderr once a model is open: what is known of the chain, and each provider of it that is not used."""
+    """Print notes on stderr after a model was opened: the chain and its unused providers."""
     print_target_notes(target)
     for entry in resolutions:
         if entry.status != "active":
@@ -38,7 +38,7 @@ def print_chain_notes(target: Target, resolutions: Sequence[Resolution]) -> None
 
 
 def unused_provider_notes(target: Target, chain: Sequence[ChainEntry]) -> tuple[str, ...]:
-    """Notes on providers that are not used. `chain`: of an open package."""
+    """Notes on unused providers. `chain`: of an open package."""
     entries = chain[len(target.skipped) :]
     return tuple(
         not_used(provider.name, entry)

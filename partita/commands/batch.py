@@ -44,7 +44,7 @@ from partita.runtime.generate.text.tokens import stop_token_ids
 
 
 class RowBar:
-    """Rows done, and how fast, on stderr; silent where progress is not drawn."""
+    """Progress on stderr: completed rows and speed; silent if progress is off."""
 
     def __init__(self) -> None:
         self._bars = Bars(
@@ -61,7 +61,7 @@ class RowBar:
         self._task = self._bars.add_task("rows", total=None, speed="")
         self._began = time.perf_counter()
         self.last: Progress | None = None
-        """None until a row is about to be answered."""
+        """None before the first row."""
 
     def __enter__(self) -> RowBar:
         self._bars.start()
@@ -71,7 +71,7 @@ class RowBar:
         self._bars.stop()
 
     def show(self, progress: Progress) -> None:
-        """Show how far a run is."""
+        """Show the progress of a run."""
         self.last = progress
         if self._bars.disable:
             return
@@ -125,7 +125,7 @@ def run_batch(
                         chain_source=target.source,
                         options=SamplingValues(**{**options.sampling.figures(), "seed": filed.seed}),
                         adapter=options.adapter,
-                        threads=options.where.threads,
+                        threads=options.chain_options.threads,
                         load_seconds=model.load_seconds,
                         slots=engine.slots,
                         input=str(options.input),
@@ -157,14 +157,14 @@ def run_batch(
 
 
 def check_cluster_options(options: GenerateOptions) -> None:
-    """Raise UsageError for options that a cluster does not take, InstallationError without Ray."""
+    """Raise UsageError for options that a cluster does not support, InstallationError without Ray."""
     from partita.library.batches.cluster import import_ray
 
     if options.input is None:
         raise UsageError("--address is for prompt files; give --input and --output")
     if not re.fullmatch(r"auto|local|\S+:\d+", options.address or ""):
         raise UsageError(f"--address {options.address}: use auto, local or HOST:PORT, as printed by `ray start`")
-    if options.prefix or options.report or options.limits.given():
+    if options.prefix or options.report or options.limits.as_dict():
         raise UsageError("--address cannot be combined with --prefix, --report or placement limits; omit them")
     import_ray()
 
@@ -178,7 +178,7 @@ def run_on_cluster(options: GenerateOptions, given: Sampling, manifest: Manifest
     setup = setup_of(
         options.package,
         manifest,
-        options.where,
+        options.chain_options,
         options.choice,
         options.speculation,
         prefill_chunk=options.prefill_chunk,
@@ -250,7 +250,7 @@ def _defaults(options: GenerateOptions) -> RowDefaults:
 
 
 def _identity(options: GenerateOptions, given: Sampling, defaults: RowDefaults) -> dict[str, Any]:
-    """The options that change answers. A seed that was drawn is in the journal; a prefix is there as a hash."""
+    """The options that change completions, for the journal: `given` has the seed, a prefix is hashed."""
     identity = {**options.sampling.figures(), "seed": given.seed, "token_ids": options.token_ids}
     identity |= {name: getattr(options, name) for name in ("stop", "chat", "system", "adapter")}
     if defaults.prefix is not None:
@@ -261,7 +261,7 @@ def _identity(options: GenerateOptions, given: Sampling, defaults: RowDefaults) 
 def _print_end(
     options: GenerateOptions, filed: BatchRunResult | None, bar: RowBar, *, load_seconds: float | None = None
 ) -> None:
-    """One line on stderr: the speed, or how far a run came that ended early."""
+    """Print a line on stderr: the speed, or the completed rows of an interrupted run."""
     if filed is None:
         if bar.last is not None and bar.last.done and options.output is not None:
             note(interrupted_text(options.output, bar.last.done, bar.last.rows))
@@ -282,7 +282,7 @@ def _print_end(
 
 @contextmanager
 def rows_file(source: Path) -> Iterator[Path]:
-    """The file with the rows of `source`, for as long as the block runs. Raises UsageError, ResourceError."""
+    """The file with the rows of `source`, until the block ends. Raises UsageError, ResourceError."""
     if source != PIPE:
         yield source
         return

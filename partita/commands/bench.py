@@ -51,7 +51,7 @@ def run(options: BenchCommand) -> int:
 
 
 def read_prompt(options: BenchCommand) -> str | tuple[int, ...] | None:
-    """The prompt of --prompt, as a text or as token ids. Raises UsageError."""
+    """The prompt of --prompt, as text or token ids. Raises UsageError."""
     if options.prompt is None:
         if options.token_ids:
             raise UsageError("--token-ids needs --prompt, e.g. --prompt 1,45,7")

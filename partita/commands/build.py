@@ -1,4 +1,4 @@
-"""Commands of the command line, built from dataclasses of options. Of libraries it imports typer alone."""
+"""Commands of the command line, built from dataclasses of options. The only imported library is typer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from partita.options.groups import ProgressOptions
 SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 """Bytes of each unit."""
 CHAINS = {"providers": "providers", "provider": "providers", "target": "target", "chains": "chains", "more": "chains"}
-"""Options that name providers, and the argument that a message names."""
+"""Options that name providers -> argument name in messages."""
 GROUPS = (
     "Input",
     "Model",
@@ -56,7 +56,7 @@ class Verb:
     help: str
     """Its line in the list of commands."""
     examples: tuple[str, ...]
-    """Command lines without the names of the program and of the group."""
+    """Command lines without program and group."""
 
     def record(self) -> type[Any]:
         """The class of its options."""
@@ -66,7 +66,7 @@ class Verb:
 
 
 def group_of(verbs: Sequence[Verb], run: str, prefix: str = "") -> type[TyperGroup]:
-    """A group of commands that builds each when it is called: the options of the others are not imported.
+    """A group of commands that builds a command when it is called, without importing the options of others.
 
     `run`: `MODULE:FUNCTION` in `partita.commands`, with `{name}` for that of the verb; the function takes the options
     and returns the exit code, None for 0. `prefix`: names of the group in examples.
@@ -98,7 +98,7 @@ def group_of(verbs: Sequence[Verb], run: str, prefix: str = "") -> type[TyperGro
 
 
 class VerbCommand(TyperCommand):
-    """A command whose help has its options under headings, and its examples one per line."""
+    """A command whose help has options under headings and one example per line."""
 
     fields: Sequence[Field] = ()
 
@@ -122,7 +122,7 @@ class VerbCommand(TyperCommand):
                     formatter.write_dl(rows)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the examples as they are typed, without line breaks."""
+        """Write the examples without line breaks."""
         with formatter.section("Examples"):
             for line in (self.epilog or "").splitlines():
                 formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
@@ -208,7 +208,7 @@ def _completer(each: Field) -> Callable[[str], list[Any]]:
 
 
 def _values(options: type[Any], given: dict[str, Any]) -> dict[str, Any]:
-    """The fields of the options, from the values that typer has parsed."""
+    """The fields of the options from typer's parsed values."""
     found = {}
     for each in describe_fields(options):
         value = given[each.name]
@@ -262,19 +262,19 @@ def _check_package(given: PathText, *, may_be_on_hub: bool) -> None:
 
     stranger = recognise(path)
     if path.is_dir() or not path.exists():
-        raise PackageError(f"{path}: {stranger.what}", remedy=stranger.remedy)
+        raise PackageError(f"{path}: {stranger.description}", remedy=stranger.remedy)
 
 
 # --- parsers of texts -------------------------------------------------------------------------------------------------
 
 
 def read_path(text: str) -> Path:
-    """A path. Raises BadParameter for an empty one, and one that is not UTF-8."""
+    """A path. Raises BadParameter for an empty path and invalid UTF-8."""
     return Path(read_model(text))
 
 
 def read_model(text: str) -> str:
-    """A path or hub id as it is written. Raises BadParameter for an empty one, and one that is not UTF-8."""
+    """A path or hub id, unchanged. Raises BadParameter for an empty value and invalid UTF-8."""
     return not_empty(_in_utf8(text))
 
 
@@ -293,7 +293,7 @@ def not_empty(text: str) -> str:
 
 
 def read_pair(text: str) -> str:
-    """NAME=FILE as it is written, with a file behind the name."""
+    """NAME=FILE, unchanged; the file name must not be empty."""
     name, equals, file = _in_utf8(text).partition("=")
     if equals and not file:
         raise typer.BadParameter(f"the file of {name!r} is empty; write {name}=FILE")
@@ -314,7 +314,7 @@ def read_size(text: str) -> int:
 def split_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """`NAME=1,3,224` texts as name -> sizes; `NAME=` is a scalar. The name may hold equals signs, the sizes may not.
 
-    Raises UsageError for another form, and for a name that is given twice.
+    Raises UsageError for other forms and duplicate names.
     """
     found: dict[str, tuple[int, ...]] = {}
     for text in texts:
@@ -333,7 +333,7 @@ def split_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
 
 
 def split_pairs(texts: Sequence[str]) -> dict[str, str]:
-    """`NAME=VALUE,NAME=VALUE` texts as name -> value. Raises UsageError for another form."""
+    """`NAME=VALUE,NAME=VALUE` texts as name -> value. Raises UsageError for other forms."""
     found: dict[str, str] = {}
     for part in ",".join(texts).split(","):
         name, equals, value = (each.strip() for each in part.partition("="))
@@ -345,7 +345,7 @@ def split_pairs(texts: Sequence[str]) -> dict[str, str]:
 
 
 def split_folders(texts: Sequence[str]) -> dict[str, Path]:
-    """NAME=FOLDER texts as name -> folder. Raises UsageError for another form, and for a name that is given twice."""
+    """NAME=FOLDER texts as name -> folder. Raises UsageError for other forms and duplicate names."""
     found: dict[str, Path] = {}
     for text in texts:
         name, equals, folder = text.partition("=")
@@ -358,7 +358,7 @@ def split_folders(texts: Sequence[str]) -> dict[str, Path]:
 
 
 def split_inputs(texts: Sequence[str]) -> dict[str, str]:
-    """`NAME=FILE` texts as name -> file. Raises UsageError for a name that is given twice."""
+    """`NAME=FILE` texts as name -> file. Raises UsageError for a duplicate name."""
     found: dict[str, str] = {}
     for text in texts:
         name, _, file = text.partition("=")

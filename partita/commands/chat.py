@@ -1,4 +1,4 @@
-"""`partita chat`: a conversation at the terminal, or over a pipe, whose cache is kept from turn to turn."""
+"""`partita chat`: a conversation at a terminal or over a pipe; the cache is kept between turns."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from partita.signals import PRESSED_SECONDS
 from partita.untrusted_files import parsed_record, read_capped
 
 SCHEMA = "partita.chat/1"
-"""Of what /save writes."""
+"""Schema of a file of /save."""
 HELP = {
     "/help": "show these commands",
     "/reset": "start a new conversation with the same system message",
@@ -62,9 +62,9 @@ class ChatOptions(RunGroups, ChatCommand):
 
 
 def run(given: ChatCommand) -> int:
-    """Check everything that can be checked, then talk; returns the exit code."""
+    """Check the options, then chat; returns the exit code."""
     options = group(given, ChatOptions)
-    target = read_chain_options(options.where)
+    target = read_chain_options(options.chain_options)
     options = replace(options, package=package_of(options.package, options), revision=None)
     manifest = open_folder(options.package, options.choice)
     check_adapter(options.package, manifest, options.adapter)
@@ -85,7 +85,7 @@ def run(given: ChatCommand) -> int:
 
 
 def _system(options: ChatOptions) -> str | None:
-    """The message of the system: as given, or that of the prefix."""
+    """The system message: the option, or that of the prefix."""
     if options.prefix is None:
         return None if options.system is None else argument_text(options.system, "--system")
     if options.system is not None:
@@ -94,7 +94,7 @@ def _system(options: ChatOptions) -> str | None:
 
 
 def _begin(options: ChatOptions, system: str | None) -> list[Message]:
-    """The messages that a session begins with."""
+    """The initial messages of a session."""
     begins = [] if system is None else [{"role": "system", "content": system}]
     if options.resume is None:
         return begins
@@ -110,7 +110,7 @@ def _begin(options: ChatOptions, system: str | None) -> list[Message]:
 
 
 def read_conversation(file: Path) -> list[Message]:
-    """The messages of a file of /save. Raises UsageError for another one."""
+    """The messages of a file of /save. Raises UsageError for other files."""
     try:
         said: Any = parsed_record(read_capped(file, stream=True))
         messages = [{"role": entry["role"], "content": entry["content"]} for entry in said["messages"]]
@@ -144,25 +144,25 @@ def _talk(options: ChatOptions, target: Target, manifest: Manifest, messages: Se
 
 
 def _check_template(options: ChatOptions, text: Text, messages: Sequence[Message]) -> None:
-    """Raise UsageError without a chat template, GenerationError when it does not take how the conversation begins."""
+    """Raise UsageError without a chat template, GenerationError if it rejects the initial messages."""
     try:
         text.encode_messages([*messages, {"role": "user", "content": "a"}])
     except UsageError as error:
         raise UsageError(
             "the tokenizer has no chat template, which chat requires",
-            where=options.package,
+            path=options.package,
             remedy=GENERATE.filled(package=options.package),
         ) from error
 
 
 class Session:
-    """Messages in, answers out, and the commands between them."""
+    """A chat session: messages, completions and commands."""
 
     def __init__(self, options: ChatOptions, engine: Engine, conversation: Conversation, lines: Lines) -> None:
         self.options, self.engine, self.conversation, self.lines = options, engine, conversation, lines
         self.last: Ticket | None = None
         self._generated = False
-        """Some answer of the session has a token."""
+        """A completion of the session has tokens."""
         self._commands: dict[str, Callable[[str], object]] = {
             "/help": self._help,
             "/reset": self._reset,
@@ -172,8 +172,8 @@ class Session:
         }
 
     def run(self) -> int:
-        """Answer messages until the input ends; the exit code. An error is printed at a terminal, where the
-        session goes on, else raised.
+        """Answer messages until the input ends, and return the exit code. On a terminal an error is printed and the
+        session continues; otherwise it is raised.
         """
         if self.lines.typed:
             note(f"{KEYS}\n/help shows the commands; Ctrl-C stops the reply, Ctrl-D ends the session")
@@ -208,7 +208,7 @@ class Session:
         return 0
 
     def _answer(self, message: str) -> int:
-        """Generate an answer and print it as it comes. Ctrl-C ends it."""
+        """Generate a completion and print it token by token. Ctrl-C ends it."""
         with _CtrlC() as ctrl_c:
             ticket = self.last = self.conversation.ask(message)
             ctrl_c.ends(ticket)
@@ -222,7 +222,7 @@ class Session:
         return INTERRUPTED if ticket.answer.finish_reason == "interrupted" else 0
 
     def _figures(self, ticket: Ticket) -> str:
-        """A line about an answer: how long it took, and how full the cache is."""
+        """A line about a completion: duration, speed and used cache."""
         count, reason = len(ticket.answer.tokens), ticket.answer.finish_reason
         parts = [f"{self.conversation.read_tokens} tokens prefilled"]
         if ticket.first_token is not None and ticket.ended is not None:
@@ -298,8 +298,9 @@ class Session:
 
 
 class _CtrlC:
-    """Ctrl-C ends an answer after the step that is going on, so that the cache stays good; pressed again, at once. It
-    stays ignored where it was: in the background of a shell without jobs.
+    """Ctrl-C ends a completion after the current step, so that the cache stays valid; pressed again, immediately.
+
+    An ignored SIGINT stays ignored, as in the background of a shell without job control.
     """
 
     def __init__(self) -> None:
@@ -308,7 +309,7 @@ class _CtrlC:
         self._before: Any = None
 
     def ends(self, ticket: Ticket) -> None:
-        """The answer that it ends; at once where it was pressed before there was one."""
+        """Set the completion that Ctrl-C ends; ends it immediately if Ctrl-C was pressed before."""
         self._ticket = ticket
         if self._pressed is not None:
             ticket.cancel()

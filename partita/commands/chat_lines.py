@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 PROMPT, CONTINUED = "> ", ". "
 GOES_ON = "\\"
-"""At the end of a line: the message goes on in the next one."""
+"""At the end of a line: the message continues on the next line."""
 
 
 class Lines(Protocol):
     """A source of messages."""
 
     typed: bool
-    """They are typed at a terminal, where errors are printed."""
+    """Whether messages are typed at a terminal, where errors are printed."""
 
     def read(self) -> str | None:
-        """The next message; None when there are no more. Raises KeyboardInterrupt, UsageError."""
+        """The next message; None at the end. Raises KeyboardInterrupt, UsageError."""
 
 
 class TypedLines:
-    """A prompt with editing, completion of commands, and a history that is kept in the cache folder.
+    """A prompt with editing, completion of commands, and a history in the cache folder.
 
     Enter sends; a backslash before it, or Alt-Enter, begins another line. Ctrl-C drops what was typed, Ctrl-D ends.
     """
@@ -40,7 +40,7 @@ class TypedLines:
     typed = True
 
     def __init__(self, commands: Sequence[str], source: Input | None = None, output: Output | None = None) -> None:
-        """`source` and `output`: the terminal, unless a test has others."""
+        """`source`, `output`: the terminal by default."""
         from prompt_toolkit import PromptSession
         from prompt_toolkit.completion import WordCompleter
         from prompt_toolkit.output import create_output
@@ -69,7 +69,7 @@ class TypedLines:
 
 
 class PipedLines:
-    """A message per line of stdin, without a prompt."""
+    """One message per line of stdin, without a prompt."""
 
     typed = False
 
@@ -90,7 +90,7 @@ class PipedLines:
 
 
 def open_lines(commands: Sequence[str]) -> Lines:
-    """Typed lines at a terminal, else those of a pipe. Raises ImportError without the library for the first."""
+    """Typed lines at a terminal, else lines of a pipe. Raises ImportError without prompt_toolkit."""
     if sys.stdin is not None and sys.stdin.isatty():
         return TypedLines(commands)
     return PipedLines()
@@ -121,7 +121,7 @@ def _keys() -> KeyBindings:
 
 
 def _history() -> History:
-    """The history of messages, in a file that only its owner may read; in memory where it cannot be written."""
+    """The history of messages, in a file readable only by its owner; in memory if it cannot be written."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
     class Stored(FileHistory):

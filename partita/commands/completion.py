@@ -1,4 +1,4 @@
-"""What the shell offers for a value of an option that is being typed.
+"""Shell completion of option values.
 
 Loads no ONNX Runtime and no torch: the answer has to come while a key is pressed. Every function takes what has been
 typed of the value and returns what it could become.
@@ -12,7 +12,7 @@ from partita.export.trace.attention import names as attention_names
 
 
 def chains(typed: str) -> list[str]:
-    """Provider chains: what stands before the last comma, and a provider that is not in it yet."""
+    """Provider chains: the text up to the last comma, and a provider that is not in it yet."""
     from partita.providers.resolve import known_providers
 
     before, comma, begun = typed.rpartition(",")
@@ -21,7 +21,7 @@ def chains(typed: str) -> list[str]:
 
 
 def providers(typed: str) -> list[str]:
-    """Provider names where one is expected, not a chain."""
+    """Names of single providers."""
     from partita.providers.resolve import known_providers
 
     return _beginning(typed, known_providers())
@@ -57,7 +57,7 @@ def devices(typed: str) -> list[tuple[str, str]]:
 
 
 def _choice(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """Completion of an option that takes one of these values."""
+    """Completion of an option with these values."""
     return lambda typed: _beginning(typed, names())
 
 
@@ -79,5 +79,5 @@ quantisers = _choice(_quantisers)
 
 
 def _beginning(typed: str, names: Iterable[str]) -> list[str]:
-    """The names that begin as typed."""
+    """The names that begin with the typed text."""
     return [name for name in names if name.startswith(typed)]

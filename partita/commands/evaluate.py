@@ -55,7 +55,7 @@ def _as_record(package: Path, manifest: Manifest, result: Evaluation) -> Evaluat
 
 
 def show(package: Path, manifest: Manifest, result: Evaluation, console: Console) -> None:
-    """The result for people: figures measured now, next to those of the export."""
+    """The result as text: figures measured now, next to those of the export."""
     page = Page(console)
     page.put(f"{package}: {manifest.graph.precision} on {result.provider}")
     stored = manifest.quality
@@ -69,7 +69,7 @@ def show(package: Path, manifest: Manifest, result: Evaluation, console: Console
 
 
 def _bound(now: Evaluation, stored: Quality | None) -> str:
-    """What the divergence that was measured here is."""
+    """Description of the measured divergence."""
     if now.kl_tokens is None or now.kl_share is None:
         return "not measured: the package lacks the source model's probabilities; export it again"
     told = (
@@ -100,5 +100,5 @@ def _rows(now: Evaluation, stored: Quality | None) -> list[tuple[str, ...]]:
 
 
 def _at_least(value: float | None, digits: int) -> str:
-    """A divergence that is a lower bound; nothing for none."""
+    """A divergence that is a lower bound; empty for None."""
     return "" if value is None else f">= {nats(value, digits)}"

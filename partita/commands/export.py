@@ -1,4 +1,4 @@
-"""`partita export`: joins the exporter with the runtime that replays its known answer, and prints the summary."""
+"""`partita export`: exports, replays the known answer in the runtime, and prints the summary."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from partita.export.writing import Summary
 
 PACKED_WEIGHTS, NARROW_WEIGHTS = "packed_weights", "narrow_weights"
-"""What the last change of a graph is called where its passes are counted."""
+"""Name of the last change of a graph in the counts of passes."""
 LONG_SECONDS = 0.5
 """Stages of this length are in the summary."""
 LABEL = 14
-"""Columns of the labels of the summary."""
+"""Width of the labels of the summary."""
 
 
 def run(options: ExportCommand) -> None:
@@ -45,19 +45,19 @@ def run(options: ExportCommand) -> None:
 
 
 def _cache_bytes_per_token(manifest: Manifest) -> int:
-    """What one token of one row takes in the keys and values of all layers that keep every token."""
+    """Bytes of keys and values per token and row, in layers that cache every token."""
     graph = manifest.graph
     return (graph.cache_bytes - _fixed_state_bytes(manifest)) // (graph.batch_size * graph.max_length)
 
 
 def _fixed_state_bytes(manifest: Manifest) -> int:
-    """States whose size does not depend on how many tokens there are: all but keys and values of every token."""
+    """States whose size is independent of the number of tokens."""
     states = [state for state in manifest.graph.states if state.kind not in ("key", "value") or state.rolls]
     return sum(dtypes.size_bytes(state.dtype, state.shape) for state in states)
 
 
 def _cache(manifest: Manifest) -> str:
-    """How large the cache is, and what of it grows with the tokens."""
+    """Size of the cache, and its bytes per token."""
     graph, fixed = manifest.graph, _fixed_state_bytes(manifest)
     windows = sorted({state.window for state in graph.states if state.window is not None})
     parts = [f"{_cache_bytes_per_token(manifest):,} bytes per token"] if graph.cache_bytes > fixed else []
@@ -81,7 +81,7 @@ def _as_record(summary: Summary) -> ExportResult:
 
 
 def describe(summary: Summary) -> list[str]:
-    """The summary for people."""
+    """The summary as text."""
     manifest, graph = summary.manifest, summary.manifest.graph
     source = manifest.source
     opsets = ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in graph.opsets.items())
@@ -122,7 +122,7 @@ def _next_command(summary: Summary) -> str:
 
 
 def pass_lines(passes: Mapping[str, int], manifest: Manifest | None = None) -> list[str]:
-    """A line for each pass over the graph, how many places it changed, and what it does; then for packed weights."""
+    """A line for each pass over the graph: number of changes and description; then for quantised weights."""
     from partita.export.passes import ORDER
 
     if not passes:
@@ -164,7 +164,7 @@ def _target(manifest: Manifest) -> list[str]:
 
 
 def _source_quantisation_line(manifest: Manifest) -> list[str]:
-    """A line on a checkpoint that was quantised already; none for one of floats."""
+    """A line on a quantised checkpoint; none for a float checkpoint."""
     found = manifest.source.quantised
     if found is None:
         return []
@@ -200,7 +200,7 @@ def _quantised_weights_lines(packed: PackedWeights | None) -> str:
 
 
 def _prefill(manifest: Manifest) -> list[str]:
-    """Lines on a graph for prompts; nothing without one."""
+    """Lines on the prefill graph; empty without one."""
     found = manifest.prefill
     if found is None or found.packed is None:
         return []
@@ -214,7 +214,7 @@ def _prefill(manifest: Manifest) -> list[str]:
 
 
 def _calibration_lines(packed: PackedWeights) -> list[str]:
-    """Lines on the text that weights were rounded on, and on how widths were chosen."""
+    """Lines on the calibration text, and on the choice of precisions."""
     lines = []
     if packed.calibration is not None:
         found = packed.calibration
@@ -231,7 +231,7 @@ def _calibration_lines(packed: PackedWeights) -> list[str]:
 
 
 def mix_lines(packed: PackedWeights | None) -> list[str]:
-    """What each unit of weights costs when it alone is rounded, and the mixes that were measured."""
+    """Cost of each unit of weights when only this unit is quantised, and the measured mixes."""
     mix = None if packed is None else packed.mix
     if mix is None:
         return []
@@ -249,7 +249,7 @@ def mix_lines(packed: PackedWeights | None) -> list[str]:
 
 
 def _half_precision_line(manifest: Manifest) -> list[str]:
-    """The line on matrices of 16 bits that are computed with in float32."""
+    """The line on 16-bit matrices that are computed in float32."""
     kept = manifest.narrow
     if kept is None:
         return []
@@ -259,12 +259,12 @@ def _half_precision_line(manifest: Manifest) -> list[str]:
 
 
 def _blocks(kind: PackedKind) -> str:
-    """Weights that share a scale."""
+    """The block size as text."""
     return f"blocks of {kind.block_size}" if kind.block_size else "one scale per row"
 
 
 def _quantised_cache_line(manifest: Manifest) -> list[str]:
-    """The line on a cache of integers."""
+    """The line on an integer cache."""
     cache = manifest.rounded_cache
     if cache is None:
         return []
@@ -277,7 +277,7 @@ def _quantised_cache_line(manifest: Manifest) -> list[str]:
 
 
 def _quality(manifest: Manifest) -> list[str]:
-    """Lines on the cost of the precision; none where nothing is rounded."""
+    """Lines on the quality loss; empty without quantisation."""
     found = manifest.quality
     if found is None:
         unknown = manifest.graph.precision != EXACT.name and manifest.verification.status == "unverified"
@@ -297,7 +297,7 @@ def _quality(manifest: Manifest) -> list[str]:
 
 
 def _verified_copy_line(manifest: Manifest) -> str:
-    """What was verified in place of the package itself."""
+    """The copy that was verified instead of the package."""
     if manifest.verification.twin is None:
         return ""
     proved = manifest.verification.proof is not None

@@ -1,4 +1,4 @@
-"""`partita generate`: checks what needs nothing loaded, then generates, answers a prompt file or saves a prefix."""
+"""`partita generate`: checks the options, then generates, runs a prompt file or saves a prefix."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from partita.runtime.generate.checks import check_adapter
 
 
 def run(given: GenerateCommand) -> int:
-    """Check everything that can be checked, then generate; returns the exit code."""
+    """Check the options, then generate; returns the exit code."""
     prompts_given = (*given.prompts, *given.more_prompts)
     options = replace(group(given, GenerateOptions), prompts=prompts_given, more_prompts=())
     check_options(options)
@@ -29,7 +29,7 @@ def run(given: GenerateCommand) -> int:
         from partita.commands.batch import check_cluster_options
 
         check_cluster_options(options)
-    target = read_chain_options(options.where)
+    target = read_chain_options(options.chain_options)
     check_limits(options.limits, target.requested_names)
     without = options.input is not None or (options.save_prefix is not None and options.system is not None)
     prompts = [] if without else read_prompts(prompts_given)
@@ -74,7 +74,7 @@ def run(given: GenerateCommand) -> int:
 
 
 def _check_files(options: GenerateOptions, reads: Sequence[Path]) -> None:
-    """Check the files of a batch before anything is loaded."""
+    """Check the files of a batch before the package is loaded."""
     if options.input is None or options.output is None:
         return
     from partita.library.batches.batch_run import PIPE, check_files

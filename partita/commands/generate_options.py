@@ -1,4 +1,4 @@
-"""The options of `partita generate` in groups, and the checks that need nothing loaded."""
+"""The options of `partita generate` in groups, and their checks."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from partita.runtime.generate.text.tokens import MOST_BYTES
 
 
 class RunGroups(RunOptions):
-    """The options that `generate` and `chat` share, checked, and the groups that functions of the library take."""
+    """The checked options of `generate` and `chat`, as option groups of the library."""
 
     package: Path
     prefix: Path | None
     stop: tuple[str, ...]
 
     @property
-    def where(self) -> ChainOptions:
+    def chain_options(self) -> ChainOptions:
         """The provider chain."""
         return chain_of(self)
 
     @property
     def sampling(self) -> Sampling:
-        """The sampling, complete once `completed_for` has seen it."""
+        """The sampling; `completed_for` adds defaults."""
         return group(self, Sampling)
 
     @property
@@ -52,7 +52,7 @@ class RunGroups(RunOptions):
     @property
     def reads(self) -> tuple[Path, ...]:
         """Files and folders that the run reads."""
-        return read_by(self.where, self.package, *self.choice.reads, *self.speculation.reads)
+        return read_by(self.chain_options, self.package, *self.choice.reads, *self.speculation.reads)
 
 
 class GenerateOptions(RunGroups, GenerateCommand):
@@ -64,7 +64,7 @@ class GenerateOptions(RunGroups, GenerateCommand):
     output: Path | None
 
     @property
-    def where(self) -> ChainOptions:
+    def chain_options(self) -> ChainOptions:
         """The provider chain."""
         return replace(chain_of(self), graph_capture=self.graph_capture)
 
@@ -80,7 +80,7 @@ class GenerateOptions(RunGroups, GenerateCommand):
 
 
 def check_options(options: GenerateOptions) -> None:
-    """Check the options of the loop before anything is read. Raises UsageError."""
+    """Check the options of the generation loop. Raises UsageError."""
     if options.token_ids and (options.is_chat or options.stop):
         raise UsageError("--token-ids uses no tokenizer, so --chat, --system and --stop are not available; omit them")
     if options.save_prefix is not None:
@@ -100,7 +100,7 @@ def check_options(options: GenerateOptions) -> None:
 
 
 def _check_saving(options: GenerateOptions) -> None:
-    """Raise UsageError for what has no meaning where a prefix is saved and nothing is generated."""
+    """Raise UsageError for options that do not apply to saving a prefix."""
     files = {"--prefix": options.prefix, "--input": options.input, "--report": options.report}
     given = [name for name, value in files.items() if value is not None] + ["--json"] * options.as_json
     given += [f"--{name}" for name in options.speculation.as_options]
@@ -109,7 +109,7 @@ def _check_saving(options: GenerateOptions) -> None:
     given += ["--stop"] * bool(options.stop)
     if given:
         raise UsageError(f"--save-prefix generates nothing; omit {listing(given)}")
-    if options.limits.given():
+    if options.limits.as_dict():
         raise UsageError("--save-prefix checks no placement limits; omit them, or check them with `partita place`")
     if options.is_chat and options.system is None:
         raise UsageError("--save-prefix with --chat stores only the system message; give --system instead of --chat")
@@ -118,7 +118,7 @@ def _check_saving(options: GenerateOptions) -> None:
 
 
 def read_prompts(given: Sequence[str]) -> list[str]:
-    """The prompts, with - replaced by what stdin holds. Raises UsageError for text that is not UTF-8."""
+    """The prompts, with - replaced by the text of stdin. Raises UsageError for text that is not UTF-8."""
     if not given:
         raise UsageError("no prompt; give one, or - to read it from stdin")
     if given.count("-") > 1:
@@ -151,7 +151,7 @@ def argument_text(text: str, what: str) -> str:
 
 
 def _read_stdin() -> str:
-    """All that stdin holds, without one line end behind it, which echo and editors add. Raises UsageError."""
+    """The text of stdin without one trailing newline, which echo and editors add. Raises UsageError."""
     if sys.stdin is None:
         raise UsageError("prompt -: stdin is closed; give the prompt as an argument")
     if sys.stdin.isatty():

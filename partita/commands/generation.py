@@ -1,4 +1,4 @@
-"""`partita generate`: text is printed as it comes, timings go to stderr, and --report writes a report.
+"""`partita generate`: prints text token by token, timings on stderr, and writes the report of --report.
 
 Ctrl-C becomes a finish reason and an exit code, and every way a run can end still writes its report.
 """
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 LIMITS_NOTE = "the package was already opened to check the limits, so memory before loading includes that"
 LIMIT_RUNS = 2
-"""Runs per phase that measure the copies of a step."""
+"""Runs per phase for measuring the copies of a step."""
 
 
 def run_generation(
@@ -77,7 +77,7 @@ def run_generation(
 
 
 def open_model(options: GenerateOptions, target: Target, manifest: Manifest, *, observe: bool) -> Model:
-    """The tokenizer and the package, loaded. Raises what both raise."""
+    """Load tokenizer and package. Raises the errors of both."""
     began, text = time.perf_counter(), None
     if not options.token_ids:
         may_be_ids = not (options.is_chat or options.stop or options.system)
@@ -94,11 +94,11 @@ def open_with(
     observe: bool = True,
     text_seconds: float = 0.0,
 ) -> Model:
-    """The package, loaded with this tokenizer. Raises PackageError, ProviderError."""
+    """Load the package with this tokenizer. Raises PackageError, ProviderError."""
     engine = open_engine(
         options.package,
         manifest,
-        options.where,
+        options.chain_options,
         target,
         options.choice,
         observe=observe,
@@ -121,7 +121,7 @@ def open_batch(options: RunGroups, model: Model) -> Engine:
 
 
 def _begin(options: GenerateOptions, model: Model, prompts: Sequence[str], said: PrefixContent | None) -> Generation:
-    """Queue the prompts. Raises GenerationError for prompts that cannot be taken."""
+    """Queue the prompts. Raises GenerationError for invalid prompts."""
     if options.is_chat:
         system = options.system if said is None else system_of(said)
         conversations = [conversation(prompt, system) for prompt in prompts]
@@ -155,17 +155,17 @@ def print_notes(
 
 
 def check_placement(options: GenerateOptions, target: Target) -> None:
-    """Raise ProviderError, before the first token, when the placement does not keep to the limits.
+    """Raise ProviderError before the first token if the placement exceeds the limits.
 
     Bytes are known only from runs, so the package is opened for this alone and run on tokens that mean nothing.
     """
-    if not options.limits.given():
+    if not options.limits.as_dict():
         return
     from partita.library.place.placement import place_model
 
     placing = PlaceOptions(
         options.package,
-        threads=options.where.threads,
+        threads=options.chain_options.threads,
         runs=LIMIT_RUNS,
         probe_seconds=0.0,
         **asdict(options.limits),
@@ -180,7 +180,7 @@ def check_placement(options: GenerateOptions, target: Target) -> None:
 
 
 def _prefix_note(said: PrefixContent | None, ids: Sequence[Sequence[int]]) -> tuple[str, ...]:
-    """How much of a prefix the prompts have."""
+    """A note on the prompt tokens that come from the prefix; empty without one."""
     if said is None:
         return ()
     known = [min(len(commonprefix([said.tokens, tuple(prompt)])), len(prompt) - 1) for prompt in ids]
@@ -193,7 +193,7 @@ def _ids(tokens: Sequence[int]) -> str:
 
 @dataclass(slots=True)
 class PrintedGeneration:
-    """A generation whose completions are printed, and how it ended where it did not end by itself."""
+    """A generation that prints its completions."""
 
     options: GenerateOptions
     target: Target
@@ -202,13 +202,13 @@ class PrintedGeneration:
     notes: tuple[str, ...]
     interrupted: bool = False
     closed: bool = False
-    """The reader of stdout has gone."""
+    """stdout is a closed pipe."""
     refused: OSError | None = None
     """The error of a write to stdout, e.g. a full disk."""
     error: PartitaError | None = None
 
     def follow(self) -> None:
-        """Run the steps until they end or stdout is closed; the text of a single row is printed as it comes."""
+        """Run the steps until they end or stdout is closed; the text of a single row is printed token by token."""
         live = len(self.generation.progress.tickets) == 1 and not self.options.as_json
         shown = 0
         try:
@@ -246,12 +246,12 @@ class PrintedGeneration:
             self._print("".join(f"[{number}] {text}\n" for number, text in enumerate(texts, start=1)))
 
     def _print(self, text: str) -> None:
-        """Print text to stdout, or to stderr when stdout is for the report."""
+        """Print text to stdout, or to stderr if stdout is for the report."""
         write = write_stderr if self.options.report == STDOUT else write_stdout
         self._write(lambda: write(text))
 
     def _write(self, write: Callable[[], bool | None]) -> None:
-        """Write to stdout. A failure ends the completion, not the report of the run."""
+        """Write to stdout. A failure ends the generation, not the report."""
         try:
             self.closed = write() is False
         except OSError as error:
@@ -269,7 +269,7 @@ class PrintedGeneration:
             options=SamplingValues(**options.sampling.figures()),
             adapter=options.adapter,
             prefill_chunk_tokens=generation.chunk.tokens,
-            threads=options.where.threads,
+            threads=options.chain_options.threads,
             load_seconds=self.model.load_seconds,
             tokenizer_load_seconds=self.model.text_seconds,
             rows=tuple(
@@ -284,7 +284,7 @@ class PrintedGeneration:
 
     def report_request(self) -> ReportRequest:
         """The request for the report of the generation."""
-        options, limits = self.options, (LIMITS_NOTE,) if self.options.limits.given() else ()
+        options, limits = self.options, (LIMITS_NOTE,) if self.options.limits.as_dict() else ()
         reason = "interrupted" if self.interrupted else "error" if self.error else self.generation.finish_reason
         prefix = {} if options.prefix is None else {"prefix": str(options.prefix)}
         return ReportRequest(
@@ -299,14 +299,14 @@ class PrintedGeneration:
         )
 
     def _unread(self) -> str:
-        """Why the completion was not printed to its end; empty where it was."""
+        """Why the completion was not printed completely; empty if it was."""
         if self.refused is not None and self.refused.errno != errno.EBADF:  # the error of a closed stdout
             return f"stdout: {self.refused.strerror or self.refused}"
         return "stdout was closed" if self.closed else ""
 
 
 def _print_timings(model: Model, generation: Generation) -> None:
-    """One line on stderr."""
+    """Print a line on stderr."""
     figures = generation.timings
     parts = [f"load {model.load_seconds:.2f} s"]
     if figures["prefill_tokens_per_second"]:
@@ -338,7 +338,7 @@ def write_report(sink: Sink, engine: Engine, asked: ReportRequest, error: Partit
     sink.write(storage.to_json(report))
     if isinstance(sink, Output):
         print_written("report", sink.path)
-    return bool(report.interrupted)
+    return bool(report.interruptions)
 
 
 def save_prefix(options: GenerateOptions, target: Target, prompts: Sequence[str], manifest: Manifest) -> int:
@@ -360,8 +360,8 @@ def save_prefix(options: GenerateOptions, target: Target, prompts: Sequence[str]
 
 
 def _as_read(options: GenerateOptions) -> Iterator[str]:
-    """Words without which a command does not go on with the prefix: how the folder is opened, what it was read as."""
-    for name in options.choice.given:
+    """Options that a command needs to use the prefix: those of the folder, and --token-ids."""
+    for name in options.choice.setting_names:
         yield from (option_flags()[name], str(getattr(options.choice, name)))
     if options.token_ids:
         yield "--token-ids"

@@ -1,4 +1,4 @@
-"""`partita inspect`: what a package or folder holds; and what is different in another one."""
+"""`partita inspect`: contents of a package or folder, and differences from another."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DIFF_VIEWS = "partita.compare.document"
 
 
 def run(options: InspectCommand) -> None:
-    """Inspect and show. Faults of the folder are findings, and no error. Raises UsageError, PackageError."""
+    """Inspect and show. Problems of the folder are findings, not errors. Raises UsageError, PackageError."""
     path, view = Path(options.package), requested_view(options)
     reads = (*files_of(path), *Choice.of(options).reads, *choice_of_other(options).reads)
     if options.against is not None:

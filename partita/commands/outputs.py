@@ -1,4 +1,4 @@
-"""Outputs of verbs: files or stdout, which must not be inputs, and the views of records that are written to them."""
+"""Outputs of verbs: files or stdout, which must not be inputs, and views of records."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ STDOUT = Path("-")
 
 @dataclass(frozen=True, slots=True)
 class Stdout:
-    """Where `-` sends a report or a page."""
+    """stdout as the output of a report or page: `-`."""
 
     path: Path = STDOUT
 
     def write(self, text: str) -> None:
-        """Write `text` in UTF-8, as a file has it, whatever the terminal takes; a reader that has gone is no error."""
+        """Write `text` in UTF-8 on any terminal; a closed pipe is no error."""
         write_stdout_bytes(text.encode("utf-8"))
 
 
@@ -41,7 +41,7 @@ def reserve_output(path: Path, what: str, reads: Iterable[Path], *, option: str)
 
 
 def print_written(what: str, path: Path | str) -> None:
-    """A note on where a report or result is, and the command that shows it, as a shell takes it."""
+    """Print the path of a report or result, and the shell command that shows it."""
     note(f"{what}: {path} (show it with: {shell(('partita', 'report', 'show', str(path)))})")
 
 
@@ -64,13 +64,13 @@ def show_and_write(record: Any, view: View, text: str, sink: Sink | None, what: 
 
 
 def refuse_two_on_stdout(report: Path | None, *, as_json: bool) -> None:
-    """Raise UsageError when a report and another JSON object would both go to stdout."""
+    """Raise UsageError if a report and another JSON object would both go to stdout."""
     if as_json and str(report) in (str(STDOUT), "/dev/stdout"):
         raise UsageError(f"--report {report} and --json both write to stdout; give --report a file")
 
 
 def data_files(model: Path) -> tuple[Path, ...]:
-    """Files that hold the weights of an ONNX file; none when it cannot be read, an error raised where it is opened."""
+    """Files with the weights of an ONNX file; empty if it cannot be read, which is reported when it is opened."""
     from partita.runtime.place.onnx_model import read_onnx
 
     try:
@@ -89,11 +89,11 @@ class RequestedView:
 
 @dataclass(frozen=True, slots=True)
 class Showing:
-    """A view, and a place that may be written."""
+    """A view and its checked output."""
 
     view: View
     sink: Sink
-    what: str = ""
+    file_kind: str = ""
     """Name of its file in messages; empty: that of the view."""
 
     def show(self, record: Any, source: Path | None = None) -> None:
@@ -110,7 +110,7 @@ class Showing:
         self.sink.write(text)
         if isinstance(self.sink, Output):
             hint = f" ({self.view.hint})" if self.view.hint else ""
-            note(f"{self.what or _called(self.view)}: {self.sink.path}{hint}")
+            note(f"{self.file_kind or _called(self.view)}: {self.sink.path}{hint}")
 
 
 class ViewOptions(Protocol):
@@ -130,7 +130,7 @@ class ViewOptions(Protocol):
 
 
 def requested_view(options: ViewOptions, usual: str = "text", *, full: bool = False) -> RequestedView:
-    """The view named by --view or a short form, else the `usual` one. Raises UsageError when two differ."""
+    """The view named by --view or a short form, else the `usual` one. Raises UsageError if two differ."""
     named = {
         "--view": options.view,
         "--full": "text" if full else None,
@@ -143,7 +143,7 @@ def requested_view(options: ViewOptions, usual: str = "text", *, full: bool = Fa
 
 
 def prepare(asked: RequestedView, folder: str, reads: Iterable[Path] = ()) -> Showing:
-    """Find the view in its folder, and reserve its output, before anything is read or run.
+    """Find the view and reserve its output, before reading inputs.
 
     `reads`: files that must not be written over. Raises UsageError, and the errors of `claim_output`.
     """
@@ -156,4 +156,4 @@ def open_sink(view: View, out: Path | None, reads: Iterable[Path]) -> Showing:
 
 
 def _called(view: View) -> str:
-    return view.what or view.name
+    return view.file_kind or view.name

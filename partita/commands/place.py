@@ -1,4 +1,4 @@
-"""`partita place`: which node of any ONNX model runs where, what is copied, and why; also on CUDA without a GPU.
+"""`partita place`: placement of the nodes of any ONNX model, copies and reasons; also on CUDA without a GPU.
 
 The report is printed and written first; what then ends the command is a run that failed, a limit that is not met, or
 Ctrl-C.
@@ -37,7 +37,7 @@ def run(options: PlaceCommand) -> int:
 
 
 def _reserve_report(options: PlaceCommand) -> Sink | None:
-    """Where the report goes; None without `--report`."""
+    """Output of the report; None without `--report`."""
     if options.full and options.as_json:
         raise UsageError("--full and --json select different views; keep one")
     if options.report is None:
@@ -51,7 +51,7 @@ def _reserve_report(options: PlaceCommand) -> Sink | None:
 
 
 def _finish(options: PlaceCommand, sink: Sink | None, report: Report, error: PartitaError | None) -> int:
-    """Write and print the report, then the error; the exit code.
+    """Write and print the report, then the error; returns the exit code.
 
     Raises `error`, why a run failed, or ProviderError for a limit.
     """
@@ -65,4 +65,4 @@ def _finish(options: PlaceCommand, sink: Sink | None, report: Report, error: Par
     over = limits_error(report)
     if over is not None:
         raise over
-    return INTERRUPTED if report.interrupted else 0
+    return INTERRUPTED if report.interruptions else 0

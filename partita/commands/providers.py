@@ -1,4 +1,4 @@
-"""`partita providers`: which execution providers run on this machine, and why the others do not."""
+"""`partita providers`: the execution providers of this machine, and the reasons of unusable ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ VIEWS = "partita.machine.document"
 
 
 def run(options: ProvidersCommand) -> None:
-    """Try every provider and show the results. Raises UsageError for a library that cannot be used."""
+    """Check every provider and show the results. Raises UsageError for an unusable library."""
     libraries = options.provider_libraries or {}
     showing = prepare(requested_view(options), VIEWS, [Path(path) for path in libraries.values()])
     showing.show(providers(provider_libraries=libraries))

@@ -1,4 +1,4 @@
-"""The nodes that would not go to the chain, for a refusal: a table for stderr, grouped when there are many."""
+"""The table of nodes that the chain does not run, for stderr; grouped if there are many."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from partita.errors import RefusedNode, Refusing
+from partita.errors import ProviderRefusal, RefusedNode
 from partita.observations.text_format import name_some, plural, short_provider
 from partita.partition_reports.render.terminal import Page
 from partita.partition_reports.sections.model import Column
 
 WIDTH = 120
-"""Columns where the width of stderr is unknown."""
+"""Width of stderr if it is unknown."""
 MOST_ROWS = 40
 SINGLE_NODES = 40
-"""Up to here every node has a row; above, nodes of one operator and reason share one."""
+"""Maximum nodes with a row each; more nodes are grouped by operator and reason."""
 NAMES = 2
-"""Families of nodes that a shared row names."""
+"""Maximum families of nodes that a group names."""
 EVIDENCE = 2
-"""Different log lines that are quoted below the table, per reason."""
+"""Maximum quoted log lines per reason, below the table."""
 NO_NAME = "(no name)"
 
 
 def render_refusal(rows: Sequence[RefusedNode], width: int | None = None) -> str:
-    """The nodes as a table, then the evidence per reason. Lines of text without colour; empty when there are none.
+    """A table of the nodes, then the evidence per reason, as text without colour; empty without nodes.
 
     `width`: columns; that of the terminal on stderr when it is left out.
     """
@@ -34,7 +34,7 @@ def render_refusal(rows: Sequence[RefusedNode], width: int | None = None) -> str
         return ""
     stream, columns = io.StringIO(), width or _stderr_columns()
     page = Page(Console(file=stream, width=columns, color_system=None, force_terminal=False, legacy_windows=False))
-    asked = " or ".join(dict.fromkeys(entry.provider for row in rows for entry in row.asked))
+    asked = " or ".join(dict.fromkeys(entry.provider for row in rows for entry in row.available_refusals))
     page.line(f"{plural(len(rows), 'node')} would not run on {asked}:", indent=0)
     if len(rows) <= SINGLE_NODES:
         _show_nodes(page, rows)
@@ -45,7 +45,7 @@ def render_refusal(rows: Sequence[RefusedNode], width: int | None = None) -> str
 
 
 def _stderr_columns() -> int:
-    """COLUMNS of the environment, else the width of the terminal, else WIDTH."""
+    """The variable COLUMNS, else the width of the terminal, else WIDTH."""
     told = os.environ.get("COLUMNS", "")
     if told.isascii() and told.isdigit() and int(told):
         return int(told)
@@ -96,16 +96,16 @@ def _show_groups(page: Page, rows: Sequence[RefusedNode]) -> None:
 
 
 def _render_reasons(row: RefusedNode) -> str:
-    """Its reason; with several available providers, the reason of each."""
-    if len(row.asked) == 1:
-        return row.asked[0].reason
-    return ", ".join(f"{short_provider(entry.provider)}: {entry.reason}" for entry in row.asked)
+    """The reason of a node; with several available providers, the reason of each."""
+    if len(row.available_refusals) == 1:
+        return row.available_refusals[0].reason
+    return ", ".join(f"{short_provider(entry.provider)}: {entry.reason}" for entry in row.available_refusals)
 
 
 def _show_evidence(page: Page, rows: Sequence[RefusedNode]) -> None:
-    """What shows each reason, and what to do about it, provider by provider where there are several."""
-    found: dict[tuple[str, str, bool], list[Refusing]] = {}
-    for entry in (entry for row in rows for entry in row.refusing):
+    """Evidence and remedy of each reason, per provider if there are several."""
+    found: dict[tuple[str, str, bool], list[ProviderRefusal]] = {}
+    for entry in (entry for row in rows for entry in row.refusals):
         found.setdefault((entry.provider, entry.reason, entry.available), []).append(entry)
     several = len({provider for provider, _, _ in found}) > 1
     for (provider, reason, available), members in found.items():

@@ -1,4 +1,4 @@
-"""`partita report`: read a report file and hand it, or what comes of it, to a view."""
+"""`partita report`: reads a report file and shows it, or a record made from it, in a view."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EXPLAIN_VIEWS = "partita.explain.document"
 DIFF_VIEWS = "partita.compare.document"
 CHECK_VIEWS = "partita.check.gate"
 DIFFERENT = 1
-"""Exit code of `report diff --exit-code`, as `git diff --exit-code` has it."""
+"""Exit code of `report diff --exit-code`, as of `git diff --exit-code`."""
 
 
 def show(options: ShowCommand) -> None:
@@ -46,7 +46,7 @@ def markdown(options: MarkdownCommand) -> None:
 
 
 def _show(file: Path, view: RequestedView, *, next_to: bool = False) -> None:
-    """Show a report or the result of a bench in the view of that name: on stdout, or in a file.
+    """Show a report or a bench result in the view `name`, on stdout or in a file.
 
     `next_to`: without --out, write a file next to it with the view's suffix; a report from stdin goes to stdout.
     Raises UsageError when there is no such view, or it would replace what it shows.
@@ -61,7 +61,7 @@ def _show(file: Path, view: RequestedView, *, next_to: bool = False) -> None:
 
 
 def _kinds() -> dict[str, type[Record]]:
-    """What is shown, by the schema in the file."""
+    """Record type by the schema of a file."""
     from partita.bench.records import SCHEMA as BENCH
     from partita.bench.records import Bench
     from partita.partition_reports.records import SCHEMA, Report
@@ -70,7 +70,7 @@ def _kinds() -> dict[str, type[Record]]:
 
 
 def explain(options: ExplainCommand) -> None:
-    """Show everything about one node. Raises UsageError when `node` fits none or several, which are listed first."""
+    """Show everything about one node. Raises UsageError, after listing matches, unless `node` matches exactly one."""
     from partita.explain import node_explanation
     from partita.explain.sentences import render_no_single
 
@@ -85,7 +85,7 @@ def explain(options: ExplainCommand) -> None:
 
 
 def diff(options: DiffCommand) -> int:
-    """Show what is different in `after`, and return the exit code."""
+    """Show the differences of `after`, and return the exit code."""
     before, after = Path(options.before), Path(options.after)
     if before == after == storage.STDIN:
         raise UsageError("both reports are read from stdin; give a file for one of them")
@@ -93,16 +93,16 @@ def diff(options: DiffCommand) -> int:
 
     showing = prepare(requested_view(options), DIFF_VIEWS, (before, after))
     found = compare(storage.read(before), storage.read(after), names=(str(before), str(after)))
-    if found.unrelated and not options.force:
+    if found.unrelated_reason and not options.force:
         raise ReportError(
-            f"cannot compare {before} with {after}: {found.unrelated}; add --force to compare them anyway"
+            f"cannot compare {before} with {after}: {found.unrelated_reason}; add --force to compare them anyway"
         )
     showing.show(found)
     return DIFFERENT if options.exit_code and not found.same else 0
 
 
 def check(options: CheckCommand) -> None:
-    """Check a report against its requirements. Raises ReportCheckError after showing what fails."""
+    """Check a report against its requirements. Raises ReportCheckError after showing failures."""
     from partita.check import gate
     from partita.library.report import gate_of, vocabulary
 

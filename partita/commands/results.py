@@ -1,4 +1,4 @@
-"""What `--json` of the verbs prints, as records: the JSON Schemas in docs/ are made from them.
+"""Records that `--json` of the verbs prints; source of the JSON Schemas in docs/.
 
 What `place --json` prints is a report, and what `providers --json` prints a record of machine/records.py.
 """
@@ -31,34 +31,34 @@ class Result(Record):
 
 
 class ErrorFact(Record):
-    """Why a command ended with another exit code than 0."""
+    """The error of a command with an exit code other than 0."""
 
     kind: str
     """A class of partita/errors.py (UsageError, PackageError, ...), or Interrupted, Terminated, SystemError for what
     the operating system refused, InternalError.
     """
     message: str
-    """The line that is on stderr, without `partita: `."""
+    """The line on stderr, without `partita: `."""
     remedy: str | None
-    """The remedy at the end of the message; null without one."""
+    """The remedy at the end of the message; null if there is none."""
     remedies: tuple[RemedyRecord, ...] = ()
-    """The same as data: what helps, each with the words of its command or options."""
+    """Remedies as data, the best first."""
     details: tuple[str, ...] = ()
-    """Lines of the table that an error may have."""
+    """Lines of the error's table; empty without one."""
     nodes: tuple[RefusedNode, ...] = ()
-    """The rows of that table: nodes that would not run on the chain."""
+    """Nodes that the chain does not run: the rows of that table."""
     exit_code: int
 
 
 class ErrorResult(Record):
-    """All that a command with --json prints on stdout when it ended before it had a result."""
+    """Output of a command with --json that failed before it had a result."""
 
     schema_id: Literal["partita.error/1"] = Field(default="partita.error/1", alias="schema")
     error: ErrorFact
 
 
 class DoctorResult(Record):
-    """What `doctor` found: versions and hardware, and the record of `providers`."""
+    """Output of `doctor --json`: versions, hardware, and the record of `providers`."""
 
     schema_id: Literal["partita.doctor/1"] = Field(default="partita.doctor/1", alias="schema")
     python: str
@@ -66,12 +66,12 @@ class DoctorResult(Record):
     cpu: str
     logical_cores: int
     packages: dict[str, str]
-    """Version of each installed package that takes part in a run or an export."""
+    """Version of each installed package that affects a run or an export."""
     machine: MachineReport
 
 
 def fact_of(error: PartitaError) -> ErrorFact:
-    """An error of ours as a record; without a remedy as data, the message has it in words."""
+    """A PartitaError as a record; a remedy that is not data is part of the message."""
     nodes = error.nodes if isinstance(error, ProviderError) else ()
     return ErrorFact(
         kind=public_type(error),
@@ -85,7 +85,7 @@ def fact_of(error: PartitaError) -> ErrorFact:
 
 
 class GeneratedRow(Record):
-    """The answer to one prompt."""
+    """The completion of one prompt."""
 
     text: str | None
     """Null with --token-ids."""
@@ -110,18 +110,18 @@ class GenerationTimings(Record):
 
 
 class BatchResult(BatchRunResult, Result):
-    """Output of `generate --input FILE --output FILE --json`: the run and its figures. The answers are in the file."""
+    """Output of `generate --input FILE --output FILE --json`: the run and its figures, without completions."""
 
     schema_id: Literal["partita.batch_result/1"] = Field(default="partita.batch_result/1", alias="schema")
     chain: tuple[ChainEntry, ...]
     chain_source: str
     options: SamplingValues
-    """Default options of rows. A row that draws tokens has a seed made of this one and its index."""
+    """Default options of rows. The seed of a sampled row is derived from this one and its index."""
     adapter: str | None = None
     threads: int | None
     load_seconds: float
     slots: int
-    """Rows that are answered at a time."""
+    """Maximum rows that run at a time."""
     input: str
     notes: tuple[str, ...] = ()
 
@@ -136,20 +136,20 @@ class ClusterResult(BatchRunResult, Result):
 
 
 class GenerateResult(Result):
-    """Output of `generate --json`: the chain, the options, one answer per prompt, and timings."""
+    """Output of `generate --json`: chain, options, one completion per prompt, and timings."""
 
     schema_id: Literal["partita.generate/1"] = Field(default="partita.generate/1", alias="schema")
     chain: tuple[ChainEntry, ...]
     chain_source: str
     options: SamplingValues
     adapter: str | None = None
-    """The adapter of the package that was used; null: none."""
+    """The adapter that was used; null for none."""
     prefill_chunk_tokens: int
-    """Prompt tokens per run, as the package takes them."""
+    """Maximum prompt tokens per run."""
     threads: int | None
-    """Null: ONNX Runtime decided."""
+    """null: ONNX Runtime's default."""
     load_seconds: float
-    """Opening the sessions."""
+    """Time to open the sessions."""
     tokenizer_load_seconds: float
     rows: tuple[GeneratedRow, ...]
     timings: GenerationTimings
@@ -187,13 +187,13 @@ class EvaluateResult(Evaluation, Result):
 
 
 class ExportResult(Result):
-    """Output of `export --json`: the manifest, why attention is written as it is, and what the export took."""
+    """Output of `export --json`: manifest, reason for the attention lowering, duration and memory of the export."""
 
     schema_id: Literal["partita.export/1"] = Field(default="partita.export/1", alias="schema")
     manifest: Manifest
     attention_reason: str
     passes: dict[str, int]
-    """Places that each pass over the graph changed."""
+    """Number of changes per pass over the graph."""
     cache_bytes_per_token: int
     fixed_state_bytes: int
     peak_rss_bytes: int
@@ -202,34 +202,34 @@ class ExportResult(Result):
 
 
 class ServedModel(Record):
-    """A package that a server has."""
+    """A package of a server."""
 
     name: str
-    """Of the model in the API."""
+    """Name of the model in the API."""
     package: str
     slots: int
-    """Rows of its batch: requests that are at work at once."""
+    """Rows of its batch: maximum requests that run at a time."""
     max_length: int
-    """Most tokens of prompt and answer together."""
+    """Maximum prompt and new tokens together."""
     chat: bool
-    """It has a chat template, so it takes messages."""
+    """It has a chat template, so it accepts messages."""
     adapters: tuple[str, ...] = ()
-    """Its switchable adapters, which requests name as NAME:ADAPTER."""
+    """Its separate adapters; model NAME:ADAPTER in requests."""
 
 
 class ServeResult(Record):
-    """What `serve --json` prints when it listens."""
+    """Output of `serve --json` when it listens."""
 
     schema_id: Literal["partita.serve/1"] = Field(default="partita.serve/1", alias="schema")
     partita_version: str = partita.__version__
     url: str
-    """Of the server; that of the API is URL/v1."""
+    """URL of the server; the API is at URL/v1."""
     pid: int
     models: tuple[ServedModel, ...]
 
 
 def json_schemas() -> dict[str, Any]:
-    """Records, or several of them, by the name that their schema has in docs/."""
+    """Record types, one or several, by the name of their schema in docs/."""
     from partita.bench.records import Bench
     from partita.check.gate import GateResult
     from partita.compare.rows import Comparison

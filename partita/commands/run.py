@@ -62,6 +62,6 @@ def list_cached(options: CacheListCommand) -> None:
 
 
 def remove_cached(options: CacheRemoveCommand) -> None:
-    """Remove one of them."""
+    """Remove a package from the cache."""
     gone = model_cache.remove_cached(options.name)
     note(f"removed {gone.path} ({human_bytes(gone.size_bytes)})")

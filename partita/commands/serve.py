@@ -100,7 +100,7 @@ def run(options: ServeCommand) -> int:
 
 
 def _names(models: Sequence[PathText], given: Sequence[str]) -> tuple[str, ...]:
-    """The name of each model: as given, or the last part of its path or id. Raises UsageError for equal names."""
+    """The name of each model: the option, or the last part of its path or id. Raises UsageError for equal names."""
     _check_count("name", given, models)
     names = tuple(given) or tuple(_name_of(str(model)) for model in models)
     for name in names:
@@ -127,7 +127,7 @@ def _check_count(option: str, given: Sequence[object], models: Sequence[object])
 
 
 def _checked(options: ServeCommand) -> tuple[str, ...]:
-    """The API keys, once every option makes sense by itself. Raises UsageError."""
+    """The API keys, if every option is valid by itself. Raises UsageError."""
     keys = options.api_key or tuple(value for name, value in os.environ.items() if name == KEY_VARIABLE)
     if any(not key.strip() or not key.isprintable() for key in keys):
         given = "--api-key" if options.api_key else KEY_VARIABLE
@@ -142,21 +142,21 @@ def _checked(options: ServeCommand) -> tuple[str, ...]:
 
 
 def _write(text: str) -> None:
-    """A line on stderr, where that takes one: with a terminal that was closed, or a full disk, a server goes on.
+    """Write a line on stderr. Errors of a closed terminal or a full disk do not stop the server.
 
-    Not by way of rich, which keeps what it could not write, and with every line tries all of it again.
+    rich is not used, because it keeps unwritten text and retries all of it with every line.
     """
     with suppress(OSError, ValueError):  # the second of a stream that is closed
         write_stderr(f"{text}\n")
 
 
 def _print_line(text: str) -> None:
-    """A line for the operator, while the server runs."""
+    """Print a line for the operator."""
     _write(f"partita: {' '.join(text.split())}")
 
 
 def _print_ready(url: str, options: ServeCommand, models: dict[str, ServedPackage]) -> None:
-    """Where clients find the server, on stderr; with --json on stdout, too."""
+    """Print the address of the server on stderr, with --json also on stdout."""
     for served in models.values():
         report = served.report()
         verdict = report.summary.verdict if report.summary is not None else "no report"

@@ -1,4 +1,4 @@
-"""`partita support`: what a provider takes, measured; and what is different between two such tables."""
+"""`partita support`: measured operator support of a provider, and differences between two tables."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ DIFF_VIEWS = "partita.compare.document"
 DIFF = "diff"
 """First argument of a comparison of two tables."""
 OPTIONS = {"json": "--out"}
-"""Of the views, those whose option for a file is called otherwise."""
+"""View -> its option for a file, if it has another name."""
 
 
 def _views(options: SupportCommand, folder: str, what: str, reads: Iterable[Path]) -> list[Showing]:
-    """Every view that the options name, with its output. Raises UsageError when two would go to stdout."""
+    """Every requested view with its output. Raises UsageError if two would go to stdout."""
     reads, view = tuple(reads), requested_view(replace(options, out=None)).view
     given = {"json": options.out, "markdown": options.markdown, "html": options.html}
     files = {name: Path(path) for name, path in given.items() if path is not None}

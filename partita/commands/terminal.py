@@ -1,4 +1,4 @@
-"""What the verbs share in talking to a terminal: progress, one-line notes, sizes and times for people.
+"""Terminal output of verbs: progress, one-line notes, sizes and times as text.
 
 stdout carries results only. Notes and progress go to stderr: bars on a terminal, else a line per long stage.
 """
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 
 ESCAPED = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
-"""What a terminal would take for a command is written so: tokens of a model can have any character."""
+"""Replacements of terminal control characters, which tokens of a model may contain."""
 LONG_STAGE_SECONDS = 1.0
-"""Without a terminal, a stage that takes at least this long has a line."""
+"""Minimum duration of a stage for a line without a terminal."""
 shown_progress = ProgressOptions()
 """The options of the running verb."""
 stdout_used = False
@@ -47,10 +47,10 @@ stdout_used = False
 
 
 class _Console(Console):
-    """rich's console, which would end the process with code 1 when its reader has gone."""
+    """rich's console without its exit with code 1 at a closed pipe."""
 
     def on_broken_pipe(self) -> None:
-        """Go on without output: the exit code is that of the verb."""
+        """Continue without output; the exit code is that of the verb."""
         _drop_stream(1 if self.file is sys.stdout else 2)
 
 
@@ -63,13 +63,13 @@ def stdout_console() -> Console:
 
 
 def note(text: str) -> None:
-    """One line on stderr, its options as flags. A full or closed stderr is no error."""
+    """Print a line on stderr, with options as flags. A full or closed stderr is no error."""
     with suppress(OSError):
         stderr.print(with_flags(text), markup=False)
 
 
 def write_stdout(text: str) -> bool:
-    """Write `text` at once; False when the reader of stdout has gone (head, less), which is no error."""
+    """Write `text` to stdout and flush; False if stdout is a closed pipe (head, less), which is no error."""
     return _write_stream(sys.stdout, 1, text)
 
 
@@ -79,10 +79,9 @@ def write_stderr(text: str) -> bool:
 
 
 def fold(line: str, stream: IO[str] | None, indent: int) -> str:
-    """The line, broken between words where it would not fit on the terminal; what follows is set in by `indent`.
+    """The line, wrapped at the terminal's width; wrapped lines are indented by `indent`.
 
-    A pipe or a file gets the line as it is, and so should one with a command in it: a terminal's own break is no line
-    end when it is copied.
+    A line for a pipe or file is unchanged. Do not fold lines with commands: a terminal's own break is not copied.
     """
     if stream is None or not stream.isatty():
         return line
@@ -94,12 +93,12 @@ def fold(line: str, stream: IO[str] | None, indent: int) -> str:
 
 
 def write_stdout_bytes(data: bytes) -> bool:
-    """Bytes on stdout, at once; False when the reader has gone."""
+    """Write bytes to stdout and flush; False if it is a closed pipe."""
     return write_stdout("") and _write_stream(sys.stdout.buffer, 1, data)
 
 
 def _write_stream(stream: IO[AnyStr] | None, descriptor: int, text: AnyStr) -> bool:
-    """Write at once to a standard stream; False when the reader has gone."""
+    """Write to a standard stream and flush; False if it is a closed pipe."""
     global stdout_used
     if stream is None:  # a program without standard streams calls `run`
         return False
@@ -114,25 +113,25 @@ def _write_stream(stream: IO[AnyStr] | None, descriptor: int, text: AnyStr) -> b
 
 
 def _drop_stream(descriptor: int) -> None:
-    """Send what is still to come on file descriptor 1 or 2 nowhere: Python flushes at exit, and would complain."""
+    """Redirect file descriptor 1 or 2 to the null device, because Python flushes at exit and would fail."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, descriptor)
     os.close(null)
 
 
 def print_record(record: BaseModel) -> bool:
-    """A record as one JSON object on stdout; False when the reader has gone."""
+    """Print a record as one JSON object on stdout; False if it is a closed pipe."""
     return print_json(record.model_dump(mode="json", by_alias=True, warnings=False))
 
 
 def print_json(value: dict[str, Any]) -> bool:
-    """One JSON object on stdout, in UTF-8 whatever the terminal takes; False when the reader has gone."""
+    """Print one JSON object on stdout, in UTF-8 on any terminal; False if the pipe is closed."""
     text = json.dumps(finite(value), ensure_ascii=False, indent=2, allow_nan=False) + "\n"
     return write_stdout_bytes(text.encode("utf-8", "backslashreplace"))
 
 
 def finite(value: Any) -> Any:
-    """The value with null in place of NaN and infinity, which JSON does not have."""
+    """The value with null for NaN and infinity, which JSON lacks."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -146,14 +145,14 @@ def draws_progress() -> bool:
 
 
 def note_stage(title: str, seconds: float) -> None:
-    """A line for a stage that has ended: for a long one without a terminal, for each with --verbose."""
+    """Print a line for a finished stage: a long one without a terminal, every one with --verbose."""
     long = seconds >= LONG_STAGE_SECONDS and not stderr.is_terminal
     if not shown_progress.quiet and (long or shown_progress.verbose):
         note(f"{title.partition(' (Ctrl-C')[0]}: {seconds:.1f} s")
 
 
 class Spinner:
-    """The current stage on stderr: a spinner on a terminal, and `note_stage` once it has ended."""
+    """The current stage on stderr: a spinner on a terminal, and `note_stage` at its end."""
 
     def __init__(self, title: str = "") -> None:
         self._status = stderr.status(title) if draws_progress() else None
@@ -182,7 +181,7 @@ class Spinner:
 
 
 class Bars:
-    """Progress bars on stderr, one per stage; lines of `note_stage` where they are not drawn."""
+    """Progress bars on stderr, one per stage; lines of `note_stage` if bars are off."""
 
     def __init__(self) -> None:
         self.bars = Progress(

@@ -27,7 +27,7 @@ from partita.remedies import Remedy
 
 LOCATE = Remedy("find the layer and node", ("partita", "drift", "{folder}", "--provider", "{chain}"))
 TOKENS_PAST_WINDOW = 64
-"""How much longer than a window a text may be that is compared."""
+"""Maximum tokens of a compared text beyond a window."""
 
 
 def run(options: VerifyCommand) -> int:
@@ -99,6 +99,6 @@ def show(package: Path, result: Verification, console: Console) -> None:
 
 
 def _step_row(step: StepError) -> tuple[str, ...]:
-    """How far one step was off."""
+    """Text of the error of one step."""
     tokens = "equal" if step.tokens_equal else "DIFFERENT"
     return (step.step, step.output, f"{step.max_abs_error:.3e}", f"{step.max_rel_error:.3e}", tokens)

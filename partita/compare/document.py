@@ -119,10 +119,10 @@ def _is_explained(change: Change, found: Comparison) -> bool:
 def _sides(found: Comparison) -> Section:
     """The two files."""
     rows = tuple(
-        (letter, (f"{side.name}: {side.what}{f', {side.created}' if side.created else ''}",))
+        (letter, (f"{side.name}: {side.description}{f', {side.created}' if side.created else ''}",))
         for letter, side in (("A", found.before), ("B", found.after))
     )
-    equal = Line(f"{plural(found.equal, 'value')} equal in both", tone="quiet")
+    equal = Line(f"{plural(found.equal_rows, 'value')} equal in both", tone="quiet")
     return Section("files", "Compared", (Pairs("Compared", rows), equal))
 
 
@@ -266,9 +266,9 @@ NAMED = {
 
 def report_headline(found: Comparison, nodes: Mapping[str, int]) -> str:
     """One sentence about two reports. `nodes`: phase -> its nodes in the second report."""
-    if found.unrelated:
-        return f"not comparable: {found.unrelated}"
-    failed = [side.name for side in (found.before, found.after) if side.failed is not None]
+    if found.unrelated_reason:
+        return f"not comparable: {found.unrelated_reason}"
+    failed = [side.name for side in (found.before, found.after) if side.failure is not None]
     parts = [f"the run of {listing(dict.fromkeys(failed))} FAILED"] if failed else []
     if found.same:
         counts: dict[int, list[str]] = {}

@@ -25,7 +25,9 @@ def compare_packages(first: Inspection, second: Inspection) -> Comparison:
         headline = "No differences"
         if not (_is_hashed(first) and _is_hashed(second)):
             headline = "No known differences; file contents were not compared, because some files have no hash"
-    sides = [Side(name=each.path, what=summary(each), created=each.provenance.created) for each in (first, second)]
+    sides = [
+        Side(name=each.path, description=summary(each), created=each.provenance.created) for each in (first, second)
+    ]
     return Comparison(
         kind="package",
         headline=headline,
@@ -33,7 +35,7 @@ def compare_packages(first: Inspection, second: Inspection) -> Comparison:
         after=sides[1],
         same=not changes,
         changes=changes,
-        equal=equal,
+        equal_rows=equal,
     )
 
 
@@ -86,11 +88,11 @@ def _facts(found: Inspection) -> Iterator[Fact]:
     yield from _weights(found)
     yield from _companions(found)
     for finding in found.findings:
-        yield "findings", finding.what, "found"
+        yield "findings", finding.problem, "found"
 
 
 def _graph(graph: GraphFacts, prefix: str) -> Iterator[Fact]:
-    yield "graph", f"{prefix}nodes", f"{graph.nodes + graph.inner_nodes:,}"
+    yield "graph", f"{prefix}nodes", f"{graph.nodes + graph.subgraph_nodes:,}"
     yield "graph", f"{prefix}phase", graph.phase
     yield "graph", f"{prefix}IR version", str(graph.ir_version)
     yield "graph", f"{prefix}producer", graph.producer

@@ -45,10 +45,10 @@ def compare(before: Report, after: Report, *, names: tuple[str, str] = ("A", "B"
         headline="",
         before=_side(before, names[0]),
         after=_side(after, names[1]),
-        unrelated=_unrelated_reason(before, after, phases, names),
+        unrelated_reason=_unrelated_reason(before, after, phases, names),
         same=not any(change.section in COUNTED for change in changes),
         changes=changes,
-        equal=equal,
+        equal_rows=equal,
         notes=tuple(_notes(before, after, phases)),
     )
     nodes: dict[str, int] = {now.name: file_counts(now).total() for _, now in phases}
@@ -60,7 +60,7 @@ COUNTED = ("phases", "outcome", "nodes", "reasons", "copies", "copy_count")
 
 
 def _rules(before: Report, after: Report) -> Mapping[str, Rule]:
-    """How the sections are compared, in the order of the document."""
+    """Comparison rule of each section, in the order of the document."""
     same_preferred = preferred_of(before) == preferred_of(after)
     active = active_of(after)
 
@@ -331,7 +331,7 @@ def _context(report: Report) -> Mapping[str, Mapping[str, object]]:
         report.dry_run,
     )
     failed = [check.name for check in report.checks if not check.passed]
-    rejected = [f"{', '.join(part.nodes)} ({part.file})" for part in report.rejected]
+    rejected = [f"{', '.join(part.nodes)} ({part.file})" for part in report.rejected_parts]
     found: dict[str, Mapping[str, object]] = {
         "environment": {
             "onnxruntime": env.onnxruntime_version,
@@ -380,8 +380,8 @@ def _context(report: Report) -> Mapping[str, Mapping[str, object]]:
         },
         "checks": {
             "checks_failed": "; ".join(failed) or None,
-            "limits_exceeded": len(report.exceeded) or None,
-            "conflicting_sources": len({entry.node for entry in report.disagreements}) or None,
+            "limits_exceeded": len(report.exceeded_limits) or None,
+            "conflicting_sources": len({entry.node for entry in report.conflicts}) or None,
             "rejected": "; ".join(rejected) or None,
         },
     }
@@ -396,9 +396,9 @@ def _side(report: Report, name: str) -> Side:
     version = report.environment.onnxruntime_version
     return Side(
         name=name,
-        what=f"{what}, {report.request.verb}{dry}, ONNX Runtime {version}",
+        description=f"{what}, {report.request.verb}{dry}, ONNX Runtime {version}",
         created=report.created,
-        failed=failure_of(report),
+        failure=failure_of(report),
     )
 
 

@@ -23,10 +23,10 @@ class Side(Record):
 
     name: str
     """Path."""
-    what: str
+    description: str
     """Its content, in one line."""
     created: str | None
-    failed: str | None = None
+    failure: str | None = None
     """Why the run of a report failed; null if it did not."""
 
 
@@ -55,12 +55,12 @@ class Comparison(Record):
     headline: str
     before: Side
     after: Side
-    unrelated: str = ""
+    unrelated_reason: str = ""
     """Why two reports are not of the same model; empty if they are."""
     same: bool
     """No difference that counts; in reports those of nodes, reasons, copies, phases and outcome count."""
     changes: tuple[Change, ...]
-    equal: int
+    equal_rows: int
     """Number of rows that are equal in both."""
     notes: tuple[str, ...] = ()
 
@@ -97,7 +97,7 @@ def _nothing(was: Row | None, now: Row | None) -> Mapping[str, str | None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """How rows of a section are compared. A missing row is None."""
+    """Comparison of the rows of a section. A missing row is None."""
 
     counts: bool = True
     """Whether the records differ if rows of this section differ."""

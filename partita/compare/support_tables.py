@@ -37,7 +37,7 @@ def compare_tables(before: SupportTable, after: SupportTable, *, names: tuple[st
         after=sides[1],
         same=not made,
         changes=changes,
-        equal=equal,
+        equal_rows=equal,
     )
 
 
@@ -45,7 +45,9 @@ def _side(table: SupportTable, name: str) -> Side:
     """Summary of one table."""
     device = f" (dry run as {table.provider.device})" if table.provider.device else ""
     version = table.versions.onnxruntime_package or table.versions.onnxruntime
-    return Side(name=name, what=f"{table.provider.name}{device}, {version}, {table.scope}", created=table.created)
+    return Side(
+        name=name, description=f"{table.provider.name}{device}, {version}, {table.scope}", created=table.created
+    )
 
 
 def _rows(table: SupportTable, own: Variants, other: Variants) -> Iterator[Row]:
@@ -85,5 +87,5 @@ def _outcomes(version: VersionEntry) -> Iterator[tuple[tuple[str, str], str]]:
             yield ("types", ", ".join(named)), outcome
     for form in version.forms:
         if form.outcome in TESTED:
-            text = form.what or ", ".join(form.factors) or "the example"
+            text = form.difference or ", ".join(form.factors) or "the example"
             yield (form.kind, text), "supported" if form.outcome == "supported" else "unsupported"

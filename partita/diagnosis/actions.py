@@ -106,7 +106,7 @@ def steps_for(
         if not _is_applicable(situation.package, step, preferred, unprobed):
             continue
         tried = [[trial for trial in each if _is_of(step, trial)] for each in trials]
-        helped = [{trial.now: None for trial in each if trial.outcome == "supported"} for each in tried]
+        helped = [{trial.after: None for trial in each if trial.outcome == "supported"} for each in tried]
         nodes = sum(map(bool, helped))
         if tried and all(tried) and not nodes:
             continue  # it helped no node
@@ -121,7 +121,7 @@ def _is_of(step: Step, trial: VariantRecord) -> bool:
     """Whether an experiment made the change of the step and has a conclusive outcome."""
     change = step.change
     answered = trial.outcome not in ("invalid", "timed_out", "placed")
-    return change is not None and answered and trial.factor == change.factor and change.now in ("", trial.now)
+    return change is not None and answered and trial.factor == change.factor and change.now in ("", trial.after)
 
 
 def _known(step: Step, helped: int, nodes: int) -> Known:

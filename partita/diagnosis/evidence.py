@@ -206,14 +206,19 @@ def graph_lines(context: Context, code: ReasonCode) -> Iterator[Finding]:
 def is_culprit(context: Context) -> bool:
     """Whether the provider fails on the graph, and on this node of the rejected part in isolation."""
     part, probe = context.rejected, context.probe
-    inside = part is not None and not {*part.nodes, *part.inside}.isdisjoint(context.names)
+    inside = part is not None and not {*part.nodes, *part.rejected_subgraph_nodes}.isdisjoint(context.names)
     return inside and probe is not None and bool(probe.variants) and probe.variants[0].outcome in FAILED
 
 
 def rejected_alone(context: Context) -> bool:
     """Whether the provider fails on a graph because it rejects only this node, and logs the rejection."""
     part, probe = context.rejected, context.probe
-    single = part is not None and len(part.nodes) == 1 and part.nodes[0] in context.names and not part.inside
+    single = (
+        part is not None
+        and len(part.nodes) == 1
+        and part.nodes[0] in context.names
+        and not part.rejected_subgraph_nodes
+    )
     if not single or probe is None or not probe.variants or probe.variants[0].outcome != "rejected":
         return False
     lines = (

@@ -129,7 +129,7 @@ def explain_provider(
         update={
             "variants": tuple(map(VariantRecord.copy_of, probe.variants)) if probe is not None else (),
             "missing_probes": probe.missing_probes if probe is not None else "",
-            "lost": tuple(each for each in found[1:] if each.evidence_kind != "none"),
+            "other_reasons": tuple(each for each in found[1:] if each.evidence_kind != "none"),
         }
     )
 
@@ -195,7 +195,7 @@ def _part_of(rejected: RejectedPart | None, names: Sequence[str]) -> RejectedPar
     """The rejected part with a node or a node that it replaces, and the other parts; else the first part."""
     if rejected is None:
         return None
-    own = next((part for part in rejected.parts if set(names) & {*part.nodes, *part.inside}), rejected)
+    own = next((part for part in rejected.parts if set(names) & {*part.nodes, *part.rejected_subgraph_nodes}), rejected)
     others = tuple(part for part in rejected.parts if part is not own)
     return replace(own, others=others, rest_opens=rejected.rest_opens)
 

@@ -20,18 +20,18 @@ class OptimisedGraph:
     """Nodes and tensors of the optimised graph of a session."""
 
     nodes: dict[str, GraphNode]
-    makers: dict[str, str]
+    producers: dict[str, str]
     """Tensor -> node that produces it; graph inputs and constants have none."""
     readers: dict[str, tuple[str, ...]]
     """Tensor -> nodes that read it."""
     unnamed_node_outputs: frozenset[str]
     """Output tensors of nodes without a name."""
-    names: dict[str, str]
+    other_names: dict[str, str]
     """Name of a tensor in the optimised graph -> its other name, that of the ONNX file if it has the tensor."""
 
     def original(self, tensor: str) -> str:
         """The name of a tensor in the ONNX file; unchanged if the file has no such tensor."""
-        return self.names.get(tensor, tensor)
+        return self.other_names.get(tensor, tensor)
 
     def with_file_tensors(self, names: Collection[str]) -> dict[str, GraphNode]:
         """Nodes of these names without copies, in topological order, with the names of tensors in the ONNX file."""

@@ -24,7 +24,7 @@ def inlined_branches(facts: SessionFacts, order: Sequence[str]) -> dict[str, tup
     names = {name: match for name in dict.fromkeys(listed) if (match := INLINED_NODE.fullmatch(name))}
     if not names:
         return {}
-    gone = removed_nodes(facts.inner, facts, order)
+    gone = removed_nodes(facts.subgraph_nodes, facts, order)
     found = _by_tensors(facts.optimised or (), names, gone)
     joined = set(found.values())
     groups: dict[tuple[str, str], list[str]] = {}
@@ -48,9 +48,9 @@ def branches_in_subgraphs(
 
     An If in a subgraph may have a constant condition, too. Names of several subgraphs are omitted.
     """
-    inside = [node for holder in facts.optimised or () for node in holder.inside if node.name in names]
+    inside = [node for holder in facts.optimised or () for node in holder.subgraph_nodes if node.name in names]
     once = [node for node in inside if INLINED_NODE.fullmatch(node.name) and _count(inside, node.name) == 1]
-    found = _by_tensors(once, [node.name for node in once], removed_nodes(facts.inner, facts, order))
+    found = _by_tensors(once, [node.name for node in once], removed_nodes(facts.subgraph_nodes, facts, order))
     return {name: (inner,) for name, inner in found.items()}
 
 
@@ -77,7 +77,7 @@ def _by_tensors(optimised: Iterable[GraphNode], names: Iterable[str], gone: Sequ
 
 def _is_in(node: GraphNode, name: str) -> bool:
     """Whether a file node is in the (innermost) branch in an executed name."""
-    return node.body == f"{_side(name)}_branch"
+    return node.subgraph_attribute == f"{_side(name)}_branch"
 
 
 def _side(name: str) -> str:

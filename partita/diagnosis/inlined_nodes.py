@@ -203,7 +203,7 @@ def _callers(local: Iterable[str], left: Sequence[GraphNode]) -> dict[str, tuple
 def called_in_subgraphs(facts: SessionFacts, order: Sequence[str], names: Iterable[str]) -> Parts:
     """`_callers` for nodes in control-flow subgraphs; `names` are also in the main graph."""
     local = [name for name in names if name.startswith(INLINED)]
-    return _callers(local, removed_nodes(facts.inner, facts, order)) if local else {}
+    return _callers(local, removed_nodes(facts.subgraph_nodes, facts, order)) if local else {}
 
 
 def _rejected_owners(

@@ -61,7 +61,7 @@ class KnownNames:
 def split_list(facts: SessionFacts, main: MainGraph, named: KnownNames) -> NodeList:
     """The assignment list, in two parts."""
     listed = facts.assigned or ()
-    if not (main.has_subgraphs if facts.optimised is None else any(node.inside for node in facts.optimised)):
+    if not (main.has_subgraphs if facts.optimised is None else any(node.subgraph_nodes for node in facts.optimised)):
         return NodeList(listed, ())
     groups: dict[Key, list[int]] = {}
     certain, compiled = set[int](), set[int]()
@@ -107,7 +107,9 @@ class _File:
 
     @classmethod
     def of(cls, facts: SessionFacts, main: MainGraph, named: KnownNames) -> _File:
-        graph, inner = (Counter(node.name for node in nodes if node.name) for nodes in (facts.graph, facts.inner))
+        graph, inner = (
+            Counter(node.name for node in nodes if node.name) for nodes in (facts.graph, facts.subgraph_nodes)
+        )
         holders = (node.name for node in facts.graph if node.op_type in main.control_flow)
         compiled = Counter(node.name for node in main.compiled)
         return cls(graph - compiled, inner, {*inner, *holders}, named.ran, {*graph, *inner})
@@ -200,7 +202,7 @@ def _in_subgraphs(
 ) -> dict[Key, list[str]]:
     """Key in the list -> operators of nodes in subgraphs of the optimised graph that may be listed."""
     in_subgraphs: dict[Key, list[str]] = {}
-    for node in (each for holder in optimised for each in holder.inside if each.op_type not in MEMCPY_OPS):
+    for node in (each for holder in optimised for each in holder.subgraph_nodes if each.op_type not in MEMCPY_OPS):
         in_subgraphs.setdefault(_key(named.copies.get(node.name, node.name), node.op_type), []).append(node.op_type)
     for op in (node.op_type for node in listed if node.name and node.name in named.certain):
         if in_subgraphs.get(_key("", op)):

@@ -114,7 +114,7 @@ def conclusions(probe: NodeProbe | None) -> tuple[Conclusion, ...]:
 
 def _only_in_main_graph(first: ProbeRun, others: Sequence[ProbeRun], in_subgraph: ProbeRun) -> Iterator[Conclusion]:
     """With a change, the provider supports the node in the main graph, but not in its control-flow subgraph."""
-    helped = [trial for trial in others if helps(trial) and (trial.parts or (trial.factor,)) == in_subgraph.parts]
+    helped = [trial for trial in others if helps(trial) and (trial.factors or (trial.factor,)) == in_subgraph.factors]
     change = _choice(helped[:1]) if helped else "with a change"
     message = f" ({in_subgraph.message})" if in_subgraph.message else ""
     evidence = f"{change} the provider supports this node in a main graph, and not in {in_subgraph.change}{message}"
@@ -155,7 +155,7 @@ def _by_several(first: ProbeRun, others: Sequence[ProbeRun], supported: IsSuppor
         tried = sum(each.factor not in (COMBINED, OTHER_FORM) and each.outcome in ANSWERED for each in others)
         single = f"; with one change at a time ({tried} tested) it does not" if tried else ""
         evidence = f"{change} {SUPPORTS[trial.outcome]}{single}{without(first)}"
-        yield Conclusion(evidence, trial.parts, not_run=dry_run_outcome(trial))
+        yield Conclusion(evidence, trial.factors, not_run=dry_run_outcome(trial))
 
 
 def dry_run_outcome(trial: ProbeRun) -> bool:
@@ -176,17 +176,17 @@ def _without_effect(probe: NodeProbe) -> Iterator[Conclusion]:
     supported = [trial for trial in forms if trial.outcome == "supported" and not trial.function_inlined]
     if first.outcome in ("failed", "crashed"):
         yield Conclusion(opening(first), code="subgraph_rejected")
-        alike = [trial for trial in supported if "type" not in trial.parts]
+        alike = [trial for trial in supported if "type" not in trial.factors]
         if alike and not probe.missing_probes and not NO_ROOM.search(first.message):
             yield Conclusion(f"{_supports_other_forms(alike)} {SAME_TYPES}; {opening(first)}", FORM, inferred=True)
     elif not probe.missing_probes and all(trial.outcome != "timed_out" for trial in (first, *changes)):
         more = f"; {plural(probe.omitted, 'more combination')} of changes not tested" if probe.omitted else ""
         tried = f"{opening(first)}; {_summary(changes)}{more}"
-        alike = [trial for trial in supported if "type" not in trial.parts]
+        alike = [trial for trial in supported if "type" not in trial.factors]
         # The same nodes are tested again with another provider option.
-        also = ", also with another option" if any(OPTION in trial.parts for trial in forms) else ""
-        forms = [trial for trial in forms if OPTION not in trial.parts]
-        own = sum(not trial.parts for trial in forms)
+        also = ", also with another option" if any(OPTION in trial.factors for trial in forms) else ""
+        forms = [trial for trial in forms if OPTION not in trial.factors]
+        own = sum(not trial.factors for trial in forms)
         # A crash does not show that the provider has the operator: its neighbour or ONNX Runtime may be the cause.
         failed = [trial for trial in forms if trial.outcome in FAILED - {"crashed"}]
         if alike:
@@ -245,8 +245,8 @@ def _alike(trials: Sequence[ProbeRun]) -> str:
     together: dict[tuple[str, str], list[str]] = {}
     for trial in whole or trials:
         swap = trial.swap
-        place = (swap.before, swap.where) if swap is not None else ("", "")
-        together.setdefault(place, []).append(swap.now if swap is not None else trial.change)
+        place = (swap.before, swap.location) if swap is not None else ("", "")
+        together.setdefault(place, []).append(swap.after if swap is not None else trial.change)
     parts = [
         str(Swap(_alternatives(now), before, where)) if before else _alternatives(now)
         for (before, where), now in together.items()

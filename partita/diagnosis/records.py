@@ -21,7 +21,7 @@ class VariantRecord(Record):
     """The log line or error; empty without one."""
     cached: bool
     """The outcome is from an earlier run with the same ONNX Runtime, device and options."""
-    now: str = ""
+    after: str = ""
     """The new value, e.g. `float32` or `webgpu.enableInt64=1`; empty for a change without a replaced value."""
     before: str = ""
     """The replaced value."""
@@ -44,7 +44,7 @@ class FallbackCost(Record):
     """Fraction of the phase's node time, 0 .. 1."""
     harmless: bool | None
     """It causes no copy and almost no time; null if unknown."""
-    why: str
+    harmless_reason: str
     """The reason for `harmless`, as text."""
 
 
@@ -63,7 +63,7 @@ class SkippedProvider(Record):
     """Why experiments are missing or incomplete; empty when they are complete or not needed."""
     ground: str = ""
     """Source of the evidence, an entry of the precedence table: `line`, `alone`; empty in older reports."""
-    lost: tuple[SkippedProvider, ...] = ()
+    other_reasons: tuple[SkippedProvider, ...] = ()
     """Other reasons with evidence, in the order of precedence, without probes."""
 
 
@@ -88,7 +88,7 @@ class Fallback(Record):
     """Why experiments are missing or incomplete; empty when they are complete or not needed."""
     ground: str = ""
     """Source of the evidence, an entry of the precedence table: `line`, `alone`; empty in older reports."""
-    lost: tuple[SkippedProvider, ...] = ()
+    other_reasons: tuple[SkippedProvider, ...] = ()
     """Other reasons with evidence for the preferred provider, in the order of precedence."""
     skipped: tuple[SkippedProvider, ...] = ()
     """The other providers of the chain before the node's provider, in order."""
@@ -107,7 +107,7 @@ class Fallback(Record):
             variants=self.variants,
             missing_probes=self.missing_probes,
             ground=self.ground,
-            lost=self.lost,
+            other_reasons=self.other_reasons,
         )
         return (first, *self.skipped)
 

@@ -45,12 +45,12 @@ def has_graph_attribute(node: GraphNode) -> bool:
 def with_file_names(facts: SessionFacts) -> tuple[SessionFacts, Copies]:
     """The facts with one entry for each node of these graphs, under its name in the file."""
     holders = [node for node in facts.graph if has_graph_attribute(node)]
-    if not holders and not any(map(has_graph_attribute, facts.inner)):
+    if not holders and not any(map(has_graph_attribute, facts.subgraph_nodes)):
         return facts, Copies({}, {})
-    inner = {node.name for node in facts.inner}
+    inner = {node.name for node in facts.subgraph_nodes}
     known = {node.name for node in facts.graph} | inner
     seen = [node.name for node in facts.assigned or ()] + [event.name for event in facts.events]
-    seen += [node.name for holder in facts.optimised or () for node in holder.inside]
+    seen += [node.name for holder in facts.optimised or () for node in holder.subgraph_nodes]
     names = {
         name: match["name"]
         for name in dict.fromkeys(seen)

@@ -166,7 +166,7 @@ def index_session(facts: SessionFacts) -> SessionIndex:
     exported = {node.name: node for node in facts.graph if node.name}
     events, subgraph_nodes = _main_graph_events(facts.events)
     order, order_source = _execution_order(facts, events)
-    if facts.inner:
+    if facts.subgraph_nodes:
         inside = [event for event in facts.events if event.name in subgraph_nodes and event.name not in order]
         facts = unnamed_subgraph_nodes.with_names(facts, inside, order)
         events, subgraph_nodes = _main_graph_events(facts.events)
@@ -185,7 +185,7 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         unfolded = {name: joined.file_nodes_of[name] for name in functions if name in joined.file_nodes_of}
     else:
         unfolded = inlined_nodes.functions_expanded(facts, order)
-    unnamed_owners = unnamed_subgraph_nodes.owners(facts, order, unfolded) if facts.inner else {}
+    unnamed_owners = unnamed_subgraph_nodes.owners(facts, order, unfolded) if facts.subgraph_nodes else {}
     seen_inside = subgraph_nodes - {event.name for event in events}
     listed = listed_nodes.split_list(
         facts,
@@ -218,7 +218,7 @@ def index_session(facts: SessionFacts) -> SessionIndex:
     return SessionIndex(
         facts=facts,
         exported=exported,
-        inner={node.name: node for node in facts.inner if node.name},
+        inner={node.name: node for node in facts.subgraph_nodes if node.name},
         modules=frozenset(node.module for node in facts.graph if node.module),
         assigned=assigned,
         listed=frozenset(node.name for node in listed.main),
@@ -311,7 +311,7 @@ def _fused_in_subgraphs(facts: SessionFacts, main: Collection[str]) -> dict[str,
 
     The list is made after the first fusions.
     """
-    inner = {node.name for node in facts.inner if node.name}
+    inner = {node.name for node in facts.subgraph_nodes if node.name}
     listed = dict.fromkeys(node.name for node in facts.assigned or () if node.name)
     found = {
         name: tuple(each for each in naming.replaced_by(name, inner) if each not in listed)

@@ -80,12 +80,12 @@ def _count_in_subgraphs(facts: SessionFacts, op: str) -> int | None:
 
 
 def _unnamed(holder: GraphNode, op: str) -> list[GraphNode]:
-    return [node for node in holder.inside if not node.name and node.op_type == op]
+    return [node for node in holder.subgraph_nodes if not node.name and node.op_type == op]
 
 
 def _of_file(facts: SessionFacts) -> set[str]:
     """Names of all nodes of the file."""
-    return {node.name for node in (*facts.graph, *facts.inner)}
+    return {node.name for node in (*facts.graph, *facts.subgraph_nodes)}
 
 
 def _ran(inside: Iterable[NodeEvent], known: Collection[str]) -> dict[str, dict[str, str]]:
@@ -116,7 +116,7 @@ def owners(facts: SessionFacts, order: Sequence[str], unfolded: Owners) -> dict[
         for node in facts.assigned or ()
         if node.name not in known and (match := NUMBERED.fullmatch(node.name)) and match["op"] == node.op_type
     ]
-    inner = removed_nodes(facts.inner, facts, order) if own else []
+    inner = removed_nodes(facts.subgraph_nodes, facts, order) if own else []
     gone = inner or (removed_nodes(facts.graph, facts, order) if own else [])
     found: dict[str, tuple[str, ...]] = {}
     for name in own:
@@ -135,6 +135,6 @@ def owners_by_name(facts: SessionFacts, order: Sequence[str], unfolded: Owners) 
         inner.name: unfolded[holder.name]
         for holder in facts.optimised or ()
         if holder.name in unfolded
-        for inner in holder.inside
+        for inner in holder.subgraph_nodes
         if inner.name and inner.name not in known
     }

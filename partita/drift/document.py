@@ -37,7 +37,7 @@ def document(found: Drift) -> Document:
         headline=(headline(found),),
         opening=tuple(_opening(found)),
         sections=tuple(section for section in sections if section is not None),
-        made=found.created,
+        created=found.created,
         version=found.partita_version,
     )
 
@@ -115,8 +115,8 @@ def _not_finite_text(first: NotFinite) -> str:
     """The first NaN or infinity, with the range of values before it."""
     low, high = first.input_range or (0.0, 0.0)
     values = f"; its inputs are from {low:.4g} to {high:.4g}" if first.input_range else ""
-    overflow = " (float16 ends at 65,504)" if first.dtype == "float16" and first.what == "infinity" else ""
-    return f"first {first.what}: node {first.node} ({first.op_type}), {first.step}{values}{overflow}"
+    overflow = " (float16 ends at 65,504)" if first.dtype == "float16" and first.value == "infinity" else ""
+    return f"first {first.value}: node {first.node} ({first.op_type}), {first.step}{values}{overflow}"
 
 
 def _first(found: Drift) -> Section | None:
@@ -192,8 +192,8 @@ def _trials(found: Drift) -> Section | None:
         return None
     blocks: list[Block] = []
     for trial in found.trials:
-        blocks.append(Line(_trial_text(trial), tone="good" if trial.mends else "plain"))
-        if trial.mends:
+        blocks.append(Line(_trial_text(trial), tone="good" if trial.within_tolerance else "plain"))
+        if trial.within_tolerance:
             blocks.append(Line(" ".join(("--provider", trial.chain, "--pin", trial.pin)), "add"))
     return Section("pins", "Pins tried", tuple(blocks))
 
@@ -201,7 +201,7 @@ def _trials(found: Drift) -> Section | None:
 def _trial_text(trial: PinTrial) -> str:
     if trial.failure:
         return f"{trial.pin}: not possible: {trial.failure}"
-    outcome = "within tolerance" if trial.mends else "still over tolerance"
+    outcome = "within tolerance" if trial.within_tolerance else "still over tolerance"
     return f"{trial.pin}: the layer is {outcome}, error {error_text(trial.error)}"
 
 

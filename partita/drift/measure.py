@@ -277,7 +277,7 @@ class Comparing:
                     op_type=node.op_type,
                     module=self.graph.module(part.nodes[0]),
                     step=self.step.name,
-                    what="NaN" if np.isnan(ours[name][wrong]).any() else "infinity",
+                    value="NaN" if np.isnan(ours[name][wrong]).any() else "infinity",
                     dtype=ours[name].dtype.name,
                     input_range=(min(ends), max(ends)) if ends else None,
                 )
@@ -304,7 +304,7 @@ class Comparing:
         for other in others:
             for module in named:
                 found.append(self._trial(layer, other, module, tolerance))
-                if found[-1].mends:
+                if found[-1].within_tolerance:
                     return found
         return found
 
@@ -321,10 +321,10 @@ class Comparing:
             model = self._tested_graph.tapped(taps)
             ours = run_graph(side, step.file, model, self.feeds, taps, step.shared)
         except PartitaError as error:
-            return PinTrial(pin=side.pins[-1], chain=chain, error=None, mends=False, failure=str(error))
+            return PinTrial(pin=side.pins[-1], chain=chain, error=None, within_tolerance=False, failure=str(error))
         shared = [name for name in taps if name in theirs.values and name in ours.values]
         worst = max((deviation(ours.values[name], theirs.values[name]) for name in shared), default=INFINITE)
-        return PinTrial(pin=side.pins[-1], chain=chain, error=finite(worst), mends=worst <= tolerance)
+        return PinTrial(pin=side.pins[-1], chain=chain, error=finite(worst), within_tolerance=worst <= tolerance)
 
 
 def _own_tolerance(node: Any) -> float:

@@ -50,7 +50,7 @@ class NotFinite(Record):
     op_type: str
     module: str | None
     step: str
-    what: Literal["NaN", "infinity"]
+    value: Literal["NaN", "infinity"]
     dtype: str
     input_range: tuple[float, float] | None
     """Smallest and largest finite value of its float inputs."""
@@ -65,7 +65,7 @@ class PinTrial(Record):
     """Value of --provider."""
     error: float | None
     """Error of the layer's outputs with the pin; null: infinite, or not run."""
-    mends: bool
+    within_tolerance: bool
     failure: str = ""
     """Why it could not run; empty if it ran."""
 

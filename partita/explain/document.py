@@ -103,7 +103,7 @@ def _identity(explanation: Explanation) -> list[tuple[str, str]]:
     seen = list(dict.fromkeys(source for place in explanation.places for source in place.sources))
     rows = [
         (
-            "runs as" if any(place.role == "replaced" for place in explanation.places) else "operator",
+            "runs as" if any(place.kind == "replaced" for place in explanation.places) else "operator",
             _render_operators(explanation),
         ),
         ("module", explanation.module),
@@ -135,7 +135,7 @@ def _places(explanation: Explanation) -> Iterator[Table]:
         ("share of node time", lambda place: percent(place.time_share)),
         ("output bytes", lambda place: human_bytes(place.output_bytes)),
     )
-    places = [place for place in explanation.places if place.role != "border"]
+    places = [place for place in explanation.places if place.kind != "border"]
     if not places:
         return
     rows = [(name, *(render(place) for place in places)) for name, render in facts]
@@ -168,7 +168,7 @@ def _stand_ins(explanation: Explanation) -> Iterator[Line]:
     lines: dict[str, list[str]] = {}
     for place in explanation.places:
         if place.replaces and place.replaces != (explanation.node,):
-            head = f"{place.node} is fused from" if place.role == "replaced" else "fused from"
+            head = f"{place.node} is fused from" if place.kind == "replaced" else "fused from"
             kinds = f" ({tally(Counter(place.replaces_op_types))})" if place.replaces_op_types else ""
             text = f"{head} {plural(len(place.replaces), 'node')} of the file{kinds}: {name_some(place.replaces, MOST)}"
             lines.setdefault(text, []).append(place.phase)
@@ -204,9 +204,9 @@ def _render_why(place: Place) -> str:
     made = place.copy_performed
     if place.caused_by:
         return f"; caused by {listing(_render_cause(entry) for entry in place.caused_by)}"
-    if made is not None and made.cause_unknown:
-        return f"; cause unknown: {made.cause_unknown}"
-    return "; its buffer is not in the memory that ONNX Runtime expects" if place.role == "border" else ""
+    if made is not None and made.cause_missing_reason:
+        return f"; cause unknown: {made.cause_missing_reason}"
+    return "; its buffer is not in the memory that ONNX Runtime expects" if place.kind == "border" else ""
 
 
 def _render_cause(entry: Cause) -> str:
@@ -236,7 +236,7 @@ def _reasons(explanation: Explanation) -> Iterator[Section]:
 def _lost(why: SkippedProvider) -> Iterator[Block]:
     """The reasons of lower precedence, with their evidence and rank."""
     own = describe_rank(why.reason, why.ground) or "unknown rank"
-    for entry in why.lost:
+    for entry in why.other_reasons:
         rank = describe_rank(entry.reason, entry.ground) or "unknown rank"
         rows = [(f"evidence ({entry.evidence_kind})", entry.evidence), ("precedence", f"{rank}; {why.reason}: {own}")]
         pairs = Pairs("Reason of lower precedence", tuple((name, (value,)) for name, value in rows))
@@ -246,7 +246,9 @@ def _lost(why: SkippedProvider) -> Iterator[Block]:
 def _capture(explanation: Explanation) -> Iterator[Section]:
     """Why it prevents CUDA graph capture."""
     if explanation.graph_capture:
-        lines = tuple(Line(f"{block.why} ({named_provider(block.provider)})") for block in explanation.graph_capture)
+        lines = tuple(
+            Line(f"{block.cause_text} ({named_provider(block.provider)})") for block in explanation.graph_capture
+        )
         yield Section("capture", "CUDA graph capture", lines)
 
 
@@ -263,7 +265,7 @@ def _render_cost(entry: Fallback) -> str:
         parts.append(f"{decimals(cost.copy_wait_us_per_run, 1e-3)} ms wait")
     if cost.host_us_per_run is not None:
         parts.append(f"{decimals(cost.host_us_per_run, 1e-3)} ms execution")
-    return f"{', '.join(parts)}; {word}: {cost.why}"
+    return f"{', '.join(parts)}; {word}: {cost.harmless_reason}"
 
 
 def _probe_table(why: SkippedProvider) -> Iterator[Block]:
@@ -302,14 +304,14 @@ def _probe_row(trial: VariantRecord, quoted: Sequence[str]) -> tuple[str, ...]:
 def _rejections(explanation: Explanation) -> Iterator[Section]:
     """Rejected parts of the graph that contain this node."""
     alike: dict[tuple[object, ...], list[RejectedPart]] = {}
-    for part in explanation.rejected:
+    for part in explanation.rejected_parts:
         alike.setdefault((part.provider, part.nodes, part.evidence, part.minimal), []).append(part)
     for number, parts in enumerate(alike.values()):
         part = parts[0]
         alone = "it fails with only an added Neg" if part.neg_added else "it fails alone"
         together = alone if len(part.nodes) == 1 else f"these nodes fail together: {name_some(part.nodes, MOST)}"
         least = "no smaller tried part fails" if part.minimal else "a smaller part may fail"
-        tries = sum(entry.tries for entry in parts)
+        tries = sum(entry.attempts for entry in parts)
         summary = Line(f"{together}; {least}; {plural(tries, 'part')} of the graph tried")
         title = f"Rejected by {part.provider} in {listing(entry.file for entry in parts)}"
         yield Section(f"rejected{number}", title, (summary, Line(part.evidence, "evidence")))
@@ -319,10 +321,10 @@ def _remarks(explanation: Explanation) -> Iterator[Section]:
     """Conflicting sources and caveats."""
     blocks = [
         Line(f"conflicting sources in {entry.phase}: {entry.detail} ({', '.join(entry.sources)})")
-        for entry in explanation.disagreements
+        for entry in explanation.conflicts
     ]
-    if explanation.run_failed is not None:
-        blocks.append(Line(f"{explanation.run_failed}; the node may not have run", "run failed"))
+    if explanation.run_failure is not None:
+        blocks.append(Line(f"{explanation.run_failure}; the node may not have run", "run failed"))
     blocks += (Line(note, "note", "quiet") for note in explanation.notes)
     if blocks:
         yield Section("notes", "Notes", tuple(blocks))

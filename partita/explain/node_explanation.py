@@ -16,15 +16,15 @@ from partita.partition_reports.cost import total_bytes, waiting_us
 from partita.partition_reports.file_nodes import ran_by
 from partita.partition_reports.groups import is_about, provider_of, share_of, total_us
 from partita.partition_reports.outcome import active_of, failure_of, fallbacks_of
-from partita.partition_reports.records import Copy, Disagreement, FileNode, NodePlacement, Phase, RejectedPart, Report
+from partita.partition_reports.records import Copy, FileNode, NodePlacement, Phase, RejectedPart, Report, SourceConflict
 from partita.partition_reports.request_records import BlockingNode
 
 NEAR = 5
 """Maximum suggestions for an unknown name."""
-Role = Literal["runs", "replaced", "copy", "border", "body", "folded", "listed"]
+PlaceKind = Literal["runs", "replaced", "copy", "border", "subgraph", "folded", "listed"]
 """`runs`: a node of the plan. `replaced`: run by a fused node, or as the nodes of a function. `copy`: a Memcpy node.
-`border`: a copied session input or output. `body`: in a control-flow subgraph. `folded`: a file node that ONNX Runtime
-folded, or whose executed node is unknown. `listed`: only in a reason, a rejection or a conflict of sources."""
+`border`: a copied session input or output. `subgraph`: in a control-flow subgraph. `folded`: a file node that ONNX
+Runtime folded, or whose executed node is unknown. `listed`: only in a reason, a rejection or a conflict of sources."""
 
 
 class Cause(Record):
@@ -38,11 +38,11 @@ class Cause(Record):
 
 
 class Place(Record):
-    """The node in one phase. null: unknown, or not applicable to the role."""
+    """The node in one phase. null: unknown, or not applicable to the kind."""
 
     phase: PhaseName
     file: str
-    role: Role
+    kind: PlaceKind
     node: str
     """Plan node that executes it: itself, or the fused node that contains it."""
     position: int | None
@@ -83,25 +83,28 @@ class Explanation(Record):
     """Known for fallback nodes only."""
     preferred_provider: str | None
     """First provider of the chain."""
-    active: tuple[str, ...] = ()
+    active_providers: tuple[str, ...] = ()
     """Available providers of the chain."""
     places: tuple[Place, ...]
     fallbacks: tuple[Fallback, ...]
     """Why it, or the fused node that contains it, is not on the preferred provider, with all probes."""
-    rejected: tuple[RejectedPart, ...]
+    rejected_parts: tuple[RejectedPart, ...]
     """Rejected parts of the graph that contain it."""
     graph_capture: tuple[BlockingNode, ...]
     """Why it prevents CUDA graph capture."""
-    disagreements: tuple[Disagreement, ...]
+    conflicts: tuple[SourceConflict, ...]
     notes: tuple[str, ...]
-    run_failed: str | None = None
+    run_failure: str | None = None
     """Why the run failed, so that the node may not run; null if it did not."""
 
     def without_lost(self) -> Explanation:
         """The explanation with the deciding reasons only."""
         fallbacks = tuple(
             entry.model_copy(
-                update={"lost": (), "skipped": tuple(each.model_copy(update={"lost": ()}) for each in entry.skipped)}
+                update={
+                    "other_reasons": (),
+                    "skipped": tuple(each.model_copy(update={"other_reasons": ()}) for each in entry.skipped),
+                }
             )
             for entry in self.fallbacks
         )
@@ -180,8 +183,8 @@ def _names(report: Report) -> Iterator[str]:
         yield from (copy.name for copy in phase.copies)
         yield from (node.name for node in (phase.subgraphs.on_cpu if phase.subgraphs else ()))
     yield from (entry.node for entry in report.fallbacks)
-    yield from (name for part in report.rejected for name in part.nodes)
-    yield from (entry.node for entry in report.disagreements)
+    yield from (name for part in report.rejected_parts for name in part.nodes)
+    yield from (entry.node for entry in report.conflicts)
     yield from (entry.node for entry in _blocking(report))
 
 
@@ -238,14 +241,14 @@ def explain(report: Report, name: str) -> Explanation:
         layer=next((node.layer for node in nodes if node.layer is not None), None),
         source_line=next((entry.source_line for entry in fallbacks if entry.source_line), None),
         preferred_provider=report.chain[0].provider if report.chain else None,
-        active=active_of(report),
+        active_providers=active_of(report),
         places=places,
         fallbacks=fallbacks,
-        rejected=tuple(part for part in report.rejected if runs_in & set(part.nodes)),
+        rejected_parts=tuple(part for part in report.rejected_parts if runs_in & set(part.nodes)),
         graph_capture=tuple(dict.fromkeys(entry for entry in _blocking(report) if entry.node in runs_in)),
-        disagreements=tuple(entry for entry in report.disagreements if entry.node in runs_in),
+        conflicts=tuple(entry for entry in report.conflicts if entry.node in runs_in),
         notes=tuple(notes(report, name, runs_in)),
-        run_failed=failure_of(report),
+        run_failure=failure_of(report),
     )
 
 
@@ -271,9 +274,9 @@ def _places_in(report: Report, phase: Phase, name: str) -> Iterator[Place]:
     executed = [(at, node) for at, node in enumerate(phase.nodes) if node.name in names]
     if executed:
         yield from (_in_plan(report, phase, node, position, name) for position, node in executed)
-        for part in phase.subgraphs.parts if phase.subgraphs else ():
+        for part in phase.subgraphs.function_nodes if phase.subgraphs else ():
             if part.name in names:
-                yield _outside(phase, part.name, "body", op_type=part.op_type, provider=part.provider)
+                yield _outside(phase, part.name, "subgraph", op_type=part.op_type, provider=part.provider)
         return
     if row is not None:
         yield _outside(phase, name, "folded", op_type=row.op_type, provider=row.provider)
@@ -284,7 +287,7 @@ def _places_in(report: Report, phase: Phase, name: str) -> Iterator[Place]:
             return
     for inner in phase.subgraphs.on_cpu if phase.subgraphs else ():
         if inner.name == name:
-            yield _outside(phase, name, "body", op_type=inner.op_type, provider=CPU)
+            yield _outside(phase, name, "subgraph", op_type=inner.op_type, provider=CPU)
             return
     listed = [entry for entry in report.fallbacks if entry.phase == phase.name and entry.node == name]
     if listed:
@@ -294,7 +297,7 @@ def _places_in(report: Report, phase: Phase, name: str) -> Iterator[Place]:
 def _outside(
     phase: Phase,
     name: str,
-    role: Role,
+    kind: PlaceKind,
     *,
     op_type: str | None = None,
     provider: str | None = None,
@@ -304,7 +307,7 @@ def _outside(
     return Place(
         phase=phase.name,
         file=phase.file,
-        role=role,
+        kind=kind,
         node=name,
         position=None,
         plan_nodes=len(phase.nodes),
@@ -334,7 +337,7 @@ def _in_plan(report: Report, phase: Phase, node: NodePlacement, position: int, n
     return Place(
         phase=phase.name,
         file=phase.file,
-        role="replaced" if node.name != name else "copy" if made else "runs",
+        kind="replaced" if node.name != name else "copy" if made else "runs",
         node=node.name,
         position=node.position,
         plan_nodes=len(phase.nodes),

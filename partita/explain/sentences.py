@@ -24,14 +24,14 @@ def render_no_single(found: Matches) -> str:
 def headline(explanation: Explanation) -> str:
     """Provider and reason in each phase."""
     if not explanation.places:
-        why = "rejected by its provider" if explanation.rejected else "other parts of the report name it"
+        why = "rejected by its provider" if explanation.rejected_parts else "other parts of the report name it"
         return f"{explanation.node}: not in any phase; {why}"
     parts: dict[str, list[str]] = {}
     for phase, places in places_by_phase(explanation).items():
         text = _render_place(explanation, places[0]) if len(places) == 1 else _render_parts(explanation, places)
         parts.setdefault(text, []).append(phase)
     where = "; ".join(f"{text}{in_phases(phases)}".removesuffix(",") for text, phases in parts.items())
-    return f"{explanation.node}: {where}{'; the run FAILED' if explanation.run_failed is not None else ''}"
+    return f"{explanation.node}: {where}{'; the run FAILED' if explanation.run_failure is not None else ''}"
 
 
 def places_by_phase(explanation: Explanation) -> dict[str, list[Place]]:
@@ -54,18 +54,18 @@ def _render_parts(explanation: Explanation, places: Sequence[Place]) -> str:
 
 def _render_place(explanation: Explanation, place: Place) -> str:
     """Text for one place."""
-    if place.role == "border" and place.copy_performed is not None:
+    if place.kind == "border" and place.copy_performed is not None:
         made = place.copy_performed
         return f"{made.kind.replace('_', ' ')}, copied {made.direction.replace('_', ' ')}"
-    if place.role == "copy" and place.copy_performed is not None:
+    if place.kind == "copy" and place.copy_performed is not None:
         made = place.copy_performed
         return f"copies {made.tensor or 'an unknown tensor'} {made.direction.replace('_', ' ')}"
-    if place.role == "folded" and place.provider is None:
+    if place.kind == "folded" and place.provider is None:
         return f"{place.op_type or 'unknown operator'} of the file, folded by ONNX Runtime at load time"
     where = f"{place.op_type or 'unknown operator'} on {named_provider(place.provider)}"
-    if place.role == "replaced":
+    if place.kind == "replaced":
         where = f"not in the plan; fused into {place.node}: {where}"
-    if place.role == "body":
+    if place.kind == "subgraph":
         where += " in a control-flow subgraph"
     why = reason_in(explanation, place)
     if why is not None:
@@ -77,4 +77,4 @@ def reason_in(explanation: Explanation, place: Place) -> Fallback | None:
     """The fallback of a place, for the first available preferred provider."""
     at = (place.phase, place.node, place.provider or UNKNOWN)
     here = (entry for entry in explanation.fallbacks if (entry.phase, entry.node, entry.provider) == at)
-    return next((entry.among(explanation.active) for entry in here), None)
+    return next((entry.among(explanation.active_providers) for entry in here), None)

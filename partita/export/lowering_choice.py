@@ -41,7 +41,7 @@ class Variants(Attempts):
     """The variants of one draft, in order of preference."""
 
     draft: Draft
-    wanted: str
+    lowering: str
     """A lowering by name, or auto."""
     write: Callable[[Graphs], Exported]
     """Prepares the graphs of a variant to be written."""
@@ -77,16 +77,16 @@ class Variants(Attempts):
 
     def others(self) -> Sequence[Variants]:
         """The other lowerings, where one was requested."""
-        if self.wanted in (AUTO, GROWING):
+        if self.lowering in (AUTO, GROWING):
             return []
-        return [self.instead(way) for way in every_way() if way.attention != self.wanted]
+        return [self.instead(way) for way in every_way() if way.attention != self.lowering]
 
 
 @dataclass(slots=True)
 class Choosing(Variants):
-    """The variants of one draft, with the results of probing the target. `wanted` is used whatever the result."""
+    """The variants of one draft, and the results of probing the target. `lowering` is used regardless of them."""
 
-    answers: dict[Way, ProbeResult] = field(default_factory=dict)
+    probe_results: dict[Way, ProbeResult] = field(default_factory=dict)
     disagrees: dict[Way, str] = field(default_factory=dict)
     """Variants with wrong results on the target -> detail of the replay."""
 
@@ -102,30 +102,30 @@ class Choosing(Variants):
         Raises UnsupportedModelError when the model fits no variant.
         """
         for way in self.ways():
-            left = self.left()
-            if left and self.answers[left[0]].misses == 0 and self.answers[left[0]].is_known:
+            left = self.remaining()
+            if left and self.probe_results[left[0]].unsupported_count == 0 and self.probe_results[left[0]].is_known:
                 break
             self.ask(way)
-            if way in self.answers and (other := self.other_form(way)) is not None:
+            if way in self.probe_results and (other := self.other_form(way)) is not None:
                 self.ask(other)
-        if not self.answers:
+        if not self.probe_results:
             raise next(iter(self.unfit.values()))
-        return next(iter(self.left()), None)
+        return next(iter(self.remaining()), None)
 
     def other_form(self, way: Way) -> Way | None:
         """The same lowering with experts and recurrences in the other form, where it may be better."""
         if self.asked.ask is None:
             return None
         both = self.draft.graphs(way).traced_graphs[-1].has_router or bool(used_by(self.draft.fake.module))
-        return instead_of(way, self.answers[way], has_both=both)
+        return instead_of(way, self.probe_results[way], has_both=both)
 
     def ways(self) -> list[Way]:
         """Variants to probe, including those added because of results."""
-        return list(dict.fromkeys([*candidates(self.asked, self.wanted), *self.answers]))
+        return list(dict.fromkeys([*candidates(self.asked, self.lowering), *self.probe_results]))
 
-    def left(self) -> list[Way]:
+    def remaining(self) -> list[Way]:
         """Probed variants that are not rejected, best first."""
-        return [way for way in rank(self.answers, self.ways()) if way not in {*self.disagrees, *self.stopped}]
+        return [way for way in rank(self.probe_results, self.ways()) if way not in {*self.disagrees, *self.stopped}]
 
     def set_aside(self, tried: Exported, detail: str, *, ran: bool) -> None:
         """Reject a variant: wrong results, or (`ran` false) it did not open or run."""
@@ -134,15 +134,15 @@ class Choosing(Variants):
             self.disagrees[way] = detail
             return
         self.stopped[way] = detail
-        self.answers[way] = replace(self.answers[way], fails=detail)
+        self.probe_results[way] = replace(self.probe_results[way], failure=detail)
 
     def instead(self, way: Way) -> Choosing:
         """The variants with `way` alone, which counts as fully supported."""
-        return Choosing(self.draft, way.attention, self.write, self.target, answers={way: ProbeResult(0, {}, "")})
+        return Choosing(self.draft, way.attention, self.write, self.target, probe_results={way: ProbeResult(0, {}, "")})
 
     def ask(self, way: Way) -> None:
         """Probe the target with one variant, once."""
-        if way in self.answers or way in self.unfit:
+        if way in self.probe_results or way in self.unfit:
             return
         work = self.draft.work
         try:
@@ -152,29 +152,29 @@ class Choosing(Variants):
             self.unfit[way] = error
             return
         if self.asked.ask is None:
-            self.answers[way] = ProbeResult(len(list(traced.model.graph)), {}, "")
+            self.probe_results[way] = ProbeResult(len(list(traced.model.graph)), {}, "")
             return
         if not way.is_usual and way.form == "contrib" and not CONTRIB & {node.op_type for node in traced.model.graph}:
             return  # the model's experts and recurrences are in standard operators in both forms
         with stage(work.progress, "probe target", work.seconds, of=str(way)):
-            self.answers[way] = self.asked.ask(skeleton(traced.model), _one_token(traced))
+            self.probe_results[way] = self.asked.ask(skeleton(traced.model), _one_token(traced))
 
     def reason(self, taken: Exported) -> str:
         """The reason for the lowering of `taken`, in one sentence."""
         way = self.tried[taken.label]
-        head = "requested" if self.wanted != AUTO else AUTO
+        head = "requested" if self.lowering != AUTO else AUTO
         if self.asked.ask is None:
             default = f"the default for {self.asked.provider}"
             first = default if not self.stopped else f"the next choice after {default}"
             return "; ".join([f"{head}: {first}, {self.asked.how}", *reasons_text(self.stopped)])
-        others = [f"{other} {describe(self.answers[other])}" for other in self.left() if other != way]
+        others = [f"{other} {describe(self.probe_results[other])}" for other in self.remaining() if other != way]
         others += [f"{other} does not match: {detail}" for other, detail in self.disagrees.items()]
         others += [*reasons_text(self.stopped), *(f"{other}: {error}" for other, error in self.unfit.items())]
-        return "; ".join([f"{head}: {self.asked.provider} {describe(self.answers[way])}", *others])
+        return "; ".join([f"{head}: {self.asked.provider} {describe(self.probe_results[way])}", *others])
 
     def record(self, result: Verification | None) -> TargetRecord:
         """The manifest record. `result`: of the known answer on the target."""
-        told = self.answers if self.asked.ask is not None else {}
+        told = self.probe_results if self.asked.ask is not None else {}
         return TargetRecord(
             provider=self.asked.provider,
             source=self.asked.source,
@@ -207,8 +207,8 @@ class UnprobedChoices(Variants):
 
     def best_way(self) -> Way | None:
         """The default variant; then, for `auto`, the others that the model fits. None: none is left."""
-        first, _ = _without_target(self.wanted, self.draft.fake)
-        for way in [first, *(way for way in every_way() if way != first and self.wanted == AUTO)]:
+        first, _ = _without_target(self.lowering, self.draft.fake)
+        for way in [first, *(way for way in every_way() if way != first and self.lowering == AUTO)]:
             if way in self.stopped or way in self.unfit:
                 continue
             try:
@@ -227,7 +227,7 @@ class UnprobedChoices(Variants):
 
     def reason(self, taken: Exported) -> str:
         """The reason for the lowering of `taken`, in one sentence."""
-        first, why = _without_target(self.wanted, self.draft.fake)
+        first, why = _without_target(self.lowering, self.draft.fake)
         if self.tried[taken.label] == first:
             return why
         return "; ".join(["auto: the next choice that runs on the CPU provider", *self.omitted()])

@@ -91,7 +91,7 @@ class ExportOptions(Options):
         """The precision of the package. Raises KeyError for an unknown name."""
         found = PRECISIONS[self.named]
         if found.bits is None and found is not EXACT and self.activations == "fp32":
-            return replace(found, dtype=EXACT.dtype, twin=None, stored=found.dtype)
+            return replace(found, dtype=EXACT.dtype, cpu_dtype=None, stored=found.dtype)
         return found if found.bits is None else replace(found, dtype=ACTIVATIONS[self.activations or "fp32"])
 
     @property
@@ -198,7 +198,7 @@ RULES: tuple[Rule, ...] = (
         f"{_CACHE}: `attention={{o.attention}}` keeps its cache in floats; use `attention={CACHE_LOWERING}`",
     ),
     (
-        lambda o: o.cache_precision is not None and o.computing.twin is not None,
+        lambda o: o.cache_precision is not None and o.computing.cpu_dtype is not None,
         f"{_CACHE}: cannot be verified with {{o.computing.dtype}} activations; add `activations=fp32`",
     ),
     (

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Literal, Protocol, TypeAlias
 
 Unit: TypeAlias = Literal["bytes", "layers", "tokens", "weights"]
-"""What the work of a stage is counted in."""
+"""Unit of the work of a stage."""
 
 
 class Stage(Protocol):

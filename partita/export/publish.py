@@ -33,7 +33,7 @@ Snapshot = frozenset[tuple[str, int, int, int]]
 """Every file of a folder: path, inode, size in bytes, modification time in ns."""
 PARTIAL, OLD = ".partial-", ".old-"
 """Parts of the names of hidden folders next to OUT: an unfinished package, and one being replaced."""
-TAKEN = Remedy("choose another folder", otherwise=Remedy("replace the package", options=("--force",)))
+TAKEN = Remedy("choose another folder", alternative=Remedy("replace the package", options=("--force",)))
 UNIQUE = "[a-z0-9_]{8}"
 """The random part of names by tempfile."""
 
@@ -116,7 +116,7 @@ def check_target(read: Sequence[str], out: Path, *, force: bool) -> None:
     if not os.path.lexists(out):
         return
     if not force:
-        raise PackageError("exists already", where=out, remedy=TAKEN)
+        raise PackageError("exists already", path=out, remedy=TAKEN)
     if out.is_symlink() or not out.is_dir():
         raise PackageError(f"{out}: a link or a file, not a package; `force=True` replaces only packages")
     if Path.cwd().is_relative_to(out.resolve()):  # it would be removed under the current process
@@ -231,7 +231,7 @@ def _recover(out: Path, *, force: bool) -> list[str]:
             if not force:
                 raise PackageError(
                     "an interrupted export had moved this package aside, and it has been restored",
-                    where=out,
+                    path=out,
                     remedy=TAKEN,
                 )
             notes.append(f"{out} was restored: an interrupted export had moved it aside")

@@ -94,7 +94,7 @@ def in_question(options: ExportOptions, target: Target | None) -> bool:
     computing = PRECISIONS[options.named]
     if options.activations is not None or target is None or computing.dtype == WIDE:
         return False
-    if computing.twin is not None:
+    if computing.cpu_dtype is not None:
         return target.supports is not None
     return target.provider == CPU and platform.machine().lower() in X86 and not target.by_default
 
@@ -108,7 +108,7 @@ def with_activations(options: ExportOptions, target: Target | None, told: Callab
     computing = PRECISIONS[options.named]
     if target is None or not in_question(options, target):
         return options
-    if target.supports is not None and computing.twin is not None:
+    if target.supports is not None and computing.cpu_dtype is not None:
         if target.supports([question("MatMul", computing.dtype)])[0]:
             return options
         why = f"has no MatMul kernel for {computing.dtype}"

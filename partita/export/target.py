@@ -87,25 +87,25 @@ class ProbeResult:
     """The result of probing a provider with one graph."""
 
     nodes: int
-    left: Mapping[str, int]
+    unsupported: Mapping[str, int]
     """Operator -> number of unsupported nodes."""
-    fails: str
+    failure: str
     """The error when the whole graph was opened or run and failed; empty otherwise."""
-    unasked: int = 0
+    untested: int = 0
     """Nodes without a result."""
 
     @property
-    def misses(self) -> int:
+    def unsupported_count(self) -> int:
         """Number of nodes known to be off the provider.
 
         Nodes without a result do not count, so that a slow machine makes the choice of a fast one.
         """
-        return self.nodes if self.fails else sum(self.left.values())
+        return self.nodes if self.failure else sum(self.unsupported.values())
 
     @property
     def is_known(self) -> bool:
         """Whether there is a result for any node."""
-        return bool(self.fails) or self.unasked < self.nodes or not self.nodes
+        return bool(self.failure) or self.untested < self.nodes or not self.nodes
 
 
 Probe = Callable[[bytes, Mapping[str, tuple[int, ...]]], ProbeResult]
@@ -175,7 +175,7 @@ def instead_of(way: Way, answer: ProbeResult, *, has_both: bool) -> Way | None:
     the model's experts or recurrences can be written in both forms.
     """
     if way.form == "contrib":
-        return Way(way.attention, "standard") if CONTRIB.intersection(answer.left) else None
+        return Way(way.attention, "standard") if CONTRIB.intersection(answer.unsupported) else None
     return Way(way.attention, "contrib") if has_both else None
 
 
@@ -188,7 +188,7 @@ def rank(answers: Mapping[Way, ProbeResult], order: Sequence[Way]) -> list[Way]:
 
     def key(way: Way) -> tuple[bool, int, int, bool]:
         answer = answers[way]
-        return not answer.is_known, answer.misses, places.index(way.attention), way.form != "contrib"
+        return not answer.is_known, answer.unsupported_count, places.index(way.attention), way.form != "contrib"
 
     return sorted(answers, key=key)
 
@@ -199,21 +199,23 @@ def manifest_record(way: Way, answer: ProbeResult, disagrees: str) -> ProbedLowe
         attention=way.attention,
         form=None if way.is_usual else way.form,
         nodes=answer.nodes,
-        left=dict(answer.left),
-        fails=answer.fails,
-        unasked=answer.unasked,
+        left=dict(answer.unsupported),
+        fails=answer.failure,
+        unasked=answer.untested,
         disagrees=disagrees,
     )
 
 
 def describe(answer: ProbeResult) -> str:
     """`supports 310 of 316 nodes, not GroupQueryAttention (6)`."""
-    if answer.fails:
-        return f"fails on the whole graph: {answer.fails}"
-    off = sum(answer.left.values())
-    listed = ", ".join(f"{op} ({count})" for op, count in sorted(answer.left.items(), key=lambda entry: -entry[1]))
-    rest = f"; no answer for {answer.unasked}" if answer.unasked else ""
-    taken = answer.nodes - off - answer.unasked
+    if answer.failure:
+        return f"fails on the whole graph: {answer.failure}"
+    off = sum(answer.unsupported.values())
+    listed = ", ".join(
+        f"{op} ({count})" for op, count in sorted(answer.unsupported.items(), key=lambda entry: -entry[1])
+    )
+    rest = f"; no answer for {answer.untested}" if answer.untested else ""
+    taken = answer.nodes - off - answer.untested
     return f"supports {taken} of {answer.nodes} nodes{f', not {listed}' if listed else ''}{rest}"
 
 

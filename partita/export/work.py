@@ -28,7 +28,7 @@ class Work:
     progress: Progress
     folder: Path
     """The folder in which the package is made."""
-    asked: Asked = field(default_factory=dict)
+    recorded_options: Asked = field(default_factory=dict)
     """The options to record in the manifest."""
     seconds: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Work:
     """Probes the CPU provider with nodes of passes, where there is no target; None: no probes."""
     read_folder: ReadFolder | None = None
     source_logits: SourceLogits | None = None
-    """Of the text of the quality measurement, for all attempts."""
+    """Logits of the source model for the quality text, for all attempts."""
     cleanup: ExitStack = field(default_factory=ExitStack)
     """Ends with the export: resources needed until everything is written."""
 

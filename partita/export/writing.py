@@ -149,7 +149,7 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
 
 def _check_memory_of_answer(exported: Exported, options: ExportOptions, held: int) -> None:
     """Raise ResourceError where the source model does not fit into memory. `held`: its parameters in memory."""
-    twin = options.computing.twin  # keeps its whole cache in its own dtype
+    twin = options.computing.cpu_dtype  # keeps its whole cache in its own dtype
     known_answer.check_memory(held, _cache_bytes(exported.contract, twin), needed=options.rounds)
 
 
@@ -198,7 +198,7 @@ def _quality_text(exported: Exported, work: Work, runtime: Runtime) -> Text | No
         contract.max_length,
         quality.measured_tokens(work.options, exported.original_parameters),
         partial(add_note, work),
-        chosen="quality-text" in work.asked,
+        chosen="quality-text" in work.recorded_options,
     )
 
 
@@ -220,7 +220,7 @@ def _with_quality(exported: Exported, work: Work, manifest: Manifest, text: Text
         return manifest
     held = memory_map.resident_parameters(exported.checkpoint.tensors, work.scratch)
     _check_memory_of_quality(exported, held, source, needed=work.options.rounds)
-    if work.options.computing.twin is not None:
+    if work.options.computing.cpu_dtype is not None:
         scorer, twin = changed_copy.scoring(scorer), changed_copy.WIDE_DETAIL
     tokens = source.tokens * (1 if source.is_complete else 2)
     with stage(work.progress, "quality", work.seconds, tokens, "tokens") as current:
@@ -259,7 +259,7 @@ def _quantised_cache(exported: Exported, work: Work, manifest: Manifest, runtime
         return manifest
     with stage(work.progress, "round cache", work.seconds) as current:
         text = cache_rounding.read_text(
-            work.options, exported.checkpoint, manifest, chosen="quality-text" in work.asked
+            work.options, exported.checkpoint, manifest, chosen="quality-text" in work.recorded_options
         )
         return cache_rounding.apply(work.folder, manifest, text, runtime.scorer, current)
 
@@ -335,7 +335,7 @@ def _manifest(
         files=tuple(files),
         tokenizer=tokenizer,
         toolchain={**_toolchain(), **exported.tools},
-        asked=dict(work.asked),
+        asked=dict(work.recorded_options),
         verification=Verification(status="unverified", detail="exported with `verify=False`"),
         packed=exported.packed,
         prefill=exported.prefill,
@@ -409,7 +409,7 @@ def _verify(exported: Exported, work: Work, manifest: Manifest, replay: Replay) 
 
     def replayed(manifest: Manifest) -> Verification:
         rounded = partial(self_check.of_rounded_weights, exported.checkpoint, answer, computing, work.scratch)
-        if computing.twin is not None:
+        if computing.cpu_dtype is not None:
             return changed_copy.replay_wide(work.folder, manifest, replay, rounded)
         if computing.bits is not None:
             return changed_copy.replay_exact(work.folder, manifest, replay)

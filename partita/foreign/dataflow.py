@@ -171,7 +171,7 @@ def frequencies_change_at(graph: GraphFacts, positions: frozenset[str]) -> int:
     limits = [graph.restarting_tables[name] for name in sine_tables(graph.nodes) if name in graph.restarting_tables]
     for asks in (*_of_tables(graph, producers), *_of_positions(graph, producers, positions)):
         # The largest position of n tokens is n - 1.
-        most = graph.whole.get(asks.inputs[1], 0) + _is_position(asks.inputs[0], producers, positions)
+        most = graph.integer_constants.get(asks.inputs[1], 0) + _is_position(asks.inputs[0], producers, positions)
         limits.append(most - (asks.op_type == "GreaterOrEqual"))
     return min((limit for limit in limits if limit > 0), default=0)
 
@@ -207,7 +207,7 @@ def _of_positions(
 
 def _is_limit(node: NodeFact, graph: GraphFacts) -> bool:
     """Whether a node compares with an integer constant above 1."""
-    return node.op_type in COMPARED and len(node.inputs) > 1 and graph.whole.get(node.inputs[1], 0) > 1
+    return node.op_type in COMPARED and len(node.inputs) > 1 and graph.integer_constants.get(node.inputs[1], 0) > 1
 
 
 def _is_position(tensor: str, producers: Mapping[str, NodeFact], positions: frozenset[str]) -> bool:

@@ -59,7 +59,7 @@ class GraphFacts:
     """Float inputs with a default value in the file."""
     empty: frozenset[str] = frozenset()
     """Names of those with an empty default: a size is 0."""
-    whole: Mapping[str, int] = field(default_factory=dict)
+    integer_constants: Mapping[str, int] = field(default_factory=dict)
     """Scalar integer constants."""
     restarting_tables: Mapping[str, int] = field(default_factory=dict)
     """Sine tables in which the row of the first position occurs twice -> the second index. Only tables with more rows
@@ -74,7 +74,7 @@ class GraphFacts:
     """Number of stored elements by type."""
     operators: Mapping[str, int] = field(default_factory=dict)
     """Number of nodes by operator, subgraphs included; domain.operator for other domains than ONNX's."""
-    packed: Mapping[int, int] = field(default_factory=dict)
+    quantised_products: Mapping[int, int] = field(default_factory=dict)
     """Products with quantised weights by bits, subgraphs included."""
 
     def producer_of(self, tensor: str) -> NodeFact | None:

@@ -25,7 +25,7 @@ class Choice(ForeignFolder):
         return replace(group(options, cls), contract=path_of(options.contract))
 
     @property
-    def given(self) -> tuple[str, ...]:
+    def setting_names(self) -> tuple[str, ...]:
         """Names of the settings that are set."""
         return tuple(name for name, value in asdict(self).items() if value is not None)
 
@@ -55,9 +55,10 @@ def open_folder(folder: Path, choice: Choice = AS_IT_IS) -> Manifest:
     Raises PackageError for other folders, and where inference fails; UsageError for settings that do not apply.
     """
     if not is_foreign(folder):
-        if choice.given and (folder / MANIFEST).is_file():
+        if choice.setting_names and (folder / MANIFEST).is_file():
             raise UsageError(
-                f"`{choice.given[0]}` is only for folders that Partita did not write; {folder} is a package; omit it"
+                f"`{choice.setting_names[0]}` is only for folders that Partita did not write; {folder} is a package; "
+                "omit it"
             )
         return read_manifest(folder)
     from partita.foreign.manifest import infer_manifest

@@ -62,7 +62,7 @@ class InferredContract:
 class Inference:
     """The inference for one folder: its graphs in the order of their phases, and other facts."""
 
-    where: str
+    folder_path: str
     """The folder, for messages."""
     graphs: Sequence[tuple[GraphFacts, Phase]]
     evidence: Evidence
@@ -89,7 +89,7 @@ class Inference:
         rows = {pair.past.name: self.rows_of(pair, main, meant[main.file]) for pair in pairs}
         axes = [rows[pair.past.name] for pair in whole]
         length = length_of(
-            self.where,
+            self.folder_path,
             whole,
             axes,
             self.evidence,
@@ -101,10 +101,10 @@ class Inference:
         vocab = self.vocab_size(logits[main.file], main)
         symbol = self.batch_symbol(main, meant[main.file])
         cursors = frozenset(name for name, meaning in meant[main.file].items() if meaning.role in CURSORS)
-        shapes = Shapes(self.where, main, self.evidence, self.written, symbol, batch, length, cursors)
+        shapes = Shapes(self.folder_path, main, self.evidence, self.written, symbol, batch, length, cursors)
         states = tuple(map(shapes.state, pairs))
         if said := contradiction(self.evidence, main.file, pairs, states, vocab, rows):
-            raise PackageError(f"{self.where}: {self.evidence.source} contradicts the graph: {said}")
+            raise PackageError(f"{self.folder_path}: {self.evidence.source} contradicts the graph: {said}")
         files = tuple(
             self.file(graph, phase, meant[graph.file], logits[graph.file], vocab) for graph, phase in self.graphs
         )
@@ -130,13 +130,13 @@ class Inference:
         odd = [name for name in self.written.ports if name not in there]
         if odd:
             raise PackageError(
-                f"{self.where}: {WRITTEN} has a port {odd[0]!r}, which is in none of the graphs", remedy=CORRECT
+                f"{self.folder_path}: {WRITTEN} has a port {odd[0]!r}, which is in none of the graphs", remedy=CORRECT
             )
         inputs = {port.name for graph, _ in self.graphs for port in graph.inputs}
         for states in self.written.states:
             if all(layer_in(states.past, name, LAYER) is None for name in inputs):
                 raise PackageError(
-                    f"{self.where}: {WRITTEN} has states {states.past!r}, but no graph has this input",
+                    f"{self.folder_path}: {WRITTEN} has states {states.past!r}, but no graph has this input",
                     remedy=CORRECT,
                 )
 
@@ -408,7 +408,7 @@ class Inference:
 
     def wrong(self, graph: GraphFacts, what: str, remedy: Remedy | None = None) -> PackageError:
         """The error for a graph."""
-        return PackageError(f"{self.where}/{graph.file}: {what}", remedy=remedy)
+        return PackageError(f"{self.folder_path}/{graph.file}: {what}", remedy=remedy)
 
 
 def _port(port: PortFact, role: Role, last: int | None = None) -> Port:

@@ -162,8 +162,8 @@ def _layout(folder: Path, chosen: Candidate) -> str:
 def precision_of(graph: GraphFacts) -> str:
     """The precision of most weights, by the names of an export."""
     stored = graph.weights
-    if graph.packed:
-        return f"int{max(graph.packed, key=lambda bits: (graph.packed[bits], -bits))}"
+    if graph.quantised_products:
+        return f"int{max(graph.quantised_products, key=lambda bits: (graph.quantised_products[bits], -bits))}"
     if TABLED in graph.operators:
         return "int4"
     packed = {"int4": ("int4", "uint4"), "int8": ("int8", "uint8")}

@@ -51,20 +51,20 @@ def read_graph(folder: Path, file: str, longest: int = 0) -> GraphFacts:
         outputs=tuple(_port(port) for port in proto.graph.output),
         defaults=tuple(port for port in defaults if port.dtype in ("float32", "float16")),
         empty=frozenset(tensor.name for tensor in proto.graph.initializer if 0 in tensor.dims),
-        whole=dict(filter(None, (_whole(name, tensor) for name, tensor in _constants(proto.graph)))),
+        integer_constants=dict(filter(None, (_whole(name, tensor) for name, tensor in _constants(proto.graph)))),
         restarting_tables=_restarting_tables(
             proto.graph, sine_tables(nodes), path_inside(folder, str(within)), longest
         ),
         compared=_compared([*all_graphs(proto.graph), *proto.functions]),
         nodes=nodes,
-        node_count=len(model.nodes) + len(model.inner),
+        node_count=len(model.nodes) + len(model.subgraph_nodes),
         opsets=dict(model.opsets),
         producer=" ".join(filter(None, (proto.producer_name, proto.producer_version))),
         data_files=tuple(str(within / name) for name in model.data_files),
         weight_bytes=model.weight_bytes,
         weights=dict(stored),
         operators=dict(Counter(_operator(node) for node in all_nodes(proto.graph))),
-        packed=dict(Counter(_bits(node) for node in all_nodes(proto.graph) if node.op_type == PACKED)),
+        quantised_products=dict(Counter(_bits(node) for node in all_nodes(proto.graph) if node.op_type == PACKED)),
     )
 
 

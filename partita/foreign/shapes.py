@@ -22,7 +22,7 @@ UNKNOWN_LENGTH = 2048
 LONGEST = 1 << 24
 """The maximum of a requested length."""
 WIDTH_AXIS = 3
-"""Of keys and values [B, KV heads, N, head size]."""
+"""Axis of the head size in keys and values [B, KV heads, N, head size]."""
 SAY_AXIS = Remedy("specify its growing axis or its shape in a file", options=("--contract", "FILE.toml"))
 SAY_HOW = Remedy(
     "specify in a file that it is written at the cursor (grows = false), or that it is not a key or value (kind)",
@@ -38,7 +38,7 @@ class ShorterLimit:
     """The length up to which outputs match the model, and why not beyond."""
 
     length: int
-    why: str
+    reason: str
 
 
 def length_of(
@@ -68,10 +68,10 @@ def length_of(
     length = fixed or wanted or min(usual or UNKNOWN_LENGTH, MOST_TOKENS)
     if short is not None and short.length < length:
         if fixed or wanted:
-            notes.append(f"{short.why}: results for longer sequences may differ from the model")
+            notes.append(f"{short.reason}: results for longer sequences may differ from the model")
             return length
         notes.append(
-            f"{short.why}: the maximum length is {short.length:,} tokens; results for longer sequences "
+            f"{short.reason}: the maximum length is {short.length:,} tokens; results for longer sequences "
             "may differ from the model"
         )
         return short.length
@@ -115,7 +115,7 @@ def cache_bytes(states: Sequence[State]) -> int:
 class Shapes:
     """The facts that determine the sizes of a graph's states."""
 
-    where: str
+    folder_path: str
     """The folder, for messages."""
     graph: GraphFacts
     evidence: Evidence
@@ -244,4 +244,4 @@ class Shapes:
 
     def _wrong(self, pair: Pair, what: str, remedy: Remedy = SAY_AXIS) -> PackageError:
         """The error for a state."""
-        return PackageError(f"{self.where}: the cache input {pair.past.declared}: {what}", remedy=remedy)
+        return PackageError(f"{self.folder_path}: the cache input {pair.past.declared}: {what}", remedy=remedy)

@@ -48,7 +48,7 @@ def document(found: Inspection) -> Document:
         headline=(summary(found),),
         opening=tuple(_findings(found)),
         sections=tuple(section for section in sections if section is not None),
-        made=found.provenance.created or "",
+        created=found.provenance.created or "",
         version=found.partita_version,
     )
 
@@ -59,7 +59,7 @@ VIEWS = Views(document)
 def _findings(found: Inspection) -> Iterator[Line]:
     """Problems, with remedies."""
     for finding in found.findings:
-        yield Line(finding.what, tone="bad")
+        yield Line(finding.problem, tone="bad")
         remedy = remedy_of(finding.remedies)
         if remedy is not None:
             yield Line(str(remedy), "remedy")
@@ -88,7 +88,7 @@ def _model(found: Inspection) -> Section | None:
 def _graph(graph: GraphFacts) -> Section:
     """Operators, operator sets, inputs and outputs of one file."""
     opsets = ", ".join(f"{domain_name(domain)} {version}" for domain, version in sorted(graph.opsets.items()))
-    inner = f", {graph.inner_nodes:,} in control-flow subgraphs" if graph.inner_nodes else ""
+    inner = f", {graph.subgraph_nodes:,} in control-flow subgraphs" if graph.subgraph_nodes else ""
     functions = f", {plural(graph.functions, 'local function')}" if graph.functions else ""
     rows = [
         ("nodes", f"{graph.nodes:,}{inner}{functions}"),
@@ -129,7 +129,7 @@ def _more(shown: int) -> str:
 
 
 def _prompts(contract: ContractFacts) -> str:
-    """How prompts are processed."""
+    """Processing of prompts, as text."""
     if contract.takes_fewer_rows:
         return "in chunks, rows independent"
     return "in chunks" if contract.appends_chunks else "in one run; later tokens one by one"

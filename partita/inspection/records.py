@@ -21,7 +21,7 @@ Size = int | str | None
 class InspectionFinding(Record):
     """A problem, with remedies."""
 
-    what: str
+    problem: str
     remedies: tuple[RemedyRecord, ...] = ()
 
 
@@ -76,7 +76,7 @@ class GraphFacts(Record):
     """Operator set version by domain; "" is ai.onnx."""
     nodes: int
     """Nodes of the main graph."""
-    inner_nodes: int
+    subgraph_nodes: int
     """Nodes in control-flow subgraphs."""
     functions: int
     """Model-local functions."""
@@ -156,12 +156,12 @@ class ModulePrecision(Record):
     """Module path; empty if unknown."""
     precision: str
     """int4, int8, nf4 …, or the element type."""
-    packed: str
+    operator: str
     """Operator that dequantises them; empty for weights that are not quantised."""
     block_size: int | None
     """Weights that share a scale; 0: a whole row, column or tensor; null for weights that are not quantised."""
     zero_points: bool | None
-    computed: str
+    compute_dtype: str
     """Type that they are cast to before use; empty if they are not cast."""
     tensors: int
     parameters: int
@@ -236,7 +236,7 @@ class AdapterFacts(Record):
     ranks: tuple[int, ...]
     modules: int | None
     """Number of modules whose weight it modifies."""
-    whole: tuple[str, ...] = ()
+    replaced_parameters: tuple[str, ...] = ()
     """Parameters that it replaces."""
     base_model: str | None
     """The model that it was trained on, from its configuration."""

@@ -23,14 +23,14 @@ def shape_text(shape: Sequence[Size] | None) -> str:
 def storage_text(module: ModulePrecision) -> str:
     """`int4, MatMulNBits, blocks of 32, zero points`, or the element type."""
     parts = [module.precision]
-    if module.packed:
-        parts.append(module.packed)
-    if module.packed and module.block_size:
+    if module.operator:
+        parts.append(module.operator)
+    if module.operator and module.block_size:
         parts.append(f"blocks of {module.block_size}")
     if module.zero_points:
         parts.append("zero points")
-    if module.computed:
-        parts.append(f"computed in {module.computed}")
+    if module.compute_dtype:
+        parts.append(f"computed in {module.compute_dtype}")
     return ", ".join(parts)
 
 
@@ -41,7 +41,7 @@ def summary(found: Inspection) -> str:
     what = {"package": "a package", "onnx folder": "a folder of ONNX files", "onnx file": "an ONNX file"}[found.kind]
     if model.layout not in (None, "partita", "onnx"):
         what = f"a folder of {model.layout}"
-    nodes = listing(f"{graph.nodes + graph.inner_nodes:,}" for graph in found.graphs)
+    nodes = listing(f"{graph.nodes + graph.subgraph_nodes:,}" for graph in found.graphs)
     graphs = f"{plural(len(found.graphs), 'graph')} of {nodes} nodes" if found.graphs else "no readable graph"
     cache = ""
     if found.cache is not None and found.cache.states:
@@ -58,7 +58,7 @@ def adapter_text(adapter: AdapterFacts) -> str:
     kind = {"lora": "LoRA", "dora": "DoRA"}.get(adapter.kind or "", adapter.kind or "adapter")
     ranks = f" of rank {listing(map(str, adapter.ranks))}" if adapter.ranks else ""
     modules = "" if adapter.modules is None else f" for {plural(adapter.modules, 'module')}"
-    whole = f", {plural(len(adapter.whole), 'parameter')} replaced" if adapter.whole else ""
+    whole = f", {plural(len(adapter.replaced_parameters), 'parameter')} replaced" if adapter.replaced_parameters else ""
     trained = f", trained on {adapter.base_model}" if adapter.base_model else ""
     where = "merged into the weights" if adapter.merged else f"separate, named {adapter.name}"
     return f"{kind}{ranks}{modules}{whole}{trained}; {where}"

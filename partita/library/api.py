@@ -50,7 +50,7 @@ def public_error(error: Exception) -> Exception:
         return of_system(error) or explain(error, foreign=True) or error
     if not isinstance(error, UsageError) or isinstance(error, ArgumentError):
         return error
-    return ArgumentError(error.message, where=error.where, remedy=error.remedy)
+    return ArgumentError(error.message, path=error.path, remedy=error.remedy)
 
 
 @contextmanager

@@ -113,7 +113,7 @@ class Conversation:
         history = () if ticket is None else ticket.history
         common = min(len(commonprefix([history, tokens])), len(tokens) - 1)
         if ticket is None or not common:
-            work = Work(tokens, sampling, self._stop, self._stop_ids, stays=True)
+            work = Work(tokens, sampling, self._stop, self._stop_ids, keep_row=True)
             self._forget()
             ticket = self._ticket = self._engine.submit(work, self._receive)
             self._reads = len(tokens)

@@ -41,8 +41,8 @@ def read_sides(options: DriftOptions) -> tuple[Target, Target, Path | None]:
         for name in ("shapes", "inputs"):
             if getattr(options, name):
                 raise UsageError(f"`{name}` is for ONNX files; a package runs the text of its known answer")
-    elif Choice.of(options).given:
-        raise UsageError(f"`{Choice.of(options).given[0]}` is only for foreign folders; omit it for a file")
+    elif Choice.of(options).setting_names:
+        raise UsageError(f"`{Choice.of(options).setting_names[0]}` is only for foreign folders; omit it for a file")
     against = options.against
     if against is not None and (os.sep in against or Path(against).is_dir()):
         return target, target, interpreter(Path(against))

@@ -108,11 +108,13 @@ def read(path: Path, choice: Choice = AS_IT_IS, *, hashes: bool = False) -> Insp
         if path.is_file() and path.suffix == ONNX_SUFFIX:
             refuse_absent(path)
             check_folder(path.absolute().parent, COMPANIONS)
-            if choice.given:
-                raise UsageError(f"`{choice.given[0]}` applies to folders of other exporters, not to a file; omit it")
+            if choice.setting_names:
+                raise UsageError(
+                    f"`{choice.setting_names[0]}` applies to folders of other exporters, not to a file; omit it"
+                )
             found = look(path, None, (), hashes=hashes)
             if not found.graphs:
-                raise PackageError(found.findings[0].what)
+                raise PackageError(found.findings[0].problem)
             return found
         manifest, wrong = _manifest(path, choice)
         if wrong and not graphs_in(path):
@@ -126,7 +128,7 @@ def _manifest(path: Path, choice: Choice) -> tuple[Manifest | None, tuple[Packag
     """The manifest, or its errors. Raises PackageError for an invalid folder, UsageError for the choice."""
     if not path.is_dir():
         stranger = recognise(path)
-        raise PackageError(f"{path}: {stranger.what}", remedy=stranger.remedy)
+        raise PackageError(f"{path}: {stranger.description}", remedy=stranger.remedy)
     check_folder(path)
     try:
         return open_folder(path, choice), ()

@@ -270,7 +270,7 @@ class Model:
         else:
             request = self.report_request(last, probe_seconds)
         report = self._open().report(request)
-        if report.interrupted:
+        if report.interruptions:
             raise KeyboardInterrupt
         return Report.of(report)
 

@@ -35,7 +35,7 @@ COMMITS = ".commits"
 WEIGHT_SUFFIXES = WEIGHTS | {GGUF, ".onnx"}
 LARGEST_HASHED_BYTES = 64 << 20
 LARGEST_HEADER_BYTES = 100_000_000
-"""Of a safetensors file (its reference implementation)."""
+"""Limit of the header of a safetensors file, as in its reference implementation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def folder_of(
             return path
         found = recognise(path)
         if not found.is_checkpoint:
-            raise PackageError(f"{path}: {found.what}", remedy=found.remedy)
+            raise PackageError(f"{path}: {found.description}", remedy=found.remedy)
         source, key = model, _content_key(path)
     else:
         check_model(model)

@@ -78,7 +78,7 @@ class Report(records.Report):
     def __repr__(self) -> str:
         ran = [placement_text([phase], name=short_provider) for phase in self.phases]
         over = [] if self.totals is None else [f"finish {self.totals.finish_reason}"]
-        over += [] if self.failed is None else ["its run failed"]
+        over += [] if self.failure is None else ["its run failed"]
         checks = [] if all(check.passed for check in self.checks) else ["some of its checks failed"]
         return f"<partita.Report of {self.request.verb} {self.request.path}: {'; '.join([*ran, *over, *checks])}>"
 
@@ -146,8 +146,8 @@ class Report(records.Report):
     def diff(self, after: records.Report) -> Comparison:
         """The differences to `after`, a later report. Raises ReportError if it is of another model."""
         found = comparing.compare(self, after, names=("before", "after"))
-        if found.unrelated:
-            raise ReportError(f"the reports cannot be compared: {found.unrelated}")
+        if found.unrelated_reason:
+            raise ReportError(f"the reports cannot be compared: {found.unrelated_reason}")
         return found
 
 

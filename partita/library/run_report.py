@@ -104,4 +104,4 @@ def option_texts(target: Target, choice: Choice, **several: Sequence[str]) -> di
 
 def limits_error(report: Report) -> ProviderError | None:
     """The error for limits that a report exceeds; None if it meets all."""
-    return ProviderError("; ".join(report.exceeded)) if report.exceeded else None
+    return ProviderError("; ".join(report.exceeded_limits)) if report.exceeded_limits else None

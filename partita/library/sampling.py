@@ -113,7 +113,7 @@ class _Reader:
         limits, value = option.range, self.given.get(name)
         if value is None:
             return option.suggested
-        if not is_number(value) or (limits is not None and (value not in limits or value == limits.also)):
+        if not is_number(value) or (limits is not None and (value not in limits or value == limits.extra_value)):
             raise self.bad(name, value)
         found = self.whole(name, 0) if isinstance(option.off, int) else float(value)
         return None if found == option.off else found

@@ -27,7 +27,7 @@ class OnnxRuntime(Record):
     """CUDA version of the build."""
     cudnn: str | None
     """cuDNN version of the build, if known."""
-    available: tuple[str, ...]
+    providers_in_build: tuple[str, ...]
     """ONNX Runtime's names of the providers in the build."""
 
 

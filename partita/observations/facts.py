@@ -29,9 +29,9 @@ class GraphNode:
     module_class: str | None
     source: str | None
     """file:line of the modelling code that produced the node."""
-    inside: tuple[GraphNode, ...] = ()
+    subgraph_nodes: tuple[GraphNode, ...] = ()
     """Nodes in its control-flow subgraphs at any depth; set for nodes of an optimised graph only."""
-    body: str = ""
+    subgraph_attribute: str = ""
     """The attribute whose subgraph contains it: `then_branch`; empty in the main graph."""
     matrix: str = ""
     """Element type of its largest constant input of rank 2 or more, e.g. bfloat16; empty for none. Set for nodes of the
@@ -141,18 +141,18 @@ AS_IS, COMBINED, OTHER_FORM, OPTION, NEIGHBOURS = "as_is", "combined", "other_fo
 class Swap:
     """A replacement in a variant of a node."""
 
-    now: str
+    after: str
     """e.g. float32."""
     before: str
     """e.g. int64."""
-    where: str = ""
+    location: str = ""
     """Place of the replacement: `in starts`, `as to`; empty: everywhere."""
     partly: bool = False
     """Some inputs of that type are unchanged."""
 
     def __str__(self) -> str:
         """`float32 in place of int64 in starts`."""
-        return " ".join(part for part in (self.now, "in place of", self.before, self.where) if part)
+        return " ".join(part for part in (self.after, "in place of", self.before, self.location) if part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class ProbeRun:
     """Log line or error message on one line; may be empty."""
     cached: bool = False
     """From an earlier run with the same ONNX Runtime, device and options."""
-    parts: tuple[Factor, ...] = ()
+    factors: tuple[Factor, ...] = ()
     """Factors of a combined variant; for another form, `type` for different types and `option` for a different provider
     option."""
     swap: Swap | None = None
@@ -182,14 +182,14 @@ class ProbeRun:
     """The model also has a Neg, because a compiling provider may reject partitions of a single node."""
 
     @property
-    def now(self) -> str:
+    def after(self) -> str:
         """The new value of a replacement that applies everywhere; empty for other changes."""
-        return self.swap.now if self.swap is not None and not self.swap.partly and not self.function_inlined else ""
+        return self.swap.after if self.swap is not None and not self.swap.partly and not self.function_inlined else ""
 
     @property
     def before(self) -> str:
         """The value that `now` replaces."""
-        return self.swap.before if self.swap is not None and self.now else ""
+        return self.swap.before if self.swap is not None and self.after else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +214,8 @@ class RejectedPart:
     """The provider's message for this part, on one line."""
     minimal: bool
     """Every smaller part that was tried is accepted; False if the time ran out."""
-    tries: int
-    whole: bool = False
+    attempts: int
+    is_whole_graph: bool = False
     """The part is the complete graph: the provider accepts every smaller part that was tried."""
     neg_added: bool = False
     """The model also has a Neg, as in probes of a node."""
@@ -223,7 +223,7 @@ class RejectedPart:
     """Why parts were not tried, e.g. an unknown type; empty if all were tried."""
     others: tuple[RejectedPart, ...] = ()
     """Further disjoint parts; each is rejected in the graph without the previous parts."""
-    inside: tuple[str, ...] = ()
+    rejected_subgraph_nodes: tuple[str, ...] = ()
     """Nodes in its control-flow subgraphs that the provider rejects individually."""
     rest_opens: bool = False
     """The provider accepts the graph without this part and `others`; False: unknown."""
@@ -280,7 +280,7 @@ class SessionFacts:
     """Tensors of the main graph whose shape depends on input shapes only; set in dry runs only."""
     pins: Mapping[str, str] = field(default_factory=dict)
     """Pinned node -> the user's pin as written, e.g. cpu:lm_head."""
-    inner: tuple[GraphNode, ...] = ()
+    subgraph_nodes: tuple[GraphNode, ...] = ()
     """Nodes in the subgraphs of If, Loop and Scan."""
     optimised: tuple[GraphNode, ...] | None = None
     """Nodes of the graph that ONNX Runtime runs, including Memcpy nodes, written by a second session. None if not
@@ -359,9 +359,9 @@ class RunFacts:
     finish_detail: str = ""
     probing: Probing | None = None
     """None if probing was off or no node fell back."""
-    interrupted: tuple[Interruption, ...] = ()
+    interruptions: tuple[Interruption, ...] = ()
     """Work that Ctrl-C stopped, other than a generation (`finish_reason`)."""
-    failed: str | None = None
+    failure: str | None = None
     """Why a run without generation failed; None if it did not."""
     notes: tuple[str, ...] = field(default=())
     """Notes for the report, one sentence each."""

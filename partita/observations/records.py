@@ -153,7 +153,7 @@ def remedy_records(remedy: Remedy | None) -> tuple[RemedyRecord, ...]:
     found = []
     while remedy is not None:
         found.append(RemedyRecord.copy_of(remedy))
-        remedy = remedy.otherwise
+        remedy = remedy.alternative
     return tuple(found)
 
 

@@ -22,7 +22,7 @@ from partita.options.groups import (
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions(ForeignFolder, PackageOptions):
-    """What a benchmark measures."""
+    """Prompt and contenders of a benchmark."""
 
     HELP_GROUP = "Measurement"
     prompt: Annotated[
@@ -66,7 +66,7 @@ class BenchOptions(ForeignFolder, PackageOptions):
         default=600.0,
         flags=("--timeout",),
         metavar="SECONDS",
-        range=Range(most=MAX_TOKENS, above=0, words="above 0"),
+        range=Range(maximum=MAX_TOKENS, above=0, text="above 0"),
     )
     reports: PathText | None = option(
         "Write the partition report of each contender to this folder.",
@@ -79,7 +79,7 @@ class BenchOptions(ForeignFolder, PackageOptions):
 @dataclass(frozen=True, kw_only=True)
 class BenchCommand(ProgressOptions, SourceOptions, BenchOptions):
     """Benchmark one prompt on several providers, interleaved: medians, ratios, whether the tokens are the same, and
-    where the time goes. Exit code 3 when a provider could not run; the others are measured all the same.
+    where the time goes. Exit code 3 when a provider could not run; the others are measured anyway.
     """
 
     package: ModelArgument = field(kw_only=False)

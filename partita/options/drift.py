@@ -23,7 +23,7 @@ class DriftOptions(ForeignFolder, ProviderChain, ModelOptions):
     )
     tolerance: float | None = option(
         "Largest relative error. Default: by element type, 1e-4 for float32, 2e-2 for float16.",
-        range=Range(most=1.0, above=0),
+        range=Range(maximum=1.0, above=0),
     )
     free_running: bool = option(
         "Let the tested side read the states of its own steps, so that errors add up.", default=False

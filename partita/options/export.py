@@ -80,13 +80,13 @@ class PrecisionOptions:
     max_perplexity_ratio: float | None = option(
         "int8, int4: keep the perplexity within this ratio of the source model's (e.g. 1.01) by raising the precision "
         "of as few weights as possible.",
-        range=Range(most=10, above=1, words="above 1 (no loss) and at most 10"),
+        range=Range(maximum=10, above=1, text="above 1 (no loss) and at most 10"),
     )
     max_weight_size: int | None = option(
         "int8, int4: size budget (e.g. 600MiB or 2GiB), spent on the most sensitive weights.",
         metavar="SIZE",
         text="size",
-        range=Range(1, words="a number of bytes"),
+        range=Range(1, text="a number of bytes"),
     )
     cache_precision: Literal["int8"] | None = option(
         "int8: store cache keys and values as integers, with scales from the text of --calibrate, else of "
@@ -127,7 +127,7 @@ class GraphOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class VerificationOptions:
-    """How the package is compared with the source model."""
+    """Comparison of the package with the source model."""
 
     HELP_GROUP = "Verification"
     verify: bool = option("Skip the comparison with the source model; the package is marked unverified.", default=True)
@@ -148,7 +148,7 @@ class VerificationOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions(VerificationOptions, GraphOptions, PrecisionOptions, TargetOptions):
-    """A checkpoint to export, and how."""
+    """Checkpoint, output folder, adapters and settings of an export."""
 
     HELP_GROUP = "Model"
     checkpoint: Annotated[

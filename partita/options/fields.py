@@ -32,31 +32,31 @@ MOST_BITS = 1023
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Numbers that an option takes."""
+    """Numbers that an option accepts."""
 
-    least: float = -math.inf
-    most: float = math.inf
-    words: str = ""
+    minimum: float = -math.inf
+    maximum: float = math.inf
+    text: str = ""
     """Text in messages; empty: from the limits."""
     above: float = -math.inf
-    """Lower limit that is itself outside."""
-    also: float | None = None
-    """A value outside of the limits that is allowed."""
+    """Exclusive lower limit."""
+    extra_value: float | None = None
+    """An allowed value outside the limits."""
 
     def __contains__(self, value: float) -> bool:
         """NaN is in no range."""
-        if value == self.also:
+        if value == self.extra_value:
             return True
-        return self.least <= value <= self.most and (value > self.above or self.above == -math.inf)
+        return self.minimum <= value <= self.maximum and (value > self.above or self.above == -math.inf)
 
     def __str__(self) -> str:
-        if self.words:
-            return self.words
-        if self.most == math.inf:
-            return f"{self.least:,} or more"
+        if self.text:
+            return self.text
+        if self.maximum == math.inf:
+            return f"{self.minimum:,} or more"
         if self.above > -math.inf:
-            return f"above {self.above:g} and at most {self.most:,}"
-        return f"between {self.least:,} and {self.most:,}"
+            return f"above {self.above:g} and at most {self.maximum:,}"
+        return f"between {self.minimum:,} and {self.maximum:,}"
 
 
 TOKENS = Range(1, MAX_TOKENS)
@@ -66,7 +66,7 @@ NUMBER = Range(0, sys.float_info.max, "a number that is 0 or more")
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What the command line and the checks know of a field. A field without one is for Python alone."""
+    """Description of a field for the command line and the checks. Fields without one exist in Python only."""
 
     help: str
     flags: tuple[str, ...] = ()
@@ -82,7 +82,7 @@ class Option:
     """Parser of `partita.commands.build` for the text of the command line. Default: by type."""
     positional: bool = False
     argument: str = ""
-    """Name of the Python argument, where the field has another."""
+    """Name of the Python argument, if it differs from the field's."""
     views: str = ""
     """Folder of the views that `--view` names."""
     group: str = ""
@@ -96,10 +96,10 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class SamplingOption(Option):
-    """An option that decides which token comes next."""
+    """A sampling option."""
 
     off: float | None = None
-    """The value that changes nothing."""
+    """The value that turns it off."""
     suggested: float | None = None
     """Default of transformers' `generate` for a checkpoint that samples."""
     drawn: bool = True
@@ -127,7 +127,7 @@ class DescribedField:
 
     name: str
     type: Any
-    """Without None."""
+    """Type without None."""
     optional: bool
     """None is allowed."""
     option: Option
@@ -211,14 +211,14 @@ def check_fields(options: T) -> T:
 
 
 def check_value(cls: type[Any], name: str, value: Any) -> None:
-    """Raise UsageError for a value that an option of a dataclass does not take."""
+    """Raise UsageError for a value that an option of a dataclass does not accept."""
     each = next(each for each in describe_fields(cls) if each.name == name)
     if value is not None or not each.optional:
         _checked(each, value)
 
 
 def _checked(each: DescribedField, value: Any) -> Any:
-    """The value of one option as the code behind it takes it. Raises UsageError."""
+    """The converted value of one option. Raises UsageError."""
     if each.is_path:
         return _typed(each, value, (str, os.PathLike), "a path", None if each.option.is_model else Path)
     if each.several:
@@ -241,7 +241,7 @@ def _checked(each: DescribedField, value: Any) -> Any:
 
 
 def _typed(each: DescribedField, value: Any, kind: Any, words: str, convert: Callable[[Any], Any] | None = None) -> Any:
-    """The value, converted unless it is so already. Raises UsageError where it is of another type."""
+    """The value, converted if necessary. Raises UsageError for another type."""
     if not isinstance(value, kind):
         raise UsageError(f"`{each.argument}` is {value!r}; it must be {words}")
     return value if convert is None or isinstance(value, convert) else convert(value)  # type: ignore[arg-type]
@@ -271,5 +271,5 @@ def path_of(given: PathText | None) -> Path | None:
 
 
 def group(options: Any, cls: type[T]) -> T:
-    """The fields of `options` that a smaller dataclass has, as one of these."""
+    """An instance of `cls` with its fields from `options`."""
     return cls(**{field.name: getattr(options, field.name) for field in fields(cls)})  # type: ignore[arg-type]

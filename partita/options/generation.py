@@ -35,7 +35,7 @@ class SpeculationOptions:
 
 
 Prompts: TypeAlias = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
-"""A text, token ids, or a list of either. Arrays of token ids will do."""
+"""A text, token ids, or a list of either. Token ids may be arrays."""
 Messages: TypeAlias = str | Sequence[Mapping[str, Any]]
 Conversations: TypeAlias = Messages | Sequence[Messages]
 """A user's message, messages, or a list of either."""
@@ -79,7 +79,7 @@ class RequestOptions(SamplingValues, PromptArgument):
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationOptions(SpeculationOptions, SamplingValues):
-    """What `Model.generate` and `Model.chat` have in common."""
+    """Options of both `Model.generate` and `Model.chat`."""
 
     sampling: Samplings | None = None
     stop: str | Sequence[str] = ()
@@ -110,7 +110,7 @@ class ModelOptions:
 class RunOptions(
     ProgressOptions, ForeignFolder, SpeculationOptions, Sampling, ProviderChain, SourceOptions, ModelOptions
 ):
-    """What `partita run`, `generate` and `chat` have in common."""
+    """Options of `partita run`, `generate` and `chat`."""
 
     HELP_GROUP = "Input"
 

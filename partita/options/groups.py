@@ -147,7 +147,7 @@ class ForeignFolder:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceOptions:
-    """How a model that is no package is read and exported."""
+    """Export of a model that is not a package."""
 
     HELP_GROUP = "Model"
 
@@ -167,7 +167,7 @@ class PlacementLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class ProgressOptions:
-    """How much of the progress of a verb is shown on stderr."""
+    """Progress output on stderr."""
 
     HELP_GROUP = "Output"
     quiet: bool = option("Do not show progress, or the summary of an export.", default=False, short="-q")

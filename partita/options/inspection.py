@@ -17,7 +17,7 @@ from partita.options.groups import (
 
 @dataclass(frozen=True, kw_only=True)
 class ProvidersOptions:
-    """Which execution providers run on this machine."""
+    """Execution providers of this machine."""
 
     provider_libraries: ProviderLibraries = None
 
@@ -40,7 +40,7 @@ class DoctorCommand(ProvidersOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class InspectOptions(ForeignFolder):
-    """What a package, folder or ONNX file holds."""
+    """Contents of a package, folder or ONNX file."""
 
     HELP_GROUP = "Comparison"
     package: Annotated[
@@ -67,7 +67,7 @@ class InspectCommand(InspectOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions(ForeignFolder, ProviderChain, PackageOptions):
-    """Whether a package computes what its model computes."""
+    """Verification of a package against its source model."""
 
     HELP_GROUP = "Model"
     reference: str | None = option(

@@ -38,7 +38,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PlaceOptions(ForeignFolder, PlacementLimits, ProviderChain, ModelOptions):
-    """Where the nodes of a model run."""
+    """Model, inputs and experiments of a placement."""
 
     HELP_GROUP = "Input"
     shapes: Mapping[str, int | Sequence[int]] | None = option(
@@ -57,7 +57,7 @@ class PlaceOptions(ForeignFolder, PlacementLimits, ProviderChain, ModelOptions):
     run_seconds: float | None = option(
         "Time limit for the runs of an ONNX file. Default: 120.",
         metavar="SECONDS",
-        range=Range(most=DAY_SECONDS, above=0),
+        range=Range(maximum=DAY_SECONDS, above=0),
         group="Measurement",
     )
     probe_seconds: ProbeSeconds = 120.0
@@ -75,7 +75,7 @@ class PlaceCommand(ProgressOptions, PlaceOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class SupportOptions:
-    """Which operators a provider supports."""
+    """Operators and provider of a support table."""
 
     HELP_GROUP = "Input"
     operators: Annotated[
@@ -106,7 +106,7 @@ class SupportOptions:
     seconds: float = option(
         "Time budget; variants not reached are listed as untested.",
         default=300.0,
-        range=Range(most=DAY_SECONDS, above=0),
+        range=Range(maximum=DAY_SECONDS, above=0),
         group="Measurement",
     )
 

@@ -75,7 +75,7 @@ class DiffCommand:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions(PlacementLimits):
-    """What is required of a report."""
+    """Requirements for a report."""
 
     HELP_GROUP = "Limits"
     max_unexplained: int | None = option("Maximum number of fallbacks without a reason, in any phase.", range=COUNT)

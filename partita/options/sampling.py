@@ -11,25 +11,25 @@ from partita.options.fields import MAX_SEED, TOKENS, Range, SamplingOption, desc
 
 @dataclass(frozen=True)
 class SamplingValues:
-    """How the next token is chosen, and how many."""
+    """Sampling options and the maximum number of new tokens."""
 
     HELP_GROUP = "Sampling"
     temperature: float | None = sampling_option(
         "0 (default) always takes the most likely token; from 0.001 to 100, higher values are more random.",
         flags=("--temperature", "--temp", "-t"),
-        range=Range(1e-3, 100, "0 (greedy) or from 0.001 to 100", also=0),
+        range=Range(1e-3, 100, "0 (greedy) or from 0.001 to 100", extra_value=0),
         off=0.0,
         suggested=1.0,
     )
     top_k: int | None = sampling_option(
         "Sample from the k most likely tokens; 0 (default) turns this off.",
-        range=Range(0, words="0 (off) or more"),
+        range=Range(0, text="0 (off) or more"),
         off=0,
         suggested=50,
     )
     top_p: float | None = sampling_option(
         "Sample from the most likely tokens that add up to this probability; 1 (default) turns this off.",
-        range=Range(most=1, above=0, words="above 0 and at most 1 (off)"),
+        range=Range(maximum=1, above=0, text="above 0 and at most 1 (off)"),
         off=1.0,
     )
     min_p: float | None = sampling_option(
@@ -55,7 +55,7 @@ class SamplingValues:
     )
 
     def __post_init__(self) -> None:
-        """Numbers of other libraries become Python's own."""
+        """Convert numbers of other libraries to Python numbers."""
         for name, value in self.figures().items():
             if hasattr(value, "ndim") or not isinstance(value, (int, float, NoneType)):
                 object.__setattr__(self, name, _number(value))
@@ -67,7 +67,7 @@ class SamplingValues:
 
 @dataclass(frozen=True)
 class Sampling(SamplingValues):
-    """The sampling of a request. None: not given, which is greedy, or as the checkpoint suggests."""
+    """Sampling of a request. None: not set; then greedy, or the checkpoint's generation_config.json."""
 
     HELP_GROUP = "Sampling"
     source: str | None = option(
@@ -78,20 +78,20 @@ class Sampling(SamplingValues):
     )
 
     def over(self, other: Self) -> Self:
-        """This one, with the values of `other` where it has none."""
+        """These options, with those of `other` that are not set here."""
         given = {each.name: value for each in fields(self) if (value := getattr(self, each.name)) is not None}
         return replace(other, **given)
 
 
 def _number(value: Any) -> Any:
-    """A number of another library as Python's own; what is none as it is."""
+    """A number of another library as a Python number; other values unchanged."""
     if hasattr(value, "ndim") and hasattr(value, "tolist"):
         return value.tolist()
     return operator.index(value) if hasattr(value, "__index__") else value
 
 
 def sampling_options() -> Iterator[tuple[str, SamplingOption]]:
-    """Name and description of every option that decides which token comes next."""
+    """Name and description of every sampling option."""
     return (
         (each.name, each.option) for each in describe_fields(SamplingValues) if isinstance(each.option, SamplingOption)
     )

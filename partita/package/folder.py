@@ -336,7 +336,7 @@ def read_manifest(folder: Path) -> Manifest:
         check_folder(folder)
         if not path.is_file():
             foreign = foreign_paths.recognise(folder)
-            raise PackageError(f"{folder}: {foreign.what}", remedy=foreign.remedy)
+            raise PackageError(f"{folder}: {foreign.description}", remedy=foreign.remedy)
     except PermissionError as error:
         raise unreadable(folder) from error
     refuse_absent(path)
@@ -453,7 +453,7 @@ def path_inside(folder: Path, name: str) -> Path:
     leaves = parts.is_absolute() or windows.drive or ".." in windows.parts or "\0" in name
     if "\\" in name and not leaves:
         problem = f"the path {name[:SHOWN]!r} is a Windows path; write {windows.as_posix()[:SHOWN]!r} instead"
-        raise PackageError(problem, where=folder)
+        raise PackageError(problem, path=folder)
     if leaves:
         raise PackageError(f"{folder}: the path {name[:SHOWN]!r} is outside the model folder, so it is not followed")
     if (why := irregular(folder / name, folder)) and not why.startswith(KINDS["d"]):
@@ -473,4 +473,4 @@ def check_folder(folder: Path, names: Iterable[str] | None = None, kind: type[Pa
         read = (entry.name for entry in home.iterdir() if READ.fullmatch(entry.name)) if names is None else names
         for path in (home, *(home / name for name in sorted(read))):
             if (why := irregular(path, folder)) and not (path == home and why.startswith(KINDS["d"])):
-                raise kind(f"{why}; put a regular file there, or remove it", where=path)
+                raise kind(f"{why}; put a regular file there, or remove it", path=path)

@@ -68,10 +68,10 @@ def build_report(
         chain=chain,
         phases=tuple(phases),
         fallbacks=tuple(fallbacks),
-        rejected=find_rejected(facts.sessions, chain),
+        rejected_parts=find_rejected(facts.sessions, chain),
         probing=facts.probing,
-        interrupted=facts.interrupted,
-        failed=facts.failed,
+        interruptions=facts.interruptions,
+        failure=facts.failure,
         cache=_build_cache(facts.states) if package is not None else None,
         memory=facts.memory,
         cpu=tuple(session.cpu for session in facts.sessions if session.cpu is not None),
@@ -84,13 +84,11 @@ def build_report(
         dry_run=device,
         checks=run_checks(facts, indexes, phases, chain),
         sources=state_sources(facts, indexes),
-        disagreements=tuple(
-            entry for name, index in _phase_sessions(indexes) for entry in find_disagreements(index, name)
-        ),
+        conflicts=tuple(entry for name, index in _phase_sessions(indexes) for entry in find_disagreements(index, name)),
         notes=(*facts.notes, *_plan_notes(indexes)),
     )
     if judge is not None:
-        report = report.model_copy(update={"exceeded": judge(report)})
+        report = report.model_copy(update={"exceeded_limits": judge(report)})
     return report.model_copy(update={"summary": summarise(report)})
 
 
@@ -122,7 +120,7 @@ def _build_phase(
     partitions, copies = find_partitions(index, name, nodes, times), find_copies(index, name, nodes)
     nodes, subgraphs = in_layers(index, nodes, copies), find_subgraphs(index)
     file_nodes = find_file_nodes(
-        index, nodes, subgraphs.parts if subgraphs is not None else (), [entry.provider for entry in chain]
+        index, nodes, subgraphs.function_nodes if subgraphs is not None else (), [entry.provider for entry in chain]
     )
     phase = Phase.copy_of(
         speed,
@@ -138,7 +136,7 @@ def _build_phase(
         copies=copies,
         cost=phase_cost(partitions, copies, tokens_per_run(index, name, rows), timed=timed),
         subgraphs=subgraphs,
-        folded=len(index.facts.graph) if not nodes and index.order_source == "plan_file" else None,
+        folded_nodes=len(index.facts.graph) if not nodes and index.order_source == "plan_file" else None,
         observed_runs=times.observed_runs,
         timing_note=f"{speed.note}; {node_time_note(times)}" if timed else dry_run.TIMING_NOTE,
     )

@@ -20,7 +20,7 @@ class Cause:
     """The nodes, or why they are unknown."""
 
     nodes: tuple[str, ...]
-    unknown: str = ""
+    unknown_reason: str = ""
 
 
 def find_causes(index: SessionIndex, names: Sequence[str]) -> dict[str, Cause]:
@@ -40,7 +40,7 @@ def _without_transposes(index: SessionIndex, cause: Cause) -> Cause:
     runs_as |= {name: name for name in index.order}
     found = (runs_as[each] for name in cause.nodes for each in index.rewritten_with.get(name, ()) if each in runs_as)
     own = (name for name in cause.nodes if name not in index.rewritten_with)
-    return Cause(tuple(dict.fromkeys((*own, *found))), cause.unknown)
+    return Cause(tuple(dict.fromkeys((*own, *found))), cause.unknown_reason)
 
 
 def _cause_in_graph(graph: OptimisedGraph, name: str) -> Cause:
@@ -50,8 +50,8 @@ def _cause_in_graph(graph: OptimisedGraph, name: str) -> Cause:
     if not tensors:
         return Cause((), "the optimised graph does not name its tensor")
     tensor = tensors[0]
-    if node.op_type != TO_HOST and tensor in graph.makers:
-        return Cause((graph.makers[tensor],))
+    if node.op_type != TO_HOST and tensor in graph.producers:
+        return Cause((graph.producers[tensor],))
     readers = tuple(each for each in graph.readers.get(tensor, ()) if graph.nodes[each].op_type not in MEMCPY_OPS)
     if readers:
         return Cause(readers)
@@ -63,7 +63,7 @@ def _cause_in_graph(graph: OptimisedGraph, name: str) -> Cause:
 class Edges:
     """Edges of the exported graph, and the plan nodes that execute its nodes."""
 
-    makers: dict[str, str]
+    producers: dict[str, str]
     readers: dict[str, list[str]]
     runs_as: dict[str, str]
     """File node -> plan node that executes it."""
@@ -81,7 +81,7 @@ def _cause_in_file(index: SessionIndex, edges: Edges, name: str) -> Cause:
     line = index.memcpy.get(name)
     if line is None:
         return Cause((), "no source names its tensor")
-    maker = edges.runs_as.get(edges.makers.get(line.tensor, ""))
+    maker = edges.runs_as.get(edges.producers.get(line.tensor, ""))
     if line.op_type != TO_HOST and maker is not None:
         return Cause((maker,))
     readers = dict.fromkeys(edges.runs_as[each] for each in edges.readers.get(line.tensor, ()) if each in edges.runs_as)

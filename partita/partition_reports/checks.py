@@ -72,7 +72,7 @@ def _check_session(index: SessionIndex) -> Iterator[Check]:
 def check_phase(phase: Phase, chain: Sequence[ChainEntry]) -> Iterator[Check]:
     """Checks of the sums, partitions and providers of one phase."""
     for key, label, groups in _groupings(phase):
-        whole, total = len(placed(phase)) + added_nodes(phase), sum(entry.nodes + entry.added for entry in groups)
+        whole, total = len(placed(phase)) + added_nodes(phase), sum(entry.nodes + entry.added_nodes for entry in groups)
         detail, passed = f"{total} of {plural(whole, 'node')}", total == whole
         yield _check(f"nodes_per_{key}", phase.name, f"nodes per {label} add up", detail, passed=passed)
         if phase.nodes and any(entry.time_share is not None for entry in groups):
@@ -125,10 +125,10 @@ def _check_costs(phase: Phase) -> Iterator[Check]:
     good = plural(len(memcpy), "Memcpy node")
     yield _make("memcpy_are_copies", phase.name, "every Memcpy node is a copy", missing, good, "without a match")
     names = {node.name for node in phase.nodes}
-    without_cause = [copy.name for copy in memcpy if bool(copy.caused_by) == bool(copy.cause_unknown)]
+    without_cause = [copy.name for copy in memcpy if bool(copy.caused_by) == bool(copy.cause_missing_reason)]
     unplanned = [name for copy in memcpy for name in copy.caused_by if name not in names]
     offenders = list(dict.fromkeys((*without_cause, *unplanned)))
-    unknown = sum(bool(copy.cause_unknown) for copy in memcpy)
+    unknown = sum(bool(copy.cause_missing_reason) for copy in memcpy)
     good = f"known causes: {len(memcpy) - unknown}, unknown causes with a reason: {unknown}"
     yield _make(
         "memcpy_have_cause",

@@ -23,7 +23,7 @@ def subgraph_copies(phase: Phase) -> int | None:
     """Copies in control-flow subgraphs in one run; None if there may be more than the sources show."""
     if phase.subgraphs is None:
         return 0
-    return None if phase.subgraphs.unseen else phase.subgraphs.copies
+    return None if phase.subgraphs.may_have_more_copies else phase.subgraphs.copies
 
 
 def find_copies(index: SessionIndex, phase: PhaseName, nodes: tuple[NodePlacement, ...]) -> tuple[Copy, ...]:
@@ -57,7 +57,7 @@ def _memcpy_copy(index: SessionIndex, node: NodePlacement, cause: Cause) -> Copy
             "bytes_per_run": node.output_bytes,
             "host_us_per_run": node.host_us_per_run,
             "caused_by": cause.nodes,
-            "cause_unknown": cause.unknown,
+            "cause_missing_reason": cause.unknown_reason,
             "source": "profile" if "profile" in node.sources else "plan_file",
         }
     )

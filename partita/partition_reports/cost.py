@@ -117,7 +117,7 @@ def _cost_of(
         host_us_per_run=node.host_us_per_run,
         time_share=part,
         harmless=harmless,
-        why=why,
+        harmless_reason=why,
     )
 
 
@@ -127,7 +127,7 @@ def _judge(caused: Sequence[Copy], part: float | None, phase: Phase, preferred: 
         return False, f"it causes {plural(len(caused), 'copy')}"
     if preferred.status != "active":
         return None, f"{preferred.provider} runs no nodes, so the cost of one node is unknown"
-    unexplained = sum(bool(copy.cause_unknown) for copy in phase.copies)
+    unexplained = sum(bool(copy.cause_missing_reason) for copy in phase.copies)
     if unexplained:
         return None, f"it may cause {plural(unexplained, 'Memcpy node')} whose cause is unknown"
     if part is None:
@@ -137,6 +137,6 @@ def _judge(caused: Sequence[Copy], part: float | None, phase: Phase, preferred: 
         return False, f"it causes no copy, but takes {taken}"
     if any(node.op_type == COMPILED for node in phase.nodes):
         return None, f"it takes {taken}; ONNX Runtime does not report the copies of compiled nodes"
-    if phase.subgraphs is not None and phase.subgraphs.unseen:
+    if phase.subgraphs is not None and phase.subgraphs.may_have_more_copies:
         return None, f"it takes {taken}; ONNX Runtime does not report the copies for control-flow subgraphs"
     return True, f"it causes no copy and takes {taken}"

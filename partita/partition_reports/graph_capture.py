@@ -25,7 +25,7 @@ def blocking_nodes(phase: Phase, device_provider: str) -> tuple[BlockingNode, ..
         if cause is not None:
             found.append(
                 BlockingNode(
-                    node=node.name, op_type=node.op_type, provider=provider_of(node), cause=cause, why=WHY[cause]
+                    node=node.name, op_type=node.op_type, provider=provider_of(node), cause=cause, cause_text=WHY[cause]
                 )
             )
     return tuple(found)

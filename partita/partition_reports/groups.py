@@ -111,14 +111,14 @@ def _by_provider(phase: Phase) -> tuple[ProviderShare, ...]:
             ProviderShare(
                 provider=provider,
                 nodes=counts[provider],
-                added=sum(node.added for node in ran),
-                executed=len(ran),
+                added_nodes=sum(node.added for node in ran),
+                executed_nodes=len(ran),
                 op_types=dict(Counter(map(op_type_of, rows)).most_common()),
                 host_us_per_run=time,
                 time_share=share_of(time, whole),
             )
         )
-    return tuple(sorted(shares, key=lambda entry: (-entry.nodes, -entry.executed)))
+    return tuple(sorted(shares, key=lambda entry: (-entry.nodes, -entry.executed_nodes)))
 
 
 def _group(phase: Phase, key: Key, several: str = "") -> list[GroupShare]:
@@ -145,7 +145,7 @@ def _group(phase: Phase, key: Key, several: str = "") -> list[GroupShare]:
             GroupShare(
                 name=name,
                 nodes=counts.total(),
-                added=len(members) - counts.total(),
+                added_nodes=len(members) - counts.total(),
                 nodes_by_provider=dict(counts.most_common()),
                 host_us_per_run=time,
                 time_share=share_of(time, whole),

@@ -25,7 +25,7 @@ def state_name(report: Report) -> StateName:
     fallbacks = [node for phase in phases for node in fallback_nodes(report, phase)]
     if not phases:
         return "empty" if is_folded(report) else "nothing"
-    if any(part.provider == preferred_of(report) for part in report.rejected):
+    if any(part.provider == preferred_of(report) for part in report.rejected_parts):
         return "refused"
     if not fallbacks and not report.fallbacks:
         return "all"
@@ -36,9 +36,9 @@ def state_name(report: Report) -> StateName:
 
 def _all_harmless(report: Report) -> bool:
     """Whether every fallback is harmless; without times, as in a dry run, whether none requires a copy."""
-    if any(copy.cause_unknown for phase in report.phases for copy in phase.copies):
+    if any(copy.cause_missing_reason for phase in report.phases for copy in phase.copies):
         return False
-    if any(phase.subgraphs is not None and phase.subgraphs.unseen for phase in report.phases):
+    if any(phase.subgraphs is not None and phase.subgraphs.may_have_more_copies for phase in report.phases):
         return False
     if is_timed(report):
         return all(entry.cost is not None and entry.cost.harmless is True for entry in report.fallbacks)
@@ -47,7 +47,7 @@ def _all_harmless(report: Report) -> bool:
 
 def failure_of(report: Report) -> str | None:
     """Why a run failed, on one line; None if none did. An interrupted run did not fail."""
-    totals, why = report.totals, report.failed
+    totals, why = report.totals, report.failure
     if why is None and totals is not None and totals.finish_reason == "error":
         why = totals.finish_detail or "the generation ended with an error"
     return None if why is None else " ".join(why.split())
@@ -55,7 +55,9 @@ def failure_of(report: Report) -> str | None:
 
 def was_interrupted(report: Report) -> bool:
     """Whether Ctrl-C ended the run."""
-    return "runs" in report.interrupted or (report.totals is not None and report.totals.finish_reason == "interrupted")
+    return "runs" in report.interruptions or (
+        report.totals is not None and report.totals.finish_reason == "interrupted"
+    )
 
 
 def is_default_without_first(report: Report) -> bool:
@@ -96,12 +98,12 @@ def used_phases(report: Report) -> tuple[Phase, ...]:
 
 def is_folded(report: Report) -> bool:
     """Whether ONNX Runtime folded every phase, so that outputs are constants or inputs."""
-    return bool(report.phases) and all(phase.folded is not None for phase in report.phases)
+    return bool(report.phases) and all(phase.folded_nodes is not None for phase in report.phases)
 
 
 def is_known(phase: Phase) -> bool:
     """Whether the nodes of the phase are known (there may be none)."""
-    return bool(phase.nodes) or phase.folded is not None
+    return bool(phase.nodes) or phase.folded_nodes is not None
 
 
 def main_phase(report: Report) -> Phase | None:

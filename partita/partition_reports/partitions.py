@@ -23,7 +23,7 @@ SESSION = "session"
 class Edges:
     """Producer and readers of each tensor, as positions in the execution order."""
 
-    maker: dict[str, int]
+    producers: dict[str, int]
     readers: dict[str, tuple[int, ...]]
 
 
@@ -36,7 +36,7 @@ def find_partitions(
     boundaries: list[list[BoundaryTensor]] = [[] for _ in spans]
     edges = _find_edges(index, nodes)
     sizes = _tensor_sizes(index, times)
-    names = index.optimised.names if index.optimised is not None else {}
+    names = index.optimised.other_names if index.optimised is not None else {}
     _add_inner_tensors(boundaries, edges, part_of, sizes, names)
     _add_session_tensors(boundaries, index, phase, edges, part_of, sizes)
     return tuple(
@@ -91,7 +91,7 @@ def _add_inner_tensors(
 
     `names`: renamed tensor -> its name in the ONNX file.
     """
-    for tensor, position in edges.maker.items():
+    for tensor, position in edges.producers.items():
         source = part_of[position]
         targets = dict.fromkeys(part_of[reader] for reader in edges.readers.get(tensor, ()))
         for target in targets:
@@ -115,8 +115,8 @@ def _add_session_tensors(
         if port.direction == "input":
             for target in dict.fromkeys(part_of[reader] for reader in edges.readers.get(port.name, ())):
                 boundaries[target].append(_crossing(port.name, "in", SESSION, size))
-        elif port.name in edges.maker:
-            boundaries[part_of[edges.maker[port.name]]].append(_crossing(port.name, "out", SESSION, size))
+        elif port.name in edges.producers:
+            boundaries[part_of[edges.producers[port.name]]].append(_crossing(port.name, "out", SESSION, size))
 
 
 def _crossing(name: str, direction: str, other_side: str, size: int | None) -> BoundaryTensor:

@@ -11,7 +11,7 @@ from partita.diagnosis.evidence import name_in, names_a_node
 from partita.diagnosis.session_index import CONTROL_FLOW, ProvidersBySource, SessionIndex, choose_provider
 from partita.observations.facts import GraphNode
 from partita.observations.records import PhaseName, Source
-from partita.partition_reports.records import Copy, Disagreement, NodePlacement
+from partita.partition_reports.records import Copy, NodePlacement, SourceConflict
 from partita.partition_reports.timing import NodeTimes
 
 
@@ -89,7 +89,7 @@ def _sources_of(index: SessionIndex, name: str) -> tuple[Source, ...]:
     return (*known, *(source for source in index.providers_by_source[name]))
 
 
-def find_disagreements(index: SessionIndex, phase: PhaseName) -> tuple[Disagreement, ...]:
+def find_disagreements(index: SessionIndex, phase: PhaseName) -> tuple[SourceConflict, ...]:
     """Nodes with conflicting sources.
 
     Either sources name different providers, or none; or a node is in one of two graphs only; or an experiment
@@ -102,7 +102,7 @@ def find_disagreements(index: SessionIndex, phase: PhaseName) -> tuple[Disagreem
         if len(providers) != 1:
             detail = _describe(by_source) if by_source else "no source names a provider for this node"
             sources = tuple(by_source) or (index.order_source,)
-            found.append(Disagreement(phase=phase, node=name, detail=detail, sources=sources))
+            found.append(SourceConflict(phase=phase, node=name, detail=detail, sources=sources))
     return (
         *found,
         *_conflicting_graphs(index, phase),
@@ -111,7 +111,7 @@ def find_disagreements(index: SessionIndex, phase: PhaseName) -> tuple[Disagreem
     )
 
 
-def _conflicting_graphs(index: SessionIndex, phase: PhaseName) -> Iterator[Disagreement]:
+def _conflicting_graphs(index: SessionIndex, phase: PhaseName) -> Iterator[SourceConflict]:
     """Nodes in the plan only, or in the optimised graph only."""
     if index.optimised is None or index.order_source != "plan_file":
         return
@@ -122,10 +122,10 @@ def _conflicting_graphs(index: SessionIndex, phase: PhaseName) -> Iterator[Disag
         for name in names:
             if name not in others:
                 sources: tuple[Source, ...] = ("plan_file", "optimised_model")
-                yield Disagreement(phase=phase, node=name, detail=detail, sources=sources)
+                yield SourceConflict(phase=phase, node=name, detail=detail, sources=sources)
 
 
-def _conflicting_copies(index: SessionIndex, phase: PhaseName) -> Iterator[Disagreement]:
+def _conflicting_copies(index: SessionIndex, phase: PhaseName) -> Iterator[SourceConflict]:
     """A different number of Memcpy nodes in log and plan.
 
     Not checked with control flow, because the log then includes copies in its subgraphs.
@@ -140,10 +140,10 @@ def _conflicting_copies(index: SessionIndex, phase: PhaseName) -> Iterator[Disag
         return
     detail = f"the log reports {logged} inserted, the plan has {planned}"
     sources: tuple[Source, ...] = ("native_log", "plan_file")
-    yield Disagreement(phase=phase, node="Memcpy", detail=detail, sources=sources)
+    yield SourceConflict(phase=phase, node="Memcpy", detail=detail, sources=sources)
 
 
-def _conflicting_probes(index: SessionIndex, phase: PhaseName) -> Iterator[Disagreement]:
+def _conflicting_probes(index: SessionIndex, phase: PhaseName) -> Iterator[SourceConflict]:
     """Nodes for which a provider logs that it has no kernel, and which it supports unchanged in an experiment."""
     for provider, known in index.facts.providers.items():
         patterns = [each for each in known.patterns if each.reason == "no_kernel_op" and names_a_node(each)]
@@ -155,7 +155,7 @@ def _conflicting_probes(index: SessionIndex, phase: PhaseName) -> Iterator[Disag
             if (line := next(lines, None)) is not None:
                 detail = f"native_log: {line.strip()}; probe: {provider} supports the unchanged node in isolation"
                 sources: tuple[Source, ...] = ("native_log", "probe")
-                yield Disagreement(phase=phase, node=name, detail=detail, sources=sources)
+                yield SourceConflict(phase=phase, node=name, detail=detail, sources=sources)
 
 
 def _describe(by_source: ProvidersBySource) -> str:

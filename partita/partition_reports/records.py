@@ -87,9 +87,9 @@ class ProviderShare(Record):
     provider: str
     nodes: int
     """File nodes."""
-    added: int
+    added_nodes: int
     """Nodes that ONNX Runtime added."""
-    executed: int
+    executed_nodes: int
     """Nodes of the final plan."""
     op_types: dict[str, int]
     """Operators of the file nodes."""
@@ -108,7 +108,7 @@ class GroupShare(Record):
     name: str
     nodes: int
     """File nodes."""
-    added: int = 0
+    added_nodes: int = 0
     """Nodes that ONNX Runtime added."""
     nodes_by_provider: dict[str, int]
     host_us_per_run: float | None
@@ -149,7 +149,7 @@ class Copy(Record):
     """Time of the wait and of the copy, in sum."""
     caused_by: tuple[str, ...] = ()
     """Nodes that require a Memcpy node, because they read or write the tensor in host memory."""
-    cause_unknown: str = ""
+    cause_missing_reason: str = ""
     """Why these nodes are unknown; empty if they are known, and for session inputs and outputs."""
     source: Source
 
@@ -191,15 +191,15 @@ class Subgraphs(Record):
 
     nodes: int
     """Nodes in ONNX Runtime's list, which may omit nodes of a provider with another layout."""
-    listed: bool = True
+    is_known: bool = True
     """False if ONNX Runtime has no list, so that these nodes are unknown."""
     on_cpu: tuple[SubgraphNode, ...] = ()
     """Nodes on the CPU provider."""
-    parts: tuple[SubgraphNode, ...] = ()
+    function_nodes: tuple[SubgraphNode, ...] = ()
     """Nodes of inlined functions of the main graph; `file_nodes` has these functions."""
     copies: int | None
     """Memcpy nodes, from the log; null without a log at INFO."""
-    unseen: bool | None = None
+    may_have_more_copies: bool | None = None
     """There may be further copies: tensors of the main graph are copied to the subgraph's device without a Memcpy node
     and a log line. null in older reports."""
 
@@ -238,7 +238,7 @@ class Phase(Record):
     """Whether the timed steps were profiled, which slows them down; null without timed steps, and in older reports."""
     subgraphs: Subgraphs | None = None
     """null without control flow."""
-    folded: int | None = None
+    folded_nodes: int | None = None
     """Number of file nodes, if ONNX Runtime folded all of them at load time; else null."""
     timing_note: str
     """The steps that the figures cover."""
@@ -253,7 +253,7 @@ class RejectedPart(Record):
     evidence: str
     minimal: bool
     """Every smaller part that was tried is accepted; false if the time ran out."""
-    tries: int
+    attempts: int
     neg_added: bool = False
     """The model also has a Neg, because a compiling provider may reject partitions of a single node."""
 
@@ -323,7 +323,7 @@ class SourceStatement(Record):
     limits: str
 
 
-class Disagreement(Record):
+class SourceConflict(Record):
     """A conflict between sources about one node."""
 
     phase: PhaseName
@@ -341,11 +341,11 @@ class PhaseSummary(Record):
     nodes_by_provider: dict[str, int]
     share: float | None
     """File nodes on the preferred provider, divided by `nodes`; null without nodes."""
-    on_fallback: int
+    fallback_nodes: int
     """File nodes that are not on the preferred provider."""
-    added: int
+    added_nodes: int
     """Nodes that ONNX Runtime added, such as copies."""
-    folded: int
+    folded_nodes: int
     """File nodes that ONNX Runtime computed or removed at load time."""
     reasons: dict[str, int]
     """Reason code -> number of fallback nodes, including control-flow subgraphs, relative to the first available
@@ -371,7 +371,7 @@ class Summary(Record):
     """null without a cache, or if not observed."""
     checks_failed: int
     limits_exceeded: int
-    disagreements: int
+    conflicts: int
     """Nodes with conflicting sources."""
 
 
@@ -393,12 +393,12 @@ class Report(Record):
     chain: tuple[ChainEntry, ...]
     phases: tuple[Phase, ...]
     fallbacks: tuple[Fallback, ...]
-    rejected: tuple[RejectedPart, ...] = ()
+    rejected_parts: tuple[RejectedPart, ...] = ()
     probing: Probing | None = None
     """null if probing was off, interrupted or unnecessary."""
-    interrupted: tuple[Interruption, ...] = ()
+    interruptions: tuple[Interruption, ...] = ()
     """Work that Ctrl-C stopped: session runs of `place`, or probes. For a generation see `totals`."""
-    failed: str | None = None
+    failure: str | None = None
     """Why a run of `place` failed, so that placed nodes may not run. For a generation see `totals`. null if none
     failed, and in older reports.
     """
@@ -413,9 +413,9 @@ class Report(Record):
     """null without speculative decoding."""
     dry_run: DryRunFacts | None
     """null if every device was real; otherwise the report has no times."""
-    exceeded: tuple[str, ...] = ()
+    exceeded_limits: tuple[str, ...] = ()
     """Exceeded limits of the request, one sentence each."""
     checks: tuple[Check, ...]
     sources: tuple[SourceStatement, ...]
-    disagreements: tuple[Disagreement, ...]
+    conflicts: tuple[SourceConflict, ...]
     notes: tuple[str, ...]

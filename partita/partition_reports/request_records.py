@@ -51,7 +51,7 @@ class BlockingNode(Record):
     op_type: str | None
     provider: str
     cause: BlockingCause
-    why: str
+    cause_text: str
     """The cause as text."""
 
 
@@ -59,7 +59,7 @@ class GraphCapture(Record):
     """Whether the runs of a session can be captured into one CUDA graph."""
 
     file: str
-    accepted: bool
+    is_accepted: bool
     evidence: str
     """ONNX Runtime's message, or that it opened the session."""
     blocking: tuple[BlockingNode, ...]
@@ -80,7 +80,7 @@ class DryRunFacts(Record):
     onnxruntime_version: str
     cuda_version: str
     """The version that the stub libraries report."""
-    stand_ins: str
+    stub_build: str
     """Build of the stub libraries that the process loaded."""
     not_real: tuple[str, ...]
     graph_capture: tuple[GraphCapture, ...] | None

@@ -24,11 +24,11 @@ def find_subgraphs(index: SessionIndex) -> Subgraphs | None:
     on_cpu = tuple(node for node in nodes if node.provider == CPU)
     return Subgraphs(
         nodes=len(listed),
-        listed=index.facts.assigned is not None or not index.has_subgraphs,
+        is_known=index.facts.assigned is not None or not index.has_subgraphs,
         on_cpu=on_cpu,
-        parts=tuple(node for node in nodes if any(each in index.exported for each in node.replaces)),
+        function_nodes=tuple(node for node in nodes if any(each in index.exported for each in node.replaces)),
         copies=max(inserted - in_plan, 0) if logged else None,
-        unseen=index.has_subgraphs and _reads_around(index) and _spans_devices(index, listed),
+        may_have_more_copies=index.has_subgraphs and _reads_around(index) and _spans_devices(index, listed),
     )
 
 
@@ -56,7 +56,7 @@ def _reads_around(index: SessionIndex) -> bool:
     optimised = facts.optimised or ()
     main_tensors = {port.name for port in facts.ports if port.direction == "input"}
     main_tensors |= {tensor for node in (*facts.graph, *optimised) for tensor in node.outputs if tensor}
-    inside = (*facts.inner, *(each for node in optimised for each in node.inside))
+    inside = (*facts.subgraph_nodes, *(each for node in optimised for each in node.subgraph_nodes))
     return any(tensor in main_tensors for node in inside for tensor in node.inputs)
 
 

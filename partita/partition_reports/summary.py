@@ -21,8 +21,8 @@ def summarise(report: Report) -> Summary:
         phases=tuple(_summarise_phase(report, phase) for phase in report.phases),
         cache_in_place=is_in_place(report.cache),
         checks_failed=sum(not check.passed for check in report.checks),
-        limits_exceeded=len(report.exceeded),
-        disagreements=len({entry.node for entry in report.disagreements}),
+        limits_exceeded=len(report.exceeded_limits),
+        conflicts=len({entry.node for entry in report.conflicts}),
     )
 
 
@@ -33,9 +33,9 @@ def _summarise_phase(report: Report, phase: Phase) -> PhaseSummary:
         nodes=counts.total(),
         nodes_by_provider=dict(counts.most_common()),
         share=share_of(counts[preferred], counts.total()),
-        on_fallback=counts.total() - counts[preferred],
-        added=added_nodes(phase),
-        folded=folded_nodes(phase),
+        fallback_nodes=counts.total() - counts[preferred],
+        added_nodes=added_nodes(phase),
+        folded_nodes=folded_nodes(phase),
         reasons=dict(Counter(entry.reason for entry in fallbacks_of(report) if entry.phase == phase.name)),
         copies=len(phase.copies),
         copy_bytes_per_run=phase.cost.copy_bytes_per_run if phase.cost is not None else None,

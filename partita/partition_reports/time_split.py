@@ -20,7 +20,7 @@ class TimeSplit:
     """Memcpy nodes: wait for queued device work, and copy."""
     on_fallback: float
     """Fallback nodes."""
-    own: float
+    provider_nodes: float
     """Nodes on the preferred provider: computation, or enqueueing on an asynchronous device."""
     fallback_nodes: int
     fallback_providers: tuple[str, ...]

@@ -21,13 +21,13 @@ def verdict_of(report: Report) -> str:
         parts.append(describe_cache(report.cache))
     missing = [entry for entry in report.chain if entry.status == "unavailable"]
     parts += [f"{entry.provider} unavailable ({entry.reason or 'no reason known'})" for entry in missing]
-    if report.disagreements:
-        parts.append(f"conflicting sources for {plural(len({entry.node for entry in report.disagreements}), 'node')}")
+    if report.conflicts:
+        parts.append(f"conflicting sources for {plural(len({entry.node for entry in report.conflicts}), 'node')}")
     failed = sum(not check.passed for check in report.checks)
     if failed:
         parts.append(f"{plural(failed, 'check')} FAILED")
-    if report.exceeded:
-        parts.append(f"{plural(len(report.exceeded), 'limit')} EXCEEDED")
+    if report.exceeded_limits:
+        parts.append(f"{plural(len(report.exceeded_limits), 'limit')} EXCEEDED")
     if failure_of(report) is not None:
         parts.insert(0, "the run FAILED")
     if was_interrupted(report):
@@ -53,10 +53,10 @@ def _describe_placement(phases: list[Phase]) -> str:
     """Nodes per provider, partitions and copies of phases with equal placement."""
     phase = phases[0]
     total = len(phase.nodes)
-    if phase.folded is not None:
+    if phase.folded_nodes is not None:
         return (
-            f"nothing executes in {phase_names(phases)}: ONNX Runtime folded all {plural(phase.folded, 'node')} at "
-            "load time"
+            f"nothing executes in {phase_names(phases)}: ONNX Runtime folded all "
+            f"{plural(phase.folded_nodes, 'node')} at load time"
         )
     if not total or not phase.providers:
         return f"no nodes are known in {phase_names(phases)}"

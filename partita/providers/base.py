@@ -23,7 +23,7 @@ OptionKind = Literal["int", "float", "bool", "choice", "text", "path"]
 
 
 @dataclass(frozen=True, slots=True)
-class Opens:
+class ProbeValue:
     """An option value with which a provider supports more nodes; probes try it on nodes that fell back."""
 
     value: str
@@ -52,9 +52,9 @@ class Option:
     """Text to append to the value in that entry."""
     partita_option: bool = False
     """Partita reads the option; it is not passed to the provider."""
-    least: int | None = None
+    minimum: int | None = None
     """Smallest value of an `int`."""
-    opens: Opens | None = None
+    probe_value: ProbeValue | None = None
     """A value with which the provider may support more nodes than with the default, if there is one."""
 
 
@@ -64,7 +64,7 @@ class Library:
 
     file: str
     """File name for the loader, e.g. libcublasLt.so.13."""
-    what: str
+    product: str
     """The product it belongs to, e.g. cuBLAS 13."""
     remedy: Remedy
 
@@ -79,7 +79,7 @@ class Plugin:
     """Module to import, e.g. onnxruntime_qnn; its `get_library_path()` names the library."""
     path_options: tuple[tuple[str, str], ...] = ()
     """Provider options whose default is a path from the module: (option, function that returns the path)."""
-    answers: tuple[tuple[str, str], ...] = ()
+    default_options: tuple[tuple[str, str], ...] = ()
     """Defaults of provider options: (option, value)."""
     yields_to: tuple[str, ...] = ()
     """Options that replace `path_options`: if the user sets one of them, no path is added."""

@@ -69,7 +69,7 @@ PROVIDER = Provider(
             "stop accepting nodes when their weights and outputs exceed this many KiB",
             session_key="session.resource_cuda_partitioning_settings",
             session_suffix=",",
-            least=1,
+            minimum=1,
         ),
         Option("sdpa_kernel", "int", "0", "bit mask of allowed attention kernels; 0: ONNX Runtime decides"),
     ),
@@ -105,7 +105,7 @@ PROVIDER = Provider(
         "library_missing": WHEELS,
         "device_missing": replace(
             NO_GPU,
-            otherwise=Remedy(
+            alternative=Remedy(
                 "show its placement without a GPU", ("partita", "place", "PATH", "--provider", "cuda,cpu", "--dry-run")
             ),
         ),

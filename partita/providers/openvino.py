@@ -30,7 +30,7 @@ PROVIDER = Provider(
         "onnxruntime-ep-openvino",
         "onnxruntime_ep_openvino",
         # By default it computes float32 models in bfloat16 on CPUs that support it: error 3e-2 instead of 1e-6.
-        answers=(("load_config", '{"CPU": {"INFERENCE_PRECISION_HINT": "f32"}}'),),
+        default_options=(("load_config", '{"CPU": {"INFERENCE_PRECISION_HINT": "f32"}}'),),
         ignores=(
             "device_type",
             "precision",
@@ -83,7 +83,7 @@ PROVIDER = Provider(
         "not_in_build": Remedy(
             "in an environment without another ONNX Runtime",
             ("pip", "install", "onnxruntime-openvino"),
-            otherwise=Remedy("next to onnxruntime", ("pip", "install", "onnxruntime-ep-openvino")),
+            alternative=Remedy("next to onnxruntime", ("pip", "install", "onnxruntime-ep-openvino")),
         ),
         "library_missing": Remedy("reinstall it", ("pip", "install", "--force-reinstall", "onnxruntime-openvino")),
         "device_missing": Remedy("name an available device", options=("--provider-option", "openvino.device_type=CPU")),

@@ -116,8 +116,8 @@ def _check_value(written: str, option: Option, value: str) -> str:
                 whole = int(value)
             except ValueError as error:
                 raise _wrong_value(written, option, "an integer") from error
-            if option.least is not None and whole < option.least:
-                raise _wrong_value(written, option, f"an integer of at least {option.least}")
+            if option.minimum is not None and whole < option.minimum:
+                raise _wrong_value(written, option, f"an integer of at least {option.minimum}")
             return str(whole)
         case "float":
             try:

@@ -11,7 +11,7 @@ QNN_COMMON_ERROR_MEM_ALLOC (1002); `EMULATED` selects another chip.
 import platform
 
 from partita.observations.log_pattern import LogPattern
-from partita.providers.base import OPTIONS, OTHER_RUNTIME, Opens, Option, Plugin, Provider
+from partita.providers.base import OPTIONS, OTHER_RUNTIME, Option, Plugin, ProbeValue, Provider
 from partita.remedies import Remedy
 
 MODES = (
@@ -80,7 +80,7 @@ PROVIDER = Provider(
             "bool",
             "1",
             "quantise inputs and outputs on the CPU",
-            opens=Opens("0", operators=("QuantizeLinear", "DequantizeLinear")),
+            probe_value=ProbeValue("0", operators=("QuantizeLinear", "DequantizeLinear")),
         ),
         Option("enable_htp_shared_memory_allocator", "bool", "0", "allocate tensors in memory shared by CPU and NPU"),
         Option("enable_htp_spill_fill_buffer", "bool", "0", "spill buffer for cached contexts"),
@@ -121,7 +121,7 @@ PROVIDER = Provider(
         "library_missing": Remedy(
             "reinstall it",
             ("pip", "install", "--force-reinstall", "--no-deps", "onnxruntime-qnn"),
-            otherwise=Remedy("name the backend", options=("--provider-option", "qnn.backend_path=PATH")),
+            alternative=Remedy("name the backend", options=("--provider-option", "qnn.backend_path=PATH")),
         ),
         "device_missing": NO_DEVICE,
         "version_mismatch": OTHER_RUNTIME,

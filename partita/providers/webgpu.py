@@ -6,7 +6,7 @@ reads them from the session configuration only. Tested with onnxruntime-webgpu 1
 """
 
 from partita.observations.log_pattern import LogPattern
-from partita.providers.base import OPTIONS, OTHER_RUNTIME, Library, Opens, Option, Plugin, Provider
+from partita.providers.base import OPTIONS, OTHER_RUNTIME, Library, Option, Plugin, ProbeValue, Provider
 from partita.providers.patterns import CPU_PREFERRED
 from partita.remedies import Remedy
 
@@ -42,7 +42,7 @@ PROVIDER = Provider(
             "bool",
             "0",
             "int64 kernels, where supported",
-            opens=Opens("1", elements=("int64",)),
+            probe_value=ProbeValue("1", elements=("int64",)),
         ),
         Option("multiRotaryCacheConcatOffset", "int", "0", "offset in a rotary cache made of several"),
         Option("forceCpuNodeNames", "text", "", "names of nodes to leave to the CPU, one per line"),
@@ -79,7 +79,7 @@ PROVIDER = Provider(
         "not_in_build": Remedy(
             "in an environment without another ONNX Runtime",
             ("pip", "install", "onnxruntime-webgpu"),
-            otherwise=Remedy("next to onnxruntime", ("pip", "install", "onnxruntime-ep-webgpu")),
+            alternative=Remedy("next to onnxruntime", ("pip", "install", "onnxruntime-ep-webgpu")),
         ),
         "library_missing": VULKAN,
         "device_missing": VULKAN,

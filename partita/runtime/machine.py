@@ -67,7 +67,7 @@ def describe_machine(extra: Sequence[Provider] = (), *, timeout_seconds: float =
     """Check every known provider, every other provider of this ONNX Runtime, and `extra`; takes seconds."""
     began = time.perf_counter()
     (inventory,) = examine([{"inventory": True}], timeout_seconds=timeout_seconds)
-    found = inventory.found or {}
+    found = inventory.result or {}
     available = tuple(str(name) for name in found.get("available", ()))
     imported = found.get("build")
     error = None if imported else import_error(inventory)
@@ -89,7 +89,7 @@ def describe_machine(extra: Sequence[Provider] = (), *, timeout_seconds: float =
             build=build.get("build"),
             cuda=build.get("cuda"),
             cudnn=build.get("cudnn") or _needed_cudnn(checks),
-            available=available,
+            providers_in_build=available,
         ),
         gpus=nvidia_gpus(),
         plugins=plugin_wheels(known_providers().values()),
@@ -114,7 +114,7 @@ def _every_provider(available: Sequence[str], extra: Sequence[Provider]) -> tupl
 
 def import_error(inventory: WorkerResult) -> str:
     """The error of importing ONNX Runtime, on one line."""
-    error = (inventory.found or {}).get("error")
+    error = (inventory.result or {}).get("error")
     if error:
         return one_line(f"{error['type']}: {error['text']}")
     return one_line(f"its process {inventory.how} while {STAGES.get(inventory.stage, inventory.stage)}")

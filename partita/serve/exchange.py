@@ -82,7 +82,7 @@ class Exchange:
         Raises ApiError for a rejected prompt, a full queue and the time limit; ClientDisconnect.
         """
         served = self.served
-        if served.open + served.unread + self._count > self._room:
+        if served.open_prompts + served.unread + self._count > self._room:
             self._metrics.refused.labels(served.name).inc()
             said = f"The queue of {served.name} is full ({self._limits.queue:,} waiting); try again later."
             raise overloaded_error(said, "queue_full")

@@ -103,7 +103,7 @@ class Gate:
             self._metrics.responses.labels(endpoint, str(status or "none")).inc()
 
     @property
-    def open(self) -> int:
+    def open_requests(self) -> int:
         """Number of open requests."""
         return self.clients.total()
 
@@ -121,7 +121,7 @@ class Gate:
         if self._keys and not self._has_key(headers.get("authorization", "")):
             said = "Incorrect or missing API key; send it as Authorization: Bearer KEY."
             return ApiError(401, said, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
-        if self.open > self.most and path != UNCOUNTED:
+        if self.open_requests > self.most and path != UNCOUNTED:
             self._metrics.refused.labels("").inc()  # the model is not known yet
             return overloaded_error("The server has too many open requests; try again later.", "too_many_requests")
         return None

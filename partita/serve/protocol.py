@@ -178,7 +178,7 @@ class CompletionsBase(Model):
     ] = []
     stop_token_ids: Annotated[list[int], FailFast(), Field(max_length=MOST_STOP_TOKENS)] = []
     ignore_eos: bool = False
-    temperature: Annotated[float | None, _in_range(Range(1e-3, 2, "0 or from 0.001 to 2", also=0))] = None
+    temperature: Annotated[float | None, _in_range(Range(1e-3, 2, "0 or from 0.001 to 2", extra_value=0))] = None
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=MOST_TOKENS)
     seed: int | None = Field(None, ge=-SEEDS, lt=SEEDS)

@@ -253,7 +253,7 @@ class Server:
         limits = self._endpoints.limits
         limit = limits.seconds if limits.drain_seconds is None else limits.drain_seconds
         asyncio.get_running_loop().call_later(limit, self._end_now)
-        answered = f"waiting for {plural(self._gate.open, 'open request')}"
+        answered = f"waiting for {plural(self._gate.open_requests, 'open request')}"
         self._log(f"{signal.Signals(number).name}: shutting down; {answered}; repeat the signal to stop now")
 
     def _end_now(self) -> None:

@@ -67,7 +67,7 @@ class Delivery(NamedTuple):
 class Serving:
     """Options of served packages."""
 
-    where: ChainOptions
+    chain_options: ChainOptions
     target: Target
     choice: Choice = AS_IT_IS
     adapter: str | None = None
@@ -133,7 +133,7 @@ class ServedPackage:
         return self._engine.slots
 
     @property
-    def open(self) -> int:
+    def open_prompts(self) -> int:
         """Number of waiting and running prompts."""
         return self._engine.waiting + self._engine.running
 
@@ -315,7 +315,7 @@ def open_served(
     check_adapter(folder, manifest, serving.adapter)
     check_speculation(folder, manifest, serving.speculation)
     reading = _reading(folder, manifest, serving)
-    where, target, choice = serving.where, serving.target, serving.choice
+    where, target, choice = serving.chain_options, serving.target, serving.choice
     with audience.busy(f"opening {name}"):
         engine = open_engine(folder, manifest, where, target, choice, process=serving.process)
     try:
@@ -404,7 +404,7 @@ def with_probes(report: Report, first: Report | None) -> Report:
         update={
             "chain": first.chain,
             "fallbacks": tuple(fallbacks),
-            "rejected": first.rejected,
+            "rejected_parts": first.rejected_parts,
             "probing": first.probing,
             "sources": tuple(probes.get(entry.source, entry) for entry in report.sources),
             "notes": tuple(dict.fromkeys((*report.notes, *first.notes))),

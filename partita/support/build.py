@@ -35,7 +35,7 @@ def build_table(
     *,
     provider: ProviderFacts,
     versions: Versions,
-    asked: str,
+    scope: str,
     created: str,
     partita_version: str,
     budget_seconds: float,
@@ -43,19 +43,19 @@ def build_table(
 ) -> SupportTable:
     """The table; operators in alphabetical order, ai.onnx first."""
     places: dict[Place, list[Measurement]] = {}
-    for answer in measured.answers:
+    for answer in measured.results:
         places.setdefault((answer.domain, answer.operator, answer.since), []).append(answer)
-    beyond = dict(measured.beyond)
+    beyond = dict(measured.untested_counts)
     operators: dict[tuple[str, str], list[VersionEntry]] = {}
     for place in sorted(places):
         operators.setdefault(place[:2], []).append(_version_entry(places[place], beyond.get(place, 0)))
-    counted = Counter[str](answer.outcome for answer in measured.answers)
+    counted = Counter[str](answer.outcome for answer in measured.results)
     return SupportTable(
         created=created,
         partita_version=partita_version,
         provider=provider,
         versions=versions,
-        scope=asked,
+        scope=scope,
         seconds=measured.seconds,
         budget_seconds=budget_seconds,
         complete=measured.complete,
@@ -66,7 +66,7 @@ def build_table(
             OperatorEntry(domain=domain, name=name, versions=tuple(entries))
             for (domain, name), entries in operators.items()
         ),
-        model=tuple(_model_need(need, places) for need in measured.needs),
+        model_operators=tuple(_model_need(need, places) for need in measured.model_nodes),
         without_example=measured.without_example,
         notes=tuple(notes),
     )
@@ -92,7 +92,7 @@ def _version_entry(answers: Sequence[Measurement], beyond: int) -> VersionEntry:
             FormEntry(
                 kind=answer.kind,
                 outcome=answer.outcome,
-                what=answer.what,
+                difference=answer.difference,
                 factors=tuple(sorted(answer.factors)),
                 message=answer.message,
             )
@@ -100,7 +100,7 @@ def _version_entry(answers: Sequence[Measurement], beyond: int) -> VersionEntry:
         ),
         conditions=tuple(Condition(factors=entry.factors, forms=entry.forms) for entry in found),
         unexplained=unexplained,
-        message=tuple(Message(text=text, variants=count) for text, count in messages.most_common(MOST_MESSAGES)),
+        messages=tuple(Message(text=text, variants=count) for text, count in messages.most_common(MOST_MESSAGES)),
     )
 
 

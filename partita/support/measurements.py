@@ -24,7 +24,7 @@ class Measurement:
     kind: Kind
     types: tuple[tuple[str, str], ...]
     """(type variable, type) in the spelling of ONNX schemas."""
-    what: str
+    difference: str
     """Difference of the form from the example; empty for the example."""
     factors: frozenset[str]
     """Properties of the form that may decide the outcome."""
@@ -50,12 +50,12 @@ class ModelNodes:
 class Measurements:
     """Results of a measurement."""
 
-    answers: tuple[Measurement, ...]
-    needs: tuple[ModelNodes, ...]
+    results: tuple[Measurement, ...]
+    model_nodes: tuple[ModelNodes, ...]
     """Nodes of the model; empty without a model."""
     without_example: tuple[str, ...]
     """Operator versions without a known valid form."""
-    beyond: tuple[tuple[tuple[str, str, int], int], ...]
+    untested_counts: tuple[tuple[tuple[str, str, int], int], ...]
     """(domain, operator, version) and its number of untested type assignments beyond the limit."""
     newest_opset: int | None
     """Newest version of ai.onnx that ONNX Runtime opens; None if nothing could be tested."""

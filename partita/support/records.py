@@ -69,7 +69,7 @@ class FormEntry(Record):
 
     kind: Kind
     outcome: Outcome
-    what: str
+    difference: str
     """Difference from the example; empty for an example."""
     factors: tuple[str, ...]
     message: str
@@ -105,7 +105,7 @@ class VersionEntry(Record):
     """Conditions under which forms are unsupported, if other forms are supported."""
     unexplained: int
     """Unsupported forms without a property that separates them from supported forms."""
-    message: tuple[Message, ...]
+    messages: tuple[Message, ...]
 
 
 class OperatorEntry(Record):
@@ -167,7 +167,7 @@ class SupportTable(Record):
     crashes: int
     variants: Counts
     operators: tuple[OperatorEntry, ...]
-    model: tuple[ModelNeed, ...]
+    model_operators: tuple[ModelNeed, ...]
     """Nodes of the model by operator and types; empty without a model."""
     without_example: tuple[str, ...]
     """Operator versions without a known valid form, which could not be tested."""

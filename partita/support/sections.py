@@ -47,9 +47,9 @@ MOST_GROUPS = 6
 def headline(found: SupportTable) -> str:
     """One-sentence summary."""
     name = found.provider.name
-    if found.model:
+    if found.model_operators:
         nodes = Counter[str]()
-        for need in found.model:
+        for need in found.model_operators:
             nodes[need.outcome] += need.nodes
         rest = ", ".join(f"{OUTCOMES[outcome]}: {count}" for outcome, count in nodes.items() if outcome != "supported")
         return f"{name} supports {nodes['supported']} of {plural(nodes.total(), 'node')} by operator and type" + (
@@ -71,7 +71,7 @@ def document(found: SupportTable) -> Document:
         name=found.provider.name,
         headline=(headline(found),),
         sections=sections(found),
-        made=found.created,
+        created=found.created,
         version=found.partita_version,
     )
 
@@ -120,9 +120,9 @@ def _size(found: SupportTable) -> str:
 
 def _needs(found: SupportTable) -> Iterator[Section]:
     """Operators of the model with their support."""
-    if found.model:
+    if found.model_operators:
         order = {"supported": 1}
-        rows = [_need_row(need) for need in sorted(found.model, key=lambda need: order.get(need.outcome, 0))]
+        rows = [_need_row(need) for need in sorted(found.model_operators, key=lambda need: order.get(need.outcome, 0))]
         heads = (text_column("operator"), text_column("types"), Column("nodes"), text_column("outcome"))
         yield Section("model", "Operators of the model", (table("Operators of the model", heads, rows, obvious=True),))
 
@@ -196,7 +196,7 @@ def _messages(entries: Sequence[OperatorEntry]) -> Iterator[Block]:
     """Messages of the provider about unsupported variants."""
     for entry in entries:
         for version in entry.versions[::-1]:
-            for each in version.message:
+            for each in version.messages:
                 yield Line(each.text, f"{entry.full_name}-{version.since}", "quiet")
 
 

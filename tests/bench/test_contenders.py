@@ -53,7 +53,7 @@ def chain_of(name: str) -> tuple[str, ...]:
 def lane(name: str, steps_ms: list[float], **changes: Any) -> Lane:
     """A contender whose warm-up took 20 times as long as its slowest round."""
     turns = (turn(0, 20 * max(steps_ms)), *(turn(number, ms) for number, ms in enumerate(steps_ms, start=1)))
-    given: dict[str, Any] = {"name": name, "chain": chain_of(name), "turns": turns, "load_seconds": 0.5}
+    given: dict[str, Any] = {"name": name, "chain": chain_of(name), "round_results": turns, "load_seconds": 0.5}
     return Lane(**(given | changes))
 
 
@@ -118,7 +118,7 @@ def test_the_verdict_has_figures_and_the_largest_cause():
     assert said.startswith("webgpu,cpu is 0.48x cpu in decode (45.5 against 100 tokens/s), 0.48x in prefill (")
     why = explain(MIXED)
     assert why is not None and why.node_us is not None
-    shares = (why.wait_share, why.own_share, why.fallback_share)
+    shares = (why.wait_share, why.provider_share, why.fallback_share)
     assert sum(share or 0 for share in shares) == pytest.approx(1)
     # Some microseconds of made-up nodes against steps of milliseconds.
     assert f"of its decode time is outside its {why.nodes} nodes" in said
@@ -153,7 +153,7 @@ def test_no_cause_is_given_for_one_that_is_faster_or_within_noise():
     assert equal[0].startswith("webgpu,cpu is within noise of cpu in decode (100 (83.3 to 111) against 100 (")
     assert "x cpu" not in equal[0] and "% of" not in equal[0]
     (verdict,), _ = judged(lane("webgpu,cpu", FAST), lane("cpu", FAST))
-    assert {(phase.faster, phase.standing) for phase in verdict.phases} == {(None, "within_noise")}
+    assert {(phase.faster, phase.significance) for phase in verdict.phases} == {(None, "within_noise")}
 
 
 def test_ranges_of_few_rounds_that_are_near_each_other_may_be_apart_by_chance():
@@ -179,21 +179,21 @@ def test_two_that_ran_on_the_same_provider_say_nothing_of_providers():
 
 def test_other_tokens_come_before_the_speed():
     wrong = lane("webgpu", FAST)
-    turns = tuple(entry.model_copy(update={"tokens": ((5, 6, 9, 8),)}) for entry in wrong.turns)
-    (said,) = sentences(Lane(name="webgpu", chain=("webgpu",), turns=turns), lane("cpu", SLOW))
+    turns = tuple(entry.model_copy(update={"tokens": ((5, 6, 9, 8),)}) for entry in wrong.round_results)
+    (said,) = sentences(Lane(name="webgpu", chain=("webgpu",), round_results=turns), lane("cpu", SLOW))
     assert said.startswith(
         "the tokens of webgpu and cpu differ from new token 3 on; their speeds are for different output; webgpu is 2.1x"
     )
-    first, _ = built(Lane(name="webgpu", chain=("webgpu",), turns=turns), lane("cpu", SLOW))
+    first, _ = built(Lane(name="webgpu", chain=("webgpu",), round_results=turns), lane("cpu", SLOW))
     assert first.same_tokens is False and first.difference is not None
     assert (first.difference.position, first.difference.token, first.difference.baseline_token) == (2, 9, 7)
 
 
 def test_tokens_that_change_from_round_to_round_are_said():
     shaky = lane("webgpu", SLOW)
-    turns = (*shaky.turns[:-1], shaky.turns[-1].model_copy(update={"tokens": ((5, 6, 7, 1),)}))
-    first, base = built(Lane(name="webgpu", chain=("webgpu",), turns=turns), lane("cpu", FAST))
-    assert (first.repeats, first.same_tokens, base.repeats, base.same_tokens) == (False, True, True, None)
+    turns = (*shaky.round_results[:-1], shaky.round_results[-1].model_copy(update={"tokens": ((5, 6, 7, 1),)}))
+    first, base = built(Lane(name="webgpu", chain=("webgpu",), round_results=turns), lane("cpu", FAST))
+    assert (first.repeatable, first.same_tokens, base.repeatable, base.same_tokens) == (False, True, True, None)
     assert (
         "webgpu is not deterministic: its tokens differ between rounds"
         in said(judge((first, base), "cpu"), (first, base))[0]
@@ -223,7 +223,7 @@ def test_a_round_that_was_cut_off_is_in_nobodys_figures():
 
 
 def test_before_a_round_is_complete_everybody_shows_what_there_is():
-    fast, slow = built(lane("webgpu", SLOW[:1]), lane("cpu", FAST, turns=(turn(0, 50.0),)))
+    fast, slow = built(lane("webgpu", SLOW[:1]), lane("cpu", FAST, round_results=(turn(0, 50.0),)))
     assert (fast.rounds, slow.rounds, fast.ratios) == (1, 0, ())
     assert fast.decode is not None
 
@@ -247,7 +247,7 @@ def test_one_alone_has_no_ratio():
 def test_without_a_decode_step_the_ratio_is_that_of_prefill():
     bare = {"decode_ms": (), "decode_tokens": 0, "decode_outside_ms": 0.0}
     lanes = [
-        Lane(name=name, chain=chain_of(name), turns=tuple(turn(n, ms, **bare) for n in range(6)))
+        Lane(name=name, chain=chain_of(name), round_results=tuple(turn(n, ms, **bare) for n in range(6)))
         for name, ms in (("webgpu", 20.0), ("cpu", 10.0))
     ]
     first, _ = built(*lanes)
@@ -257,13 +257,17 @@ def test_without_a_decode_step_the_ratio_is_that_of_prefill():
 
 def test_time_outside_the_session_runs_is_said_where_it_is_most():
     slow = lane("webgpu", SLOW, observed=MIXED)
-    turns = tuple(entry.model_copy(update={"decode_outside_ms": 0.8 * sum(entry.decode_ms)}) for entry in slow.turns)
-    lanes = Lane(name="webgpu", chain=("webgpu",), turns=turns, observed=MIXED), lane("cpu", FAST)
+    turns = tuple(
+        entry.model_copy(update={"decode_outside_ms": 0.8 * sum(entry.decode_ms)}) for entry in slow.round_results
+    )
+    lanes = Lane(name="webgpu", chain=("webgpu",), round_results=turns, observed=MIXED), lane("cpu", FAST)
     assert sentences(*lanes)[0].endswith(": 80 % of its decode time is outside the session runs")
 
 
 def test_what_is_not_known_is_said():
-    (said,) = sentences(lane("webgpu", SLOW, why_unknown="the profiled round failed: it hangs"), lane("cpu", FAST))
+    (said,) = sentences(
+        lane("webgpu", SLOW, host_time_missing_reason="the profiled round failed: it hangs"), lane("cpu", FAST)
+    )
     assert said.endswith(": time by part is unknown: the profiled round failed: it hangs")
 
 
@@ -274,7 +278,7 @@ def test_copies_and_nodes_elsewhere_are_those_of_the_report():
     assert (why.copies, why.memcpy_nodes, why.partitions) == (len(decode.copies), len(memcpy), len(decode.partitions))
     rows = [row for row in decode.file_nodes if row.state != "folded"]
     assert why.nodes + why.fallback_nodes == len(rows)
-    assert why.on_fallback == (CPU,)
+    assert why.fallback_providers == (CPU,)
     assert decode.cost is not None and decode.cost.tokens_per_run == 1
     assert why.copy_bytes_per_token == decode.cost.copy_bytes_per_token
     assert why.memcpy_bytes_per_token == sum(copy.bytes_per_run or 0 for copy in memcpy)
@@ -320,7 +324,7 @@ def test_who_is_faster_is_data():
     (verdict,), contenders = judged(lane("webgpu,cpu", SLOW, observed=MIXED), lane("cpu", FAST, observed=ON_CPU))
     assert (verdict.kind, verdict.contender, verdict.baseline) == ("compared", "webgpu,cpu", "cpu")
     main = verdict.phases[0]
-    assert (main.phase, main.faster, main.standing) == ("decode", "cpu", "differs") and main.ratio < 1
+    assert (main.phase, main.faster, main.significance) == ("decode", "cpu", "differs") and main.ratio < 1
     assert main.ratio_low <= main.ratio <= main.ratio_high
     assert main.baseline_tokens_per_second == contenders[1].decode.tokens_per_second
     assert verdict.time is not None and verdict.same_provider is None

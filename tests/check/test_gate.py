@@ -132,7 +132,7 @@ def test_nodes_of_an_unfolded_function_count_in_its_loop_as_well():
         for name, place in (("At", GPU), ("Insert", CPU))
     )
     function = mixed().phases[0].file_nodes[0].model_copy(update={"name": "map", "op_type": "SequenceMap"})
-    bodies = Subgraphs(nodes=3, parts=parts, copies=0)
+    bodies = Subgraphs(nodes=3, function_nodes=parts, copies=0)
     report = each_phase(mixed(), lambda phase: {"file_nodes": (*phase.file_nodes, function), "subgraphs": bodies})
     held, said = required("op=SequenceMap,provider=webgpu,share>=1", report)
     assert not held and "share 0 in" in said and said.startswith("share 0")
@@ -153,8 +153,8 @@ def test_copies_in_bodies_count_and_are_told_where_the_limit_holds():
         ({"copies": 0}, True, True),
         ({"copies": 2}, False, True),
         ({"copies": None}, False, False),
-        ({"copies": 0, "unseen": False}, True, True),
-        ({"copies": 0, "unseen": True}, False, False),
+        ({"copies": 0, "may_have_more_copies": False}, True, True),
+        ({"copies": 0, "may_have_more_copies": True}, False, False),
     ],
 )
 def test_what_is_copied_in_bodies_has_no_known_size_and_may_not_be_seen(inside, bytes_hold, copies_hold):
@@ -170,7 +170,7 @@ SIZES, COPIES = Gate(limits=Limits(max_copy_bytes_per_token=9999)), Gate(limits=
 
 
 def test_nodes_in_bodies_that_nobody_listed_may_be_on_the_cpu():
-    report = each_phase(mixed(), lambda phase: {"subgraphs": Subgraphs(nodes=0, listed=False, copies=0)})
+    report = each_phase(mixed(), lambda phase: {"subgraphs": Subgraphs(nodes=0, is_known=False, copies=0)})
     (detail,) = failures(Gate(limits=Limits(max_cpu_nodes=99)), report).values()
     assert detail == "cannot be confirmed in decode: nodes in control-flow subgraphs are not listed"
     (detail,) = failures(Gate(limits=Limits(max_cpu_nodes=3)), report).values()
@@ -408,7 +408,7 @@ def test_copies_in_bodies_are_behind_where_they_are_more_or_may_be():
     assert failures(Gate(), inside(copies=0), inside(copies=40)) == {}
     for was, now in (({"copies": 0}, {"copies": None}), ({"copies": None}, {"copies": 0})):
         assert "--baseline: copies" in failures(Gate(), inside(**now), inside(**was))
-    clear, unseen = inside(copies=0, unseen=False), inside(copies=0, unseen=True)
+    clear, unseen = inside(copies=0, may_have_more_copies=False), inside(copies=0, may_have_more_copies=True)
     assert failures(Gate(), unseen, clear)["--baseline: copies"] == "copies (prefill and decode: 4 -> -)"
     assert failures(Gate(), unseen, unseen) == {}
 
@@ -593,7 +593,7 @@ def test_every_gate_fails_on_a_run_that_failed(option, how):
     baseline = ("a.json", good) if option == "--max-slowdown" else None
     assert check(good, gate, "r.json", baseline).passed
     changes: dict[str, Any] = (
-        {"failed": "no kernel"} if how == "a run of place" else {"finish_reason": "error", "finish_detail": "boom"}
+        {"failure": "no kernel"} if how == "a run of place" else {"finish_reason": "error", "finish_detail": "boom"}
     )
     bad = report_of(replace(facts, **changes))
     found = check(bad, gate, "r.json", baseline)
@@ -604,7 +604,7 @@ def test_every_gate_fails_on_a_run_that_failed(option, how):
 
 def test_a_baseline_whose_run_failed_confirms_nothing_and_an_interrupted_run_is_no_failed_one():
     facts = recorded_facts()
-    good, bad = report_of(facts), report_of(replace(facts, failed="no kernel"))
+    good, bad = report_of(facts), report_of(replace(facts, failure="no kernel"))
     assert "the run of the baseline failed" in failures(Gate(), good, bad)["report"]
     assert "the run of the report failed" in failures(Gate(), bad, good)["report"]
     assert failures(GATES["--max-copies"], report_of(replace(facts, finish_reason="interrupted"))) == {}

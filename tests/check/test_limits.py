@@ -98,6 +98,6 @@ def test_a_limit_on_cpu_nodes_contradicts_a_chain_that_begins_there():
 
 def test_an_exceeded_limit_is_in_the_report_the_verdict_and_the_text():
     report = report_of(mixed_facts(), GPU_CHAIN, judge=lambda made: exceeded_limits(made, Limits(max_cpu_nodes=0)))
-    assert len(report.exceeded) == 1
+    assert len(report.exceeded_limits) == 1
     assert "1 limit EXCEEDED" in verdict_of(report)
     assert "LIMIT EXCEEDED: --max-cpu-nodes 0: 4 nodes" in VIEW.to_text(report)

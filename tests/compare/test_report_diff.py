@@ -310,21 +310,22 @@ def test_a_model_of_nothing_but_nodes_that_the_runtime_added_is_related_to_itsel
 
 def test_the_same_file_is_never_unrelated():
     elsewhere = each_node(mixed(), lambda node: node.model_copy(update={"name": f"other/{node.name}"}))
-    assert compare(mixed(), elsewhere).unrelated == ""
+    assert compare(mixed(), elsewhere).unrelated_reason == ""
     package = PACKAGE.model_copy(update={"manifest_sha256": "cd" * 32})
-    assert compare(mixed(), elsewhere.model_copy(update={"package": package})).unrelated
+    assert compare(mixed(), elsewhere.model_copy(update={"package": package})).unrelated_reason
 
 
 def test_unrelated_reports_say_why():
     other = report_of(recorded_facts(), package=PACKAGE.model_copy(update={"manifest_sha256": "cd" * 32}))
     found = compare(other, mixed(), names=("old.json", "new.json"))
-    assert found.unrelated.startswith("only ") and "of different models" in found.unrelated
+    assert found.unrelated_reason.startswith("only ") and "of different models" in found.unrelated_reason
     assert found.headline.startswith("not comparable: ") and not found.same
     empty = each_phase(mixed(), lambda phase: {"nodes": ()})
-    assert compare(mixed(), empty, names=("a", "b")).unrelated == "b has no node in any phase"
+    assert compare(mixed(), empty, names=("a", "b")).unrelated_reason == "b has no node in any phase"
     other = mixed().model_copy(update={"phases": (mixed().phases[0].model_copy(update={"name": "run"}),)})
     assert (
-        "no phase in common: prefill and decode in a, run in b" in compare(mixed(), other, names=("a", "b")).unrelated
+        "no phase in common: prefill and decode in a, run in b"
+        in compare(mixed(), other, names=("a", "b")).unrelated_reason
     )
 
 
@@ -383,7 +384,7 @@ def test_a_cache_that_is_no_longer_in_place_is_named_and_its_size_is_not():
 
 def test_a_run_that_failed_is_a_difference_and_the_first_thing_that_is_said():
     facts = recorded_facts()
-    good, bad = report_of(facts), report_of(replace(facts, failed="no kernel"))
+    good, bad = report_of(facts), report_of(replace(facts, failure="no kernel"))
     found = compare(good, bad, names=("a.json", "b.json"))
     assert found.headline.startswith("the run of b.json FAILED; no node moved") and not found.same
     assert found.notes[0] == "the run of B failed, so it does not show that its nodes run: no kernel"

@@ -92,7 +92,11 @@ def test_what_is_asked_of_a_measurement_is_refused_where_two_tables_are_compared
 def test_forms_without_factors_are_told_apart():
     """Of operators with any number of inputs: every form of them has none, and one that is lost among them shows."""
     before, after = (
-        table(form("Max", "supported"), form("Max", outcome, what="rank 4"), form("Max", "supported", what="rank 5"))
+        table(
+            form("Max", "supported"),
+            form("Max", outcome, difference="rank 4"),
+            form("Max", "supported", difference="rank 5"),
+        )
         for outcome in ("supported", "rejected")
     )
     (change,) = compare(before, after, names=("a", "b")).changes

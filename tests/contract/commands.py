@@ -137,4 +137,4 @@ def source(report: dict[str, Any], name: str) -> dict[str, Any]:
 
 def sources_agree(report: dict[str, Any]) -> bool:
     """Whether the checks of a report have passed and its sources do not contradict each other."""
-    return all(check["passed"] for check in report["checks"]) and report["disagreements"] == []
+    return all(check["passed"] for check in report["checks"]) and report["conflicts"] == []

@@ -76,10 +76,10 @@ def test_it_measures_the_provider_beside_the_cpu(environment, target, package, p
     found = Bench.model_validate_json(done.out)
     ours, cpu = found.contenders
     assert (ours.status, cpu.status, ours.rounds, cpu.rounds) == ("measured", "measured", 1, 1)
-    assert ours.same_tokens is True and ours.repeats is True, ours.difference
-    assert ours.unused == () and found.verdict[0].startswith(f"{chain} is ")
+    assert ours.same_tokens is True and ours.repeatable is True, ours.difference
+    assert ours.unused_providers == () and found.verdict[0].startswith(f"{chain} is ")
     report = tmp_path / "report.json"
     honoured(generated(partita, packages / package, chain, "--report", report))
     decode = next(phase for phase in json.loads(report.read_text())["phases"] if phase["name"] == "decode")
-    assert ours.why is not None and ours.why.provider == target.ort_name
-    assert (ours.why.copies, ours.why.partitions) == (len(decode["copies"]), len(decode["partitions"]))
+    assert ours.host_time is not None and ours.host_time.provider == target.ort_name
+    assert (ours.host_time.copies, ours.host_time.partitions) == (len(decode["copies"]), len(decode["partitions"]))

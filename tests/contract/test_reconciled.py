@@ -18,7 +18,7 @@ def placed(partita, tmp_path):
         path = tmp_path / "report.json"
         honoured(partita("place", model, "--provider", chain, "--report", path, *options))
         report = json.loads(path.read_text())
-        assert sources_agree(report), (report["checks"], report["disagreements"])
+        assert sources_agree(report), (report["checks"], report["conflicts"])
         return report
 
     return command

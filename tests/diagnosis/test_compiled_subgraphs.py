@@ -67,7 +67,7 @@ def test_a_report_on_compiled_subgraphs_counts_the_operators_and_names_the_borde
     report = report_of(run_facts(session, steps=(), prompt_tokens=0, new_tokens=1), ())
     phase = phase_of(report, "decode")
     npu = next(entry for entry in phase.providers if entry.provider == NPU)
-    assert (npu.executed, npu.nodes, npu.op_types) == (2, 3, {"Add": 1, "MatMul": 1, "Relu": 1})
+    assert (npu.executed_nodes, npu.nodes, npu.op_types) == (2, 3, {"Add": 1, "MatMul": 1, "Relu": 1})
     counted = {entry.name: (entry.nodes, entry.host_us_per_run is not None) for entry in phase.by_op_type}
     assert counted == {
         "Add": (1, True),

@@ -19,13 +19,13 @@ MUL, TOKEN, OTHER = "_if_then_branch_Mul", "_if_then_branch_Mul_token_0", "_if_t
 
 
 def inner(name: str, op: str, output: str, body: str = THEN) -> GraphNode:
-    return replace(node(name, op, ("h",), (output,)), body=body)
+    return replace(node(name, op, ("h",), (output,)), subgraph_attribute=body)
 
 
 def facts_of(ran: tuple[str, ...], bodies: tuple[GraphNode, ...], **changes: Any) -> Any:
     """The If is gone, and nodes of these names run."""
     listed = tuple(AssignedNode(name, "Mul", "", CPU, number) for number, name in enumerate((*ran, "last")))
-    given = {"graph": CHOICE, "inner": bodies, "plan": ((*ran, "last"),), "events": (), "assigned": listed}
+    given = {"graph": CHOICE, "subgraph_nodes": bodies, "plan": ((*ran, "last"),), "events": (), "assigned": listed}
     return session_facts(of=CUDA, **({"patterns": (KERNEL,)} | given | changes))
 
 

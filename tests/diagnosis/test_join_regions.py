@@ -141,7 +141,7 @@ def test_a_node_of_a_body_that_was_fused_before_it_was_listed_has_a_reason_and_s
     inner = (node("mm", "h w", "t", "MatMul"), node("add", "t b", "u", "Add"), node("neg", "u", "v", "Neg"))
     placed = {"if": GPU, "mm/MatMulAddFusion": CPU, "neg": GPU, "neg/Inserted": CPU}
     entries = tuple(AssignedNode(name, "Gemm", "", home, number) for number, (name, home) in enumerate(placed.items()))
-    index = index_of(graph, plan=("if",), assigned=entries, inner=inner)
+    index = index_of(graph, plan=("if",), assigned=entries, subgraph_nodes=inner)
     assert [entry.node for entry in find_fallbacks(index, "run", GPU_CHAIN)] == ["mm/MatMulAddFusion", "neg/Inserted"]
     assert (index.replaces("mm/MatMulAddFusion"), index.replaces("neg/Inserted")) == (("mm",), ())
     assert nodes_to_probe(index, GPU_CHAIN, GPU_CHAIN[0]) == ("mm",), "it is tried as the node of the file"

@@ -29,7 +29,7 @@ def listed(*entries: tuple[str, str, str]) -> tuple[AssignedNode, ...]:
 
 IF = node("if", "If", "c", "y")
 CALL = node("call", "F", "x", "a")
-IN_BODY = node("inner_call", "F", "k", "k2", body="then_branch")
+IN_BODY = node("inner_call", "F", "k", "k2", subgraph_attribute="then_branch")
 
 
 def called_twice(**changes: Any) -> SessionFacts:
@@ -39,7 +39,7 @@ def called_twice(**changes: Any) -> SessionFacts:
     given: dict[str, Any] = {
         "phases": ("run",),
         "graph": (CALL, IF),
-        "inner": (IN_BODY, node("cos", "Cos", "a", "e", body="else_branch")),
+        "subgraph_nodes": (IN_BODY, node("cos", "Cos", "a", "e", subgraph_attribute="else_branch")),
         "plan": ((CLIP, "if"),),
         "plan_devices": ("1",),
         "registered": (GPU, CPU),
@@ -50,7 +50,7 @@ def called_twice(**changes: Any) -> SessionFacts:
 
 
 def optimised(*inside: GraphNode, main: tuple[GraphNode, ...] = (node(CLIP, "Clip", "x", "a"),)) -> Any:
-    return (*main, replace(IF, inside=inside))
+    return (*main, replace(IF, subgraph_nodes=inside))
 
 
 def inside(index: SessionIndex) -> list[tuple[str, str]]:
@@ -92,7 +92,9 @@ def test_a_node_of_the_main_graph_that_the_list_leaves_out_hides_none_in_a_body(
 
 def test_a_refusal_tells_of_the_node_in_a_body():
     """Where it comes from is where the node of the body comes from, and not the main graph's of the same name."""
-    facts = called_twice(graph=(replace(CALL, source="main.py:1"), IF), inner=(replace(IN_BODY, source="branch.py:2"),))
+    facts = called_twice(
+        graph=(replace(CALL, source="main.py:1"), IF), subgraph_nodes=(replace(IN_BODY, source="branch.py:2"),)
+    )
     (row,) = refused_nodes(facts, (ChainEntry(provider=GPU, status="active"),))
     assert (row.node, row.provider, row.source_line) == (CLIP, CPU, "branch.py:2")
 
@@ -102,7 +104,7 @@ def test_what_a_body_has_in_the_list_says_nothing_of_a_removed_node_of_the_same_
     index = index_session(
         called_twice(
             graph=graph,
-            inner=(node("idle", "Identity", "k", "k2", body="then_branch"),),
+            subgraph_nodes=(node("idle", "Identity", "k", "k2", subgraph_attribute="then_branch"),),
             plan=(("if",),),
             assigned=listed(("if", "If", GPU), ("idle", "Identity", CPU)),
         )
@@ -139,10 +141,10 @@ def test_a_node_of_a_body_that_has_a_name_of_the_main_graph_has_a_reason_and_an_
 
 def test_experiments_of_the_main_graphs_node_are_none_of_its_twin():
     """What is tried under a name is the node of the main graph: a body's node of that name is not tried at all."""
-    twin = node("mm", "MatMul", "k w", "k2", body="then_branch")
+    twin = node("mm", "MatMul", "k w", "k2", subgraph_attribute="then_branch")
     main = node("mm", "MatMul", "x w", "a")
     entries = listed(("mm", "MatMul", GPU), ("if", "If", GPU), ("mm", "MatMul", CPU))
-    facts = called_twice(graph=(main, IF), inner=(twin,), plan=(("mm", "if"),), assigned=entries, log=())
+    facts = called_twice(graph=(main, IF), subgraph_nodes=(twin,), plan=(("mm", "if"),), assigned=entries, log=())
     index = index_session(facts)
     assert inside(index) == [("mm", CPU)]
     assert nodes_to_probe(index, GPU_CHAIN, GPU_CHAIN[0]) == ()
@@ -157,9 +159,11 @@ def test_names_of_two_branches_are_told_once_for_each_provider():
 
 
 def test_a_name_that_the_file_has_in_both_graphs_counts_in_both():
-    twin = node("relu", "Relu", body="then_branch")
+    twin = node("relu", "Relu", subgraph_attribute="then_branch")
     entries = listed(("relu", "Relu", GPU), ("if", "If", GPU), ("relu", "Relu", CPU))
-    facts = called_twice(graph=(node("relu", "Relu"), IF), inner=(twin,), plan=(("relu", "if"),), assigned=entries)
+    facts = called_twice(
+        graph=(node("relu", "Relu"), IF), subgraph_nodes=(twin,), plan=(("relu", "if"),), assigned=entries
+    )
     assert inside(index_session(facts)) == [("relu", CPU)]
 
 
@@ -201,10 +205,13 @@ def constant_if(**changes: Any) -> SessionFacts:
     """An If with a constant condition: its branch was put in its place, and two nodes of that were fused."""
     entries = listed(("sin", "Sin", CPU), ("_if_then_branch_Conv", "Conv", CPU), ("_if_then_branch_Relu", "Relu", CPU))
     events = (event(0, 0, "y0_nchwc", "Conv", CPU), event(0, 1, "sin", "Sin", CPU, start_us=50))
-    inner = (node("conv", "Conv", body="then_branch"), node("relu", "Relu", body="then_branch"))
+    inner = (
+        node("conv", "Conv", subgraph_attribute="then_branch"),
+        node("relu", "Relu", subgraph_attribute="then_branch"),
+    )
     given: dict[str, Any] = {
         "graph": (IF, node("sin", "Sin")),
-        "inner": inner,
+        "subgraph_nodes": inner,
         "plan": (("y0_nchwc", "sin"),),
         "assigned": entries,
         "events": events,

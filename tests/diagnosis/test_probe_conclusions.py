@@ -49,7 +49,7 @@ def changed(factor: Factor, outcome: Outcome, change: str = "something else", *p
     before, place, where = before.partition(" in ")
     swap = Swap(now, before, f"in {where}" if place else "", partly=bool(place)) if before else None
     removes = change.startswith("without ")
-    return ProbeRun(factor, change, outcome, "", parts=parts, swap=swap, removes=removes, kind=KINDS.get(factor, ""))
+    return ProbeRun(factor, change, outcome, "", factors=parts, swap=swap, removes=removes, kind=KINDS.get(factor, ""))
 
 
 class Shown(NamedTuple):
@@ -110,7 +110,7 @@ def test_the_one_change_that_helps_names_the_cause(factor, expected, as_is):
 
 
 def other(outcome: Outcome, *parts: Factor, words: str = "T float32", unfolded: bool = False) -> ProbeRun:
-    return ProbeRun("other_form", words, outcome, "", parts=parts, function_inlined=unfolded)
+    return ProbeRun("other_form", words, outcome, "", factors=parts, function_inlined=unfolded)
 
 
 def test_an_operator_that_the_provider_has_in_other_types_has_no_kernel_for_these():
@@ -384,7 +384,7 @@ def test_a_fallback_carries_its_experiments_and_the_report_what_they_took():
 
 def test_a_report_without_experiments_says_nothing_of_them():
     report = report_of(mixed_facts(), GPU_CHAIN)
-    assert report.probing is None and report.rejected == ()
+    assert report.probing is None and report.rejected_parts == ()
     assert all(not entry.variants and not entry.missing_probes for entry in report.fallbacks)
 
 
@@ -392,7 +392,7 @@ def test_the_rejected_part_is_in_the_report_and_explains_every_node():
     part = RejectedPart((DET,), "vkCreateDevice failed", True, 9)
     session = mixed_session(rejected=part)
     (record,) = find_rejected([session, mixed_session()], GPU_CHAIN)
-    assert (record.nodes, record.provider, record.evidence, record.minimal, record.tries) == (
+    assert (record.nodes, record.provider, record.evidence, record.minimal, record.attempts) == (
         (DET,),
         GPU,
         "vkCreateDevice failed",
@@ -459,7 +459,7 @@ def test_parts_that_were_not_tried_are_told_with_the_part_that_was_found():
     evidence = explain(context(rejected=part))[1].evidence
     assert f"of the parts that could be tested (the type of its input 'h' is not known), is {DET}" in evidence
     assert "whether the graph has other failing parts is unknown" in evidence
-    whole = RejectedPart((DET, GATHER), "failed", False, 0, whole=True, untested="the time was up")
+    whole = RejectedPart((DET, GATHER), "failed", False, 0, is_whole_graph=True, untested="the time was up")
     evidence = explain(context(rejected=whole))[1].evidence
     assert "parts of it not tested: the time was up" in evidence and "no part" not in evidence
 
@@ -521,8 +521,8 @@ def test_the_device_of_a_stream_places_nodes_that_no_other_source_knows():
 
 
 def test_a_node_in_a_body_of_a_rejected_part_is_a_culprit_whichever_part_that_is():
-    inside = RejectedPart((CONCAT,), "no such mode", minimal=True, tries=3, inside=(DET,))
-    part = RejectedPart((GATHER,), "another thing", minimal=True, tries=9, others=(inside,))
+    inside = RejectedPart((CONCAT,), "no such mode", minimal=True, attempts=3, rejected_subgraph_nodes=(DET,))
+    part = RejectedPart((GATHER,), "another thing", minimal=True, attempts=9, others=(inside,))
     probed = NodeProbe(DET, (changed("as_is", "failed", ""), changed("attribute", "supported", "without mode=wrap")))
     session = mixed_session().with_provider(GPU, rejected=part, probes={DET: probed})
     gone = ChainEntry(provider=GPU, status="unavailable", reason="subgraph_rejected", evidence="it failed", remedy="-")
@@ -544,7 +544,7 @@ def test_a_node_for_which_memory_ran_out_is_not_told_by_other_nodes(said):
 
 
 def test_a_part_is_blamed_on_the_node_that_fails_by_itself_only():
-    part = RejectedPart((DET, CONCAT), "the compiler gave up", minimal=True, tries=9)
+    part = RejectedPart((DET, CONCAT), "the compiler gave up", minimal=True, attempts=9)
     fails = NodeProbe(DET, (changed("as_is", "failed", ""), changed("attribute", "supported", "without mode=wrap")))
     left = NodeProbe(CONCAT, (changed("as_is", "rejected", ""), changed("attribute", "supported", "without axis=1")))
     gone = ChainEntry(provider=GPU, status="unavailable", reason="subgraph_rejected", evidence="it failed", remedy="-")
@@ -560,7 +560,7 @@ def test_a_part_is_blamed_on_the_node_that_fails_by_itself_only():
 
 
 def test_a_graph_that_fails_only_as_a_whole_says_so():
-    part = RejectedPart((DET, CONCAT), "not acyclic", minimal=False, tries=1, whole=True)
+    part = RejectedPart((DET, CONCAT), "not acyclic", minimal=False, attempts=1, is_whole_graph=True)
     gone = ChainEntry(provider=GPU, status="unavailable", reason="subgraph_rejected", evidence="it failed", remedy="-")
     reason, finding = explain(context(node=DET, skipped=gone, rejected=part, log=()))
     assert reason.code == "subgraph_rejected" and "on no part extracted from it: not acyclic" in finding.evidence

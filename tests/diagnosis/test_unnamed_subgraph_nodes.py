@@ -28,7 +28,7 @@ def index_of(ran: tuple[tuple[str, str], ...], listed: tuple[tuple[str, str], ..
     )
     given: dict[str, Any] = {
         "graph": CHOICE,
-        "inner": (BRANCH,),
+        "subgraph_nodes": (BRANCH,),
         "plan": (("choice", "last"),),
         "events": (frame, *inside, event(0, 90, "last", "Neg", CUDA)),
         "assigned": (
@@ -90,10 +90,10 @@ def test_beside_a_function_of_the_main_graph_only_those_that_ran_are_named():
 def test_bodies_of_the_optimised_graph_tell_how_many_there_are_and_whose_they_are():
     graph = (*CHOICE, node("gone", "CenterCropPad", ("x", "s"), ("h",)))
     choice, last = CHOICE
-    holder = replace(choice, inside=tuple(node("", op, (), ()) for op, _ in ALL))
+    holder = replace(choice, subgraph_nodes=tuple(node("", op, (), ()) for op, _ in ALL))
     index = index_of((), ALL, graph=graph, optimised=(holder, last))
     assert on_cpu(index) == ["Sub0", "Div0"]
-    fewer = replace(choice, inside=holder.inside[2:])
+    fewer = replace(choice, subgraph_nodes=holder.subgraph_nodes[2:])
     assert on_cpu(index_of((), ALL, graph=graph, optimised=(fewer, last))) == ["", "Div0"], "a Sub was fused, or both"
 
 
@@ -107,7 +107,7 @@ def mapped(**changes: Any) -> SessionIndex:
     listed = (("inner", "Tan", CUDA), *IN_LOOP, *((name[:-1], name[:-1], CUDA) for name in UNFOLDED))
     given: dict[str, Any] = {
         "graph": MAPPED,
-        "inner": (node("inner", "Tan", ("e",), ("f",)),),
+        "subgraph_nodes": (node("inner", "Tan", ("e",), ("f",)),),
         "plan": (UNFOLDED,),
         "events": (),
         "runs": (),
@@ -130,10 +130,10 @@ def test_a_node_in_the_body_of_a_function_is_one_under_its_name_in_the_file():
 
 def test_what_a_function_has_in_its_loop_is_a_part_of_it():
     inside = tuple(node(name, op, (), ()) for name, op, _ in IN_LOOP)
-    loop = replace(node("", "Loop", UNFOLDED[:2], ("y",)), inside=inside)
+    loop = replace(node("", "Loop", UNFOLDED[:2], ("y",)), subgraph_nodes=inside)
     others = tuple(node("", name[:-1], ("s",), (name,)) for name in UNFOLDED[:2])
     for optimised in (None, (*others, loop)):
         bodies = find_subgraphs(mapped(optimised=optimised))
         assert bodies is not None
-        parts = {part.name: (part.provider, part.replaces) for part in bodies.parts}
+        parts = {part.name: (part.provider, part.replaces) for part in bodies.function_nodes}
         assert parts["inner"] == (CPU, ("map",)) and parts["SequenceInsert0"] == (CPU, ("map",))

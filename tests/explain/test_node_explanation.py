@@ -13,7 +13,7 @@ from partita.explain.node_explanation import Explanation, Matches, find
 from partita.explain.sentences import headline, render_no_single
 from partita.observations import facts
 from partita.observations.records import Probing
-from partita.partition_reports.records import Disagreement, RejectedPart, SubgraphNode, Subgraphs
+from partita.partition_reports.records import RejectedPart, SourceConflict, SubgraphNode, Subgraphs
 from partita.partition_reports.render.show import print_text
 from tests.partition_reports.report_changes import HARMFUL, HOSTILE, compiled, each_phase, mixed, renamed
 from tests.partition_reports.samples import (
@@ -84,7 +84,7 @@ def test_a_node_on_the_wanted_provider_has_no_reason():
 
 def test_a_node_that_was_fused_away_is_explained_by_the_one_that_stands_for_it():
     found = explained(compiled(4, SIGMOID, MUL)(mixed()), SIGMOID)
-    assert {(place.role, place.node) for place in found.places} == {("replaced", "EP_subgraph_4_0")}
+    assert {(place.kind, place.node) for place in found.places} == {("replaced", "EP_subgraph_4_0")}
     out = words(found, 120)
     assert "not in the plan; fused into EP_subgraph_4_0: CompiledSubgraph on WebGpu" in out
     assert f"EP_subgraph_4_0 is fused from 2 nodes of the file (Expand 1, Mul 1): {SIGMOID}, {MUL}" in out
@@ -128,27 +128,27 @@ def test_what_a_node_in_a_body_is_called_is_data_and_no_text():
     inside = SubgraphNode(name="loop/Cos (copy), 2", op_type=None)
     bodies = Subgraphs(nodes=2, on_cpu=(inside,), copies=0)
     found = explained(each_phase(mixed(), lambda phase: {"subgraphs": bodies}), inside.name)
-    assert {(place.role, place.op_type) for place in found.places} == {("body", None)}
+    assert {(place.kind, place.op_type) for place in found.places} == {("subgraph", None)}
 
 
 def test_a_function_whose_loop_has_nodes_elsewhere():
     part = SubgraphNode(name="SequenceInsert0", op_type="SequenceInsert", provider=CPU, replaces=(DET,))
-    bodies = Subgraphs(nodes=1, on_cpu=(part,), parts=(part,), copies=0)
+    bodies = Subgraphs(nodes=1, on_cpu=(part,), function_nodes=(part,), copies=0)
     found = explained(each_phase(mixed(), lambda phase: {"subgraphs": bodies}), DET)
-    assert {(place.node, place.role) for place in found.places} >= {("SequenceInsert0", "body")}
+    assert {(place.node, place.kind) for place in found.places} >= {("SequenceInsert0", "subgraph")}
 
 
 def test_a_node_that_only_a_rejection_names():
     part = RejectedPart(
-        file="decode.onnx", provider=GPU, nodes=("a/Softmax",), evidence="error 1002", minimal=True, tries=7
+        file="decode.onnx", provider=GPU, nodes=("a/Softmax",), evidence="error 1002", minimal=True, attempts=7
     )
-    found = explained(mixed().model_copy(update={"rejected": (part,)}), "a/Softmax")
-    assert not found.places and found.rejected == (part,)
+    found = explained(mixed().model_copy(update={"rejected_parts": (part,)}), "a/Softmax")
+    assert not found.places and found.rejected_parts == (part,)
     out = words(found)
     assert f"Rejected by {GPU} in decode.onnx" in out and "error 1002" in out
     assert "it fails alone; no smaller tried part fails; 7 parts of the graph tried" in out
     beside = part.model_copy(update={"neg_added": True})
-    out = words(explained(mixed().model_copy(update={"rejected": (beside,)}), "a/Softmax"))
+    out = words(explained(mixed().model_copy(update={"rejected_parts": (beside,)}), "a/Softmax"))
     assert "it fails with only an added Neg; no smaller tried part" in out
 
 
@@ -209,11 +209,11 @@ def test_cost_disagreement_and_missing_experiments_are_said():
         host_us_per_run=9.0,
         time_share=0.5,
         harmless=False,
-        why="it causes 1 copy",
+        harmless_reason="it causes 1 copy",
     )
     update = {
         "fallbacks": tuple(entry.model_copy(update={"cost": cost}) for entry in report.fallbacks),
-        "disagreements": (Disagreement(phase="decode", node=GATHER, detail="cpu or gpu", sources=("profile",)),),
+        "conflicts": (SourceConflict(phase="decode", node=GATHER, detail="cpu or gpu", sources=("profile",)),),
         "probing": Probing(seconds=1, budget_seconds=5, experiments=1, cached=0, crashes=0, missing_probes=(GATHER,)),
     }
     out = words(explained(report.model_copy(update=update), GATHER))
@@ -288,7 +288,7 @@ def test_a_provider_that_is_not_there_is_no_reason_of_a_node_that_another_could_
 
 
 def test_a_node_of_a_run_that_failed_is_only_placed():
-    report = mixed().model_copy(update={"failed": "no kernel"})
+    report = mixed().model_copy(update={"failure": "no kernel"})
     assert headline(explained(report, MUL)).endswith("; the run FAILED")
     assert "FAILED" not in headline(explained(mixed(), MUL))
     assert "no kernel; the node may not have run" in words(explained(report, MUL))
@@ -304,8 +304,8 @@ def test_all_shows_the_reasons_that_lost_and_why():
         report_of(run_facts(mixed_session(probes={GATHER: facts.NodeProbe(GATHER, trials)})), GPU_CHAIN), GATHER
     )
     (entry, _) = found.fallbacks
-    assert (entry.reason, [each.reason for each in entry.lost]) == ("no_kernel_type", ["no_kernel_op"])
-    assert "Op type: Gather" in entry.lost[0].evidence
+    assert (entry.reason, [each.reason for each in entry.other_reasons]) == ("no_kernel_type", ["no_kernel_op"])
+    assert "Op type: Gather" in entry.other_reasons[0].evidence
     out = words(found, 400)
     assert "no_kernel_op: lower precedence" in out and "a log line names the node; no_kernel_type: rank " in out
     assert "an experiment on the node in isolation" in out
@@ -315,7 +315,7 @@ def test_all_shows_the_reasons_that_lost_and_why():
 def test_an_experiment_that_contradicts_the_log_is_a_conflict_of_sources():
     taken = facts.NodeProbe(GATHER, (facts.ProbeRun("as_is", "", "supported", ""),))
     session = mixed_session(probes={GATHER: taken})
-    (conflict, _) = report_of(run_facts(session)).disagreements
+    (conflict, _) = report_of(run_facts(session)).conflicts
     assert conflict.node == GATHER and conflict.sources == ("native_log", "probe")
     unfolded = facts.NodeProbe(GATHER, (facts.ProbeRun("as_is", "", "supported", "", function_inlined=True),))
-    assert not report_of(run_facts(mixed_session(probes={GATHER: unfolded}))).disagreements
+    assert not report_of(run_facts(mixed_session(probes={GATHER: unfolded}))).conflicts

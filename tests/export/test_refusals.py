@@ -78,7 +78,7 @@ def test_a_sliding_mask_has_its_window(window: int) -> None:
 
 def test_a_window_as_long_as_the_cache_is_no_window() -> None:
     """Of texts that fit the cache; where it grows, texts may be longer."""
-    assert classify_mask(lambda b, h, q, k: (k <= q) & (k > q - 64), 64) == MaskRule(None, everywhere=False)
+    assert classify_mask(lambda b, h, q, k: (k <= q) & (k > q - 64), 64) == MaskRule(None, any_length=False)
 
 
 @pytest.mark.parametrize(

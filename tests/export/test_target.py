@@ -233,7 +233,7 @@ def test_a_slow_machine_does_not_change_the_choice(exporting: Exporting) -> None
     class Slow(Provider):
         def ask(self, model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> ProbeResult:
             answer = super().ask(model, sizes)
-            return replace(answer, unasked=3 if self.asked[-1] == "gqa" else 0)
+            return replace(answer, untested=3 if self.asked[-1] == "gqa" else 0)
 
     provider = Slow({})
     summary = exporting(provider.target())
@@ -248,10 +248,10 @@ def test_ranking_counts_what_is_left_and_failures_and_what_nobody_knows_last() -
     answers = {
         primitives: ProbeResult(100, {}, "cannot compile"),
         gqa: ProbeResult(50, {"GroupQueryAttention": 2}, ""),
-        onnx24: ProbeResult(60, {}, "", unasked=2),
+        onnx24: ProbeResult(60, {}, "", untested=2),
     }
     assert rank(answers, order) == [onnx24, gqa, primitives]
-    equals = {way: replace(answers[onnx24], unasked=count) for way, count in zip(order, (60, 9, 1), strict=True)}
+    equals = {way: replace(answers[onnx24], untested=count) for way, count in zip(order, (60, 9, 1), strict=True)}
     assert rank(equals, order) == [gqa, onnx24, primitives], "of equals the one that was asked first"
     assert describe(answers[primitives]) == "fails on the whole graph: cannot compile"
     assert describe(answers[gqa]) == "supports 48 of 50 nodes, not GroupQueryAttention (2)"
@@ -265,7 +265,7 @@ class WithoutExperts(Provider):
         answer = super().ask(model, sizes)
         operators = [node.op_type for node in onnx.ModelProto.FromString(model).graph.node]
         self.asked[-1] += f" {operators.count('MoE')}"
-        return replace(answer, left={**answer.left, **({"MoE": 1} if "MoE" in operators else {})})
+        return replace(answer, unsupported={**answer.unsupported, **({"MoE": 1} if "MoE" in operators else {})})
 
 
 @pytest.mark.heavy

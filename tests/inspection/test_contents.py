@@ -71,7 +71,7 @@ def test_packed_weights_are_told_by_module(int4):
     found = partita.inspect(int4)
     manifest = read_manifest(int4)
     assert manifest.packed is not None
-    rows = [module for module in found.modules if module.packed]
+    rows = [module for module in found.modules if module.operator]
     assert sum(row.parameters for row in rows) == sum(kind.parameters for kind in manifest.packed.kinds)
     assert sum(row.size_bytes for row in rows) == sum(kind.size_bytes for kind in manifest.packed.kinds)
     assert {row.precision for row in rows} == {kind.precision for kind in manifest.packed.kinds}
@@ -200,7 +200,7 @@ def test_nodes_and_weights_in_bodies_are_counted(tmp_path):
     ]
     found = partita.inspect(save(model(nodes, []), tmp_path / "decoder_model_merged.onnx"))
     (graph,) = found.graphs
-    assert (graph.nodes, graph.inner_nodes) == (2, 2)
+    assert (graph.nodes, graph.subgraph_nodes) == (2, 2)
     assert {entry.operator: entry.nodes for entry in graph.operators} == {"MatMul": 2, "If": 1, "Constant": 1}
     assert sum(kind.tensors for kind in found.weights.kinds if kind.dtype == "float32") == 2
     assert found.weights.size_bytes == 2 * 64 * 64 * 4 + 1
@@ -286,7 +286,7 @@ def test_what_is_wrong_is_a_finding_and_the_rest_is_shown(package, own_copy, dam
     folder = own_copy(package)
     expected = damage(folder)
     found = partita.inspect(folder)
-    assert any(expected in finding.what for finding in found.findings), found.findings
+    assert any(expected in finding.problem for finding in found.findings), found.findings
     assert found.kind == "package"
     assert found.tokenizer.model == "BPE" and found.model.model_type == "llama"
     if damage in (damage_manifest, remove_weights, cut_weights, remove_answer):
@@ -318,7 +318,7 @@ def test_a_folder_of_onnx_files_needs_no_manifest(tmp_path):
     assert [graph.file for graph in found.graphs] == ["onnx/model_q4.onnx"]
     assert {file.name for file in found.files} == {"config.json", "onnx/model_q4.onnx", "onnx/model_q4.onnx.data"}
     (finding,) = found.findings  # it is no decoder; what it holds is shown all the same
-    assert "no input" in finding.what and found.contract is None and found.modules
+    assert "no input" in finding.problem and found.contract is None and found.modules
 
 
 def test_a_file_of_weights_that_is_larger_than_its_tensors_is_told_beside_them(tmp_path):
@@ -389,4 +389,4 @@ def test_absurd_sizes_are_told_and_nothing_is_made_of_them(tmp_path):
     path.write_bytes(proto.SerializeToString())
     found = partita.inspect(path)
     assert found.weights.size_bytes == 1 << 61
-    assert any("the file is truncated" in finding.what for finding in found.findings)
+    assert any("the file is truncated" in finding.problem for finding in found.findings)

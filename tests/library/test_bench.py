@@ -28,7 +28,7 @@ def test_two_chains_are_compared_and_nothing_is_printed(package, tmp_path, capfd
     first, cpu = result.contenders
     assert (first.name, cpu.name, result.baseline) == (NO_DEVICE, "cpu", "cpu")
     assert (first.status, cpu.rounds, first.same_tokens) == ("measured", 1, True)
-    assert result.prompt_tokens == 3 and [len(turn.tokens[0]) for turn in cpu.turns] == [4, 4]
+    assert result.prompt_tokens == 3 and [len(turn.tokens[0]) for turn in cpu.round_results] == [4, 4]
     assert storage.read(tmp_path / "reports" / "cpu.json").request.chain_source == "given"
     result.save(tmp_path / "bench.json")
     assert Bench.model_validate_json((tmp_path / "bench.json").read_text()) == Bench.model_validate(

@@ -272,7 +272,7 @@ def test_ctrl_c_in_the_experiments_is_ctrl_c_and_a_report_without_them_can_be_ha
 def interrupted_experiments(facts, chain, *_: object):
     from dataclasses import replace
 
-    return replace(facts, interrupted=("experiments",)), chain
+    return replace(facts, interruptions=("experiments",)), chain
 
 
 def test_any_number_of_prompts_is_answered_in_order_whatever_the_batch_size(package, pair):
@@ -534,10 +534,10 @@ def test_an_error_is_pickled_with_all_that_it_has(model):
     tokens(model)
     with pytest.raises(partita.CheckFailedError) as failed:
         model.report().check("provider=webgpu,share=1")
-    for error in (too_many.value, failed.value, partita.ArgumentError("a", where=Path("b"))):
+    for error in (too_many.value, failed.value, partita.ArgumentError("a", path=Path("b"))):
         for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
             assert type(again) is type(error) and str(again) == str(error) and again.args == error.args
-            assert (again.message, again.where, again.remedy) == (error.message, error.where, error.remedy)
+            assert (again.message, again.path, again.remedy) == (error.message, error.path, error.remedy)
     assert pickle.loads(pickle.dumps(failed.value)).result == failed.value.result
 
 

@@ -23,7 +23,7 @@ def test_fields_of_one_name_are_taken_over_and_others_are_left():
         "outcome": "supported",
         "message": "",
         "cached": True,
-        "now": "float16",
+        "after": "float16",
         "before": "float32",
         "neg_added": False,
     }
@@ -31,8 +31,8 @@ def test_fields_of_one_name_are_taken_over_and_others_are_left():
 
 def test_what_the_other_lacks_is_given_and_stands_before_what_it_has():
     trial = ProbeRun("type", "float16 in place of float32", "supported", "", cached=True)
-    record = TrialRecord.copy_of(trial, now="float16", outcome="rejected")
-    assert (record.factor, record.cached, record.now, record.outcome) == ("type", True, "float16", "rejected")
+    record = TrialRecord.copy_of(trial, after="float16", outcome="rejected")
+    assert (record.factor, record.cached, record.after, record.outcome) == ("type", True, "float16", "rejected")
 
 
 def test_a_field_that_nobody_has_is_an_error_and_so_is_one_too_many():
@@ -43,7 +43,7 @@ def test_a_field_that_nobody_has_is_an_error_and_so_is_one_too_many():
 
 
 def test_a_remedy_and_what_else_helps_are_records():
-    remedy = Remedy("add cpu", options=("--provider", "a,cpu"), otherwise=Remedy("run it", command=("partita",)))
+    remedy = Remedy("add cpu", options=("--provider", "a,cpu"), alternative=Remedy("run it", command=("partita",)))
     assert remedy_records(remedy) == (
         RemedyRecord(text="add cpu", options=("--provider", "a,cpu")),
         RemedyRecord(text="run it", command=("partita",)),

@@ -130,7 +130,7 @@ def fallback(phase: str, entry: NodePlacement, **changes: Any) -> Fallback:
         host_us_per_run=12.5,
         time_share=0.001,
         harmless=False,
-        why="it causes 1 copy",
+        harmless_reason="it causes 1 copy",
     )
     given: dict[str, Any] = {
         "phase": phase,
@@ -197,7 +197,7 @@ def hostile_report(text: str = HOSTILE) -> Report:
             "phases": phases,
             "fallbacks": tuple(fallback(phase.name, stray, **said) for phase in phases),
             "notes": (text,),
-            "exceeded": (text,),
+            "exceeded_limits": (text,),
             "checks": tuple(check.model_copy(update={"detail": text, "passed": False}) for check in report.checks),
             "created": text,
             "partita_version": text,
@@ -208,6 +208,6 @@ def hostile_report(text: str = HOSTILE) -> Report:
 def refused_report() -> Report:
     """The preferred provider refuses a part of the graph."""
     part = RejectedPart(
-        file="model.onnx", provider=GPU, nodes=("a", "b"), evidence="cannot finalize", minimal=True, tries=7
+        file="model.onnx", provider=GPU, nodes=("a", "b"), evidence="cannot finalize", minimal=True, attempts=7
     )
-    return mixed_report().model_copy(update={"rejected": (part,)})
+    return mixed_report().model_copy(update={"rejected_parts": (part,)})

@@ -64,7 +64,7 @@ def each_phase(report: Report, change: Callable[[Phase], dict[str, Any]]) -> Rep
         made = phase.model_copy(update=change(phase))
         known = {row.name: _file_node(row.name, row.op_type, row.module) for row in made.file_nodes}
         known |= {node.name: _file_node(node.name, node.op_type, node.module) for node in made.nodes}
-        parts = made.subgraphs.parts if made.subgraphs is not None else ()
+        parts = made.subgraphs.function_nodes if made.subgraphs is not None else ()
         return made.model_copy(update={"file_nodes": join_rows(known, (), made.nodes, parts, chain)})
 
     return report.model_copy(update={"phases": tuple(map(changed, report.phases))})

@@ -40,7 +40,7 @@ def dry_report() -> Report:
         provider_library="libonnxruntime_providers_cuda.so",
         onnxruntime_version="1.31.1",
         cuda_version="13.0",
-        stand_ins="ab" * 32,
+        stub_build="ab" * 32,
         not_real=("time",),
         graph_capture=None,
     )

@@ -72,7 +72,7 @@ def test_no_profile_leaves_placement_to_the_other_sources():
     unknown = [node.name for node in decode.nodes if node.provider is None]
     assert len(unknown) == 6
     assert all(name.partition("Fusion")[1] for name in unknown), "only fused nodes are missing from the assignment list"
-    assert {entry.node for entry in report.disagreements} == set(unknown)
+    assert {entry.node for entry in report.conflicts} == set(unknown)
     assert "no node times" in decode.timing_note
     assert not next(entry for entry in report.sources if entry.source == "profile").available
 

@@ -34,7 +34,7 @@ def report():
 
 def test_it_adds_up(report):
     assert failed(report) == []
-    assert report.disagreements == ()
+    assert report.conflicts == ()
 
 
 def test_partitions_are_maximal_runs_in_execution_order(report):
@@ -112,7 +112,7 @@ def test_a_memcpy_node_counts_in_the_layer_of_the_node_that_makes_it_necessary(r
         assert causes["Memcpy"] == ("model.layers.0.self_attn/Det",) and layers["Memcpy"] == 0
         assert layers["Memcpy_token_1"] == 0
         assert causes["Memcpy_token_0"] == ("model.rotary_emb/Concat",) and layers["Memcpy_token_0"] is None
-        counted = {entry.name: (entry.nodes, entry.added) for entry in phase.by_layer}
+        counted = {entry.name: (entry.nodes, entry.added_nodes) for entry in phase.by_layer}
         assert counted == {
             "before the layers": (5, 1),
             "layer 0": (3, 2),
@@ -142,7 +142,7 @@ def test_sources_that_differ_are_a_disagreement_and_the_profile_wins():
         for node in session.assigned or ()
     )
     report = report_of(run_facts(replace(session, assigned=wrong)), GPU_CHAIN)
-    assert {(entry.node, entry.detail, entry.sources) for entry in report.disagreements} == {
+    assert {(entry.node, entry.detail, entry.sources) for entry in report.conflicts} == {
         ("model.layers.0.self_attn/Det", f"profile: {CPU}; assignment: {GPU}", ("profile", "assignment"))
     }
     node = next(n for n in phase_of(report, "decode").nodes if n.name == "model.layers.0.self_attn/Det")
@@ -153,7 +153,7 @@ def test_a_list_that_names_one_node_twice_contradicts_itself():
     session = mixed_session()
     twice = (*(session.assigned or ()), AssignedNode("lm_head/MatMul", "MatMul", "", CPU, 99))
     report = report_of(run_facts(replace(session, assigned=twice)), GPU_CHAIN)
-    assert [entry.node for entry in report.disagreements] == ["lm_head/MatMul", "lm_head/MatMul"]
+    assert [entry.node for entry in report.conflicts] == ["lm_head/MatMul", "lm_head/MatMul"]
 
 
 def test_a_node_that_nobody_saw_has_no_provider_and_says_so():
@@ -161,7 +161,7 @@ def test_a_node_that_nobody_saw_has_no_provider_and_says_so():
     report = report_of(facts, GPU_CHAIN)
     ghost = phase_of(report, "decode").nodes[-1]
     assert (ghost.name, ghost.provider, ghost.sources) == ("ghost", None, ("plan_file",))
-    assert ("ghost", "no source names a provider for this node") in {(d.node, d.detail) for d in report.disagreements}
+    assert ("ghost", "no source names a provider for this node") in {(d.node, d.detail) for d in report.conflicts}
     assert "decode: every node has a provider" in failed(report)
     assert "model.onnx: every plan node was executed" in failed(report)
     assert phase_of(report, "decode").partitions[-1].provider == "unknown"

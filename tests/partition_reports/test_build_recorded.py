@@ -22,7 +22,7 @@ def report(facts):
 def test_every_check_passes(report):
     assert failed(report) == []
     assert len(report.checks) > 20
-    assert report.disagreements == ()
+    assert report.conflicts == ()
     assert report.fallbacks == ()
 
 

@@ -97,7 +97,7 @@ def test_without_the_optimised_graph_the_log_and_the_file_tell():
 def test_without_either_the_copy_says_why_it_has_no_cause():
     report = report_of(mixed_facts(log=()), GPU_CHAIN)
     assert copies_of(report)["Memcpy"].caused_by == ()
-    assert copies_of(report)["Memcpy"].cause_unknown == "no source names its tensor"
+    assert copies_of(report)["Memcpy"].cause_missing_reason == "no source names its tensor"
     assert failed(report) == []
     assert "unknown: no source names its tensor" in " ".join(VIEW.to_text(report).split())
     assert costs_of(report)[DET].harmless is None, "it may be the cause of any of them"
@@ -116,7 +116,7 @@ def test_a_graph_input_that_both_sides_read_is_copied_because_of_the_readers_on_
 def test_a_constant_that_only_the_device_reads_has_no_cause_among_the_nodes():
     graph = optimised(("Memcpy_token_0", "MemcpyFromHost", "table", "table_Device"))
     copy = copies_of(report_with(graph))["Memcpy_token_0"]
-    assert copy.caused_by == () and "table" in copy.cause_unknown and "constant" in copy.cause_unknown
+    assert copy.caused_by == () and "table" in copy.cause_missing_reason and "constant" in copy.cause_missing_reason
 
 
 def test_a_copy_without_cause_or_excuse_fails_a_check():
@@ -206,7 +206,7 @@ def test_a_fallback_with_copies_is_not_harmless():
         1024,
         200,
     )
-    assert cost.harmless is False and "2 copies" in cost.why
+    assert cost.harmless is False and "2 copies" in cost.harmless_reason
 
 
 @pytest.mark.parametrize(("host_us", "harmless"), [(5, True), (100, False)])
@@ -219,7 +219,7 @@ def test_a_fallback_without_copies_is_harmless_when_it_takes_next_to_no_time(hos
     cost = costs_of(report_with(events=events))[GATHER]
     assert cost.copies == () and cost.copy_bytes_per_run == 0
     assert cost.time_share == pytest.approx(host_us / (1200 + host_us))
-    assert cost.harmless is harmless, cost.why
+    assert cost.harmless is harmless, cost.harmless_reason
 
 
 def test_nothing_is_called_harmless_where_copies_may_be_unseen():
@@ -231,18 +231,18 @@ def test_nothing_is_called_harmless_where_copies_may_be_unseen():
     report = report_with(events=events)
     found = {}
     for unseen in (False, True):
-        bodies = Subgraphs(nodes=1, copies=0, unseen=unseen)
+        bodies = Subgraphs(nodes=1, copies=0, may_have_more_copies=unseen)
         phase = phase_of(report, "decode").model_copy(update={"subgraphs": bodies})
         (entry,) = (e for e in report.fallbacks if e.node == GATHER and e.phase == "decode")
         (entry,) = with_costs((entry,), phase, GPU_CHAIN[0], timed=True)
         assert entry.cost is not None
-        found[unseen] = (entry.cost.harmless, "control-flow subgraphs" in entry.cost.why)
+        found[unseen] = (entry.cost.harmless, "control-flow subgraphs" in entry.cost.harmless_reason)
     assert found == {False: (True, False), True: (None, True)}
 
 
 def test_nothing_is_called_harmless_without_a_time():
     cost = costs_of(report_with(events=(), runs=()))[GATHER]
-    assert cost.harmless is None and "time is unknown" in cost.why
+    assert cost.harmless is None and "time is unknown" in cost.harmless_reason
 
 
 def test_nothing_is_called_harmless_when_the_provider_is_not_there():
@@ -285,7 +285,7 @@ def test_tensors_that_only_exist_after_fusion_have_a_name_at_the_border():
 
 def test_a_node_that_only_one_graph_has_is_a_disagreement():
     extra = (*optimised()[:-1], GraphNode("lost", "Relu", "", ("scaled",), ("logits",), None, None, None))
-    found = {entry.node: entry.detail for entry in report_with(extra).disagreements}
+    found = {entry.node: entry.detail for entry in report_with(extra).conflicts}
     assert found == {
         "lm_head/MatMul": "in the plan but not in the optimised graph",
         "lost": "in the optimised graph but not in the plan",
@@ -295,9 +295,9 @@ def test_a_node_that_only_one_graph_has_is_a_disagreement():
 def test_another_number_of_copies_in_the_log_is_a_disagreement():
     session = mixed_session()
     report = report_of(run_facts(replace(session, log=session.log[:-1])), GPU_CHAIN)
-    details = {entry.detail for entry in report.disagreements}
+    details = {entry.detail for entry in report.conflicts}
     assert details == {"the log reports 2 inserted, the plan has 3"}
-    assert report_of(run_facts(replace(session, log=())), GPU_CHAIN).disagreements == (), "a log that was not kept"
+    assert report_of(run_facts(replace(session, log=())), GPU_CHAIN).conflicts == (), "a log that was not kept"
 
 
 def test_sources_tell_why_there_is_no_optimised_graph():

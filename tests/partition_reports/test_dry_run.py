@@ -37,7 +37,7 @@ PLAYED = DryRunFacts(
     provider_library="libonnxruntime_providers_cuda.so",
     onnxruntime_version="1.31.1",
     cuda_version="13.0",
-    stand_ins="0123456789abcdef",
+    stub_build="0123456789abcdef",
     not_real=("values", "times"),
     graph_capture=None,
 )
@@ -204,7 +204,7 @@ def test_blocking_nodes_are_named_with_the_reason():
 def test_the_verdict_on_graph_capture_is_shown_with_its_nodes():
     phase = phase_of(report_of(mixed_facts(), GPU_CHAIN), "decode")
     refused = GraphCapture(
-        file="model.onnx", accepted=False, evidence="it said no", blocking=blocking_nodes(phase, GPU) * 3
+        file="model.onnx", is_accepted=False, evidence="it said no", blocking=blocking_nodes(phase, GPU) * 3
     )
     played = PLAYED.model_copy(update={"graph_capture": (refused,)})
     text = VIEW.to_text(report_of(replace(mixed_facts(), finish_reason=None), GPU_CHAIN, device=played))

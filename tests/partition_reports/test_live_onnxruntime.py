@@ -38,7 +38,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> partita.Report:
 
 
 def test_everything_adds_up(report: partita.Report) -> None:
-    assert failed(report) == [] and report.disagreements == ()
+    assert failed(report) == [] and report.conflicts == ()
 
 
 def test_subgraphs_are_part_of_their_node_whose_output_has_the_size_of_the_tensor(report: partita.Report) -> None:

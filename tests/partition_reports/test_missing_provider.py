@@ -46,9 +46,9 @@ def test_the_section_says_once_that_it_is_missing() -> None:
 
 def test_the_top_and_the_brief_view_name_what_kept_nodes_from_the_provider_that_was_there() -> None:
     top = glance(REPORT)
-    why, do = (str(answer.lines) for answer in (top.answers[2], top.answers[4]))
+    why, do = (str(answer.lines) for answer in (top.questions[2], top.questions[4]))
     assert why.count("Tensorrt is unavailable") == 1 and "no_kernel_op" in why
-    assert "install TensorRT" in do and len(top.answers[4].lines) > 1
+    assert "install TensorRT" in do and len(top.questions[4].lines) > 1
     (told,) = (text for label, text in brief(REPORT) if label == "fallbacks")
     assert (
         told.startswith("Tensorrt is unavailable: library_missing: ") and "nodes on CPU: " in told or "1 node" in told
@@ -67,7 +67,7 @@ def test_a_default_chain_without_its_first_provider_is_not_all_where_it_was_aske
     top = glance(DEFAULT)
     said = "Ran on CPU; Tensorrt is installed but could not start: library_missing; install TensorRT"
     assert (top.state.headline, top.state.tone, top.state.sign) == (said, "warn", "◐")
-    where, _, why, cost, do = top.answers
+    where, _, why, cost, do = top.questions
     assert where.figure == "not on Tensorrt" and cost.figure == "unknown"
     assert "library_missing" in str(why.lines) and "install TensorRT" in str(do.lines)
     assert "tokens/s" not in str(cost), "the speed of another provider is no cost"

@@ -95,7 +95,7 @@ def made_machine() -> MachineReport:
         build="Release",
         cuda="13.0",
         cudnn="9.1",
-        available=("cuda",),
+        providers_in_build=("cuda",),
     )
     gpu = Gpu(name="NVIDIA H100 80GB HBM3", memory_bytes=80 << 30, driver="580.65", cuda_driver="13.0")
     device = Device(

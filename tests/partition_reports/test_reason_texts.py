@@ -25,7 +25,7 @@ def fallback(reason: str, op_type: str, *trials: tuple[str, str, str, str]) -> F
             "source_line": None,
             "variants": [
                 {"factor": factor, "change": "", "outcome": outcome, "message": "", "cached": False}
-                | {"now": now, "before": before}
+                | {"after": now, "before": before}
                 for factor, now, before, outcome in trials
             ],
         }

@@ -16,7 +16,7 @@ ENTRY = REPORT.fallbacks[0].model_copy(
     update={"reason": "no_kernel_type", "evidence_kind": "probed", "evidence": "no kernel for a", "op_type": "Add"}
 )
 TRIAL = VariantRecord(
-    factor="type", change="float16 in place of float32", outcome="supported", message="", cached=False, now="float16"
+    factor="type", change="float16 in place of float32", outcome="supported", message="", cached=False, after="float16"
 )
 
 
@@ -51,17 +51,19 @@ def test_what_is_not_about_an_operator_holds_for_all_of_them(reason: str, kind: 
 
 def test_nodes_of_one_refused_part_are_together_and_those_of_two_are_not() -> None:
     parts = [
-        RejectedPart(file="m.onnx", provider="CUDAExecutionProvider", nodes=nodes, evidence="no", minimal=True, tries=1)
+        RejectedPart(
+            file="m.onnx", provider="CUDAExecutionProvider", nodes=nodes, evidence="no", minimal=True, attempts=1
+        )
         for nodes in (("a", "b"), ("c",))
     ]
-    key = finding_key(REPORT.model_copy(update={"rejected": tuple(parts)}))
+    key = finding_key(REPORT.model_copy(update={"rejected_parts": tuple(parts)}))
     a, b, c = (ENTRY.model_copy(update={"node": name, "op_type": name.upper()}) for name in "abc")
     assert key(a) == key(b) != key(c)
 
 
 def test_every_text_is_there_node_by_node() -> None:
     entries = tuple(ENTRY.model_copy(update={"node": name, "evidence": f"no kernel for {name}"}) for name in "ab")
-    found = section(REPORT.model_copy(update={"fallbacks": entries, "rejected": ()}))
+    found = section(REPORT.model_copy(update={"fallbacks": entries, "rejected_parts": ()}))
     (group,) = (block for block in found.blocks if isinstance(block, Group))
     (finding,) = (block for block in group.blocks if isinstance(block, Group))
     lines = [block.text for block in finding.blocks if isinstance(block, Line) and block.label.startswith("evidence")]

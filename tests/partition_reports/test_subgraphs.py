@@ -35,7 +35,9 @@ COPY = f"[I:onnxruntime:, transformer_memcpy.cc:470 AddCopyNode] Add MemcpyToHos
 
 
 def node(name: str, op: str, inputs: str, outputs: str, body: str = "") -> GraphNode:
-    return GraphNode(name, op, "", tuple(inputs.split()), tuple(outputs.split()), None, None, None, body=body)
+    return GraphNode(
+        name, op, "", tuple(inputs.split()), tuple(outputs.split()), None, None, None, subgraph_attribute=body
+    )
 
 
 def listed(*entries: tuple[str, str, str]) -> tuple[AssignedNode, ...]:
@@ -58,7 +60,7 @@ def branching(**changes: Any) -> SessionFacts:
     given: dict[str, Any] = {
         "phases": ("decode",),
         "graph": MAIN,
-        "inner": INNER,
+        "subgraph_nodes": INNER,
         "plan": (("mm", "if"),),
         "plan_devices": ("1",),
         "assigned": listed(*PLACED, *INSIDE),
@@ -86,7 +88,7 @@ def test_copies_of_one_tensor_in_two_branches_are_two():
 
 def test_what_a_body_on_another_device_reads_may_be_copied_without_a_line():
     found = bodies_of(branching())
-    assert (found.copies, found.unseen) == (1, True)
+    assert (found.copies, found.may_have_more_copies) == (1, True)
     assert "may be copied as well (no source reports them)" in " ".join(VIEW.to_text(report_on(branching())).split())
 
 
@@ -94,25 +96,28 @@ def test_what_a_body_on_another_device_reads_may_be_copied_without_a_line():
     "changes",
     [
         {"assigned": listed(*PLACED, *((name, op, GPU) for name, op, _ in INSIDE))},
-        {"inner": tuple(replace(each, inputs=("else_t",)) for each in INNER)},
+        {"subgraph_nodes": tuple(replace(each, inputs=("else_t",)) for each in INNER)},
         {"plan": (("mm", "_if_then_branch_Det"),)},
         {"plan_devices": ("0",)},
     ],
     ids=["one device", "nothing from around", "a constant condition", "memory of the host"],
 )
 def test_elsewhere_nothing_is_copied_unseen(changes):
-    assert bodies_of(branching(**changes)).unseen is False
+    assert bodies_of(branching(**changes)).may_have_more_copies is False
 
 
 def test_a_body_on_the_cpu_in_a_graph_that_is_not_has_unseen_copies_whatever_the_plan_says():
-    assert bodies_of(branching(assigned=listed(*PLACED, *((n, op, CPU) for n, op, _ in INSIDE)))).unseen is True
+    assert (
+        bodies_of(branching(assigned=listed(*PLACED, *((n, op, CPU) for n, op, _ in INSIDE)))).may_have_more_copies
+        is True
+    )
 
 
 def test_what_bodies_of_the_optimised_graph_read_counts_as_well():
-    holder = replace(MAIN[1], inside=(node("", "Det", "h", "d"),))
-    facts = branching(inner=(), optimised=(MAIN[0], holder))
-    assert bodies_of(facts).unseen is True
-    assert bodies_of(replace(facts, optimised=(MAIN[0], MAIN[1]))).unseen is False
+    holder = replace(MAIN[1], subgraph_nodes=(node("", "Det", "h", "d"),))
+    facts = branching(subgraph_nodes=(), optimised=(MAIN[0], holder))
+    assert bodies_of(facts).may_have_more_copies is True
+    assert bodies_of(replace(facts, optimised=(MAIN[0], MAIN[1]))).may_have_more_copies is False
 
 
 @pytest.mark.parametrize("branch_of", ["then/Det", "if/then/Det"])
@@ -124,7 +129,7 @@ def test_what_was_listed_and_then_fused_again_is_of_the_main_graph(branch_of):
     inside = ((branch_of, "Det", CPU), *INSIDE[1:], ("else/Det/DetFusion", "Det", CPU), ("if/made", "Det", CPU))
     facts = branching(
         graph=graph,
-        inner=inner,
+        subgraph_nodes=inner,
         plan=(("fused mm/MatMulAddFusion", "if"),),
         assigned=listed(fused, ("if", "If", CPU), *inside),
     )
@@ -137,12 +142,12 @@ def test_what_may_be_of_a_body_counts():
     """Names are unique in one graph alone."""
     inner = (node("mm", "MatMul", "h w", "then_y", "then_branch"), *INNER[1:])
     fused = ("mm/MatMulAddFusion", "Gemm", CPU)
-    found = bodies_of(branching(inner=inner, assigned=listed(*PLACED, fused)))
+    found = bodies_of(branching(subgraph_nodes=inner, assigned=listed(*PLACED, fused)))
     assert [entry.name for entry in found.on_cpu] == [fused[0]]
 
 
 TWIN = {
-    "inner": (node("mm", "MatMul", "h w", "then_y", "then_branch"),),
+    "subgraph_nodes": (node("mm", "MatMul", "h w", "then_y", "then_branch"),),
     "assigned": listed(*PLACED, ("mm", "MatMul", CPU)),
 }
 """A branch has a node of the name of one of the main graph, on the CPU."""
@@ -152,7 +157,7 @@ def test_a_node_in_a_body_with_a_name_of_the_main_graph_is_a_fallback_and_the_ot
     report = report_on(branching(**TWIN))
     assert [(entry.name, entry.provider) for entry in phase_of(report, "decode").nodes] == [("mm", GPU), ("if", GPU)]
     assert [(entry.node, entry.provider, entry.cost) for entry in report.fallbacks] == [("mm", CPU, None)]
-    assert (state_name(report), report.disagreements) == ("partly", ())
+    assert (state_name(report), report.conflicts) == ("partly", ())
     assert "unexplained" not in str(nodes_section(report))
     told = find(report, "mm")
     assert isinstance(told, Explanation)
@@ -171,12 +176,12 @@ def test_a_reason_that_is_new_in_a_body_is_a_difference_and_no_node_has_moved():
 
 def test_without_an_assignment_list_nothing_is_known_of_nodes_in_bodies():
     found = bodies_of(branching(assigned=None))
-    assert (found.nodes, found.listed, found.unseen) == (0, False, True)
-    assert bodies_of(branching()).listed
+    assert (found.nodes, found.is_known, found.may_have_more_copies) == (0, False, True)
+    assert bodies_of(branching()).is_known
     said = " ".join(VIEW.to_text(report_on(branching(assigned=None))).split())
     assert "This ONNX Runtime does not list their nodes; 1 Memcpy node" in said
     alone = branching(assigned=None, registered=(CPU,), plan_devices=("0",))
-    assert bodies_of(alone).unseen is False, "there is no other provider"
+    assert bodies_of(alone).may_have_more_copies is False, "there is no other provider"
 
 
 @pytest.mark.parametrize("op", ["BeamSearch", "GreedySearch", "Sampling", "WhisperBeamSearch"])
@@ -189,7 +194,7 @@ def test_graphs_in_operators_of_onnx_runtime_are_bodies(op):
     )
     session = branching(
         graph=(node("search", op, "x", "y"), node("last", "Neg", "y", "z")),
-        inner=(node("decoder/MatMul", "MatMul", "ids w", "logits"),),
+        subgraph_nodes=(node("decoder/MatMul", "MatMul", "ids w", "logits"),),
         plan=None,
         events=events,
         runs=windows("decode"),
@@ -208,5 +213,5 @@ def test_not_all_but_what_is_harmless_is_there_when_something_may_be_copied_unse
 
     report = harmless(mixed())
     assert state_name(report) == "nearly"
-    bodies = Subgraphs(nodes=1, copies=0, unseen=True)
+    bodies = Subgraphs(nodes=1, copies=0, may_have_more_copies=True)
     assert state_name(each_phase(report, lambda phase: {"subgraphs": bodies})) == "partly"

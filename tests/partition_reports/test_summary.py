@@ -31,8 +31,8 @@ def test_a_report_stores_its_verdict_in_figures():
     (decode,) = (entry for entry in report.summary.phases if entry.phase == "decode")
     (phase,) = (entry for entry in report.phases if entry.name == "decode")
     assert decode.nodes == len(phase.file_nodes) == sum(decode.nodes_by_provider.values()) == 9
-    assert decode.nodes_by_provider[CPU] == decode.on_fallback == 3
-    assert (decode.share, decode.added, decode.folded) == (6 / 9, 4, 0), "three copies and a Transpose"
+    assert decode.nodes_by_provider[CPU] == decode.fallback_nodes == 3
+    assert (decode.share, decode.added_nodes, decode.folded_nodes) == (6 / 9, 4, 0), "three copies and a Transpose"
     assert sum(decode.reasons.values()) == sum(entry.phase == "decode" for entry in report.fallbacks)
     assert decode.copies == len(phase.copies) and decode.tokens_per_second == phase.tokens_per_second
     assert report.summary.cache_in_place is None, "it has no states"
@@ -75,11 +75,11 @@ def test_what_is_elsewhere_in_another_phase_alone_is_not_said_to_be_copies_or_no
     clean = each_phase(report, lambda phase: {"nodes": there["decode"]} if phase.name == "decode" else {})
     told = glance(clean)
     assert "0 %" not in told.state.headline and "fallback nodes" in told.state.headline
-    assert told.answers[0].figure == "all nodes in decode only"
+    assert told.questions[0].figure == "all nodes in decode only"
 
 
 def test_a_run_that_failed_is_the_first_thing_that_every_view_says():
-    report = report_of(replace(recorded_facts(), failed="Non-zero status\nin node x"))
+    report = report_of(replace(recorded_facts(), failure="Non-zero status\nin node x"))
     top, told = glance(report), dict(brief(report))
     said = "Placed on CPU; its run failed: Non-zero status in node x"
     assert (top.state.name, top.state.tone, top.state.headline) == ("failed", "bad", said)
@@ -87,7 +87,7 @@ def test_a_run_that_failed_is_the_first_thing_that_every_view_says():
     assert summarise(report).verdict.startswith("the run FAILED; ")
     for view in (markdown, html):
         assert said in view.to_text(report) and "✓" not in view.to_text(report)
-    assert [answer.figure for answer in top.answers if "all nodes" in answer.figure or answer.figure == "none"] == [
+    assert [answer.figure for answer in top.questions if "all nodes" in answer.figure or answer.figure == "none"] == [
         "none"
     ], "no node fell back, and nothing else is good"
 
@@ -102,7 +102,7 @@ def test_shares_are_of_nodes_of_the_file_in_every_view_and_in_requirements():
     report = mixed()
     holds, said = find(parse_requirement("provider=webgpu,share>=0.66", Vocabulary(lambda _: GPU, ())), report)[0]
     assert holds and said.startswith("share 0.6667 ")
-    where = glance(report).answers[0]
+    where = glance(report).questions[0]
     placed = "6 of 9 nodes on WebGpu, 3 on CPU (and 4 added by ONNX Runtime)"
     assert (where.figure, where.lines) == ("66.7 %", (f"{placed} in prefill and decode",))
     assert dict(brief(report))["where"] == placed

@@ -190,7 +190,7 @@ def test_what_no_reader_may_overlook_is_at_the_top() -> None:
     report = dry_report()
     failed = report.checks[0].model_copy(update={"passed": False})
     package = report.package and report.package.model_copy(update={"verification": "unverified"})
-    changes = {"checks": (failed,), "exceeded": ("too many copies",), "package": package}
+    changes = {"checks": (failed,), "exceeded_limits": ("too many copies",), "package": package}
     flags = words(read(html.to_text(report.model_copy(update=changes))).one("ul", class_="flags"))
     for said in ("no NVIDIA H100 was used", "Unverified package", "too many copies", "check of this report failed"):
         assert said in flags
@@ -252,7 +252,7 @@ def test_nothing_of_the_report_is_left_out(mixed: Element) -> None:
         *report.notes,
         *(node.name for phase in report.phases for node in phase.nodes),
         *(entry.evidence for entry in report.fallbacks),
-        *(entry.why for entry in (fallback.cost for fallback in report.fallbacks) if entry is not None),
+        *(entry.harmless_reason for entry in (fallback.cost for fallback in report.fallbacks) if entry is not None),
         report.environment.cpu,
         report.environment.onnxruntime_build,
         *(phase.timing_note for phase in report.phases),
@@ -396,7 +396,7 @@ def test_what_to_do_about_another_provider_is_not_the_remedy_of_a_finding():
 def test_nobody_says_that_there_is_no_copy_where_control_flow_has_some_or_may_have(
     copies: int, unseen: bool, said: str
 ):
-    bodies = Subgraphs(nodes=3, copies=copies, unseen=unseen)
+    bodies = Subgraphs(nodes=3, copies=copies, may_have_more_copies=unseen)
     report = each_phase(
         pages.mixed_report(), lambda phase: {"copies": (), "subgraphs": bodies, "cost": with_cost(phase, copies=0)}
     )

@@ -48,9 +48,9 @@ def test_the_answer_comes_first_and_the_rest_is_folded() -> None:
     report = recorded("webgpu")
     text, top = markdown.to_text(report), glance(report)
     assert text.startswith(f"### {top.state.sign} {top.state.headline}\n\n{top.verdict}.\n")
-    for answer in top.answers:
+    for answer in top.questions:
         assert f"| {answer.question} | {answer.figure} |" in text
-    command = next(line for line in top.answers[-1].lines if isinstance(line, Command))
+    command = next(line for line in top.questions[-1].lines if isinstance(line, Command))
     assert f"```sh\n{command.text}\n```" in text
     assert text.count("<details>") == text.count("</details>") > 5
     assert text.index("#### Fallbacks") < text.index("<details>")

@@ -124,11 +124,11 @@ def test_what_is_said_of_a_node_of_a_function_is_its_own(unfolded: Report):
 
 def test_a_graph_of_which_nothing_is_left_has_no_fallback_and_says_so(folded: Report):
     (phase,) = folded.phases
-    assert (phase.nodes, phase.folded, folded.fallbacks, folded.disagreements) == ((), 2, (), ())
+    assert (phase.nodes, phase.folded_nodes, folded.fallbacks, folded.conflicts) == ((), 2, (), ())
     assert failed(folded) == []
     assert state_name(folded) == "empty"
     assert "nothing executes in" in verdict_of(folded)
-    assert {answer.figure for answer in glance(folded).answers} <= {"no nodes", "nothing", "-"}
+    assert {answer.figure for answer in glance(folded).questions} <= {"no nodes", "nothing", "-"}
 
 
 @pytest.mark.parametrize("requirement", ["provider=webgpu,share>=1", "copies<=0"])
@@ -142,13 +142,13 @@ def test_a_gate_that_wants_nodes_does_not_hold_without_one(folded: Report):
 
 def test_short_forms_and_a_baseline_take_such_a_report(folded: Report):
     assert check(folded, Gate(Limits(max_cpu_nodes=0, max_copies=0)), "r.json", ("a.json", folded)).passed
-    assert not compare(folded, folded, names=("a.json", "b.json")).unrelated
+    assert not compare(folded, folded, names=("a.json", "b.json")).unrelated_reason
 
 
 def test_a_session_of_which_nobody_wrote_a_plan_is_not_taken_for_an_empty_one():
     report = report_on(a_function(plan=None, events=(), assigned=(), optimised=None))
     assert state_name(report) != "empty"
-    assert report.phases[0].folded is None and report.phases[0].nodes
+    assert report.phases[0].folded_nodes is None and report.phases[0].nodes
 
 
 def test_a_function_moves_with_its_first_node(unfolded: Report):

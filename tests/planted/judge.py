@@ -198,7 +198,7 @@ def judge_whole(case: Case, report: Mapping[str, Any]) -> Verdict:
     """Whether the report has all of the graph on the provider, and adds up."""
     told = [f"{row['node']} ({row['op_type']}): {row['reason']}" for row in report["fallbacks"]]
     told += [f"check failed: {check['name']}" for check in report["checks"] if not check["passed"]]
-    told += [f"sources disagree on {entry['node']}" for entry in report["disagreements"]]
+    told += [f"sources disagree on {entry['node']}" for entry in report["conflicts"]]
     wanted = report["summary"]["preferred_provider"]
     told += [
         f"{node['name']} on {node['provider']}"

@@ -26,11 +26,11 @@ def test_every_table_adds_up_to_the_file_nodes(name: str) -> None:
         assert file == len(placed(phase))
         assert sum(sum(entry.op_types.values()) for entry in phase.providers) == file
         for groups in (phase.providers, phase.by_op_type, phase.by_layer, phase.by_module):
-            assert (sum(entry.nodes for entry in groups), sum(entry.added for entry in groups)) == (file, added)
+            assert (sum(entry.nodes for entry in groups), sum(entry.added_nodes for entry in groups)) == (file, added)
         for shares in (phase.by_op_type, phase.by_layer, phase.by_module):
             assert sum(sum(entry.nodes_by_provider.values()) for entry in shares) == file
             on = sum(entry.nodes_by_provider.get(preferred_of(made), 0) for entry in shares)
-            assert on == file - summary.on_fallback
+            assert on == file - summary.fallback_nodes
     for at, phase in enumerate(used_phases(made)):
         drawn = sum(len(row.cells[at].blocks) for row in draw_map(made).rows)
         assert drawn == len(placed(phase)) + added_nodes(phase)

@@ -58,7 +58,7 @@ def test_a_fused_node_that_lost_every_name_is_mapped_back(tmp_path):
     rows = {row.name: (row.op_type, row.ran_as, row.state) for row in report.phases[0].file_nodes}
     assert rows["ln"] == ("LayerNormalization", ("SkipLayerNormalization",), "executed")
     assert replaced == {"SkipLayerNormalization": ("SkipLayerNormalization", ("add", "ln")), "pow": ("Pow", ())}
-    assert [check for check in report.checks if not check.passed] == [] and report.disagreements == ()
+    assert [check for check in report.checks if not check.passed] == [] and report.conflicts == ()
 
 
 def test_what_nodes_make_is_told_in_the_type_that_they_ran_in(tmp_path):

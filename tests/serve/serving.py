@@ -58,7 +58,7 @@ class Running:
 
     @property
     def is_idle(self) -> bool:
-        return all(served.open == 0 for served in self.models.values())
+        return all(served.open_prompts == 0 for served in self.models.values())
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         return httpx.post(f"{self.url}{path}", json=body, timeout=SECONDS, **options)

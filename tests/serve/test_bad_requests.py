@@ -272,7 +272,7 @@ def test_who_comes_while_the_server_ends_is_told_when_to_ask_again(server, monke
 @pytest.mark.parametrize(("path", "param"), [(CHAT, "messages"), (COMPLETION, "prompt")])
 def test_what_the_tokenizer_does_not_take_is_named_and_no_folder_of_the_server(server, monkeypatch, path, param):
     def refuses(self, given):
-        raise GenerationError("the chat template rejects these messages: no", where=Path("/srv/secret"))
+        raise GenerationError("the chat template rejects these messages: no", path=Path("/srv/secret"))
 
     text = type(server.models["tiny"].reading.text)
     monkeypatch.setattr(text, "encode_messages" if path == CHAT else "encode", refuses)

@@ -41,7 +41,7 @@ def test_open_requests_are_answered(package: Path, stream: bool) -> None:
 
     with running({"tiny": package}) as ending, ending.slowly(0.003), ThreadPoolExecutor(8) as pool:
         pending = [pool.submit(ending.post, COMPLETION, {**LONG, "stream": stream}) for _ in range(8)]
-        until(lambda: ending.models["tiny"].open == 8)
+        until(lambda: ending.models["tiny"].open_prompts == 8)
         ending.server._log = full  # which changes nothing
         ending.server.end(signal.SIGTERM)
         answers = [entry.result() for entry in pending]
@@ -57,7 +57,7 @@ def test_an_end_that_does_not_wait_returns_errors(package: Path) -> None:
     limits = ServerLimits(drain_seconds=0)
     with running({"tiny": package}, limits) as ending, ending.slowly(), ThreadPoolExecutor(8) as pool:
         pending = [pool.submit(ending.post, COMPLETION, LONG) for _ in range(8)]
-        until(lambda: ending.models["tiny"].open == 8)
+        until(lambda: ending.models["tiny"].open_prompts == 8)
         ending.server.end(signal.SIGTERM)
         answers = [entry.result() for entry in pending]
     cut = [answer for answer in answers if answer.status_code == 503]
@@ -72,7 +72,7 @@ def test_an_error_of_a_run_reaches_the_client_when_it_cannot_be_logged(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     def fails(self: Loop) -> Any:
-        raise ProviderError("the child process crashed", where=Path("/srv/model"))
+        raise ProviderError("the child process crashed", path=Path("/srv/model"))
 
     with running({"tiny": package}, ServerLimits(seconds=20)) as server:
         monkeypatch.setattr(server.models["tiny"], "_log", full)

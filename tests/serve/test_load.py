@@ -58,7 +58,7 @@ def test_clients_that_go_away_free_their_rows_and_leave_the_queue(server):
         connections = [raw(server.address) for _ in range(6)]  # two more than rows
         for number, connection in enumerate(connections):
             connection.sendall(request_bytes(COMPLETION, {**LONG, "stream": number % 2 == 0}))
-        until(lambda: server.models["tiny"].open == 6)
+        until(lambda: server.models["tiny"].open_prompts == 6)
         for connection in connections:
             connection.close()
         until(lambda: server.is_idle)
@@ -134,7 +134,7 @@ def test_open_requests_are_limited(package):
     limits, key = ServerLimits(requests=1), {"authorization": "Bearer secret"}
     with running({"tiny": package}, limits, keys=("secret",)) as single, single.slowly(), ThreadPoolExecutor(1) as pool:
         long = pool.submit(single.post, COMPLETION, LONG, headers=key)
-        until(lambda: single.models["tiny"].open == 1)
+        until(lambda: single.models["tiny"].open_prompts == 1)
         answer = single.get("/v1/models", headers=key)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "too_many_requests")
         assert single.get("/health").status_code == 200

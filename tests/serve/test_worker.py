@@ -78,7 +78,7 @@ def test_waiting_requests_are_answered(apart: Running) -> None:
     with ThreadPoolExecutor(24) as pool:
         worker(apart).suspend()
         answers = [pool.submit(apart.post, COMPLETION, LONG) for _ in range(24)]
-        until(lambda: apart.models["tiny"].open == 24)
+        until(lambda: apart.models["tiny"].open_prompts == 24)
         worker(apart).kill()
         statuses = [answer.result().status_code for answer in answers]
     assert statuses == [200] * 24, "none of them had a row"
@@ -96,7 +96,7 @@ def test_a_package_that_was_loaded_again_keeps_to_the_limits_and_is_tried_again_
     nodes.set(7)  # as of sessions that are gone
     served._metrics._placed["tiny"] |= {(served._metrics.nodes, ("tiny", "decode", "GPU"))}
     with monkeypatch.context() as patch:
-        over = ProviderError("5 nodes are elsewhere", where=Path("/srv/secret"))
+        over = ProviderError("5 nodes are elsewhere", path=Path("/srv/secret"))
         patch.setattr("partita.serve.served_package.limits_error", lambda report: over)
         worker(apart).kill()
         until(lambda: apart.get("/health").json()["down"] == ["tiny"])
@@ -115,7 +115,7 @@ def test_a_worker_that_does_not_answer_is_ended_with_the_server(package: Path, m
         process = worker(server)
         process.suspend()
         answer = pool.submit(server.post, COMPLETION, LONG)
-        until(lambda: server.models["tiny"].open == 1)
+        until(lambda: server.models["tiny"].open_prompts == 1)
         server.server.end(15)
         server.server.end(15)
         assert answer.result().status_code == 503

@@ -12,7 +12,7 @@ from partita.support.records import ProviderFacts, SupportTable, Versions
 def answer(operator: str, outcome: str, *types: str, kind: str = "types", **given: Any) -> Measurement:
     """One answer; types are written T=tensor(float)."""
     pairs = tuple((text.partition("=")[0], text.partition("=")[2]) for text in types)
-    made = {"domain": "", "since": 13, "until": None, "what": "", "factors": frozenset(), "message": "", **given}
+    made = {"domain": "", "since": 13, "until": None, "difference": "", "factors": frozenset(), "message": "", **given}
     return Measurement(operator=operator, kind=kind, types=pairs, outcome=outcome, **made)  # type: ignore[arg-type]
 
 
@@ -24,9 +24,9 @@ def form(operator: str, outcome: str, *factors: str, **given: Any) -> Measuremen
 def table(*answers: Measurement, **given: Any) -> SupportTable:
     """The table of these answers."""
     measured = {
-        "needs": (),
+        "model_nodes": (),
         "without_example": (),
-        "beyond": (),
+        "untested_counts": (),
         "newest_opset": 26,
         "sessions": 3,
         "crashes": 0,
@@ -46,10 +46,10 @@ def table(*answers: Measurement, **given: Any) -> SupportTable:
         operating_system="o",
     )
     return build_table(
-        Measurements(answers=answers, **{**measured, **given}),
+        Measurements(results=answers, **{**measured, **given}),
         provider=provider,
         versions=versions,
-        asked="all operators",
+        scope="all operators",
         created="2026-11-22T00:00:00+00:00",
         partita_version="0",
         budget_seconds=300.0,

@@ -49,7 +49,7 @@ def test_types_by_outcome_and_forms_apart():
         answer("Cast", "invalid", WHOLE),
         form("Cast", "supported", "mode=a"),
         form("Cast", "rejected", "mode=b", message="no kernel"),
-        beyond=((("", "Cast", 13), 7),),
+        untested_counts=((("", "Cast", 13), 7),),
     )
     (entry,) = made.operators
     (version,) = entry.versions
@@ -58,7 +58,7 @@ def test_types_by_outcome_and_forms_apart():
     assert version.types.invalid == (("int64",),)
     assert version.types.beyond_limit == 7
     assert [condition.factors for condition in version.conditions] == [("mode=b",)]
-    assert [(said.text, said.variants) for said in version.message] == [("no kernel", 2)]
+    assert [(said.text, said.variants) for said in version.messages] == [("no kernel", 2)]
     assert (made.variants.supported, made.variants.rejected, made.variants.invalid) == (2, 2, 1)
 
 
@@ -90,9 +90,9 @@ def test_what_a_model_needs_is_looked_up_in_its_types(kind, expected):
     made = table(
         answer("Cast", "supported", FLOAT),
         answer("Cast", "rejected", HALF),
-        needs=(ModelNodes("", "Cast", 13, ((name, text),), 4),),
+        model_nodes=(ModelNodes("", "Cast", 13, ((name, text),), 4),),
     )
-    assert [(need.nodes, need.outcome) for need in made.model] == [(4, expected)]
+    assert [(need.nodes, need.outcome) for need in made.model_operators] == [(4, expected)]
 
 
 @pytest.mark.parametrize(

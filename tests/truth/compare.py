@@ -172,7 +172,7 @@ def _disagreements(plain: Mapping[str, Any], report: Mapping[str, Any]) -> Itera
     if "error" in plain and first["status"] == "active":
         yield f"plain ONNX Runtime does not open it with the provider: {plain['error'][:200]}"
     yield from (f"check failed: {check['name']}" for check in report["checks"] if not check["passed"])
-    yield from (f"sources disagree on {entry['node']}" for entry in report["disagreements"])
+    yield from (f"sources disagree on {entry['node']}" for entry in report["conflicts"])
     for row in report["fallbacks"]:
         if not row["evidence"] and row["reason"] != "unexplained":
             yield f"{row['node']}: {row['reason']} without evidence"

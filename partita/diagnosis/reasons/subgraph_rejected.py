@@ -31,10 +31,10 @@ def find(context: Context) -> Iterator[Finding]:
 
 def _whole_graph(part: RejectedPart, context: Context) -> str:
     """The result of the bisection, and whether this node is in the part."""
-    if part.whole and part.untested:
+    if part.is_whole_graph and part.untested:
         untested = f"parts of it not tested: {part.untested}"
         return f"the provider opens other graphs and fails on this one: {part.message}; {untested}"
-    if part.whole:
+    if part.is_whole_graph:
         return (
             f"the provider opens other graphs and fails on this one, but on no part extracted from it: {part.message}"
         )
@@ -44,8 +44,8 @@ def _whole_graph(part: RejectedPart, context: Context) -> str:
     size = f"the smallest part that {fails}" if part.minimal else "the smallest failing part found in time"
     if part.minimal and part.untested:
         size += f", of the parts that could be tested ({part.untested}),"
-    if part.inside:
-        named += f" (in its control-flow subgraph {name_some(part.inside, MOST_NAMED)} fails, too)"
+    if part.rejected_subgraph_nodes:
+        named += f" (in its control-flow subgraph {name_some(part.rejected_subgraph_nodes, MOST_NAMED)} fails, too)"
     rest = _rest_of_graph(part)
     shown = next(iter(conclusions(context.probe)), None)
     if shown is not None and is_culprit(context):

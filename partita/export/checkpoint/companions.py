@@ -88,7 +88,7 @@ def chat_notes(reader: Reader | None, folder: Path, kind: TokenizerKind) -> list
         reader.chat(folder, kind)
     except PartitaError as error:
         # A temporary folder is not named: it is renamed when the package is published.
-        named = "" if error.where in (None, folder) else f"{error.where.name}: "
+        named = "" if error.path in (None, folder) else f"{error.path.name}: "
         said = f"{named}{error.message}" + ("" if error.remedy is None else f"; {error.remedy}")
     except Exception as error:  # noqa: BLE001 - a template is a program, and fails in its own ways
         said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

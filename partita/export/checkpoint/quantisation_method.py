@@ -100,7 +100,7 @@ class DetectedMethod:
     """The detected quantisation of a checkpoint."""
 
     method: Method
-    where: str
+    evidence: str
     """The evidence, in words."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The quantisation settings of the config; empty where only tensors show the method."""
@@ -124,7 +124,7 @@ def by_config(folder: Path, config: Mapping[str, Any]) -> DetectedMethod | None:
 
 
 def by_tensors(tensors: Mapping[str, TensorInfo]) -> DetectedMethod | None:
-    """The quantisation that the tensors show, whatever the config declares; None for floats."""
+    """The quantisation that the tensors show, regardless of the config; None for floats."""
     for method in METHODS:
         example = _stored(method, tensors)
         if example is not None:

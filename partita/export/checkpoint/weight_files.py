@@ -137,13 +137,13 @@ def unreadable(error: OSError, path: Path) -> CheckpointError:
     """The error for an unreadable file or folder: the path of `error`, else `path`."""
     where = Path(error.filename) if isinstance(error.filename, str) else path
     remedy = permission(where) if isinstance(error, PermissionError) else None
-    return CheckpointError(f"cannot be read ({error.strerror or error})", where=where, remedy=remedy)
+    return CheckpointError(f"cannot be read ({error.strerror or error})", path=where, remedy=remedy)
 
 
 def refuse_dangling(path: Path) -> None:
     """Raise CheckpointError for a dangling link, e.g. of a hub cache copied without its blobs."""
     if path.is_symlink() and not path.exists():
-        raise CheckpointError(f"a broken symbolic link to {path.readlink()}", where=path, remedy=DOWNLOAD)
+        raise CheckpointError(f"a broken symbolic link to {path.readlink()}", path=path, remedy=DOWNLOAD)
 
 
 def find_tensors(folder: Path) -> tuple[dict[str, TensorInfo], tuple[str, ...], tuple[str, ...]]:

@@ -150,4 +150,4 @@ def with_optimum_remedy(error: Refusal, checkpoint: Checkpoint, options: ExportO
         covers = _call_child(model_type=checkpoint.model_type)["covers"]
     except PartitaError:
         return error
-    return type(error)(error.message, where=error.where, remedy=USE) if covers else error
+    return type(error)(error.message, path=error.path, remedy=USE) if covers else error

@@ -39,7 +39,7 @@ class Freeing:
 
     model: ir.Model
     batch: int
-    named: frozenset[str]
+    batch_first: frozenset[str]
     """Inputs and outputs whose first axis is the batch."""
     tokens: str
     sizes: tuple[_Sizes, ...]
@@ -50,10 +50,10 @@ class Freeing:
         for entry in self.sizes:
             _write(graph, entry, self.tokens)
         drop_unused_initializers(graph)
-        for value in _by_row(self.model, self.named):
+        for value in _by_row(self.model, self.batch_first):
             value.shape = None if value.shape is None else _without_batch(value.shape, self.batch)
         for value in (*graph.inputs, *graph.outputs):
-            if value.name in self.named and value.shape is not None:
+            if value.name in self.batch_first and value.shape is not None:
                 value.shape = ir.Shape([BATCH, *value.shape[1:]])
 
 

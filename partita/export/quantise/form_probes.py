@@ -133,7 +133,7 @@ def refusal_reason(
     assert target.ask is not None
     question = product_model(form, kernels, packings, dtype)
     answer = target.ask(question, SIZES)
-    if answer.fails or answer.left:
+    if answer.failure or answer.unsupported:
         return _reason(answer)
     restores = target.unpacks is not None and target.unpacks(question, SIZES)
     return RESTORES if restores else ""
@@ -141,7 +141,7 @@ def refusal_reason(
 
 def _reason(answer: ProbeResult) -> str:
     """The reason of a rejected probe."""
-    return answer.fails or f"leaves {', '.join(sorted(answer.left))} to another provider"
+    return answer.failure or f"leaves {', '.join(sorted(answer.unsupported))} to another provider"
 
 
 def _supports_lookups(target: Target, form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str) -> bool:
@@ -150,7 +150,7 @@ def _supports_lookups(target: Target, form: Form, kernels: Kernels, packings: Se
     if not packings:
         return kernels.gather
     answer = target.ask(_lookup_model(form, kernels, packings, dtype), SIZES)
-    return not answer.fails and not answer.left
+    return not answer.failure and not answer.unsupported
 
 
 def refused_experts(target: Target, form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str) -> str:
@@ -161,7 +161,7 @@ def refused_experts(target: Target, form: Form, kernels: Kernels, packings: Sequ
     if form.experts is None or target.ask is None:
         return "" if form.experts is not None else "cannot quantise them"
     answer = target.ask(_experts_model(form, kernels, packings, dtype), SIZES)
-    return _reason(answer) if answer.fails or answer.left else ""
+    return _reason(answer) if answer.failure or answer.unsupported else ""
 
 
 def _experts_model(form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str) -> bytes:

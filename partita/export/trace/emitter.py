@@ -112,7 +112,7 @@ class Emitter:
         _, version, rule = self._masks.get(id(request.mask), (None, 0, None))
         if version != request.mask._version:
             rule = None
-        if self.lowering.grows and rule is not None and not rule.everywhere:
+        if self.lowering.grows and rule is not None and not rule.any_length:
             rule = None  # the tensor limits the window, which is longer than N
         whole = statically_known_true(request.query.shape[2] == self.positions.shape[1])
         mask = request.mask if rule is None or not whole else None

@@ -61,7 +61,7 @@ class MaskRule:
     """The rule of a mask: causal, and within `window` keys if that is not None."""
 
     window: int | None
-    everywhere: bool = True
+    any_length: bool = True
     """The rule holds for any length, not only for a cache of N rows."""
 
 

@@ -93,7 +93,7 @@ class Recorder:
     length_as_tensor: bool
     extras: dict[tuple[str, int, int], ExtraState] = field(default_factory=dict)
     """Known from an earlier run, in which case the model gets states of zeros."""
-    found: dict[int, LayerState] = field(default_factory=dict)
+    layer_states: dict[int, LayerState] = field(default_factory=dict)
     rules: list[MaskRule | None] = field(default_factory=list)
     written: dict[tuple[str, int, int], ExtraState] = field(default_factory=dict)
     last_state: torch.Tensor | None = None
@@ -118,9 +118,9 @@ class Recorder:
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Record heads and widths."""
-        if layer in self.found:
+        if layer in self.layer_states:
             raise UnsupportedModelError(f"layer {layer} caches keys twice in one step, which is not supported")
-        self.found[layer] = LayerState(layer, key.shape[1], key.shape[-1], value.shape[-1])
+        self.layer_states[layer] = LayerState(layer, key.shape[1], key.shape[-1], value.shape[-1])
         keys = key.new_zeros(key.shape[0], key.shape[1], self.max_length, key.shape[3])
         values = value.new_zeros(value.shape[0], value.shape[1], self.max_length, value.shape[3])
         self._caches[id(keys)] = keys, layer
@@ -132,11 +132,11 @@ class Recorder:
         _, rule = self._masks.get(id(request.mask), (None, None))
         if id(request.mask) in self._refused:
             raise self._refused[id(request.mask)]
-        if layer is not None and not self.found[layer].fused:
+        if layer is not None and not self.layer_states[layer].fused:
             window = rule.window if rule is not None else None
-            self.found[layer] = replace(self.found[layer], window=window, fused=True)
+            self.layer_states[layer] = replace(self.layer_states[layer], window=window, fused=True)
         elif layer is not None:
-            self.found[layer] = replace(self.found[layer], shared=True)
+            self.layer_states[layer] = replace(self.layer_states[layer], shared=True)
         batch, heads, length, _ = request.query.shape
         return request.query.new_zeros(batch, length, heads, request.value.shape[-1])
 
@@ -181,7 +181,7 @@ def probe(model: torch.nn.Module, fake: FakeTensorMode, batch: int, max_length: 
             raise UnsupportedModelError(
                 f"layer {layer} keeps a different {kind} state in later steps than in the first, which is not supported"
             )
-    if not first.found and not first.written:
+    if not first.layer_states and not first.written:
         raise UnsupportedModelError(
             f"{type(model).__name__} does not use transformers' cache, so it cannot be traced with a static cache"
         )
@@ -191,7 +191,7 @@ def probe(model: torch.nn.Module, fake: FakeTensorMode, batch: int, max_length: 
             f"layer {odd[0].layer} has a {odd[0].kind} state of shape {list(odd[0].shape)}, whose first "
             f"size is not the batch size ({batch}); this is not supported"
         )
-    layers = tuple(first.found[layer] for layer in sorted(first.found))
+    layers = tuple(first.layer_states[layer] for layer in sorted(first.layer_states))
     extras = tuple(first.written[key] for key in sorted(first.written, key=lambda k: (k[1], k[0], k[2])))
     outside = tuple(name for name in _own_tensors(model) if name not in before)
     return ModelStates(layers, extras, tuple(first.rules), first.length_as_tensor, outside, ones)

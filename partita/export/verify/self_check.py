@@ -48,7 +48,7 @@ def disagreement(checkpoint: Checkpoint, answer: KnownAnswer, scratch: Path | No
 
 def rounds(computing: Precision) -> bool:
     """Whether a package computes in 16 bits with unquantised weights where it is verified."""
-    return computing.dtype in HALVES and computing.twin is None and computing.bits is None
+    return computing.dtype in HALVES and computing.cpu_dtype is None and computing.bits is None
 
 
 def rounding(

@@ -99,7 +99,7 @@ def opened_and_run(provider: str, folder: Path) -> Iterator[None]:
     except Exception as error:  # a lowering may fail in any way
         # Without the remedy of PartitaErrors, which is for published packages.
         if isinstance(error, PartitaError):
-            text = error.message if error.where in (None, folder) else f"{error.where.name}: {error.message}"
+            text = error.message if error.path in (None, folder) else f"{error.path.name}: {error.message}"
         else:
             text = f"{type(error).__name__}: {error}"
         # ONNX Runtime names a file by its whole path.
@@ -116,7 +116,7 @@ def run_all(
     `measured`: the quality is measured on the CPU provider, which counts as a smoke run of whole batches. Raises
     TargetParityError and NotRunningError.
     """
-    twin = work.options.computing.twin is not None
+    twin = work.options.computing.cpu_dtype is not None
     verified = manifest.verification.status == "verified" and manifest.verification.twin is None
     same = target is not None and target.provider == CPU and not twin
     by_quality = measured and not manifest.graph.takes_fewer_rows
@@ -135,7 +135,7 @@ def run_on_cpu(work: Work, manifest: Manifest, smoke: Smoke | None, *, by_qualit
 
     A replay of the known answer counts as one, and the quality measurement where `by_quality`. Raises NotRunningError.
     """
-    twin = work.options.computing.twin is not None
+    twin = work.options.computing.cpu_dtype is not None
     packed = work.options.rounds  # then another graph was replayed
     if manifest.verification.status == "verified" and not packed:
         detail = f"{BY_REPLAY}, with its float32 copy" if twin else BY_REPLAY
@@ -214,7 +214,7 @@ def _record_unverified(work: Work, target: Target, error: NotRunningError) -> Sm
 
     Raises the error again in other cases.
     """
-    if work.options.computing.twin is None or not target.by_default or not error.refused_by_provider:
+    if work.options.computing.cpu_dtype is None or not target.by_default or not error.refused_by_provider:
         raise error
     add_note(
         work,

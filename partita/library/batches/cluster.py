@@ -40,7 +40,7 @@ from partita.runtime.ort.native_log import captured_output
 START = Remedy(
     "start one",
     ("ray", "start", "--head"),
-    otherwise=Remedy("start one for this run", options=("--address", "local")),
+    alternative=Remedy("start one for this run", options=("--address", "local")),
 )
 CONNECT_SECONDS = 5.0
 BLOCK_TURNS, LEAST_BLOCK, MOST_BLOCKS = 8, 16, 4_096
@@ -59,7 +59,7 @@ class Setup:
     package: Path
     contents: str
     """Version of Partita, and hash of the package."""
-    where: ChainOptions
+    chain_options: ChainOptions
     choice: Choice
     speculation: Speculation
     token_ids: bool = False
@@ -112,7 +112,7 @@ class Worker:
         from partita.library.loading import open_engine
         from partita.library.model import Model
 
-        folder, choice, where = setup.package, setup.choice, setup.where
+        folder, choice, where = setup.package, setup.choice, setup.chain_options
         manifest = open_folder(folder, choice)
         if _contents(folder, manifest) != setup.contents:
             raise PackageError(
@@ -120,7 +120,7 @@ class Worker:
                     "the worker has another package or another version of Partita than the command; "
                     "install the same version, and share the package folder"
                 ),
-                where=folder,
+                path=folder,
             )
         target = read_chain_options(where)
         model = Model(open_engine(folder, manifest, where, target, choice, observe=False, process="this"))
@@ -190,18 +190,18 @@ class Cluster:
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False
         context.max_errored_blocks = -1  # for blocks whose workers died; other errors come as results
-        count, threads, gpus = _shares(ray, self.workers, self.setup.where)
+        count, threads, gpus = _shares(ray, self.workers, self.setup.chain_options)
         size = max(LEAST_BLOCK, BLOCK_TURNS * self.slots, math.ceil(self.rows / MOST_BLOCKS))
         size = max(1, min(size, self.rows // (2 * count)))  # so that every worker gets blocks of a short file
         blocks = list(_put(ray, rows, size))
         if not blocks:
             return
-        where = replace(self.setup.where, threads=threads)
+        where = replace(self.setup.chain_options, threads=threads)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Ray 2.64 renames max_task_retries; the extra allows earlier versions
             results = ray.data.from_arrow_refs(blocks).map_batches(
                 Worker,
-                fn_constructor_args=(replace(self.setup, where=where), defaults),
+                fn_constructor_args=(replace(self.setup, chain_options=where), defaults),
                 batch_size=None,
                 batch_format="pyarrow",
                 compute=ray.data.ActorPoolStrategy(size=min(count, len(blocks))),

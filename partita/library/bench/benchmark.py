@@ -156,7 +156,9 @@ def _race(
             raise
         for racer in contest.racers:
             if racer.lane.observed is None:
-                racer.lane.why_unknown = racer.lane.why_unknown or "interrupted before its profiled round"
+                racer.lane.host_time_missing_reason = (
+                    racer.lane.host_time_missing_reason or "interrupted before its profiled round"
+                )
         return contest.racers, True
     return contest.racers, False
 
@@ -195,7 +197,7 @@ def _build(
         results=verdicts,
         environment=environment() if any(lane.load_seconds is not None for lane in lanes) else None,
         package=package,
-        others=tuple(others),
+        other_packages=tuple(others),
         prompt_tokens=len(subjects[0].prompts[0]),
         max_new_tokens=options.max_new_tokens,
         threads=options.threads,
@@ -212,7 +214,7 @@ def _unwritten(racers: Sequence[Racer], files: Mapping[str, Path]) -> PartitaErr
     missing = [racer for racer in racers if racer.entry.name in files and racer.lane.observed is None]
     if not missing:
         return None
-    why = (f"{files[racer.entry.name]}: not written: {racer.lane.why_unknown}" for racer in missing)
+    why = (f"{files[racer.entry.name]}: not written: {racer.lane.host_time_missing_reason}" for racer in missing)
     return ReportError("; ".join(why))
 
 
@@ -262,8 +264,8 @@ class Racer:
         self.engine = RemoteEngine(
             subject.path.absolute(),
             subject.manifest,
-            self.entry.where,
-            read_chain_options(self.entry.where),
+            self.entry.chain_options,
+            read_chain_options(self.entry.chain_options),
             observe=observe,
             refusal_seconds=0.0,
             choice=subject.choice,
@@ -366,7 +368,7 @@ class Race:
         """Run one generation of one contender."""
         time.sleep(PAUSE_SECONDS)
         try:
-            racer.lane.turns += (racer.run_round(number),)
+            racer.lane.round_results += (racer.run_round(number),)
         except PartitaError as error:
             racer.fail(error)
 
@@ -382,7 +384,7 @@ class Race:
                 try:
                     self.observe_one(racer, files.get(racer.entry.name))
                 except PartitaError as error:
-                    racer.lane.why_unknown = f"the profiled round failed: {' '.join(str(error).split())}"
+                    racer.lane.host_time_missing_reason = f"the profiled round failed: {' '.join(str(error).split())}"
 
     def observe_one(self, racer: Racer, file: Path | None) -> None:
         """Store and write the report of one contender, if it ran on the measured providers."""
@@ -390,7 +392,9 @@ class Race:
         assert racer.engine is not None
         used = tuple(entry.provider for entry in racer.engine.opened.chain if entry.status == "active")
         if used != racer.used:
-            racer.lane.why_unknown = f"the profiled round ran on {','.join(used)}, not on {','.join(racer.used)}"
+            racer.lane.host_time_missing_reason = (
+                f"the profiled round ran on {','.join(used)}, not on {','.join(racer.used)}"
+            )
             return
         racer.run_round(0)
         report = racer.engine.report(ReportRequest())

@@ -31,7 +31,7 @@ class Entry:
     name: str
     subject: Subject
     chain: tuple[Provider, ...]
-    where: ChainOptions
+    chain_options: ChainOptions
     notes: tuple[str, ...]
     """Notes for the user."""
     stem: str
@@ -139,7 +139,9 @@ def _of_chain(given: Mapping[str, T] | None, names: set[str]) -> dict[str, T]:
 def read_paths(options: BenchOptions, entries: Sequence[Entry]) -> set[Path]:
     """All input paths, which outputs must not overwrite."""
     return {
-        path for entry in entries for path in read_by(entry.where, *packages_of(options), *Choice.of(options).reads)
+        path
+        for entry in entries
+        for path in read_by(entry.chain_options, *packages_of(options), *Choice.of(options).reads)
     }
 
 

@@ -116,7 +116,7 @@ class ReportRequest:
 class Restarts:
     """How a server restarts an engine's worker process after its end."""
 
-    tell: Callable[[str], object]
+    notify: Callable[[str], object]
     """Called with a message for the operator."""
     check: Callable[[], object]
     """Called when the package is loaded again and no request is running; raises a PartitaError to reject it."""
@@ -278,7 +278,7 @@ class EngineState:
 
 def at_rest(ticket: Ticket) -> tuple[int, ...]:
     """The history of a kept request that has finished. Raises GenerationError for others."""
-    if ticket.state != "over" or not ticket.work.stays or ticket.released:
+    if ticket.state != "over" or not ticket.work.keep_row or ticket.released:
         raise GenerationError("cannot continue: the request is still running, was not kept, or was released")
     return ticket.history
 

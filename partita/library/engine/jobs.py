@@ -155,7 +155,7 @@ def crash_error(lost: WorkerLostError, chain: Sequence[Provider]) -> PartitaErro
         return ResourceError("the run was killed (SIGKILL), probably out of memory; free some")
     if lost.late or lost.closed or not foreign(chain):
         return lost
-    return CrashError(chain, f"ended the run: it {lost.what}")
+    return CrashError(chain, f"ended the run: it {lost.summary}")
 
 
 def foreign(chain: Sequence[Provider]) -> list[str]:

@@ -361,8 +361,8 @@ class RemoteEngine(EngineState):
         otherwise = WITHOUT.filled(provider=" or ".join(others)) if others else None
         names = ",".join(provider.ort_name for provider in self._chain)
         return ProviderError(
-            f"{names}: the worker process {ended} during {during}: it {lost.what}",
-            remedy=replace(LOAD_AGAIN, otherwise=otherwise),
+            f"{names}: the worker process {ended} during {during}: it {lost.summary}",
+            remedy=replace(LOAD_AGAIN, alternative=otherwise),
         )
 
     def _lose(self, lost: WorkerLostError) -> None:
@@ -380,7 +380,7 @@ class RemoteEngine(EngineState):
             waiting, self._requests, self._restarting = self._requests, {}, get_ident()
         if failed is None or time.monotonic() - failed[1] >= RETRY_SECONDS:
             if failed is None:
-                restarts.tell(f"{self._worker_error}; it is being restarted")
+                restarts.notify(f"{self._worker_error}; it is being restarted")
             self._closing.detach()
             self._worker.kill()
             try:
@@ -393,7 +393,7 @@ class RemoteEngine(EngineState):
                 error = raised if isinstance(raised, PartitaError) else PartitaError(f"internal error: {raised!r}")
                 self._worker_error = self._worker_error or error
                 if failed is None or str(failed[0]) != str(error):  # otherwise it would be a line every few seconds
-                    restarts.tell(f"not loaded: {error}; retrying every {RETRY_SECONDS:g} s")
+                    restarts.notify(f"not loaded: {error}; retrying every {RETRY_SECONDS:g} s")
                 self._failed = error, time.monotonic()
         with self._sending:
             self._requests, self._restarting = {**waiting, **self._requests}, None
@@ -404,9 +404,9 @@ class RemoteEngine(EngineState):
         if self._failed is not None:
             error = self._failed[0]
             said = f"{error.message}; retrying every {RETRY_SECONDS:g} s"
-            self._end([*self._requests.values()], ProviderError(said, where=error.where))
+            self._end([*self._requests.values()], ProviderError(said, path=error.path))
         elif failed is not None:
-            restarts.tell("it is loaded again and accepts requests")
+            restarts.notify("it is loaded again and accepts requests")
 
     def _reopen(self, restarts: Restarts) -> None:
         """Open the batch as before, without its prefix if the file is gone."""
@@ -416,7 +416,7 @@ class RemoteEngine(EngineState):
         except GenerationError as error:
             if options.prefix is None:
                 raise
-            restarts.tell(f"{error}; prompts are prefilled from their beginning")
+            restarts.notify(f"{error}; prompts are prefilled from their beginning")
             self.open(replace(options, prefix=None), longest=longest, takes_turns=takes_turns)
 
     def _end(self, tickets: Sequence[Ticket], error: PartitaError) -> None:

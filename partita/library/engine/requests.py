@@ -46,7 +46,7 @@ class Work:
     """Name of an adapter of the package; None: the adapter of the batch (`BatchOptions.adapter`)."""
     is_warm_up: bool = False
     """A warm-up request, whose adapter reports omit."""
-    stays: bool = False
+    keep_row: bool = False
     """Keep its row and cache for a next turn when it ends, until released. If running rows would change the cache of a
     finished row, the next turn prefills everything again."""
 

@@ -425,7 +425,7 @@ class Scheduler(EngineState, ABC):
         completion.finish = reason
         ticket.state, ticket.error, ticket.ended = "over", error, time.perf_counter()
         if ticket.row is not None and loop is not None:
-            if ticket.work.stays and error is None and self._rules.keep_cache:
+            if ticket.work.keep_row and error is None and self._rules.keep_cache:
                 self._halt(ticket.row, loop, surplus)
             else:
                 self._free(ticket)

@@ -136,7 +136,7 @@ class Host:
             end = None
             if piece.finish_reason is not None:
                 end = ticket.error, ticket.ended or 0.0, ticket.row, ticket.copied_tokens
-                if not work.stays:
+                if not work.keep_row:
                     self.tickets.pop(number, None)
             self._pieces.append((number, *piece, end))
 

@@ -65,7 +65,7 @@ def dry_run_facts(name: str | None) -> DryRunFacts:
         provider_library=library.name,
         onnxruntime_version=runtime_version(library),
         cuda_version=prepare(library).cuda_version,
-        stand_ins=build,
+        stub_build=build,
         not_real=NOT_REAL,
         graph_capture=None,
     )
@@ -109,15 +109,15 @@ def _try_capture(report: Report, model: OnnxModel, chain: Sequence[Resolution], 
     try:
         session = open_native(model.path, (capturing, *others), Opening(threads=threads, model=model.to_bytes()))
     except NativeFailureError as failure:
-        return GraphCapture(file=file, accepted=False, evidence=one_line(str(failure)), blocking=blocking)
+        return GraphCapture(file=file, is_accepted=False, evidence=one_line(str(failure)), blocking=blocking)
     with closing(session):
         warned = [line for line in session.log if "graph capture" in line.lower()]
     evidence = f"ONNX Runtime opens the session with {CAPTURE_OPTION}=1"
     if warned:
         evidence = one_line(warned[0].rpartition("] ")[2])
     evidence += "; capturing a run may still fail"
-    fatal = Counter(node.why for node in blocking if node.cause != "other_provider" or not warned)
+    fatal = Counter(node.cause_text for node in blocking if node.cause != "other_provider" or not warned)
     if fatal:
         reasons = listing(f"{plural(count, 'node')} ({why})" for why, count in fatal.items())
         evidence = f"ONNX Runtime opens the session, but the capturing run would fail: {reasons}"
-    return GraphCapture(file=file, accepted=not fatal, evidence=evidence, blocking=blocking)
+    return GraphCapture(file=file, is_accepted=not fatal, evidence=evidence, blocking=blocking)

@@ -85,7 +85,7 @@ def place(
         facts = with_shapes(facts, opened.models, opened.shapes)
         notes += [FAILED_DRY] if failed and not interrupted else []
     elif failed and not interrupted:
-        facts = replace(facts, failed=str(error).removeprefix(f"{options.model}: "))
+        facts = replace(facts, failure=str(error).removeprefix(f"{options.model}: "))
     report = join(
         replace(facts, notes=(*facts.notes, *notes)),
         tuple(map(chain_entry, resolutions)),

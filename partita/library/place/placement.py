@@ -22,7 +22,7 @@ class PlacementError(PartitaError):
     """The model was placed, but a run failed. `report` has the placement; the cause is the error of the run."""
 
     def __init__(self, error: PartitaError, report: Report) -> None:
-        super().__init__(error.message, where=error.where, remedy=error.remedy)
+        super().__init__(error.message, path=error.path, remedy=error.remedy)
         self.report = report
 
 
@@ -37,7 +37,7 @@ def place(options: PlaceOptions) -> Report:
 
     target = read_place(options)
     report, error = place_model(options, target)
-    if report.interrupted:
+    if report.interruptions:
         raise KeyboardInterrupt
     error = error or limits_error(report)
     if error is not None:
@@ -68,8 +68,8 @@ def _check_options(options: PlaceOptions) -> None:
         for name, why in of_files.items():
             if getattr(options, name):
                 raise UsageError(f"`{name}` is for ONNX files; {why}")
-    elif Choice.of(options).given:
-        name = Choice.of(options).given[0]
+    elif Choice.of(options).setting_names:
+        name = Choice.of(options).setting_names[0]
         raise UsageError(f"`{name}` is only for foreign folders; omit it for a file")
     for name, given in (("device", options.device is not None), ("graph_capture", options.graph_capture)):
         if given and not options.dry_run:

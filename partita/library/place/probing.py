@@ -36,7 +36,7 @@ def with_probes(
             return probe_run(facts, resolutions, models, sizes, seconds)
     except KeyboardInterrupt:
         note = "experiments on fallback nodes were interrupted, so the report contains none"
-        facts = replace(facts, interrupted=(*facts.interrupted, "experiments"))
+        facts = replace(facts, interruptions=(*facts.interruptions, "experiments"))
     except OSError as error:
         note = f"experiments on nodes that fell back could not be made: {error.strerror or error}"
     return replace(facts, notes=(*facts.notes, note)), resolutions

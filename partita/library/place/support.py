@@ -48,7 +48,7 @@ def measure_support(options: SupportOptions, audience: Audience = QUIET) -> tupl
     _check_options(options)
     target = read_chain_options(chain_of(chain_options(options)))
     provider = _one_of(target, options)
-    what, asked = _measurement_task(options)
+    what, scope = _measurement_task(options)
 
     from partita.runtime.ort.registry import available_ort_names
 
@@ -80,7 +80,7 @@ def measure_support(options: SupportOptions, audience: Audience = QUIET) -> tupl
             devices=devices,
         ),
         versions=_versions(measured.newest_opset),
-        asked=asked,
+        scope=scope,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         partita_version=partita.__version__,
         budget_seconds=options.seconds,

@@ -141,7 +141,7 @@ def _asker(resolution: Resolution, environment: Mapping[str, str] | None = None)
 
         with _lab(resolution, environment) as lab:
             found = query(model, sizes, lab)
-        return ProbeResult(found.nodes, found.left, found.fails, found.unasked)
+        return ProbeResult(found.nodes, found.unsupported, found.failure, found.untested)
 
     return ask
 

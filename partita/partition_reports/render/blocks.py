@@ -102,7 +102,7 @@ def _show_line(page: Page, line: Line, indent: int) -> None:
 
 def show_command(page: Page, command: Command, indent: int) -> None:
     """Print a command on separate lines, for copying."""
-    page.command(command.words, COMMAND, indent=indent)
+    page.command(command.arguments, COMMAND, indent=indent)
     if command.does:
         page.line(command.does, indent=indent + INDENT, style=DIM)
 
@@ -110,6 +110,6 @@ def show_command(page: Page, command: Command, indent: int) -> None:
 def _show_table(page: Page, table: Table) -> None:
     """Print the first rows of a table and a summary of the others."""
     rows, rest = shown_rows(table)
-    if not table.obvious:
+    if not table.redundant_caption:
         page.line(table.caption, style=DIM)
     page.table(table.columns, [[text_of(cell) for cell in row.cells] for row in rows], rest)

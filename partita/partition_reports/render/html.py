@@ -32,7 +32,7 @@ def html_view(document_of: Callable[[Any], Document]) -> View:
     def to_text(record: Any) -> str:
         return write_document(document_of(record))
 
-    return View("html", ".html", "as one HTML page", to_text, what="page")
+    return View("html", ".html", "as one HTML page", to_text, file_kind="page")
 
 
 def write_document(document: Document) -> str:

@@ -127,7 +127,7 @@ def write_block(block: Block, *, unfold: bool = False) -> Iterator[str]:
 def _write_table(table: Table) -> Iterator[str]:
     """The first rows and a summary of the others."""
     shown, rest = shown_rows(table)
-    if not table.obvious:
+    if not table.redundant_caption:
         yield safe(table.caption)
         yield ""
     cells = ([safe(text_of(cell)) for cell in row.cells] for row in shown)

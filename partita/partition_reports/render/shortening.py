@@ -31,6 +31,6 @@ def shown_blocks(blocks: Sequence[Block], hint: str = "") -> list[Block]:
 
 def shown_rows(table: Table) -> tuple[tuple[Row, ...], str]:
     """The first rows of a table and a summary of the others; all rows if the table has no summary."""
-    if table.rest is None or len(table.rows) <= table.most:
+    if table.summarise_rest is None or len(table.rows) <= table.maximum_rows:
         return table.rows, ""
-    return table.rows[: table.most], table.rest(table.most)
+    return table.rows[: table.maximum_rows], table.summarise_rest(table.maximum_rows)

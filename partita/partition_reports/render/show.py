@@ -34,18 +34,18 @@ class Views:
     """Keys of sections that are collapsed in Markdown."""
     unfold: bool = False
     """Include folds in Markdown, collapsed."""
-    own: Mapping[str, str] = field(default_factory=dict)
+    modules: Mapping[str, str] = field(default_factory=dict)
     """Name of a view -> its module."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of all views."""
-        return tuple(sorted({*GENERAL, *self.own}))
+        return tuple(sorted({*GENERAL, *self.modules}))
 
     def load(self, name: str) -> View:
         """The view of a name."""
-        if name in self.own:
-            found: View = importlib.import_module(self.own[name]).VIEW
+        if name in self.modules:
+            found: View = importlib.import_module(self.modules[name]).VIEW
             return found
         if name == "json":
             from partita.partition_reports.storage import to_json

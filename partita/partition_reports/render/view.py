@@ -22,7 +22,7 @@ class View:
     """Record -> text with a trailing newline. Raises ReportError if the record lacks the required data."""
     print_to: Callable[[Any, Console], None] | None = None
     """Prints the view at the width of a console, with colour; None for file formats."""
-    what: str = ""
+    file_kind: str = ""
     """Name of its file in messages; empty: the view's name."""
     hint: str = ""
-    """How to open its file."""
+    """Instruction to open its file."""

@@ -83,7 +83,7 @@ def _cost(report: Report, entries: Sequence[Fallback]) -> Iterator[tuple[str, st
 
 def _action_text(top: Overview) -> Iterator[tuple[str, str]]:
     """A command with its description, or else the remedy."""
-    first = top.answers[-1].lines[0]
+    first = top.questions[-1].lines[0]
     if top.state.name not in ("all", "nearly"):
         about = f" ({first.does})" if isinstance(first, Command) and first.does else ""
         yield "remedy", f"{first.text}{about}" if isinstance(first, Command) else text_of(first)

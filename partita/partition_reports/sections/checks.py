@@ -34,16 +34,16 @@ def _all_checks(report: Report) -> Table:
 def _disagreements(report: Report) -> Iterator[Block]:
     """Nodes with conflicting sources."""
     phases: dict[tuple[str, str], list[str]] = {}
-    for entry in report.disagreements:
+    for entry in report.conflicts:
         phases.setdefault((entry.node, entry.detail), []).append(entry.phase)
     for (node, detail), names in list(phases.items())[:NAMED]:
         yield Line(f"conflicting sources in {listing(names)} for {node}: {detail}")
     if len(phases) > NAMED:
         yield Line(f"and for {plural(len(phases) - NAMED, 'more node')}")
-    if report.disagreements:
+    if report.conflicts:
         rows = [
             (entry.node, entry.phase, entry.detail, ", ".join(source.replace("_", " ") for source in entry.sources))
-            for entry in report.disagreements
+            for entry in report.conflicts
         ]
         heads = [text_column(title) for title in ("node", "phase", "detail", "sources")]
         yield Fold("All conflicts", (table("Conflicts between sources", heads, rows),))

@@ -118,7 +118,7 @@ def _way_of(copy: Copy) -> str:
 def _render_cause(copy: Copy) -> str:
     """The nodes that require a copy, or why they are unknown."""
     if not copy.caused_by:
-        return f"unknown: {copy.cause_unknown}" if copy.cause_unknown else "session input or output"
+        return f"unknown: {copy.cause_missing_reason}" if copy.cause_missing_reason else "session input or output"
     first, *others = copy.caused_by
     return f"{first} and {plural(len(others), 'more node')}" if others else first
 

@@ -29,18 +29,18 @@ def _render_device(device: DryRunFacts) -> tuple[tuple[str, tuple[str, ...]], ..
     return (
         ("device", (about,)),
         ("provider", (f"{device.provider_library} of ONNX Runtime {device.onnxruntime_version}, the real library",)),
-        ("stubs", (f"CUDA {device.cuda_version}, build {device.stand_ins[:12]}",)),
+        ("stubs", (f"CUDA {device.cuda_version}, build {device.stub_build[:12]}",)),
         ("not real", device.not_real),
     )
 
 
 def _capture(verdict: GraphCapture) -> Group:
     """Whether a session can be captured, and nodes that block it."""
-    outcome = "would be accepted" if verdict.accepted else "REFUSED"
+    outcome = "would be accepted" if verdict.is_accepted else "REFUSED"
     blocks: list[Block] = [Line(verdict.evidence, "evidence")]
     reasons: dict[str, list[BlockingNode]] = {}
     for node in verdict.blocking:
-        reasons.setdefault(node.why, []).append(node)
+        reasons.setdefault(node.cause_text, []).append(node)
     for why, nodes in reasons.items():
         counts: dict[str, int] = {}
         for node in nodes:
@@ -49,7 +49,7 @@ def _capture(verdict: GraphCapture) -> Group:
         blocks.append(Line(f"{plural(len(nodes), 'node')} on {on} ({tally(counts)}): {why}", "blocks capture"))
         blocks.append(Line(name_some((node.node for node in nodes), NAMED), "nodes"))
     if verdict.blocking:
-        rows = [(node.node, node.op_type or "unknown", node.provider, node.why) for node in verdict.blocking]
+        rows = [(node.node, node.op_type or "unknown", node.provider, node.cause_text) for node in verdict.blocking]
         heads = [text_column(title) for title in ("node", "operator", "provider", "reason")]
         title = f"{plural(len(rows), 'node')} that block the CUDA graph of {verdict.file}"
         blocks.append(Fold(title, (table(title, heads, rows),)))

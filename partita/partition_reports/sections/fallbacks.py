@@ -121,7 +121,7 @@ def reason_text(code: str, entries: Sequence[Fallback]) -> str:
     if reason is None:
         return code
     replacements = [
-        {each.now: each.before for each in entry.variants if each.outcome in HELPED and each.factor in reason.factors}
+        {each.after: each.before for each in entry.variants if each.outcome in HELPED and each.factor in reason.factors}
         for entry in entries
     ]
     befores = {before for changes in replacements for before in changes.values()}
@@ -163,9 +163,9 @@ def _rejected(report: Report) -> Iterator[Table]:
             name_some(part.nodes, NAMED),
             part.evidence,
             "yes" if part.minimal else "unknown: time ran out",
-            f"{part.tries:,}",
+            f"{part.attempts:,}",
         )
-        for part in report.rejected
+        for part in report.rejected_parts
     ]
     heads = [text_column(title) for title in ("file", "provider", "smallest rejected part", "evidence")]
     if rows:
@@ -367,7 +367,13 @@ def _cost_cells(cost: FallbackCost | None) -> tuple[str, str, str, str, str]:
     if cost is None:
         return (NOT_KNOWN, NOT_KNOWN, NOT_KNOWN, NOT_KNOWN, "no phase measured it")
     size = human_bytes(cost.copy_bytes_per_run) if cost.copies else NOT_KNOWN
-    return (decimals(cost.host_us_per_run, 1e-3), str(len(cost.copies)), size, HARMLESS[cost.harmless], cost.why)
+    return (
+        decimals(cost.host_us_per_run, 1e-3),
+        str(len(cost.copies)),
+        size,
+        HARMLESS[cost.harmless],
+        cost.harmless_reason,
+    )
 
 
 def _experiments(members: Sequence[Fallback]) -> Iterator[Fold]:

@@ -55,6 +55,6 @@ def _notes(phases: Sequence[Phase], *, timed: bool) -> list[str]:
     notes = [TIMES] if timed else []
     if any(is_copy(node) and node.layer is not None for node in nodes):
         notes.append("A Memcpy node counts in the layer of the node that causes it.")
-    if any(not entry.nodes + entry.added for phase in phases for entry in phase.by_layer):
+    if any(not entry.nodes + entry.added_nodes for phase in phases for entry in phase.by_layer):
         notes.append(SEVERAL)
     return notes

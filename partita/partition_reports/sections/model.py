@@ -54,11 +54,11 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     name: int = 0
-    rest: Callable[[int], str] | None = None
+    summarise_rest: Callable[[int], str] | None = None
     """Number of shown rows -> a sentence that summarises the others. None: views show all rows."""
-    obvious: bool = False
+    redundant_caption: bool = False
     """The caption repeats the headings and may be hidden."""
-    most: int = 12
+    maximum_rows: int = 12
     """Maximum shown rows in views that shorten tables."""
 
 
@@ -75,13 +75,13 @@ class Line:
 class Command:
     """Unquoted words of a shell command, with a description."""
 
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     does: str = ""
 
     @property
     def text(self) -> str:
         """The command quoted for a shell."""
-        return shell(self.words)
+        return shell(self.arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class Document:
     sections: tuple[Section, ...]
     opening: tuple[Block, ...] = ()
     """Blocks below the headline, without a title."""
-    made: str = ""
+    created: str = ""
     """Creation time of the record."""
     version: str = ""
     """Version of Partita that wrote it; empty: this version."""

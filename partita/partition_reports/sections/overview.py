@@ -126,7 +126,7 @@ class Overview:
     request: str
     """Command, chain, runtime and time."""
     flags: tuple[Flag, ...]
-    answers: tuple[Question, ...]
+    questions: tuple[Question, ...]
 
 
 def glance(report: Report) -> Overview:
@@ -137,7 +137,7 @@ def glance(report: Report) -> Overview:
         verdict=verdict_of(report),
         request=_render_request(report),
         flags=tuple(find_flags(report)),
-        answers=_questions(report),
+        questions=_questions(report),
     )
 
 
@@ -246,7 +246,7 @@ def find_flags(report: Report) -> Iterator[Flag]:
         yield Flag("Dry run", text, f"as {device.device_name}")
     if report.package is not None and report.package.verification != "verified":
         yield Flag("Unverified package", report.package.verification_detail)
-    for sentence in report.exceeded:
+    for sentence in report.exceeded_limits:
         yield Flag("Limit exceeded", sentence)
     failed = [check.name for check in report.checks if not check.passed]
     if failed:
@@ -256,8 +256,8 @@ def find_flags(report: Report) -> Iterator[Flag]:
             listing([*failed[:NAMED_CHECKS], *more]),
             in_verdict=True,
         )
-    if report.disagreements:
-        nodes = len({entry.node for entry in report.disagreements})
+    if report.conflicts:
+        nodes = len({entry.node for entry in report.conflicts})
         yield Flag("Conflicting sources", f"for {plural(nodes, 'node')}", in_verdict=True)
     if was_interrupted(report):
         yield Flag("The run ended early", "interrupted", in_verdict=True)

@@ -50,7 +50,7 @@ def section(report: Report) -> Section | None:
         group_table("module", phases, lambda phase: phase.by_module, wanted, timed=timed),
     ]
     blocks += [Line(TIMES, tone="quiet")] if timed else []
-    if any(not entry.nodes + entry.added for phase in phases for entry in (*phase.by_op_type, *phase.by_module)):
+    if any(not entry.nodes + entry.added_nodes for phase in phases for entry in (*phase.by_op_type, *phase.by_module)):
         blocks.append(Line(SEVERAL, tone="quiet"))
     return Section("placement", "Placement", tuple(blocks))
 
@@ -70,7 +70,7 @@ def by_provider(phase: Phase) -> list[GroupShare]:
         GroupShare(
             name=short_provider(entry.provider),
             nodes=entry.nodes,
-            added=entry.added,
+            added_nodes=entry.added_nodes,
             nodes_by_provider={entry.provider: entry.nodes},
             host_us_per_run=entry.host_us_per_run,
             time_share=entry.time_share,
@@ -93,7 +93,7 @@ def group_table(
     by_phase = [{entry.name: entry for entry in pick(phase)} for phase in phases]
     names = list(dict.fromkeys(entry.name for phase in reversed(phases) for entry in pick(phase)))
     names = names if order is None else sorted(names, key=order)
-    added = any(entry.added for groups in by_phase for entry in groups.values())
+    added = any(entry.added_nodes for groups in by_phase for entry in groups.values())
     rows = [
         _group_row(name, [groups.get(name) for groups in by_phase], wanted, added=added, timed=timed) for name in names
     ]
@@ -113,7 +113,7 @@ def _group_row(
 ) -> tuple[str, ...]:
     cells = [name, " / ".join(dict.fromkeys(f"{entry.nodes:,}" if entry else "0" for entry in entries))]
     if added:
-        cells.append(" / ".join(dict.fromkeys(f"{entry.added:,}" if entry else "0" for entry in entries)))
+        cells.append(" / ".join(dict.fromkeys(f"{entry.added_nodes:,}" if entry else "0" for entry in entries)))
     if wanted:
         found = [_away(entry, wanted) if entry else "" for entry in entries]
         cells.append(" / ".join(dict.fromkeys(text or "0" for text in found)) if any(found) else "")
@@ -165,9 +165,9 @@ def _about_providers(report: Report) -> Iterator[Line]:
 
 def _render_behind(entry: ProviderShare) -> str:
     """Number of file nodes of a provider, if it differs from the number of plan nodes."""
-    if entry.nodes == entry.executed:
+    if entry.nodes == entry.executed_nodes:
         return ""
-    return f"{plural(entry.executed, 'node')} for {entry.nodes:,} of the file: "
+    return f"{plural(entry.executed_nodes, 'node')} for {entry.nodes:,} of the file: "
 
 
 def _stand_ins(phase: Phase) -> list[str]:
@@ -201,8 +201,12 @@ def _operators_of(node: NodePlacement, rows: Sequence[FileNode]) -> tuple[str, .
 def _render_bodies(bodies: Subgraphs) -> str:
     """Nodes and copies in control-flow subgraphs."""
     copies = "an unknown number of Memcpy nodes" if bodies.copies is None else plural(bodies.copies, "Memcpy node")
-    unseen = "; tensors of the main graph may be copied as well (no source reports them)" if bodies.unseen else ""
-    if not bodies.listed:
+    unseen = (
+        "; tensors of the main graph may be copied as well (no source reports them)"
+        if bodies.may_have_more_copies
+        else ""
+    )
+    if not bodies.is_known:
         return f"This ONNX Runtime does not list their nodes; {copies}{unseen}."
     on_cpu = plural(len(bodies.on_cpu), "node") + " on CPU"
     listed = ", ".join(f"{node.name} ({node.op_type})" if node.op_type else node.name for node in bodies.on_cpu)

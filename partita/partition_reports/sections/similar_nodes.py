@@ -15,7 +15,7 @@ OPERATOR_EVIDENCE = ("logged", "probed")
 
 def finding_key(report: Report) -> Callable[[Fallback], object]:
     """A function that returns the finding of a node for every preferred provider, for grouping."""
-    parts = {name: number for number, part in enumerate(report.rejected) for name in part.nodes}
+    parts = {name: number for number, part in enumerate(report.rejected_parts) for name in part.nodes}
 
     def key(entry: Fallback) -> object:
         part = parts.get(entry.node)
@@ -27,7 +27,7 @@ def finding_key(report: Report) -> Callable[[Fallback], object]:
 
 def _known(why: SkippedProvider) -> object:
     """The finding for one provider, without the texts that Partita writes."""
-    trials = tuple((trial.factor, trial.now, trial.outcome, trial.neg_added) for trial in why.variants)
+    trials = tuple((trial.factor, trial.after, trial.outcome, trial.neg_added) for trial in why.variants)
     return why.provider, why.reason, why.evidence_kind, trials, bool(why.missing_probes)
 
 

@@ -2,4 +2,4 @@
 
 from partita.partition_reports.render.show import Views
 
-VIEWS = Views(None, own={name: f"{__name__}.{name}" for name in ("brief", "html", "markdown", "text")})
+VIEWS = Views(None, modules={name: f"{__name__}.{name}" for name in ("brief", "html", "markdown", "text")})

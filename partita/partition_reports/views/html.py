@@ -36,4 +36,4 @@ def to_text(report: Report) -> str:
     )
 
 
-VIEW = View("html", ".html", "the report as one HTML page", to_text, what="page")
+VIEW = View("html", ".html", "the report as one HTML page", to_text, file_kind="page")

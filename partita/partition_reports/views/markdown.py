@@ -36,7 +36,7 @@ def _head(top: Overview) -> Iterator[str]:
         yield ""
     yield "| question | answer | more |"
     yield "| :--- | :--- | :--- |"
-    for answer in top.answers:
+    for answer in top.questions:
         lines = "<br>".join(map(cell_text, answer.lines))
         yield f"| {safe(answer.question)} | {safe(answer.figure)} | {lines} |"
     yield ""

@@ -32,7 +32,7 @@ def _show_top(page: Page, top: Overview) -> None:
     sign = f"{top.state.sign} " if page.harmless(top.state.sign) == top.state.sign else ""
     page.line(f"{sign}{top.state.headline}", indent=0, style=TONES[top.state.tone])
     page.line(f"{top.name}: {top.request}", indent=0, style=DIM)
-    *_, action = top.answers
+    *_, action = top.questions
     if top.state.name in ("all", "nearly"):
         return
     page.line(action.figure, indent=0, label=action.question)

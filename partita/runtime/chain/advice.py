@@ -10,7 +10,7 @@ from pathlib import Path
 
 from partita.diagnosis.actions import Action, Situation, steps_for
 from partita.diagnosis.records import Fallback
-from partita.errors import PackageError, RefusedNode, Refusing
+from partita.errors import PackageError, ProviderRefusal, RefusedNode
 from partita.observations.records import PackageFacts, PackageQuality
 from partita.package.folder import MANIFEST, Manifest, not_exported, read_manifest, sha256_of
 from partita.package.records import Quality
@@ -75,7 +75,7 @@ def export_again(graph: Path, codes: Sequence[str], provider: str, *, probing: b
         asks, knows = _split(action for action in steps_for(situation, code, provider) if action.exports)
         certain = knows[0] if knows else None
         if asks and probing:
-            return replace(asks[0], otherwise=certain)
+            return replace(asks[0], alternative=certain)
         if certain is not None:
             return certain
     return None
@@ -93,7 +93,7 @@ def _split(actions: Iterable[Action]) -> tuple[list[Remedy], list[Remedy]]:
 def export_again_for(path: Path, nodes: Sequence[RefusedNode]) -> Remedy | None:
     """The export command for the first provider of the chain for which a new export helps; None without one."""
     reasons: dict[str, Counter[str]] = {}
-    for entry in (entry for node in nodes for entry in node.asked):
+    for entry in (entry for node in nodes for entry in node.available_refusals):
         reasons.setdefault(entry.provider, Counter())[entry.reason] += 1
     found = (export_again(path, [code for code, _ in codes.most_common()], name) for name, codes in reasons.items())
     return next((remedy for remedy in found if remedy is not None), None)
@@ -114,7 +114,7 @@ def rows_of(fallbacks: Sequence[Fallback], active: Container[str]) -> tuple[Refu
             remedy=entry.remedy,
             available=entry.preferred_provider in active,
             skipped=tuple(
-                Refusing(
+                ProviderRefusal(
                     provider=each.provider,
                     reason=each.reason,
                     evidence_kind=each.evidence_kind,

@@ -105,7 +105,7 @@ def _changes(role: str) -> bool:
 
 
 def _not_captured(path: Path, found: Sequence[str]) -> ProviderError:
-    return ProviderError(f"graph capture is not possible: {'; '.join(found)}", where=path, remedy=WITHOUT)
+    return ProviderError(f"graph capture is not possible: {'; '.join(found)}", path=path, remedy=WITHOUT)
 
 
 def recorder_of(chain: Sequence[Resolution]) -> Resolution | None:
@@ -153,7 +153,7 @@ def not_captured_error(path: Path, chain: Sequence[Resolution], error: PartitaEr
         f"graph capture is not possible: {plural(len(rows), 'node')} would not run on {recorder.provider.name}: {shown}"
     )
     return ProviderError(
-        said, where=path, remedy=replace(WITHOUT, otherwise=export_again_for(path, nodes)), nodes=nodes
+        said, path=path, remedy=replace(WITHOUT, alternative=export_again_for(path, nodes)), nodes=nodes
     )
 
 

@@ -54,6 +54,8 @@ WITHOUT_PINS = Remedy("remove the pins, or use a provider that runs single nodes
 class ChainError(ProviderError):
     """The chain cannot run the model. Carries the facts that a report of the cause needs."""
 
+    path: Path
+
     def __init__(
         self,
         message: str,
@@ -64,8 +66,8 @@ class ChainError(ProviderError):
         remedy: Remedy | None = None,
         nodes: tuple[RefusedNode, ...] = (),
     ) -> None:
-        super().__init__(message, where=path, remedy=remedy, nodes=nodes)
-        self.path, self.chain = path, chain
+        super().__init__(message, path=path, remedy=remedy, nodes=nodes)
+        self.chain = chain
         self.facts = facts
         """Facts of a session with the CPU provider added; None when a provider failed and no session opened."""
 
@@ -267,7 +269,7 @@ def _refusal(path: Path, chain: Sequence[Resolution], opening: Opening, failure:
         dropped = any(name in session.registered for name in ort_names(settled))
         return ProviderError(
             no_provider_text(settled),
-            where=path,
+            path=path,
             remedy=remedy_for(settled),
             nodes=rows_of(rows, ()) if dropped else (),
         )
@@ -285,7 +287,7 @@ def not_all_on(path: Path, chain: tuple[Resolution, ...], facts: SessionFacts) -
     written = ",".join(resolution.provider.name for resolution in chain)
     return ChainError(
         f"{names} cannot run {plural(len(rows), 'node')}: {shown}{more}",
-        remedy=replace(ALLOW_CPU.filled(chain=written), otherwise=export_again_for(path, nodes)),
+        remedy=replace(ALLOW_CPU.filled(chain=written), alternative=export_again_for(path, nodes)),
         path=path,
         chain=chain,
         facts=facts,
@@ -303,5 +305,5 @@ def opened_facts(path: Path, session: Session, chain: Sequence[Resolution]) -> S
         nodes, inner = nodes_of(given)
     else:
         read = read_model_file(path, path.parent)
-        nodes, inner = read.nodes, read.inner
+        nodes, inner = read.nodes, read.subgraph_nodes
     return session_facts(session, chain, graph=nodes, inner=inner, file=path.name, phases=("decode",))

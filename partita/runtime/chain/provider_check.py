@@ -74,7 +74,7 @@ class Check:
 class WorkerResult:
     """The result of a worker, or how it ended."""
 
-    found: Mapping[str, Any] | None
+    result: Mapping[str, Any] | None
     """The result of `examined`; None if the worker ended without one."""
     stage: str
     """The last stage that the worker reached."""
@@ -167,7 +167,7 @@ def request_of(resolution: Resolution) -> dict[str, Any]:
 
 def judge(resolution: Resolution, outcome: WorkerResult) -> Check:
     """The check that follows from a worker's result."""
-    result = outcome.found or {}
+    result = outcome.result or {}
     why = _unusable_reason(resolution, outcome, result)
     ort_name = str(result.get("ort_name") or resolution.provider.ort_name)
     devices = tuple(
@@ -189,7 +189,7 @@ def judge(resolution: Resolution, outcome: WorkerResult) -> Check:
 def _unusable_reason(resolution: Resolution, outcome: WorkerResult, result: Mapping[str, Any]) -> Failure | None:
     """The reason why the provider is not usable; None if it is usable."""
     provider, doing = resolution.provider, STAGES.get(outcome.stage, outcome.stage)
-    if outcome.found is None:
+    if outcome.result is None:
         last = " | ".join(outcome.log[-LAST_LINES:])
         said = f"; its last output: {last}" if last else ", without any output"
         return failure(provider, "initialisation_failed", f"its process {outcome.how} while {doing}{said}")

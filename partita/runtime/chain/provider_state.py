@@ -63,7 +63,7 @@ def unavailable(resolution: Resolution, failure: Failure) -> Resolution:
     values = (f"{provider.name}.{each.name}={options.get(each.name, each.default)}" for each in provider.options)
     remedy: Remedy | None = failure.remedy
     if failure.remedy.options[1:] and failure.remedy.options[1] in values:
-        remedy = failure.remedy.otherwise or REMEDIES.get(failure.reason, WHATEVER_ELSE)
+        remedy = failure.remedy.alternative or REMEDIES.get(failure.reason, WHATEVER_ELSE)
     return replace(resolution, status="unavailable", reason=failure.reason, evidence=failure.evidence, remedy=remedy)
 
 

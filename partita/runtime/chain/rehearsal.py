@@ -157,7 +157,7 @@ def _check_causal(where: str, runner: Runner, text: Sequence[int], *, rounds: bo
     pairs = list(zip(*(_read(runner, tokens, range(before)) for tokens in (one, other)), strict=True))
     if not all(np.isfinite(logits).all() for pair in pairs for logits in pair):
         return
-    together = any(node.op_type in OF_WHOLE_TENSORS for node in (*loaded.model.nodes, *loaded.model.inner))
+    together = any(node.op_type in OF_WHOLE_TENSORS for node in (*loaded.model.nodes, *loaded.model.subgraph_nodes))
     far = FAR_WHERE_ROUNDED if together else FAR if rounds else CLOSE
     furthest = max(_differ(*pair) for pair in pairs)
     if furthest > far:

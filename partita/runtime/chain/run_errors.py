@@ -86,11 +86,11 @@ def failed_run_error(
         leaving = None if OF_DEVICE.search(message) else _leaving(session, str(provider), node)
         converted = ProviderError(
             f"{provider} was assigned node {node!r} ({found[1]}) and cannot run it: {message}",
-            where=model.path,
+            path=model.path,
             remedy=leaving or _drop_provider_remedy(session, str(provider)),
         )
     elif NO_VALUE.search(said):
-        converted = ProviderError(_unmade(model, session), where=model.path, remedy=WITHOUT_OUTPUT)
+        converted = ProviderError(_unmade(model, session), path=model.path, remedy=WITHOUT_OUTPUT)
     elif isinstance(error, ProviderError):
         converted = ProviderError(f"{model.path}: a run failed: {said}; use another provider")
     else:

@@ -75,7 +75,7 @@ def inspect(
         path=str(path),
         kind="onnx file" if is_file else "package" if is_package else "onnx folder",
         findings=tuple(
-            InspectionFinding(what=" ".join(error.problem.split()), remedies=remedy_records(error.remedy))
+            InspectionFinding(problem=" ".join(error.problem.split()), remedies=remedy_records(error.remedy))
             for error in findings
         ),
         model=_model(folder, manifest),
@@ -129,7 +129,7 @@ def _wrong_data(folder: Path, graph: ReadGraph) -> list[PackageError]:
     ends: dict[str, int] = {}
     for tensor in graph.tensors:
         if tensor.file != graph.facts.file:
-            offset = str(tensor.place[1])
+            offset = str(tensor.identity[1])
             end = (int(offset) if offset.isdecimal() else 0) + tensor.size_bytes
             ends[tensor.file] = max(ends.get(tensor.file, 0), end)
     found = []
@@ -213,7 +213,7 @@ def _weights(read: Sequence[ReadGraph]) -> WeightFacts:
     kept: dict[object, TensorEntry] = {}
     for graph in read:
         for tensor in graph.tensors:
-            kept.setdefault(tensor.place, tensor)
+            kept.setdefault(tensor.identity, tensor)
     kinds: dict[str, list[TensorEntry]] = {}
     for tensor in kept.values():
         kinds.setdefault(tensor.dtype, []).append(tensor)

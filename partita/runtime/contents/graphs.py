@@ -71,7 +71,7 @@ def _facts(path: Path, name: str, proto: onnx.ModelProto, contract: Contract | N
         producer=" ".join(filter(None, (proto.producer_name, proto.producer_version))),
         opsets={"" if entry.domain in MAIN else entry.domain: entry.version for entry in proto.opset_import},
         nodes=len(graph.node),
-        inner_nodes=sum(1 for _ in all_nodes(graph)) - len(graph.node),
+        subgraph_nodes=sum(1 for _ in all_nodes(graph)) - len(graph.node),
         functions=len(proto.functions),
         operators=_operators(proto),
         inputs=inputs,

@@ -84,12 +84,12 @@ class Use:
     """How a node reads a stored tensor."""
 
     module: str
-    packed: str = ""
+    operator: str = ""
     precision: str = ""
     """Empty: given by the element type."""
     block_size: int | None = None
     zero_points: bool | None = None
-    computed: str = ""
+    compute_dtype: str = ""
     parameters: int | None = None
     """Number of weights; None: its number of elements."""
     companions: tuple[str, ...] = ()
@@ -141,7 +141,7 @@ def module_precisions(weights: Iterable[Weight]) -> tuple[ModulePrecision, ...]:
     """One row per module and precision. A tensor shared by several graphs counts once."""
     once: dict[object, Weight] = {}
     for weight in weights:
-        once.setdefault(weight.tensor.place, weight)
+        once.setdefault(weight.tensor.identity, weight)
     rows: dict[ModulePrecision, list[Weight]] = {}
     for weight in once.values():
         precision = weight.uses[0].precision or weight.tensor.dtype
@@ -222,10 +222,10 @@ class _Readers:
             for node, _, computed in self._through(decoding.product.output[0], "float32", 0):
                 yield Use(
                     _module(node) or _module(decoding.product),
-                    packed=decoding.reads,
+                    operator=decoding.reads,
                     block_size=tensor.elements // blocks if blocks else None,
                     zero_points=False,
-                    computed=computed,
+                    compute_dtype=computed,
                     companions=decoding.companions,
                 )
             return
@@ -234,9 +234,9 @@ class _Readers:
             if packed is not None:
                 yield self._unpacked(node, packed, tensor)
             elif _is_packed(tensor):
-                yield Use(_module(node), packed=node.op_type, block_size=0)
+                yield Use(_module(node), operator=node.op_type, block_size=0)
             elif _is_weight(tensor):
-                yield Use(_module(node), computed="" if computed == tensor.dtype else computed)
+                yield Use(_module(node), compute_dtype="" if computed == tensor.dtype else computed)
 
     def _unpacked(self, node: onnx.NodeProto, packed: QuantisedInputs, tensor: TensorEntry) -> Use:
         """The use of a quantised weight by `node`."""
@@ -245,7 +245,7 @@ class _Readers:
             module = next((_module(user) for user, _, _ in self._through(node.output[0], "", 0)), "") or module
         return Use(
             module=module,
-            packed=node.op_type,
+            operator=node.op_type,
             precision=_precision(how, attributes, tensor.dtype),
             block_size=attributes.get(how.block, how.default_block) if how.block else 0,
             zero_points=bool(_input(node, packed.zero_points)),
@@ -326,7 +326,7 @@ class TensorEntry:
     """0 for strings."""
     file: str
     """The ONNX file, or the external data file with the values."""
-    place: tuple[object, ...]
+    identity: tuple[object, ...]
     """Equal for tensors of the same bytes in the same file."""
 
     @property
@@ -367,6 +367,6 @@ def initializers(graph: onnx.GraphProto, file: str, scope: str = "") -> Iterator
 
 def _scoped(tensor: TensorEntry, scope: str) -> TensorEntry:
     """The tensor with a unique location, for graphs of one file with tensors of the same name."""
-    if not scope or tensor.place != (tensor.file, tensor.name):
+    if not scope or tensor.identity != (tensor.file, tensor.name):
         return tensor
-    return replace(tensor, place=(tensor.file, scope, tensor.name))
+    return replace(tensor, identity=(tensor.file, scope, tensor.name))

@@ -17,10 +17,10 @@ PLACEHOLDERS = {"checkpoint": "CHECKPOINT", "out": "PACKAGE"}
 """Value of an option that only the user knows."""
 SHORTEN = Remedy("shorten the prompt")
 SHORTEN_OR_ANEW = replace(
-    SHORTEN, otherwise=Remedy("export the checkpoint with a longer cache", (*_ANEW, "--max-length", "{max_length}"))
+    SHORTEN, alternative=Remedy("export the checkpoint with a longer cache", (*_ANEW, "--max-length", "{max_length}"))
 )
 SHORTEN_OR_ALLOW = replace(
-    SHORTEN, otherwise=Remedy("open the folder with a longer cache", options=("--max-length", "{max_length}"))
+    SHORTEN, alternative=Remedy("open the folder with a longer cache", options=("--max-length", "{max_length}"))
 )
 SHORTEN_TO_MODEL = Remedy("shorten the prompt: the model supports at most {positions} positions")
 BEGIN_WITH_ONE = Remedy("pass one or more tokens")

@@ -102,13 +102,13 @@ def read_prefix(path: Path, package: str, adapter: str | None, shapes: RowShapes
     if about.get("adapter") != adapter:
         raise GenerationError(
             f"saved with {_adapter(about.get('adapter'))}, but this run uses {_adapter(adapter)}",
-            where=path,
+            path=path,
             remedy=SAVE_AGAIN,
         )
     if metadata["package"] != package:
         raise GenerationError(
             "saved with another package, or another adapter of the same name, so its states are not valid here",
-            where=path,
+            path=path,
             remedy=SAVE_AGAIN,
         )
     with safe_open(path, framework="numpy") as file:
@@ -146,7 +146,7 @@ def _read(path: Path) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], dict[
             if metadata.get("schema") != SCHEMA:
                 raise GenerationError(
                     f"not a prefix: its schema is {metadata.get('schema')!r}; this version of Partita reads {SCHEMA!r}",
-                    where=path,
+                    path=path,
                     remedy=SAVE_AGAIN,
                 )
             if not 0 < math.prod(file.get_slice("tokens").get_shape()) <= MOST_TOKENS:
@@ -162,7 +162,7 @@ def _read(path: Path) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], dict[
 
 
 def _damaged(path: Path, why: str) -> GenerationError:
-    return GenerationError(f"not a readable prefix ({' '.join(why.split())[:200]})", where=path, remedy=SAVE_AGAIN)
+    return GenerationError(f"not a readable prefix ({' '.join(why.split())[:200]})", path=path, remedy=SAVE_AGAIN)
 
 
 ENDINGS = ("a", " b", "1", ".", "\n", "(", '"', "中")

@@ -130,7 +130,7 @@ def attributes_at_default(variant: Variant) -> Iterator[Idea]:
     going = {attribute.name: None for attribute in variant.node.attribute if may_omit(attribute, operator)}
     if len(going) > 1:
         yield Idea(
-            "attribute", Change(attributes=going), "attributes at their defaults", parts=("attribute", "attribute")
+            "attribute", Change(attributes=going), "attributes at their defaults", factors=("attribute", "attribute")
         )
 
 

@@ -22,8 +22,8 @@ class Search:
 
     graph: Graph
     lab: Lab
-    tries: int = 0
-    message: dict[tuple[str, ...], str] = field(default_factory=dict)
+    attempts: int = 0
+    messages: dict[tuple[str, ...], str] = field(default_factory=dict)
     """Error message of each part that failed."""
     with_auxiliary: set[tuple[str, ...]] = field(default_factory=set)
     """Failed parts to which a Neg was added."""
@@ -35,7 +35,7 @@ class Search:
         part = tuple(names)
         if not part:
             return False
-        if part in self.message:
+        if part in self.messages:
             return True
         try:
             model = part_model(self.graph, part, auxiliary=self.lab.compiles)
@@ -46,11 +46,11 @@ class Search:
         if answer is None:
             self.untested = self.lab.unusable or BUDGET
             raise OutOfTimeError
-        self.tries += 1
+        self.attempts += 1
         if answer.outcome == "invalid":
             self.untested = self.untested or f"ONNX Runtime does not accept this model ({answer.message})"
         if answer.outcome in FAILED:
-            self.message[part] = answer.message
+            self.messages[part] = answer.message
             if len(model.graph.node) > len(part):
                 self.with_auxiliary.add(part)
         return answer.outcome in FAILED
@@ -70,14 +70,14 @@ def find_rejected(search: Search) -> RejectedPart | None:
     found: list[RejectedPart] = []
     opens, began = False, time.monotonic()
     while len(found) < MOST_PARTS and left:
-        tries = search.tries
-        search.message, search.untested = {}, ""
+        tries = search.attempts
+        search.messages, search.untested = {}, ""
         part = _smallest_in(search, left)
         if part is None:
-            opens = bool(found) and not search.untested and search.tries > tries
+            opens = bool(found) and not search.untested and search.attempts > tries
             break
-        found.append(replace(part, tries=search.tries - tries))
-        if not part.minimal or (search.tries - tries > FEW_TRIES and time.monotonic() - began > MORE_SECONDS):
+        found.append(replace(part, attempts=search.attempts - tries))
+        if not part.minimal or (search.attempts - tries > FEW_TRIES and time.monotonic() - began > MORE_SECONDS):
             break
         left = tuple(name for name in left if name not in part.nodes)
     if not found:
@@ -97,11 +97,13 @@ def _smallest_in(search: Search, best: tuple[str, ...]) -> RejectedPart | None:
         best = _minimal_without(search, best)
         minimal = True
     except OutOfTimeError:
-        if not search.message:
+        if not search.messages:
             return None
-        best = min(search.message, key=len)
+        best = min(search.messages, key=len)
     company = best in search.with_auxiliary
-    return RejectedPart(best, search.message[best], minimal, search.tries, neg_added=company, untested=search.untested)
+    return RejectedPart(
+        best, search.messages[best], minimal, search.attempts, neg_added=company, untested=search.untested
+    )
 
 
 def _shortest(search: Search, length: int, part: Callable[[int], tuple[str, ...]]) -> tuple[str, ...]:

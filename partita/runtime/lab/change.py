@@ -125,7 +125,7 @@ def constant(variant: Variant, feed: ExperimentInput, value: onnx.TensorProto | 
     element = element_of(feed.kind)
     sizes = sizes_of(feed.kind if is_fixed(feed.kind) else variant.fixed.get(feed.name))
     if value is None:
-        value = variant.folded.get(feed.name) or variant.given.get(feed.name)
+        value = variant.folded.get(feed.name) or variant.run_values.get(feed.name)
     if value is not None:
         value = value if element in (None, value.data_type) else cast(value, element)
         return ExperimentInput(feed.name, tensor_type(value.data_type, value.dims), _named(value, feed.name))
@@ -187,19 +187,19 @@ class Variation:
     factor: str
     change: str
     variant: Variant
-    parts: tuple[str, ...] = ()
+    factors: tuple[str, ...] = ()
     swap: Swap | None = None
     removes: bool = False
 
     def then(self, ideas: Iterable[Idea]) -> Iterator[Variation]:
         """This variation with one more change for each idea."""
         for after in make_variations(self.variant, ideas):
-            parts = after.parts or (after.factor,)
-            if not self.parts:
+            parts = after.factors or (after.factor,)
+            if not self.factors:
                 yield Variation(COMBINED, after.change, after.variant, parts, removes=after.removes)
-            elif len(self.parts) == len(parts) == 1:
+            elif len(self.factors) == len(parts) == 1:
                 both = f"{self.change} and {after.change}"
-                yield Variation(COMBINED, both, after.variant, (*self.parts, *parts), removes=self.removes)
+                yield Variation(COMBINED, both, after.variant, (*self.factors, *parts), removes=self.removes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,12 +208,12 @@ class Idea:
 
     factor: str
     change: Change
-    words: str = ""
+    description: str = ""
     swap: Swap | None = None
     """The description, if something is replaced; `words` is empty then."""
     removes: bool = False
     """Whether the change removes something."""
-    parts: tuple[str, ...] = ()
+    factors: tuple[str, ...] = ()
     """The factors, if it counts as several changes."""
 
     def of(self, variant: Variant) -> Variation | None:
@@ -221,8 +221,14 @@ class Idea:
         varied = vary(variant, self.change)
         if varied is None or varied == variant:
             return None
-        words = str(self.swap) if self.swap is not None else f"without {self.words}" if self.removes else self.words
-        return Variation(self.factor, words, varied, self.parts, self.swap, self.removes)
+        words = (
+            str(self.swap)
+            if self.swap is not None
+            else f"without {self.description}"
+            if self.removes
+            else self.description
+        )
+        return Variation(self.factor, words, varied, self.factors, self.swap, self.removes)
 
 
 def make_variations(variant: Variant, ideas: Iterable[Idea]) -> Iterator[Variation]:

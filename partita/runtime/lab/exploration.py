@@ -85,7 +85,7 @@ class Subject:
         return NodeProbe(node, trials, self.missing_probes, self.omitted)
 
     @property
-    def open(self) -> bool:
+    def is_unresolved(self) -> bool:
         """Whether neither the unchanged node nor any variant was supported so far."""
         return (
             not self.missing_probes
@@ -102,7 +102,7 @@ class Experiment:
     subject: Subject
     model: onnx.ModelProto
     outcome: ProbeRun
-    place: int = 0
+    position: int = 0
     """Position in its round: once a variant is supported, higher positions decide nothing."""
     node: Node | None = None
     """The node whose neighbours are in the model."""
@@ -141,7 +141,7 @@ def explore(subjects: Sequence[Subject], lab: Lab) -> None:
     order = [factor.name for factor in factors()]
     _run(
         [
-            replace(_experiment(subject, each, lab), place=order.index(each.factor))
+            replace(_experiment(subject, each, lab), position=order.index(each.factor))
             for subject in _open(subjects)
             for each in single(subject.variant)
         ],
@@ -150,11 +150,11 @@ def explore(subjects: Sequence[Subject], lab: Lab) -> None:
     forms = [(subject, tuple(_other_forms(subject, lab))) for subject in _open(subjects)]
     used = _try_options_with_changes(forms, lab)
     last: list[Experiment] = []
-    for subject, others in ((subject, others) for subject, others in forms if subject.open):
+    for subject, others in ((subject, others) for subject, others in forms if subject.is_unresolved):
         found, room = combine_factors(subject.variant), MOST_COMBINED - used[id(subject)]
         subject.omitted += max(len(found) - room, 0)
         both = [*(_experiment(subject, each, lab) for each in found[:room]), *others]
-        last += [replace(each, place=place) for place, each in enumerate(both)]
+        last += [replace(each, position=place) for place, each in enumerate(both)]
     _run(last, lab)
     for subject in subjects:
         changes = [trial for trial in subject.variants if trial.factor not in (OTHER_FORM, OPTION)]
@@ -175,7 +175,7 @@ def explore_surroundings(
     if lab.remaining_seconds <= 0:
         return
     work = [
-        Experiment(subject, each.model, _pending_outcome(NEIGHBOURS, each.words), node=key)
+        Experiment(subject, each.model, _pending_outcome(NEIGHBOURS, each.description), node=key)
         for subject in subjects
         if subject.variants and subject.variants[0].outcome == "supported"
         for key in subject.nodes[:MOST_ALIKE]
@@ -190,11 +190,11 @@ def explore_surroundings(
         keys = [key for key in subject.nodes[:MOST_ALIKE] if key in holders and not subject.around.get(key)]
         helped = _first_that_helps(subject) if keys else None
         if helped is not None and not any(subgraphs_of(helped.variant.node)):
-            parts = () if helped.factor == AS_IS else helped.parts or (helped.factor,)
+            parts = () if helped.factor == AS_IS else helped.factors or (helped.factor,)
             for key in keys:
                 words, model = holder_models(helped.variant, holders[key], unchanged=not parts)
                 inside.append(
-                    Experiment(subject, model, replace(_pending_outcome(NEIGHBOURS, words), parts=parts), node=key)
+                    Experiment(subject, model, replace(_pending_outcome(NEIGHBOURS, words), factors=parts), node=key)
                 )
     _run(inside, lab, complete=False)
 
@@ -231,7 +231,7 @@ def lateness(trials: Sequence[ProbeRun]) -> str:
 
 def _open(subjects: Sequence[Subject]) -> list[Subject]:
     """Subjects without a conclusive trial."""
-    return [subject for subject in subjects if subject.open]
+    return [subject for subject in subjects if subject.is_unresolved]
 
 
 def _pending_outcome(factor: str, change: str = "") -> ProbeRun:
@@ -244,7 +244,7 @@ def _experiment(subject: Subject, variation: Variation, lab: Lab) -> Experiment:
     model = variant_model(variation.variant, auxiliary=lab.compiles)
     trial = replace(
         _pending_outcome(variation.factor, variation.change),
-        parts=variation.parts,
+        factors=variation.factors,
         swap=variation.swap,
         removes=variation.removes,
         neg_added=len(model.graph.node) > 1,
@@ -260,25 +260,27 @@ def _run(experiments: Sequence[Experiment], lab: Lab, *, complete: bool = True) 
     """Run experiments. `complete`: a subject with a missing answer is marked as not fully probed."""
     numbers = {id(each.subject): number for number, each in enumerate(experiments)}
     turns = (
-        [ModelOrder(numbers[id(each.subject)], each.place) for each in experiments] if complete and lab.compiles else ()
+        [ModelOrder(numbers[id(each.subject)], each.position) for each in experiments]
+        if complete and lab.compiles
+        else ()
     )
     answers = lab.try_all([each.model for each in experiments], turns=turns)
     decided: dict[int, int] = {}
     for turn, answer in zip(turns, answers, strict=False):
-        if answer is not None and answer.decides:
-            decided[turn.among] = min(turn.place, decided.get(turn.among, turn.place))
+        if answer is not None and answer.is_supported:
+            decided[turn.group] = min(turn.position, decided.get(turn.group, turn.position))
     found = []
     for each, answer in zip(experiments, answers, strict=True):
         if answer is not None:
             found.append((each, each.record(each.outcome, answer)))
-        elif complete and each.place <= decided.get(numbers[id(each.subject)], each.place):
+        elif complete and each.position <= decided.get(numbers[id(each.subject)], each.position):
             each.subject.missing_probes = lab.unusable or BUDGET
     return found
 
 
 def _run_with(option: Option, experiments: Sequence[Experiment], lab: Lab, value: str | None = None) -> None:
     """Run experiments with a value of an option, by default its value that may enable more nodes."""
-    value = option.opens.value if value is None and option.opens is not None else value
+    value = option.probe_value.value if value is None and option.probe_value is not None else value
     if value is None or not experiments:
         return
     name = f"{lab.resolution.provider.name}.{option.name}"
@@ -292,12 +294,12 @@ def _run_with(option: Option, experiments: Sequence[Experiment], lab: Lab, value
 def _with_swap(trial: ProbeRun, swap: Swap) -> ProbeRun:
     """A trial with an additional change of a provider option."""
     if trial.factor in (AS_IS, NEIGHBOURS):
-        return replace(_pending_outcome(OPTION, swap.now), swap=swap, neg_added=trial.neg_added)
+        return replace(_pending_outcome(OPTION, swap.after), swap=swap, neg_added=trial.neg_added)
     if trial.factor == OTHER_FORM:
-        change = "; ".join(part for part in (trial.change, swap.now) if part)
-        return replace(trial, change=change, parts=(*trial.parts, OPTION))
-    parts = (OPTION, *(trial.parts or (trial.factor,)))
-    return replace(_pending_outcome(COMBINED, f"{swap} and {trial.change}"), parts=parts, neg_added=trial.neg_added)
+        change = "; ".join(part for part in (trial.change, swap.after) if part)
+        return replace(trial, change=change, factors=(*trial.factors, OPTION))
+    parts = (OPTION, *(trial.factors or (trial.factor,)))
+    return replace(_pending_outcome(COMBINED, f"{swap} and {trial.change}"), factors=parts, neg_added=trial.neg_added)
 
 
 # --- provider options ----------------------------------------------------------------------------------------------
@@ -326,7 +328,7 @@ def _try_defaults(subjects: Sequence[Subject], lab: Lab) -> None:
     if not given or len(left) < len(subjects) or _supports_anything(lab):
         return
     for option in given:
-        concerned = left if any(subject.open for subject in left) else []
+        concerned = left if any(subject.is_unresolved for subject in left) else []
         models = [_experiment(subject, as_it_is(subject.variant), lab) for subject in concerned]
         _run_with(option, models, lab, option.default)
 
@@ -347,7 +349,7 @@ def _try_options_with_changes(subjects: Sequence[tuple[Subject, Sequence[Experim
     for option in lab.resolution.provider.options:
         work: list[Experiment] = []
         for subject, forms in subjects:
-            if subject.open and _may_matter(option, subject.variant, lab):
+            if subject.is_unresolved and _may_matter(option, subject.variant, lab):
                 varied = [each for each in single(subject.variant) if _may_matter(option, each.variant, lab)]
                 room = MOST_WITH_OPTION - used[id(subject)]
                 subject.omitted += max(len(varied) - room, 0)
@@ -360,7 +362,7 @@ def _try_options_with_changes(subjects: Sequence[tuple[Subject, Sequence[Experim
 
 def _may_matter(option: Option, variant: Variant, lab: Lab) -> bool:
     """Whether the option is known to matter for such nodes, and the run had another value."""
-    opens = option.opens
+    opens = option.probe_value
     if (
         opens is None
         or lab.resolution.options.get(option.name) == opens.value
@@ -415,14 +417,14 @@ def _other_forms(subject: Subject, lab: Lab) -> Iterator[Experiment]:
                 same = all(own.get(name) == kind for name, kind in types.items() if name in bound)
             trial = replace(
                 _pending_outcome(OTHER_FORM, _form_text(typed.form, types, node)),
-                parts=() if same else ("type",),
+                factors=() if same else ("type",),
                 neg_added=len(model.graph.node) > 1,
             )
             found.append(Experiment(subject, model, trial))
     if lab.compiles:
-        found = sorted(found[:MOST_COMPILED], key=lambda each: bool(each.outcome.parts))
+        found = sorted(found[:MOST_COMPILED], key=lambda each: bool(each.outcome.factors))
     # After a failure only the node's own types are conclusive.
-    yield from (each for each in found if not each.outcome.parts or not (failed and lab.compiles))
+    yield from (each for each in found if not each.outcome.factors or not (failed and lab.compiles))
 
 
 def _value_kinds(model: onnx.ModelProto, name: str) -> frozenset[str]:

@@ -71,7 +71,7 @@ def combine_factors(variant: Variant) -> tuple[Variation, ...]:
     found = [as_it_is(variant)]
     for name in sorted(parts, key=lambda name: order.index(name) if name in order else len(order)):
         found = [each for before in found for each in (before, *before.then(parts[name](before.variant)))]
-    return tuple(each for each in found if len(each.parts) > 1)
+    return tuple(each for each in found if len(each.factors) > 1)
 
 
 def kind_of(name: str) -> str:
@@ -130,7 +130,7 @@ def _other_sizes(variant: Variant) -> dict[str, tuple[int, ...]]:
 def declared_outputs(variant: Variant) -> Iterator[Idea]:
     """Sizes of the run for all outputs whose sizes cannot be inferred; symbolic inputs are fixed as well."""
     fixed = vary(variant, FIXED) or variant
-    sizes = {name: padded_sizes(variant.made[name]) for name in _open_outputs(variant, fixed)}
+    sizes = {name: padded_sizes(variant.output_types[name]) for name in _open_outputs(variant, fixed)}
     if not sizes:
         return
     written = listing([f"[{','.join(map(str, each))}]" for each in sizes.values()])
@@ -139,7 +139,7 @@ def declared_outputs(variant: Variant) -> Iterator[Idea]:
         yield Idea("output_shape", Change(declared=sizes), words)
     else:
         both = FIXED | Change(declared=sizes)
-        yield Idea("output_shape", both, f"all sizes fixed and {words}", parts=("static_shape", "output_shape"))
+        yield Idea("output_shape", both, f"all sizes fixed and {words}", factors=("static_shape", "output_shape"))
 
 
 def partly_known_outputs(variant: Variant) -> Iterator[Idea]:
@@ -151,9 +151,9 @@ def partly_known_outputs(variant: Variant) -> Iterator[Idea]:
 
 def _open_outputs(variant: Variant, fixed: Variant) -> dict[str, onnx.TypeProto | None]:
     """Outputs whose sizes are known from the run but cannot be inferred, with their inferred types."""
-    wanted = variant.made.keys() - variant.declared.keys()
+    wanted = variant.output_types.keys() - variant.declared.keys()
     known = tensor_types(variant_model(fixed)) if wanted else {}
-    return {name: known.get(name) for name in variant.made if name in wanted and not is_fixed(known.get(name))}
+    return {name: known.get(name) for name in variant.output_types if name in wanted and not is_fixed(known.get(name))}
 
 
 def _versions(variant: Variant) -> Iterator[tuple[Operator, Change, Swap]]:
@@ -198,7 +198,7 @@ def reduced_versions(variant: Variant) -> Iterator[Idea]:
             less = Change(attributes=dict.fromkeys(unknown), omitted_inputs=frozenset(surplus))
             going = [*unknown.values(), *(f"the optional input {name}" for name in surplus.values())]
             parts = ("opset", *("attribute" for _ in unknown), *("input" for _ in surplus))
-            yield Idea("opset", less | change, f"{swap} and without {listing(going)}", parts=parts)
+            yield Idea("opset", less | change, f"{swap} and without {listing(going)}", factors=parts)
 
 
 def other_inputs(variant: Variant) -> Iterator[Idea]:
@@ -229,7 +229,7 @@ def _constants(variant: Variant, operator: Operator | None) -> Iterator[Idea]:
         and is_fixed(variant.fixed.get(name) or feed.kind)
     }
     for name, called in {**fed, **_first(variant, operator)}.items():
-        default = ", and no default of a graph input" if name in variant.given else ""
+        default = ", and no default of a graph input" if name in variant.run_values else ""
         yield Idea("input", Change(constants={name: None}), f"{called} as a constant{default}")
         if (value := _ones(variant, name)) is not None:
             yield Idea("input", Change(constants={name: value}), f"{called} as a constant of ones")
@@ -260,7 +260,7 @@ def _ones(variant: Variant, name: str) -> onnx.TensorProto | None:
     import onnx
 
     feed = variant.feed(name)
-    if feed is None or name in variant.given or name in variant.folded:
+    if feed is None or name in variant.run_values or name in variant.folded:
         return None
     kind = variant.fixed.get(name) or feed.kind
     sizes, element = sizes_of(kind), element_of(kind)

@@ -48,14 +48,14 @@ class Graph:
     """Types with the sizes of the run."""
     folded: Mapping[str, onnx.TensorProto] = field(default_factory=dict)
     """Tensors that are constant when the sizes are fixed."""
-    given: Mapping[str, onnx.TensorProto] = field(default_factory=dict)
+    input_defaults: Mapping[str, onnx.TensorProto] = field(default_factory=dict)
     """Default values of inputs."""
     outputs: frozenset[str] = frozenset()
     """Outputs of the graph and of its subgraphs."""
     declared: Mapping[str, onnx.TypeProto] = field(default_factory=dict)
     """Types in the file with only numeric sizes."""
 
-    inside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    inlined_nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Inlined function nodes: names of one node per call, by ONNX Runtime's name without call suffix."""
     function_of: Mapping[str, str] = field(default_factory=dict)
     """The function node matched by its call and by a run's output types, by ONNX Runtime's name."""
@@ -76,9 +76,11 @@ class Graph:
         if not name.startswith(INLINED):
             return ""
         plain = TOKEN.sub("", name)
-        if plain not in self.inside:  # renamed by ONNX Runtime with a suffix
-            plain = max((called for called in self.inside if plain.startswith(f"{called}_")), key=len, default="")
-        same = self.inside.get(plain, ())
+        if plain not in self.inlined_nodes:  # renamed by ONNX Runtime with a suffix
+            plain = max(
+                (called for called in self.inlined_nodes if plain.startswith(f"{called}_")), key=len, default=""
+            )
+        same = self.inlined_nodes.get(plain, ())
         same = tuple(own for own in same if self.calls.get(own) in callers) or same
         return next((own for own in same if self.fits(self.nodes[own], made)), next(iter(same), ""))
 
@@ -127,10 +129,10 @@ def cut_proto(proto: onnx.ModelProto, folder: Path, sizes: Mapping[str, tuple[in
         types=tensor_types(proto, by_runtime=True),
         fixed=fixed,
         folded=known_values(proto, fixed),
-        given=defaults,
+        input_defaults=defaults,
         declared={port.name: port.type for port in ports if is_fixed(port.type)},
         outputs=frozenset(port.name for graph in all_graphs(proto.graph) for port in graph.output),
-        inside=_inlined_names(proto),
+        inlined_nodes=_inlined_names(proto),
         calls=calls,
     )
 

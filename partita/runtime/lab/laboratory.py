@@ -55,8 +55,8 @@ MOST_ANSWERS = 20_000
 class ModelOrder(NamedTuple):
     """Position of a model among the models of one node: once one is supported, higher positions are skipped."""
 
-    among: int
-    place: int
+    group: int
+    position: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +73,12 @@ class ModelOutcome(Placement):
         return self.instead == "function"
 
     @property
-    def decides(self) -> bool:
+    def is_supported(self) -> bool:
         """Whether the unchanged node is supported."""
         return self.outcome == "supported" and not self.function_inlined
 
     @property
-    def lasts(self) -> bool:
+    def is_repeatable(self) -> bool:
         """Whether the answer does not depend on the load of the machine."""
         if self.outcome == "timed_out" or self.was_killed:
             return False
@@ -180,7 +180,7 @@ class Lab:
             while waiting and len(sent) < (1 if turns or self._fresh else AHEAD):
                 number = waiting.popleft()
                 turn = turns[number] if turns else None
-                if turn is not None and decided.get(turn.among, turn.place) < turn.place:
+                if turn is not None and decided.get(turn.group, turn.position) < turn.position:
                     continue
                 model = models[number]
                 content = model.SerializeToString(deterministic=True)
@@ -210,7 +210,7 @@ class Lab:
                 sent.clear()
             answers[number] = answer
             _decide(decided, turns[number] if turns else None, answer)
-            if answer.lasts:
+            if answer.is_repeatable:
                 self.cache.put(keys[number], answer)
         return answers
 
@@ -271,8 +271,8 @@ class Lab:
 
 def _decide(decided: dict[int, int], turn: ModelOrder | None, answer: ModelOutcome | None) -> None:
     """Record that a model is supported, so higher positions are skipped."""
-    if turn is not None and answer is not None and answer.decides:
-        decided[turn.among] = min(turn.place, decided.get(turn.among, turn.place))
+    if turn is not None and answer is not None and answer.is_supported:
+        decided[turn.group] = min(turn.position, decided.get(turn.group, turn.position))
 
 
 def _described(resolution: Resolution) -> dict[str, Any]:

@@ -37,7 +37,7 @@ BOOL, INT64 = 9, 7
 class Neighbourhood:
     """A node with some of its neighbours."""
 
-    words: str
+    description: str
     """Names and operators of the neighbours, e.g. `first (Relu)`."""
     model: onnx.ModelProto
 

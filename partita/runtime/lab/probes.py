@@ -167,7 +167,7 @@ def _refusal_error(
             anew = found = export_again(error.path, (code, entry.reason or ""), entry.provider)
         helps.append(found or remedy_of(entry.remedies))
         messages.append(f"{resolution.provider.name}: {entry.reason}: {evidence}")
-    return ProviderError("; ".join(messages), where=error.path, remedy=any_of(filter(None, helps)))
+    return ProviderError("; ".join(messages), path=error.path, remedy=any_of(filter(None, helps)))
 
 
 def probe_missing_kernel(
@@ -186,7 +186,7 @@ def probe_missing_kernel(
     if shown is None:
         return error
     code, evidence = shown
-    remedy, message = export_again(error.path, (code,), preferred.provider.ort_name, probing=False), error.what
+    remedy, message = export_again(error.path, (code,), preferred.provider.ort_name, probing=False), error.message
     if remedy is None:  # the error already explains the node
         message += (
             f"; {preferred.provider.ort_name}: {code}: {evidence.replace(f' ({subject.variants[0].message})', '')}"
@@ -209,7 +209,7 @@ def probe_not_opened(
     listed = ((name, graph.nodes[name].op_type) for part in parts for name in part.nodes)
     named = name_some([f"{name!r} ({op_type})" for name, op_type in listed], MOST_NAMED)
     rest = "; it opens the rest" if rejected is not None and rejected.rest_opens else ""
-    return NotOpenedError(f"{error.what}; it fails on node {named}{rest}", error.path, remedy=error.remedy)
+    return NotOpenedError(f"{error.message}; it fails on node {named}{rest}", error.path, remedy=error.remedy)
 
 
 def _probe_nodes(
@@ -290,14 +290,16 @@ def _bisect(
             if part is None:  # the provider opens other graphs, and fails only on the unchanged graph
                 names, said = tuple(node.name for node in graph.proto.graph.node), failed.evidence or ""
                 part = RejectedPart(
-                    names, said, minimal=False, tries=search.tries, whole=True, untested=search.untested
+                    names, said, minimal=False, attempts=search.attempts, is_whole_graph=True, untested=search.untested
                 )
-            first, *others = (replace(each, inside=_failing_subgraph_nodes(graph, each, lab)) for each in part.parts)
+            first, *others = (
+                replace(each, rejected_subgraph_nodes=_failing_subgraph_nodes(graph, each, lab)) for each in part.parts
+            )
             part = replace(first, others=tuple(others))
             probes: dict[str, NodeProbe] = {}
             for each in part.parts:
                 few = each.nodes if len(each.nodes) <= FEW_NODES else ()
-                probes |= _probe_each(graph, (*few, *each.inside), lab)
+                probes |= _probe_each(graph, (*few, *each.rejected_subgraph_nodes), lab)
             session = session.with_provider(failed.provider.ort_name, rejected=part, probes=probes)
         found.append(session)
     if tuple(found) == sessions:

@@ -47,12 +47,14 @@ def measure(
             table.fill(what)
         except KeyboardInterrupt:
             interrupted = True
-    measured = tuple(_measurement(typed, table.answers.get(key)) for key, typed in table.planned_forms.items())
+    measured = tuple(_measurement(typed, table.outcomes.get(key)) for key, typed in table.planned_forms.items())
     return support.Measurements(
-        answers=measured,
-        needs=table.needs,
+        results=measured,
+        model_nodes=table.model_nodes,
         without_example=table.without_example,
-        beyond=tuple(((entry.domain, entry.name, entry.since), count) for entry, count in table.omitted.items()),
+        untested_counts=tuple(
+            ((entry.domain, entry.name, entry.since), count) for entry, count in table.omitted.items()
+        ),
         newest_opset=table.newest_opset,
         sessions=lab.experiments,
         crashes=sum(answer.outcome == "crashed" for answer in measured),
@@ -69,8 +71,8 @@ class Table:
 
     lab: Lab
     planned_forms: dict[Key, TypedForm] = field(default_factory=dict)
-    answers: dict[Key, ModelOutcome] = field(default_factory=dict)
-    needs: tuple[support.ModelNodes, ...] = ()
+    outcomes: dict[Key, ModelOutcome] = field(default_factory=dict)
+    model_nodes: tuple[support.ModelNodes, ...] = ()
     without_example: tuple[str, ...] = ()
     newest_opset: int | None = None
     omitted: dict[Operator, int] = field(default_factory=dict)
@@ -81,12 +83,12 @@ class Table:
         self.newest_opset = _newest_opset(self.lab)
         if self.newest_opset is None:
             return
-        wanted, self.needs = find_requested(what, self.newest_opset)
+        wanted, self.model_nodes = find_requested(what, self.newest_opset)
         outcomes: dict[Key, support.Outcome] = {}
-        plan = Plan(wanted, outcomes, by_need=bool(self.needs))
+        plan = Plan(wanted, outcomes, by_need=bool(self.model_nodes))
         self.omitted = plan.omitted
         self.without_example = tuple(_name_of(operator) for operator, listed in plan.forms.items() if not listed)
-        for wave in plan.waves():
+        for wave in plan.batches():
             new = {typed.key: typed for typed in wave}
             self.planned_forms = {**new, **self.planned_forms}
             waiting = [(key, typed) for key, typed in new.items() if key not in outcomes]
@@ -96,7 +98,7 @@ class Table:
                 for (key, _), answer in zip(part, self.lab.try_all(models), strict=True):
                     if answer is None:
                         return
-                    self.answers[key], outcomes[key] = answer, _outcome(answer)
+                    self.outcomes[key], outcomes[key] = answer, _outcome(answer)
         self.complete = True
 
 
@@ -124,7 +126,7 @@ def _measurement(typed: TypedForm, answer: ModelOutcome | None) -> support.Measu
         until=operator.until,
         kind=cast("support.Kind", typed.kind),
         types=typed.types,
-        what=form.note,
+        difference=form.note,
         factors=form.factors,
         outcome="untested" if answer is None else _outcome(answer),
         message="" if answer is None else answer.message,
@@ -156,7 +158,7 @@ class Plan:
         self.omitted: dict[Operator, int] = {}
         """Number of type assignments that were not tested because of the limit."""
 
-    def waves(self) -> Iterator[list[TypedForm]]:
+    def batches(self) -> Iterator[list[TypedForm]]:
         """Batches of typed forms; each may depend on earlier outcomes."""
         for group in (self.newest, self.older):
             yield [as_example(form) for operator in group for form in self.first(operator)]
@@ -283,11 +285,11 @@ class GraphSupport:
     """A provider's support of a graph."""
 
     nodes: int
-    left: Mapping[str, int]
+    unsupported: Mapping[str, int]
     """Unsupported nodes (tested alone), by operator."""
-    fails: str
+    failure: str
     """Error message of the provider for the whole graph; empty if it opens or was not tested."""
-    unasked: int
+    untested: int
     """Nodes without an answer."""
 
 
@@ -326,7 +328,7 @@ def supports_each(models: Sequence[tuple[bytes, Sizes]], lab: Lab) -> list[bool]
         cases.append(_alone(graph, name, lab))
     answers = iter(lab.try_all([case for case in cases if case is not None]))
     found = [next(answers) if case is not None else None for case in cases]
-    return [answer is not None and answer.decides for answer in found]
+    return [answer is not None and answer.is_supported for answer in found]
 
 
 def _alone(graph: Graph, name: str, lab: Lab) -> onnx.ModelProto | None:

@@ -87,13 +87,13 @@ class Variant:
     opsets: Mapping[str, int]
     ir_version: int
     functions: tuple[onnx.FunctionProto, ...] = field(default=())
-    given: Mapping[str, onnx.TensorProto] = field(default_factory=dict)
+    run_values: Mapping[str, onnx.TensorProto] = field(default_factory=dict)
     """Values of non-constant inputs in the run, if known."""
     signed_output: str = ""
     """An output with a signed type; empty if none is known."""
     passed_on: frozenset[str] = frozenset()
     """Outputs that are not graph outputs, because other nodes read them."""
-    made: Mapping[str, onnx.TypeProto] = field(default_factory=dict)
+    output_types: Mapping[str, onnx.TypeProto] = field(default_factory=dict)
     """Outputs with the sizes of the run, if known."""
     declared: Mapping[str, onnx.TypeProto] = field(default_factory=dict)
     """Outputs whose sizes the experiment declares, because they depend on values."""
@@ -124,7 +124,7 @@ def node_variant(graph: Graph, name: str) -> Variant:
     fixed = {new: graph.fixed[old] for old, new in plain.items() if is_fixed(graph.fixed.get(old))}
     folded, given = (
         {new: _light_constant(known[old], new, graph.folder) for old, new in plain.items() if old in known}
-        for known in (graph.folded, graph.given)
+        for known in (graph.folded, graph.input_defaults)
     )
     variant = Variant(
         node,
@@ -416,7 +416,7 @@ def identity(variant: Variant) -> tuple[object, ...]:
         variant.internal,
         *(
             tuple((name, known[name].SerializeToString(deterministic=True)) for name in sorted(known))
-            for known in (variant.fixed, variant.folded, variant.given, variant.made, variant.declared)
+            for known in (variant.fixed, variant.folded, variant.run_values, variant.output_types, variant.declared)
         ),
     )
 

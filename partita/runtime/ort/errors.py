@@ -89,9 +89,11 @@ class NoKernelError(ProviderError):
     `node` is empty when ONNX Runtime did not name it.
     """
 
-    def __init__(self, what: str, path: Path, node: str, *, remedy: Remedy | None = None) -> None:
-        super().__init__(what, where=path, remedy=OTHER_NODE if remedy is None else remedy)
-        self.what, self.path, self.node = what, path, node
+    path: Path
+
+    def __init__(self, message: str, path: Path, node: str, *, remedy: Remedy | None = None) -> None:
+        super().__init__(message, path=path, remedy=OTHER_NODE if remedy is None else remedy)
+        self.node = node
 
 
 class NotOpenedError(ProviderError):
@@ -100,9 +102,10 @@ class NotOpenedError(ProviderError):
     `path`: the file, for experiments.
     """
 
-    def __init__(self, what: str, path: Path, *, remedy: Remedy | None = None) -> None:
-        super().__init__(what, where=path, remedy=remedy)
-        self.what, self.path = what, path
+    path: Path
+
+    def __init__(self, message: str, path: Path, *, remedy: Remedy | None = None) -> None:
+        super().__init__(message, path=path, remedy=remedy)
 
 
 def lacks_kernel(error: Exception) -> bool:
@@ -117,30 +120,30 @@ def open_error(path: Path, chain: Sequence[str], error: Exception, log: tuple[st
     extra = "".join(f"; ONNX Runtime also logged: {line}" for line in said[:1] if line not in text and text not in line)
     packaged = (path.parent / MANIFEST).is_file()
     if MEMORY.search(text):
-        return ResourceError(f"out of memory while loading it: {text}{extra}", where=path, remedy=SMALLER)
+        return ResourceError(f"out of memory while loading it: {text}{extra}", path=path, remedy=SMALLER)
     if lacks_kernel(error):
         node = NAMED_NODE.search(text) or UNPLACED.search(text)
         return NoKernelError(f"{names} cannot run it: {text}{extra}", path, node["node"] if node else "")
     if found := NEWER_SET.search(text):
         message = f"it uses operator set {found['set']} of {found['domain']}, but this ONNX Runtime supports up to"
-        return PackageError(f"{message} {found['last']}", where=path, remedy=NEWER_RUNTIME)
+        return PackageError(f"{message} {found['last']}", path=path, remedy=NEWER_RUNTIME)
     if found := NO_OPERATOR.search(text):
         operator = ".".join(filter(None, (found["domain"], found["operator"])))
         message = f"this ONNX Runtime lacks the operator {operator}, which the graph needs"
         message += "; it belongs to onnxruntime-extensions" if found["domain"] == EXTENSIONS else ""
         own = OWN_DOMAIN.fullmatch(found["domain"])
-        return PackageError(message, where=path, remedy=OTHER_RUNTIME if own else CUSTOM_OPERATOR)
+        return PackageError(message, path=path, remedy=OTHER_RUNTIME if own else CUSTOM_OPERATOR)
     if found := NEWER_IR.search(text):
         message = f"its IR version is {found['version']}, but this ONNX Runtime supports versions up to {found['last']}"
-        return PackageError(message, where=path, remedy=LOWER_IR.filled(last=found["last"]))
+        return PackageError(message, path=path, remedy=LOWER_IR.filled(last=found["last"]))
     if ESCAPES.search(text):
         message = f"ONNX Runtime cannot load it: {text}{extra}"
-        return PackageError(message, where=path, remedy=WITHOUT_LINKS.filled(folder=path.parent))
+        return PackageError(message, path=path, remedy=WITHOUT_LINKS.filled(folder=path.parent))
     if kind in DAMAGED or (kind not in PROVIDER_TROUBLE and FILE_TROUBLE.search(text)):
         remedy = (
             OTHER_VERSION if OTHER_SCHEMA.search(text) else export_again_remedy(path.parent) if packaged else NEW_FILE
         )
-        return PackageError(f"ONNX Runtime cannot load it: {text}{extra}", where=path, remedy=remedy)
+        return PackageError(f"ONNX Runtime cannot load it: {text}{extra}", path=path, remedy=remedy)
     elsewhere = ON_CPU if list(chain) != ["CPUExecutionProvider"] else None
     return NotOpenedError(f"{names} failed to open it: {text}{extra}", path, remedy=elsewhere)
 

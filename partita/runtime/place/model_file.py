@@ -43,7 +43,7 @@ class ModelFile:
 
     nodes: tuple[GraphNode, ...]
     """Nodes of the main graph, in file order."""
-    inner: tuple[GraphNode, ...]
+    subgraph_nodes: tuple[GraphNode, ...]
     """Nodes in control-flow subgraphs."""
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -72,7 +72,7 @@ def read_model_file(path: Path, folder: Path) -> ModelFile:
     initializers = {tensor.name: tensor for tensor in model.graph.initializer}
     return ModelFile(
         nodes=_graph_nodes(model.graph),
-        inner=inner_nodes(model.graph),
+        subgraph_nodes=inner_nodes(model.graph),
         inputs=tuple(port.name for port in model.graph.input if port.name not in initializers),
         outputs=tuple(port.name for port in model.graph.output),
         data_files=data_files(model),
@@ -231,7 +231,7 @@ def inner_nodes(graph: onnx.GraphProto) -> tuple[GraphNode, ...]:
     for node in graph.node:
         for attribute in node.attribute:
             for body in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                found += (replace(graph_node(inner), body=attribute.name) for inner in body.node)
+                found += (replace(graph_node(inner), subgraph_attribute=attribute.name) for inner in body.node)
                 found += inner_nodes(body)
     return tuple(found)
 

@@ -90,7 +90,7 @@ class OnnxModel:
     """Whether nodes were renamed, so that ONNX Runtime has to open `proto` instead of the file."""
     nodes: tuple[GraphNode, ...]
     """Nodes of the main graph."""
-    inner: tuple[GraphNode, ...]
+    subgraph_nodes: tuple[GraphNode, ...]
     """Nodes in control-flow subgraphs."""
     inputs: tuple[ModelPort, ...]
     outputs: tuple[str, ...]
@@ -106,7 +106,7 @@ class OnnxModel:
     def fitting(self) -> Mapping[str, int]:
         """Values of integer inputs that must not be zero: 1 for divisors and lengths, a default for axes."""
         values: dict[str, int] = {}
-        for node in (*self.nodes, *self.inner):
+        for node in (*self.nodes, *self.subgraph_nodes):
             if node.op_type in AXES:
                 position, axis = AXES[node.op_type]
                 values |= {name: axis for name in node.inputs[position : position + 1] if name not in values}
@@ -145,7 +145,7 @@ def _describe(path: Path, proto: onnx.ModelProto) -> OnnxModel:
         proto=proto,
         renamed=bool(notes),
         nodes=tuple(graph_node(node) for node in proto.graph.node),
-        inner=inner_nodes(proto.graph),
+        subgraph_nodes=inner_nodes(proto.graph),
         inputs=tuple(read_port(port) for port in proto.graph.input if port.name not in initializers),
         outputs=tuple(read_port(port).name for port in proto.graph.output),
         constants=frozenset(initializers).union(
@@ -166,7 +166,7 @@ def _parse(path: Path) -> onnx.ModelProto:
     try:
         if path.is_dir():
             stranger = recognise(path)
-            raise PackageError(f"{path}: {stranger.what}", remedy=stranger.remedy)
+            raise PackageError(f"{path}: {stranger.description}", remedy=stranger.remedy)
         if path.exists() and not path.is_file():
             raise PackageError(f"{path}: not a regular file; choose an ONNX file or a package")
         size = path.stat().st_size
@@ -185,7 +185,7 @@ def _parse(path: Path) -> onnx.ModelProto:
     except DecodeError as error:
         stranger = recognise(path)
         if stranger.remedy.command and path.suffix != ".onnx":
-            raise PackageError(f"{path}: {stranger.what}", remedy=stranger.remedy) from error
+            raise PackageError(f"{path}: {stranger.description}", remedy=stranger.remedy) from error
         raise PackageError(f"{path}: not an ONNX file, or truncated: it cannot be parsed; {AGAIN}") from error
     if not proto.HasField("graph") or not proto.ir_version or not proto.opset_import:
         raise PackageError(f"{path}: not an ONNX model: it has no graph, no IR version or no operator set; {AGAIN}")

@@ -152,7 +152,7 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: OpenOption
             prompt_tokens=0,
             new_tokens=0,
             finish_reason=None,
-            interrupted=cut_short(error),
+            interruptions=cut_short(error),
             notes=(
                 *model.notes,
                 *not_run,
@@ -270,7 +270,7 @@ def _model_session_facts(model: OnnxModel, session: Session, ports: tuple[PortFa
         session,
         session.resolutions,
         graph=model.nodes,
-        inner=model.inner,
+        inner=model.subgraph_nodes,
         file=model.path.name,
         phases=(PHASE,),
         ports=ports,
@@ -324,7 +324,7 @@ def place_package(folder: Path, where: OpenOptions, manifest: Manifest | None = 
         facts = with_graphs(facts, [entry.session for entry in runner.graphs], error)
         # The dummy tokens are not a result.
         facts = replace(facts, finish_reason=None, new_tokens=0, first_token_seconds=None)
-        return PlacementFacts(replace(facts, interrupted=cut_short(error)), runner.resolutions, error)
+        return PlacementFacts(replace(facts, interruptions=cut_short(error)), runner.resolutions, error)
 
 
 def with_graphs(facts: RunFacts, sessions: Sequence[Session], error: PartitaError | None) -> RunFacts:

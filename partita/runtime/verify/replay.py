@@ -157,7 +157,11 @@ def _compare_adapter(folder: Path, replaying: _Replay, name: str, file: str) -> 
 
 def _chooses(runner: Runner) -> bool:
     """Whether a graph selects the largest of several values, like a router of experts."""
-    return any(node.op_type in CHOOSING for entry in runner.graphs for node in (*entry.model.nodes, *entry.model.inner))
+    return any(
+        node.op_type in CHOOSING
+        for entry in runner.graphs
+        for node in (*entry.model.nodes, *entry.model.subgraph_nodes)
+    )
 
 
 def first_difference(verification: Verification) -> str | None:
@@ -179,7 +183,7 @@ class _Replay:
     """The reference logits and the package that replays them."""
 
     runner: Runner
-    answer: KnownAnswer
+    known_answer: KnownAnswer
     tolerance: float
     ran: set[str] = field(default_factory=set)
     """Graph files that ran a step."""
@@ -188,17 +192,17 @@ class _Replay:
     def rope_length(self) -> int:
         """Text length for the rotary frequencies of the logits after the prompt; 0 if the graph has no such input."""
         decode = self.runner.graph("decode").graph
-        return 0 if port_by_role(decode, "rope_length") is None else self.answer.length
+        return 0 if port_by_role(decode, "rope_length") is None else self.known_answer.length
 
     @property
     def chunk(self) -> int:
         """Prompt tokens per chunk: five chunks of a long prompt, the last one shorter."""
-        return max(REPLAY_CHUNK_TOKENS, len(self.answer.prompt) // 5 + 1)
+        return max(REPLAY_CHUNK_TOKENS, len(self.known_answer.prompt) // 5 + 1)
 
     @property
-    def whole(self) -> Logits:
+    def all_logits(self) -> Logits:
         """[K + D, vocab]: logits of prompt and continuation."""
-        return np.concatenate([self.answer.prefill_logits, self.answer.decode_logits])
+        return np.concatenate([self.known_answer.prefill_logits, self.known_answer.decode_logits])
 
     def comparison(self, step: str, reference: Logits, kind: str, *, again: bool = False) -> Comparison:
         """An empty comparison with `reference` [n, vocab]."""
@@ -218,11 +222,11 @@ class _Replay:
         Logits that are not finite count as a difference, not an error.
         """
         return Request(
-            self.answer.prompt.tolist(),
-            self.answer.pick,
+            self.known_answer.prompt.tolist(),
+            self.known_answer.pick,
             max_new_tokens,
             listener=listener,
-            listens_from=self.answer.first if listens_from is None else listens_from,
+            listens_from=self.known_answer.first if listens_from is None else listens_from,
             any_logits=True,
             rope_length=self.rope_length if rope_length is None else rope_length,
         )
@@ -238,7 +242,7 @@ class _Replay:
 
 def _compare_prompt(replaying: _Replay) -> Iterator[Comparison]:
     """Compare every position of the prompt, prefilled in as few steps as the package supports."""
-    answer = replaying.answer
+    answer = replaying.known_answer
     comparison = replaying.comparison("prefill", answer.prefill_logits, "prefill")
     request = replaying.request(
         lambda position, logits: comparison.compare(position - answer.first, logits),
@@ -254,7 +258,7 @@ def _compare_generation(replaying: _Replay) -> Iterator[Comparison]:
 
     A static pair has one chunk size; its prompt begins with a single token, so that no chunk begins at position 0.
     """
-    runner, answer, count = replaying.runner, replaying.answer, len(replaying.answer.prompt)
+    runner, answer, count = replaying.runner, replaying.known_answer, len(replaying.known_answer.prompt)
     chunked = replaying.comparison("chunked prefill", answer.prefill_logits, "chunked", again=True)
     full = answer.length >= runner.contract.max_length  # then the last token is not fed
     decoded = [
@@ -281,12 +285,12 @@ def _compare_rows(replaying: _Replay) -> Iterator[Comparison]:
     Skipped if rotary frequencies depend on the text length. If the prefill graph has other weights, only prompts are
     compared, because the reference's continuation follows its own whole prompt.
     """
-    runner, answer = replaying.runner, replaying.answer
+    runner, answer = replaying.runner, replaying.known_answer
     lengths = _row_lengths(runner, answer)
     if len(set(lengths)) < 2 or replaying.rope_length:
         return
     sequence = np.concatenate([answer.prompt, answer.tokens])
-    comparison = replaying.comparison("rows of different length", replaying.whole, "rows")
+    comparison = replaying.comparison("rows of different length", replaying.all_logits, "rows")
     prompts_only = runner.capacity.decode_any_length
 
     def listener(length: int) -> Listener:
@@ -311,10 +315,10 @@ def _compare_rows(replaying: _Replay) -> Iterator[Comparison]:
 
 def _compare_rows_alone(replaying: _Replay) -> Iterator[Comparison]:
     """Prefill the prompt in each row alone, in chunks, and continue with fewer rows from step to step."""
-    runner, answer = replaying.runner, replaying.answer
+    runner, answer = replaying.runner, replaying.known_answer
     if not runner.capacity.takes_fewer_rows:
         return
-    comparison = replaying.comparison("rows by themselves", replaying.whole, "alone", again=True)
+    comparison = replaying.comparison("rows by themselves", replaying.all_logits, "alone", again=True)
     first = len(answer.prompt) if answer.own_frequencies else None
 
     def compare(position: int, logits: Logits) -> None:
@@ -334,7 +338,7 @@ def _row_lengths(runner: Runner, answer: KnownAnswer) -> list[int]:
 
 def _unreached(replaying: _Replay) -> str:
     """The reason why rows of different length were not compared, as the end of a sentence; empty if they were."""
-    different = len(set(_row_lengths(replaying.runner, replaying.answer))) > 1
+    different = len(set(_row_lengths(replaying.runner, replaying.known_answer))) > 1
     why = "the rotary frequencies depend on the length of the text"
     return f"; rows of different length not compared: {why}" if different and replaying.rope_length else ""
 

@@ -51,10 +51,10 @@ class WorkerLostError(ProviderError):
         closed: bool = False,
     ) -> None:
         self.how, self.log, self.signal, self.late, self.closed = how, log, signal, late, closed
-        super().__init__(f"the worker process {self.what}")
+        super().__init__(f"the worker process {self.summary}")
 
     @property
-    def what(self) -> str:
+    def summary(self) -> str:
         """How it ended and the last line of its stderr, as the end of a sentence."""
         return f"{self.how}; last line: {self.log[-1][:LINE_LENGTH]}" if self.log and not self.closed else self.how
 

@@ -96,7 +96,7 @@ def test_a_note_does_not_name_the_hidden_folder(tmp_path: Path, error: type[Part
     hidden = tmp_path / "my folder: .out.partial-x"
 
     def chat(folder: Path, kind: TokenizerKind) -> bool:
-        raise error("it is damaged", where=folder / "chat.json" if error is PackageError else folder, remedy=AGAIN)
+        raise error("it is damaged", path=folder / "chat.json" if error is PackageError else folder, remedy=AGAIN)
 
     (note,) = chat_notes(Reader(lambda folder: frozenset(), chat), hidden, "tokenizers")
     named = "chat.json: " if error is PackageError else ""
@@ -120,7 +120,7 @@ def test_a_package_is_not_exported_again(checkpoint: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     "raised",
     [
-        lambda folder: ProviderError("cpu cannot run 2 nodes", where=folder / "model.onnx"),
+        lambda folder: ProviderError("cpu cannot run 2 nodes", path=folder / "model.onnx"),
         lambda folder: RuntimeError(f"Load model from {folder}/model.onnx failed"),
     ],
 )

@@ -124,7 +124,7 @@ def test_smaller_blocks_are_those_that_the_target_takes() -> None:
             small = [
                 n for n in nodes for a in n.attribute if a.name == "block_size" and a.i < 32 and n.op_type == MATMUL
             ]
-            return replace(answer, left={MATMUL: len(small)}) if small else answer
+            return replace(answer, unsupported={MATMUL: len(small)}) if small else answer
 
     asked = Choosy(frozenset())
     plan = make_plan(options(block_size=128), target(asked), MODULES)
@@ -156,7 +156,7 @@ def test_products_in_8_bits_are_asked_for_where_the_package_has_some() -> None:
         def ask(self, model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> ProbeResult:
             answer, nodes = super().ask(model, sizes), self.models[-1].graph.node
             wide = [n for n in nodes for a in n.attribute if n.op_type == MATMUL and (a.name, a.i) == ("bits", 8)]
-            return replace(answer, left={MATMUL: len(wide)}) if wide else answer
+            return replace(answer, unsupported={MATMUL: len(wide)}) if wide else answer
 
     told: list[str] = []
     plan = make_plan(options(), target(Narrow(frozenset())), MODULES, told.append)

@@ -142,7 +142,7 @@ def test_what_does_not_go_together_is_refused(
 
 def test_options_say_what_is_stored() -> None:
     said = ExportOptions("a", Path("b"), precision="bf16", activations="fp32").computing
-    assert (said.dtype, said.stored, said.twin) == ("float32", "bfloat16", None)
+    assert (said.dtype, said.stored, said.cpu_dtype) == ("float32", "bfloat16", None)
     assert ExportOptions("a", Path("b"), precision="bf16", activations="bf16").computing == PRECISIONS["bf16"]
 
 

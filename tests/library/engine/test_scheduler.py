@@ -169,7 +169,7 @@ def test_a_listener_hears_each_piece_and_how_likely_it_was(tmp_path, opened, chi
 @pytest.mark.parametrize("states", [KEYS, ALL], ids=["keys", "states"])
 def test_a_request_that_stays_reads_a_next_turn_in_its_cache(tmp_path, opened, states, child):
     scheduler = opened(handmade(tmp_path / "p", batch=2, states=states), child=child)
-    kept = scheduler.submit(work(PROMPTS[0], 5, stays=True))
+    kept = scheduler.submit(work(PROMPTS[0], 5, keep_row=True))
     run(scheduler)
     first = known_tokens(PROMPTS[0], 5, states)
     assert list(kept.answer.tokens) == first and (kept.row is not None) is (states == KEYS), "states would be spoilt"
@@ -194,7 +194,7 @@ def test_a_request_that_stays_reads_a_next_turn_in_its_cache(tmp_path, opened, s
 def test_one_that_is_cancelled_is_over_and_the_others_do_not_notice(tmp_path, opened, stays):
     scheduler = opened(handmade(tmp_path / "p", batch=2, states=ALL))
     heard: list[RequestOutput] = []
-    gone = scheduler.submit(work(PROMPTS[0], 20, stays=stays), lambda ticket, piece: heard.append(piece))
+    gone = scheduler.submit(work(PROMPTS[0], 20, keep_row=stays), lambda ticket, piece: heard.append(piece))
     other = scheduler.submit(work(PROMPTS[1], 9))
     waiting = scheduler.submit(work(PROMPTS[2], 3))
     never = scheduler.submit(work(PROMPTS[3], 3))
@@ -258,7 +258,7 @@ def test_a_row_that_leaves_before_its_logits_were_looked_at_leaves_nothing_behin
 
 def test_ctrl_c_while_a_turn_is_given_to_its_row_has_it_read_anew(tmp_path, opened, monkeypatch):
     scheduler = opened(handmade(tmp_path / "p", states=KEYS))
-    ticket = scheduler.submit(work(PROMPTS[1], 3, stays=True))
+    ticket = scheduler.submit(work(PROMPTS[1], 3, keep_row=True))
     run(scheduler)
     text, more = ticket.history, Sampling(temperature=0.0, max_new_tokens=4)
     _interrupt_after(monkeypatch, Loop, "extend")
@@ -283,7 +283,7 @@ def _interrupt_after(monkeypatch: Any, kind: type, name: str) -> None:
 
 def test_an_error_of_the_run_ends_those_in_the_batch_and_others_go_on(tmp_path, opened, monkeypatch):
     scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
-    tickets = [scheduler.submit(work(prompt, 5, stays=n == 0)) for n, prompt in enumerate(PROMPTS[:4])]
+    tickets = [scheduler.submit(work(prompt, 5, keep_row=n == 0)) for n, prompt in enumerate(PROMPTS[:4])]
     for _ in range(3):
         scheduler.step()
     with monkeypatch.context() as patch:
@@ -342,7 +342,7 @@ def test_a_stop_string_ends_a_row_and_a_next_turn_follows_it(package, opened):
     run(scheduler)
     said = whole.answer.text
     place = next(at for at in range(3, len(said) - 1) if said.index(said[at : at + 2]) == at)
-    stopped = scheduler.submit(work(prompt, 12, stop=(said[place : place + 2],), stays=True))
+    stopped = scheduler.submit(work(prompt, 12, stop=(said[place : place + 2],), keep_row=True))
     run(scheduler)
     assert stopped.answer.text == said[:place] and stopped.answer.finish_reason == "stop"
     assert scheduler.running == 0 and not scheduler.step(), "its row is at rest"

@@ -167,7 +167,7 @@ def test_a_wrong_answer_no_device_and_a_silent_fallback_are_findings():
 
 
 def outcome(*, result: dict) -> WorkerResult:
-    return WorkerResult(found=result, stage="run", log=(), how="", seconds=0.1)
+    return WorkerResult(result=result, stage="run", log=(), how="", seconds=0.1)
 
 
 def test_outcomes_come_in_the_order_of_the_requests():
@@ -176,7 +176,7 @@ def test_outcomes_come_in_the_order_of_the_requests():
         for name in ("CPUExecutionProvider", "NoExecutionProvider", "CPUExecutionProvider")
     ]
     found = examine(requests, slots=3)
-    assert [(entry.found or {}).get("correct") for entry in found] == [True, None, True]
+    assert [(entry.result or {}).get("correct") for entry in found] == [True, None, True]
 
 
 def test_no_process_is_started_when_only_the_cpu_is_there(monkeypatch):
@@ -218,9 +218,9 @@ def test_a_provider_that_starts_and_computes_nothing_is_not_usable(tmp_path_fact
     cuda = known_providers()["cuda"]
     every = {option.name: option.default for option in cuda.options if not option.session_key}
     (seen,) = over_stand_ins(tmp_path_factory, request_of(Resolution(cuda, "active", options=every)))
-    assert seen.found is not None, seen
-    assert seen.found["error"] is None, "an option of providers/cuda.py is not accepted"
-    reported = seen.found["options"]
+    assert seen.result is not None, seen
+    assert seen.result["error"] is None, "an option of providers/cuda.py is not accepted"
+    reported = seen.result["options"]
     assert {name: reported[name] for name in every if name in reported} == {n: every[n] for n in every if n in reported}
     assert set(every) - set(reported) == {"enable_skip_layer_norm_strict_mode"}
     found = judge(Resolution(cuda, "active"), seen)

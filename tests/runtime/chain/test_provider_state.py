@@ -166,7 +166,7 @@ def test_a_refusal_knows_nodes_without_a_name_by_those_that_they_were_given(tmp_
     facts = opened_facts(model.path, session, chain)
     session.close()
     assert [node.name for node in facts.graph] == ["Relu_0", "If_1"]
-    assert [node.name for node in facts.inner] == ["Asin_2", "Neg_3"]
+    assert [node.name for node in facts.subgraph_nodes] == ["Asin_2", "Neg_3"]
     rows = refused_nodes(facts, (ChainEntry(provider="CUDAExecutionProvider", status="active"),))
     assert ("Relu_0", "model.act") in [(row.node, row.module) for row in rows]
 

@@ -40,18 +40,18 @@ def asked(lab: Lab, monkeypatch: pytest.MonkeyPatch, outcome: Outcome, whole: Ou
 @pytest.mark.parametrize("outcome", ["rejected", "failed", "crashed"])
 def test_what_a_provider_refuses_or_dies_of_it_does_not_take(bench, monkeypatch, outcome):
     told = asked(bench.lab(), monkeypatch, outcome)
-    assert (told.nodes, told.left, told.unasked) == (3, {"Sqrt": 1}, 0)
+    assert (told.nodes, told.unsupported, told.untested) == (3, {"Sqrt": 1}, 0)
 
 
 @pytest.mark.parametrize("outcome", ["timed_out", "invalid"])
 def test_what_was_not_answered_is_not_known(bench, monkeypatch, outcome):
     """A slow machine is no property of the provider."""
     told = asked(bench.lab(), monkeypatch, outcome)
-    assert (told.nodes, told.left, told.unasked, told.fails) == (3, {}, 1, "")
+    assert (told.nodes, told.unsupported, told.untested, told.failure) == (3, {}, 1, "")
 
 
 @pytest.mark.parametrize(
     ("outcome", "fails"), [("failed", "said"), ("crashed", "said"), ("timed_out", ""), ("supported", "")]
 )
 def test_a_whole_graph_that_comes_too_late_has_not_failed(bench, monkeypatch, outcome, fails):
-    assert asked(bench.lab(), monkeypatch, "supported", outcome).fails == fails
+    assert asked(bench.lab(), monkeypatch, "supported", outcome).failure == fails

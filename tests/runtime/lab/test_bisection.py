@@ -65,7 +65,7 @@ def test_one_culprit_is_found_wherever_it_stands(chain, culprit):
     assert found is not None and found.nodes == (culprit,) and found.minimal
     assert found.message == "1 nodes are too many", "what it says of this part, not of the whole"
     assert found.neg_added, "QNN compiles"
-    assert found.tries + 1 == len(lab.asked) < 2 * NODES, "in halves, not one by one; and once without it"
+    assert found.attempts + 1 == len(lab.asked) < 2 * NODES, "in halves, not one by one; and once without it"
 
 
 @pytest.mark.parametrize("pair", [("n0", "n1"), ("n3", "n4"), ("n0", "n15"), ("n2", "n9"), ("n14", "n15")])
@@ -90,7 +90,7 @@ def test_when_the_time_is_up_the_smallest_part_so_far_is_told_as_such(chain, tri
     pair = {"n2", "n9"}
     found = rejected(chain, ScriptedLab(lambda names: pair <= set(names), tries=tries))
     assert found is not None and pair <= set(found.nodes) and not found.minimal
-    assert found.tries == tries and found.message == f"{len(found.nodes)} nodes are too many"
+    assert found.attempts == tries and found.message == f"{len(found.nodes)} nodes are too many"
 
 
 def test_a_part_that_cannot_be_cut_out_counts_as_not_rejected(tmp_path):
@@ -120,7 +120,7 @@ def test_every_culprit_is_found_and_that_the_rest_opens(chain):
     lab = ScriptedLab(lambda names: "n3" in names or {"n9", "n12"} <= set(names))
     found = rejected(chain, lab)
     assert found is not None and [part.nodes for part in found.parts] == [("n3",), ("n9", "n12")]
-    assert found.rest_opens and sum(part.tries for part in found.parts) <= len(lab.asked)
+    assert found.rest_opens and sum(part.attempts for part in found.parts) <= len(lab.asked)
 
 
 def test_where_the_first_of_a_large_graph_took_long_no_other_is_looked_for(chain, monkeypatch):

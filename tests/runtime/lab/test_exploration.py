@@ -15,7 +15,7 @@ from partita import dtypes
 from partita.diagnosis.precedence import reason_from_probes
 from partita.diagnosis.probe_conclusions import conclusions
 from partita.observations.facts import OPTION
-from partita.providers.base import Opens, Option
+from partita.providers.base import Option, ProbeValue
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.lab.exploration import Subject, explore, explore_surroundings
 from partita.runtime.lab.graph import Graph, cut_graph
@@ -24,7 +24,9 @@ from partita.runtime.lab.neighbours import MOST_TOGETHER, neighbourhoods
 from partita.runtime.lab.variant import AUXILIARY, NODE, node_variant
 from partita.runtime.place.onnx_model import read_onnx
 
-WEBGPU = replace(known_providers()["webgpu"], options=(Option("wide", "bool", "0", "", opens=Opens("1", ("int64",))),))
+WEBGPU = replace(
+    known_providers()["webgpu"], options=(Option("wide", "bool", "0", "", probe_value=ProbeValue("1", ("int64",))),)
+)
 CHAIN = (
     '<ir_version: 10, opset_import: ["" : 21]>\n'
     "g (int64[2,4] x) => (float[2,4] y) {\n  [a] h = Neg(x)\n  [b] i = Cast<to=1>(h)\n  [c] j = Relu(i)\n"
@@ -79,7 +81,7 @@ def test_an_option_that_opens_kernels_is_tried_before_the_node_is_changed(graph:
     lab = Scripted()
     trials = explored(graph, "a", lab).variants
     assert [(trial.factor, trial.outcome) for trial in trials] == [("as_is", "rejected"), (OPTION, "supported")]
-    assert trials[-1].now == "webgpu.wide=1" and lab.asked == [("wide", "1")]
+    assert trials[-1].after == "webgpu.wide=1" and lab.asked == [("wide", "1")]
 
 
 NOTHING = replace(WEBGPU, options=(Option("device", "text", "GPU", ""), Option("speed", "int", "1", "")))
@@ -137,7 +139,7 @@ def test_an_option_is_tried_with_a_change_of_the_node_where_neither_helps_alone(
     lab = Both()
     subject = explored(graph, "a", lab)
     told = [trial for trial in subject.variants if trial.outcome == "supported"]
-    assert {trial.parts for trial in told} == {(OPTION, "opset")}
+    assert {trial.factors for trial in told} == {(OPTION, "opset")}
     (shown,) = conclusions(subject.probe("a"))
     assert shown.factors == (OPTION, "opset")
     assert shown.evidence.startswith("with webgpu.wide=1 in place of webgpu.wide=0 and Neg of opset 6 in place of 13")
@@ -188,13 +190,13 @@ def test_a_node_in_a_body_is_tried_with_what_has_the_body(tmp_path: Path) -> Non
     )
     onnx.save(parser.parse_model(text), tmp_path / "if.onnx")
     (found,) = neighbourhoods(cut_graph(read_onnx(tmp_path / "if.onnx"), {}), "inner")
-    assert found.words == "choice (If), whose subgraph contains it,"
+    assert found.description == "choice (If), whose subgraph contains it,"
     (holder,) = found.model.graph.node
     assert [node.name for body in holder.attribute for node in body.g.node] == [NODE, f"{AUXILIARY}2"]
 
 
 def test_an_option_that_helps_among_the_neighbours_is_the_reason(graph: Graph) -> None:
-    wide = Option("wide", "bool", "0", "", opens=Opens("1", operators=("Relu",)))
+    wide = Option("wide", "bool", "0", "", probe_value=ProbeValue("1", operators=("Relu",)))
     lab = Scripted()
     lab.resolution = replace(lab.resolution, provider=replace(WEBGPU, options=(wide,)))
     subject = explored(graph, "c", lab)
@@ -218,9 +220,9 @@ def test_a_neighbour_that_fails_is_not_said_to_make_the_node_fail(graph: Graph) 
 
 def test_options_that_open_kernels_are_ones_of_the_provider_with_another_default() -> None:
     every = [(provider, option) for provider in known_providers().values() for option in provider.options]
-    opening = [pair for pair in every if pair[1].opens is not None]
+    opening = [pair for pair in every if pair[1].probe_value is not None]
     assert opening
     for provider, option in opening:
-        assert option.opens is not None and option.opens.value != option.default, provider.name
+        assert option.probe_value is not None and option.probe_value.value != option.default, provider.name
         assert not option.session_key, "experiments pass on what the provider itself takes"
-        assert all(dtypes.find(name) is not None for name in option.opens.elements)
+        assert all(dtypes.find(name) is not None for name in option.probe_value.elements)

@@ -211,7 +211,7 @@ def test_combinations_have_two_factors(case):
     every = [combine_factors(case(text, x=(2, 4))) for text in TEXTS.values()]
     assert sum(map(len, every)) > 50
     for found in every:
-        assert all(len(entry.parts) == 2 for entry in found)
+        assert all(len(entry.factors) == 2 for entry in found)
         assert all(entry.factor == "combined" and " and " in entry.change for entry in found)
 
 

@@ -84,7 +84,7 @@ def test_types_are_asked_about_in_a_form_that_is_taken():
     resize = version("Resize", 19)
     answers: dict[tuple[object, ...], Outcome] = {}
     plan = Plan({resize: frozenset()}, answers, by_need=False)
-    waves = plan.waves()
+    waves = plan.batches()
     first = next(waves)
     answers |= {variant.key: "rejected" for variant in first}
     answers[first[2].key] = "supported"

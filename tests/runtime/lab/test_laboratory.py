@@ -114,7 +114,7 @@ def test_what_another_process_may_have_caused_is_tried_again_next_time_and_a_cra
     ],
 )
 def test_a_failure_for_want_of_memory_is_not_stored(outcome, said, lasts):
-    assert ModelOutcome(outcome, said).lasts is lasts
+    assert ModelOutcome(outcome, said).is_repeatable is lasts
 
 
 def test_without_time_nothing_is_started_and_what_is_known_is_still_told(bench, model, tmp_path):

@@ -178,7 +178,7 @@ def test_an_interruption_keeps_the_answers_that_were_there(model, scripted, monk
     after, chain = with_probes(facts, (WANTED, FALLBACK), {"m.onnx": model}, {"m.onnx": SIZES}, 60.0)
     assert Cache(tmp_path / "answers.json").get("node:a") == ModelOutcome("supported", "", cached=True)
     assert chain == (WANTED, FALLBACK) and after.sessions == facts.sessions
-    assert after.interrupted == ("experiments",) and "were interrupted" in after.notes[-1]
+    assert after.interruptions == ("experiments",) and "were interrupted" in after.notes[-1]
 
 
 def test_a_full_disk_costs_the_experiments_and_not_the_report(model, scripted, monkeypatch):
@@ -220,7 +220,7 @@ def test_a_switch_without_which_the_graph_opens_is_to_be_left_out(model, scripte
     _, chain = probed(facts_of(model, "abcde"), (switched, FALLBACK), model=model)
     assert chain[0].reason == "subgraph_rejected" and chain[0].remedy is not None
     assert chain[0].remedy.text == "remove qnn.htp_bf16_enable=1; without it the provider opens this graph"
-    assert chain[0].remedy.otherwise is not None, "or change the graph"
+    assert chain[0].remedy.alternative is not None, "or change the graph"
     assert asked == [("htp_bf16_enable", "0", [5], False)]
 
 

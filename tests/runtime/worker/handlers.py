@@ -10,7 +10,7 @@ import tempfile
 import time
 from typing import Any
 
-from partita.errors import ProviderError, RefusedNode, Refusing
+from partita.errors import ProviderError, ProviderRefusal, RefusedNode
 from partita.runtime.worker.child import Channel, handle_message
 
 
@@ -23,7 +23,7 @@ class OddError(Exception):
 
 def raise_(kind):
     if kind == "ours":
-        refusing = Refusing("C", "r", "k", "e", "m")
+        refusing = ProviderRefusal("C", "r", "k", "e", "m")
         raise ProviderError(
             "wrong", nodes=(RefusedNode("n", "Add", None, "A", "B", "r", "k", "e", "m", skipped=(refusing,)),)
         )

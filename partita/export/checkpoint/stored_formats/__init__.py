@@ -357,14 +357,14 @@ def read(folder: Path, found: DetectedMethod, tensors: Mapping[str, TensorInfo])
     """
     known = format_of(found.method.name)
     if known is None:
-        raise refusal(folder, found.method, found.where)
+        raise refusal(folder, found.method, found.evidence)
     sources = Sources(folder, found.method.name, found.settings, tensors)
     made = known.read(sources)
     sources.raise_missing()
     if not made.weights:
         raise CheckpointError(
-            f"{folder}: the checkpoint is quantised: {found.method.name} ({found.where}), but none of its tensors is "
-            "in this format; correct config.json, or download the weights again"
+            f"{folder}: the checkpoint is quantised: {found.method.name} ({found.evidence}), but none of its tensors "
+            "is in this format; correct config.json, or download the weights again"
         )
     with OpenFiles(folder) as files:
         for weight in made.weights:

@@ -104,7 +104,7 @@ def session_facts(
         file=file,
         phases=phases,
         graph=graph,
-        inner=inner,
+        subgraph_nodes=inner,
         plan=session.plan,
         plan_devices=session.plan_devices,
         assigned=session.assigned(),

@@ -147,7 +147,7 @@ def _graph_facts(runner: Runner, entry: LoadedGraph) -> SessionFacts:
         session,
         session.resolutions,
         graph=entry.model.nodes,
-        inner=entry.model.inner,
+        inner=entry.model.subgraph_nodes,
         file=entry.graph.file,
         phases=entry.phases,
         ports=_port_facts(entry, runner.last_bound(entry.phases[-1]), session.required_memory),
@@ -295,7 +295,7 @@ def _read_nodes(path: Path) -> tuple[GraphNode, ...]:
     return tuple(
         replace(
             with_captured(graph_node(node), node),
-            inside=tuple(graph_node(inner) for body in subgraphs_of(node) for inner in all_nodes(body)),
+            subgraph_nodes=tuple(graph_node(inner) for body in subgraphs_of(node) for inner in all_nodes(body)),
         )
         for node in graph.node
     )

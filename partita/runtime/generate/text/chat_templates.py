@@ -147,7 +147,7 @@ def has_template(folder: Path) -> bool:
     try:
         config = read_json_value(path) if path.is_file() else None
     except (OSError, ValueError) as error:
-        raise PackageError(f"damaged ({error})", where=path) from error
+        raise PackageError(f"damaged ({error})", path=path) from error
     return isinstance(config, dict) and bool(config.get("chat_template"))
 
 
@@ -181,7 +181,7 @@ def template_of_processor(folder: Path) -> str | None:
         if not isinstance(template, str):
             raise TypeError("chat_template is not a string")
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise PackageError(f"damaged ({error})", where=path, remedy=FROM_CHECKPOINT) from error
+        raise PackageError(f"damaged ({error})", path=path, remedy=FROM_CHECKPOINT) from error
     return template
 
 

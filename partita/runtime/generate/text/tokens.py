@@ -42,7 +42,7 @@ MOST_BACK = 16
 """Maximum number of prompt tokens added so that the context begins at a character boundary."""
 WITH_TOKENIZER = Remedy(
     "export a checkpoint that has one",
-    otherwise=Remedy("pass token ids to", ("partita", "generate", "{package}", "1,45,7", "--token-ids")),
+    alternative=Remedy("pass token ids to", ("partita", "generate", "{package}", "1,45,7", "--token-ids")),
 )
 TOKEN_IDS = Remedy("pass the prompt as token ids, or export a checkpoint that has one", options=("--token-ids",))
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
@@ -142,7 +142,7 @@ class Text:
             template, names = self._template = self._template or self._read_template()
             whole = chat_templates.render(template, names, as_named_in(template, messages), MOST_BYTES)
         except (GenerationError, ValueError) as error:
-            raise GenerationError(str(error), where=self._folder) from error
+            raise GenerationError(str(error), path=self._folder) from error
         if isinstance(whole, int):
             raise _too_long(whole, self._max_length)
         # The template includes the special tokens.
@@ -157,7 +157,7 @@ class Text:
         if not full.native.chat_template and other is None:
             raise UsageError(
                 "`chat` needs a chat template, which the tokenizer lacks; omit `chat`",
-                where=self._folder,
+                path=self._folder,
             )
         names = {name: str(token) for name, token in full.native.special_tokens_map.items()}
         return str(full.native.get_chat_template(other)), names
@@ -385,7 +385,7 @@ def load_text(
     """
     remedy = TOKEN_IDS if takes_ids else WITH_TOKENIZER.filled(package=folder)
     if kind == "none" or not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise PackageError("the package has no tokenizer", where=folder, remedy=remedy)
+        raise PackageError("the package has no tokenizer", path=folder, remedy=remedy)
     if kind == "tokenizers":
         return Text(_loaded(PlainTokenizer, folder, remedy), folder, max_length)
     return Text(_loaded(FullTokenizer, folder, remedy), folder, max_length)
@@ -402,7 +402,7 @@ def _loaded(reader: type[Loaded], folder: Path, remedy: Remedy = TOKEN_IDS) -> L
             try:
                 check_size(folder / name)
             except ValueError as error:
-                raise PackageError(f"damaged, {error}", where=folder / name, remedy=remedy) from error
+                raise PackageError(f"damaged, {error}", path=folder / name, remedy=remedy) from error
     try:
         with _panics_hidden():
             return reader(folder)
@@ -413,7 +413,7 @@ def _loaded(reader: type[Loaded], folder: Path, remedy: Remedy = TOKEN_IDS) -> L
         if lacking is not None:
             raise lacking from error
         reason = " ".join(str(error).split())[:300]
-        raise PackageError(f"the tokenizer cannot be loaded ({reason})", where=folder, remedy=remedy) from error
+        raise PackageError(f"the tokenizer cannot be loaded ({reason})", path=folder, remedy=remedy) from error
 
 
 def stop_token_ids(folder: Path) -> frozenset[int]:
@@ -435,5 +435,5 @@ def stop_token_ids(folder: Path) -> frozenset[int]:
                     raise TypeError(f"eos_token_id is {ids!r}")
                 return frozenset(listed)
         except (ValueError, TypeError, AttributeError) as error:
-            raise PackageError(f"damaged ({error})", where=path, remedy=FROM_CHECKPOINT) from error
+            raise PackageError(f"damaged ({error})", path=path, remedy=FROM_CHECKPOINT) from error
     return frozenset()
