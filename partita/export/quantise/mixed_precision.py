@@ -163,7 +163,7 @@ def search(graphs: Graphs) -> tuple[tuple[Keep, ...], Mix]:
     path, measured = Path(options.quality_text), measured_tokens(options, draft.fake.parameters)
     count = max(FEWEST_TOKENS, min(MOST_TOKENS, MOST_LOGITS // draft.fake.vocab_size))
     sizes = draft.fake.vocab_size, min(WINDOW_TOKENS, draft.max_length), count, min(FEWEST_TOKENS, measured)
-    chosen = "quality-text" in draft.work.asked
+    chosen = "quality-text" in draft.work.recorded_options
     text = read_windows(path, "quality_text", draft.checkpoint, *sizes, after=measured, chosen=chosen, seed=1)
     unseen = text.name != path.name  # the rest of the file, or random tokens
     if not unseen:
