@@ -241,6 +241,7 @@ app = typer.Typer(
     cls=group_of(VERBS, "{name}:run"),
     help="Export a Hugging Face decoder to a static ONNX graph, run it on the execution providers you name, "
     "and see what ran where.",
+    epilog="`partita help VERB` shows the options and examples of a command.",
     invoke_without_command=True,
     rich_markup_mode=None,
     context_settings=HELP,

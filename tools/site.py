@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import itertools
+import json
 import posixpath
 import re
 import textwrap
@@ -33,6 +36,7 @@ def on_files(files: Files, config: Any) -> Files:
     pages = {PROJECT[name]: (ROOT / name).read_text(encoding="utf-8") for name in PROJECT}
     pages |= {"reference/cli.md": "".join(command_line()), "reference/api.md": "".join(interface())}
     pages["reference/provider-options.md"] = "".join(provider_options())
+    pages["reference/schemas.md"] = "".join(schemas())
     for path, text in pages.items():
         files.append(File.generated(config, path, content=text))
     return files
@@ -111,3 +115,54 @@ def provider_options() -> Iterator[str]:
         for each in provider.options:
             kind = ", ".join(each.choices) or each.kind
             yield f"| `{each.name}` | {kind} | {each.default} | {each.meaning} |\n"
+
+
+def schemas() -> Iterator[str]:
+    """The reference of the JSON files: the fields of every record, from the schemas in docs/ and the docstrings."""
+    yield "# Schemas\n\nThe records of `--json`, of reports and of packages. Names: [Output of --json](../json.md).\n"
+    documented = _field_docstrings()
+    for file in sorted((ROOT / "docs").glob("*.schema.json")):
+        schema = json.loads(file.read_text(encoding="utf-8"))
+        yield f"\n## {file.name.removesuffix('.schema.json')}\n\n[{file.name}](../{file.name})\n"
+        for record in (schema, *schema.get("$defs", {}).values()):
+            if "properties" in record:
+                yield f"\n**{record['title']}**: {record.get('description', '')}\n\n"
+                yield "| field | type | meaning |\n|---|---|---|\n"
+            for name, field in record.get("properties", {}).items():
+                meaning = documented.get((record["title"], name), "").replace("|", "\\|")
+                yield f"| `{name}` | {_kind(field)} | {meaning} |\n"
+
+
+def _field_docstrings() -> dict[tuple[str, str], str]:
+    """The docstrings below the fields of every class of the package, by class and field; a class has its bases'."""
+    classes = {
+        node.name: node
+        for file in (ROOT / "partita").rglob("*.py")
+        for node in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef)
+    }
+    found: dict[tuple[str, str], str] = {}
+    for name in classes:
+        lineage = [name]
+        for each in lineage:
+            lineage += [base.id for base in classes[each].bases if isinstance(base, ast.Name) and base.id in classes]
+            for field, below in itertools.pairwise(classes[each].body):
+                if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
+                    continue
+                if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+                    found.setdefault((name, field.target.id), " ".join(str(below.value.value).split()))
+    return found
+
+
+def _kind(field: dict[str, Any]) -> str:
+    """The type of a field of a JSON Schema, in words."""
+    if "$ref" in field:
+        return str(field["$ref"]).rpartition("/")[2]
+    if "anyOf" in field:
+        return " or ".join(map(_kind, field["anyOf"]))
+    if "const" in field or "enum" in field:
+        return ", ".join(f"`{value}`" for value in field.get("enum", [field.get("const")]))
+    if field.get("type") == "array":
+        return f"array of {_kind(field['items'])}" if field.get("items") else "array"
+    values = field.get("additionalProperties")
+    return f"object of {_kind(values)}" if isinstance(values, dict) else str(field.get("type", "any"))

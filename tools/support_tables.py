@@ -1,7 +1,7 @@
 """Measure which operators the installed providers support, and write a page and a table for each in docs/support.
 
-`python -m tools.support_tables [NAME ...]`, or `make support-tables`. A page begins with the differences from the table
-that it replaces, where that is of another version of ONNX Runtime.
+`python -m tools.support_tables [NAME ...]`, or `make support-tables`. A table of another version of ONNX Runtime
+becomes the previous table, and the page has the differences. `--pages` writes the pages from the tables.
 """
 
 from __future__ import annotations
@@ -14,6 +14,10 @@ import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+from partita.compare.support_tables import compare_tables
+from partita.partition_reports.render.show import load_view
+from partita.support.records import SupportTable
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "support"
@@ -29,36 +33,50 @@ TABLES: dict[str, tuple[str, tuple[str, ...], str]] = {
 SECONDS = "900"
 SOFTWARE_VULKAN = {"VK_ICD_FILENAMES": "/usr/lib/chromium/vk_swiftshader_icd.json", "XDG_RUNTIME_DIR": "/tmp"}
 """SwiftShader, which computes on the CPU: the same kernels as on a GPU, on every machine with Debian's chromium."""
-NO_EARLIER = "There is no earlier table of another version."
 
 
-def measure(name: str, environment: str, options: tuple[str, ...], title: str) -> None:
-    """Write the page and the table of one provider."""
+def measure(name: str) -> None:
+    """Measure one provider, and write its table."""
+    environment, options, _ = TABLES[name]
     kept = FOLDER / f"{name}.json.xz"
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
         asked = ("--all", "--provider", name, "--seconds", SECONDS, *options)
-        partita(folder, environment, "support", *asked, "--out", "current.json", "--markdown", "table.md")
-        current = (folder / "current.json").read_bytes()
-        difference = NO_EARLIER
-        if kept.exists():
-            previous = lzma.decompress(kept.read_bytes())
-            if runtime(previous) != runtime(current):
-                (folder / "previous.json").write_bytes(previous)
-                compared = ("previous.json", "current.json", "--markdown", "changes.md")
-                partita(folder, environment, "support", "diff", *compared)
-                difference = (folder / "changes.md").read_text(encoding="utf-8")
-        table = (folder / "table.md").read_text(encoding="utf-8")
-        (FOLDER / f"{name}.md").write_text(page(title, difference, table), encoding="utf-8")
-        compact = json.dumps(json.loads(current), separators=(",", ":")).replace(f"{ROOT}/", "")
-        kept.write_bytes(lzma.compress(compact.encode(), preset=9))
+        partita(folder, environment, "support", *asked, "--out", "current.json")
+        current = json.loads((folder / "current.json").read_bytes())
+    if kept.exists() and runtime(table(kept)) != current["versions"]["onnxruntime_package"]:
+        kept.replace(FOLDER / f"{name}.previous.json.xz")
+    compact = json.dumps(current, separators=(",", ":")).replace(f"{ROOT}/", "")
+    kept.write_bytes(lzma.compress(compact.encode(), preset=9))
 
 
-def page(title: str, *parts: str) -> str:
-    """One page of several texts in Markdown, with their headings under its title."""
-    text = "\n\n".join(part.strip() for part in parts).replace("<details>", '<details markdown="1">')
-    text = text.replace(f"{ROOT}/", "")
-    return f"# {title}\n\n{re.sub('^##(?=#)', '#', text, flags=re.MULTILINE)}\n"
+def table(file: Path) -> SupportTable:
+    """The table in a compressed file."""
+    return SupportTable.model_validate_json(lzma.decompress(file.read_bytes()))
+
+
+def page(name: str) -> str:
+    """The page of a provider: the differences from its previous table, and its table."""
+    current, previous = table(FOLDER / f"{name}.json.xz"), FOLDER / f"{name}.previous.json.xz"
+    parts = [f"# {TABLES[name][2]}"]
+    if previous.exists():
+        earlier = table(previous)
+        names = (f"{name}, {runtime(earlier)}", f"{name}, {runtime(current)}")
+        parts.append(f"## Changes since {runtime(earlier)}")
+        parts.append(markdown("partita.compare.document", compare_tables(earlier, current, names=names)))
+    else:
+        parts.append("There is no earlier table of another version.")
+    parts.append(f"## Operators of {runtime(current)}")
+    parts.append(markdown("partita.support.sections", current))
+    return "\n\n".join(parts) + "\n"
+
+
+def markdown(views: str, record: object) -> str:
+    """A record as Markdown for the site, its counts below its headings."""
+    headline, _, rest = load_view("markdown", views).to_text(record).strip().removeprefix("### ").partition("\n")
+    rest = re.sub(r"^####? ([^:\n]+): (.+)$", r"### \1\n\n\2", rest, flags=re.MULTILINE)
+    rest = re.sub("^####(?= )", "###", rest, flags=re.MULTILINE).replace("<details>", '<details markdown="1">')
+    return f"{headline}.\n{rest}"
 
 
 def partita(folder: Path, environment: str, *arguments: str) -> None:
@@ -68,12 +86,15 @@ def partita(folder: Path, environment: str, *arguments: str) -> None:
     subprocess.run(command, check=True, cwd=folder, env=variables, stdout=subprocess.DEVNULL)
 
 
-def runtime(table: bytes) -> object:
+def runtime(found: SupportTable) -> str:
     """The wheel of ONNX Runtime, with its version, that a table was measured with."""
-    return json.loads(table)["versions"]["onnxruntime_package"]
+    return found.versions.onnxruntime_package or found.versions.onnxruntime
 
 
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
-    for provider in sys.argv[1:] or TABLES:
-        measure(provider, *TABLES[provider])
+    given = [word for word in sys.argv[1:] if word != "--pages"] or list(TABLES)
+    for provider in given:
+        if "--pages" not in sys.argv:
+            measure(provider)
+        (FOLDER / f"{provider}.md").write_text(page(provider), encoding="utf-8")

@@ -30,6 +30,8 @@ SIGNS: dict[str, Callable[[float, float], bool]] = {
 }
 Finding = tuple[bool, str]
 """Whether a condition holds, with the value and the nodes that violate it."""
+MOST_NAMES = 6
+"""Maximum listed names, or groups of names, that violate a condition."""
 UNSEEN_COPIES = "some copies in control-flow subgraphs may be unknown"
 
 
@@ -52,7 +54,8 @@ def decide(found: Figure, sign: str, limit: float) -> Finding:
     """Whether a figure meets a limit for every possible value."""
     holds = SIGNS[sign]
     if found.value is not None and not holds(found.value, limit):
-        return False, f"{found.text}{f': {name_some(found.names)}' if found.names else ''}"
+        names = f": {name_some(found.names, MOST_NAMES)}" if found.names else ""
+        return False, found.text + names
     if found.value is None or (found.upper_bound is not None and not holds(found.upper_bound, limit)):
         return False, f"cannot be confirmed{found.unknown_reason}"
     return True, found.text

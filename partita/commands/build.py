@@ -102,6 +102,10 @@ class VerbCommand(TyperCommand):
 
     fields: Sequence[Field] = ()
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The names of required arguments without the braces of typer."""
+        return [re.sub(r"^\{(.+)\}", r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments, then a section per group of options."""
         by_name = {each.name: each for each in self.fields}
@@ -138,7 +142,7 @@ def _command(verb: Verb, run: str, prefix: str) -> Any:
         options = check_fields(record(**_values(record, given)))
         check_early(options)
         if isinstance(options, ProgressOptions):
-            import_module("partita.commands.terminal").shown_progress = options  # type: ignore[attr-defined]
+            import_module("partita.commands.terminal").show_progress(options)
         module, _, function = run.partition(":")
         raise Exit(getattr(import_module(f"partita.commands.{module}"), function)(options) or 0)
 

@@ -15,6 +15,7 @@ from partita.dtypes import EXACT
 from partita.library.exporting import own_compile_cache, run_export
 from partita.observations.text_format import human_bytes, nats, plural
 from partita.options.export import ExportCommand
+from partita.options.flags import with_flags
 from partita.package.folder import Manifest
 from partita.package.records import PackedKind, PackedWeights, Verification
 
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 
 PACKED_WEIGHTS, NARROW_WEIGHTS = "packed_weights", "narrow_weights"
 """Name of the last change of a graph in the counts of passes."""
-LONG_SECONDS = 0.5
-"""Stages of this length are in the summary."""
+LONG_STAGES = 3
+"""The summary has the times of this many of the longest stages."""
 LABEL = 14
 """Width of the labels of the summary."""
 
@@ -41,7 +42,7 @@ def run(options: ExportCommand) -> None:
         lines = describe(summary)
         if options.explain:
             lines += [*pass_lines(summary.passes, summary.manifest), *mix_lines(summary.manifest.packed)]
-        write_stdout("\n".join(fold(line, sys.stdout, LABEL) for line in lines) + "\n")
+        write_stdout("\n".join(fold(with_flags(line), sys.stdout, LABEL) for line in lines) + "\n")
 
 
 def _cache_bytes_per_token(manifest: Manifest) -> int:
@@ -109,9 +110,10 @@ def describe(summary: Summary) -> list[str]:
 
 
 def _duration(summary: Summary) -> str:
-    """Seconds of the export and of its long stages, and peak memory."""
-    stages = [f"{name} {value:.1f}" for name, value in summary.seconds.items() if value >= LONG_SECONDS]
-    total = f"{sum(summary.seconds.values()):.1f} s" + (f" ({', '.join(stages)})" if stages else "")
+    """Seconds of the export and of its longest stages, and peak memory."""
+    longest = sorted(summary.seconds.items(), key=lambda item: -item[1])[:LONG_STAGES]
+    stages = ", ".join(f"{name} {value:.1f}" for name, value in longest)
+    total = f"{sum(summary.seconds.values()):.1f} s ({stages})"
     return f"{total}; peak memory {human_bytes(summary.peak_rss_bytes)}"
 
 
@@ -160,7 +162,8 @@ def _target(manifest: Manifest) -> list[str]:
     if target.verification == "not_run":
         smoke = next((entry.status for entry in manifest.smoke if entry.chain == target.provider), "not_run")
         told = {"ran": "opened and ran there, not verified", "failed": "fails there"}.get(smoke, told)
-    return [f"  target      {target.provider} ({target.source}), queried {target.how}; {told}"]
+    source = target.source.partition(":")[0]
+    return [f"  target      {target.provider} ({source}), queried {target.how}; {told}"]
 
 
 def _source_quantisation_line(manifest: Manifest) -> list[str]:

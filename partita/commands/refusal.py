@@ -12,6 +12,7 @@ from partita.errors import ProviderRefusal, RefusedNode
 from partita.observations.text_format import name_some, plural, short_provider
 from partita.partition_reports.render.terminal import Page
 from partita.partition_reports.sections.model import Column
+from partita.partition_reports.sections.shared import REASONS_PAGE
 
 WIDTH = 120
 """Width of stderr if it is unknown."""
@@ -117,3 +118,4 @@ def _show_evidence(page: Page, rows: Sequence[RefusedNode]) -> None:
             page.line(text, indent=4)
         if len(texts) > EVIDENCE:
             page.line(f"and {len(texts) - EVIDENCE} similar lines", indent=4)
+        page.line(f"see {REASONS_PAGE}#{reason}", indent=4)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partita.commands.outputs import RequestedView, open_sink, prepare, requested_view
+from partita.commands.terminal import note
 from partita.errors import ReportCheckError, ReportError, UsageError
+from partita.observations.text_format import plural
 from partita.options.fields import path_of
 from partita.options.reports import (
     REPORT_VIEWS,
@@ -102,7 +105,25 @@ def diff(options: DiffCommand) -> int:
 
 
 def check(options: CheckCommand) -> None:
-    """Check a report against its requirements. Raises ReportCheckError after showing failures."""
+    """Check reports against their requirements. Raises ReportCheckError after showing failures."""
+    files, failed = [options.file, *options.others], 0
+    if not options.others:
+        _check(options)
+        return
+    if options.as_json or options.view or options.out:
+        raise UsageError("`as_json`, `view` and `out` are for one report; omit them, or check one report")
+    for file in files:
+        try:
+            _check(replace(options, file=file))
+        except ReportCheckError as error:
+            note(f"partita: {error}")
+            failed += 1
+    if failed:
+        raise ReportCheckError(f"{failed} of {plural(len(files), 'report')} failed")
+
+
+def _check(options: CheckCommand) -> None:
+    """Check one report against its requirements. Raises ReportCheckError after showing failures."""
     from partita.check import gate
     from partita.library.report import gate_of, vocabulary
 

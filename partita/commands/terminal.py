@@ -139,6 +139,14 @@ def finite(value: Any) -> Any:
     return [finite(entry) for entry in value] if isinstance(value, (list, tuple)) else value
 
 
+def show_progress(options: ProgressOptions) -> None:
+    """Use the options of the running verb; they also hold for the downloads of huggingface_hub."""
+    global shown_progress
+    shown_progress = options
+    if not draws_progress():
+        os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # read at its import
+
+
 def draws_progress() -> bool:
     """Whether bars and spinners are drawn on stderr."""
     return stderr.is_terminal and not shown_progress.quiet

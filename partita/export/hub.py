@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.errors import CheckpointError, PartitaError, UsageError
+from partita.export.progress import Progress, Silent, SilentStage, Stage, stage
 from partita.package.folder import MANIFEST, is_of_others, is_package
 from partita.remedies import Remedy
 
@@ -20,6 +21,8 @@ HUB_ID = re.compile(r"(?:hf:/{1,2})?(?P<name>[\w-][\w.-]*(?:/[\w-][\w.-]*)?)(?:@
 """owner/name, name, owner/name@revision, hf://owner/name; ./name, name/ and a/b/c are paths."""
 ONNX_FILE = re.compile(r"(onnx/)?[^/]+\.onnx")
 CHECKPOINT_WEIGHTS = re.compile(r"[^/]+\.(safetensors|gguf)|pytorch_model[^/]*\.bin")
+MODEL_SUFFIXES = (".gguf", ".onnx", ".json", ".safetensors")
+"""A name with one of these is a file."""
 TIMEOUT_SECONDS = 10.0
 LOGIN = ("hf", "auth", "login")
 PRIVATE = Remedy("check the name, or for a private model log in", LOGIN)
@@ -46,7 +49,7 @@ class HubModel:
 
 def check_model(given: str) -> None:
     """Raise CheckpointError when `given` is neither on disk nor a hub id."""
-    if not os.path.lexists(given) and not HUB_ID.fullmatch(given):
+    if not os.path.lexists(given) and (given.endswith(MODEL_SUFFIXES) or not HUB_ID.fullmatch(given)):
         raise CheckpointError(f"{given}: no such file or folder, and not a hub id of the form owner/name")
 
 
@@ -94,12 +97,17 @@ def find_model(given: str, known: Path) -> HubModel:
 
 def _is_model_folder(name: str, info: Any) -> bool:
     """Whether a repository has the manifest of a package, or the ONNX files of a decoder and no checkpoint."""
-    from huggingface_hub import hf_hub_download
-
     files = [each.rfilename for each in info.siblings or ()]
-    if MANIFEST in files and not is_of_others(Path(hf_hub_download(name, MANIFEST, revision=info.sha))):
+    if MANIFEST in files and not is_of_others(_manifest(name, info.sha)):
         return True
     return _is_onnx_decoder(files)
+
+
+def _manifest(name: str, commit: str) -> Path:
+    """The manifest of a repository, downloaded."""
+    from huggingface_hub import hf_hub_download
+
+    return Path(hf_hub_download(name, MANIFEST, revision=commit, tqdm_class=_bar_class(SilentStage())))
 
 
 def _is_onnx_decoder(files: Sequence[str]) -> bool:
@@ -107,17 +115,45 @@ def _is_onnx_decoder(files: Sequence[str]) -> bool:
     return any(map(ONNX_FILE.fullmatch, files)) and not any(map(CHECKPOINT_WEIGHTS.fullmatch, files))
 
 
-def download(name: str, revision: str | None, **settings: Any) -> Path:
+def download(name: str, revision: str | None, progress: Progress | None = None, **settings: Any) -> Path:
     """The folder of a repository in the hub's cache. `settings`: of `snapshot_download`, whose errors are raised."""
     from huggingface_hub import snapshot_download
 
-    return Path(snapshot_download(name, revision=revision, **settings))
+    def fetch(**more: Any) -> Any:
+        return snapshot_download(
+            name, revision=revision, **{"tqdm_class": _bar_class(SilentStage()), **settings, **more}
+        )
+
+    size = None
+    with suppress(Exception):  # only for the percentage; the download itself raises
+        size = sum(each.file_size or 0 for each in fetch(dry_run=True) if each.will_download)
+    with stage(progress or Silent(), "download", {}, size) as current:
+        return Path(fetch(tqdm_class=_bar_class(current)))
 
 
-def model_folder(model: HubModel) -> Path:
+def _bar_class(current: Stage) -> Any:
+    """A class of bars that draws nothing, for the hub's client: its last bar of bytes advances the stage."""
+    from tqdm.auto import tqdm  # type: ignore[import-untyped]
+
+    last: list[object] = []
+
+    class Bar(tqdm):  # type: ignore[misc]
+        def __init__(self, *arguments: Any, **settings: Any) -> None:
+            super().__init__(*arguments, **{**settings, "disable": True})
+            if settings.get("unit") == "B":
+                last[:] = [self]
+
+        def update(self, n: float | None = 1) -> None:
+            if last and last[0] is self:
+                current.advance(int(n or 0))
+
+    return Bar
+
+
+def model_folder(model: HubModel, progress: Progress | None = None) -> Path:
     """The model folder, downloaded once. Raises CheckpointError."""
     try:
-        return download(model.name, model.commit)
+        return download(model.name, model.commit, progress)
     except Exception as error:
         raise hub_error(model.name, error) from error
 

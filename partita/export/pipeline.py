@@ -109,7 +109,7 @@ def _run(
     work: Work, runtime: Runtime, target: Target | None, quality_text: Path | None, offer: Offer | None
 ) -> Summary:
     with stage(work.progress, "read checkpoint", work.seconds):
-        checkpoint = open_checkpoint(str(work.options.checkpoint))
+        checkpoint = open_checkpoint(str(work.options.checkpoint), work.progress)
         max_length(work.options, checkpoint)
         stop_tokens(runtime.reader, checkpoint.folder)  # raises for a damaged file
     work.options = options = resolve(work.options, checkpoint, target, quality_text)

@@ -79,7 +79,7 @@ def folder_of(
         given = at_revision(model, revision)
         hub = find_model(given, _cache_home(model) / COMMITS)
         if hub.is_model_folder:
-            return model_folder(hub)
+            return model_folder(hub, progress)
         source, key, path = hub.pinned, [hub.name, hub.commit], Path(given)
     home = _cache_home(model)
     key = [partita.__version__, precision, target, *key]

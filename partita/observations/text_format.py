@@ -144,10 +144,15 @@ def _written(values: list[str], *, alone: bool) -> str:
 
 
 def name_some(names: Iterable[str], most: int = 20) -> str:
-    """The first names and the number of others; names that differ in one number are merged: `layers.{0..5}/Add (6)`."""
+    """The first names and the number of others; names that differ in one number are merged: `layers.{0..5}/Add (6)`.
+
+    Names with commas in them are separated by semicolons.
+    """
+    names = list(names)
+    mark = "; " if any(", " in name for name in names) else ", "
     shown: list[tuple[str, int]] = []
     for name, members in families(names).items():
         together = len(members) > 1 and "*" not in name
         shown += [(f"{name} ({len(members)})", len(members))] if together else [(each, 1) for each in members]
     left = sum(count for _, count in shown[most:])
-    return ", ".join(name for name, _ in shown[:most]) + (f" and {left} more" if left else "")
+    return mark.join(name for name, _ in shown[:most]) + (f" and {left} more" if left else "")

@@ -100,6 +100,7 @@ class CheckCommand(CheckOptions):
     """Check a report against limits, for CI. Exit code 5 with one line per failed requirement."""
 
     file: ReportArgument
+    others: Sequence[str] = option("Further reports to check.", default=(), metavar="MORE", positional=True)
     baseline: PathText | None = option(
         "Baseline report: fail on nodes moved off their provider, new reasons, copies or copied bytes.",
         metavar="A",

@@ -66,7 +66,7 @@ def test_many_nodes_are_named_up_to_a_point(report):
     decode = report.phases[1]
     nodes = tuple(decode.nodes[2].model_copy(update={"name": f"n{'x' * number}"}) for number in range(30))
     (sentence,) = exceeded_limits(of(report, decode.model_copy(update={"nodes": nodes})), Limits(max_cpu_nodes=0))
-    assert f"n{'x' * 19} (Gather) and 10 more" in sentence and "x" * 20 not in sentence
+    assert f"n{'x' * 5} (Gather) and 24 more" in sentence and "x" * 6 not in sentence
 
 
 def test_nodes_that_differ_in_a_number_are_named_together(report):

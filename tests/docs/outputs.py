@@ -21,6 +21,7 @@ from partita.partition_reports import storage
 from tests.conftest import require_dry_run
 from tests.docs import recordings, serve_tutorial
 from tests.foreign.conftest import SAMPLES
+from tools import support_tables
 
 WIDTH = 100
 """Columns of every output on the pages."""
@@ -203,6 +204,16 @@ def error_as_json() -> str:
     return printed[: printed.rindex("}") + 1]
 
 
+def supported() -> str:
+    """Two operators of the published table of WebGPU."""
+    from partita.partition_reports.render.show import print_text
+
+    found = support_tables.table(support_tables.FOLDER / "webgpu.json.xz")
+    operators = tuple(entry for entry in found.operators if entry.full_name in ("Cast", "Resize"))
+    shown = found.model_copy(update={"operators": operators, "without_example": ()})
+    return on_a_page(lambda console: print_text(shown, "partita.support.sections", console))
+
+
 OUTPUTS: dict[str, Callable[[], str]] = {
     "export-demo": lambda: exported("export_demo"),
     "export-int4": lambda: exported("export_int4"),
@@ -219,6 +230,7 @@ OUTPUTS: dict[str, Callable[[], str]] = {
     "fused": lambda: run("partita report explain webgpu.json layers.0.mlp.act_fn/Sigmoid"),
     "memcpy": lambda: run("partita report explain webgpu.json Memcpy_token_0"),
     "bench": bench,
+    "support-webgpu": supported,
     "drift": lambda: f"$ partita drift package --provider webgpu\n{drifted()}",
     "error-json": error_as_json,
     "foreign-candidates": lambda: foreign(

@@ -181,8 +181,6 @@ def check_session(block: Block) -> None:
             assert started or "SystemExit" not in block.text
 
 
-NOT_COMPARED = {"support-webgpu": "2,942 experiments on a WebGPU device; tests/support renders tables of its own"}
-"""Outputs that no test can make again, and why."""
 CHECKS: dict[str, Callable[[Block], None]] = {
     "make": check_make,
     "pytest": check_pytest,
@@ -222,14 +220,14 @@ def test_a_block_is_accounted_for(block: Block) -> None:
         wanted = renewed(block.lines, lines)
         again = f"{block} is not what is printed; write it again with: python -m tests.docs.update"
         assert agrees(block.lines, lines), "\n".join([again, *wanted])
-    elif block.name not in NOT_COMPARED:
+    else:
         assert commands(block), f"{block}: nothing generates, runs or checks this block; see {__name__}"
         assert set(commands(block)) <= set(EXAMPLES), f"{block}: a command that tests/test_examples.py does not run"
 
 
 def test_every_name_is_used_and_nothing_is_left_over() -> None:
     used = {block.name for block in BLOCKS} - {""}
-    assert used == {*OUTPUTS, *CHECKS, *NOT_COMPARED}
+    assert used == {*OUTPUTS, *CHECKS}
     assert {path.name.removesuffix(".json.gz") for path in recordings.RECORDED.iterdir()} == recordings.NAMES
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -79,12 +80,18 @@ def test_the_action_ends_with_the_error_of_a_placement_that_fails(folder: Path):
 
 
 def test_the_hook_checks_the_reports_that_it_gets(folder: Path):
-    assert (
-        act(folder, model="model.onnx", place_options="--shape x=1,3,224,224", report="a.report.json").returncode == 0
-    )
+    options = {"model": "model.onnx", "place_options": "--shape x=1,3,224,224"}
+    assert act(folder, **options, report="a.report.json").returncode == 0
+    (folder / "b.report.json").write_bytes((folder / "a.report.json").read_bytes())
     (hook,) = yaml.safe_load((REPOSITORY / ".pre-commit-hooks.yaml").read_text())
-    command = [str(BIN / "python"), "-m", *shlex.split(hook["entry"]), "--max-copies", "0", "a.report.json"]
-    subprocess.run(command, cwd=folder, check=True, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
+    command = [str(BIN / "python"), "-m", *shlex.split(hook["entry"]), "--require", "provider=cpu,nodes>0"]
+    command += ["a.report.json", "b.report.json"]
+    settings: dict[str, Any] = {"cwd": folder, "env": {**os.environ, "PYTHONPATH": str(REPOSITORY)}}
+    subprocess.run(command, check=True, **settings)
+    failed = subprocess.run([*command, "--require", "provider=cpu,nodes=0"], capture_output=True, text=True, **settings)
+    assert failed.returncode == 5
+    assert failed.stdout.count("FAILED --require provider=cpu,nodes=0") == 2
+    assert failed.stderr.splitlines()[-1] == "partita: 2 of 2 reports failed"
 
 
 def test_the_distribution_is_built_and_valid(tmp_path: Path):

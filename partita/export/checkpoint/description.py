@@ -34,6 +34,7 @@ from partita.export.checkpoint.weight_files import (
     unreadable,
 )
 from partita.export.hub import HUB_ID, check_model, download, hub_error
+from partita.export.progress import Progress
 from partita.package.folder import COMPANIONS, MANIFEST, check_folder, is_of_others
 from partita.untrusted_files import check_size
 
@@ -115,13 +116,13 @@ def of_tokenizer(names: Iterable[str]) -> bool:
     return any(name.startswith(("tokenizer", "vocab", "spiece", "sentencepiece", "tekken")) for name in names)
 
 
-def open_checkpoint(given: str) -> Checkpoint:
+def open_checkpoint(given: str, progress: Progress | None = None) -> Checkpoint:
     """Open the checkpoint at `given`, a folder or a hub id.
 
     Raises CheckpointError when it is missing or damaged, UnsupportedModelError when its model cannot be exported.
     """
     try:
-        folder = _locate(given)
+        folder = _locate(given, progress)
         check_folder(folder, kind=CheckpointError)
         if (file := conversion.gguf_file(folder)) is not None:
             return _open_gguf(given, file)
@@ -186,7 +187,7 @@ def _name_of(given: str) -> str:
     return Path(os.path.abspath(given)).name if Path(given).exists() else given  # noqa: PTH100
 
 
-def _locate(given: str) -> Path:
+def _locate(given: str, progress: Progress | None) -> Path:
     if not given:
         raise UsageError("CHECKPOINT is empty; give a checkpoint folder or a hub id")
     path = Path(given)
@@ -207,7 +208,8 @@ def _locate(given: str) -> Path:
     found = HUB_ID.fullmatch(given)
     assert found is not None
     try:
-        return download(found["name"], found["revision"], allow_patterns=HUB_PATTERNS, ignore_patterns=HUB_IGNORED)
+        wanted = {"allow_patterns": HUB_PATTERNS, "ignore_patterns": HUB_IGNORED}
+        return download(found["name"], found["revision"], progress, **wanted)
     except Exception as error:  # the hub's client, its HTTP library and its transfer share no base class
         raise hub_error(given, error) from error
 

@@ -110,7 +110,7 @@ LIBRARIES: tuple[Library, ...] = (
                     "cublasDgeam cublasSgeam cublasDgemm_v2 cublasSgemm_v2 cublasDgemmBatched cublasSgemmBatched "
                     "cublasDgemmStridedBatched cublasSgemmStridedBatched cublasGemmEx cublasGemmBatchedEx "
                     "cublasGemmStridedBatchedEx cublasDgetrfBatched cublasSgetrfBatched cublasDgetriBatched "
-                    "cublasSgetriBatched cublasScopy_v2 cublasSscal_v2"
+                    "cublasSgetriBatched cublasDcopy_v2 cublasScopy_v2 cublasSscal_v2"
                 ),
             ),
         ),
