@@ -6,6 +6,7 @@ infinite: NaN or infinity on one side, or another shape.
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import Field
@@ -41,6 +42,13 @@ class PartDrift(Record):
     largest: float | None
     """Largest finite magnitude on the tested side."""
     largest_reference: float | None
+
+    @property
+    def counted(self) -> float:
+        """The error that is compared with the tolerance."""
+        if self.own_error is not None:
+            return self.own_error
+        return math.inf if self.infinite or self.error is None else self.error
 
 
 class NotFinite(Record):
@@ -78,9 +86,9 @@ class Drift(Record):
     provider: str
     """Chain of the tested side."""
     against: str
-    """Chain of the reference."""
+    """Chain of the reference, or the source model."""
     versions: tuple[str, str]
-    """ONNX Runtime of both sides."""
+    """ONNX Runtime of both sides; empty for the source model."""
     nodes_by_provider: dict[str, int]
     """Nodes of the tested side that ONNX Runtime lists."""
     unused: dict[str, str]

@@ -21,9 +21,10 @@ from onnx import numpy_helper
 
 from partita.drift.graphs import PartedGraph
 from partita.drift.inputs import chosen_steps, file_step, package_steps
-from partita.drift.measure import Settings, measure
+from partita.drift.measure import measure
 from partita.drift.records import Drift
 from partita.drift.sides import Side
+from partita.drift.step_comparison import Settings
 from partita.foreign.folder import Choice, open_folder
 from partita.providers.resolve import parse_chain
 from partita.runtime.place.inputs import input_shapes

@@ -15,11 +15,13 @@ from rich.console import Console
 
 import partita
 from partita.cli import run
+from partita.drift.deviation import deviation
 from partita.drift.document import VIEWS
 from partita.drift.inputs import chosen_steps, file_step, package_steps
-from partita.drift.measure import Settings, deviation, measure
+from partita.drift.measure import measure
 from partita.drift.records import Drift
 from partita.drift.sides import Side
+from partita.drift.step_comparison import Settings
 from partita.foreign.folder import Choice, open_folder
 from partita.providers.resolve import parse_chain
 from partita.runtime.place.onnx_model import read_onnx
@@ -145,8 +147,8 @@ def test_the_deviation_of_tensors() -> None:
         (["MODEL", "--provider", "gpu"], 2, "did you mean"),
         (["MODEL", "--provider", "cpu"], 2, "both sides are cpu"),
         (["MODEL", "--provider", "cpu", "--against", "openvino", "--tolerance", "2"], 2, "--tolerance is 2.0"),
-        (["MODEL", "--provider", "cpu", "--against", "./no-venv"], 2, "neither a provider chain nor a virtual"),
-        (["MODEL", "--provider", "cpu", "--against", "original"], 2, "partita verify"),
+        (["MODEL", "--provider", "cpu", "--against", "./no-venv"], 2, "neither a provider chain, a virtual"),
+        (["MODEL", "--provider", "cpu", "--against", "original"], 2, "is a file, which runs no text"),
         (["MODEL", "--provider", "cpu", "--against", "PYTHON", "--shape", "q=1"], 2, "neither an input nor a symbolic"),
         (["FOLDER", "--provider", "cpu", "--against", "PYTHON", "--shape", "q=1"], 2, "is for ONNX files"),
         (["MODEL", "--provider", "cpu", "--against", "PYTHON", "--variant", "q4"], 2, "only for foreign folders"),
