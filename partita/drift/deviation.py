@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -82,7 +82,7 @@ def largest(arrays: Iterable[npt.NDArray[Any]]) -> float | None:
 
 def bad_numbers(
     ours: npt.NDArray[Any], theirs: npt.NDArray[Any], inputs: Iterable[npt.NDArray[Any]]
-) -> tuple[str, tuple[float, float] | None] | None:
+) -> tuple[Literal["NaN", "infinity"], tuple[float, float] | None] | None:
     """NaN or infinity where the reference has a number, with the range of the finite inputs; None without any."""
     if ours.dtype.kind != "f" or ours.shape != theirs.shape:
         return None
@@ -91,5 +91,4 @@ def bad_numbers(
         return None
     numbers = [array[np.isfinite(array)] for array in inputs if array.dtype.kind == "f"]
     ends = [float(end) for array in numbers if array.size for end in (array.min(), array.max())]
-    kind = "NaN" if np.isnan(ours[wrong]).any() else "infinity"
-    return kind, (min(ends), max(ends)) if ends else None
+    return "NaN" if np.isnan(ours[wrong]).any() else "infinity", (min(ends), max(ends)) if ends else None

@@ -49,7 +49,7 @@ VIEWS = Views(document)
 def headline(found: Drift) -> str:
     """The outcome in one sentence."""
     sides = f"{found.provider} against {found.against}"
-    worst = max(found.layers, key=lambda part: part.counted, default=found.outputs)
+    worst = found.worst
     if found.is_within and found.unused_because is not None:
         return f"nothing was compared on {found.provider.partition(',')[0]}: {found.unused_because}"
     if found.is_within:

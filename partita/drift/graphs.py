@@ -109,17 +109,28 @@ class PartedGraph:
     def single(self, positions: Iterable[int], known: Collection[str] | None = None) -> list[Part]:
         """One part per node. Random nodes are left out: their values differ from run to run.
 
-        `known`: only these tensors can be compared; nodes in sequence whose results are no others are one part.
+        `known`: only these tensors can be compared. Nodes in sequence are one part if they end with known tensors, or
+        with tensors that do not depend on known ones.
         """
+        singles = [self._span([at]) for at in positions if self.nodes[at].op_type not in RANDOM]
+        return singles if known is None else self._merged(singles, known)
+
+    def _merged(self, singles: Iterable[Part], known: Collection[str]) -> list[Part]:
         parts: list[Part] = []
         pending: list[int] = []
-        for at in positions:
-            if self.nodes[at].op_type in RANDOM:
+        inside: set[str] = set()
+        depends = {*known}
+        for single in singles:
+            depends.update(single.gives if depends.intersection(single.reads) else ())
+            if inside.isdisjoint(single.reads) and depends.intersection(single.gives) <= {*known, *self.outputs}:
+                parts.append(single)
                 continue
-            pending.append(at)
+            pending += single.nodes
+            inside.update(single.gives)
             part = self._span(pending)
-            if known is None or all(name in known or name in self.outputs for name in part.gives):
-                parts, pending = [*parts, part], []
+            if depends.intersection(part.gives) <= {*known, *self.outputs}:
+                parts.append(part)
+                pending, inside = [], set()
         return [*parts, self._span(pending)] if pending else parts
 
     def _span(self, positions: Sequence[int]) -> Part:

@@ -111,38 +111,45 @@ def _open(
             yield entry
 
 
+def _first_node(entry: StepComparison, layer: Part) -> _Difference | None:
+    """The first node of a layer that is over tolerance alone on the reference's tensors."""
+    parts = {part.name: part for part in entry.nodes_of(layer)}
+    nodes, broken = entry.compare([*parts.values()])
+    first = next((node for node in nodes if node.over), None)
+    if first is None:
+        return None
+    basis: Basis = "whole_graph" if first.own_error is None and not first.infinite else "alone"
+    return _Difference(entry, layer, parts[first.name], basis, nodes, broken)
+
+
 def _inside(entry: StepComparison, layer: Part, tolerance: float) -> _Difference:
     """The first node over tolerance in a layer: alone on the reference's tensors, else in the layer on its inputs."""
-    parts = entry.nodes_of(layer)
-    by_name = {part.name: part for part in parts}
-    nodes, broken = entry.compare(parts)
-    first = next((node for node in nodes if node.over), None)
-    if first is not None:
-        basis: Basis = "whole_graph" if first.own_error is None and not first.infinite else "alone"
-        return _Difference(entry, layer, by_name[first.name], basis, nodes, broken)
-    nodes = entry.within_layer(layer, parts)
-    first = next((node for node in nodes if node.counted > tolerance), None)
-    return _Difference(entry, layer, None if first is None else by_name[first.name], "in_layer", nodes, broken)
+    found = _first_node(entry, layer)
+    if found is not None:
+        return found
+    parts = {part.name: part for part in entry.nodes_of(layer)}
+    nodes = entry.within_layer(layer, [*parts.values()])
+    first = next((parts[node.name] for node in nodes if node.counted > tolerance), None)
+    return _Difference(entry, layer, first, "in_layer", nodes)
 
 
 def _anywhere(entries: Sequence[StepComparison], layers: Sequence[PartDrift]) -> _Difference | None:
     """Outputs are over tolerance and no layer is: the first such node of all, else the layer where the sum of errors
     passes the tolerance.
     """
-    for entry in entries:
-        for layer in entry.graph.layers():
-            parts = entry.nodes_of(layer)
-            nodes, broken = entry.compare(parts)
-            first = next((node.name for node in nodes if node.over), None)
-            if first is not None:
-                node = next(part for part in parts if part.name == first)
-                return _Difference(entry, layer, node, "alone", nodes, broken)
-    summed = next((layer for layer in layers if layer.infinite or (layer.error or 0.0) > layer.tolerance), None)
-    for entry in entries:
-        if summed is not None and entry.step.name == summed.step:
-            layer = next(part for part in entry.graph.layers() if part.name == summed.name)
-            return _Difference(entry, layer, None, "whole_graph", [])
-    return None
+    every = [(entry, layer) for entry in entries for layer in entry.graph.layers()]
+    found = next(filter(None, (_first_node(entry, layer) for entry, layer in every)), None)
+    if found is not None:
+        return found
+    sums = {(part.step, part.name) for part in layers if part.infinite or (part.error or 0.0) > part.tolerance}
+    return next(
+        (
+            _Difference(entry, layer, None, "whole_graph", [])
+            for entry, layer in every
+            if (entry.step.name, layer.name) in sums
+        ),
+        None,
+    )
 
 
 def _worst_of_steps(parts: Sequence[PartDrift]) -> list[PartDrift]:

@@ -7,12 +7,13 @@ infinite: NaN or infinity on one side, or another shape.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field
 
 from partita.observations.records import Record
 
+SCHEMA: Final = "partita.drift/1"
 Basis = Literal["alone", "in_layer", "whole_graph"]
 """How an error was measured: the part alone on the reference's inputs, the node in its layer on the layer's reference
 inputs, or in the whole graph, where errors of earlier parts add up."""
@@ -81,7 +82,7 @@ class PinTrial(Record):
 class Drift(Record):
     """The comparison of one model on two sides."""
 
-    schema_id: Literal["partita.drift/1"] = Field(default="partita.drift/1", alias="schema")
+    schema_id: Literal["partita.drift/1"] = Field(default=SCHEMA, alias="schema")
     model: str
     provider: str
     """Chain of the tested side."""
@@ -116,6 +117,11 @@ class Drift(Record):
     def unused_because(self) -> str | None:
         """Why no node ran on the tested provider, so that nothing was compared; None if one did."""
         return self.unused.get(self.provider.partition(",")[0])
+
+    @property
+    def worst(self) -> PartDrift:
+        """The layer or output with the largest error."""
+        return max((*self.layers, self.outputs), key=lambda part: part.counted)
 
     @property
     def is_within(self) -> bool:

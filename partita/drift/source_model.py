@@ -1,14 +1,14 @@
 """The source model as a reference: inputs and outputs of its modules, joined with tensors of the graph by module path.
 
-A tensor is joined if it is the only one that enters or leaves the nodes of a module. The graph may compute others in
-another way.
+A tensor is joined if it is the only one that enters or leaves the nodes of a module, or if as many leave it as the
+module returns. The graph may compute others in another way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +17,8 @@ from partita.drift.graphs import PartedGraph
 from partita.drift.sides import GraphRun, Side, Step
 from partita.runtime.place.onnx_model import read_onnx
 
-ModuleValue = tuple[str, Literal["input", "output"]]
-"""Module path, and its first tensor input or its first tensor output."""
+ModuleValue = tuple[str, str, int, int]
+"""Module path, `input` or `output`, index of the tensor, and number of all; 0: any number."""
 RunModel = Callable[[Collection[ModuleValue]], Mapping[ModuleValue, npt.NDArray[Any]]]
 """Runs the source model on the text; returns [T, ...] float32 of the modules that ran once."""
 SKIP_NORMS = ("SkipSimplifiedLayerNormalization", "SkipLayerNormalization")
@@ -87,9 +87,9 @@ def join(graph: PartedGraph, states: Collection[str]) -> dict[str, list[ModuleVa
         if node.op_type in SKIP_NORMS and len(positions[module]) == 1:
             enters, leaves = [*node.output[SUM:]], [node.output[0]]
         if len(enters) == 1:
-            found.setdefault(enters[0], []).append((module, "input"))
-        if len(leaves) == 1:
-            found.setdefault(leaves[0], []).append((module, "output"))
+            found.setdefault(enters[0], []).append((module, "input", 0, 0))
+        for index, name in enumerate(leaves):
+            found.setdefault(name, []).append((module, "output", index, len(leaves) if len(leaves) > 1 else 0))
     return found
 
 
@@ -99,13 +99,14 @@ def fitted(value: npt.NDArray[Any], ours: npt.NDArray[Any], step: Step) -> npt.N
     The rows of a batch have the same text. The tokens of a step are followed by padding.
     """
     inner = value.shape[1:]
+    if ours.shape[ours.ndim - len(inner) :] != inner:
+        return None
+    rows = ours.shape[0] if ours.ndim == len(inner) + 2 else 1
+    per_row = rows * int(np.prod(inner))
+    tokens = ours.size // per_row if per_row else 0
     for places in (step.positions, step.logits):
-        per_token = int(np.prod(inner))
-        rows = ours.shape[0] if ours.ndim == len(inner) + 2 else 1
-        tokens = ours.size // (rows * per_token) if rows and per_token else 0
-        if not places or tokens < len(places) or ours.size != rows * tokens * per_token or max(places) >= len(value):
-            continue
-        if tokens > len(places) and places is step.logits:
+        padded = tokens > len(places) and places is step.positions
+        if not places or max(places) >= len(value) or not (padded or tokens == len(places)):
             continue
         whole = ours.astype(np.float32).reshape(rows, tokens, *inner)
         whole[:, : len(places)] = value[list(places)]

@@ -84,8 +84,8 @@ class StepComparison:
         """The nodes of a layer; nodes between tensors that the reference has, if it lacks some, are one part."""
         if self.reference.runs_graphs:
             return self.graph.single(layer.nodes)
-        theirs, _ = self.tap(self.graph.open_part(layer).gives)
-        return self.graph.single(layer.nodes, theirs.keys())
+        theirs, _ = self.tap((*layer.reads, *self.graph.open_part(layer).gives))
+        return self.graph.single(layer.nodes, theirs.keys() - self.step.feeds.keys())
 
     # --- errors -------------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from partita.drift.records import Drift
 from partita.dtypes import precision
-from partita.errors import PackageError, UsageError
+from partita.errors import InstallationError, PackageError, PartitaError, UsageError
 from partita.extras import explain
 from partita.files import temporary_directory
 from partita.foreign.folder import Choice, open_folder
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 CPU_CHAIN = "cpu"
 CONFIG = "config.json"
 """A file of every checkpoint."""
+LOCATE_SECONDS = 60
+"""Time limit of a comparison that a failed export makes."""
 ORIGINAL = "original"
 """The value of `against` for the source model."""
 
@@ -172,11 +175,16 @@ def _file_step(options: DriftOptions, path: Path) -> Step:
 
 @contextmanager
 def _in_environment(side: Side, python: Path) -> Iterator[Side]:
-    """The side in a worker process of another environment."""
-    from partita.runtime.worker.parent import Worker
+    """The side in a worker process of another environment. Raises InstallationError if that ends."""
+    from partita.runtime.worker.parent import Worker, WorkerLostError
 
-    with Worker("partita.drift.sides", python=python) as worker:
-        yield replace(side, place=str(python.parent.parent), call=partial(worker.call, "run_graph"))
+    try:
+        with Worker("partita.drift.sides", python=python) as worker:
+            yield replace(side, place=str(python.parent.parent), call=partial(worker.call, "run_graph"))
+    except WorkerLostError as error:
+        raise InstallationError(
+            f"{python}: the process {error.what}; install Partita's dependencies in that environment"
+        ) from error
 
 
 @contextmanager
@@ -208,3 +216,25 @@ def with_quantisation_note(found: Drift, manifest: Manifest) -> Drift:
         return found
     note = f"the package's weights have {bits} bits, the source model's are not rounded: errors include the rounding"
     return found.model_copy(update={"notes": (*found.notes, note)})
+
+
+def locate(folder: Path, manifest: Manifest, checkpoint: Checkpoint) -> str:
+    """Where a package on the CPU provider first differs from its source model, within a time limit."""
+    from partita.drift.document import headline
+    from partita.drift.inputs import chosen_steps, package_steps
+    from partita.drift.measure import measure
+    from partita.drift.sides import Side
+    from partita.drift.step_comparison import Settings
+    from partita.runtime.time_limit import LateError
+
+    tested = Side(folder, read_chain_options(ChainOptions(CPU_CHAIN)).chain)
+    settings = Settings(until=time.monotonic() + LOCATE_SECONDS)
+    try:
+        with temporary_directory() as scratch:
+            steps = package_steps(tested, manifest)
+            side = source_side(folder, checkpoint, steps, Path(scratch))
+            return headline(measure(folder.name, tested, side, steps, chosen_steps(steps), settings))
+    except LateError:
+        return f"its first difference was not found within {LOCATE_SECONDS} s"
+    except PartitaError as error:
+        return f"its first difference was not found: {error.message}"

@@ -100,6 +100,9 @@ class CheckCommand(CheckOptions):
     """Check a report against limits, for CI. Exit code 5 with one line per failed requirement."""
 
     file: ReportArgument
+    max_drift: float | None = option(
+        "Maximum relative error of a layer or output; for results of `drift --json`.", range=NUMBER, group="Limits"
+    )
     baseline: PathText | None = option(
         "Baseline report: fail on nodes moved off their provider, new reasons, copies or copied bytes.",
         metavar="A",

@@ -31,26 +31,32 @@ class SourceOutputs:
         self.modules = dict(self.model.named_modules())
         self.tokens = torch.tensor([list(tokens)])
 
-    def __call__(self, wanted: Collection[tuple[str, str]]) -> dict[tuple[str, str], npt.NDArray[np.float32]]:
-        """The first tensor input or output of modules, [T, ...]; without modules that ran more than once."""
-        found: dict[tuple[str, str], npt.NDArray[np.float32] | None] = {}
+    def __call__(self, wanted: Collection[tuple[str, str, int, int]]) -> dict[Any, npt.NDArray[np.float32]]:
+        """Values [T, ...] by module path, `input` or `output`, index, and number of tensors (0: any).
 
-        def keep(key: tuple[str, str], values: Any) -> None:
-            tensor = next((value for value in values if isinstance(value, torch.Tensor)), None)
-            if tensor is not None and tensor.is_floating_point():
-                array = tensor.detach().float().numpy().copy()
-                array = array[0] if array.shape[0] == 1 else array
+        Without modules that ran more than once.
+        """
+        found: dict[tuple[str, str, int, int], npt.NDArray[np.float32] | None] = {}
+
+        def keep(name: str, kind: str, values: Any) -> None:
+            tensors = [value for value in values if isinstance(value, torch.Tensor)]
+            for key in wanted:
+                _, _, index, count = key
+                if key[:2] != (name, kind) or index >= len(tensors) or count not in (0, len(tensors)):
+                    continue
+                array = tensors[index].detach().float().numpy().copy()
+                array = array[0] if array.shape[:1] == (1,) else array
                 usable = key not in found and array.shape[:1] == (self.tokens.shape[1],)
-                found[key] = array if usable else None
+                found[key] = array if usable and tensors[index].is_floating_point() else None
 
         def before(name: str, _: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-            keep((name, "input"), (*args, *named.values()))
+            keep(name, "input", (*args, *named.values()))
 
         def after(name: str, _: Any, args: Any, result: Any) -> None:
-            keep((name, "output"), result if isinstance(result, tuple) else (result,))
+            keep(name, "output", result if isinstance(result, tuple) else (result,))
 
         hooks = []
-        for name, kind in wanted:
+        for name, kind in {key[:2] for key in wanted}:
             module = self.modules.get(name)
             if module is not None and kind == "input":
                 hooks.append(module.register_forward_pre_hook(partial(before, name), with_kwargs=True))
