@@ -21,6 +21,9 @@ from partita.drift.step_comparison import Settings, StepComparison
 from partita.observations.text_format import name_some, plural, tally
 from partita.runtime.place.onnx_model import read_onnx
 
+OTHER_WAY = 0.3
+"""Error of a layer that no fault has without an effect on the outputs; an embedding without its scale has it."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Difference:
@@ -47,9 +50,12 @@ def measure(
     nodes: list[PartDrift] = []
     found: _Difference | None = None
     broken: NotFinite | None = None
+    outputs = max((entry.outputs() for entry in entries), key=lambda part: part.counted)
     for entry in entries:
         parts = {part.name: part for part in entry.graph.layers()}
         these, _ = entry.compare([*parts.values()])
+        if not reference.runs_graphs and not outputs.over:
+            these = _comparable(entry, these)
         layers += these
         if settings.by_node:
             every, wrong = entry.compare([node for part in parts.values() for node in entry.nodes_of(part)])
@@ -61,7 +67,6 @@ def measure(
         infinite = next((layer for layer in these if layer.infinite), None)
         if infinite is not None and broken is None:
             _, broken = entry.compare(entry.nodes_of(parts[infinite.name]))
-    outputs = max((entry.outputs() for entry in entries), key=lambda part: part.counted)
     if found is None and outputs.over:
         found = _anywhere(entries, layers)
     trials = []
@@ -109,6 +114,17 @@ def _open(
             states = {past: entry.ours.values[present] for present, past in step.states.items()}
         if step in compared:
             yield entry
+
+
+def _comparable(entry: StepComparison, layers: Sequence[PartDrift]) -> list[PartDrift]:
+    """The layers without layers that the graph computes in another way than the model; outputs are within tolerance."""
+    others = [layer.name for layer in layers if layer.over and layer.counted > OTHER_WAY]
+    if others:
+        entry.note(
+            f"{plural(len(others), 'layer')} not compared: the graph computes other values there than the model "
+            f"({name_some(others, 3)}), and its outputs are within tolerance"
+        )
+    return [layer for layer in layers if layer.name not in others]
 
 
 def _first_node(entry: StepComparison, layer: Part) -> _Difference | None:

@@ -420,15 +420,13 @@ def _verify(exported: Exported, work: Work, manifest: Manifest, runtime: Runtime
         manifest, result = _run(work, manifest, replayed, lambda result: result.status == "verified")
     if result.status != "verified":
         with stage(work.progress, "look for cause", work.seconds):
-            where = partial(_locate, exported, work, manifest, runtime)
-            raise _other_results(exported, work, answer, result, where)
+            raise _other_results(exported, work, answer, result, partial(_locate, exported, work, manifest, runtime))
     return manifest.model_copy(update={"verification": result})
 
 
 def _locate(exported: Exported, work: Work, manifest: Manifest, runtime: Runtime) -> str:
     """Where a wrong graph first differs from the source model, as the end of a sentence."""
-    computing = work.options.computing
-    if runtime.locate is None or computing.twin is not None or computing.bits is not None:
+    if runtime.locate is None or work.options.computing.twin is not None or work.options.computing.bits is not None:
         return ""  # another graph than the package's was verified
     return f"; {runtime.locate(work.folder, manifest, exported.checkpoint)}"
 
@@ -448,6 +446,5 @@ def _other_results(
     if rounded is not None:
         return ParityError(f"{said}; {rounded}; nothing was written; choose another `precision`, e.g. fp32")
     said = f"{said}{locate()}{exported.caution}"
-    if self_check.rounds(work.options.computing):
-        return RoundingParityError(said, result.detail)
-    return ParityError(said)
+    is_rounded = self_check.rounds(work.options.computing)
+    return RoundingParityError(said, result.detail) if is_rounded else ParityError(said)
