@@ -305,6 +305,7 @@ def test_verify_disagrees_with_exit_code_4(own_package: Path, capsys: pytest.Cap
     out, err = capsys.readouterr()
     assert "FAILED: outputs differ from the source model's on CPUExecutionProvider" in out and "unverified" not in out
     assert "first difference in decode" in err and err.count("\n") == 1
+    assert err.rstrip().endswith(f"partita drift {own_package} --provider cpu --against original")
 
 
 # report

@@ -155,6 +155,7 @@ def test_only_one_of_two_reports_comes_from_stdin(folder, capsys, words):
         (["--max-copies", "-1"], "must be 0 or more"),
         (["--min-tokens-per-second", "nan"], "must be a number"),
         (["--max-slowdown", "0.1"], "needs --baseline"),
+        (["--max-drift", "0.1"], "--max-drift is for results of `partita drift --json`"),
         (["--max-unexplained", "-2"], "must be 0 or more"),
         (["--require", "providr=webgpu,share>=1"], "did you mean 'provider'"),
         (["--require", "provider=webpgu,share>=1"], "did you mean 'webgpu'"),

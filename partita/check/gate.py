@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from partita.check.measures import find, find_limits, repeated_phase
+from partita.check.measures import Figure, decide, find, find_limits, repeated_phase
 from partita.check.requirements import Limits, Requirement
 from partita.compare.document import describe, display_name
 from partita.compare.reports import compare
@@ -102,6 +102,13 @@ def check(report: Report, gate: Gate, name: str, baseline: tuple[str, Report] | 
         passed=all(outcome.met for outcome in outcomes),
         outcomes=tuple(outcomes),
     )
+
+
+def check_figure(figure: Figure, option: str, most: float, name: str) -> GateResult:
+    """Check one figure of another record than a report. `option`: of its maximum; `name`: of the file."""
+    met, detail = decide(figure, "<=", most)
+    outcome = Outcome(check=with_flags(f"`{option}={most}`"), met=met, detail=detail)
+    return GateResult(report=name, baseline=None, passed=met, outcomes=(outcome,))
 
 
 def _validity(report: Report, name: str) -> Iterator[Outcome]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from partita.commands.outputs import RequestedView, open_sink, prepare, requested_view
 from partita.commands.terminal import note
@@ -14,6 +14,7 @@ from partita.options.fields import path_of
 from partita.options.reports import (
     REPORT_VIEWS,
     CheckCommand,
+    CheckOptions,
     DiffCommand,
     ExplainCommand,
     HtmlCommand,
@@ -23,6 +24,8 @@ from partita.options.reports import (
 from partita.partition_reports import storage
 
 if TYPE_CHECKING:
+    from partita.check.gate import GateResult
+    from partita.drift.records import Drift
     from partita.observations.records import Record
 
 BENCH_VIEWS = "partita.bench.sections"
@@ -125,18 +128,54 @@ def check(options: CheckCommand) -> None:
 def _check(options: CheckCommand) -> None:
     """Check one report against its requirements. Raises ReportCheckError after showing failures."""
     from partita.check import gate
-    from partita.library.report import gate_of, vocabulary
+    from partita.drift.records import SCHEMA as DRIFT
+    from partita.drift.records import Drift
+    from partita.partition_reports.records import SCHEMA, Report
 
     file, baseline = Path(options.file), path_of(options.baseline)
     if file == baseline == storage.STDIN:
         raise UsageError("both reports are read from stdin; give a file for one of them")
     showing = prepare(requested_view(options), CHECK_VIEWS, (file, *([baseline] if baseline else [])))
-    report = storage.read(file)
+    kinds: dict[str, type[Record]] = {SCHEMA: Report, DRIFT: Drift}
+    record = storage.read_one_of(file, kinds)
+    result = _check_drift(options, record) if isinstance(record, Drift) else _check_report(options, record)
+    showing.show(result)
+    if not result.passed:
+        raise ReportCheckError(gate.headline(result))
+
+
+def _check_report(options: CheckCommand, report: Any) -> GateResult:
+    """Check a report. Raises UsageError without a requirement."""
+    from partita.check import gate
+    from partita.library.report import gate_of, vocabulary
+
+    baseline = path_of(options.baseline)
+    if options.max_drift is not None:
+        raise UsageError(f"`max_drift` is for results of `partita drift --json`; {options.file} is a report")
     held = gate_of(options, vocabulary(report), baseline=baseline is not None)
     if held == gate.Gate() and baseline is None:
         raise UsageError("nothing to check: give --baseline, --require or a limit; --help lists them")
     next_to = None if baseline is None else (str(baseline), storage.read(baseline))
-    result = gate.check(report, held, str(file), next_to)
-    showing.show(result)
-    if not result.passed:
-        raise ReportCheckError(gate.headline(result))
+    return gate.check(report, held, str(options.file), next_to)
+
+
+def _check_drift(options: CheckCommand, found: Drift) -> GateResult:
+    """Check the result of a comparison. Raises UsageError without a limit, or with limits of reports."""
+    from dataclasses import fields
+
+    from partita.check import gate
+    from partita.check.measures import Figure
+    from partita.drift.document import error_text
+
+    given = [entry.name for entry in fields(CheckOptions) if getattr(options, entry.name) not in (None, False, ())]
+    given += ["baseline"] if options.baseline is not None else []
+    if given:
+        raise UsageError(f"`{given[0]}` is for reports; {options.file} is a result of drift: give `max_drift`")
+    if options.max_drift is None:
+        raise UsageError("nothing to check: give `max_drift`")
+    worst, why = found.worst, found.unused_because
+    nothing = f": no node ran on {found.provider.partition(',')[0]} ({why})"
+    error = None if why is not None else worst.counted
+    text = f"error {error_text(worst.counted)} in {worst.name}"
+    figure = Figure(error, text, unknown=nothing)
+    return gate.check_figure(figure, "max_drift", options.max_drift, str(options.file))

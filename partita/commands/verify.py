@@ -25,7 +25,9 @@ from partita.partition_reports.render.terminal import ALARM, GOOD, Page
 from partita.partition_reports.sections.model import Column, text_column
 from partita.remedies import Remedy
 
-LOCATE = Remedy("find the layer and node", ("partita", "drift", "{folder}", "--provider", "{chain}"))
+LOCATE = Remedy(
+    "find the layer and node", ("partita", "drift", "{folder}", "--provider", "{chain}", "--against", "{reference}")
+)
 TOKENS_PAST_WINDOW = 64
 """Maximum tokens of a compared text beyond a window."""
 
@@ -51,13 +53,15 @@ def run(options: VerifyCommand) -> int:
         on_chain=partial(print_chain_notes, target),
         audience=TERMINAL,
     )
-    return judge(package, manifest, result, target, as_json=options.as_json)
+    return judge(package, manifest, result, target, reference, as_json=options.as_json)
 
 
-def judge(package: Path, manifest: Manifest, result: Verification, target: Target, *, as_json: bool) -> int:
+def judge(
+    package: Path, manifest: Manifest, result: Verification, target: Target, source: str | None, *, as_json: bool
+) -> int:
     """Print the result. Raises ParityError on a mismatch with the source model.
 
-    Its remedy compares the chain with the CPU provider, unless it is the CPU provider.
+    Its remedy compares the chain with the CPU provider, and the CPU provider with the source model.
     """
     if as_json:
         print_record(VerifyResult(package=str(package), **finite(result.model_dump(mode="json"))))
@@ -68,7 +72,9 @@ def judge(package: Path, manifest: Manifest, result: Verification, target: Targe
         chain = ",".join(provider.name for provider in target.chain)
         raise ParityError(
             f"{package}: outputs differ from the source model's on {result.provider}: {result.detail}{limits}",
-            remedy=None if chain == "cpu" else LOCATE.filled(folder=package, chain=chain),
+            remedy=LOCATE.filled(
+                folder=package, chain=chain, reference=source or "original" if chain == "cpu" else "cpu"
+            ),
         )
     return 0
 

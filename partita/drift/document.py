@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from partita.drift.records import Drift, NotFinite, PartDrift, PinTrial
@@ -48,40 +49,26 @@ VIEWS = Views(document)
 def headline(found: Drift) -> str:
     """The outcome in one sentence."""
     sides = f"{found.provider} against {found.against}"
-    worst = max(found.layers, key=_rank, default=found.outputs)
+    worst = found.worst
     if found.is_within and found.unused_because is not None:
         return f"nothing was compared on {found.provider.partition(',')[0]}: {found.unused_because}"
     if found.is_within:
-        return f"no layer over tolerance on {sides}; largest error {error_text(_counted(worst))} in {worst.name}"
+        return f"no layer over tolerance on {sides}; largest error {error_text(worst.counted)} in {worst.name}"
     layer, node = found.layer, found.node
     if layer is None:
         outputs = found.outputs
         limit = f"tolerance {outputs.tolerance:.0e}"
-        return f"output {outputs.name} differs on {sides}: error {error_text(_in_run(outputs))}, {limit}"
+        return f"output {outputs.name} differs on {sides}: error {error_text(outputs.error)}, {limit}"
     if node is not None:
-        return f"first node over tolerance on {sides}: {node.name}, error {error_text(_counted(node))}"
+        return f"first node over tolerance on {sides}: {node.name}, error {error_text(node.counted)}"
     if found.basis == "whole_graph":
         return f"errors add up on {sides}, no layer alone is over tolerance; their sum is from {layer.name}"
-    return f"first layer over tolerance on {sides}: {layer.name}, error {error_text(_counted(layer))}"
+    return f"first layer over tolerance on {sides}: {layer.name}, error {error_text(layer.counted)}"
 
 
 def error_text(error: float | None) -> str:
     """A relative error; None is infinite."""
-    return "infinite" if error is None else f"{error:.1e}"
-
-
-def _rank(part: PartDrift) -> float:
-    error = _counted(part)
-    return float("inf") if error is None else error
-
-
-def _counted(part: PartDrift) -> float | None:
-    """The error that is compared with the tolerance; None: infinite."""
-    return part.error if part.own_error is None and not part.infinite else part.own_error
-
-
-def _in_run(part: PartDrift) -> float | None:
-    return part.error
+    return "infinite" if error is None or math.isinf(error) else f"{error:.1e}"
 
 
 def _opening(found: Drift) -> Iterator[Block]:
@@ -90,14 +77,15 @@ def _opening(found: Drift) -> Iterator[Block]:
     limit = f"tolerance {outputs.tolerance:.0e}"
     steps = f"of {listing(found.steps)}" if found.steps != ("run",) else "of the run"
     states = "own states" if found.free_running else "states of the reference"
+    states = states if all(found.versions) or found.free_running else "states of the package's run on cpu"
     inputs = f" ({states})" if found.steps != ("run",) else ""
-    text = f"output {outputs.name} {steps}{inputs}: error {error_text(_in_run(outputs))}, {limit}"
+    text = f"output {outputs.name} {steps}{inputs}: error {error_text(outputs.error)}, {limit}"
     yield Line(text, tone="bad" if outputs.over else "good")
     counts = [f"{named_provider(name)} {count}" for name, count in found.nodes_by_provider.items()]
     counts += [f"none on {name} ({why})" for name, why in found.unused.items()]
     if counts:
         yield Line(f"nodes of {found.provider}: {listing(counts)}", tone="warn" if found.unused else "plain")
-    if len(set(found.versions)) > 1:
+    if all(found.versions) and len(set(found.versions)) > 1:
         yield Line(f"ONNX Runtime {found.versions[0]} against {found.versions[1]}")
     if found.not_finite is not None:
         yield Line(_not_finite_text(found.not_finite), tone="bad")
@@ -136,7 +124,7 @@ def _first(found: Drift) -> Section | None:
         rows += [("node", node.name), ("operator", node.op_type or NOT_KNOWN)]
         rows += [("runs on", named_provider(node.provider))] if node.provider is not None else []
     rows += [
-        ("error", f"{error_text(_counted(shown))}, tolerance {shown.tolerance:.0e}"),
+        ("error", f"{error_text(shown.counted)}, tolerance {shown.tolerance:.0e}"),
         ("measured", measured),
         ("output", f"{shown.tensor} ({shown.dtype}), {shown.step}"),
     ]
@@ -146,10 +134,12 @@ def _first(found: Drift) -> Section | None:
     return Section("first", "First over tolerance", (pairs,))
 
 
-def _growth(found: Drift) -> Section:
+def _growth(found: Drift) -> Section | None:
     """Errors over the layers."""
+    if not found.layers:
+        return None
     limit = max(part.tolerance for part in found.layers)
-    points = tuple(Point(part.name, _in_run(part)) for part in found.layers)
+    points = tuple(Point(part.name, part.error) for part in found.layers)
     plot = Plot("error in the whole graph, by layer", points, limit)
     columns = (
         text_column("layer"),

@@ -88,7 +88,7 @@ class PartedGraph:
         for position, module in modules.items():
             key = layer_path(module) if module else key
             keys.setdefault(key, []).append(position)
-        return [self._part(name, positions) for name, positions in keys.items()]
+        return [self.part(name, positions) for name, positions in keys.items()]
 
     def _runs(self) -> list[Part]:
         """Runs of about sqrt(n) nodes in file order, each cut where the fewest tensors cross."""
@@ -104,20 +104,47 @@ class PartedGraph:
             window = range(cuts[-1] + max(1, size // 2), cuts[-1] + 3 * size // 2 + 1)
             cuts.append(min(window, key=lambda at: (crossing[positions[at]], at)))
         parts = [positions[begin:end] for begin, end in zip(cuts, [*cuts[1:], len(positions)], strict=True)]
-        names = [(self.nodes[part[0]].name, self.nodes[part[-1]].name) for part in parts]
-        spans = [first if first == last else f"{first} to {last}" for first, last in names]
-        return [self._part(name, part) for name, part in zip(spans, parts, strict=True)]
+        return [self._span(part) for part in parts]
 
-    def single(self, positions: Iterable[int]) -> list[Part]:
-        """One part per node. Random nodes are left out: their values differ from run to run."""
-        return [self._part(self.nodes[at].name, [at]) for at in positions if self.nodes[at].op_type not in RANDOM]
+    def single(self, positions: Iterable[int], known: Collection[str] | None = None) -> list[Part]:
+        """One part per node. Random nodes are left out: their values differ from run to run.
+
+        `known`: only these tensors can be compared. Nodes in sequence are one part if they end with known tensors, or
+        with tensors that do not depend on known ones.
+        """
+        singles = [self._span([at]) for at in positions if self.nodes[at].op_type not in RANDOM]
+        return singles if known is None else self._merged(singles, known)
+
+    def _merged(self, singles: Iterable[Part], known: Collection[str]) -> list[Part]:
+        parts: list[Part] = []
+        pending: list[int] = []
+        inside: set[str] = set()
+        depends = {*known}
+        for single in singles:
+            depends.update(single.gives if depends.intersection(single.reads) else ())
+            if inside.isdisjoint(single.reads) and depends.intersection(single.gives) <= {*known, *self.outputs}:
+                parts.append(single)
+                continue
+            pending += single.nodes
+            inside.update(single.gives)
+            part = self._span(pending)
+            if depends.intersection(part.gives) <= {*known, *self.outputs}:
+                parts.append(part)
+                pending, inside = [], set()
+        return [*parts, self._span(pending)] if pending else parts
+
+    def _span(self, positions: Sequence[int]) -> Part:
+        """Nodes in sequence, named for the first and the last."""
+        first, last = self.nodes[positions[0]].name, self.nodes[positions[-1]].name
+        return self.part(first if first == last else f"{first} to {last}", positions)
 
     def open_part(self, part: Part) -> Part:
         """The part with every tensor of its nodes as an output."""
         gives = tuple(name for at in part.nodes for name in self.nodes[at].output if name)
         return Part(part.name, part.nodes, part.reads, gives)
 
-    def _part(self, name: str, positions: Sequence[int]) -> Part:
+    def part(self, name: str, positions: Sequence[int]) -> Part:
+        """The nodes at these positions, with the tensors that they read and that others read of them."""
         inside = set(positions)
         made = {output for at in positions for output in self.nodes[at].output if output}
         read = dict.fromkeys(name for at in positions for name in reads(self.nodes[at]))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from partita.drift.sides import Side
+from partita.drift.sides import Side, Step
 from partita.package.folder import KNOWN_ANSWER, Manifest
 from partita.runtime.generate.cache.growing_states import moves
 from partita.runtime.generate.feeds import port_by_role
@@ -23,20 +23,6 @@ from partita.runtime.place.onnx_model import OnnxModel
 from partita.runtime.verify.replay import read_known_answer
 
 PROMPT_TOKENS, NEW_TOKENS = 24, 3
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One run of a graph."""
-
-    name: str
-    file: str
-    feeds: Mapping[str, npt.NDArray[Any]]
-    """Inputs in their storage type."""
-    states: Mapping[str, str] = field(default_factory=dict)
-    """Present states and the past states that they become."""
-    shared: Mapping[str, str] = field(default_factory=dict)
-    """Present states that are written in the buffer of the past state."""
 
 
 def package_steps(reference: Side, manifest: Manifest) -> list[Step]:
@@ -69,12 +55,26 @@ def package_steps(reference: Side, manifest: Manifest) -> list[Step]:
         length = min(NEW_TOKENS, contract.max_length - len(prompt))
         request = Request(prompt, pick, length, any_logits=True, rope_length=len(prompt) + length if roped else 0)
         numbers: Counter[str] = Counter()
+        begin = 0
         for done in serve(runner, [request] * runner.rows, prefill_chunk=len(prompt)):
             numbers[done.phase] += 1
-            unnamed = [at for at, step in enumerate(steps) if not step.name]
-            for at in unnamed:
-                steps[at] = replace(steps[at], name=f"{done.phase} {numbers[done.phase]}")
+            positions = tuple(range(begin, begin + done.new_tokens))
+            begin += done.new_tokens
+            for at, step in enumerate(steps):
+                if not step.name:
+                    steps[at] = _in_text(step, f"{done.phase} {numbers[done.phase]}", positions, manifest)
     return steps
+
+
+def _in_text(step: Step, name: str, positions: tuple[int, ...], manifest: Manifest) -> Step:
+    """The step with its tokens, and the positions of the logits: the last one unless an input names them."""
+    graph = next(graph for graph in manifest.graph.files if graph.file == step.file)
+    tokens, rows = port_by_role(graph, "tokens"), port_by_role(graph, "logits_rows")
+    row = () if tokens is None else tuple(map(int, step.feeds[tokens.name].reshape(-1)[: len(positions)]))
+    logits = positions[-1:]
+    if rows is not None and positions:
+        logits = tuple(positions[0] + int(place) for place in step.feeds[rows.name].reshape(-1))
+    return replace(step, name=name, tokens=row, positions=positions, logits=logits)
 
 
 def _most_likely(logits: npt.NDArray[np.float32], history: npt.NDArray[np.int64]) -> int:

@@ -6,12 +6,14 @@ infinite: NaN or infinity on one side, or another shape.
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from typing import Final, Literal
 
 from pydantic import Field
 
 from partita.observations.records import Record
 
+SCHEMA: Final = "partita.drift/1"
 Basis = Literal["alone", "in_layer", "whole_graph"]
 """How an error was measured: the part alone on the reference's inputs, the node in its layer on the layer's reference
 inputs, or in the whole graph, where errors of earlier parts add up."""
@@ -41,6 +43,13 @@ class PartDrift(Record):
     largest: float | None
     """Largest finite magnitude on the tested side."""
     largest_reference: float | None
+
+    @property
+    def counted(self) -> float:
+        """The error that is compared with the tolerance."""
+        if self.own_error is not None:
+            return self.own_error
+        return math.inf if self.infinite or self.error is None else self.error
 
 
 class NotFinite(Record):
@@ -73,14 +82,14 @@ class PinTrial(Record):
 class Drift(Record):
     """The comparison of one model on two sides."""
 
-    schema_id: Literal["partita.drift/1"] = Field(default="partita.drift/1", alias="schema")
+    schema_id: Literal["partita.drift/1"] = Field(default=SCHEMA, alias="schema")
     model: str
     provider: str
     """Chain of the tested side."""
     against: str
-    """Chain of the reference."""
+    """Chain of the reference, or the source model."""
     versions: tuple[str, str]
-    """ONNX Runtime of both sides."""
+    """ONNX Runtime of both sides; empty for the source model."""
     nodes_by_provider: dict[str, int]
     """Nodes of the tested side that ONNX Runtime lists."""
     unused: dict[str, str]
@@ -108,6 +117,11 @@ class Drift(Record):
     def unused_because(self) -> str | None:
         """Why no node ran on the tested provider, so that nothing was compared; None if one did."""
         return self.unused.get(self.provider.partition(",")[0])
+
+    @property
+    def worst(self) -> PartDrift:
+        """The layer or output with the largest error."""
+        return max((*self.layers, self.outputs), key=lambda part: part.counted)
 
     @property
     def is_within(self) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from partita import dtypes
 from partita.providers.base import Provider
-from partita.providers.resolve import resolve
+from partita.providers.resolve import known_providers, resolve
 from partita.runtime.chain.open_chain import idle_providers, open_session
 from partita.runtime.chain.pins import parse_pins
 from partita.runtime.ort.buffers import Buffer, host_buffer, text_buffer
@@ -25,6 +25,41 @@ ASSIGNED_NONE = "it was assigned no nodes; partita place shows why"
 
 
 @dataclass(frozen=True, slots=True)
+class Step:
+    """One run of a graph."""
+
+    name: str
+    file: str
+    feeds: Mapping[str, npt.NDArray[Any]]
+    """Inputs in their storage type."""
+    states: Mapping[str, str] = field(default_factory=dict)
+    """Present states and the past states that they become."""
+    shared: Mapping[str, str] = field(default_factory=dict)
+    """Present states that are written in the buffer of the past state."""
+    tokens: tuple[int, ...] = ()
+    """Tokens of a row, without padding."""
+    positions: tuple[int, ...] = ()
+    """Positions of the tokens in the text."""
+    logits: tuple[int, ...] = ()
+    """Positions in the text of the tokens whose logits are computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphRun:
+    """The result of one run."""
+
+    values: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Outputs that numpy cannot hold, with ONNX Runtime's type."""
+    placement: dict[str, str] = field(default_factory=dict)
+    """Providers by node; ONNX Runtime may not list all nodes."""
+    unused: dict[str, str] = field(default_factory=dict)
+    """Providers of the chain without nodes, and the reason; complete in a run of all outputs only."""
+    version: str = ""
+    """Of ONNX Runtime; empty if it did not run."""
+
+
+@dataclass(frozen=True)
 class Side:
     """Where a side runs."""
 
@@ -35,29 +70,40 @@ class Side:
     """Provider options by provider name."""
     pins: tuple[str, ...] = ()
     threads: int | None = None
-    python: Path | None = None
-    """Interpreter of another environment; None: this process."""
+    place: str = ""
+    """Name of the environment, if it is another."""
+    call: Callable[..., GraphRun] | None = None
+    """Calls `run_graph` in another environment; None: this process."""
+    runs_graphs = True
+    """Whether any graph can be run, and any tensor be read."""
 
     @property
     def name(self) -> str:
         """The chain, with the environment if it is another."""
         names = ",".join(provider.name for provider in self.chain)
-        return names if self.python is None else f"{names} in {self.python.parent.parent}"
+        return f"{names} in {self.place}" if self.place else names
+
+    def run(
+        self,
+        step: Step,
+        model: bytes | None,
+        feeds: Mapping[str, npt.NDArray[Any]],
+        outputs: Sequence[str] | None = None,
+        ours: Mapping[str, npt.NDArray[Any]] | None = None,
+        *,
+        shared: Mapping[str, str] | None = None,
+    ) -> GraphRun:
+        """Run a model on this side; see `run_graph`. `ours`: the tested side's tensors, if this is the reference."""
+        shared = step.shared if shared is None else shared
+        return (self.call or run_graph)(replace(self, call=None), step.file, model, feeds, outputs, shared)
 
 
-@dataclass(frozen=True, slots=True)
-class GraphRun:
-    """The result of one run."""
-
-    values: dict[str, npt.NDArray[Any]]
-    skipped: dict[str, str]
-    """Outputs that numpy cannot hold, with ONNX Runtime's type."""
-    placement: dict[str, str]
-    """Providers by node; ONNX Runtime may not list all nodes."""
-    unused: dict[str, str]
-    """Providers of the chain without nodes, and the reason; complete in a run of all outputs only."""
-    version: str
-    """Of ONNX Runtime."""
+def with_provider(side: Side, ort_name: str) -> Side:
+    """The side with a provider at the end of its chain, if it is missing."""
+    if any(entry.ort_name == ort_name for entry in side.chain):
+        return side
+    other = next(entry for entry in known_providers().values() if entry.ort_name == ort_name)
+    return replace(side, chain=(*side.chain, other))
 
 
 def run_graph(

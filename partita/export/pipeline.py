@@ -32,6 +32,7 @@ from partita.export.resolve import in_question, notes, resolve, with_activations
 from partita.export.target import NodeSupport, Smoke, Target
 from partita.export.verify.quality import OpenScorer
 from partita.export.verify.smoke_run import (
+    Locate,
     NotRunningError,
     Replay,
     RoundingParityError,
@@ -65,6 +66,7 @@ def export(
     target: Target | None = None,
     takes: NodeSupport | None = None,
     write_adapter: WriteAdapter | None = None,
+    locate: Locate | None = None,
     progress: Progress | None = None,
     quality_text: Path | None = None,
     offer: Offer | None = None,
@@ -74,10 +76,10 @@ def export(
     """Export a checkpoint to a package.
 
     `replay`, `smoke` and `scorer` run the package on the CPU provider; `takes` probes that provider without a `target`;
-    `reader` reads files that only generate uses. Quality is measured with `scorer` on `options.quality_text`, else on
-    `quality_text`. `offer` adds another exporter to the error for a model; `read_folder` reads the result of another
-    exporter; `asked`: the options to record, where they differ from `options`. Raises a PartitaError; no partial
-    package is left behind.
+    `reader` reads files that only generate uses; `locate` finds the first difference of a wrong graph. Quality is
+    measured with `scorer` on `options.quality_text`, else on `quality_text`. `offer` adds another exporter to the error
+    for a model; `read_folder` reads the result of another exporter; `asked`: the options to record, where they differ
+    from `options`. Raises a PartitaError; no partial package is left behind.
     """
     check_options(options)
     asked = asked_options(options) if asked is None else asked
@@ -91,7 +93,7 @@ def export(
             work = Work(options, progress or Silent(), place.folder, asked)
             work.notes, work.supports, work.cleanup = place.notes, takes, cleanup
             work.read_folder = read_folder
-            runtime = Runtime(replay, smoke, reader, scorer, write_adapter)
+            runtime = Runtime(replay, smoke, reader, scorer, write_adapter, locate)
             summary = _run(work, runtime, target, quality_text, offer)
             place.publish()
         except OSError as error:

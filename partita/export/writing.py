@@ -33,7 +33,6 @@ from partita.export.verify.known_answer import KnownAnswer
 from partita.export.verify.quality import SourceLogits
 from partita.export.verify.smoke_run import (
     CPU,
-    Replay,
     RoundingParityError,
     Runtime,
     opened_and_run,
@@ -126,7 +125,7 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
     manifest = _manifest(exported, work, source, _graph(exported, options, data.size_bytes), data, tokenizer.kind)
     if options.verify:  # other processes may have written to the disk
         _check_memory_of_answer(exported, options, memory_map.resident_parameters(checkpoint.tensors, work.scratch))
-    manifest = _verify(exported, work, manifest, runtime.replay)
+    manifest = _verify(exported, work, manifest, runtime)
     manifest = _quantised_cache(exported, work, manifest, runtime)
     measured = text is not None
     manifest, (result, smoke) = _run(
@@ -391,11 +390,11 @@ def _toolchain() -> dict[str, str]:
     return versions
 
 
-def _verify(exported: Exported, work: Work, manifest: Manifest, replay: Replay) -> Manifest:
+def _verify(exported: Exported, work: Work, manifest: Manifest, runtime: Runtime) -> Manifest:
     """Replay the known answer, and return the manifest with the result. Raises ParityError on a mismatch."""
     if not work.options.verify:
         return manifest
-    computing = work.options.computing
+    computing, replay = work.options.computing, runtime.replay
     source = work.source_logits
     if source is not None and (source.is_complete or not source.fits):
         source = None
@@ -421,11 +420,20 @@ def _verify(exported: Exported, work: Work, manifest: Manifest, replay: Replay) 
         manifest, result = _run(work, manifest, replayed, lambda result: result.status == "verified")
     if result.status != "verified":
         with stage(work.progress, "look for cause", work.seconds):
-            raise _other_results(exported, work, answer, result)
+            raise _other_results(exported, work, answer, result, partial(_locate, exported, work, manifest, runtime))
     return manifest.model_copy(update={"verification": result})
 
 
-def _other_results(exported: Exported, work: Work, answer: KnownAnswer, result: Verification) -> PartitaError:
+def _locate(exported: Exported, work: Work, manifest: Manifest, runtime: Runtime) -> str:
+    """Where a wrong graph first differs from the source model, as the end of a sentence."""
+    if runtime.locate is None or work.options.computing.twin is not None or work.options.computing.bits is not None:
+        return ""  # another graph than the package's was verified
+    return f"; {runtime.locate(work.folder, manifest, exported.checkpoint)}"
+
+
+def _other_results(
+    exported: Exported, work: Work, answer: KnownAnswer, result: Verification, locate: Callable[[], str]
+) -> PartitaError:
     """The error for a graph with wrong results, with its cause as far as experiments show it."""
     where = work.options.checkpoint
     own = self_check.disagreement(exported.checkpoint, answer, work.scratch)
@@ -437,6 +445,6 @@ def _other_results(exported: Exported, work: Work, answer: KnownAnswer, result: 
     said = f"{where}: the exported graph does not match the source model: {told}"
     if rounded is not None:
         return ParityError(f"{said}; {rounded}; nothing was written; choose another `precision`, e.g. fp32")
-    if self_check.rounds(work.options.computing):
-        return RoundingParityError(f"{said}{exported.caution}", result.detail)
-    return ParityError(f"{said}{exported.caution}")
+    said = f"{said}{locate()}{exported.caution}"
+    is_rounded = self_check.rounds(work.options.computing)
+    return RoundingParityError(said, result.detail) if is_rounded else ParityError(said)

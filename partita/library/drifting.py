@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from partita.drift.records import Drift
-from partita.errors import UsageError
+from partita.dtypes import precision
+from partita.errors import InstallationError, PackageError, PartitaError, UsageError
+from partita.extras import explain
+from partita.files import temporary_directory
 from partita.foreign.folder import Choice, open_folder
 from partita.library.api import from_fields
 from partita.library.audience import QUIET, Audience
@@ -18,24 +23,39 @@ from partita.library.chain import ChainOptions, Target, chain_of, read_chain_opt
 from partita.library.engine.jobs import run_job
 from partita.library.loading import in_child
 from partita.options.drift import DriftOptions
+from partita.package.folder import Manifest
+
+if TYPE_CHECKING:
+    from partita.drift.sides import Side, Step
+    from partita.export.checkpoint.description import Checkpoint
 
 CPU_CHAIN = "cpu"
+CONFIG = "config.json"
+"""A file of every checkpoint."""
+LOCATE_SECONDS = 60
+"""Time limit of a comparison that a failed export makes."""
+ORIGINAL = "original"
+"""The value of `against` for the source model."""
 
 
 @from_fields(DriftOptions)
 def drift(options: DriftOptions) -> Drift:
     """Where the outputs of a package, folder or ONNX file on `providers` differ from those on `against`.
 
-    `against`: a provider chain, by default "cpu", or the folder of a virtual environment with another ONNX Runtime, in
-    which the same providers run. The result has the error of every layer, the first node over tolerance, and whether a
-    pin to the reference's provider helps. Raises ArgumentError, PackageError, ResourceError, InstallationError,
-    GenerationError, and ProviderError when a chain cannot be honoured.
+    `against`: a provider chain, by default "cpu"; the folder of a virtual environment with another ONNX Runtime, in
+    which the same providers run; "original" for the source model of a package, or the folder of its checkpoint. The
+    result has the error of every layer, the first node over tolerance, and whether a pin to the reference's provider
+    helps. Raises ArgumentError, PackageError, CheckpointError, ResourceError, InstallationError, GenerationError, and
+    ProviderError when a chain cannot be honoured.
     """
     return measure_drift(options, *read_sides(options))
 
 
-def read_sides(options: DriftOptions) -> tuple[Target, Target, Path | None]:
-    """The chains of both sides, and the interpreter of the reference if it is another. Raises UsageError."""
+def read_sides(options: DriftOptions) -> tuple[Target, Target, Path | str | None]:
+    """The chains of both sides, and another reference: an interpreter, or the checkpoint of the source model.
+
+    Raises UsageError; PackageError for a source model whose checkpoint is not known.
+    """
     path, target = Path(options.model), read_chain_options(chain_of(options))
     if path.is_dir():
         for name in ("shapes", "inputs"):
@@ -44,16 +64,35 @@ def read_sides(options: DriftOptions) -> tuple[Target, Target, Path | None]:
     elif Choice.of(options).setting_names:
         raise UsageError(f"`{Choice.of(options).setting_names[0]}` is only for foreign folders; omit it for a file")
     against = options.against
+    if against == ORIGINAL or (against is not None and (Path(against) / CONFIG).is_file()):
+        return target, target, source_checkpoint(options, path)
     if against is not None and (os.sep in against or Path(against).is_dir()):
         return target, target, interpreter(Path(against))
-    if against == "original":
-        raise UsageError("`against=original` is not supported; `partita verify` compares with the source model")
     given = ChainOptions(against or CPU_CHAIN, provider_libraries={}, threads=options.threads)
     reference = read_chain_options(given)
     if reference.chain == target.chain and not (target.options or target.pins):
         names = ",".join(provider.name for provider in target.chain)
-        raise UsageError(f"`against={names}`: both sides are {names}; name another provider for one of them")
+        raise UsageError(
+            f"`against={names}`: both sides are {names}; name another provider for one of them, "
+            f"or `against={ORIGINAL}` for the source model"
+        )
     return target, reference, None
+
+
+def source_checkpoint(options: DriftOptions, path: Path) -> str:
+    """The folder or hub id of the source model. Raises UsageError for a file, PackageError if it is not known."""
+    against = str(options.against)
+    if not path.is_dir():
+        raise UsageError(f"`against={against}` is for packages and folders; {path} is a file, which runs no text")
+    if against != ORIGINAL:
+        return against
+    recorded = open_folder(path, Choice.of(options)).source.checkpoint
+    if not recorded or (not Path(recorded).is_dir() and recorded.count("/") != 1):
+        raise PackageError(
+            f"{path}: its source model is recorded as {recorded!r}, which is no folder here; "
+            f"name the folder of the checkpoint, e.g. `against=./{Path(recorded or 'checkpoint').name}`"
+        )
+    return recorded
 
 
 def interpreter(folder: Path) -> Path:
@@ -61,17 +100,17 @@ def interpreter(folder: Path) -> Path:
     found = [folder, folder / "bin" / "python", folder / "Scripts" / "python.exe"]
     python = next((path for path in found if path.is_file() and os.access(path, os.X_OK)), None)
     if python is None:
-        raise UsageError(f"`against={folder}`: neither a provider chain nor a virtual environment")
+        raise UsageError(f"`against={folder}`: neither a provider chain, a virtual environment, nor a checkpoint")
     return python.absolute()
 
 
 def measure_drift(
-    options: DriftOptions, target: Target, reference: Target, python: Path | None, *, audience: Audience = QUIET
+    options: DriftOptions, target: Target, reference: Target, other: Path | str | None, *, audience: Audience = QUIET
 ) -> Drift:
     """The comparison for checked options."""
     found: Drift = run_job(
         "partita.library.drifting:compare",
-        *(options, target, reference, python),
+        *(options, target, reference, other),
         chain=(*target.chain, *reference.chain),
         in_worker=in_child(target, options.process) or in_child(reference, options.process),
         audience=audience,
@@ -80,51 +119,122 @@ def measure_drift(
 
 
 def compare(
-    options: DriftOptions, target: Target, reference: Target, python: Path | None, *, audience: Audience = QUIET
+    options: DriftOptions, target: Target, reference: Target, other: Path | str | None, *, audience: Audience = QUIET
 ) -> Drift:
     """The comparison in this process.
 
-    Raises PackageError, ProviderError, ResourceError, UsageError, GenerationError.
+    Raises PackageError, ProviderError, ResourceError, UsageError, GenerationError, and CheckpointError.
     """
-    from partita.drift.inputs import chosen_steps, file_step, package_steps
-    from partita.drift.measure import Settings, measure
+    from partita.drift.inputs import chosen_steps, package_steps
+    from partita.drift.measure import measure
     from partita.drift.sides import Side
-    from partita.runtime.place.inputs import check_free_memory, input_shapes, not_generated, read_values
-    from partita.runtime.place.onnx_model import read_onnx
+    from partita.drift.step_comparison import Settings
 
     path = Path(options.model)
     folder = path if path.is_dir() else path.parent
     tested = Side(folder, target.chain, target.options, target.pins, options.threads)
-    other = Side(folder, reference.chain, reference.options, (), options.threads, python)
+    local = Side(folder, reference.chain, reference.options, (), options.threads)
     if path.is_dir():
         manifest = open_folder(path, Choice.of(options))
+        if other is not None:
+            local = Side(folder, read_chain_options(ChainOptions(CPU_CHAIN)).chain)
         with audience.busy("running the reference"):
-            local = Side(folder, read_chain_options(ChainOptions(CPU_CHAIN)).chain) if python is not None else other
             steps = package_steps(local, manifest)
     else:
-        model, files = read_onnx(path), options.inputs or {}
-        values = read_values(model.inputs, files)
-        given = {name: array.shape for name, array in values.items()}
-        shapes = input_shapes(model.inputs, options.shapes or {}, given, files=files)
-        kinds = [f"{port.name} is {kind}" for port in model.inputs if (kind := not_generated(port))]
-        if kinds:
-            raise UsageError(f"{path}: cannot be run: no values can be generated for inputs: {', '.join(kinds)}")
-        check_free_memory(model.inputs, shapes, values)
-        steps = [file_step(model, shapes, values)]
+        steps = [_file_step(options, path)]
     settings = Settings(options.by == "node", options.free_running, options.tolerance)
-    with audience.busy("comparing layers"), _runner_of(python) as run_reference:
-        return measure(str(path), tested, other, steps, chosen_steps(steps), settings, run_reference)
+    with audience.busy("comparing layers"), ExitStack() as opened:
+        if isinstance(other, Path):
+            side: Side = opened.enter_context(_in_environment(replace(local, chain=tested.chain), other))
+        elif other is not None:
+            side = opened.enter_context(_source_model(folder, other, steps))
+        else:
+            side = local
+        found = measure(str(path), tested, side, steps, chosen_steps(steps), settings)
+    if other is not None and path.is_dir() and isinstance(other, str):
+        found = with_quantisation_note(found, manifest)
+    return found
+
+
+def _file_step(options: DriftOptions, path: Path) -> Step:
+    """The run of an ONNX file. Raises UsageError, PackageError, ResourceError."""
+    from partita.drift.inputs import file_step
+    from partita.runtime.place.inputs import check_free_memory, input_shapes, not_generated, read_values
+    from partita.runtime.place.onnx_model import read_onnx
+
+    model, files = read_onnx(path), options.inputs or {}
+    values = read_values(model.inputs, files)
+    given = {name: array.shape for name, array in values.items()}
+    shapes = input_shapes(model.inputs, options.shapes or {}, given, files=files)
+    kinds = [f"{port.name} is {kind}" for port in model.inputs if (kind := not_generated(port))]
+    if kinds:
+        raise UsageError(f"{path}: cannot be run: no values can be generated for inputs: {', '.join(kinds)}")
+    check_free_memory(model.inputs, shapes, values)
+    return file_step(model, shapes, values)
 
 
 @contextmanager
-def _runner_of(python: Path | None) -> Iterator[Any]:
-    """The function that runs a graph on the reference: here, or in a worker of another environment."""
-    from partita.drift.sides import run_graph
+def _in_environment(side: Side, python: Path) -> Iterator[Side]:
+    """The side in a worker process of another environment. Raises InstallationError if that ends."""
+    from partita.runtime.worker.parent import Worker, WorkerLostError
 
-    if python is None:
-        yield run_graph
-        return
-    from partita.runtime.worker.parent import Worker
+    try:
+        with Worker("partita.drift.sides", python=python) as worker:
+            yield replace(side, place=str(python.parent.parent), call=partial(worker.call, "run_graph"))
+    except WorkerLostError as error:
+        raise InstallationError(
+            f"{python}: the process {error.what}; install Partita's dependencies in that environment"
+        ) from error
 
-    with Worker("partita.drift.sides", python=python) as worker:
-        yield partial(worker.call, "run_graph")
+
+@contextmanager
+def _source_model(folder: Path, checkpoint: str, steps: Sequence[Step]) -> Iterator[Side]:
+    """The source model on the text of the steps. Raises InstallationError without torch, and the errors of loading."""
+    try:
+        from partita.export.checkpoint.description import open_checkpoint
+    except ImportError as error:
+        lacking = explain(error)
+        raise lacking if lacking is not None else error from error
+    with temporary_directory() as scratch:
+        yield source_side(folder, open_checkpoint(checkpoint), steps, Path(scratch))
+
+
+def source_side(folder: Path, checkpoint: Checkpoint, steps: Sequence[Step], scratch: Path) -> Side:
+    """The side of the source model."""
+    from partita.drift.source_model import SourceModel
+    from partita.export.verify.source_outputs import VERSIONS, SourceOutputs
+
+    tokens = [int(token) for step in steps for token in step.tokens]
+    model = SourceOutputs(checkpoint, tokens, scratch)
+    return SourceModel(folder, (), run_model=model, label=f"the source model ({VERSIONS})")
+
+
+def with_quantisation_note(found: Drift, manifest: Manifest) -> Drift:
+    """The result with a note if the weights are rounded, which the source model's are not."""
+    bits = precision(manifest.graph.precision).bits
+    if bits is None:
+        return found
+    note = f"the package's weights have {bits} bits, the source model's are not rounded: errors include the rounding"
+    return found.model_copy(update={"notes": (*found.notes, note)})
+
+
+def locate(folder: Path, manifest: Manifest, checkpoint: Checkpoint) -> str:
+    """Where a package on the CPU provider first differs from its source model, within a time limit."""
+    from partita.drift.document import headline
+    from partita.drift.inputs import chosen_steps, package_steps
+    from partita.drift.measure import measure
+    from partita.drift.sides import Side
+    from partita.drift.step_comparison import Settings
+    from partita.runtime.time_limit import LateError
+
+    tested = Side(folder, read_chain_options(ChainOptions(CPU_CHAIN)).chain)
+    settings = Settings(until=time.monotonic() + LOCATE_SECONDS)
+    try:
+        with temporary_directory() as scratch:
+            steps = package_steps(tested, manifest)
+            side = source_side(folder, checkpoint, steps, Path(scratch))
+            return headline(measure(folder.name, tested, side, steps, chosen_steps(steps), settings))
+    except LateError:
+        return f"its first difference was not found within {LOCATE_SECONDS} s"
+    except PartitaError as error:
+        return f"its first difference was not found: {error.message}"

@@ -82,6 +82,7 @@ def run_export(given: Options, progress: Progress | None = None, audience: Audie
         from partita.export.exporters.optimum import with_optimum_remedy
         from partita.export.options import asked_options
         from partita.export.pipeline import export as write
+        from partita.library.drifting import locate
         from partita.library.place.target import supported_by_cpu
         from partita.runtime.ort.adapters import write_adapter
 
@@ -100,6 +101,7 @@ def run_export(given: Options, progress: Progress | None = None, audience: Audie
             target=target,
             takes=supported_by_cpu,
             write_adapter=write_adapter,
+            locate=locate,
             progress=shown,
             quality_text=heldout_path(),
             offer=with_optimum_remedy,

@@ -15,8 +15,9 @@ class DriftOptions(ForeignFolder, ProviderChain, ModelOptions):
 
     HELP_GROUP = "Comparison"
     against: str | None = option(
-        "Reference: a provider chain, or a virtual environment with another ONNX Runtime. Default: cpu.",
-        metavar="CHAIN|VENV",
+        "Reference: a provider chain; a virtual environment with another ONNX Runtime; original or a checkpoint for "
+        "the source model. Default: cpu.",
+        metavar="CHAIN|VENV|CHECKPOINT",
     )
     by: Literal["layer", "node"] = option(
         "Compare layers, then the nodes of the first layer over tolerance; or all nodes.", default="layer"

@@ -101,6 +101,9 @@ class CheckCommand(CheckOptions):
 
     file: ReportArgument
     others: Sequence[str] = option("Further reports to check.", default=(), metavar="MORE", positional=True)
+    max_drift: float | None = option(
+        "Maximum relative error of a layer or output; for results of `drift --json`.", range=NUMBER, group="Limits"
+    )
     baseline: PathText | None = option(
         "Baseline report: fail on nodes moved off their provider, new reasons, copies or copied bytes.",
         metavar="A",

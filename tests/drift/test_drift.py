@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+import venv
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,13 @@ from rich.console import Console
 
 import partita
 from partita.cli import run
+from partita.drift.deviation import deviation
 from partita.drift.document import VIEWS
 from partita.drift.inputs import chosen_steps, file_step, package_steps
-from partita.drift.measure import Settings, deviation, measure
+from partita.drift.measure import measure
 from partita.drift.records import Drift
 from partita.drift.sides import Side
+from partita.drift.step_comparison import Settings
 from partita.foreign.folder import Choice, open_folder
 from partita.providers.resolve import parse_chain
 from partita.runtime.place.onnx_model import read_onnx
@@ -28,6 +31,9 @@ from tests.foreign.conftest import SAMPLES
 
 HEAD = '<ir_version: 10, opset_import: ["" : 21]>\n'
 PLAIN = "g (float[2,8] x) => (float[2,8] y) <float[8,8] w> { [a] h = MatMul(x, w) [b] p = Relu(h) [c] y = Add(p, x) }"
+HUGE = """g (float[2,8] x) => (float[2,8] y) { [s] s = Constant<value = int64[3] {1048576, 1048576, 8}>()
+  [z] z = ReduceMax<keepdims=0>(x) [h] h = Expand(z, s) [r] r = ReduceMax<keepdims=0>(h) [y] y = Add(x, r) }"""
+"""A tensor of 32 TiB."""
 PLAIN_SETTINGS = Settings()
 GENAI = SAMPLES / "genai-fp32-cpu"
 
@@ -72,7 +78,7 @@ def test_a_wrong_operator_is_found_although_later_nodes_differ_more(tmp_path: Pa
 
 def test_text_fits_a_terminal_and_the_page_has_a_plot(tmp_path: Path) -> None:
     fault = Fault("genai-fp32-cpu", "x", "/model/layers.0/mlp/up_proj/MatMul", scale=2.0)
-    found = compare(GENAI, plant(GENAI, "model.onnx", fault, tmp_path / "faulty"))
+    found = compare(GENAI, plant(GENAI, fault, tmp_path / "faulty"))
     text = text_of(found)
     assert max(map(len, text.splitlines())) <= 80
     assert "first node over tolerance on cpu against cpu" in " ".join(text.split())
@@ -84,7 +90,7 @@ def test_text_fits_a_terminal_and_the_page_has_a_plot(tmp_path: Path) -> None:
 
 def test_a_fault_in_a_state_adds_up_only_when_the_provider_reads_its_own_states(tmp_path: Path) -> None:
     fault = Fault("genai-fp32-cpu", "x", "/model/layers.0/attn/qkv_proj/MatMul", scale=1.01)
-    faulty = plant(GENAI, "model.onnx", fault, tmp_path / "faulty")
+    faulty = plant(GENAI, fault, tmp_path / "faulty")
     cpu = parse_chain("cpu")
     steps = package_steps(Side(GENAI, cpu), open_folder(GENAI, Choice()))
     last, states = [steps[-1]], {}
@@ -101,19 +107,40 @@ def test_tensors_are_compared_in_groups_that_fit_into_memory(tmp_path: Path) -> 
     assert (small.first_node, small.layers) == (whole.first_node, whole.layers)
 
 
-def test_what_cannot_be_compared_is_named(tmp_path: Path) -> None:
-    graph = """g (float[2,8] x, bool c) => (float[2,8] y) { [split] s = SplitToSequence<axis=0>(x)
-      [join] j = ConcatFromSequence<axis=0>(s) [noise] n = RandomNormalLike(j)
-      [branch] b = If(c)<then_branch = t () => (float[2,8] u) { [inner] u = Neg(j) },
-      else_branch = e () => (float[2,8] v2) { [other] v2 = Abs(j) }> [last] y = Add(b, x) [unused] z = Mul(n, x) }"""
-    found = both(graph, graph, tmp_path, Settings(by_node=True))
-    notes = " | ".join(found.notes)
-    assert "1 tensor of type seq(tensor(float)) (s)" in notes
-    assert "1 node with random outputs not compared (noise)" in notes
-    assert "control-flow nodes compared as a whole, not the nodes of their subgraphs: If 1" in notes
-    assert {node.name for node in found.nodes} >= {"join", "branch", "last"}
-    changed = graph.replace("Neg(j)", "Sin(j)")
-    assert both(graph, changed, tmp_path, Settings(by_node=True)).first_node == "branch"
+LIMITS = {
+    "a tap of a sequence": (
+        """g (float[2,8] x) => (float[2,8] y) { [split] s = SplitToSequence<axis=0>(x)
+        [join] j = ConcatFromSequence<axis=0>(s) [last] y = {}(j) }""",
+        "not compared: 1 tensor of type seq(tensor(float)) (s)",
+    ),
+    "a sequence output": (
+        "g (float[2,8] x) => (seq(float[2,8]) s, float[2,8] y) { [o] s = SequenceConstruct(x) [last] y = {}(x) }",
+        "not compared: 1 tensor of type seq(tensor(float)) (s)",
+    ),
+    "an optional": (
+        "g (float[2,8] x) => (float[2,8] y) { [o] q = Optional(x) [p] p = OptionalGetElement(q) [last] y = {}(p) }",
+        "not compared: 1 tensor of type optional(tensor(float)) (q)",
+    ),
+    "a random operator": (
+        "g (float[2,8] x) => (float[2,8] y) { [noise] n = RandomNormalLike(x) [z] z = Mul(n, x) [last] y = {}(x) }",
+        "1 node with random outputs not compared (noise)",
+    ),
+    "control flow": (
+        """g (float[2,8] x, bool c) => (float[2,8] y) { [last] y = If(c)<then_branch = t () => (float[2,8] u)
+        { [inner] u = {}(x) }, else_branch = e () => (float[2,8] v2) { [other] v2 = {}(x) }> }""",
+        "control-flow nodes compared as a whole, not the nodes of their subgraphs: If 1",
+    ),
+}
+
+
+@pytest.mark.parametrize(("graph", "note"), LIMITS.values(), ids=[*LIMITS])
+def test_limits_of_a_comparison_are_one_note_each(graph: str, note: str, tmp_path: Path) -> None:
+    """And a fault in the rest is found."""
+    plain = graph.replace("{}", "Neg")
+    found = both(plain, plain, tmp_path, Settings(by_node=True))
+    assert note in [text.partition(";")[0] for text in found.notes] and found.is_within
+    found = both(plain, graph.replace("{}", "Abs"), tmp_path, Settings(by_node=True))
+    assert found.first_node == "last"
 
 
 def test_other_sizes_are_a_difference(tmp_path: Path) -> None:
@@ -145,17 +172,22 @@ def test_the_deviation_of_tensors() -> None:
         (["MODEL", "--provider", "gpu"], 2, "did you mean"),
         (["MODEL", "--provider", "cpu"], 2, "both sides are cpu"),
         (["MODEL", "--provider", "cpu", "--against", "openvino", "--tolerance", "2"], 2, "--tolerance is 2.0"),
-        (["MODEL", "--provider", "cpu", "--against", "./no-venv"], 2, "neither a provider chain nor a virtual"),
-        (["MODEL", "--provider", "cpu", "--against", "original"], 2, "partita verify"),
+        (["MODEL", "--provider", "cpu", "--against", "./no-venv"], 2, "neither a provider chain, a virtual"),
+        (["MODEL", "--provider", "cpu", "--against", "original"], 2, "is a file, which runs no text"),
         (["MODEL", "--provider", "cpu", "--against", "PYTHON", "--shape", "q=1"], 2, "neither an input nor a symbolic"),
         (["FOLDER", "--provider", "cpu", "--against", "PYTHON", "--shape", "q=1"], 2, "is for ONNX files"),
         (["MODEL", "--provider", "cpu", "--against", "PYTHON", "--variant", "q4"], 2, "only for foreign folders"),
+        (["MODEL", "--provider", "cpu", "--against", "BARE"], 1, "No module named 'numpy'; install Partita's"),
+        (["HUGE", "--provider", "cpu", "--against", "PYTHON"], 1, "huge.onnx: out of memory during a run"),
+        (["FOLDER", "--provider", "cpu", "--against", "original"], 1, "name the folder of the checkpoint"),
     ],
 )
 def test_bad_input_is_one_line(
     words: list[str], code: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    venv.create(tmp_path / "bare", with_pip=False)
     named = {"MODEL": str(saved(PLAIN, tmp_path / "m.onnx")), "FOLDER": str(GENAI), "PYTHON": sys.executable}
+    named |= {"HUGE": str(saved(HUGE, tmp_path / "huge.onnx")), "BARE": str(tmp_path / "bare")}
     assert run(["drift", *(named.get(word, word) for word in words)]) == code
     err = capsys.readouterr().err.strip().splitlines()
     assert len(err) == 1 and message in err[0], err

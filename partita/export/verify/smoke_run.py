@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from partita.errors import GenerationError, ParityError, PartitaError, ProviderError, ResourceError
 from partita.export.checkpoint.companions import Reader
+from partita.export.checkpoint.description import Checkpoint
 from partita.export.progress import stage
 from partita.export.target import Smoke, Target
 from partita.export.verify import changed_copy, known_answer
@@ -27,6 +28,8 @@ from partita.package.records import SmokeRecord, Verification
 
 Replay = Callable[[Path, Manifest], Verification]
 """Replays the known answer of an unpublished package on the CPU provider: folder, manifest -> result."""
+Locate = Callable[[Path, Manifest, Checkpoint], str]
+"""Returns where the results of an unpublished package first differ from the source model's."""
 WriteAdapter = Callable[[Path, Mapping[str, npt.NDArray[Any]]], None]
 """Writes an adapter file of ONNX Runtime: path, values of graph inputs by name."""
 CPU = "cpu"
@@ -49,6 +52,8 @@ class Runtime:
     """None: no quality is measured."""
     write_adapter: WriteAdapter | None = None
     """None: no switchable adapters are written."""
+    locate: Locate | None = None
+    """None: a mismatch is not located."""
 
 
 class NotRunningError(GenerationError):

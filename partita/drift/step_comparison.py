@@ -1,0 +1,257 @@
+"""Two sides of one graph in one step: their tensors, and the errors of parts of the graph."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from partita.drift.deviation import bad_numbers, deviation, finite, largest, tolerance_of
+from partita.drift.graphs import LOCAL, Part, PartedGraph, Values, array_bytes
+from partita.drift.records import NotFinite, PartDrift
+from partita.drift.sides import GraphRun, Side, Step, with_provider
+from partita.errors import GenerationError, PackageError, ProviderError, ResourceError
+from partita.observations.names import CPU
+from partita.observations.text_format import listing, name_some, plural
+from partita.runtime.place.onnx_model import read_onnx
+from partita.runtime.place.tensor_types import tensor_types
+from partita.runtime.time_limit import LateError
+
+MEMORY_SHARE = 4
+"""Part of the free memory that tensors of one chunk may take: both sides, and the copies of a run."""
+FAILURES = (GenerationError, PackageError, ProviderError, ResourceError)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is compared, and how."""
+
+    by_node: bool = False
+    free_running: bool = False
+    tolerance: float | None = None
+    """None: by the type and operator of each node."""
+    memory_bytes: int | None = None
+    """Bytes of tensors per chunk; None: a part of the free memory."""
+    until: float | None = None
+    """Time of the monotonic clock from which no run begins; LateError is raised."""
+
+
+@dataclass
+class StepComparison:
+    """Two sides of one graph in one step."""
+
+    tested: Side
+    reference: Side
+    step: Step
+    graph: PartedGraph
+    settings: Settings
+    states: Values = field(default_factory=dict)
+    """States that the tested side reads in place of the step's."""
+    notes: dict[str, None] = field(default_factory=dict)
+    ours: GraphRun = field(init=False)
+    theirs: GraphRun = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Run both sides without taps."""
+        self.ours = self.tested.run(self.step, self._tested_graph.model.to_bytes(), self.feeds)
+        model = self.graph.model.to_bytes()
+        self.theirs = self.reference.run(self.step, model, self.step.feeds, None, self.ours.values)
+
+    @property
+    def feeds(self) -> Values:
+        """Inputs of the tested side."""
+        return {**self.step.feeds, **self.states}
+
+    @cached_property
+    def _tested_graph(self) -> PartedGraph:
+        """The graph of the tested side, which may be another file of the same structure."""
+        if self.tested.folder == self.reference.folder:
+            return self.graph
+        return PartedGraph(read_onnx(self.tested.folder / self.step.file))
+
+    def note(self, text: str) -> None:
+        """Add a limit of the comparison to the notes, once."""
+        self.notes[text] = None
+
+    def outputs(self) -> PartDrift:
+        """The output with the largest error."""
+        part = Part("", tuple(self.graph.compared), (), tuple(self.theirs.values))
+        found = self._compared(part, self.theirs.values, self.ours.values, ({}, {}))
+        return found.model_copy(update={"name": found.tensor})
+
+    def nodes_of(self, layer: Part) -> list[Part]:
+        """The nodes of a layer; nodes between tensors that the reference has, if it lacks some, are one part."""
+        if self.reference.runs_graphs:
+            return self.graph.single(layer.nodes)
+        theirs, _ = self.tap((*layer.reads, *self.graph.open_part(layer).gives))
+        return self.graph.single(layer.nodes, theirs.keys() - self.step.feeds.keys())
+
+    # --- errors -------------------------------------------------------------------------------------------------------
+
+    def compare(self, parts: Sequence[Part]) -> tuple[list[PartDrift], NotFinite | None]:
+        """Errors of the parts that have any tensor to compare, and the first node with NaN or infinity among them."""
+        found: list[PartDrift] = []
+        broken: NotFinite | None = None
+        for chunk in self._chunks(parts):
+            theirs, ours = self.tap(name for part in chunk for name in (*part.reads, *part.gives))
+            local, places = self._alone(chunk, {**ours, **theirs})
+            rest = [part for part in chunk if self._moved(part, places) or not set(part.gives) & local.keys()]
+            mirrored = self._mirrored(rest, ours)
+            for part in chunk:
+                compared = self._compared(part, theirs, ours, (ours, mirrored) if part in rest else (local, theirs))
+                found += [compared] if compared.tensor else []
+                broken = broken or self._not_finite(part, theirs, ours)
+        return found, broken
+
+    def within_layer(self, layer: Part, nodes: Sequence[Part]) -> list[PartDrift]:
+        """Errors of a layer's nodes when the layer alone runs on the reference's tensors."""
+        whole = self.graph.open_part(layer)
+        theirs, ours = self.tap((*whole.reads, *whole.gives))
+        local, _ = self._alone([whole], {**ours, **theirs})
+        return [self._compared(node, theirs, ours, (local, theirs)) for node in nodes]
+
+    def _chunks(self, parts: Sequence[Part]) -> Iterable[list[Part]]:
+        """The parts in groups whose tensors fit into memory. A tensor of unknown size counts as the mean of others."""
+        import psutil
+
+        most = self.settings.memory_bytes or psutil.virtual_memory().available // MEMORY_SHARE
+        types = tensor_types(self.graph.proto, {name: array.shape for name, array in self.step.feeds.items()})
+        sizes = {name: array_bytes(types.get(name)) for part in parts for name in (*part.reads, *part.gives)}
+        known = [size for size in sizes.values() if size is not None]
+        usual = sum(known) // len(known) if known else 0
+        chunk: list[Part] = []
+        tensors: set[str] = set()
+        for part in parts:
+            more = tensors.union(part.reads, part.gives)
+            if chunk and 4 * sum(usual if sizes[name] is None else sizes[name] or 0 for name in more) > most:
+                yield chunk
+                chunk, more = [], {*part.reads, *part.gives}
+            chunk, tensors = [*chunk, part], more
+        if chunk:
+            yield chunk
+
+    def _compared(self, part: Part, theirs: Values, ours: Values, alone_on: tuple[Values, Values]) -> PartDrift:
+        """The errors of one part. `alone_on`: its tensors on the tested side and the reference, from equal inputs."""
+        errors = {name: deviation(ours[name], theirs[name]) for name in part.gives if name in theirs and name in ours}
+        local, wanted = alone_on
+        own = {name: deviation(local[name], wanted[name]) for name in errors if name in local and name in wanted}
+        tensor = max(own or errors, key=lambda name: (own or errors)[name], default="")
+        error, alone = max(errors.values(), default=0.0), max(own.values(), default=None)
+        # Without an own error, the errors of all parts before count.
+        tolerance = self._tolerance(part.nodes if own else self.graph.compared, theirs)
+        node = self.graph.nodes[part.nodes[-1]]
+        is_node = len(part.nodes) == 1
+        return PartDrift(
+            name=part.name,
+            op_type=node.op_type if is_node else None,
+            module=self.graph.module(part.nodes[-1]) if is_node else None,
+            provider=self.ours.placement.get(node.name) if is_node else None,
+            step=self.step.name,
+            tensor=tensor,
+            dtype=theirs[tensor].dtype.name if tensor else "",
+            error=finite(error),
+            own_error=finite(alone),
+            infinite=float("inf") in (error, alone),
+            tolerance=tolerance,
+            over=(error if alone is None else alone) > tolerance,
+            largest=largest(ours[name] for name in errors),
+            largest_reference=largest(theirs[name] for name in errors),
+        )
+
+    def _tolerance(self, positions: Iterable[int], theirs: Values) -> float:
+        if self.settings.tolerance is not None:
+            return self.settings.tolerance
+        nodes = [self.graph.nodes[at] for at in positions]
+        names = {name for node in nodes for name in (*node.input, *node.output)} & theirs.keys()
+        half = any(theirs[name].dtype.name == "float16" for name in names)
+        return tolerance_of(nodes, half=half, exact=not self.reference.runs_graphs)
+
+    def _not_finite(self, part: Part, theirs: Values, ours: Values) -> NotFinite | None:
+        """NaN or infinity in a node's output where the reference has a number; None for several nodes."""
+        if len(part.nodes) > 1:
+            return None
+        inputs = [ours[name] for name in part.reads if name in ours]
+        for name in part.gives:
+            found = bad_numbers(ours[name], theirs[name], inputs) if name in ours and name in theirs else None
+            if found is not None:
+                return NotFinite(
+                    node=part.name,
+                    op_type=self.graph.nodes[part.nodes[0]].op_type,
+                    module=self.graph.module(part.nodes[0]),
+                    step=self.step.name,
+                    what=found[0],
+                    dtype=ours[name].dtype.name,
+                    input_range=found[1],
+                )
+        return None
+
+    # --- runs ---------------------------------------------------------------------------------------------------------
+
+    def tap(self, names: Iterable[str], side: Side | None = None) -> tuple[Values, Values]:
+        """Tensors of the reference and of the tested side (or `side`) in runs of the whole graph."""
+        self._check_time()
+        taps = [name for name in dict.fromkeys(names) if name not in self.step.feeds]
+        ours = (side or self.tested).run(self.step, self._tested_graph.tapped(taps), self.feeds, taps)
+        if ours.skipped:
+            count, kinds = len(ours.skipped), listing(dict.fromkeys(ours.skipped.values()))
+            self.note(f"not compared: {plural(count, 'tensor')} of type {kinds} ({name_some(list(ours.skipped), 3)})")
+        if side is None:
+            self._check_placement(ours)
+        taps = list(ours.values)
+        theirs = self.reference.run(self.step, self.graph.tapped(taps), self.step.feeds, taps, ours.values)
+        return {**self.step.feeds, **theirs.values}, {**self.feeds, **ours.values}
+
+    def _check_time(self) -> None:
+        if self.settings.until is not None and time.monotonic() > self.settings.until:
+            raise LateError(left=False)
+
+    def _check_placement(self, tapped: GraphRun) -> None:
+        """Note nodes that run on another provider when tensors of the graph are outputs."""
+        before = self.ours.placement
+        moved = [name for name, provider in tapped.placement.items() if before.get(name, provider) != provider]
+        if moved:
+            self.note(
+                f"{plural(len(moved), 'node')} run on another provider while intermediate tensors are read: "
+                f"{name_some(moved, 3)}; errors of the whole graph may differ there from those of a run"
+            )
+
+    def _moved(self, part: Part, places: Mapping[str, str]) -> bool:
+        """Whether a node of the part runs on another provider alone than in the graph."""
+        names = [self.graph.nodes[at].name for at in part.nodes]
+        usual = self.ours.placement
+        return any(name in places and name in usual and places[name] != usual[name] for name in names)
+
+    def _alone(self, parts: Sequence[Part], inputs: Values) -> tuple[Values, Mapping[str, str]]:
+        """Tensors that each part computes on the tested side from `inputs`, and the providers of the nodes.
+
+        A part that the tested side does not run alone is missing.
+        """
+        self._check_time()
+        try:
+            ran = self._run_cut(with_provider(self.tested, CPU), self._tested_graph, parts, inputs)
+        except FAILURES:
+            if len(parts) == 1:
+                return {}, {}
+            half = len(parts) // 2
+            first, second = self._alone(parts[:half], inputs), self._alone(parts[half:], inputs)
+            return {**first[0], **second[0]}, {**first[1], **second[1]}
+        return {name.removesuffix(LOCAL): array for name, array in ran.values.items()}, ran.placement
+
+    def _mirrored(self, parts: Sequence[Part], ours: Values) -> Values:
+        """Tensors that the reference computes from the tested side's tensors, for parts that do not run alone on it."""
+        try:
+            ran = self._run_cut(self.reference, self.graph, parts, ours)
+        except FAILURES as error:
+            self.note(f"{name_some([part.name for part in parts], 3)}: no own error: {error}")
+            return {}
+        return {name.removesuffix(LOCAL): array for name, array in ran.values.items()}
+
+    def _run_cut(self, side: Side, graph: PartedGraph, parts: Sequence[Part], inputs: Values) -> GraphRun:
+        """A run of the parts alone on these inputs. Parts with other inputs are left out."""
+        parts = [part for part in parts if part.gives and all(name in inputs for name in part.reads)]
+        outputs = [name + LOCAL for part in parts for name in part.gives if name in inputs]
+        if not outputs or not side.runs_graphs:
+            return GraphRun()
+        shared = {name + LOCAL: past for name, past in self.step.shared.items()}
+        return side.run(self.step, graph.cut(parts, inputs), inputs, outputs, shared=shared)

@@ -1,0 +1,120 @@
+"""The source model as the reference of `partita drift`, and of exports whose graph is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import partita
+from partita.cli import run
+from partita.drift.sides import Step
+from partita.drift.source_model import fitted
+from partita.errors import ParityError
+from partita.export.pipeline import ExportOptions, export
+from partita.export.trace import state
+from partita.export.trace.hooks import MaskRule
+from partita.library import drifting
+from partita.library.exporting import replay
+from tests.conftest import Exported, TinyCheckpoint
+from tests.drift.planted import Fault, compare, judge
+
+FAULTS = (
+    Fault("tiny", "norm", "model.layers.0.input_layernorm/SimplifiedLayerNormalization", attribute=("epsilon", 0.1)),
+    Fault("tiny", "rotary", "model.layers.1.self_attn/GroupQueryAttention", attribute=("rotary_interleaved", 1)),
+    Fault("tiny", "projection", "model.layers.1.mlp.down_proj/MatMul", part=1.5),
+)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_is_found_without_another_graph(
+    fault: Fault, tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path
+) -> None:
+    checkpoint = tiny_checkpoint("llama")
+    layer, node, found = judge(exported(checkpoint), fault, tmp_path / "faulty", "cpu", checkpoint)
+    assert layer and node, (found.first_layer, found.first_node, found.basis)
+    assert "the source model (transformers " in found.against
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    ["llama", *(pytest.param(name, marks=pytest.mark.heavy) for name in ("gemma3_text", "qwen3_moe", "phi3", "gpt2"))],
+)
+@pytest.mark.parametrize("attention", ["auto", pytest.param("primitives", marks=pytest.mark.heavy)])
+def test_a_right_graph_has_no_finding(
+    model_type: str, attention: str, tiny_checkpoint: TinyCheckpoint, exported: Exported
+) -> None:
+    checkpoint = tiny_checkpoint(model_type)
+    folder = exported(checkpoint, **({} if attention == "auto" else {"attention": attention}))
+    found = compare(folder, folder, source=checkpoint)
+    assert found.is_within and not found.nodes, (found.first_layer, found.first_node)
+    assert found.outputs.tensor == "logits" and found.steps == ("prefill 1", "decode 2")
+    layers = [layer for layer in found.layers if layer.name.rpartition(".")[2].isdigit()]
+    omitted = [note for note in found.notes if "the graph computes other values there" in note]
+    assert len(layers) >= 2 - len(omitted) and bool(omitted) is (model_type == "gemma3_text"), found.notes
+
+
+def test_the_command_takes_the_checkpoint_and_check_takes_the_result(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint, result = tiny_checkpoint("llama"), tmp_path / "drift.json"
+    package = exported(checkpoint)
+    words = ["drift", str(package), "--provider", "cpu", "--against"]
+    assert run([*words, str(checkpoint), "--view", "json", "--out", str(result)]) == 0
+    found = json.loads(result.read_text())
+    assert found["versions"][1] == "" and found["outputs"]["error"] < 1e-4
+    assert run(["report", "check", str(result), "--max-drift", "0.01"]) == 0
+    assert run(["report", "check", str(result), "--max-drift", "1e-12"]) == 5
+    assert "FAILED --max-drift 1e-12: error " in capsys.readouterr().out
+    for words, message in (([], "give --max-drift"), (["--max-copies", "1"], "--max-copies is for reports")):
+        assert run(["report", "check", str(result), *words]) == 2 and message in capsys.readouterr().err
+    again = partita.drift(package, "cpu", against=str(checkpoint))
+    assert again.is_within and again.against == found["against"]
+
+
+def test_a_source_model_that_is_not_here_is_named(
+    tiny_checkpoint: TinyCheckpoint,
+    exported: Exported,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checkpoint = tiny_checkpoint("llama")
+    package = exported(checkpoint)
+    assert run(["drift", str(package), "--provider", "cpu", "--against", "original"]) == 1
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and f"--against ./{checkpoint.name}" in err
+    monkeypatch.chdir(checkpoint.parent)
+    assert run(["drift", str(package), "--provider", "cpu", "--against", "original"]) == 0
+
+
+def test_a_wrong_export_names_the_first_difference(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sliding window that is off by one."""
+    monkeypatch.setattr(state, "classify_mask", lambda *_: MaskRule(41))
+    checkpoint = tiny_checkpoint("mistral", sliding_window=40, num_hidden_layers=1)
+    options = ExportOptions(str(checkpoint), tmp_path / "out", max_length=64)
+    with pytest.raises(
+        ParityError, match=r"first node over tolerance .*self_attn/\w+ to model\.layers\.0\.self_attn/\w*Attention"
+    ):
+        export(options, replay=replay, locate=drifting.locate)
+    monkeypatch.setattr(drifting, "LOCATE_SECONDS", -1)
+    with pytest.raises(ParityError, match="its first difference was not found within -1 s"):
+        export(options, replay=replay, locate=drifting.locate)
+
+
+def test_values_of_modules_are_fitted_to_tensors() -> None:
+    value = np.arange(12, dtype=np.float32).reshape(6, 2)
+    step = Step("s", "f", {}, positions=(2, 3), logits=(3,))
+    padded = fitted(value, np.full((2, 4, 2), -1, np.float32), step)
+    assert padded is not None and padded.shape == (2, 4, 2)
+    assert padded[1, :2].tolist() == [[4, 5], [6, 7]] and (padded[:, 2:] == -1).all()
+    last = fitted(value, np.zeros((2, 1, 2), np.float16), step)
+    assert last is not None and last.dtype == np.float16 and last[0].tolist() == [[6, 7]]
+    flat = fitted(value, np.zeros((2, 2), np.float32), step)
+    assert flat is not None and flat.tolist() == [[4, 5], [6, 7]]
+    assert fitted(value, np.zeros((2, 3), np.float32), step) is None
+    large = fitted(np.full((6, 2), 1e6, np.float32), np.zeros((1, 2, 2), np.float16), step)
+    assert large is not None and large.max() == 65504, "an overflow on the tested side must not equal the reference"
