@@ -61,6 +61,8 @@ OWN_NAMES = {
     "MemcpyFromHost": re.compile(r"Memcpy(_token_\d+)?"),
     "MemcpyToHost": re.compile(r"Memcpy(_token_\d+)?"),
     "Transpose": re.compile(r"Transpose(_token_\d+)?"),
+    "ReorderInput": re.compile(r"ReorderInput(_token_\d+)?"),
+    "ReorderOutput": re.compile(r"ReorderOutput(_token_\d+)?"),
     "Cast": re.compile(r"InsertedPrecisionFreeCast_.+"),
     "QuantizeLinear": re.compile(r"QuantizeLinear(_token_\d+)?|.+_q(_token_\d+)?"),
     "DequantizeLinear": re.compile(r"DequantizeLinear(_token_\d+)?|.+(_dq|/duplicated)(_token_\d+)?"),
