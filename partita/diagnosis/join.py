@@ -347,7 +347,8 @@ def _join_in_order(
     def related() -> dict[str, list[ExecutedNode]]:
         """File node -> free executed nodes that may replace it, by position and operator."""
         free = region.free
-        return {name: [node for node in between([name], free) if node.is_related(exported[name])] for name in region.left}
+        left = region.left
+        return {name: [node for node in between([name], free) if node.is_related(exported[name])] for name in left}
 
     def join_single(found: Mapping[str, Sequence[ExecutedNode]]) -> bool:
         """Join file nodes with a single unshared candidate; return whether there were any."""
