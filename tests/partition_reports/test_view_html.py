@@ -19,7 +19,7 @@ from partita.partition_reports.sections import overview
 from partita.partition_reports.sections.brief import brief
 from partita.partition_reports.verdict import verdict_of
 from partita.partition_reports.views import html
-from partita.partition_reports.views._page import marks
+from partita.partition_reports.views._page import layer_map
 from tests.partition_reports import pages
 from tests.partition_reports.html_tree import Element, read, section, words
 from tests.partition_reports.report_changes import each_phase, left_by_cuda_too, with_cost
@@ -174,7 +174,7 @@ def test_pictures_have_words(page: str) -> None:
         (REPORTS["unavailable"], "none", "Nothing ran on WebGpu: not_in_build"),
         (pages.refused_report, "refused", "WebGpu rejected part of the graph; the rest ran on it"),
         (REPORTS["empty"], "nothing", "No executed nodes are known"),
-        (dry_report, "partly", "Partly on WebGpu: 4 fallback nodes cause 3 copies in every decode run"),
+        (dry_report, "partly", "Partly on WebGpu: 3 fallback nodes cause 3 copies in every decode run"),
     ],
 )
 def test_the_state_comes_first(report, state: str, headline: str) -> None:
@@ -203,7 +203,7 @@ def test_five_questions_are_answered(mixed: Element) -> None:
     said = [words(e) for e in answers.children]
     assert len(said) == 5
     assert "66.7 %" in said[0] and "6 of 9 nodes on WebGpu, 3 on CPU (and 4 added by ONNX Runtime)" in said[0]
-    assert "4 nodes on CPU in prefill and decode:" in said[1] and "Det 1" in said[1]
+    assert "3 nodes on CPU in prefill and decode:" in said[1] and "Det 1" in said[1]
     assert "WebGpu has no kernel for Gather (no_kernel_op): 1 node, evidence logged" in said[2]
     assert "partitions" in said[3] and "copies per decode run" in said[3] and "host wait" in said[3]
     assert "tokens/s" in said[3]
@@ -249,7 +249,7 @@ def test_the_map_has_every_node_once_per_phase_in_layer_order(deep: Element) -> 
 
 
 def test_a_node_is_told_by_letter_and_name_too() -> None:
-    letters = marks.pick_letters(["CUDAExecutionProvider", CPU, "CoreMLExecutionProvider", GPU, "unknown", "***"])
+    letters = layer_map.pick_letters(["CUDAExecutionProvider", CPU, "CoreMLExecutionProvider", GPU, "unknown", "***"])
     assert letters[CPU] == "C" and letters["unknown"] == "?"
     assert len(set(letters.values())) == len(letters)
 
@@ -289,7 +289,7 @@ def test_nothing_of_the_report_is_left_out(mixed: Element) -> None:
     whole = words(mixed)
     for text in (
         *(check.name for check in report.checks),
-        *(source.limits for source in report.sources),
+        *(source.covers for source in report.sources),
         *report.notes,
         *(node.name for phase in report.phases for node in phase.nodes),
         *(entry.evidence for entry in report.fallbacks),
@@ -352,7 +352,7 @@ def test_contrast_is_enough(mode: str) -> None:
     for text in ("text", "muted", "link", "good", "mild", "warn", "bad"):
         for ground in ("page", "panel"):
             assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
-    for number in (*range(marks.COLOURS), "u"):
+    for number in (*range(layer_map.COLOURS), "u"):
         assert contrast(colours["on"], colours[f"e{number}"]) >= 4.5, f"letter on e{number}"
         for ground in ("page", "panel"):
             assert contrast(colours[f"e{number}"], colours[ground]) >= 3, f"e{number} on {ground}"

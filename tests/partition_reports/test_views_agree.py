@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from partita.observations.text_format import decimals, percent
-from partita.partition_reports.outcome import fallbacks_of
+from partita.partition_reports.outcome import counted_rows, fallbacks_of
 from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.views import html, text
 from tests.partition_reports.html_tree import Element, read, section, words
@@ -204,9 +204,10 @@ def test_fallbacks_are_counted_alike(shown: Shown) -> None:
     nodes = {entry.node for entry in shown.report.fallbacks}
     if not nodes:
         return
+    own = {name for names in counted_rows(shown.report).values() for name in names}
     heading = text_section(shown, "Fallbacks").splitlines()[0]
     about = words(section(shown.page, "fallbacks").one("p", class_="about"))
-    assert leading(heading.partition(": ")[2]) == leading(about) == len(nodes)
+    assert leading(heading.partition(": ")[2]) == leading(about) == len(own)
     reasons = {(entry.reason, entry.provider) for entry in fallbacks_of(shown.report)}
     groups = [e for e in section(shown.page, "fallbacks").all("article") if re.fullmatch(r"r\d+", e["id"])]
     assert len(groups) == len(reasons)
