@@ -65,14 +65,14 @@ STATIC = Step(
 )
 HALF = Step(
     "Export in float16",
-    Remedy("writes the package in float16, which is less precise", (*FOR_TARGET, "--precision", "fp16")),
+    Remedy("writes the package in float16 (less precise)", (*FOR_TARGET, "--precision", "fp16")),
     exports=True,
     unless=(("precision", "fp16"), ("precision", "bf16")),
     change=Change("type", "float16"),
 )
 SINGLE = Step(
     "Export in float32",
-    Remedy("writes the package in float32, which is twice the size", (*FOR_TARGET, "--precision", "fp32")),
+    Remedy("writes the package in float32 (twice the size)", (*FOR_TARGET, "--precision", "fp32")),
     exports=True,
     unless=(("precision", "fp32"),),
     change=Change("type", "float32"),
