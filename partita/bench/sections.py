@@ -1,15 +1,18 @@
-"""A benchmark in sections: settings, speed, start and memory, and time by part."""
+"""A benchmark in sections: settings, speed, start and memory, and time by part; and as a page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from partita.bench.comparison import summary_of, times
 from partita.bench.records import Bench, Contender, PhaseSpeed, Ratio
 from partita.observations.records import PackageFacts
 from partita.observations.text_format import NOT_KNOWN, decimals, human_bytes, listing, percent, plural, short_provider
 from partita.partition_reports.outcome import FEW_STEPS, TOO_FEW
+from partita.partition_reports.render.html import render
 from partita.partition_reports.render.show import Views
+from partita.partition_reports.render.view import View
 from partita.partition_reports.sections.model import (
     Block,
     Column,
@@ -47,7 +50,7 @@ def document(bench: Bench) -> Document:
     )
 
 
-VIEWS = Views(document, modules={"html": "partita.bench.page"})
+VIEWS = Views(document, own={"html": "partita.bench.sections"})
 
 
 def sections(bench: Bench) -> tuple[Section, ...]:
@@ -185,3 +188,72 @@ def _notes(bench: Bench) -> Iterator[Section]:
     """Other notes."""
     if bench.notes:
         yield Section("notes", "Notes", tuple(Line(note, "note", "quiet") for note in bench.notes))
+
+
+COLOURS = 6
+"""Number of colours in the style; contenders are also labelled with their names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One contender in one phase; widths are percent of the widest."""
+
+    name: str
+    css: str
+    width: float
+    low: float
+    high: float
+    speed_text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """The speeds of one phase."""
+
+    title: str
+    bars: tuple[Bar, ...]
+
+
+def to_text(bench: Bench) -> str:
+    """The whole page."""
+    made = document(bench)
+    contents = [("glance", "At a glance"), *((section.key, section.title) for section in made.sections)]
+    return render(
+        __package__,
+        "bench",
+        {
+            "title": f"{made.kind}: {made.name}",
+            "version": bench.partita_version,
+            "contents": contents,
+            "document": made,
+            "charts": tuple(_draw(bench)),
+        },
+    )
+
+
+def _draw(bench: Bench) -> Iterator[Chart]:
+    """A chart for every phase with runs, each on its own scale."""
+    for phase in PHASES:
+        found = [
+            (number, entry.name, speed.tokens_per_second)
+            for number, entry in enumerate(bench.contenders)
+            for name, speed in speeds_of(entry)
+            if name == phase
+        ]
+        most = max((rate.high for _, _, rate in found), default=0.0)
+        if most > 0:
+            bars = tuple(
+                Bar(
+                    name=name,
+                    css=f"e{number % COLOURS}",
+                    width=round(100 * rate.median / most, 2),
+                    low=round(100 * rate.low / most, 2),
+                    high=round(100 * rate.high / most, 2),
+                    speed_text=f"{decimals(rate.median)} tokens/s ({decimals(rate.low)} to {decimals(rate.high)})",
+                )
+                for number, name, rate in found
+            )
+            yield Chart(phase, bars)
+
+
+VIEW = View("html", ".html", "the benchmark as one HTML page", to_text, file_kind="page")

@@ -12,10 +12,17 @@ from partita.compare.reports import PlacedRow, placed_rows
 from partita.observations.names import CPU
 from partita.observations.text_format import decimals, listing, name_some, plural, short_provider
 from partita.options.flags import with_flags
-from partita.partition_reports.cache_state import is_in_place, status_of
 from partita.partition_reports.copies import subgraph_copies
 from partita.partition_reports.file_nodes import ran_by
-from partita.partition_reports.outcome import TOO_FEW, failure_of, is_known, main_phase, too_few_steps
+from partita.partition_reports.outcome import (
+    TOO_FEW,
+    failure_of,
+    is_in_place,
+    is_known,
+    main_phase,
+    status_of,
+    too_few_steps,
+)
 from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.verdict import describe_cache
 

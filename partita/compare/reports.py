@@ -12,11 +12,19 @@ from partita.compare.rows import Comparison, Row, Rule, Side, compare_rows, is_m
 from partita.diagnosis.records import Fallback, SkippedProvider
 from partita.observations.names import UNKNOWN
 from partita.observations.text_format import listing, plural, short_provider
-from partita.partition_reports.cache_state import is_in_place, status_of
 from partita.partition_reports.copies import is_memcpy, subgraph_copies
 from partita.partition_reports.file_nodes import added_nodes, file_counts, ran_by, report_rows
 from partita.partition_reports.groups import provider_of
-from partita.partition_reports.outcome import TOO_FEW, active_of, failure_of, is_known, preferred_of, too_few_steps
+from partita.partition_reports.outcome import (
+    TOO_FEW,
+    active_of,
+    failure_of,
+    is_in_place,
+    is_known,
+    preferred_of,
+    status_of,
+    too_few_steps,
+)
 from partita.partition_reports.records import Copy, FileNode, NodePlacement, Phase, Report
 from partita.partition_reports.verdict import cache_text
 

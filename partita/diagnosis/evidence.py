@@ -61,13 +61,15 @@ OWN_NAMES = {
     "MemcpyFromHost": re.compile(r"Memcpy(_token_\d+)?"),
     "MemcpyToHost": re.compile(r"Memcpy(_token_\d+)?"),
     "Transpose": re.compile(r"Transpose(_token_\d+)?"),
+    "ReorderInput": re.compile(r"ReorderInput(_token_\d+)?"),
+    "ReorderOutput": re.compile(r"ReorderOutput(_token_\d+)?"),
     "Cast": re.compile(r"InsertedPrecisionFreeCast_.+"),
     "QuantizeLinear": re.compile(r"QuantizeLinear(_token_\d+)?|.+_q(_token_\d+)?"),
     "DequantizeLinear": re.compile(r"DequantizeLinear(_token_\d+)?|.+(_dq|/duplicated)(_token_\d+)?"),
 }
 """Names of nodes that ONNX Runtime inserts, by operator."""
-PLACED = "confirm it on a device of this kind: the dry run could not run the changed node"
-"""Remedy for a change that was placed but not run."""
+CONFIRM = "confirm it on a device of this kind: the dry run could not run the changed node"
+"""Added to the remedy for a change that was placed but not run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,8 @@ class Finding:
     """Replaces the remedy of the reason; None: the reason's own."""
     factors: tuple[Factor, ...] = ()
     """Changed factors, for evidence from experiments."""
+    not_run: bool = False
+    """The changed node was placed and not run."""
 
 
 def usual(
@@ -188,8 +192,7 @@ def alone(context: Context, code: ReasonCode, factors: Sequence[Factor] = ()) ->
                     f"the provider rejects this node and then fails on the whole graph: {context.rejected.message}; "
                 )
             ground: Ground = "forms" if shown.inferred else "together" if len(shown.factors) > 1 else "alone"
-            remedy = PLACED if shown.not_run else None
-            yield Finding("probed", ground, f"{whole}{shown.evidence}", remedy, shown.factors)
+            yield Finding("probed", ground, f"{whole}{shown.evidence}", factors=shown.factors, not_run=shown.not_run)
             return
 
 

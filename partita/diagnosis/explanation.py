@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from partita.diagnosis.evidence import Context
+from partita.diagnosis.evidence import CONFIRM, Context
 from partita.diagnosis.precedence import explain, findings
 from partita.diagnosis.probe_conclusions import fullest
 from partita.diagnosis.reasons.base import load_reasons
@@ -39,21 +39,8 @@ def _subgraph_nodes(index: SessionIndex) -> tuple[AssignedNode, ...]:
 
     The plan does not include them, and their number of executions is unknown, so a phase's figures omit them.
     """
-    fused = {name.partition("/")[0].rpartition("_")[0] for name in index.order if name.endswith("/")}
-    counted = [
-        node
-        for node in index.in_subgraphs() or ()
-        if node.name and (index.optimised is not None or not _was_fused(node.name, fused))
-    ]
+    counted = (node for node in index.in_subgraphs() or () if node.name)
     return tuple({(node.name, node.provider): node for node in counted}.values())
-
-
-def _was_fused(name: str, fused: Collection[str]) -> bool:
-    """Whether a listed node of a function was fused into a node of the main graph later.
-
-    The name of a fused node begins with the name of one of its nodes and ends with a slash.
-    """
-    return name.startswith(INLINED) and name.rpartition("_")[0] in fused
 
 
 def preferred_entries(chain: Sequence[ChainEntry], provider: str) -> tuple[ChainEntry, ...]:
@@ -119,7 +106,7 @@ def explain_provider(
             reason=reason.code,
             evidence_kind=finding.kind,
             evidence=finding.evidence,
-            remedy=finding.remedy or reason.remedy,
+            remedy="; ".join(filter(None, (finding.remedy or reason.remedy, CONFIRM if finding.not_run else ""))),
             ground=finding.ground,
         )
         for reason, finding in findings(context)

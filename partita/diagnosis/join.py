@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from partita.diagnosis import naming
 from partita.diagnosis.graphs import FOLDED, MEMCPY_OPS, OptimisedGraph, edges
-from partita.diagnosis.regions import Cut, Nodes
+from partita.diagnosis.regions import Cut, Nodes, connected
 from partita.observations.facts import GraphNode
 from partita.observations.names import INLINED
 
@@ -23,6 +23,8 @@ MARKS = ("_", "/")
 """Characters that ONNX Runtime appends to a name that it reuses."""
 REMOVABLE = frozenset({"Identity", "Cast"})
 """Operators that ONNX Runtime removes if they have no effect: readers of the output then read the input."""
+LAYOUT = frozenset({"ReorderInput", "ReorderOutput", "Transpose", "Cast", "QuantizeLinear", "DequantizeLinear"})
+"""Operators that ONNX Runtime adds between other nodes."""
 Names = Mapping[str, tuple[str, ...]]
 """Executed node -> file nodes."""
 Owners = Mapping[str, str]
@@ -210,7 +212,7 @@ class _Region:
     def shares(self) -> dict[str, tuple[str, ...]]:
         """Executed node -> file nodes joined with it, without file nodes that are executed themselves."""
         found: dict[str, tuple[str, ...]] = {}
-        for name in self.names:
+        for name in self.file.nodes:
             if name in self.executed_by_file_node and name not in self.file.places:
                 found[self.executed_by_file_node[name]] = (*found.get(self.executed_by_file_node[name], ()), name)
         return found
@@ -305,6 +307,17 @@ def _path_to_operator(region: _Region, end: str, node: ExecutedNode, called: Col
     return path
 
 
+def _groups(file: _File, region: _Region) -> list[list[str]]:
+    """Several connected file nodes without an executed node, also of fusions before the assignment list."""
+    left, made = dict[str, list[str]](), set[str]()
+    for name, node in file.nodes.items():
+        computed = any(region.owner(each) or each in left for each in file.before(name).values())
+        if name in region.left or (computed and region.owner(name) is None and node.op_type not in FOLDED):
+            left[name] = [tensor for tensor in node.inputs if tensor in made] + [*filter(None, node.outputs)]
+            made.update(node.outputs)
+    return [names for names in connected(left) if len(names) > 1]
+
+
 def _join_in_order(
     order: Sequence[ExecutedNode], exported: Nodes, listed: Mapping[str, str], known: Collection[str], owners: Owners
 ) -> JoinedNodes:
@@ -321,18 +334,21 @@ def _join_in_order(
         file, gone, [node for node in new if node.op_type not in MEMCPY_OPS and not node.name.startswith(INLINED)]
     )
 
-    def between(name: str, free: Iterable[ExecutedNode]) -> list[ExecutedNode]:
-        """Executed nodes of a file node's provider between its producers and its consumers."""
-        before = (file.places[each] for each in map(region.owner, file.before(name).values()) if each is not None)
-        after = (file.places[each] for each in map(region.owner, file.after(name)) if each is not None)
+    def between(names: Sequence[str], free: Iterable[ExecutedNode]) -> list[ExecutedNode]:
+        """Executed nodes of the provider of some file nodes between their producers and their consumers."""
+        producers = (region.owner(each) for name in names for each in file.before(name).values())
+        consumers = (region.owner(each) for name in names for each in file.after(name))
+        before, after = ([file.places[each] for each in found if each is not None] for found in (producers, consumers))
         places = range(max(before, default=-1) + 1, min(after, default=len(order)))
         near = (node for node in free if file.places[node.name] in places)
-        return [node for node in near if node.provider in (None, listed[name])]
+        providers = {listed[name] for name in names if name in listed}
+        return [node for node in near if node.provider is None or providers <= {node.provider}]
 
     def related() -> dict[str, list[ExecutedNode]]:
         """File node -> free executed nodes that may replace it, by position and operator."""
         free = region.free
-        return {name: [node for node in between(name, free) if node.is_related(exported[name])] for name in region.left}
+        left = region.left
+        return {name: [node for node in between([name], free) if node.is_related(exported[name])] for name in left}
 
     def join_single(found: Mapping[str, Sequence[ExecutedNode]]) -> bool:
         """Join file nodes with a single unshared candidate; return whether there were any."""
@@ -352,6 +368,11 @@ def _join_in_order(
         region.executed_by_file_node.update(dict.fromkeys(_path_to_operator(region, name, node, named), node.name))
     while join_single(related()):
         pass
+    groups = {names[0]: names for names in _groups(file, region)}
+    free = [node for node in region.free if node.op_type not in LAYOUT]
+    join_single({first: between(names, free) for first, names in groups.items()})
+    for first in groups.keys() & region.executed_by_file_node.keys():
+        region.executed_by_file_node.update(dict.fromkeys(groups[first], region.executed_by_file_node[first]))
     region.merge(region.left, {node.name for node in new}.union(known), proven=False)
     shares = region.shares()
     rewritten: dict[str, set[str]] = {}
@@ -359,7 +380,7 @@ def _join_in_order(
     for name in listed:
         owner = region.owner(name) if name in exported else None
         if owner in shares and None not in map(region.owner, file.after(name)):
-            for node in between(name, free):
+            for node in between([name], free):
                 rewritten.setdefault(node.name, set()).update(shares[owner or ""])
     return JoinedNodes(
         shares, {name: tuple(each for each in gone if each in found) for name, found in rewritten.items()}

@@ -90,18 +90,24 @@ def conclusions(probe: NodeProbe | None) -> tuple[Conclusion, ...]:
         return ()
     first, *rest = probe.variants
     others = [trial for trial in rest if trial.factor != NEIGHBOURS]
+    group = [trial.change for trial in rest if trial.factor == NEIGHBOURS and trial.swap and helps(trial)]
+    rest = [trial for trial in rest if trial.factor != NEIGHBOURS or trial.swap is None]
+    with_group = f"in its quantised group, with {_alternatives(group)} it does" if group else ""
     if first.outcome == "supported":
         support = (
             "supports the nodes of its function, not the operator itself" if first.function_inlined else "supports it"
         )
         evidence = f"{_setting(first)}, with the same types, shapes and attributes, the provider {support}"
         around = f"{evidence}{_neighbour_conclusion(rest)}"
+        around += f"; {with_group}" if with_group else ""
         options = [trial for trial in others if trial.factor == OPTION and helps(trial)]
         if options:
             return (Conclusion(f"{around}; {_choice(options)} it does", (OPTION,)),)
         return (Conclusion(around, code="not_claimed", accepted=True),)
     if first.outcome == "invalid":
         return ()
+    if with_group:
+        return (Conclusion(f"{opening(first)}; {with_group}", code="not_claimed"),)
     in_subgraph = next((trial for trial in rest if trial.factor == NEIGHBOURS and trial.outcome == "rejected"), None)
     if in_subgraph is not None:
         return tuple(_only_in_main_graph(first, others, in_subgraph))

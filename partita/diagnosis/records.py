@@ -62,7 +62,7 @@ class SkippedProvider(Record):
     missing_probes: str = ""
     """Why experiments are missing or incomplete; empty when they are complete or not needed."""
     ground: str = ""
-    """Source of the evidence, an entry of the precedence table: `line`, `alone`; empty in older reports."""
+    """Source of the evidence, an entry of the precedence table: `line`, `alone`."""
     other_reasons: tuple[SkippedProvider, ...] = ()
     """Other reasons with evidence, in the order of precedence, without probes."""
 
@@ -87,7 +87,7 @@ class Fallback(Record):
     missing_probes: str = ""
     """Why experiments are missing or incomplete; empty when they are complete or not needed."""
     ground: str = ""
-    """Source of the evidence, an entry of the precedence table: `line`, `alone`; empty in older reports."""
+    """Source of the evidence, an entry of the precedence table: `line`, `alone`."""
     other_reasons: tuple[SkippedProvider, ...] = ()
     """Other reasons with evidence for the preferred provider, in the order of precedence."""
     skipped: tuple[SkippedProvider, ...] = ()

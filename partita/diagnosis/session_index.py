@@ -16,7 +16,7 @@ from partita.diagnosis import (
 )
 from partita.diagnosis.compiled_subgraphs import COMPILED, compiled_subgraphs, file_nodes
 from partita.diagnosis.graphs import FOLDED, MEMCPY_OPS, OptimisedGraph, index_graph
-from partita.diagnosis.inlined_branches import branches_in_subgraphs, inlined_branches
+from partita.diagnosis.inlined_nodes import branches_in_subgraphs, inlined_branches
 from partita.diagnosis.join import ExecutedNode, join_graphs, join_in_order
 from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
 from partita.observations.log_pattern import LogPattern

@@ -57,7 +57,7 @@ RETARGET = Step(
 STATIC = Step(
     "Make all shapes static",
     Remedy(
-        "makes every shape static, so that no shapes are computed at run time",
+        "makes every shape static, so that no shapes are computed at run time; batch and length are fixed",
         (*FOR_TARGET, "--static-shapes"),
     ),
     exports=True,
@@ -65,14 +65,14 @@ STATIC = Step(
 )
 HALF = Step(
     "Export in float16",
-    Remedy("writes the package in float16", (*FOR_TARGET, "--precision", "fp16")),
+    Remedy("writes the package in float16 (less precise)", (*FOR_TARGET, "--precision", "fp16")),
     exports=True,
     unless=(("precision", "fp16"), ("precision", "bf16")),
     change=Change("type", "float16"),
 )
 SINGLE = Step(
     "Export in float32",
-    Remedy("writes the package in float32", (*FOR_TARGET, "--precision", "fp32")),
+    Remedy("writes the package in float32 (twice the size)", (*FOR_TARGET, "--precision", "fp32")),
     exports=True,
     unless=(("precision", "fp32"),),
     change=Change("type", "float32"),
@@ -80,7 +80,7 @@ SINGLE = Step(
 STANDARD = Step(
     "Use standard operators",
     Remedy(
-        "writes attention and cache in operators of opset 18, without querying a provider",
+        "writes attention and cache in operators of opset 18, which are more nodes than a fused kernel",
         (*EXPORT, "--attention", "primitives"),
     ),
     exports=True,

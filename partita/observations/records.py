@@ -84,8 +84,6 @@ class Environment(Record):
     memory_bytes: int
     operating_system: str
     python: str
-    onnxruntime_package: str
-    """`onnxruntime_wheels` as text."""
     onnxruntime_wheels: tuple[InstalledWheel, ...] = ()
     """Installed wheels of ONNX Runtime; several wheels overwrite each other's files."""
     onnxruntime_version: str
@@ -128,13 +126,13 @@ class PackageFacts(Record):
     verification: Literal["verified", "unverified"]
     verification_detail: str
     checkpoint: str = ""
-    """Source folder name or Hub id; empty in older reports."""
+    """Source folder name or Hub id."""
     target: str = ""
     """Provider that its lowering was chosen for; empty for none."""
     omitted: str = ""
     """Parts of the checkpoint that were not exported, and unsupported inputs; empty for none."""
     quality: PackageQuality | None = None
-    """null if not measured, and in older reports."""
+    """null if not measured."""
 
 
 class RemedyRecord(Record):
@@ -177,7 +175,7 @@ class ChainEntry(Record):
     remedy: str | None = None
     """Remedies as text, with commands."""
     remedies: tuple[RemedyRecord, ...] = ()
-    """Remedies, the best first; empty in older reports."""
+    """Remedies, the best first."""
 
 
 class Memory(Record):

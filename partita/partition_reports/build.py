@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from partita.diagnosis.explanation import find_fallbacks
 from partita.diagnosis.records import Fallback
 from partita.diagnosis.session_index import EVERY_PHASE, SessionIndex, index_session
-from partita.observations.facts import RunFacts, StateFact, StepFact
+from partita.observations.facts import RunFacts, SessionFacts, StateFact, StepFact
 from partita.observations.records import ChainEntry, Environment, PackageFacts, PhaseName
 from partita.partition_reports import dry_run
 from partita.partition_reports.checks import run_checks
@@ -17,14 +17,13 @@ from partita.partition_reports.file_nodes import find_file_nodes
 from partita.partition_reports.groups import with_groups
 from partita.partition_reports.partitions import find_partitions
 from partita.partition_reports.placement import find_disagreements, in_layers, place_nodes
-from partita.partition_reports.records import Cache, CacheState, Phase, Report, Totals
-from partita.partition_reports.rejected_parts import find_rejected
+from partita.partition_reports.records import Cache, CacheState, Phase, RejectedPart, Report, Totals
 from partita.partition_reports.request_records import DryRunFacts, ModelFacts, Request
 from partita.partition_reports.sources import state_sources
 from partita.partition_reports.speculation import speculation_figures
 from partita.partition_reports.subgraphs import find_subgraphs
-from partita.partition_reports.summary import summarise
 from partita.partition_reports.timing import node_time_note, node_times, step_times
+from partita.partition_reports.verdict import summarise
 
 
 def build_report(
@@ -182,3 +181,14 @@ def _plan_notes(indexes: Sequence[SessionIndex]) -> tuple[str, ...]:
                 order = "nodes are listed stream by stream, because no run was profiled"
             notes.append(f"{index.facts.file}: the plan has {len(streams)} streams; {order}")
     return tuple(notes)
+
+
+def find_rejected(sessions: Sequence[SessionFacts], chain: Sequence[ChainEntry]) -> tuple[RejectedPart, ...]:
+    """One entry per ONNX file, rejecting provider of the chain, and rejected part."""
+    return tuple(
+        RejectedPart.copy_of(part, file=session.file, provider=entry.provider, evidence=part.message)
+        for session in sessions
+        for entry in chain
+        if (rejected := session.of(entry.provider).rejected) is not None
+        for part in rejected.parts
+    )

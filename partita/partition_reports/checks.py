@@ -1,20 +1,15 @@
-"""Consistency checks of a report."""
+"""Consistency checks of a report, which compare independent sources."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from partita.diagnosis.session_index import SessionIndex
 from partita.observations.facts import RunFacts, StepFact
-from partita.observations.names import UNKNOWN
 from partita.observations.records import ChainEntry
 from partita.observations.text_format import name_some, plural
-from partita.partition_reports.copies import is_memcpy
-from partita.partition_reports.file_nodes import added_nodes, placed
-from partita.partition_reports.partitions import SESSION
-from partita.partition_reports.records import Check, GroupShare, Phase, ProviderShare
+from partita.partition_reports.records import Check, Phase
 
 SHOWN_NAMES = 3
 INCOMPLETE = ("interrupted", "error")
@@ -39,14 +34,8 @@ def _check_session(index: SessionIndex) -> Iterator[Check]:
     if facts.plan is not None:
         counts = Counter(name for stream in facts.plan for name in stream)
         repeated = [name for name, count in counts.items() if count > 1]
-        yield _make(
-            "plan_nodes_once",
-            facts.file,
-            "every plan node appears once",
-            repeated,
-            plural(len(counts), "node"),
-            "repeated",
-        )
+        title, good = "every plan node appears once", plural(len(counts), "node")
+        yield _make("plan_nodes_once", facts.file, title, repeated, good, "repeated")
     if facts.plan is not None and facts.events:
         unplanned = sorted(ran - index.present)
         inside = f"; {len(index.subgraphs)} more ran in control-flow subgraphs" if index.subgraphs else ""
@@ -70,18 +59,8 @@ def _check_session(index: SessionIndex) -> Iterator[Check]:
 
 
 def check_phase(phase: Phase, chain: Sequence[ChainEntry]) -> Iterator[Check]:
-    """Checks of the sums, partitions and providers of one phase."""
-    for key, label, groups in _groupings(phase):
-        whole, total = len(placed(phase)) + added_nodes(phase), sum(entry.nodes + entry.added_nodes for entry in groups)
-        detail, passed = f"{total} of {plural(whole, 'node')}", total == whole
-        yield _check(f"nodes_per_{key}", phase.name, f"nodes per {label} add up", detail, passed=passed)
-        if phase.nodes and any(entry.time_share is not None for entry in groups):
-            shares = math.fsum(entry.time_share or 0.0 for entry in groups)
-            passed = math.isclose(shares, 1.0, abs_tol=1e-6)
-            title = f"time shares per {label} sum to 1"
-            yield _check(f"time_shares_per_{key}", phase.name, title, f"{shares:.6f}", passed=passed)
-    yield _check_partitions(phase)
-    yield from _check_costs(phase)
+    """Checks of the providers and copies of one phase."""
+    yield _check_copies(phase)
     good = plural(len(phase.nodes), "node")
     unplaced = [node.name for node in phase.nodes if node.provider is None]
     yield _make(
@@ -94,65 +73,21 @@ def check_phase(phase: Phase, chain: Sequence[ChainEntry]) -> Iterator[Check]:
     )
 
 
-def _groupings(phase: Phase) -> tuple[tuple[str, str, Sequence[ProviderShare | GroupShare]], ...]:
-    """The four groupings of a phase's nodes: key, name, groups."""
-    return (
-        ("provider", "provider", phase.providers),
-        ("op_type", "op type", phase.by_op_type),
-        ("layer", "layer", phase.by_layer),
-        ("module", "module", phase.by_module),
-    )
-
-
-def _check_partitions(phase: Phase) -> Check:
-    """Partitions cover all nodes without gaps, each on the provider of its nodes."""
-    expected = 0
-    for part in phase.partitions:
-        inside = phase.nodes[part.first_position : part.first_position + part.nodes]
-        mixed = any((node.provider or UNKNOWN) != part.provider for node in inside)
-        if part.first_position != expected or part.nodes < 1 or mixed:
-            break
-        expected += part.nodes
-    detail = f"{plural(len(phase.partitions), 'partition')} for {expected} of {plural(len(phase.nodes), 'node')}"
-    passed = expected == len(phase.nodes)
-    return _check("partitions_cover_plan", phase.name, "partitions cover the plan", detail, passed=passed)
-
-
-def _check_costs(phase: Phase) -> Iterator[Check]:
-    """Every Memcpy node is a copy with a cause in the plan, and the phase's sums match its parts."""
+def _check_copies(phase: Phase) -> Check:
+    """Every Memcpy node has a cause in the plan."""
     memcpy = [copy for copy in phase.copies if copy.kind == "memcpy_node"]
-    missing = sorted({node.name for node in phase.nodes if is_memcpy(node)} ^ {copy.name for copy in memcpy})
-    good = plural(len(memcpy), "Memcpy node")
-    yield _make("memcpy_are_copies", phase.name, "every Memcpy node is a copy", missing, good, "without a match")
     names = {node.name for node in phase.nodes}
     without_cause = [copy.name for copy in memcpy if bool(copy.caused_by) == bool(copy.cause_missing_reason)]
     unplanned = [name for copy in memcpy for name in copy.caused_by if name not in names]
-    offenders = list(dict.fromkeys((*without_cause, *unplanned)))
     unknown = sum(bool(copy.cause_missing_reason) for copy in memcpy)
-    good = f"known causes: {len(memcpy) - unknown}, unknown causes with a reason: {unknown}"
-    yield _make(
+    return _make(
         "memcpy_have_cause",
         phase.name,
         "every Memcpy node has a cause in the plan",
-        offenders,
-        good,
+        list(dict.fromkeys((*without_cause, *unplanned))),
+        f"known causes: {len(memcpy) - unknown}, unknown causes with a reason: {unknown}",
         "without a cause in the plan",
     )
-    cost = phase.cost
-    if cost is None:
-        return
-    received = sum(
-        tensor.direction == "in" and tensor.other_side != SESSION for p in phase.partitions for tensor in p.boundary
-    )
-    counted = (cost.partitions, cost.copies, cost.crossings)
-    passed = counted == (len(phase.partitions), len(phase.copies), received)
-    crossings = f"{plural(counted[2], 'tensor')} sent and {received} received"
-    detail = f"{plural(counted[0], 'partition')}, {plural(counted[1], 'copy')}, {crossings}"
-    yield _check("cost_counts", phase.name, "cost counts partitions, copies and crossings", detail, passed=passed)
-    known = sum(copy.bytes_per_run for copy in phase.copies if copy.bytes_per_run is not None)
-    detail = f"{cost.copy_bytes_at_least} bytes in the cost, {known} in the copies"
-    passed = cost.copy_bytes_at_least == known
-    yield _check("copy_bytes", phase.name, "bytes copied add up", detail, passed=passed)
 
 
 def _check_tokens(facts: RunFacts) -> Iterator[Check]:

@@ -1,4 +1,4 @@
-"""Removes times and value-dependent sizes from the facts of a dry run.
+"""Removes times and value-dependent sizes from the facts of a dry run; finds nodes that prevent graph capture.
 
 In a dry run device memory reads as zeros, so computed values and sizes that depend on them are wrong. Sizes that depend
 on shapes are right, because shapes are computed on the host.
@@ -9,9 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from partita.diagnosis.session_index import SessionIndex, choose_provider
+from partita.diagnosis.session_index import CONTROL_FLOW, SessionIndex, choose_provider
 from partita.observations.facts import GraphNode, RunFacts
 from partita.observations.names import CPU
+from partita.partition_reports.copies import is_memcpy
+from partita.partition_reports.groups import provider_of
+from partita.partition_reports.records import NodePlacement, Phase
+from partita.partition_reports.request_records import BlockingCause, BlockingNode
 from partita.partition_reports.timing import NodeTimes
 
 TIMING_NOTE = "no times: this was a dry run without a device"
@@ -180,3 +184,36 @@ def _values_known(
         return False
     providers = index.providers_by_source.get(node.name)
     return providers is None or choose_provider(providers) == CPU
+
+
+WHY: dict[BlockingCause, str] = {
+    "control_flow": "control flow: the host decides which subgraph runs",
+    "copy": "a copy between host and device waits for the host",
+    "other_provider": "it runs on another provider, so it cannot be captured",
+    "size": "the host reads the size of its output during the run",
+}
+
+
+def blocking_nodes(phase: Phase, device_provider: str) -> tuple[BlockingNode, ...]:
+    """Nodes of `phase` that block a capture on `device_provider`, in execution order."""
+    found = []
+    for node in phase.nodes:
+        cause = _cause_of(node, device_provider)
+        if cause is not None:
+            found.append(
+                BlockingNode(
+                    node=node.name, op_type=node.op_type, provider=provider_of(node), cause=cause, cause_text=WHY[cause]
+                )
+            )
+    return tuple(found)
+
+
+def _cause_of(node: NodePlacement, device_provider: str) -> BlockingCause | None:
+    """Why a node blocks the capture; None if it does not."""
+    if node.op_type in CONTROL_FLOW:
+        return "control_flow"
+    if is_memcpy(node):
+        return "copy"
+    if node.provider != device_provider:
+        return "other_provider"
+    return "size" if node.op_type in BY_VALUES else None

@@ -1,17 +1,19 @@
-"""Outcome of a run: how much of it is on the preferred provider."""
+"""Outcome of a run: how much of it is on the preferred provider, and whether the cache stayed in place."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from partita.diagnosis.records import Fallback
-from partita.partition_reports.file_nodes import file_counts, report_rows
+from partita.partition_reports.file_nodes import file_counts, ran_by, report_rows
 from partita.partition_reports.groups import provider_of
-from partita.partition_reports.records import FileNode, NodePlacement, Phase, Report
+from partita.partition_reports.records import Cache, FileNode, NodePlacement, Phase, Report
 
 FEW_STEPS = 10
 """With fewer steps a speed is too uncertain to compare."""
 TOO_FEW = "too few for a reliable speed"
+FallbackKey = tuple[str, str, str]
+"""Phase, executed node and provider."""
 StateName = Literal["all", "nearly", "partly", "none", "refused", "empty", "nothing", "failed"]
 
 
@@ -91,6 +93,33 @@ def fallbacks_of(report: Report) -> tuple[Fallback, ...]:
     return tuple(entry.among(active) for entry in report.fallbacks)
 
 
+def counted_rows(report: Report) -> dict[FallbackKey, tuple[str, ...]]:
+    """Fallback -> the nodes that a table of reasons counts for it, so that the counts of all add up.
+
+    These are the file nodes that its executed node ran; a file node that ran as several executed nodes is counted for
+    the first of them on its provider. A node in a control-flow subgraph counts itself. Empty for a node that ONNX
+    Runtime added.
+    """
+    found: dict[FallbackKey, tuple[str, ...]] = {}
+    for phase in report.phases:
+        executed = {(node.name, provider_of(node)) for node in phase.nodes}
+        runs, done = ran_by(phase), set[str]()
+        for entry in report.fallbacks:
+            if entry.phase == phase.name:
+                rows = [row.name for row in runs.get(entry.node, ()) if provider_of(row) == entry.provider]
+                if rows or (entry.node, entry.provider) in executed:
+                    found[key_of(entry)] = tuple(name for name in rows if name not in done)
+                    done.update(rows)
+                else:
+                    found[key_of(entry)] = (entry.node,)
+    return found
+
+
+def key_of(entry: Fallback) -> FallbackKey:
+    """The key of a fallback in `counted_rows`."""
+    return entry.phase, entry.node, entry.provider
+
+
 def used_phases(report: Report) -> tuple[Phase, ...]:
     """Phases with nodes."""
     return tuple(phase for phase in report.phases if phase.nodes)
@@ -125,3 +154,26 @@ def fallback_nodes(report: Report, phase: Phase) -> list[FileNode | NodePlacemen
 def is_timed(report: Report) -> bool:
     """Whether there are times; a dry run has none."""
     return report.dry_run is None
+
+
+CacheStatus = Literal["no_cache", "not_checked", "copied", "moved", "in_place"]
+"""no_cache: no cache or no states. not_checked: not observed. copied: past and present of a state were two buffers.
+moved: one buffer whose address changed. in_place: one buffer at one address in every observed step.
+"""
+
+
+def status_of(cache: Cache | None) -> CacheStatus:
+    """Status of a cache."""
+    if cache is None or not cache.states:
+        return "no_cache"
+    if cache.checked_steps == 0:
+        return "not_checked"
+    if cache.in_place_states < cache.states:
+        return "copied"
+    return "moved" if cache.address_changes else "in_place"
+
+
+def is_in_place(cache: Cache | None) -> bool | None:
+    """Whether the cache stayed in place; None without a cache, or if not observed."""
+    status = status_of(cache)
+    return None if status in ("no_cache", "not_checked") else status == "in_place"

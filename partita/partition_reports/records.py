@@ -1,7 +1,6 @@
 """The partition report as written to disk; names of numbers include their unit.
 
-Schema `partita.report/1`; the JSON Schema is published in docs/report.schema.json. Unknown values are null. New fields
-have a default and do not change the schema version: older reports stay readable, and older versions ignore them.
+Schema `partita.report/1`; the JSON Schema is published in docs/report.schema.json. Unknown values are null.
 """
 
 from __future__ import annotations
@@ -71,13 +70,9 @@ class NodePlacement(Record):
     added: bool = False
     """Whether ONNX Runtime added it, such as a Memcpy node: no row of `file_nodes` ran as it."""
     element_type: str | None = None
-    """Type of its first floating-point output, e.g. float16. null without one, for a compiled node, and in older
-    reports.
-    """
+    """Type of its first floating-point output, e.g. float16. null without one, and for a compiled node."""
     matrix_type: str | None = None
-    """Type in the file of the weight that it reads, possibly through a Cast. null without a weight, and in older
-    reports.
-    """
+    """Type in the file of the weight that it reads, possibly through a Cast. null without a weight."""
     sources: tuple[Source, ...]
 
 
@@ -180,7 +175,6 @@ class SubgraphNode(Record):
     name: str
     op_type: str | None
     provider: str | None = None
-    """null in older reports, which list nodes on the CPU only."""
     module: str | None = None
     replaces: tuple[str, ...] = ()
     """File nodes that it is a part of: functions that ONNX Runtime inlined."""
@@ -201,7 +195,7 @@ class Subgraphs(Record):
     """Memcpy nodes, from the log; null without a log at INFO."""
     may_have_more_copies: bool | None = None
     """There may be further copies: tensors of the main graph are copied to the subgraph's device without a Memcpy node
-    and a log line. null in older reports."""
+    and a log line."""
 
 
 class Phase(Record):
@@ -235,7 +229,7 @@ class Phase(Record):
     overhead_p50_ms: float | None
     """Median time per step outside the session run."""
     profiled: bool | None = None
-    """Whether the timed steps were profiled, which slows them down; null without timed steps, and in older reports."""
+    """Whether the timed steps were profiled, which slows them down; null without timed steps."""
     subgraphs: Subgraphs | None = None
     """null without control flow."""
     folded_nodes: int | None = None
@@ -305,7 +299,7 @@ class Check(Record):
     """A consistency check of the report."""
 
     key: str = ""
-    """Stable identifier; empty in older reports."""
+    """Stable identifier."""
     part: str = ""
     """Phase or ONNX file."""
     name: str
@@ -315,12 +309,11 @@ class Check(Record):
 
 
 class SourceStatement(Record):
-    """Coverage and limits of one source in this run."""
+    """Coverage of one source in this run."""
 
     source: Source
     available: bool
     covers: str
-    limits: str
 
 
 class SourceConflict(Record):
@@ -348,8 +341,8 @@ class PhaseSummary(Record):
     folded_nodes: int
     """File nodes that ONNX Runtime computed or removed at load time."""
     reasons: dict[str, int]
-    """Reason code -> number of fallback nodes, including control-flow subgraphs, relative to the first available
-    preferred provider."""
+    """Reason code -> number of file nodes, including control-flow subgraphs, relative to the first available preferred
+    provider; 0 for a reason of nodes that ONNX Runtime added."""
     copies: int
     copy_bytes_per_run: int | None
     tokens_per_second: float | None
@@ -383,7 +376,6 @@ class Report(Record):
     """UTC, ISO 8601."""
     partita_version: str
     summary: Summary | None = None
-    """null in older reports."""
     environment: Environment
     package: PackageFacts | None
     """null if the model is not a package."""
@@ -400,8 +392,7 @@ class Report(Record):
     """Work that Ctrl-C stopped: session runs of `place`, or probes. For a generation see `totals`."""
     failure: str | None = None
     """Why a run of `place` failed, so that placed nodes may not run. For a generation see `totals`. null if none
-    failed, and in older reports.
-    """
+    failed."""
     cache: Cache | None
     """null for a model that is not a package."""
     memory: Memory

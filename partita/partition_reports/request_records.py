@@ -92,7 +92,7 @@ class Request(Record):
 
     verb: str
     path: str | None = None
-    """Path of the package or model in the process that ran it; null in older reports."""
+    """Path of the package or model in the process that ran it."""
     chain: tuple[str, ...]
     """Provider names in the order given."""
     chain_source: str

@@ -1,4 +1,4 @@
-"""Coverage and limits of each source. The limits are measured properties of ONNX Runtime."""
+"""Coverage of each source; docs/report-schema.md has their limits."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from partita.partition_reports.records import SourceStatement
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One source: availability, coverage and limits."""
+    """One source: availability and coverage."""
 
     source: Source
     available: Callable[[RunFacts], bool]
     covers: Callable[[RunFacts, Sequence[SessionIndex]], str]
-    limits: str
     missing: Callable[[RunFacts], str] = lambda facts: ""
     """Why it is unavailable; may be empty."""
 
@@ -31,7 +30,6 @@ def state_sources(facts: RunFacts, indexes: Sequence[SessionIndex]) -> tuple[Sou
             source=kind.source,
             available=kind.available(facts),
             covers=kind.covers(facts, indexes) if kind.available(facts) else _nothing(kind.missing(facts)),
-            limits=kind.limits,
         )
         for kind in KINDS
     )
@@ -156,72 +154,31 @@ def _cover_binding(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
 
 
 KINDS = (
-    Kind(
-        "model_file",
-        lambda facts: any(session.graph for session in facts.sessions),
-        _cover_model_file,
-        "shows the graph before ONNX Runtime folds, fuses and inserts nodes",
-    ),
+    Kind("model_file", lambda facts: any(session.graph for session in facts.sessions), _cover_model_file),
     Kind(
         "optimised_model",
         lambda facts: any(session.optimised is not None for session in facts.sessions),
         _cover_optimised,
-        "written by a second session with the same plan: no provider, no time; not available for compiled nodes",
         _optimised_missing_reason,
     ),
+    Kind("plan_file", lambda facts: any(session.plan is not None for session in facts.sessions), _cover_plan),
     Kind(
-        "plan_file",
-        lambda facts: any(session.plan is not None for session in facts.sessions),
-        _cover_plan,
-        "names and order only: no operator, no provider, no tensor, no control-flow subgraphs",
+        "assignment", lambda facts: any(session.assigned is not None for session in facts.sessions), _cover_assignment
     ),
-    Kind(
-        "assignment",
-        lambda facts: any(session.assigned is not None for session in facts.sessions),
-        _cover_assignment,
-        "written before fusion and insertion of Memcpy nodes: it has removed nodes, and no inserted nodes",
-    ),
-    Kind(
-        "profile",
-        lambda facts: any(session.events for session in facts.sessions),
-        _cover_profile,
-        "host time around each kernel: on an asynchronous provider this is not device time; profiled steps are slower",
-    ),
-    Kind(
-        "native_log",
-        lambda facts: any(session.log for session in facts.sessions),
-        _cover_log,
-        "names the missing kernel, but not whether operator, version or type is unsupported",
-    ),
+    Kind("profile", lambda facts: any(session.events for session in facts.sessions), _cover_profile),
+    Kind("native_log", lambda facts: any(session.log for session in facts.sessions), _cover_log),
     Kind(
         "probe",
         lambda facts: any(known.probes or known.rejected for known in _every_provider(facts)),
         _cover_probes,
-        "a probe runs one node, in isolation or with its neighbours, with generated weights",
         lambda facts: "no probes",
     ),
-    Kind(
-        "memory_info",
-        lambda facts: any(session.ports for session in facts.sessions),
-        _cover_ports,
-        "memory that ONNX Runtime expects; copies of session inputs and outputs are not profiled and have no time",
-    ),
-    Kind(
-        "binding",
-        lambda facts: bool(facts.states),
-        _cover_binding,
-        "compares bound buffers at the observed steps; it does not show copies inside a kernel",
-    ),
-    Kind(
-        "clock",
-        lambda facts: bool(facts.steps),
-        lambda facts, indexes: plural(len(facts.steps), "step"),
-        "wall time, including other load of the machine",
-    ),
+    Kind("memory_info", lambda facts: any(session.ports for session in facts.sessions), _cover_ports),
+    Kind("binding", lambda facts: bool(facts.states), _cover_binding),
+    Kind("clock", lambda facts: bool(facts.steps), lambda facts, indexes: plural(len(facts.steps), "step")),
     Kind(
         "process",
         lambda facts: facts.memory.peak_rss_bytes is not None,
         lambda facts, indexes: "resident memory before and after loading, and its peak",
-        "memory of this process, without device memory",
     ),
 )

@@ -1,15 +1,26 @@
-"""One-line verdict of a report: placement, copies, cache and problems."""
+"""One-line verdict of a report (placement, copies, cache, problems), and its summary as a record."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from partita.observations.names import CPU, UNKNOWN
 from partita.observations.text_format import human_bytes, in_phases, listing, plural
-from partita.partition_reports.cache_state import status_of
-from partita.partition_reports.file_nodes import added_nodes, file_counts
-from partita.partition_reports.outcome import failure_of, was_interrupted
-from partita.partition_reports.records import Cache, Phase, Report
+from partita.partition_reports.file_nodes import added_nodes, file_counts, folded_nodes
+from partita.partition_reports.groups import share_of
+from partita.partition_reports.outcome import (
+    counted_rows,
+    failure_of,
+    fallbacks_of,
+    is_in_place,
+    key_of,
+    preferred_of,
+    state_name,
+    status_of,
+    was_interrupted,
+)
+from partita.partition_reports.records import Cache, Phase, PhaseSummary, Report, Summary
 
 
 def verdict_of(report: Report) -> str:
@@ -108,3 +119,39 @@ def cache_text(cache: Cache) -> str:
     if status == "moved":
         return f"NOT in place: its address changed {plural(cache.address_changes, 'time')} ({where})"
     return f"in place ({where})"
+
+
+def summarise(report: Report) -> Summary:
+    """The summary of a report."""
+    return Summary(
+        preferred_provider=preferred_of(report) if report.chain else None,
+        state=state_name(report),
+        verdict=verdict_of(report),
+        phases=tuple(_summarise_phase(report, phase) for phase in report.phases),
+        cache_in_place=is_in_place(report.cache),
+        checks_failed=sum(not check.passed for check in report.checks),
+        limits_exceeded=len(report.exceeded_limits),
+        conflicts=len({entry.node for entry in report.conflicts}),
+    )
+
+
+def _summarise_phase(report: Report, phase: Phase) -> PhaseSummary:
+    counts, preferred = file_counts(phase), preferred_of(report)
+    rows, reasons = counted_rows(report), Counter[str]()
+    for entry in fallbacks_of(report):
+        if entry.phase == phase.name:
+            reasons[entry.reason] += len(rows[key_of(entry)])
+    return PhaseSummary(
+        phase=phase.name,
+        nodes=counts.total(),
+        nodes_by_provider=dict(counts.most_common()),
+        share=share_of(counts[preferred], counts.total()),
+        fallback_nodes=counts.total() - counts[preferred],
+        added_nodes=added_nodes(phase),
+        folded_nodes=folded_nodes(phase),
+        reasons=dict(reasons),
+        copies=len(phase.copies),
+        copy_bytes_per_run=phase.cost.copy_bytes_per_run if phase.cost is not None else None,
+        tokens_per_second=phase.tokens_per_second,
+        step_p50_ms=phase.step_p50_ms,
+    )

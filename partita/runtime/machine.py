@@ -55,7 +55,6 @@ def environment() -> Environment:
         memory_bytes=int(psutil.virtual_memory().total),
         operating_system=platform.platform(),
         python=platform.python_version(),
-        onnxruntime_package=", ".join(f"{wheel.name} {wheel.version}" for wheel in wheels),
         onnxruntime_wheels=tuple(InstalledWheel(name=wheel.name, version=wheel.version) for wheel in wheels),
         onnxruntime_version=build.version,
         onnxruntime_build=build.build,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from partita.diagnosis.explanation import explain_node, nodes_to_probe
-from partita.diagnosis.inlined_branches import inlined_branches
+from partita.diagnosis.inlined_nodes import inlined_branches
 from partita.diagnosis.session_index import index_session
 from partita.observations.facts import AssignedNode, GraphNode, NodeProbe, ProbeRun, Swap
 from partita.observations.names import CPU

@@ -7,7 +7,7 @@ from typing import NamedTuple, get_args
 
 import pytest
 
-from partita.diagnosis.evidence import PLACED, Context
+from partita.diagnosis.evidence import Context
 from partita.diagnosis.explanation import explain_provider, find_fallbacks, nodes_to_probe
 from partita.diagnosis.precedence import explain
 from partita.diagnosis.probe_conclusions import conclusions, fullest, unprobed_nodes
@@ -17,7 +17,7 @@ from partita.observations.facts import Factor, NodeProbe, Outcome, ProbeRun, Rej
 from partita.observations.log_pattern import LogPattern
 from partita.observations.names import UNKNOWN
 from partita.observations.records import ChainEntry, Probing
-from partita.partition_reports.rejected_parts import find_rejected
+from partita.partition_reports.build import find_rejected
 from tests.diagnosis.test_reasons import GATHER, context
 from tests.partition_reports.samples import (
     COPIED,
@@ -574,11 +574,11 @@ def test_a_change_that_was_placed_and_not_run_is_named_and_is_no_remedy() -> Non
     assert not shown.not_run and "opset 6" in shown.evidence and "opset 13" not in shown.evidence
     skipped = ChainEntry(provider="CUDAExecutionProvider", status="active")
 
-    def remedy(*trials: ProbeRun) -> str | None:
+    def not_run(*trials: ProbeRun) -> bool:
         probe = NodeProbe("n", trials)
         context = Context("n", "Relu", skipped, probe=probe)
         reason, finding = explain(context)
         assert reason.code == "no_kernel_version"
-        return finding.remedy
+        return finding.not_run
 
-    assert remedy(LEFT, ONLY_PLACED) == PLACED and remedy(LEFT, run) is None
+    assert not_run(LEFT, ONLY_PLACED) and not not_run(LEFT, run)

@@ -11,6 +11,7 @@ import partita.diagnosis.reasons as reasons_folder
 from partita.diagnosis.evidence import Context
 from partita.diagnosis.native_log import lines_by_node
 from partita.diagnosis.precedence import explain
+from partita.diagnosis.reasons import unavailable
 from partita.diagnosis.reasons.base import load_reasons
 from partita.observations.log_pattern import LogPattern
 from partita.observations.records import ChainEntry
@@ -27,8 +28,10 @@ def context(**changes) -> Context:
 
 def test_every_file_of_the_folder_is_a_reason():
     files = {path.stem for path in Path(reasons_folder.__file__).parent.glob("*.py")} - {"__init__", "base"}
-    assert set(REASONS) == files
-    assert {"not_in_build", "runtime_inserted", "cpu_preferred", "no_kernel_op", "unexplained"} <= files
+    of_providers = {reason.code for reason in unavailable.REASONS}
+    assert set(REASONS) == files - {"unavailable"} | of_providers
+    assert of_providers == {code for code, reason in REASONS.items() if reason.level == "provider"}
+    assert {"runtime_inserted", "cpu_preferred", "no_kernel_op", "unexplained"} <= files
 
 
 @pytest.mark.parametrize("code", REASONS)

@@ -61,7 +61,6 @@ ENVIRONMENT = Environment(
     memory_bytes=8 << 30,
     operating_system="Linux 6.1",
     python="3.11.9",
-    onnxruntime_package="onnxruntime",
     onnxruntime_version="1.31.1",
     onnxruntime_build="Release",
     packages={"numpy": "2.3.0"},

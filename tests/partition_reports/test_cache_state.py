@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from partita.check.gate import Gate, check
-from partita.partition_reports.cache_state import is_in_place, status_of
+from partita.partition_reports.outcome import is_in_place, status_of
 from partita.partition_reports.sections import cache as cache_section
 from partita.partition_reports.sections.phases import figures
-from partita.partition_reports.summary import summarise
-from partita.partition_reports.verdict import describe_cache
+from partita.partition_reports.verdict import describe_cache, summarise
 from tests.partition_reports.samples import recorded_facts, report_of
 
 REPORT = report_of(recorded_facts())

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from partita.observations.facts import GraphNode, PortFact
-from partita.partition_reports.graph_capture import blocking_nodes
+from partita.partition_reports.dry_run import blocking_nodes
 from partita.partition_reports.request_records import DryRunFacts, GraphCapture, ModelFacts, ModelInput
 from partita.partition_reports.verdict import verdict_of
 from partita.partition_reports.views.text import VIEW

@@ -7,7 +7,7 @@ from partita.partition_reports.sections.brief import brief
 from partita.partition_reports.sections.fallbacks import by_reason, section
 from partita.partition_reports.sections.model import Group
 from partita.partition_reports.sections.overview import glance
-from partita.partition_reports.summary import summarise
+from partita.partition_reports.verdict import summarise
 from partita.partition_reports.views import html, markdown
 from tests.partition_reports.report_changes import mixed
 from tests.partition_reports.samples import (
@@ -28,7 +28,8 @@ OWN = {"no_kernel_op", "cpu_preferred", "unexplained", "runtime_inserted"}
 def test_the_record_keeps_every_reason_and_the_summary_counts_the_deciding_one() -> None:
     assert {entry.reason for entry in REPORT.fallbacks} == {"library_missing"}
     reasons = summarise(REPORT).phases[0].reasons
-    assert reasons["library_missing"] == 9 and set(reasons) == {"library_missing", *OWN}
+    assert reasons["library_missing"] == 6, "three added nodes apart"
+    assert set(reasons) == {"library_missing", *OWN}
     on_cpu = [entry for entry in fallbacks_of(REPORT) if entry.provider == CPU]
     assert all(entry.skipped == () and entry.remedy != "install TensorRT" for entry in on_cpu)
 

@@ -62,8 +62,7 @@ BFLOAT = ("type", "bfloat16", "float32", "placed")
                     *(("opset", f"MaxPool of opset {n}", "22", "supported") for n in (12, 11, 10, 8)),
                 )
             ],
-            "CUDA has no kernel for MaxPool of opset 22; MaxPool of opset 12, MaxPool of opset 11, MaxPool of opset 10 "
-            "and 1 more work",
+            "CUDA has no kernel for MaxPool of opset 22; MaxPool of opset 12, 11, 10 and 1 more work",
         ),
         ([fallback("no_kernel_type", "MatMul")], "No kernel for the type"),
         ([fallback("no_kernel_op", "Celu"), fallback("no_kernel_op", "Det")], "CUDA has no kernel for Celu and Det"),

@@ -18,7 +18,7 @@ from partita.partition_reports.sections import overview
 from partita.partition_reports.sections.brief import brief
 from partita.partition_reports.verdict import verdict_of
 from partita.partition_reports.views import html
-from partita.partition_reports.views._page import marks
+from partita.partition_reports.views._page import layer_map
 from tests.partition_reports import pages
 from tests.partition_reports.html_tree import Element, read, section, words
 from tests.partition_reports.report_changes import each_phase, left_by_cuda_too, with_cost
@@ -173,7 +173,7 @@ def test_pictures_have_words(page: str) -> None:
         (REPORTS["unavailable"], "none", "Nothing ran on WebGpu: not_in_build"),
         (pages.refused_report, "refused", "WebGpu rejected part of the graph; the rest ran on it"),
         (REPORTS["empty"], "nothing", "No executed nodes are known"),
-        (dry_report, "partly", "Partly on WebGpu: 4 fallback nodes cause 3 copies in every decode run"),
+        (dry_report, "partly", "Partly on WebGpu: 3 fallback nodes cause 3 copies in every decode run"),
     ],
 )
 def test_the_state_comes_first(report, state: str, headline: str) -> None:
@@ -225,7 +225,7 @@ def test_the_map_has_every_node_once_per_phase_in_layer_order(deep: Element) -> 
 
 
 def test_a_node_is_told_by_letter_and_name_too() -> None:
-    letters = marks.pick_letters(["CUDAExecutionProvider", CPU, "CoreMLExecutionProvider", GPU, "unknown", "***"])
+    letters = layer_map.pick_letters(["CUDAExecutionProvider", CPU, "CoreMLExecutionProvider", GPU, "unknown", "***"])
     assert letters[CPU] == "C" and letters["unknown"] == "?"
     assert len(set(letters.values())) == len(letters)
 
@@ -248,7 +248,7 @@ def test_nothing_of_the_report_is_left_out(mixed: Element) -> None:
     whole = words(mixed)
     for text in (
         *(check.name for check in report.checks),
-        *(source.limits for source in report.sources),
+        *(source.covers for source in report.sources),
         *report.notes,
         *(node.name for phase in report.phases for node in phase.nodes),
         *(entry.evidence for entry in report.fallbacks),
@@ -296,7 +296,7 @@ def test_contrast_is_enough(mode: str) -> None:
     for text in ("text", "muted", "link", "good", "mild", "warn", "bad"):
         for ground in ("page", "panel"):
             assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
-    for number in (*range(marks.COLOURS), "u"):
+    for number in (*range(layer_map.COLOURS), "u"):
         assert contrast(colours["on"], colours[f"e{number}"]) >= 4.5, f"letter on e{number}"
         for ground in ("page", "panel"):
             assert contrast(colours[f"e{number}"], colours[ground]) >= 3, f"e{number} on {ground}"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from partita.bench import page as bench_page
+from partita.bench import sections as bench_page
 from partita.partition_reports.views import html
 from tests.conftest import require
 from tests.partition_reports import pages

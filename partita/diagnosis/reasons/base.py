@@ -1,7 +1,7 @@
 """The reason record: one reason code with its condition, evidence and remedy.
 
-One file per code in this folder exposes `REASON`; the file name is the code. `partita.diagnosis.precedence` ranks
-reasons.
+One file per code in this folder exposes `REASON`; the file name is the code. `unavailable` has the reasons for which a
+provider does not start. `partita.diagnosis.precedence` ranks reasons.
 """
 
 from __future__ import annotations
@@ -96,14 +96,19 @@ class Reason:
 
 @cache
 def load_reasons() -> tuple[Reason, ...]:
-    """Every reason of this folder, by code. Raises ValueError when a file and its code have different names, or two
-    reasons name one factor.
+    """Every reason of this folder, by code: `REASON` of a file, whose name is the code, or its `REASONS`.
+
+    Raises ValueError when a file and its code have different names, or two reasons name one factor.
     """
     package = importlib.import_module(__name__.rpartition(".")[0])
     names = sorted(found.name for found in pkgutil.iter_modules(package.__path__) if found.name != "base")
     reasons = []
     for name in names:
-        reason = importlib.import_module(f"{package.__name__}.{name}").REASON
+        module = importlib.import_module(f"{package.__name__}.{name}")
+        if hasattr(module, "REASONS"):
+            reasons += module.REASONS
+            continue
+        reason = module.REASON
         if not isinstance(reason, Reason) or reason.code != name:
             raise ValueError(f"{package.__name__}.{name}: REASON must be a Reason whose code is {name!r}")
         reasons.append(reason)
@@ -111,4 +116,4 @@ def load_reasons() -> tuple[Reason, ...]:
     twice = sorted({factor for factor in named if named.count(factor) > 1})
     if twice:
         raise ValueError(f"{package.__name__}: a change in {', '.join(twice)} shows two reasons; name it in one")
-    return tuple(reasons)
+    return tuple(sorted(reasons, key=lambda reason: reason.code))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from partita.check.measures import repeated_phase
 from partita.errors import ProviderError
 from partita.observations.text_format import listing, plural
-from partita.partition_reports.graph_capture import blocking_nodes
+from partita.partition_reports.dry_run import blocking_nodes
 from partita.partition_reports.records import Report
 from partita.partition_reports.request_records import DryRunFacts, GraphCapture
 

@@ -187,7 +187,7 @@ def _versions(opset: int | None) -> Versions:
     found = environment()
     return Versions(
         onnxruntime=found.onnxruntime_version,
-        onnxruntime_package=found.onnxruntime_package,
+        onnxruntime_package=", ".join(f"{wheel.name} {wheel.version}" for wheel in found.onnxruntime_wheels),
         onnxruntime_build=found.onnxruntime_build,
         onnx=found.packages.get("onnx", ""),
         opset=opset,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
@@ -17,9 +18,8 @@ from markupsafe import Markup
 
 import partita
 from partita.observations.text_format import clean
-from partita.partition_reports.render import table_shape
 from partita.partition_reports.render.view import View
-from partita.partition_reports.sections.model import Document
+from partita.partition_reports.sections.model import Document, Table, text_of
 
 PARTS = files(__package__).joinpath("page")
 SHARED = ("frame", "blocks", "document")
@@ -74,7 +74,7 @@ def _environment(own: Mapping[str, str]) -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.globals.update(shape_of=table_shape.shape_of, kind_of=_kind_of)
+    made.globals.update(shape_of=shape_of, kind_of=_kind_of)
     return made
 
 
@@ -98,3 +98,27 @@ def read_part(name: str) -> str:
 def _digest(text: str) -> str:
     """Hash of an inline style or script for a content security policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+LONG = 28
+"""Minimum characters of a text that needs a wide column."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Layout of a table in HTML."""
+
+    css: tuple[str, ...]
+    """Class of each column: n for numbers, w for long texts, empty for short ones."""
+    stacks: bool
+    """On a small screen every row becomes a block, because a column other than the first has long texts."""
+
+
+def shape_of(table: Table) -> Shape:
+    """The layout of a table, by the longest text in each column."""
+    longest = [max((len(text_of(row.cells[at])) for row in table.rows), default=0) for at in range(len(table.columns))]
+    css = tuple(
+        "n" if column.number else "w" if length > LONG else ""
+        for column, length in zip(table.columns, longest, strict=True)
+    )
+    return Shape(css, any(kind == "w" for at, kind in enumerate(css) if at != table.name))

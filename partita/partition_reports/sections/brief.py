@@ -1,4 +1,4 @@
-"""Labelled lines of a brief report: outcome, placement, reason, nodes, cost, remedy, copies, cache, speed, checks."""
+"""Labelled lines of a brief report: outcome, placement, reason, nodes, cost, remedy, copies, cache, speed."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from partita.diagnosis.records import Fallback
 from partita.observations.text_format import in_phases, name_some, plural, short_provider
-from partita.partition_reports.outcome import active_of, main_phase, preferred_of
+from partita.partition_reports.outcome import active_of, counted_rows, key_of, main_phase, preferred_of
 from partita.partition_reports.records import Phase, Report
-from partita.partition_reports.sections.fallbacks import GroupKey, by_reason, cost_text, reason_text
+from partita.partition_reports.sections.fallbacks import GroupKey, by_reason, cost_text, count_text, reason_text
 from partita.partition_reports.sections.model import Command, text_of
 from partita.partition_reports.sections.overview import Overview, find_flags, glance
 from partita.partition_reports.sections.shared import count_and_bytes, placements, speed_text, subgraph_suffix
@@ -30,9 +30,7 @@ def brief(report: Report) -> list[tuple[str, str]]:
     lines += [("copies", _copies(main))] if (main := main_phase(report)) else []
     if report.cache is not None and report.cache.states:
         lines.append(("cache", cache_text(report.cache)))
-    lines += [("speed", speed) for speed in _speed(report)]
-    passed = sum(check.passed for check in report.checks)
-    return [*lines, ("checks", f"{passed} of {len(report.checks)} passed")]
+    return [*lines, *(("speed", speed) for speed in _speed(report))]
 
 
 def placement_line(report: Report) -> Iterator[tuple[str, str]]:
@@ -55,19 +53,20 @@ def reason_line(report: Report) -> Iterator[tuple[str, str]]:
     if missing:  # covered above
         groups = [group for group in groups if group[1][0].preferred_provider in active_of(report)]
     if groups:
-        texts.append(_render_reason(groups))
+        texts.append(_render_reason(report, groups))
     if texts:
         yield "fallbacks", "; ".join(texts)
     if groups:
-        entries = groups[0][1]
-        yield "nodes", name_some((entry.node for entry in entries), NAMED)
+        entries, rows = groups[0][1], counted_rows(report)
+        names = [name for entry in entries for name in rows[key_of(entry)]] or [entry.node for entry in entries]
+        yield "nodes", name_some(dict.fromkeys(names), NAMED)
         yield from _cost(report, entries)
 
 
-def _render_reason(groups: Sequence[tuple[GroupKey, Sequence[Fallback]]]) -> str:
+def _render_reason(report: Report, groups: Sequence[tuple[GroupKey, Sequence[Fallback]]]) -> str:
     """The first reason with the number of its nodes, and the number of other reasons."""
     (reason, provider), entries = groups[0]
-    nodes = plural(len({entry.node for entry in entries}), "node")
+    nodes = count_text(report, entries)
     others = f"; and {plural(len(groups) - 1, 'more reason')}" if len(groups) > 1 else ""
     return f"{nodes} on {short_provider(provider)}: {reason_text(reason, entries)} ({reason}){others}"
 

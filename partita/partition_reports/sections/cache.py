@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from partita.observations.text_format import human_bytes, name_some, plural
-from partita.partition_reports.cache_state import status_of
+from partita.partition_reports.outcome import status_of
 from partita.partition_reports.records import Cache, Report
 from partita.partition_reports.sections.model import Block, Column, Fold, Line, Section, table, text_column
 

@@ -50,12 +50,9 @@ def _disagreements(report: Report) -> Iterator[Block]:
 
 
 def sources(report: Report) -> Section:
-    """Coverage and limits of each source, then the notes of the run."""
+    """Coverage of each source, then the notes of the run."""
     rows = tuple(
-        (
-            entry.source.replace("_", " "),
-            (entry.covers if entry.available else f"NOT AVAILABLE: {entry.covers}", f"limit: {entry.limits}"),
-        )
+        (entry.source.replace("_", " "), (entry.covers if entry.available else f"NOT AVAILABLE: {entry.covers}",))
         for entry in report.sources
     )
     notes = tuple(Line(note, "note") for note in report.notes)

@@ -22,11 +22,25 @@ from partita.observations.text_format import (
     tally,
 )
 from partita.partition_reports.cost import waiting_us
+from partita.partition_reports.file_nodes import ran_by
 from partita.partition_reports.groups import provider_of, share_of, total_us
-from partita.partition_reports.outcome import fallbacks_of, is_folded, preferred_of, used_phases
+from partita.partition_reports.outcome import (
+    counted_rows,
+    fallbacks_of,
+    is_folded,
+    key_of,
+    preferred_of,
+    used_phases,
+)
 from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.sections.actions import for_reason, situation_of
-from partita.partition_reports.sections.anchors import fallback_anchors, node_anchors, reason_anchor
+from partita.partition_reports.sections.anchors import (
+    fallback_anchors,
+    finding_key,
+    first_of,
+    node_anchors,
+    reason_anchor,
+)
 from partita.partition_reports.sections.model import (
     Block,
     Cell,
@@ -43,7 +57,6 @@ from partita.partition_reports.sections.model import (
     text_column,
 )
 from partita.partition_reports.sections.shared import REASONS_PAGE, copied_bytes
-from partita.partition_reports.sections.similar_nodes import finding_key, first_of
 
 NAMED = 8
 """Maximum families of nodes, or nodes of a cell, that are named."""
@@ -63,8 +76,7 @@ def section(report: Report) -> Section:
         blocks.append(Line(REASONS_PAGE, "reason codes", "quiet"))
     if report.probing is not None:
         blocks.append(Line(_render_probing(report.probing), "probes", "quiet"))
-    nodes = len({entry.node for entry in report.fallbacks})
-    about = f"{plural(nodes, 'node')} not on {preferred_of(report)}" if nodes else ""
+    about = f"{count_text(report, report.fallbacks)} not on {preferred_of(report)}" if report.fallbacks else ""
     return Section("fallbacks", "Fallbacks", tuple(blocks), about)
 
 
@@ -73,6 +85,31 @@ def _render_none(report: Report) -> str:
     if used_phases(report):
         return f"None: every node is on {preferred_of(report)}, the first provider of the chain."
     return "None: ONNX Runtime folded the whole graph at load time." if is_folded(report) else "No nodes are known."
+
+
+def count_text(report: Report, entries: Iterable[Fallback]) -> str:
+    """`4 nodes and 2 added nodes`: file nodes of some fallbacks, and nodes that ONNX Runtime added."""
+    rows, own, added, parts = counted_rows(report), set[str](), set[str](), set[str]()
+    runs = {phase.name: ran_by(phase) for phase in report.phases}
+    for entry in entries:
+        own.update(rows[key_of(entry)])
+        ran = runs[entry.phase].get(entry.node, ())
+        parts.update(row.name for row in ran)
+        added |= {entry.node} if not ran and not rows[key_of(entry)] else set()
+    counts = [(len(own), "node"), (len(added), "added node")]
+    if not own and not added:
+        counts = [(len(parts), "node")]
+    text = listing(plural(count, noun) for count, noun in counts if count)
+    return text if own or added else f"part of {text}"
+
+
+def _count_in_phases(report: Report, entries: Sequence[Fallback]) -> str:
+    """`4 nodes in prefill and decode`; phases with different counts separately."""
+    phases: dict[str, list[str]] = {}
+    for phase in dict.fromkeys(entry.phase for entry in entries):
+        text = count_text(report, [entry for entry in entries if entry.phase == phase])
+        phases.setdefault(text, []).append(phase)
+    return listing(f"{text}{in_phases(names)}" for text, names in phases.items())
 
 
 def by_reason(report: Report) -> list[tuple[GroupKey, list[Fallback]]]:
@@ -132,6 +169,9 @@ def reason_text(code: str, entries: Sequence[Fallback]) -> str:
         provider=short_provider(entries[0].preferred_provider), op=first_names(operators), before="".join(befores)
     )
     works = [now for now in replacements[0] if all(now in each for each in replacements)]
+    common = works[0].rpartition(" ")[0] if works else ""
+    if common and all(each.rpartition(" ")[0] == common for each in works):  # "MaxPool of opset 12, 11 and 10"
+        works = [works[0], *(each.rpartition(" ")[2] for each in works[1:])]
     if not reason.names_change or not works:
         return text
     return f"{text}; {first_names(works)} {'works' if len(works) == 1 else 'work'}"
@@ -227,7 +267,7 @@ class Writer:
             blocks += made
             blocks += commands(for_reason(self.report, reason, entries))
         blocks += _about_reason(reason)
-        title = f"{reason_title(reason)}: {_count_in_phases(entries)}, on {short_provider(provider)}"
+        title = f"{reason_title(reason)}: {_count_in_phases(self.report, entries)}, on {short_provider(provider)}"
         return Group(title, tuple(blocks), reason_anchor(number))
 
     def remedy(self, reason: str, entries: Sequence[Fallback]) -> list[Block]:
@@ -291,14 +331,6 @@ class Writer:
             *_per_phase([(entry.phase, _cost_cells(entry.cost)) for entry in entries]),
         )
         return Row(cells, self.anchors[last.phase, last.node, last.provider])
-
-
-def _count_in_phases(entries: Sequence[Fallback]) -> str:
-    """`4 nodes in prefill and decode`; phases with different counts separately."""
-    phases: dict[int, list[str]] = {}
-    for phase, count in Counter(entry.phase for entry in entries).items():
-        phases.setdefault(count, []).append(phase)
-    return listing(f"{plural(count, 'node')}{in_phases(names)}" for count, names in phases.items())
 
 
 def _render_nodes(by_node: Mapping[str, Sequence[Fallback]]) -> Iterator[str]:

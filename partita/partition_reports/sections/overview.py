@@ -34,10 +34,16 @@ from partita.partition_reports.outcome import (
     used_phases,
     was_interrupted,
 )
-from partita.partition_reports.records import Phase, Report
+from partita.partition_reports.records import FileNode, Phase, Report
 from partita.partition_reports.sections.actions import top_actions
 from partita.partition_reports.sections.anchors import reason_anchor
-from partita.partition_reports.sections.fallbacks import by_reason, harm_text, reason_text
+from partita.partition_reports.sections.fallbacks import (
+    by_reason,
+    count_text,
+    harm_text,
+    reason_text,
+    reason_title,
+)
 from partita.partition_reports.sections.model import Cell, Command, Link, Tone
 from partita.partition_reports.sections.shared import (
     COPY_OPERATORS,
@@ -187,8 +193,8 @@ def _render_headline(report: Report, name: StateName) -> str:
         missing = next((entry for entry in report.chain if entry.status == "unavailable"), None)
         why = f": {missing.reason or 'unavailable'}" if missing is not None and missing is report.chain[0] else ""
         return f"Nothing {ran} on {preferred}{why}"
-    away = {node.name for phase in report.phases for node in fallback_nodes(report, phase)}
-    fallbacks = plural(len(away), "fallback node") if away else "fallbacks in control flow"
+    away, noun = _fallback_names(report)
+    fallbacks = plural(len(away), noun.replace("node", "fallback node", 1)) if away else "fallbacks in control flow"
     if name == "nearly":
         harmless = "harmless node" if is_timed(report) else "node"
         copies = "" if is_timed(report) else "; they cause no copies"
@@ -201,6 +207,13 @@ def _render_headline(report: Report, name: StateName) -> str:
         _render_time(report)
         or f"Partly on {preferred}: {fallbacks}{_render_copying(report, 'causes' if len(away) == 1 else 'cause')}"
     )
+
+
+def _fallback_names(report: Report) -> tuple[set[str], str]:
+    """File nodes that are not on the preferred provider; without any, nodes that ONNX Runtime added. With a noun."""
+    rows = [node for phase in report.phases for node in fallback_nodes(report, phase)]
+    own = {node.name for node in rows if isinstance(node, FileNode)}
+    return (own, "node") if own else ({node.name for node in rows}, "added node")
 
 
 def _used(report: Report) -> str:
@@ -307,16 +320,17 @@ def _fallback_question(report: Report) -> Question:
     lines = []
     for phases in placements(report):
         where = in_phases(phase.name for phase in phases)
-        by_provider: dict[str, Counter[str]] = {}
+        groups: dict[tuple[str, str], Counter[str]] = {}
         for node in fallback_nodes(report, phases[0]):
-            by_provider.setdefault(provider_of(node), Counter())[op_type_of(node)] += 1
+            noun = "node" if isinstance(node, FileNode) else "added node"
+            groups.setdefault((provider_of(node), noun), Counter())[op_type_of(node)] += 1
         lines += [
-            f"{plural(counts.total(), 'node')} on {short_provider(provider)}{where}: {tally(dict(counts))}"
-            for provider, counts in by_provider.items()
+            f"{plural(counts.total(), noun)} on {short_provider(provider)}{where}: {tally(dict(counts))}"
+            for (provider, noun), counts in groups.items()
         ]
         if phases[0].subgraphs is not None and phases[0].subgraphs.on_cpu:
             lines.append(f"In control-flow subgraphs: {plural(len(phases[0].subgraphs.on_cpu), 'node')} on CPU")
-    names = {node.name for phase in report.phases for node in fallback_nodes(report, phase)}
+    names, noun = _fallback_names(report)
     main = main_phase(report)
     costs = [e.cost for e in report.fallbacks if e.cost is not None and main is not None and e.phase == main.name]
     if costs and main is not None and report.chain and report.chain[0].status == "active":
@@ -324,7 +338,7 @@ def _fallback_question(report: Report) -> Question:
         lines.append(f"{harm[0].upper()}{harm[1:]}{in_phases([main.name])}")
     if not used_phases(report):
         return _no_node(report, FALLBACKS, "layers")
-    figure = plural(len(names), "node") if names else "nodes in control flow" if lines else "none"
+    figure = plural(len(names), noun) if names else "nodes in control flow" if lines else "none"
     return Question(
         FALLBACKS, figure, tuple(lines) or (f"Every node is on {short_provider(preferred_of(report))}.",), "layers"
     )
@@ -343,14 +357,16 @@ def _reason_question(report: Report) -> Question:
     groups = by_reason(report)
     for number, ((reason, _), entries) in enumerate(groups):
         kinds = listing(sorted({entry.evidence_kind for entry in entries}))
-        nodes = plural(len({entry.node for entry in entries}), "node")
+        nodes = count_text(report, entries)
         lines.append(
             Link(f"{reason_text(reason, entries)} ({reason}): {nodes}, evidence {kinds}", reason_anchor(number))
         )
     if not lines:
         return Question("Why?", "-", ("No fallbacks.",), "fallbacks")
     reasons = list(dict.fromkeys(reason for (reason, _), _ in groups))
-    figure = reasons[0] if len(reasons) == 1 else plural(len(reasons), "reason") if reasons else "unavailable"
+    figure = (
+        reason_title(reasons[0]) if len(reasons) == 1 else plural(len(reasons), "reason") if reasons else "unavailable"
+    )
     if failed is not None:
         figure = "a run failed"
     return Question("Why?", figure, tuple(lines), "fallbacks")

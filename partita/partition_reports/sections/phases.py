@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from partita.observations.text_format import NOT_KNOWN, decimals, percent, plural, short_provider
-from partita.partition_reports.cache_state import status_of
 from partita.partition_reports.file_nodes import added_nodes, file_counts, folded_nodes
-from partita.partition_reports.outcome import TOO_FEW, is_timed, too_few_steps
+from partita.partition_reports.outcome import TOO_FEW, is_timed, status_of, too_few_steps
 from partita.partition_reports.records import Cache, Phase, PhaseCost, ProviderShare, Report, Totals
 from partita.partition_reports.sections.model import Block, Column, Line, Pairs, Section, Table, table, text_column
 from partita.partition_reports.sections.shared import bytes_per_token, count_and_bytes

@@ -9,12 +9,12 @@ from partita.partition_reports.render.html import render
 from partita.partition_reports.render.view import View
 from partita.partition_reports.sections.overview import glance
 from partita.partition_reports.sections.report import sections
-from partita.partition_reports.views._page import layer_map, marks, ribbons
+from partita.partition_reports.views._page import layer_map
 
 
 def to_text(report: Report) -> str:
     """The page."""
-    known, top, parts = marks.find_marks(report), glance(report), sections(report)
+    known, top, parts = layer_map.find_marks(report), glance(report), sections(report)
     listed = [("glance", "At a glance")]
     listed += [(section.key, section.title) for section in parts]
     return render(
@@ -30,7 +30,7 @@ def to_text(report: Report) -> str:
             "sections": parts,
             "preferred": short_provider(preferred_of(report)),
             "marks": tuple(known.values()),
-            "ribbons": ribbons.draw_ribbons(report, known),
+            "ribbons": layer_map.draw_ribbons(report, known),
             "map": layer_map.draw_map(report),
         },
     )

@@ -64,28 +64,39 @@ def failed_run_error(
     session: Session,
     error: PartitaError,
     given: Collection[str] = (),
-    runs_on_cpu: Callable[[], bool] = lambda: False,
+    runs_on_cpu: Callable[[], bool | None] = lambda: None,
 ) -> PartitaError:
     """The error of a run, in terms of the user's model and inputs.
 
-    A failure of a node on a provider other than CPU is that provider's error, except for messages about sizes, unless
-    the CPU provider runs the same inputs.
+    A failure is that of a provider other than CPU if the CPU provider runs the same inputs. If that is unknown, it is
+    if the message is about a node of that provider and not about sizes.
 
     Args:
         given: Inputs with values from the user.
-        runs_on_cpu: Whether the CPU provider runs the model on the same inputs.
+        runs_on_cpu: Whether the CPU provider runs the model on the same inputs; None if unknown.
     """
     said = one_line(str(error.__cause__ or error))
     found = NODE_FAILED.search(said)
     message = found[3] if found else said
     about_sizes = SIZES.search(message) is not None and not LACKS.search(message)
-    provider = _provider_of(session, found[2]) if found else None
+    provider = known = _provider_of(session, found[2]) if found else None
+    others = [entry.provider.ort_name for entry in session.resolutions if entry.status == "active"]
+    others = [name for name in others if name != CPU]
+    if provider is None and len(others) == 1:
+        (provider,) = others
+    runs = runs_on_cpu() if provider not in (None, CPU) else False
+    if runs is None:
+        runs = known is not None and not about_sizes
     converted: PartitaError
-    if provider not in (None, CPU) and found and (not about_sizes or runs_on_cpu()):
-        node = _in_file(model, found[2])
-        leaving = None if OF_DEVICE.search(message) else _leaving(session, str(provider), node)
+    if runs:
+        node = _in_file(model, found[2]) if found else ""
+        leaving = None if OF_DEVICE.search(message) or not node else _leaving(session, str(provider), node)
+        what = "cannot run the model"
+        if found:
+            verb = "was assigned" if known else "runs the model and fails on"
+            what = f"{verb} node {node!r} ({found[1]}){' and cannot run it' if known else ''}"
         converted = ProviderError(
-            f"{provider} was assigned node {node!r} ({found[1]}) and cannot run it: {message}",
+            f"{provider} {what}: {message}",
             path=model.path,
             remedy=leaving or _drop_provider_remedy(session, str(provider)),
         )

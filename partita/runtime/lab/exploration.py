@@ -164,13 +164,21 @@ def explore(subjects: Sequence[Subject], lab: Lab) -> None:
 def explore_surroundings(
     subjects: Sequence[Subject],
     neighbours: Callable[[int, str], Iterable[Neighbourhood]],
+    groups: Callable[[int, str], Iterable[tuple[Swap, onnx.ModelProto]]],
     holders: dict[Node, str],
     lab: Lab,
 ) -> None:
     """Test supported nodes with their neighbours, and the first helpful change of a node inside its type of subgraph.
 
-    Some providers support nothing in subgraphs. `neighbours`: of a node, by session and name. `holders`: operators of
-    the nodes that contain each node's subgraph.
+    Some providers support nothing in subgraphs. A compiling provider is assigned a quantised group as a whole, so its
+    types are changed together.
+
+    Args:
+        subjects: The distinct nodes, with the trials so far.
+        neighbours: Models of a node with its neighbours, by session and name.
+        groups: Models of a node in its quantised group with other types, by session and name.
+        holders: Operators of the nodes that contain each node's subgraph.
+        lab: Runs the experiments.
     """
     if lab.remaining_seconds <= 0:
         return
@@ -185,6 +193,15 @@ def explore_surroundings(
     rejected = {each.node: each for each, trial in reversed(found) if trial.outcome == "rejected"}
     for option in lab.resolution.provider.options:
         _run_with(option, [each for each in rejected.values() if _may_matter(option, each.subject.variant, lab)], lab)
+    retyped = [
+        Experiment(subject, model, replace(_pending_outcome(NEIGHBOURS, str(swap)), swap=swap), node=key)
+        for subject in subjects
+        if lab.compiles and subject.variants
+        for key in subject.nodes[:MOST_ALIKE]
+        if key in rejected or subject.variants[0].outcome == "rejected"
+        for swap, model in groups(*key)
+    ]
+    _run(retyped, lab, complete=False)
     inside = []
     for subject in subjects:
         keys = [key for key in subject.nodes[:MOST_ALIKE] if key in holders and not subject.around.get(key)]

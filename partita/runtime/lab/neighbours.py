@@ -1,4 +1,4 @@
-"""Models of a node with its neighbours, with the node that contains its subgraph, and inside a subgraph."""
+"""Models of a node with its neighbours or quantised group, with the node around its subgraph, and inside a subgraph."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from partita import dtypes
 from partita.diagnosis.session_index import SessionIndex
+from partita.observations.facts import Swap
 from partita.observations.text_format import name_some
+from partita.runtime.lab.change import cast
 from partita.runtime.lab.graph import CannotProbeError, Graph
 from partita.runtime.lab.variant import AUXILIARY, NODE, Variant, finish, part_model, variant_graph, zeros_needed
 from partita.runtime.place.model_file import all_nodes, reads, subgraphs_of
-from partita.runtime.place.tensor_types import tensor_type
+from partita.runtime.place.tensor_types import element_of, tensor_type, tensor_types
 
 if TYPE_CHECKING:
     import onnx
@@ -31,6 +34,11 @@ IN = {False: "the subgraph of a Loop", True: "the branch of an If"}
 WITH = {False: "an Identity, both in the subgraph of a Loop,", True: "a node like it in the other branch of an If"}
 BOOL, INT64 = 9, 7
 """ONNX's element type numbers."""
+QUANTISING: Mapping[str, int] = {"QuantizeLinear": 1, "DequantizeLinear": 0}
+"""Operators with a quantised tensor, and whether it is their output."""
+QUANTISED = dtypes.numbers("uint8", "int8", "uint16", "int16")
+MOST_RETYPED = 6
+"""Maximum number of other types tested in one quantised group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +51,10 @@ class Neighbourhood:
 
 
 def neighbourhoods(graph: Graph, name: str) -> Iterator[Neighbourhood]:
-    """The node with each of up to six neighbours, then with all; a subgraph node with the node that contains it."""
+    """The node with each of up to six neighbours, then with all, and its quantised group.
+
+    For a node in a subgraph: the node that contains it.
+    """
     nodes = {node.name: node for node in graph.proto.graph.node if node.name}
     if name not in nodes:
         yield from _with_holder(graph, nodes.values(), name)
@@ -52,6 +63,8 @@ def neighbourhoods(graph: Graph, name: str) -> Iterator[Neighbourhood]:
     groups = [{name, other} for other in list(adjacent)[:MOST_SINGLE]]
     if 1 < len(adjacent) <= MOST_TOGETHER:
         groups.append({name, *adjacent})
+    if nodes[name].op_type in QUANTISING and (group := set(_group(nodes, name))) and group not in groups:
+        groups.append(group)
     for chosen in groups:
         if (model := _model(graph, chosen, name)) is not None:
             if zeros_needed([model]) > MOST_BYTES:
@@ -89,6 +102,76 @@ def _model(graph: Graph, chosen: Iterable[str], name: str) -> onnx.ModelProto | 
         return None
     for number, node in enumerate(all_nodes(model.graph)):
         node.name = NODE if node.name == name else f"{AUXILIARY}{number}"
+    return model
+
+
+# --- quantised groups ---
+
+
+def quantised_groups(graph: Graph, name: str) -> Iterator[tuple[Swap, onnx.ModelProto]]:
+    """A node with the other nodes of its quantised group, which have another quantised type.
+
+    A group is a node with the DequantizeLinear nodes before it and the QuantizeLinear nodes behind it.
+    """
+    nodes = {node.name: node for node in graph.proto.graph.node if node.name}
+    chosen = _group(nodes, name) if name in nodes else []
+    model = _model(graph, chosen, name) if chosen else None
+    if model is None or zeros_needed([model]) > MOST_BYTES:
+        return
+    known = tensor_types(model)
+    users: dict[int | None, list[str]] = {}
+    for own, node in zip(chosen, model.graph.node, strict=True):
+        if node.op_type in QUANTISING:
+            element = element_of(known[tensor]) if (tensor := _quantised_tensor(node)) in known else None
+            users.setdefault(element, []).append(own)
+    found = [
+        (Swap(_name(new), _name(old), f"in {name_some(_with_operators(nodes, users[old]), MOST_NAMED)}"), old, new)
+        for old in QUANTISED
+        if set(users.get(old, ())) - {name}
+        for new in QUANTISED
+        if new != old and (new in users or new == QUANTISED[0])
+    ]
+    for swap, old, new in found[:MOST_RETYPED]:
+        yield swap, _retyped(model, old, new)
+
+
+def _group(nodes: Mapping[str, onnx.NodeProto], name: str) -> list[str]:
+    """The quantised group of a node, in graph order; empty if it is in none."""
+    adjacent = _edges(nodes)
+    centre = next((each for each in (name, *adjacent[name]) if nodes[each].op_type not in QUANTISING), "")
+    around = {each for each in adjacent.get(centre, ()) if nodes[each].op_type in QUANTISING}
+    return [each for each in nodes if each in {centre, *around}] if name in {centre, *around} and around else []
+
+
+def _name(element: int) -> str:
+    return dtypes.dtype_numbered(element).name
+
+
+def _with_operators(nodes: Mapping[str, onnx.NodeProto], names: Iterable[str]) -> list[str]:
+    return [f"{name} ({nodes[name].op_type})" for name in names]
+
+
+def _quantised_tensor(node: onnx.NodeProto) -> str:
+    """The quantised tensor of a QuantizeLinear or DequantizeLinear."""
+    return str(node.output[0] if QUANTISING[node.op_type] else node.input[0])
+
+
+def _retyped(model: onnx.ModelProto, old: int, new: int) -> onnx.ModelProto:
+    """The model with another element type in its quantised tensors and zero points of type `old`."""
+    model = deepcopy(model)
+    graph, known = model.graph, tensor_types(model)
+    names = set[str]()
+    for node in (node for node in graph.node if node.op_type in QUANTISING):
+        if (tensor := _quantised_tensor(node)) in known and element_of(known[tensor]) == old:
+            names.update((tensor, *node.input[2:3]))
+            for attribute in node.attribute:
+                attribute.i = new if attribute.name == "output_dtype" and attribute.i == old else attribute.i
+    for tensor in graph.initializer:
+        if tensor.name in names:
+            tensor.CopyFrom(cast(tensor, new))
+    for port in (*graph.input, *graph.output, *graph.value_info):
+        if port.name in names:
+            port.type.tensor_type.elem_type = new
     return model
 
 

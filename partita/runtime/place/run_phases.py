@@ -195,19 +195,22 @@ def _run_session(
     return ran, ports
 
 
-def _runs_on_cpu(model: OnnxModel, session: Session, binding: Binding) -> bool:
-    """Whether the CPU provider runs the model on the bound inputs; False for large weights, which it loads again."""
+def _runs_on_cpu(model: OnnxModel, session: Session, binding: Binding) -> bool | None:
+    """Whether the CPU provider runs the model on the bound inputs.
+
+    None if unknown: for large weights, which it loads again, and for a model or inputs that it does not open.
+    """
     if model.weight_bytes > LIMIT_BYTES:
-        return False
+        return None
     cpu = Resolution(known_providers()["cpu"], "active")
     try:
         other = open_native(model.path, [cpu], replace(session.opening, observe=False, strict=False, config={}))
     except NativeFailureError:
-        return False
+        return None
     try:
         outputs, _ = other.run_once({port.name: binding.buffers[port.name].host for port in model.inputs})
     except (TypeError, ValueError):  # an input that has no numpy array, or of a type that numpy lacks
-        return False
+        return None
     finally:
         other.close()
     return outputs is not None

@@ -74,7 +74,7 @@ def explored(graph: Graph, name: str, lab: Scripted) -> Subject:
 
 
 def surround(subject: Subject, graph: Graph, lab: Lab) -> None:
-    explore_surroundings([subject], lambda _, name: neighbourhoods(graph, name), {}, lab)
+    explore_surroundings([subject], lambda _, name: neighbourhoods(graph, name), lambda *_: (), {}, lab)
 
 
 def test_an_option_that_opens_kernels_is_tried_before_the_node_is_changed(graph: Graph) -> None:

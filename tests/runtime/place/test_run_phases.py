@@ -462,12 +462,14 @@ def test_a_failed_run_is_an_error_of_the_provider_or_of_the_inputs(tmp_path, nod
         assert f"WebGpuExecutionProvider was assigned node 'a' (Resize) and cannot run it: {message}" in str(error)
 
 
-def test_a_message_about_sizes_is_the_providers_error_if_the_cpu_runs_the_same_inputs(tmp_path):
+@pytest.mark.parametrize("node", ["a", "in_a_subgraph"])
+@pytest.mark.parametrize("message", ["only shapes of rank 4", "indices element out of data bounds"])
+def test_a_failed_run_is_the_providers_error_only_if_the_cpu_runs_the_same_inputs(tmp_path, node, message):
     path = written(tmp_path / "m.onnx", RELU)
-    message = failed_run("while running Relu node. Name:'a' Status Message: only shapes of rank 4")
+    failure = failed_run(f"while running Relu node. Name:'{node}' Status Message: {message}")
     for runs_on_cpu, kind in ((lambda: False, GenerationError), (lambda: True, ProviderError)):
-        error = failed_run_error(read_onnx(path), cast("Session", Fallen()), message, (), runs_on_cpu)
-        assert type(error) is kind
+        error = failed_run_error(read_onnx(path), cast("Session", Fallen()), failure, (), runs_on_cpu)
+        assert type(error) is kind and node in str(error)
 
 
 def test_nodes_that_a_user_leaves_to_the_cpu_already_stay_there(tmp_path):

@@ -1,4 +1,4 @@
-"""The map: layers by phases, with the nodes of each layer in execution order."""
+"""Drawings of the page: the map of layers by phases, the marks of providers, and the ribbons of partitions."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from partita.observations.text_format import decimals, name_some, plural, tally
+from partita.observations.names import CPU, UNKNOWN
+from partita.observations.text_format import decimals, name_some, plural, short_provider, tally
+from partita.partition_reports.file_nodes import report_rows
 from partita.partition_reports.groups import Node, op_type_of, provider_of
 from partita.partition_reports.outcome import fallback_nodes, preferred_of, used_phases
 from partita.partition_reports.records import FileNode, NodePlacement, Phase, Report
 from partita.partition_reports.sections.anchors import node_anchors
 from partita.partition_reports.sections.layers import layer_rows, row_modules
-from partita.partition_reports.sections.shared import COPY_OPERATORS, is_copy
-from partita.partition_reports.views._page.marks import Mark, find_marks, main_provider
+from partita.partition_reports.sections.shared import COPY_OPERATORS, is_copy, placements
+from partita.partition_reports.verdict import phase_names
 
 NAMED = 3
 """Maximum executed nodes named in the title of a block."""
@@ -129,3 +131,97 @@ class Drawer:
         title = f"{node.name} ({op_type_of(node)}) on {mark.label}{others}"
         known = (self.targets[phase.name, name] for name in ran_as if (phase.name, name) in self.targets)
         return Block(css, sign, title, next(known, "layers"))
+
+
+COLOURS = 6
+"""Number of provider colours in the style; they repeat for further providers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Mark of one provider."""
+
+    provider: str
+    label: str
+    """Short name."""
+    css: str
+    """CSS class of the colour."""
+    letter: str
+
+
+def find_marks(report: Report) -> dict[str, Mark]:
+    """The marks of every provider of the report: the chain, then other providers with nodes."""
+    ran = [provider_of(node) for phase in report.phases for node in (*report_rows(phase), *phase.nodes)]
+    providers = list(dict.fromkeys([*(entry.provider for entry in report.chain), *ran]))
+    letters = pick_letters(providers)
+    known = [provider for provider in providers if provider != UNKNOWN]
+    # Only the preferred provider has the first colour.
+    colours = {name: f"e{n if n < COLOURS else n % (COLOURS - 1) + 1}" for n, name in enumerate(known)}
+    return {
+        provider: Mark(provider, short_provider(provider), colours.get(provider, "eu"), letters[provider])
+        for provider in providers
+    }
+
+
+def pick_letters(providers: list[str]) -> dict[str, str]:
+    """A letter per provider: the first free letter of its short name; C is reserved for the CPU."""
+    letters: dict[str, str] = {UNKNOWN: "?"}
+    for provider in sorted(providers, key=lambda name: name != CPU):
+        free = (mark.upper() for mark in short_provider(provider) if mark.isascii() and mark.isalnum())
+        letters.setdefault(provider, next((mark for mark in free if mark not in letters.values()), "*"))
+    return letters
+
+
+def main_provider(report: Report) -> str:
+    """The provider with the most nodes, whose blocks are small."""
+    counts: dict[str, int] = {}
+    for phase in report.phases:
+        for entry in phase.providers:
+            counts[entry.provider] = counts.get(entry.provider, 0) + entry.nodes
+    return max(counts, key=lambda provider: counts[provider], default=UNKNOWN)
+
+
+WIDTH = 1000
+"""Width of a ribbon in its own units."""
+MOST_BANDS = 600
+"""Maximum drawn partitions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """One partition in a ribbon."""
+
+    css: str
+    left: float
+    width: float
+    lane: int
+    """0 for the preferred provider, 1 for others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ribbon:
+    """The partitions of phases with equal placement."""
+
+    title: str
+    description: str
+    bands: tuple[Band, ...]
+
+
+def draw_ribbons(report: Report, marks: dict[str, Mark]) -> tuple[Ribbon, ...]:
+    """One ribbon per placement."""
+    ribbons = []
+    for phases in placements(report):
+        phase = phases[0]
+        total = len(phase.nodes)
+        bands = tuple(
+            Band(
+                css=marks[part.provider].css if part.provider in marks else "eu",
+                left=round(WIDTH * part.first_position / total, 2),
+                width=round(WIDTH * part.nodes / total, 2),
+                lane=int(part.provider != preferred_of(report)),
+            )
+            for part in phase.partitions[:MOST_BANDS]
+        )
+        description = f"{plural(len(phase.partitions), 'partition')} over {plural(total, 'executed node')}"
+        ribbons.append(Ribbon(phase_names(phases), description, bands))
+    return tuple(ribbons)

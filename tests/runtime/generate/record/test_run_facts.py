@@ -117,7 +117,6 @@ def test_the_environment_names_machine_and_software():
     here = environment()
     (wheel,) = here.onnxruntime_wheels
     assert wheel.name.startswith("onnxruntime") and wheel.version == here.onnxruntime_version
-    assert here.onnxruntime_package == f"{wheel.name} {wheel.version}"
     assert here.cpu
     assert here.memory_bytes > 1 << 28
     assert {"numpy", "onnx", "transformers"} <= set(here.packages)
