@@ -50,7 +50,7 @@ def document(bench: Bench) -> Document:
     )
 
 
-VIEWS = Views(document, own={"html": "partita.bench.sections"})
+VIEWS = Views(document, modules={"html": "partita.bench.sections"})
 
 
 def sections(bench: Bench) -> tuple[Section, ...]:

@@ -177,5 +177,5 @@ def _check_drift(options: CheckCommand, found: Drift) -> GateResult:
     nothing = f": no node ran on {found.provider.partition(',')[0]} ({why})"
     error = None if why is not None else worst.counted
     text = f"error {error_text(worst.counted)} in {worst.name}"
-    figure = Figure(error, text, unknown=nothing)
+    figure = Figure(error, text, unknown_reason=nothing)
     return gate.check_figure(figure, "max_drift", options.max_drift, str(options.file))

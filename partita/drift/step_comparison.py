@@ -180,7 +180,7 @@ class StepComparison:
                     op_type=self.graph.nodes[part.nodes[0]].op_type,
                     module=self.graph.module(part.nodes[0]),
                     step=self.step.name,
-                    what=found[0],
+                    value=found[0],
                     dtype=ours[name].dtype.name,
                     input_range=found[1],
                 )

@@ -426,7 +426,11 @@ def _verify(exported: Exported, work: Work, manifest: Manifest, runtime: Runtime
 
 def _locate(exported: Exported, work: Work, manifest: Manifest, runtime: Runtime) -> str:
     """Where a wrong graph first differs from the source model, as the end of a sentence."""
-    if runtime.locate is None or work.options.computing.twin is not None or work.options.computing.bits is not None:
+    if (
+        runtime.locate is None
+        or work.options.computing.cpu_dtype is not None
+        or work.options.computing.bits is not None
+    ):
         return ""  # another graph than the package's was verified
     return f"; {runtime.locate(work.folder, manifest, exported.checkpoint)}"
 

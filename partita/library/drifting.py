@@ -183,7 +183,7 @@ def _in_environment(side: Side, python: Path) -> Iterator[Side]:
             yield replace(side, place=str(python.parent.parent), call=partial(worker.call, "run_graph"))
     except WorkerLostError as error:
         raise InstallationError(
-            f"{python}: the process {error.what}; install Partita's dependencies in that environment"
+            f"{python}: the process {error.summary}; install Partita's dependencies in that environment"
         ) from error
 
 

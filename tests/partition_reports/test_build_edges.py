@@ -241,7 +241,7 @@ def random_facts(seed: int):
 def assert_sums(phase: Phase) -> None:
     """Groups, time shares, partitions and costs of a phase add up."""
     for groups in (phase.providers, phase.by_op_type, phase.by_layer, phase.by_module):
-        counted = sum(entry.nodes + entry.added for entry in groups)
+        counted = sum(entry.nodes + entry.added_nodes for entry in groups)
         assert counted == len(placed(phase)) + added_nodes(phase)
         shares = [entry.time_share for entry in groups if entry.time_share is not None]
         assert not shares or math.isclose(math.fsum(shares), 1.0, abs_tol=1e-6)

@@ -27,7 +27,7 @@ def test_every_table_adds_up_to_the_file_nodes(name: str) -> None:
         inner = {(e.node, e.provider) for e in made.fallbacks if e.phase == phase.name}
         inner -= {(node.name, node.provider) for node in phase.nodes}
         inner -= {(name, row.provider) for row in placed(phase) for name in row.ran_as}
-        assert sum(summary.reasons.values()) == summary.on_fallback + len(inner)
+        assert sum(summary.reasons.values()) == summary.fallback_nodes + len(inner)
         assert sum(sum(entry.op_types.values()) for entry in phase.providers) == file
         for groups in (phase.providers, phase.by_op_type, phase.by_layer, phase.by_module):
             assert (sum(entry.nodes for entry in groups), sum(entry.added_nodes for entry in groups)) == (file, added)
