@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from partita.options.export import Attention
+
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-3.1-70b": (
         "llama",
@@ -136,7 +138,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 MAX_LENGTH = 4096
 
 
-def measure(name: str, attention: str) -> dict[str, Any]:
+def measure(name: str, attention: Attention) -> dict[str, Any]:
     """Build, probe, trace and rewrite one model in bfloat16; what it took and how large it is."""
     from transformers import AutoConfig
 

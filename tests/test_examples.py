@@ -21,6 +21,7 @@ from tests.conftest import REPOSITORY, TinyCheckpoint, require
 PAGES = (
     "README.md",
     "docs/batches.md",
+    "docs/drift.md",
     "docs/exporting.md",
     "docs/precisions.md",
     "docs/reports.md",
@@ -28,7 +29,7 @@ PAGES = (
 )
 OF_THE_PLACEMENT = {3, 5}
 """Exit codes that are right where an example asks for more than this machine has: a limit or a requirement."""
-REPORTS, KEPT = ("run.json", "last-week.json", "today.json", "main.json", "now.json"), "kept"
+REPORTS, KEPT = ("run.json", "last-week.json", "today.json", "main.json", "now.json", "drift.json"), "kept"
 """Reports that examples read, and where they are as they were: an example before may have written its own there."""
 VISION = """<ir_version: 10, opset_import: ["": 21]>
 g (float[1,3,224,224] x) => (float[1,3,224,224] y) { y = Relu(x) }"""
@@ -84,6 +85,8 @@ def place_of_examples(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.
         inside.chdir(folder)
         for line in (MAKES_THE_PACKAGE, MAKES_THE_PACKED_ONE):
             assert line in EXAMPLES and cli.run(shlex.split(line)[1:]) == 0
+        drift = ["drift", "package", "--provider", "cpu", "--against", "original", "--view", "json"]
+        assert cli.run([*drift, "--out", "drift.json"]) == 0
     (folder / "build" / "demo").mkdir(parents=True)
     package = folder / "package"
     (folder / "other-package").symlink_to(folder / "package-int4")
@@ -94,7 +97,7 @@ def place_of_examples(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.
     for name in REPORTS[:3]:
         assert cli.run([*given, str(folder / name)]) == 0
     given = ["place", str(folder / "model.onnx"), "--shape", "x=1,3,224,224", "--provider", "cpu", "--report"]
-    for name in REPORTS[3:]:
+    for name in REPORTS[3:5]:
         assert cli.run([*given, str(folder / name)]) == 0
     shutil.copytree(folder, folder / KEPT, symlinks=True, ignore=lambda _, names: {*names} - set(REPORTS))
     return folder

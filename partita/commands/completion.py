@@ -6,9 +6,7 @@ typed of the value and returns what it could become.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-
-from partita.export.trace.attention import names as attention_names
+from collections.abc import Iterable
 
 
 def chains(typed: str) -> list[str]:
@@ -54,28 +52,6 @@ def devices(typed: str) -> list[tuple[str, str]]:
     from partita.providers.cuda_dry_run.devices import DEVICES
 
     return [(device.key, device.name) for device in DEVICES if device.key.startswith(typed)]
-
-
-def _choice(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """Completion of an option with these values."""
-    return lambda typed: _beginning(typed, names())
-
-
-def _exporters() -> Iterable[str]:
-    from partita.export.options import EXPORTERS
-
-    return EXPORTERS
-
-
-def _quantisers() -> Iterable[str]:
-    from partita.export.quantise.quantisers import names
-
-    return names()
-
-
-attentions = _choice(lambda: ("auto", *attention_names()))
-exporters = _choice(_exporters)
-quantisers = _choice(_quantisers)
 
 
 def _beginning(typed: str, names: Iterable[str]) -> list[str]:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from partita.dtypes import ACTIVATIONS, CACHE_PRECISIONS, EXACT, PRECISIONS, Precision, multiplied_with
 from partita.errors import CheckpointError, UsageError
@@ -39,17 +39,16 @@ RECURRENT_PREFILL_CHUNK = 16
 """Smaller, because these models cannot pad a chunk: the rest of a prompt runs token by token."""
 INTEGERS = "int8"
 """Activations that the graph quantises."""
-CACHE_LOWERING = "gqa"
+CACHE_LOWERING: Final = "gqa"
 """The lowering of attention that supports an int8 or window cache."""
-FIXED = "fixed"
-WINDOW = "window"
+FIXED: Final = "fixed"
+WINDOW: Final = "window"
 BLOCK_SIZES = (32, 64, 128)
 """Possible numbers of weights per scale."""
 ADAPTER_NAME = "[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
 """It becomes part of file names."""
-AUTO = "auto"
-OPTIMUM = "optimum"
-EXPORTERS = ("native", OPTIMUM)
+AUTO: Final = "auto"
+OPTIMUM: Final = "optimum"
 PACKED = "int4"
 """A possible value of `auto`: options of quantised weights are allowed with it."""
 OLDEST_OPSET = 18
@@ -146,10 +145,6 @@ _CACHE = "`cache_precision={o.cache_precision}`"
 _PREFILL = "`prefill_precision={o.prefill_precision}`"
 _WITH = "`with_adapters`"
 RULES: tuple[Rule, ...] = (
-    (
-        lambda o: o.exporter not in EXPORTERS,
-        f"`exporter={{o.exporter}}`: unknown exporter; choose one of {', '.join(EXPORTERS)}",
-    ),
     (
         lambda o: o.exporter == OPTIMUM and o.named not in ("fp32", "fp16"),
         f"`precision={{o.precision}}`: `exporter={OPTIMUM}` supports only fp32 and fp16",
@@ -293,7 +288,6 @@ def check_options(options: ExportOptions) -> None:
         names = ", ".join((AUTO, *PRECISIONS))
         raise UsageError(f"`precision={options.precision}`: choose one of {names}")
     _check_adapter_names(list(options.with_adapters or {}))
-    quantisers.check_name(options.rounding)
     if options.without_pass:
         from partita.export.passes import check_skipped
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from partita.options.fields import MAX_TOKENS, MODEL, TOKENS, Option, PathText, Range, Value, option
 from partita.options.groups import (
@@ -14,6 +14,11 @@ from partita.options.groups import (
     ProviderValues,
     Revision,
 )
+
+Attention: TypeAlias = Literal["auto", "gqa", "onnx24", "primitives", "growing"]
+"""`auto`, or a file of `partita.export.trace.attention`."""
+Quantiser: TypeAlias = Literal["refit", "gptq", "nearest"]
+"""A file of `partita.export.quantise.quantisers`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,10 +74,9 @@ class PrecisionOptions:
         metavar="MODULE=PRECISION,...",
         text="pairs",
     )
-    quantiser: str | None = option(
+    quantiser: Quantiser | None = option(
         "int8, int4: method that quantises the weights. Default: refit, or gptq with --calibrate.",
         flags=("--quantiser", "--quantizer"),
-        complete="quantisers",
     )
     calibrate: PathText | None = option(
         "int8, int4: UTF-8 text to calibrate the weights on; must differ from --quality-text."
@@ -109,15 +113,13 @@ class GraphOptions:
         default="fixed",
     )
     batch_size: int = option("Batch size, fixed in the graph.", default=1, range=TOKENS)
-    attention: str = option(
-        "Lowering of attention and cache; auto queries the target.", default="auto", complete="attentions"
-    )
+    attention: Attention = option("Lowering of attention and cache; auto queries the target.", default="auto")
     static_shapes: bool = option("Write prefill.onnx and decode.onnx with static shapes only.", default=False)
     prefill_chunk: int | None = option(
         "Tokens per run of the static prefill.onnx. Default: 128, or 16 with recurrent states.", range=TOKENS
     )
     opset: int | None = option("ONNX opset. Default: the opset that the attention lowering needs.")
-    exporter: str = option("Exporter to use.", default="native", complete="exporters")
+    exporter: Literal["native", "optimum"] = option("Exporter to use.", default="native")
     without_pass: Sequence[str] = option(
         "Disable a pass over the graph, to see its effect; repeatable. --explain lists them.",
         default=(),

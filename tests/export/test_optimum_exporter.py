@@ -20,7 +20,6 @@ import pytest
 
 import partita
 from partita import cli
-from partita.commands import completion
 from partita.errors import InstallationError, ParityError, UnsupportedModelError, UsageError
 from partita.export.checkpoint.description import open_checkpoint
 from partita.export.exporters import optimum
@@ -277,11 +276,8 @@ def test_a_config_is_told_in_the_words_of_transformers_4() -> None:
     assert config_for_4(older) == older and json.dumps(config_for_4(older))
 
 
-def test_an_unknown_exporter_is_refused_and_the_known_ones_are_completed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert completion.exporters("") == ["native", "optimum"] and completion.exporters("op") == ["optimum"]
+def test_an_unknown_exporter_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["export", "checkpoint", str(tmp_path / "out"), "--exporter", "others"]) == 2
-    assert "--exporter others: unknown exporter; choose one of native, optimum" in capsys.readouterr().err
-    with pytest.raises(partita.ArgumentError, match="`exporter=others`: unknown exporter; choose one of native, opt"):
-        partita.export("checkpoint", tmp_path / "out", exporter="others")
+    assert "--exporter others: choose one of native, optimum" in capsys.readouterr().err
+    with pytest.raises(partita.ArgumentError, match="`exporter=others`: choose one of native, opt"):
+        partita.export("checkpoint", tmp_path / "out", exporter="others")  # type: ignore[arg-type]

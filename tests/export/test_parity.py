@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from partita.options.export import Attention
 from partita.package.folder import TOLERANCES, read_manifest
 from tests.conftest import MODELS, Exported, TinyCheckpoint
 
@@ -158,7 +159,7 @@ LONG_PROMPT = [1, *(3 + (37 * i) % 280 for i in range(69))]
     ("model_type", "attention"),
     sampled(itertools.product(("bamba", "kimi_linear", "jamba"), ("gqa", "primitives")), {("jamba", "gqa")}),
 )
-def test_prompts_of_several_chunks_go_on_from_the_states(tmp_path: Path, model_type: str, attention: str) -> None:
+def test_prompts_of_several_chunks_go_on_from_the_states(tmp_path: Path, model_type: str, attention: Attention) -> None:
     """Four chunks of 16 tokens and some single ones; two rows, the second much shorter."""
     from partita.export.pipeline import ExportOptions, export
     from partita.library.exporting import replay

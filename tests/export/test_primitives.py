@@ -16,6 +16,7 @@ from onnx import TensorProto, numpy_helper
 
 from partita.errors import UsageError
 from partita.export.pipeline import ExportOptions, check_options
+from partita.options.export import Attention
 from partita.package.folder import read_manifest
 from tests.conftest import MODELS, Exported, TinyCheckpoint
 
@@ -85,7 +86,7 @@ def test_float16_masks_what_is_not_there(tiny_checkpoint: TinyCheckpoint, export
 
 
 @pytest.mark.parametrize(("attention", "opset", "least"), [("onnx24", 23, 24)])
-def test_an_opset_below_what_a_lowering_needs(tmp_path: Path, attention: str, opset: int, least: int) -> None:
+def test_an_opset_below_what_a_lowering_needs(tmp_path: Path, attention: Attention, opset: int, least: int) -> None:
     options = ExportOptions("none", tmp_path / "out", attention=attention, opset=opset)
     with pytest.raises(UsageError, match=f"`opset={opset}`: `attention={attention}` needs opset {least} or newer"):
         check_options(options)

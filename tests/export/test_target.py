@@ -11,7 +11,6 @@ from typing import Any
 import onnx
 import pytest
 
-from partita.commands import completion
 from partita.errors import ParityError, ProviderError, UnsupportedModelError
 from partita.export.pipeline import ExportOptions, Summary, export
 from partita.export.target import ProbeResult, Target, candidates, describe, rank, usual
@@ -302,7 +301,7 @@ LOWERING = replace(PRIMITIVES, name="added", rank=-1, merit="a file and nothing 
 '''
 
 
-def test_a_new_lowering_is_one_file(
+def test_a_new_lowering_is_one_file_and_its_name_in_the_options(
     exporting: Exporting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     folder = tmp_path / "lowerings"
@@ -311,15 +310,14 @@ def test_a_new_lowering_is_one_file(
     monkeypatch.setattr(attention, "__path__", [*attention.__path__, str(folder)])
     request.addfinalizer(lambda: sys.modules.pop("partita.export.trace.attention.added", None))
 
-    assert completion.attentions("ad") == ["added"]
     assert [way.attention for way in candidates(Provider({}).target(), "auto")] == [
         "gqa",
         "added",
         "onnx24",
         "primitives",
     ]
-    named = exporting(None, attention="added")
-    assert (named.manifest.graph.attention, named.manifest.verification.status) == ("added", "verified")
+    chosen = exporting(Provider({"gqa": 1}).target())
+    assert (chosen.manifest.graph.attention, chosen.manifest.verification.status) == ("added", "verified")
 
 
 class WithExperts(Provider):

@@ -9,11 +9,13 @@ import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from partita.errors import GenerationError, ParityError, PartitaError
+from partita.options.export import Attention
 from partita.package.folder import TOLERANCES, read_manifest
 from tests.export.breadth import recipes
 from tests.export.breadth.records import Outcome
@@ -132,7 +134,9 @@ def _export(checkpoint: Path, package: Path, lowering: str, batch_size: int) -> 
     from partita.library.exporting import replay
     from partita.library.place.target import supported_by_cpu
 
-    options = ExportOptions(str(checkpoint), package, max_length=MAX_LENGTH, batch_size=batch_size, attention=lowering)
+    options = ExportOptions(
+        str(checkpoint), package, max_length=MAX_LENGTH, batch_size=batch_size, attention=cast(Attention, lowering)
+    )
     export(options, replay=replay, takes=supported_by_cpu)
     verification = read_manifest(package).verification
     if verification.status != "verified":

@@ -21,6 +21,7 @@ from partita.export.quantise.write.weight_source import QuantisedSource
 from partita.export.target import Kernels, ProbeResult, Target
 from partita.export.weights.origins import SlicedOrigin
 from partita.export.weights.sources import FloatSource, checkpoint_weight
+from partita.options.export import Attention
 from tests.conftest import TinyCheckpoint
 
 MODULES = ["model", "model.layers.1", "model.layers.1.mlp.down_proj", "model.layers.10", "lm_head"]
@@ -190,7 +191,7 @@ def test_standard_operators_are_written_where_the_target_has_no_others() -> None
         (False, "onnx24", "dequantize_linear"),
     ],
 )
-def test_compilers_and_standard_lowerings_get_standard_operators(folds: bool, attention: str, first: str) -> None:
+def test_compilers_and_standard_lowerings_get_standard_operators(folds: bool, attention: Attention, first: str) -> None:
     asked = Asked(frozenset())
     wanted = replace(options(), attention=attention)
     plan = make_plan(wanted, target(asked, Kernels(folds=folds)), MODULES)

@@ -257,7 +257,7 @@ REFUSED = [
     ({"block_size": 32}, UsageError, r"`block_size=32` applies to quantised weights"),
     ({"precision": "int4", "block_size": 48}, UsageError, r"`block_size=48`: choose one of 32, 64, 128"),
     ({"precision": "int4", "verify": False}, UsageError, r"omit `verify=False`"),
-    ({"precision": "int4", "quantiser": "magic"}, UsageError, r"`quantiser=magic`: unknown quantiser"),
+    ({"precision": "int4", "quantiser": "magic"}, UsageError, r"`quantiser=magic`: choose one of refit, gptq, nearest"),
     ({"precision": "int4", "quality_text": Path("absent.txt")}, UsageError, r"absent\.txt`: cannot be read"),
 ]
 

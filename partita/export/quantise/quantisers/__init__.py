@@ -15,8 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from partita.errors import UsageError
-
 if TYPE_CHECKING:
     import torch
 
@@ -28,7 +26,6 @@ __all__ = [
     "Grid",
     "Quantised",
     "Quantiser",
-    "check_name",
     "names",
     "quantiser",
     "without_text",
@@ -45,15 +42,8 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name != "base"))
 
 
-def check_name(name: str) -> None:
-    """Raise UsageError, which lists the names, for an unknown quantiser. Imports none of them."""
-    if name not in names():
-        raise UsageError(f"`quantiser={name}`: unknown quantiser; choose one of {', '.join(names())}")
-
-
 def quantiser(name: str) -> Quantiser:
-    """The quantiser with this name. Raises UsageError where there is none."""
-    check_name(name)
+    """The quantiser with this name."""
     found = importlib.import_module(f"{__name__}.{name}").QUANTISER
     assert isinstance(found, Quantiser)
     return found

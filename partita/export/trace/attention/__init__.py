@@ -12,7 +12,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from partita.errors import UsageError
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["GROWING", "Lowering", "lowering", "names", "by_preference"]
 
 
-GROWING = "growing"
+GROWING: Final = "growing"
 """The lowering of `--cache growing`, not available through `--attention`."""
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 import torch
 
-from partita.errors import UsageError
-from partita.export.quantise.quantisers import DEFAULT, Grid, Quantised, check_name, names, quantiser
+from partita.export.quantise.quantisers import DEFAULT, Grid, Quantised, names, quantiser
+from partita.export.trace import attention
+from partita.export.trace.attention import GROWING
+from partita.options.export import Attention, Quantiser
 
 GRIDS = [Grid(bits, symmetric) for bits in (4, 8) for symmetric in (False, True)]
 
@@ -61,6 +65,6 @@ def test_zero_points_pay() -> None:
     assert error(weights(), "nearest", Grid(4, symmetric=False)) < error(weights(), "nearest", Grid(4, symmetric=True))
 
 
-def test_an_unknown_quantiser_is_refused_with_those_that_are_there() -> None:
-    with pytest.raises(UsageError, match=r"`quantiser=magic`: unknown quantiser; choose one of gptq, nearest, refit"):
-        check_name("magic")
+def test_options_name_every_quantiser_and_lowering() -> None:
+    assert set(get_args(Quantiser)) == set(names())
+    assert set(get_args(Attention)) == {"auto", GROWING, *attention.names()}
