@@ -410,7 +410,9 @@ def _render_moves(phase: Phase) -> str:
     if not count:
         return f"{f'No copies outside control flow{inside}' if inside else 'No copies between devices'}; {parts}"
     size = "" if cost is None else in_bytes(cost.copy_bytes_per_run, cost.copy_bytes_at_least)
-    return f"{plural(count, 'copy')} per {run}{size}{inside}; {parts}"
+    border = sum(copy.kind != "memcpy_node" for copy in phase.copies)
+    of_session = f", {border} of session inputs or outputs" if border and border != count else ""
+    return f"{plural(count, 'copy')} per {run}{size}{of_session}{inside}; {parts}"
 
 
 def _remedy_lines(entry: ChainEntry) -> Iterator[Cell | Command]:
