@@ -323,6 +323,19 @@ def test_threads_that_share_a_model_get_whole_answers(package, process):
     assert not wrong
 
 
+def test_a_step_that_ends_before_a_prompt_is_submitted_keeps_its_output(model, monkeypatch):
+    """Another thread that uses the model may make this step."""
+    whole, submit = tokens(model), LocalEngine.submit
+
+    def stepping(engine, *arguments):
+        ticket = submit(engine, *arguments)
+        engine.step()
+        return ticket
+
+    monkeypatch.setattr(LocalEngine, "submit", stepping)
+    assert tokens(model) == whole
+
+
 def test_a_report_in_the_middle_of_a_generation_does_not_end_it(model):
     generation = model.generate(PROMPT, max_new_tokens=N, stop_token_ids=())
     next(generation)
