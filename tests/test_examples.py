@@ -41,7 +41,7 @@ def helped() -> Iterator[tuple[str, str]]:
     def below(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, str]]:
         for name in getattr(command, "commands", {}):
             yield from below(command.get_command(None, name), (*words, name))
-        for line in (command.epilog or "").splitlines():
+        for line in (command.epilog or "").splitlines() if words else ():
             yield f"{' '.join(words)} --help", line
 
     yield from below(typer.main.get_command(cli.app), ())

@@ -54,6 +54,7 @@ BLANKS: dict[str, Any] = {
     "folder": "pkg",
     "package": "pkg",
     "prompt": "two words",
+    "reference": "cpu",
     "file": "out",
     "wheel": "onnxruntime",
     "version": "1.31.1",

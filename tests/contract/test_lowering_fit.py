@@ -61,7 +61,7 @@ for folder in map(Path, sys.argv[2:]):
     model = onnx.load(folder / graph["file"], load_external_data=False)
     lab = Lab(tried.resolution, cache_for(tried.resolution), time.monotonic() + 120)
     told = measure_graph(model.SerializeToString(), sizes, lab)
-    answers[manifest["graph"]["attention"]] = [sorted(told.left), told.fails, told.unasked, lab.unusable]
+    answers[manifest["graph"]["attention"]] = [sorted(told.unsupported), told.failure, told.untested, lab.unusable]
 print(json.dumps(answers))
 """
 

@@ -67,7 +67,7 @@ def test_a_provider_is_asked_and_the_answers_are_those_of_placement(environment,
     done = honoured(partita("support", graph, "--provider", target.provider, "--seconds", "240", "--out", path))
     found = json.loads(path.read_text(encoding="utf-8"))
     assert found["schema"] == "partita.support/1"
-    assert {need["operator"]: need["outcome"] for need in found["model"]} == {
+    assert {need["operator"]: need["outcome"] for need in found["model_operators"]} == {
         "MatMul": "supported",
         "Relu": "supported",
     }

@@ -8,6 +8,7 @@ the CPU provider.
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import tomllib
@@ -175,3 +176,4 @@ def main(arguments: list[str]) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
+    os._exit(0)  # SwiftShader may crash while Python unloads it
