@@ -122,7 +122,7 @@ ROWS = (
         condition="the provider's device memory budget was used up before this node",
         needs="the budget in the request and an experiment without it; or a log line with the node at which the budget "
         "ended",
-        remedy="raise or remove the budget",
+        remedy="raise or remove the budget; the provider then uses more device memory",
         steps=(WITHOUT_OPTIONS,),
         find=finders.over_budget,
         found_on=("line", "blank_line", "budget"),
@@ -133,7 +133,7 @@ ROWS = (
         sentence="{provider} does not support {op} with {before}",
         condition="the provider supports the node only with another value of one of its options",
         needs="an experiment: the provider supports the unchanged node with another value of the option",
-        remedy="set the provider option that the evidence names",
+        remedy="set the provider option that the evidence names; it applies to all nodes",
         factors=(OPTION,),
         steps=(SET_OPTION,),
         find=finders.option_needed,
@@ -188,7 +188,7 @@ ROWS = (
         needs="a log line with the node and the cause; or experiments: the provider supports the node with another "
         "attribute, input or rank, or supports other nodes of the operator with the same version and types",
         remedy="export the model with the change that the evidence names: another attribute, one input less or more, a "
-        "constant input, or another rank",
+        "constant input, or another rank; compare the outputs, which the change may alter",
         factors=("attribute", "input"),
         steps=(RETARGET,),
     ),
@@ -219,8 +219,9 @@ ROWS = (
         "the graph",
         needs="bisection to the smallest part of the graph that fails; an experiment in which the provider fails or "
         "crashes on the node; or a log line about the subgraphs that the provider compiles",
-        remedy="change the nodes that the evidence names, or run them on another provider; if it names none, check the "
-        "nodes at the boundaries of the provider's partitions for unsupported operators and types",
+        remedy="change the nodes that the evidence names, or run them on another provider, which adds copies; "
+        "if it names none, check the nodes at the boundaries of the provider's partitions for unsupported "
+        "operators and types",
         steps=(RETARGET, STANDARD),
         undecided=True,
         find=finders.subgraph_rejected,
