@@ -25,7 +25,7 @@ import pytest
 import typer.main
 
 from partita import cli
-from partita.diagnosis.reasons.base import load_reasons
+from partita.diagnosis.reasons.table import REASONS
 from partita.package.folder import WEIGHTS, read_manifest
 from partita.providers.options import parse_options, split_options
 from partita.providers.resolve import known_providers, parse_chain
@@ -309,7 +309,7 @@ def test_what_is_said_of_a_wheels_extras_is_so() -> None:
 
 
 def test_every_reason_and_every_provider_has_a_remedy() -> None:
-    for reason in load_reasons():
+    for reason in REASONS.values():
         assert reason.remedy
         for step in reason.steps:
             assert step.remedy.command, f"{reason.code}: {step.title} is a step without a command"

@@ -18,7 +18,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import partita
-from partita.diagnosis.reasons.base import load_reasons
+from partita.diagnosis.reasons.table import REASONS as TABLE
 from partita.errors import PartitaError
 from partita.foreign import ports, shapes
 from partita.foreign.folder import Choice, open_folder
@@ -378,6 +378,6 @@ def test_what_the_evidence_of_experiments_names_makes_the_reasons_go(tmp_path: P
 
 
 def test_the_remedy_of_every_reason_of_nodes_is_applied_or_listed() -> None:
-    of_nodes = [reason.code for reason in load_reasons() if reason.level == "node"]
+    of_nodes = [reason.code for reason in TABLE.values() if reason.level == "node"]
     applied = [*PROBED, *(reason.code for reason in REASONS), *CODES_ELSEWHERE]
     assert sorted(of_nodes) == sorted([*applied, *NO_CHANGE]) and len(NO_CHANGE) == 1

@@ -13,7 +13,7 @@ import typer.main
 
 from partita import cli
 from partita.diagnosis.actions import CHECKPOINT, steps_for
-from partita.diagnosis.reasons.base import load_reasons
+from partita.diagnosis.reasons.table import REASONS
 from partita.diagnosis.records import VariantRecord
 from partita.diagnosis.steps import Step
 from partita.partition_reports.records import Report
@@ -60,7 +60,7 @@ def parsed(words: list[str]) -> dict[str, Any]:
     return found
 
 
-STEPS = {(reason.code, step.title): step for reason in load_reasons() for step in reason.steps}
+STEPS = {(reason.code, step.title): step for reason in REASONS.values() for step in reason.steps}
 
 
 @pytest.mark.parametrize("step", STEPS.values(), ids=["-".join(key) for key in STEPS])
@@ -213,7 +213,7 @@ def test_the_command_of_a_report_mends_what_it_is_for(
     assert placed(Path(words[3])).fallbacks == ()
 
 
-@pytest.mark.parametrize("reason", [reason.code for reason in load_reasons()])
+@pytest.mark.parametrize("reason", sorted(REASONS))
 def test_a_provider_may_be_missing_for_any_reason(reason: str) -> None:
     """A provider that fails over one graph has the reason of a node, with steps that name checkpoint and package."""
     report = recorded("webgpu")

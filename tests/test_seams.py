@@ -38,29 +38,24 @@ MODEL = (
     '<ir_version: 10, opset_import: ["" : 21]>\n'
     "g (float[2,4] x) => (float[2,4] y) {\n  [a] h = Relu(x)\n  [b] y = Elu<alpha=3.0>(h)\n}"
 )
-REASON = '''"""A reason that this test adds."""
-
-from partita.diagnosis.evidence import Context
-from partita.diagnosis.reasons.base import Reason
-from partita.observations.facts import NodeProbe, ProbeRun
-from partita.observations.log_pattern import LogPattern
-from partita.observations.records import ChainEntry
-
-REASON = Reason(
-    code="{code}",
-    level="node",
-    title="{title}",
-    condition="the provider leaves such nodes alone",
-    needs="its word, or an experiment",
-    remedy="try again later",
-    {fields}example=Context(
+ROW = """    Reason(
+        code="{code}",
+        title="{title}",
+        condition="the provider leaves such nodes alone",
+        needs="its word, or an experiment",
+        remedy="try again later",
+        {fields}
+    ),
+"""
+EXAMPLE = """    "{code}": Context(
         node="a",
         op_type="Elu",
         skipped=ChainEntry(provider="LunarExecutionProvider", status="active"),
         {example},
     ),
-)
-'''
+"""
+TABLE, CODES = "partita/diagnosis/reasons/table.py", "partita/observations/codes.py"
+EXAMPLES = "tests/diagnosis/reason_examples.py"
 
 
 @pytest.fixture
@@ -108,14 +103,18 @@ answer(
     assert copy.touched == ["partita/providers/lunar.py"]
 
 
-def add_reason(copy: Copy, code: str, title: str, *, fields: str = "", example: str) -> None:
-    """Its file, and its code, whose place among the codes is its rank."""
-    text = REASON.format(code=code, title=title, fields=fields, example=example)
-    copy.add(f"partita/diagnosis/reasons/{code}.py", text)
-    copy.edit("partita/observations/codes.py", '    "not_claimed",\n', f'    "{code}",\n    "not_claimed",\n')
+def add_reason(
+    copy: Copy, code: str, title: str, *, fields: str = "", example: str, before: str = "not_claimed"
+) -> None:
+    """Its row, its code and its example; its place in the table is its rank."""
+    row = '    Reason(\n        code="{}",\n'
+    copy.edit(TABLE, row.format(before), ROW.format(code=code, title=title, fields=fields) + row.format(before))
+    copy.edit(CODES, f'    "{before}",\n', f'    "{code}",\n    "{before}",\n')
+    start = "EXAMPLES: dict[ReasonCode, Context] = {\n"
+    copy.edit(EXAMPLES, start, start + EXAMPLE.format(code=code, example=example))
 
 
-def test_a_reason_that_is_logged_is_its_file_and_its_code(copy: Copy) -> None:
+def test_a_reason_that_is_logged_is_a_row_a_code_and_an_example(copy: Copy) -> None:
     """And whoever logs it has the pattern: here a provider that is added, too."""
     pattern = '\n        LogPattern("new_moon", r"it is too dark for (?P<node>\\S+): (?P<why>.+)"),'
     copy.add("partita/providers/lunar.py", PROVIDER.format(more=pattern))
@@ -156,20 +155,15 @@ answer(
     assert "try again later" in found["explained"]["out"] and "Too dark (new_moon)" in found["shown"]["out"]
     assert (found["checked"]["code"], found["unknown"]["code"]) == (5, 2)
     assert "## new_moon" in found["documented"] and "`cpu_preferred`, `new_moon`" in found["documented"]
-    assert copy.touched[1:] == [
-        "partita/diagnosis/reasons/new_moon.py",
-        "partita/observations/codes.py",
-    ]
+    assert copy.touched[1:] == [TABLE, CODES, EXAMPLES]
 
 
-def test_a_reason_for_which_a_provider_does_not_start_is_its_file_and_its_word(copy: Copy) -> None:
+def test_a_reason_for_which_a_provider_does_not_start_is_a_row_a_code_and_an_example(copy: Copy) -> None:
     """The row of the provider-level reasons takes it in; without a remedy of its own, the general one is given."""
-    text = REASON.format(code="full_moon", title="Too bright", fields="", example="log=()")
-    text = text.replace('level="node"', 'level="provider"').replace(
-        'status="active"', 'status="unavailable", reason="full_moon", evidence="too bright", remedy="wait"'
-    )
-    copy.add("partita/diagnosis/reasons/full_moon.py", text)
-    copy.edit("partita/observations/codes.py", '    "not_in_build",\n', '    "not_in_build",\n    "full_moon",\n')
+    add_reason(copy, "full_moon", "Too bright", example="log=()", before="library_missing")
+    active = 'skipped=ChainEntry(provider="LunarExecutionProvider", status="active"),\n        log=()'
+    unavailable = 'status="unavailable", reason="full_moon", evidence="too bright", remedy="wait"'
+    copy.edit(EXAMPLES, active, f'skipped=ChainEntry(provider="LunarExecutionProvider", {unavailable})')
     pattern = (
         'LogPattern("full_moon", r"(?P<why>too bright)"), LogPattern("device_missing", r"(?P<why>no moon in sight)")'
     )
@@ -178,17 +172,16 @@ def test_a_reason_for_which_a_provider_does_not_start_is_its_file_and_its_word(c
     found = copy.ask(
         """
 from partita.diagnosis.precedence import explain as reason_of
-from partita.diagnosis.reasons.base import load_reasons
 from partita.providers.resolve import known_providers
 from partita.providers.start import explain
+from tests.diagnosis.reason_examples import EXAMPLES
 from tools.published import reasons_text
 
 failure = explain(known_providers()["lunar"], ["E: it is too bright here"])
-(reason,) = [reason for reason in load_reasons() if reason.code == "full_moon"]
 answer(
     reason=failure.reason,
     remedy=str(failure.remedy),
-    explained=reason_of(reason.example)[0].code,
+    explained=reason_of(EXAMPLES["full_moon"])[0].code,
     documented=reasons_text(),
 )
 """
@@ -256,12 +249,12 @@ report("two.json")
 """
 
 
-def test_a_reason_that_experiments_show_is_its_file_its_code_and_its_factor(copy: Copy) -> None:
+def test_a_reason_that_experiments_show_is_a_row_a_code_an_example_and_a_factor(copy: Copy) -> None:
     add_reason(
         copy,
         "alpha_is_not_two",
         "Another alpha",
-        fields='factors=("alpha",),\n    ',
+        fields='factors=("alpha",),',
         example="log=(), "
         'probe=NodeProbe("a", (ProbeRun("as_is", "", "rejected", ""), ProbeRun("alpha", "alpha=2", "supported", "")))',
     )
@@ -286,8 +279,4 @@ answer(
     assert "no_kernel_type" in two, "of which the first row decides"
     assert "Another alpha (alpha_is_not_two)" in found["shown"]["out"]
     assert "## alpha_is_not_two" in found["documented"]
-    assert copy.touched == [
-        "partita/diagnosis/reasons/alpha_is_not_two.py",
-        "partita/observations/codes.py",
-        "partita/runtime/lab/factors.py",
-    ]
+    assert copy.touched == [TABLE, CODES, EXAMPLES, "partita/runtime/lab/factors.py"]

@@ -32,7 +32,6 @@ QUOTED = {
     ("runtime/ort/run_log.py", "UNPACKED"): "ONNX Runtime",
     ("runtime/ort/registry.py", "'ORT Build Info: '"): "ONNX Runtime",
     ("runtime/cpu/cores.py", "'model name'"): "/proc/cpuinfo",
-    ("diagnosis/inlined_nodes.py", "f'Op type: {node.op_type} node name: {node.name}'"): "ONNX Runtime",
 }
 """File and expression -> whose text it is."""
 

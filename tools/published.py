@@ -17,10 +17,12 @@ from pydantic import TypeAdapter
 from partita.commands.results import json_schemas
 from partita.diagnosis.evidence import GROUNDS
 from partita.diagnosis.precedence import explain, rows
-from partita.diagnosis.reasons.base import Reason, load_reasons
+from partita.diagnosis.reasons.base import Reason
+from partita.diagnosis.reasons.table import REASONS
 from partita.machine.records import MachineReport
 from partita.package.folder import Manifest
 from partita.partition_reports.records import Report
+from tests.diagnosis.reason_examples import EXAMPLES
 
 PRECEDENCE_HEAD = """## Precedence
 
@@ -75,7 +77,7 @@ def schema_text(record: Any) -> str:
 
 def reasons_text() -> str:
     """The text of docs/reasons.md."""
-    return "\n".join([REASONS_HEAD, *(describe(reason) for reason in load_reasons()), *precedence_text()])
+    return "\n".join([REASONS_HEAD, *(describe(REASONS[code]) for code in sorted(REASONS)), *precedence_text()])
 
 
 def precedence_text() -> Iterator[str]:
@@ -89,7 +91,7 @@ def precedence_text() -> Iterator[str]:
 
 def describe(reason: Reason) -> str:
     """One reason with the evidence of its example."""
-    _, finding = explain(reason.example)
+    _, finding = explain(EXAMPLES[reason.code])
     return (
         f"## {reason.code}\n\n"
         f"{reason.title} ({reason.level}).\n\n"

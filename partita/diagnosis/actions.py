@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from partita.diagnosis.reasons.base import load_reasons
+from partita.diagnosis.reasons.table import REASONS
 from partita.diagnosis.records import VariantRecord
 from partita.diagnosis.steps import Step
 from partita.observations.records import PackageFacts
@@ -100,9 +100,8 @@ def steps_for(
 
     `unprobed`: experiments are missing. `trials`: the experiments on each node; steps that helped no node are omitted.
     """
-    steps = next((reason.steps for reason in load_reasons() if reason.code == code), ())
     found = []
-    for step in steps:
+    for step in REASONS[code].steps if code in REASONS else ():
         if not _is_applicable(situation.package, step, preferred, unprobed):
             continue
         tried = [[trial for trial in each if _is_of(step, trial)] for each in trials]

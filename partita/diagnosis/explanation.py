@@ -9,7 +9,7 @@ from dataclasses import replace
 from partita.diagnosis.evidence import CONFIRM, Context
 from partita.diagnosis.precedence import explain, findings
 from partita.diagnosis.probe_conclusions import fullest
-from partita.diagnosis.reasons.base import load_reasons
+from partita.diagnosis.reasons.table import REASONS
 from partita.diagnosis.records import Fallback, SkippedProvider, VariantRecord
 from partita.diagnosis.session_index import SessionIndex, choose_provider
 from partita.observations.facts import FAILED, AssignedNode, RejectedPart
@@ -198,7 +198,7 @@ def nodes_to_probe(index: SessionIndex, chain: Sequence[ChainEntry], entry: Chai
     placed += [
         (node.name, node.op_type, node.provider, node.name in index.same_name_nodes) for node in _subgraph_nodes(index)
     ]
-    undecided = {reason.code for reason in load_reasons() if reason.undecided}
+    undecided = {reason.code for reason in REASONS.values() if reason.undecided}
     found: list[str] = []
     for name, op_type, provider, in_subgraph in placed:
         if provider is not None and provider != entry.provider and entry in preferred_entries(chain, provider):

@@ -46,7 +46,7 @@ def with_names(facts: SessionFacts, events: Sequence[NodeEvent]) -> SessionFacts
     if not planned:
         return facts
     first = [event for event in events if event.run == events[0].run]
-    names = _by_stream(facts.plan or (), first, planned) or _by_count(first, planned, plan)
+    names = _by_stream(facts.plan or (), first, planned)
     main = {event.name for event in events}
     inside = {
         (event.op_type, event.provider)
@@ -97,20 +97,6 @@ def _join_stream(
             names[event.name] = name
         elif name != event.name:
             return None
-    return names
-
-
-def _by_count(events: Sequence[NodeEvent], planned: Mapping[str, list[str]], plan: Collection[str]) -> dict[str, str]:
-    """Profile name -> plan name for operators with all nodes on one provider and equal numbers in plan and run."""
-    names: dict[str, str] = {}
-    for op, in_plan in planned.items():
-        ran = [
-            event
-            for event in events
-            if event.op_type == op and event.name not in plan and INDEXED.fullmatch(event.name)
-        ]
-        if len(ran) == len(in_plan) and len({event.provider for event in ran}) == 1:
-            names.update(zip((event.name for event in ran), in_plan, strict=True))
     return names
 
 
@@ -172,14 +158,11 @@ def _nodes_without_name(facts: SessionFacts, order: Iterable[str]) -> tuple[str,
 
 
 def functions_expanded(facts: SessionFacts, order: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Node of a function -> the file nodes whose function may contain it, without an optimised graph.
+    """Node of a local function -> the file node that calls it, without an optimised graph.
 
-    The function in the name of a node identifies a single caller. A node without a name comes from the removed file
-    nodes that the log rejects, if they have one operator.
+    Compiling providers write no such graph: `openvino-local-function` and `qnn-local-function` of tests/planted.
     """
-    parts, local = _nodes_without_name(facts, order), _of_local_functions(facts, order)
-    left = removed_nodes(facts.graph, facts, order)
-    return {**_callers(local, left), **_rejected_owners(facts, parts, left)}
+    return _callers(_of_local_functions(facts, order), removed_nodes(facts.graph, facts, order))
 
 
 def _of_local_functions(facts: SessionFacts, order: Iterable[str]) -> tuple[str, ...]:
@@ -201,21 +184,13 @@ def _callers(local: Iterable[str], left: Sequence[GraphNode]) -> dict[str, tuple
 
 
 def called_in_subgraphs(facts: SessionFacts, order: Sequence[str], names: Iterable[str]) -> Parts:
-    """`_callers` for nodes in control-flow subgraphs; `names` are also in the main graph."""
+    """`_callers` for nodes in control-flow subgraphs; `names` are also in the main graph.
+
+    A function that graph and branch call has nodes of the same names in both: `called_twice` of
+    tests/diagnosis/test_listed_nodes.py.
+    """
     local = [name for name in names if name.startswith(INLINED)]
     return _callers(local, removed_nodes(facts.subgraph_nodes, facts, order)) if local else {}
-
-
-def _rejected_owners(
-    facts: SessionFacts, parts: Sequence[str], left: Sequence[GraphNode]
-) -> dict[str, tuple[str, ...]]:
-    """Node without a name -> the removed nodes that the log rejects, if they have one operator."""
-    rejected = [
-        node for node in left if any(f"Op type: {node.op_type} node name: {node.name}" in line for line in facts.log)
-    ]
-    if len({node.op_type for node in rejected}) != 1:
-        return {}
-    return dict.fromkeys(parts, tuple(node.name for node in rejected))
 
 
 def may_be_part_of(facts: SessionFacts, order: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -244,6 +219,8 @@ def blank_lines(
     lines: Iterable[str], patterns: Iterable[LogPattern], fallbacks: Sequence[FallbackNode]
 ) -> dict[str, tuple[str, ...]]:
     """Node without a name -> log lines about it, which have a blank in place of the name.
+
+    E.g. `webgpu-bernoulli-unfolded` and `cuda-centre-crop-sizes-in-a-branch` of tests/planted.
 
     Lines with an operator are about its nodes, if there is a line for each. Other lines are about the remaining nodes,
     if their number is a multiple of the number of nodes: ONNX Runtime queries a provider more than once.
@@ -287,23 +264,6 @@ def inlined_branches(facts: SessionFacts, order: Sequence[str]) -> dict[str, tup
         if len(open_nodes) == len(alike) and len(rivals) == 1:
             found |= dict(zip(alike, open_nodes, strict=True))
     return {name: (inner,) for name, inner in found.items()}
-
-
-def branches_in_subgraphs(
-    facts: SessionFacts, order: Sequence[str], names: Collection[str]
-) -> dict[str, tuple[str, ...]]:
-    """The file node of each inlined node in a control-flow subgraph, by tensors only. `names`: also in the main graph.
-
-    An If in a subgraph may have a constant condition, too. Names of several subgraphs are omitted.
-    """
-    inside = [node for holder in facts.optimised or () for node in holder.subgraph_nodes if node.name in names]
-    once = [node for node in inside if INLINED_NODE.fullmatch(node.name) and _count(inside, node.name) == 1]
-    found = _by_tensors(once, [node.name for node in once], removed_nodes(facts.subgraph_nodes, facts, order))
-    return {name: (inner,) for name, inner in found.items()}
-
-
-def _count(nodes: Iterable[GraphNode], name: str) -> int:
-    return sum(node.name == name for node in nodes)
 
 
 def _by_tensors(optimised: Iterable[GraphNode], names: Iterable[str], gone: Sequence[GraphNode]) -> dict[str, str]:

@@ -115,7 +115,10 @@ class _File:
         return cls(graph - compiled, inner, {*inner, *holders}, named.ran, {*graph, *inner})
 
     def made_of_main(self, name: str) -> bool:
-        """Whether the name of a new node begins with the name of a node that only the main graph has."""
+        """Whether the name of a new node begins with the name of a node that only the main graph has.
+
+        E.g. MatMul, Add and Relu before an If: the list has `NAME/MatMulAddFusion`, the plan a node that fuses it.
+        """
         if name in self.inner or name in self.ran:
             return False
         known = naming.replaced_by(name, self.names)

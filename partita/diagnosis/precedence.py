@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from partita.diagnosis.evidence import GROUNDS, Context, Finding, Ground
-from partita.diagnosis.reasons.base import Reason, load_reasons
+from partita.diagnosis.reasons.base import Reason
+from partita.diagnosis.reasons.table import REASONS
 from partita.observations.codes import CODES, ReasonCode
 from partita.observations.facts import NodeProbe
 from partita.observations.records import ChainEntry
@@ -64,7 +65,7 @@ PRECEDENCE: tuple[Rank, ...] = (
 @cache
 def rows() -> tuple[Rank, ...]:
     """The table with the codes of every row. Raises ValueError for a finding without a row and vice versa."""
-    found = {(reason.code, ground) for reason in load_reasons() for ground in reason.grounds}
+    found = {(reason.code, ground) for reason in REASONS.values() for ground in reason.grounds}
     named = {(code, rank.ground) for rank in PRECEDENCE for code in rank.codes}
     table = tuple(
         rank
@@ -97,7 +98,7 @@ def findings(context: Context) -> list[tuple[Reason, Finding]]:
     Raises LookupError without any reason (`unexplained` always applies), and for a finding on a ground that is not in
     `found_on` of its reason.
     """
-    applying = [(reason, finding) for reason in load_reasons() for finding in reason.findings(context)]
+    applying = [(reason, finding) for reason in REASONS.values() for finding in reason.findings(context)]
     if not applying:
         raise LookupError(f"{context.node}: no reason applies")
     places = ranks()

@@ -16,7 +16,7 @@ from partita.diagnosis import (
 )
 from partita.diagnosis.compiled_subgraphs import COMPILED, compiled_subgraphs, file_nodes
 from partita.diagnosis.graphs import FOLDED, MEMCPY_OPS, OptimisedGraph, index_graph
-from partita.diagnosis.inlined_nodes import branches_in_subgraphs, inlined_branches
+from partita.diagnosis.inlined_nodes import inlined_branches
 from partita.diagnosis.join import ExecutedNode, join_graphs, join_in_order
 from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
 from partita.observations.log_pattern import LogPattern
@@ -202,10 +202,7 @@ def index_session(facts: SessionFacts) -> SessionIndex:
     unfolded |= {name: owners for name, owners in by_name.items() if name not in copies.names}
     within = {**copies.owners, **{copies.names[name]: own for name, own in by_name.items() if name in copies.names}}
     unfolded |= {name: owners for name, owners in unnamed_owners.items() if len(owners) == 1}
-    subgraph_owners = {
-        **inlined_nodes.called_in_subgraphs(facts, order, both),
-        **branches_in_subgraphs(facts, order, both),
-    }
+    subgraph_owners = inlined_nodes.called_in_subgraphs(facts, order, both)
     if optimised is None:
         joined = join_in_order(
             _executed(order, events, providers_by_node),

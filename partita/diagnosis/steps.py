@@ -48,7 +48,7 @@ PLACE = ("partita", "place", "{path}", "--provider", "{chain}", "{needed}")
 RETARGET = Step(
     "Export it for {provider}",
     Remedy(
-        "queries {provider}, if it is installed, and writes the attention lowering that it supports best",
+        "writes the attention lowering that an installed {provider} supports best; other providers may lack it",
         FOR_TARGET,
     ),
     exports=True,
@@ -88,17 +88,21 @@ STANDARD = Step(
 )
 SET_OPTION = Step(
     "Set the option",
-    Remedy("sets the option of {provider}", (*PLACE, "{setting}", "--provider-option", "{now}")),
+    Remedy("sets the option of {provider} for all nodes", (*PLACE, "{setting}", "--provider-option", "{now}")),
     change=Change(OPTION),
 )
 PROBE = Step(
     "Run the experiments",
-    Remedy("runs the missing experiments", (*PLACE, "{setting}", "--probe-seconds", "600", "--report", "again.json")),
+    Remedy(
+        "runs the missing experiments (up to 10 minutes)",
+        (*PLACE, "{setting}", "--probe-seconds", "600", "--report", "again.json"),
+    ),
     probes=True,
     changes=False,
 )
 WITHOUT_OPTIONS = Step(
-    "Remove the constraints", Remedy("places the model without pins and without a memory budget", PLACE)
+    "Remove the constraints",
+    Remedy("places the model without pins and without a memory budget, which may use more device memory", PLACE),
 )
 ASK_PROVIDER = Step(
     "Test the provider",

@@ -22,6 +22,8 @@ Owners = Mapping[str, tuple[str, ...]]
 def with_names(facts: SessionFacts, inside: Iterable[NodeEvent], order: Sequence[str]) -> SessionFacts:
     """The facts with names for unnamed nodes of control-flow subgraphs.
 
+    E.g. `cuda-mish-in-a-branch` and `webgpu-bernoulli-in-a-branch` of tests/planted, and every SequenceMap.
+
     If ONNX Runtime inlined a function of the main graph, listed nodes may be its nodes, which were fused later. Then at
     most as many nodes are named as the subgraphs of the optimised graph have, or as ran in subgraphs. An operator is
     omitted if the main graph has a node of it that is not in the list.
@@ -105,7 +107,7 @@ def _first_number(op: str, names: Iterable[str]) -> int:
 
 
 def owners(facts: SessionFacts, order: Sequence[str], unfolded: Owners) -> dict[str, tuple[str, ...]]:
-    """Nodes named by `with_names` -> file nodes whose functions may contain them.
+    """Nodes named by `with_names` -> file nodes whose functions may contain them. Same cases.
 
     `unfolded`: file nodes of the main graph's nodes from inlined functions; nodes in their subgraphs have the same file
     nodes.

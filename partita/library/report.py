@@ -12,7 +12,7 @@ from partita.check.gate import Gate, GateResult
 from partita.check.requirements import Limits, Vocabulary, check_limits, parse_requirement
 from partita.compare import reports as comparing
 from partita.compare.rows import Comparison
-from partita.diagnosis.reasons.base import load_reasons
+from partita.diagnosis.reasons.table import REASONS
 from partita.errors import ReportCheckError, ReportError, UsageError
 from partita.explain import node_explanation
 from partita.explain.node_explanation import Explanation
@@ -189,4 +189,4 @@ def vocabulary(report: records.Report) -> Vocabulary:
             return found
         return parse_chain(name, argument="require")[0].ort_name
 
-    return Vocabulary(provider, tuple(reason.code for reason in load_reasons()))
+    return Vocabulary(provider, tuple(sorted(REASONS)))

@@ -16,12 +16,11 @@ from partita.partition_reports.cost import phase_cost, tokens_per_run, with_cost
 from partita.partition_reports.file_nodes import find_file_nodes
 from partita.partition_reports.groups import with_groups
 from partita.partition_reports.partitions import find_partitions
-from partita.partition_reports.placement import find_disagreements, in_layers, place_nodes
+from partita.partition_reports.placement import find_disagreements, find_subgraphs, in_layers, place_nodes
 from partita.partition_reports.records import Cache, CacheState, Phase, RejectedPart, Report, Totals
 from partita.partition_reports.request_records import DryRunFacts, ModelFacts, Request
 from partita.partition_reports.sources import state_sources
 from partita.partition_reports.speculation import speculation_figures
-from partita.partition_reports.subgraphs import find_subgraphs
 from partita.partition_reports.timing import node_time_note, node_times, step_times
 from partita.partition_reports.verdict import summarise
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from partita.diagnosis.reasons.base import load_reasons
+from partita.diagnosis.reasons.table import REASONS
 from partita.providers.base import OTHER_RUNTIME
 from partita.providers.start import REMEDIES
 from partita.remedies import Remedy
@@ -131,7 +131,7 @@ def test_a_planted_cause_is_gone_after_what_its_remedy_says(environment, applied
     was, now = (chain_entry(report, environment, ort_name) for report in (raised, gone))
     said = was["remedy"] or ""
     assert all(re.search(pattern(remedy), said) for remedy in applied.remedies), said
-    remedies = {reason.code: reason.remedy for reason in load_reasons()}
+    remedies = {reason.code: reason.remedy for reason in REASONS.values()}
     rows = {(row["reason"], row["remedy"]) for row in raised["fallbacks"]}
     assert {(code, remedies[code]) for code in applied.codes} <= rows
     assert now["status"] == "active"

@@ -7,7 +7,7 @@ import pytest
 from partita.diagnosis.explanation import find_fallbacks, nodes_to_probe
 from partita.diagnosis.session_index import SessionIndex, index_session
 from partita.observations.facts import AssignedNode, GraphNode, PortFact
-from partita.partition_reports.subgraphs import find_subgraphs
+from partita.partition_reports.placement import find_subgraphs
 from tests.partition_reports.samples import (
     CPU,
     GPU,

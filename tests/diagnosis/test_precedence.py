@@ -11,11 +11,13 @@ from partita.diagnosis import precedence
 from partita.diagnosis.evidence import names_a_node
 from partita.diagnosis.precedence import PRECEDENCE, Rank, explain, ranks, rows
 from partita.diagnosis.probe_conclusions import Code
-from partita.diagnosis.reasons.base import Reason, load_reasons
-from partita.observations.codes import NODE_CODES, PROVIDER_CODES
+from partita.diagnosis.reasons.base import Reason
+from partita.diagnosis.reasons.table import REASONS
+from partita.observations.codes import PROVIDER_CODES
 from partita.observations.facts import NodeProbe, ProbeRun
 from partita.observations.log_pattern import LogPattern
 from partita.providers.resolve import known_providers
+from tests.diagnosis.reason_examples import EXAMPLES
 from tests.diagnosis.test_reasons import GATHER, context
 from tests.partition_reports.samples import NO_KERNEL
 
@@ -31,15 +33,9 @@ def clear() -> None:
     ranks.cache_clear()
 
 
-def test_the_codes_are_the_files_of_the_folder() -> None:
-    levels = {"provider": set(PROVIDER_CODES), "node": set(NODE_CODES)}
-    for level, codes in levels.items():
-        assert {reason.code for reason in load_reasons() if reason.level == level} == codes
-
-
 def test_whatever_a_reason_can_find_has_a_rank_and_no_row_stands_for_more() -> None:
-    assert set(ranks()) == {(reason.code, ground) for reason in load_reasons() for ground in reason.grounds}
-    shown = {(reason.code, "alone") for reason in load_reasons() if reason.factors or reason.code in get_args(Code)}
+    assert set(ranks()) == {(reason.code, ground) for reason in REASONS.values() for ground in reason.grounds}
+    shown = {(reason.code, "alone") for reason in REASONS.values() if reason.factors or reason.code in get_args(Code)}
     assert shown <= set(ranks())
     assert {(code, "entry") for code in (*PROVIDER_CODES, "dynamic_shape")} <= set(ranks())
 
@@ -66,21 +62,20 @@ def test_a_table_that_does_not_fit_the_reasons_is_refused_at_once(
         clear()
 
 
-@pytest.mark.parametrize("reason", load_reasons(), ids=lambda reason: reason.code)
+@pytest.mark.parametrize("reason", REASONS.values(), ids=lambda reason: reason.code)
 def test_every_finding_of_every_example_is_on_a_ground_that_its_reason_lists(reason: Reason) -> None:
-    for other in load_reasons():
-        assert {finding.ground for finding in reason.findings(other.example)} <= reason.grounds
+    for other in REASONS.values():
+        assert {finding.ground for finding in reason.findings(EXAMPLES[other.code])} <= reason.grounds
 
 
 def test_every_pattern_of_every_provider_can_lead_to_a_finding() -> None:
     """One without a node's name is read by the reasons that look at the graph, at a failure, or at a budget."""
-    reasons = {reason.code: reason for reason in load_reasons()}
     for provider in known_providers().values():
         for pattern in provider.node_patterns:
-            grounds = reasons[pattern.reason].grounds
+            grounds = REASONS[pattern.reason].grounds
             assert grounds & ({"line"} if names_a_node(pattern) else {"graph_line", "alone_said", "budget"}), pattern
         for pattern in provider.start_patterns:
-            assert "entry" in reasons[pattern.reason].grounds, pattern
+            assert "entry" in REASONS[pattern.reason].grounds, pattern
 
 
 def test_a_pattern_about_a_node_gives_no_reason_of_a_provider() -> None:

@@ -11,13 +11,14 @@ from partita.diagnosis.evidence import Context
 from partita.diagnosis.explanation import explain_provider, find_fallbacks, nodes_to_probe
 from partita.diagnosis.precedence import explain
 from partita.diagnosis.probe_conclusions import conclusions, fullest, unprobed_nodes
-from partita.diagnosis.reasons.base import load_reasons
+from partita.diagnosis.reasons.table import REASONS
 from partita.diagnosis.session_index import index_session
 from partita.observations.facts import Factor, NodeProbe, Outcome, ProbeRun, RejectedPart, Swap
 from partita.observations.log_pattern import LogPattern
 from partita.observations.names import UNKNOWN
 from partita.observations.records import ChainEntry, Probing
 from partita.partition_reports.build import find_rejected
+from tests.diagnosis.reason_examples import EXAMPLES
 from tests.diagnosis.test_reasons import GATHER, context
 from tests.partition_reports.samples import (
     COPIED,
@@ -33,7 +34,7 @@ from tests.partition_reports.samples import (
     with_session,
 )
 
-CODES = {factor: reason.code for reason in load_reasons() for factor in reason.factors}
+CODES = {factor: reason.code for reason in REASONS.values() for factor in reason.factors}
 KINDS = {"type": "other types", "opset": "other opsets"}
 DET, CONCAT = "model.layers.0.self_attn/Det", "model.rotary_emb/Concat"
 ONLY_PLACED = ProbeRun("opset", "Relu of opset 13 in place of 14", "placed", "")
@@ -315,9 +316,8 @@ def test_what_a_line_says_of_the_cause_itself_stands(trials):
 
 
 def test_a_line_on_attributes_stands_against_an_experiment_on_types():
-    from partita.diagnosis.reasons.attribute_unsupported import REASON
-
-    example = replace(REASON.example, probe=NodeProbe(REASON.example.node, TAKEN_AS_FLOAT))
+    given = EXAMPLES["attribute_unsupported"]
+    example = replace(given, probe=NodeProbe(given.node, TAKEN_AS_FLOAT))
     reason, finding = explain(example)
     assert (reason.code, finding.kind) == ("attribute_unsupported", "logged")
 

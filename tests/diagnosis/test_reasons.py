@@ -1,23 +1,21 @@
-"""Every reason file keeps its contract, and the strongest evidence wins."""
+"""Every row of the table of reasons applies to its example, and the strongest evidence wins."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-import partita.diagnosis.reasons as reasons_folder
 from partita.diagnosis.evidence import Context
 from partita.diagnosis.native_log import lines_by_node
 from partita.diagnosis.precedence import explain
-from partita.diagnosis.reasons import unavailable
-from partita.diagnosis.reasons.base import load_reasons
+from partita.diagnosis.reasons.table import REASONS, ROWS
+from partita.observations.codes import CODES
 from partita.observations.log_pattern import LogPattern
 from partita.observations.records import ChainEntry
+from tests.diagnosis.reason_examples import EXAMPLES
 from tests.partition_reports.samples import GPU, NO_KERNEL, PATTERNS, PREFERRED
 
-REASONS = {reason.code: reason for reason in load_reasons()}
 GATHER = "model.rotary_emb/Gather"
 
 
@@ -26,17 +24,19 @@ def context(**changes) -> Context:
     return replace(plain, **changes)
 
 
-def test_every_file_of_the_folder_is_a_reason():
-    files = {path.stem for path in Path(reasons_folder.__file__).parent.glob("*.py")} - {"__init__", "base"}
-    of_providers = {reason.code for reason in unavailable.REASONS}
-    assert set(REASONS) == files - {"unavailable"} | of_providers
-    assert of_providers == {code for code, reason in REASONS.items() if reason.level == "provider"}
-    assert {"runtime_inserted", "cpu_preferred", "no_kernel_op", "unexplained"} <= files
+def test_every_code_has_one_row_and_one_example():
+    assert tuple(reason.code for reason in ROWS) == CODES
+    assert set(EXAMPLES) == set(CODES)
+
+
+def test_a_factor_of_experiments_shows_one_reason():
+    factors = [factor for reason in ROWS for factor in reason.factors]
+    assert len(factors) == len(set(factors))
 
 
 @pytest.mark.parametrize("code", REASONS)
 def test_a_reason_explains_its_own_example(code):
-    reason, finding = explain(REASONS[code].example)
+    reason, finding = explain(EXAMPLES[code])
     assert reason.code == code
     assert finding.evidence
     assert "\n" not in finding.evidence
@@ -98,11 +98,6 @@ def test_an_exported_node_is_not_taken_for_an_inserted_one():
     assert explain(context(node="Transpose", op_type="Transpose", exported=True))[0].code == "unexplained"
 
 
-def test_a_code_is_lower_case_words():
-    with pytest.raises(ValueError, match="not a reason code"):
-        replace(REASONS["unexplained"], code="No Kernel")  # type: ignore[arg-type]
-
-
 def test_a_pattern_of_another_reason_is_no_evidence():
     assert REASONS["cpu_preferred"].findings(context(log=(NO_KERNEL,))) == ()
 
@@ -132,7 +127,7 @@ def test_a_provider_reason_without_evidence_is_unexplained():
 
 
 def test_a_rejected_graph_is_weaker_than_a_line_about_the_node():
-    example = REASONS["subgraph_rejected"].example
+    example = EXAMPLES["subgraph_rejected"]
     line = NO_KERNEL.replace(GATHER, example.node)
     both = replace(example, log=(line,), patterns=(*example.patterns, *PATTERNS))
     assert explain(both)[0].code == "no_kernel_op"

@@ -9,7 +9,7 @@ from partita.diagnosis.explanation import explain_node, find_fallbacks, nodes_to
 from partita.diagnosis.session_index import SessionIndex, index_session
 from partita.observations.facts import AssignedNode
 from partita.observations.names import CPU
-from partita.partition_reports.subgraphs import find_subgraphs
+from partita.partition_reports.placement import find_subgraphs
 from tests.diagnosis.test_inlined_nodes import CUDA, FORCED, FORCED_LINE, KERNEL, WANTED, node
 from tests.partition_reports.samples import event, session_facts
 

@@ -8,8 +8,7 @@ import pytest
 
 from partita.check.gate import Gate, check
 from partita.partition_reports.outcome import is_in_place, status_of
-from partita.partition_reports.sections import cache as cache_section
-from partita.partition_reports.sections.phases import figures
+from partita.partition_reports.sections.phases import cache_section, figures
 from partita.partition_reports.verdict import describe_cache, summarise
 from tests.partition_reports.samples import recorded_facts, report_of
 
@@ -34,7 +33,7 @@ def test_every_place_gives_the_same_answer(status: str) -> None:
     outcome = check(report, Gate(cache_in_place=True), "r").outcomes[-1]
     assert outcome.met is (answer is True)
     assert word in describe_cache(cache)
-    assert (cache_section.section(report) is None) == (status == "no_cache")
+    assert (cache_section(report) is None) == (status == "no_cache")
     row = next((row.cells[1] for row in figures(report).rows if row.cells[0] == "KV cache"), None)
     expected = {"in_place": "in place", "not_checked": "not checked", "no_cache": None}
     assert row == expected[status] if status in expected else str(row).startswith("NO: ")

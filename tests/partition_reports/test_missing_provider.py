@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from partita.partition_reports.outcome import fallbacks_of
-from partita.partition_reports.sections.brief import brief
 from partita.partition_reports.sections.fallbacks import by_reason, section
 from partita.partition_reports.sections.model import Group
 from partita.partition_reports.sections.overview import glance
 from partita.partition_reports.verdict import summarise
 from partita.partition_reports.views import html, markdown
+from partita.partition_reports.views.brief import brief
 from tests.partition_reports.report_changes import mixed
 from tests.partition_reports.samples import (
     CPU,
@@ -50,7 +50,7 @@ def test_the_top_and_the_brief_view_name_what_kept_nodes_from_the_provider_that_
     why, do = (str(answer.lines) for answer in (top.questions[2], top.questions[4]))
     assert why.count("Tensorrt is unavailable") == 1 and "no_kernel_op" in why
     assert "install TensorRT" in do and len(top.questions[4].lines) > 1
-    (told,) = (text for label, text in brief(REPORT) if label == "fallbacks")
+    (told,) = (each.text for each in brief(REPORT) if each.label == "fallbacks")
     assert (
         told.startswith("Tensorrt is unavailable: library_missing: ") and "nodes on CPU: " in told or "1 node" in told
     )
@@ -72,7 +72,7 @@ def test_a_default_chain_without_its_first_provider_is_not_all_where_it_was_aske
     assert where.figure == "not on Tensorrt" and cost.figure == "unknown"
     assert "library_missing" in str(why.lines) and "install TensorRT" in str(do.lines)
     assert "tokens/s" not in str(cost), "the speed of another provider is no cost"
-    told = dict(brief(DEFAULT))
+    told = {each.label: each.text for each in brief(DEFAULT)}
     assert told[""].endswith(said) and "install TensorRT" in told["remedy"]
     assert said in markdown.to_text(DEFAULT) and said in html.to_text(DEFAULT) and "✓" not in markdown.to_text(DEFAULT)
     summary = summarise(DEFAULT)

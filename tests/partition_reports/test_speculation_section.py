@@ -8,7 +8,7 @@ import pytest
 
 from partita.observations.facts import SpeculationFact, StepFact
 from partita.partition_reports.sections.model import Line, Table
-from partita.partition_reports.sections.speculation import section
+from partita.partition_reports.sections.phases import speculation_section as section
 from partita.partition_reports.speculation import speculation_figures
 from tests.partition_reports.samples import recorded_facts, report_of
 

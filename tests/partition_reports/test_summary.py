@@ -12,11 +12,11 @@ from partita.check.requirements import Vocabulary, parse_requirement
 from partita.compare.reports import compare
 from partita.partition_reports import storage
 from partita.partition_reports.outcome import state_name
-from partita.partition_reports.sections.brief import brief
 from partita.partition_reports.sections.overview import glance
 from partita.partition_reports.sections.shared import speed_text
 from partita.partition_reports.verdict import summarise, verdict_of
 from partita.partition_reports.views import html, markdown
+from partita.partition_reports.views.brief import brief
 from tests.partition_reports.report_changes import compiled, each_phase, mixed, renamed
 from tests.partition_reports.reports import RECORDED, recorded
 from tests.partition_reports.samples import CPU, GPU, recorded_facts, report_of, with_session
@@ -79,7 +79,7 @@ def test_what_is_elsewhere_in_another_phase_alone_is_not_said_to_be_copies_or_no
 
 def test_a_run_that_failed_is_the_first_thing_that_every_view_says():
     report = report_of(replace(recorded_facts(), failure="Non-zero status\nin node x"))
-    top, told = glance(report), dict(brief(report))
+    top, told = glance(report), {each.label: each.text for each in brief(report)}
     said = "Placed on CPU; its run failed: Non-zero status in node x"
     assert (top.state.name, top.state.tone, top.state.headline) == ("failed", "bad", said)
     assert told[""].endswith(said) and summarise(report).state == "failed"
@@ -104,7 +104,7 @@ def test_shares_are_of_nodes_of_the_file_in_every_view_and_in_requirements():
     where = glance(report).questions[0]
     placed = "6 of 9 nodes on WebGpu, 3 on CPU (and 4 added by ONNX Runtime)"
     assert (where.figure, where.lines) == ("66.7 %", (f"{placed} in prefill and decode",))
-    assert dict(brief(report))["where"] == placed
+    assert {each.label: each.text for each in brief(report)}["where"] == placed
     assert f"6 of 9 nodes on {GPU}, 3 on {CPU} (and 4 added by ONNX Runtime)" in summarise(report).verdict
 
 

@@ -15,10 +15,10 @@ from partita.partition_reports import storage
 from partita.partition_reports.records import Subgraphs
 from partita.partition_reports.render.html import read_part
 from partita.partition_reports.sections import overview
-from partita.partition_reports.sections.brief import brief
 from partita.partition_reports.verdict import verdict_of
 from partita.partition_reports.views import html
 from partita.partition_reports.views._page import layer_map
+from partita.partition_reports.views.brief import brief
 from tests.partition_reports import pages
 from tests.partition_reports.html_tree import Element, read, section, words
 from tests.partition_reports.report_changes import each_phase, left_by_cuda_too, with_cost
@@ -400,6 +400,6 @@ def test_nobody_says_that_there_is_no_copy_where_control_flow_has_some_or_may_ha
     report = each_phase(
         pages.mixed_report(), lambda phase: {"copies": (), "subgraphs": bodies, "cost": with_cost(phase, copies=0)}
     )
-    shown = [read(html.to_text(report)).text, "\n".join(told for _, told in brief(report))]
+    shown = [read(html.to_text(report)).text, "\n".join(each.text for each in brief(report))]
     for view in shown:
         assert said in view and "No copies between devices" not in view and "no Memcpy node, and" not in view

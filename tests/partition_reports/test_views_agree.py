@@ -15,7 +15,7 @@ from partita.observations.text_format import clean, decimals
 from partita.partition_reports.outcome import counted_rows, fallbacks_of, used_phases
 from partita.partition_reports.records import Report
 from partita.partition_reports.render.shortening import LEFT_OUT, shown_blocks, shown_rows
-from partita.partition_reports.sections import copies, fallbacks, layers, partitions, phases, placement
+from partita.partition_reports.sections import copies, fallbacks, partitions, phases, placement
 from partita.partition_reports.sections.model import Block, Command, Fold, Group, Line, Pairs, Section, Table, text_of
 from partita.partition_reports.sections.overview import glance
 from partita.partition_reports.sections.report import sections
@@ -146,7 +146,7 @@ def test_figures_of_the_phases_are_those_of_the_report(shown: Shown) -> None:
 def test_every_layer_operator_and_module_has_a_row(shown: Shown) -> None:
     report, placed = shown.report, placement.section(shown.report)
     for rows, groups in (
-        (rows_of(layers.section(report), "layer"), "by_layer"),
+        (rows_of(placement.layers_section(report), "layer"), "by_layer"),
         (rows_of(placed, "operator"), "by_op_type"),
         (rows_of(placed, "module"), "by_module"),
     ):

@@ -23,7 +23,6 @@ AT_A_TIME = 2
 FORKED = "forked"
 IMPORTED = ("onnx", "partita.commands.place", "partita.library.place.place_run", "partita.partition_reports.storage")
 PACKAGES = (
-    "partita.diagnosis.reasons",
     "partita.providers",
     "partita.runtime.lab",
 )

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
+from rich.console import Console
 
 from partita.partition_reports.file_nodes import added_nodes, placed
 from partita.partition_reports.outcome import preferred_of, used_phases
+from partita.partition_reports.sections.overview import glance
+from partita.partition_reports.views import brief
 from partita.partition_reports.views._page.layer_map import draw_map
 from tests.recordings.runs import GOLDEN, NAMES, golden, report
 
@@ -15,6 +20,16 @@ def test_the_report_of_recorded_facts_is_the_golden_one(name: str) -> None:
     made = report(name)
     assert [check.name for check in made.checks if not check.passed] == []
     assert golden(made) == (GOLDEN / f"{name}.txt").read_text(encoding="utf-8"), "see tests/recordings/runs.py"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_brief_of_a_narrow_terminal_has_verdict_reason_remedy_and_cost(name: str) -> None:
+    made, stream = report(name), io.StringIO()
+    brief.render(made, Console(file=stream, width=60, color_system=None))
+    lines = stream.getvalue().splitlines()
+    labels = {each.label for each in brief.brief(made)} & {"fallbacks", "remedy", "cost"}
+    assert len(lines) <= 10 and lines[0].startswith(glance(made).name)
+    assert {label for label in labels if any(line.startswith(f"{label}: ") for line in lines)} == labels
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -42,3 +57,9 @@ def test_every_table_adds_up_to_the_file_nodes(name: str) -> None:
 
 def test_every_golden_report_has_its_run() -> None:
     assert {path.stem for path in GOLDEN.glob("*.txt")} == set(NAMES)
+
+
+def test_the_card_of_actions_begins_with_the_remedy() -> None:
+    action = glance(report("cuda-celu")).questions[-1]
+    assert action.figure == "Put a provider that supports the operator first in --provider"
+    assert str(action.lines[0]).startswith(f"p{action.figure[1:]}, or ")

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from partita.diagnosis.reasons.base import load_reasons
+from partita.diagnosis.reasons.table import REASONS
 from partita.partition_reports.records import Report
 from tests.conftest import REPOSITORY
 from tests.partition_reports.samples import GPU_CHAIN, mixed_facts, report_of
@@ -28,7 +28,7 @@ def test_every_schema_of_the_documentation_is_made():
 
 
 def test_every_reason_is_on_the_page():
-    for reason in load_reasons():
+    for reason in REASONS.values():
         assert f"\n## {reason.code}\n" in reasons_text()
 
 

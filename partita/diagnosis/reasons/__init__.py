@@ -1,1 +1,1 @@
-"""Why a node is not on the preferred provider: one reason per file, discovered by file name."""
+"""Why a node is not on the preferred provider: one table of reasons, and the functions that find their evidence."""

@@ -1,24 +1,16 @@
-"""The reason record: one reason code with its condition, evidence and remedy.
-
-One file per code in this folder exposes `REASON`; the file name is the code. `unavailable` has the reasons for which a
-provider does not start. `partita.diagnosis.precedence` ranks reasons.
-"""
+"""The row of the table of reasons."""
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
 from string import Formatter
 from typing import Literal, get_args
 
 from partita.diagnosis.evidence import Context, Finding, Ground, usual
 from partita.diagnosis.probe_conclusions import FORM, TYPE, Code
 from partita.diagnosis.steps import Step
-from partita.observations.codes import EvidenceKind, ReasonCode
+from partita.observations.codes import PROVIDER_CODES, EvidenceKind, ReasonCode
 from partita.observations.facts import Factor
 
 
@@ -27,15 +19,12 @@ class Reason:
     """A reason code with its condition, evidence and remedy."""
 
     code: ReasonCode
-    level: Literal["provider", "node"]
     title: str
     condition: str
     """Condition under which the reason applies, as text."""
     needs: str
     """Required evidence, as text."""
     remedy: str
-    example: Context
-    """A node that this reason applies to; documentation and test in one."""
     sentence: str = ""
     """The reason as a sentence with {provider}, {op} and {before}, the value that a successful change replaced. Empty:
     the title is used."""
@@ -56,11 +45,10 @@ class Reason:
     remedies: Mapping[Factor, str] = field(default_factory=dict)
     """Remedies that replace `remedy`, by the factor that shows the reason."""
 
-    def __post_init__(self) -> None:
-        if not re.fullmatch(r"[a-z][a-z_]*", self.code):
-            raise ValueError(f"{self.code!r} is not a reason code: lower-case letters and underscores only")
-        if (self.find is None) != (not self.found_on):
-            raise ValueError(f"{self.code}: `find` and `found_on` go together")
+    @property
+    def level(self) -> Literal["provider", "node"]:
+        """Whether the provider does not start, or one node is not on it."""
+        return "provider" if self.code in PROVIDER_CODES else "node"
 
     @property
     def names_change(self) -> bool:
@@ -92,28 +80,3 @@ class Reason:
         """The finding with the remedy of its factor, if `remedies` has one."""
         other = next((self.remedies[factor] for factor in finding.factors if factor in self.remedies), None)
         return finding if other is None or finding.remedy else replace(finding, remedy=other)
-
-
-@cache
-def load_reasons() -> tuple[Reason, ...]:
-    """Every reason of this folder, by code: `REASON` of a file, whose name is the code, or its `REASONS`.
-
-    Raises ValueError when a file and its code have different names, or two reasons name one factor.
-    """
-    package = importlib.import_module(__name__.rpartition(".")[0])
-    names = sorted(found.name for found in pkgutil.iter_modules(package.__path__) if found.name != "base")
-    reasons = []
-    for name in names:
-        module = importlib.import_module(f"{package.__name__}.{name}")
-        if hasattr(module, "REASONS"):
-            reasons += module.REASONS
-            continue
-        reason = module.REASON
-        if not isinstance(reason, Reason) or reason.code != name:
-            raise ValueError(f"{package.__name__}.{name}: REASON must be a Reason whose code is {name!r}")
-        reasons.append(reason)
-    named = [factor for reason in reasons for factor in reason.factors]
-    twice = sorted({factor for factor in named if named.count(factor) > 1})
-    if twice:
-        raise ValueError(f"{package.__name__}: a change in {', '.join(twice)} shows two reasons; name it in one")
-    return tuple(sorted(reasons, key=lambda reason: reason.code))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import cache
 
-from partita.diagnosis.reasons.base import load_reasons
 from partita.diagnosis.records import Fallback, SkippedProvider
+from partita.observations.codes import PROVIDER_CODES
 from partita.partition_reports.records import Report
 from partita.partition_reports.verdict import merge_phases
 
@@ -70,13 +69,7 @@ def _known(why: SkippedProvider) -> object:
 
 
 def _is_about_operator(why: SkippedProvider) -> bool:
-    return why.evidence_kind in OPERATOR_EVIDENCE and why.reason not in _provider_reasons()
-
-
-@cache
-def _provider_reasons() -> frozenset[str]:
-    """Reasons that apply to every node."""
-    return frozenset(reason.code for reason in load_reasons() if reason.level == "provider")
+    return why.evidence_kind in OPERATOR_EVIDENCE and why.reason not in PROVIDER_CODES
 
 
 def first_of(texts: Iterable[str]) -> str:

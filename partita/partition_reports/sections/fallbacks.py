@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from partita.diagnosis.actions import Action, steps_for_provider
-from partita.diagnosis.reasons.base import load_reasons
+from partita.diagnosis.reasons.table import REASONS
 from partita.diagnosis.records import Fallback, FallbackCost, VariantRecord
 from partita.observations.records import Probing
 from partita.observations.text_format import (
@@ -137,13 +137,12 @@ def _is_harmless(entries: Iterable[Fallback]) -> bool:
 
 def reason_title(code: str) -> str:
     """`No kernel found (no_kernel_op)`, or the code if it is unknown in this version."""
-    title = next((reason.title for reason in load_reasons() if reason.code == code), "")
-    return f"{title} ({code})" if title else code
+    return f"{REASONS[code].title} ({code})" if code in REASONS else code
 
 
 def _about_reason(code: str | None) -> list[Block]:
     """When a reason applies, its required evidence and its documentation, collapsed; empty for an unknown code."""
-    reason = next((reason for reason in load_reasons() if reason.code == code), None)
+    reason = REASONS.get(code or "")
     if reason is None:
         return []
     see = Line(f"{REASONS_PAGE}#{code}", "see")
@@ -154,7 +153,7 @@ def _about_reason(code: str | None) -> list[Block]:
 
 def reason_text(code: str, entries: Sequence[Fallback]) -> str:
     """`CUDA has no int64 kernel for MatMul; float32 and float16 work`, or the title without suitable probes."""
-    reason = next((reason for reason in load_reasons() if reason.code == code), None)
+    reason = REASONS.get(code)
     if reason is None:
         return code
     replacements = [

@@ -47,6 +47,7 @@ from partita.partition_reports.sections.fallbacks import (
 from partita.partition_reports.sections.model import Cell, Command, Link, Tone
 from partita.partition_reports.sections.shared import (
     COPY_OPERATORS,
+    first_clause,
     in_bytes,
     placements,
     runtime_name,
@@ -444,7 +445,7 @@ def _action_question(report: Report) -> Question:
     if action is None or missing:
         remedies += [entry.remedy for entry in available[:1]]
     commands = [Command(action.words, action.does)] if action is not None else []
-    figure = "See the remedy" if remedies else "unknown"
+    figure = first_clause(available[0].remedy) if available else "unknown"
     if missing:
         figure = f"Make {short_provider(missing[0].provider)} available"
     elif action is not None:

@@ -1,15 +1,34 @@
-"""Figures of each phase (nodes, partitions, copies, waits, speed, cache), load times and end of the run."""
+"""Figures of each phase (nodes, copies, waits, speed), load times, speculative decoding and the KV cache."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from partita.observations.text_format import NOT_KNOWN, decimals, percent, plural, short_provider
+from partita.observations.text_format import (
+    NOT_KNOWN,
+    decimals,
+    human_bytes,
+    name_some,
+    percent,
+    plural,
+    short_provider,
+)
 from partita.partition_reports.file_nodes import added_nodes, file_counts, folded_nodes
 from partita.partition_reports.outcome import TOO_FEW, is_timed, status_of, too_few_steps
 from partita.partition_reports.records import Cache, Phase, PhaseCost, ProviderShare, Report, Totals
-from partita.partition_reports.sections.model import Block, Column, Line, Pairs, Section, Table, table, text_column
+from partita.partition_reports.sections.model import (
+    Block,
+    Column,
+    Fold,
+    Line,
+    Pairs,
+    Section,
+    Table,
+    table,
+    text_column,
+)
 from partita.partition_reports.sections.shared import bytes_per_token, count_and_bytes
+from partita.partition_reports.speculation import Speculation
 
 Figure = tuple[str, ...]
 TAILS = {95: 20, 99: 100}
@@ -136,4 +155,101 @@ def _totals(found: Totals) -> Iterator[tuple[str, tuple[str, ...]]]:
     yield (
         "generated",
         (f"{plural(found.new_tokens, 'token')} after a prompt of {found.prompt_tokens:,}; finish reason: {ended}",),
+    )
+
+
+NAMED_STATES = 12
+
+
+def cache_section(report: Report) -> Section | None:
+    """None without a cache."""
+    cache = report.cache
+    status = status_of(cache)
+    if cache is None or status == "no_cache":
+        return None
+    where = ", ".join(f"{human_bytes(size)} on {memory}" for memory, size in cache.memories.items())
+    blocks: list[Block] = [Line(f"{plural(cache.states, 'state')}, {where}")]
+    blocks += (
+        [Line("No step was observed, so it is unknown whether it stayed in place.")]
+        if status == "not_checked"
+        else _in_place_lines(cache)
+    )
+    rows = [
+        (entry.name, entry.kind, entry.memory, human_bytes(entry.size_bytes), "yes" if entry.in_place else "NO")
+        for entry in cache.entries
+    ]
+    heads = (text_column("state"), text_column("kind"), text_column("memory"), Column("size"), text_column("in place"))
+    blocks.append(Fold("All states", (table("States of the KV cache", heads, rows),)))
+    return Section("cache", "KV cache", tuple(blocks))
+
+
+def _in_place_lines(cache: Cache) -> list[Block]:
+    """Number of states that stayed in place, and names of the others."""
+    steps = (
+        "every observed step"
+        if cache.checked_steps is None
+        else f"each of {plural(cache.checked_steps, 'observed step')}"
+    )
+    lines: list[Block] = [
+        Line(
+            f"{cache.in_place_states} of {cache.states} in place (past and present at one address at {steps}), "
+            f"{plural(cache.address_changes, 'address change')}"
+        )
+    ]
+    if cache.copied_bytes:
+        size = human_bytes(cache.copied_bytes)
+        lines.append(Line(f"Every step returns present as a new tensor; the last step copied {size} of past into it."))
+    moved = [entry.name for entry in cache.entries if not entry.in_place]
+    return [*lines, Line(name_some(moved, NAMED_STATES), "NOT in place", "bad")] if moved else lines
+
+
+def speculation_section(report: Report) -> Section | None:
+    """None without speculative decoding."""
+    found = report.speculation
+    if found is None:
+        return None
+    seconds = f"Drafting took {decimals(found.draft_seconds)} of {decimals(found.seconds)} s."
+    one = next((entry.step_p50_ms for entry in found.widths if entry.width == 1), None)
+    rows = [
+        (
+            str(entry.width),
+            f"{entry.steps:,}",
+            f"{entry.tokens:,}",
+            decimals(entry.tokens / entry.steps),
+            decimals(entry.step_p50_ms),
+            NOT_KNOWN if not one else decimals(entry.step_p50_ms / one),
+        )
+        for entry in found.widths
+    ]
+    heads = (
+        Column("input tokens"),
+        Column("steps"),
+        Column("tokens"),
+        Column("tokens per step"),
+        Column("step p50, ms"),
+        Column("relative to 1 token"),
+    )
+    steps = table("Steps by input tokens per row", heads, rows)
+    blocks: list[Block] = [Line(_acceptance_text(found)), Line(seconds), steps]
+    if found.drafted:
+        blocks.insert(0, Line(speedup_text(found)))
+    return Section("speculation", "Speculative decoding", tuple(blocks))
+
+
+def speedup_text(found: Speculation) -> str:
+    """The speedup in a sentence."""
+    if found.speedup is None:
+        return "Speedup unknown: no decode step ran without draft tokens."
+    basis = f"{decimals(found.plain_token_ms)} ms per token in steps without draft tokens"
+    return f"Decode was {found.speedup:.2f} times as fast as without draft tokens ({basis})."
+
+
+def _acceptance_text(found: Speculation) -> str:
+    source = "n-gram lookup" if found.draft is None else f"the draft package {found.draft}"
+    if found.acceptance_rate is None:
+        return f"No draft tokens from {source} in {plural(found.steps, 'step')}."
+    return (
+        f"Draft tokens from {source}: {found.accepted:,} of {found.drafted:,} accepted "
+        f"({percent(found.acceptance_rate)}), in {found.drafting_steps:,} of {plural(found.steps, 'step')}; "
+        f"{decimals(found.tokens_per_step)} tokens per step."
     )

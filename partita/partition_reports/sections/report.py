@@ -1,16 +1,15 @@
-"""All sections of a report, by key."""
+"""All sections of a report; among them checks and sources."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from partita.observations.text_format import listing, plural
 from partita.partition_reports.records import Report
 from partita.partition_reports.sections import (
     arithmetic,
-    cache,
-    checks,
     copies,
-    dry_run,
     fallbacks,
-    layers,
     machine,
     nodes,
     partitions,
@@ -18,25 +17,75 @@ from partita.partition_reports.sections import (
     placement,
     quantised_weights,
     request,
-    speculation,
 )
-from partita.partition_reports.sections.model import Section
+from partita.partition_reports.sections.model import Block, Fold, Line, Pairs, Section, Table, table, text_column
+
+NAMED_CONFLICTS = 12
+"""Maximum named nodes with conflicting sources; the fold has all."""
+
+
+def checks_section(report: Report) -> Section:
+    """Failed checks, the number of passed checks, and nodes with conflicting sources."""
+    failed = [check for check in report.checks if not check.passed]
+    passed = len(report.checks) - len(failed)
+    blocks: list[Block] = [Line(f"{passed} of {plural(len(report.checks), 'check')} passed")]
+    blocks += [Line(f"FAILED {check.name}: {check.detail}", tone="bad") for check in failed]
+    blocks += _disagreements(report)
+    if report.checks:
+        blocks.append(Fold("All checks", (_all_checks(report),)))
+    return Section("checks", "Checks", tuple(blocks))
+
+
+def _all_checks(report: Report) -> Table:
+    """Every check, failed ones first."""
+    ranked = sorted(report.checks, key=lambda check: check.passed)
+    rows = [(check.name, "passed" if check.passed else "FAILED", check.detail) for check in ranked]
+    return table("Checks", [text_column(title) for title in ("check", "result", "detail")], rows)
+
+
+def _disagreements(report: Report) -> Iterator[Block]:
+    """Nodes with conflicting sources."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for entry in report.conflicts:
+        found.setdefault((entry.node, entry.detail), []).append(entry.phase)
+    for (node, detail), names in list(found.items())[:NAMED_CONFLICTS]:
+        yield Line(f"conflicting sources in {listing(names)} for {node}: {detail}")
+    if len(found) > NAMED_CONFLICTS:
+        yield Line(f"and for {plural(len(found) - NAMED_CONFLICTS, 'more node')}")
+    if report.conflicts:
+        rows = [
+            (entry.node, entry.phase, entry.detail, ", ".join(source.replace("_", " ") for source in entry.sources))
+            for entry in report.conflicts
+        ]
+        heads = [text_column(title) for title in ("node", "phase", "detail", "sources")]
+        yield Fold("All conflicts", (table("Conflicts between sources", heads, rows),))
+
+
+def sources_section(report: Report) -> Section:
+    """Coverage of each source, then the notes of the run."""
+    rows = tuple(
+        (entry.source.replace("_", " "), (entry.covers if entry.available else f"NOT AVAILABLE: {entry.covers}",))
+        for entry in report.sources
+    )
+    notes = tuple(Line(note, "note") for note in report.notes)
+    return Section("sources", "Sources", (Pairs("Sources", rows), *notes))
+
 
 PARTS = (
     phases.section,
-    speculation.section,
-    dry_run.section,
+    phases.speculation_section,
+    machine.dry_run_section,
     fallbacks.section,
     placement.section,
     quantised_weights.section,
     arithmetic.section,
-    layers.section,
+    placement.layers_section,
     partitions.section,
     copies.section,
-    cache.section,
+    phases.cache_section,
     nodes.section,
-    checks.section,
-    checks.sources,
+    checks_section,
+    sources_section,
     request.section,
     machine.section,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from partita.observations.records import Environment
@@ -98,3 +99,9 @@ def runtime_name(machine: Environment) -> str:
 def span(first: int, count: int) -> str:
     """`3` or `3-7`."""
     return str(first) if count == 1 else f"{first}-{first + count - 1}"
+
+
+def first_clause(text: str) -> str:
+    """`Put a provider that supports the operator first in --provider`: a text up to its first comma or bracket."""
+    words = re.split(r"[;:,]\s|\s\(", text, maxsplit=1)[0]
+    return words[:1].upper() + words[1:]

@@ -9,7 +9,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, parser
 
-from partita.diagnosis.reasons.base import load_reasons
+from partita.diagnosis.reasons.table import REASONS
 from partita.observations.facts import OPTION
 from partita.runtime.lab.attribute_factors import other_attributes
 from partita.runtime.lab.factors import as_it_is, combine_factors, factors, single
@@ -98,7 +98,7 @@ def test_single_variations_are_legal(case, name, factor):
 
 
 def test_single_variations_have_one_factor_and_reasons_know_it(case):
-    known = [factor for reason in load_reasons() for factor in reason.factors]
+    known = [factor for reason in REASONS.values() for factor in reason.factors]
     own = [OPTION, *(factor.name for factor in factors())]
     assert sorted(known) == sorted(own), "each factor shows one reason"
     for text in TEXTS.values():

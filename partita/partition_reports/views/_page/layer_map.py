@@ -13,7 +13,7 @@ from partita.partition_reports.groups import Node, op_type_of, provider_of
 from partita.partition_reports.outcome import fallback_nodes, preferred_of, used_phases
 from partita.partition_reports.records import FileNode, NodePlacement, Phase, Report
 from partita.partition_reports.sections.anchors import node_anchors
-from partita.partition_reports.sections.layers import layer_rows, row_modules
+from partita.partition_reports.sections.placement import layer_rows, row_modules
 from partita.partition_reports.sections.shared import COPY_OPERATORS, is_copy, placements
 from partita.partition_reports.verdict import phase_names
 

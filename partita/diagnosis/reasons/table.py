@@ -1,0 +1,267 @@
+"""The table of reasons: a row for each code, in the order of `observations.codes`.
+
+Within a rank of `partita.diagnosis.precedence`, the first row decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from partita.diagnosis.reasons import finders
+from partita.diagnosis.reasons.base import Reason
+from partita.diagnosis.reasons.finders import OTHER_OPERATOR
+from partita.diagnosis.steps import (
+    ASK_OPTIONS,
+    ASK_PROVIDER,
+    HALF,
+    PROBE,
+    RETARGET,
+    SET_OPTION,
+    SINGLE,
+    STANDARD,
+    STATIC,
+    WITHOUT_OPTIONS,
+)
+from partita.observations.facts import OPTION
+
+DECLARE_SIZES = (
+    "if the outputs of the node always have the same sizes, declare them in the file (value_info, or the type of the "
+    "graph output); otherwise use a provider that supports sizes that depend on values"
+)
+DECLARE_RANKS = (
+    "declare in the file the ranks of the model's inputs, or of the inputs of the node (value_info); sizes may stay "
+    "symbolic"
+)
+ROWS = (
+    Reason(
+        code="not_in_build",
+        title="Provider not in this build of ONNX Runtime",
+        condition="the installed ONNX Runtime was built without the provider",
+        needs="the list of providers of the installed ONNX Runtime",
+        remedy="install the ONNX Runtime wheel that contains the provider",
+        steps=(ASK_PROVIDER,),
+        find=finders.not_in_build,
+        found_on=("entry",),
+    ),
+    Reason(
+        code="library_missing",
+        title="Library missing",
+        condition="the provider is in the build, but the loader does not find a shared library that it needs",
+        needs="the loader's message",
+        remedy="install the library that the evidence names, in a folder that the loader searches",
+        steps=(ASK_PROVIDER,),
+    ),
+    Reason(
+        code="device_missing",
+        title="No device found",
+        condition="the provider's libraries load, but the machine has no device for it, or the driver reports none",
+        needs="the provider's status and error message",
+        remedy="use a machine with a device for this provider, or install the driver of the device",
+        steps=(ASK_PROVIDER,),
+    ),
+    Reason(
+        code="version_mismatch",
+        title="Incompatible versions",
+        condition="a library, plugin or driver is installed in a version that is incompatible with the others",
+        needs="the error message",
+        remedy="install compatible versions; the evidence names the incompatible component",
+        steps=(ASK_PROVIDER,),
+    ),
+    Reason(
+        code="duplicate_runtime",
+        title="Several ONNX Runtimes in one environment",
+        condition="more than one ONNX Runtime wheel is installed; they share one folder and overwrite each "
+        "other's files",
+        needs="the list of installed wheels",
+        remedy="uninstall every ONNX Runtime wheel, then install one of them again",
+        steps=(ASK_PROVIDER,),
+        entry_kind="derived",
+    ),
+    Reason(
+        code="option_rejected",
+        title="Option rejected",
+        condition="the provider rejects the value of one of its options on this machine",
+        needs="the provider's error message",
+        remedy="change or remove the option that the evidence names",
+        steps=(ASK_OPTIONS,),
+    ),
+    Reason(
+        code="initialisation_failed",
+        title="Initialisation failed",
+        condition="the provider failed, crashed or hung at its start, and its message matches no other reason",
+        needs="the signal, or the first line of the error",
+        remedy="read the evidence; `partita providers` tests the provider in a separate process",
+        steps=(ASK_PROVIDER,),
+    ),
+    Reason(
+        code="pinned_by_user",
+        title="Pinned by the user",
+        condition="a pin assigns the node to another provider, or an option of the preferred provider assigns it "
+        "to the CPU",
+        needs="the pin in the request; or a log line such as `Force CPU execution for node: <node>`",
+        remedy="remove the node from the pin or from the option",
+        steps=(WITHOUT_OPTIONS,),
+        find=finders.pinned_by_user,
+        found_on=("pin", "line", "blank_line"),
+    ),
+    Reason(
+        code="runtime_inserted",
+        title="Inserted by ONNX Runtime",
+        sentence="ONNX Runtime inserted {op}",
+        condition="the node is not in the ONNX file: ONNX Runtime inserted a copy, a change of layout (Transpose, "
+        "ReorderInput, ReorderOutput), a Cast, or a QuantizeLinear or DequantizeLinear",
+        needs="the graph of the file, and the neighbours of the node or a name in the form of inserted nodes",
+        remedy="place its neighbours on one provider, in one layout and type; the node then disappears",
+        find=finders.runtime_inserted,
+        found_on=("origin",),
+    ),
+    Reason(
+        code="over_budget",
+        title="Over the memory budget",
+        sentence="the memory budget of {provider} was used up before {op}",
+        condition="the provider's device memory budget was used up before this node",
+        needs="the budget in the request and an experiment without it; or a log line with the node at which the budget "
+        "ended",
+        remedy="raise or remove the budget; the provider then uses more device memory",
+        steps=(WITHOUT_OPTIONS,),
+        find=finders.over_budget,
+        found_on=("line", "blank_line", "budget"),
+    ),
+    Reason(
+        code="option_needed",
+        title="Provider option needed",
+        sentence="{provider} does not support {op} with {before}",
+        condition="the provider supports the node only with another value of one of its options",
+        needs="an experiment: the provider supports the unchanged node with another value of the option",
+        remedy="set the provider option that the evidence names; it applies to all nodes",
+        factors=(OPTION,),
+        steps=(SET_OPTION,),
+        find=finders.option_needed,
+        found_on=("alone",),
+    ),
+    Reason(
+        code="dynamic_shape",
+        title="Dynamic shapes not supported",
+        sentence="{provider} does not support {op} with dynamic sizes",
+        condition="the provider supports the node only with static shapes, or with known ranks",
+        needs="experiments: the provider supports the node with the sizes or ranks of the run and no other change",
+        remedy="make the shapes of the model's inputs static; for a package: export --static-shapes",
+        remedies={"rank": DECLARE_RANKS, "output_shape": DECLARE_SIZES},
+        factors=("rank", "static_shape", "output_shape"),
+        steps=(STATIC,),
+        loses_provider=True,
+        entry_kind="probed",
+    ),
+    Reason(
+        code="no_kernel_type",
+        title="No kernel for the type",
+        sentence="{provider} has no {before} kernel for {op}",
+        condition="the provider supports the operator, but not with the node's element types",
+        needs="experiments: the provider supports the node with another element type, or supports other nodes "
+        "of the operator only in other types",
+        remedy="use an element type that the provider supports (for a package: export it with another --precision "
+        "or --attention); the evidence names types that work",
+        factors=("type",),
+        steps=(
+            RETARGET,
+            HALF,
+            SINGLE,
+        ),
+    ),
+    Reason(
+        code="no_kernel_version",
+        title="No kernel for the opset version",
+        sentence="{provider} has no kernel for {op} of opset {before}",
+        condition="the provider supports the operator in another opset version, but not in the model's",
+        needs="experiments: the provider supports the node with another version of its operator and no other change",
+        remedy="export with the opset that the evidence names (for a package: export --opset), or use an ONNX Runtime "
+        "whose provider supports the newer version",
+        factors=("opset",),
+        steps=(RETARGET, STANDARD),
+    ),
+    Reason(
+        code="attribute_unsupported",
+        title="Attributes or inputs not supported",
+        sentence="{provider} does not support {op} with {before}",
+        condition="the provider has a kernel for the operator, but does not support this node's attributes, "
+        "optional inputs or shapes",
+        needs="a log line with the node and the cause; or experiments: the provider supports the node with another "
+        "attribute, input or rank, or supports other nodes of the operator with the same version and types",
+        remedy="export the model with the change that the evidence names: another attribute, one input less or more, a "
+        "constant input, or another rank; compare the outputs, which the change may alter",
+        factors=("attribute", "input"),
+        steps=(RETARGET,),
+    ),
+    Reason(
+        code="no_kernel_op",
+        title="No kernel found",
+        sentence="{provider} has no kernel for {op}",
+        condition="the provider has no kernel for the operator; if a log line is the only evidence, it may lack only "
+        "this version or type",
+        needs="experiments: the provider supports no variation of the node and no other node of the operator; "
+        "or a log line such as `… kernel not found in registries for Op type: <op> node name: <node>`",
+        remedy=f"{OTHER_OPERATOR}; if a log line is the only evidence, raise --probe-seconds to test other opsets "
+        "and types",
+        steps=(
+            RETARGET,
+            STANDARD,
+            PROBE,
+        ),
+        undecided=True,
+        find=finders.no_kernel_op,
+        found_on=("alone_said", "alone_left", "alone", "line", "blank_line"),
+    ),
+    Reason(
+        code="subgraph_rejected",
+        title="Subgraph rejected",
+        sentence="{provider} fails on {op} or on the part of the graph that contains it",
+        condition="the provider fails on the graph or on the node, or it compiles subgraphs and rejects all or part of "
+        "the graph",
+        needs="bisection to the smallest part of the graph that fails; an experiment in which the provider fails or "
+        "crashes on the node; or a log line about the subgraphs that the provider compiles",
+        remedy="change the nodes that the evidence names, or run them on another provider, which adds copies; "
+        "if it names none, check the nodes at the boundaries of the provider's partitions for unsupported "
+        "operators and types",
+        steps=(RETARGET, STANDARD),
+        undecided=True,
+        find=finders.subgraph_rejected,
+        found_on=("part", "alone", "line", "blank_line", "graph_line"),
+    ),
+    Reason(
+        code="cpu_preferred",
+        title="CPU preferred by ONNX Runtime",
+        sentence="ONNX Runtime places {op} on the CPU, because the inputs are small values in CPU memory",
+        condition="the inputs are small values in CPU memory, so ONNX Runtime expects the copies to cost more than the "
+        "provider saves",
+        needs="the log line `ORT optimization- Force fallback to CPU execution for node: <node>`",
+        remedy="usually harmless; static shapes remove most shape computations (for a package: export --static-shapes)",
+        steps=(STATIC,),
+    ),
+    Reason(
+        code="not_claimed",
+        title="Not supported in this graph",
+        sentence="{provider} supports {op}, but not in this graph",
+        condition="the provider supports the node in isolation, or with other types of its neighbours, but is not "
+        "assigned the node in this graph, and the log names no cause",
+        needs="an experiment: the provider supports the node in isolation, or in its quantised group with another "
+        "type; or it supports a changed node in the main graph, but not in a control-flow subgraph",
+        remedy="check its neighbours: a provider may skip a node whose neighbours it does not support, or a partition "
+        "that is too small",
+        steps=(RETARGET,),
+        undecided=True,
+    ),
+    Reason(
+        code="unexplained",
+        title="Unexplained",
+        sentence="no source shows why {provider} does not run {op}",
+        condition="no other reason applies",
+        needs="nothing",
+        remedy="report the node with its operator, types and ONNX Runtime version, and a native log at INFO",
+        steps=(PROBE,),
+        undecided=True,
+        find=finders.unexplained,
+        found_on=("nowhere", "nothing"),
+    ),
+)
+REASONS: Mapping[str, Reason] = {reason.code: reason for reason in ROWS}
+"""Every reason by its code."""
