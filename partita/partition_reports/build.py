@@ -16,7 +16,7 @@ from partita.partition_reports.cost import phase_cost, tokens_per_run, with_cost
 from partita.partition_reports.file_nodes import find_file_nodes
 from partita.partition_reports.groups import with_groups
 from partita.partition_reports.partitions import find_partitions
-from partita.partition_reports.placement import find_disagreements, find_subgraphs, in_layers, place_nodes
+from partita.partition_reports.placement import find_conflicts, find_subgraphs, in_layers, place_nodes
 from partita.partition_reports.records import Cache, CacheState, Phase, RejectedPart, Report, Totals
 from partita.partition_reports.request_records import DryRunFacts, ModelFacts, Request
 from partita.partition_reports.sources import state_sources
@@ -82,7 +82,7 @@ def build_report(
         dry_run=device,
         checks=run_checks(facts, indexes, phases, chain),
         sources=state_sources(facts, indexes),
-        conflicts=tuple(entry for name, index in _phase_sessions(indexes) for entry in find_disagreements(index, name)),
+        conflicts=tuple(entry for name, index in _phase_sessions(indexes) for entry in find_conflicts(index, name)),
         notes=(*facts.notes, *_plan_notes(indexes)),
     )
     if judge is not None:

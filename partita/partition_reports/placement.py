@@ -90,7 +90,7 @@ def _sources_of(index: SessionIndex, name: str) -> tuple[Source, ...]:
     return (*known, *(source for source in index.providers_by_source[name]))
 
 
-def find_disagreements(index: SessionIndex, phase: PhaseName) -> tuple[SourceConflict, ...]:
+def find_conflicts(index: SessionIndex, phase: PhaseName) -> tuple[SourceConflict, ...]:
     """Nodes with conflicting sources.
 
     Either sources name different providers, or none; or a node is in one of two graphs only; or an experiment

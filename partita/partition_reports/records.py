@@ -56,7 +56,7 @@ class NodePlacement(Record):
     name: str
     op_type: str | None
     provider: str | None
-    """null if no source names it; `disagreements` has an entry then."""
+    """null if no source names it; `conflicts` has an entry then."""
     module: str | None
     layer: int | None
     """Layer of its module; for a Memcpy node that of the node that requires it, for a compiled node that of its first

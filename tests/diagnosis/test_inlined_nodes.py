@@ -15,7 +15,7 @@ from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, NodeP
 from partita.observations.log_pattern import LogPattern
 from partita.observations.names import CPU
 from partita.observations.records import ChainEntry
-from partita.partition_reports.placement import find_disagreements
+from partita.partition_reports.placement import find_conflicts
 from tests.partition_reports.samples import session_facts
 
 CUDA = "CUDAExecutionProvider"
@@ -100,7 +100,7 @@ def test_streams_are_joined_by_execution_within_each_provider() -> None:
         "Div1": CPU,
     }
     assert index.ran["Div0"].start_us == 100, "the first Div that ran on the CPU, although Div_9 has a lower index"
-    assert find_disagreements(index, "run") == ()
+    assert find_conflicts(index, "run") == ()
 
 
 def test_the_optimised_graph_tells_which_node_a_part_belongs_to() -> None:
@@ -116,7 +116,7 @@ def test_a_list_with_other_numbers_is_left_unjoined_and_is_no_disagreement() -> 
     index = index_session(replace(facts, assigned=(*facts.assigned, AssignedNode("", "Div", "", CPU, 9))))
     assert "assignment" in index.providers_by_source["Div2"]
     assert tuple(index.providers_by_source["Div0"]) == ("profile",)
-    assert find_disagreements(index, "run") == ()
+    assert find_conflicts(index, "run") == ()
 
 
 def test_an_execution_that_fits_no_stream_is_not_guessed() -> None:
@@ -216,7 +216,7 @@ def test_a_node_of_the_file_that_is_called_memcpy_is_no_copy() -> None:
         ),
     )
     index = index_session(facts)
-    assert find_disagreements(index, "run") == ()
+    assert find_conflicts(index, "run") == ()
     assert {name: line.tensor for name, line in index.memcpy.items()} == {"Memcpy_token_0": "y"}
 
 

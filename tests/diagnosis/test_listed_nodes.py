@@ -13,7 +13,7 @@ from partita.diagnosis.refusal import refused_nodes
 from partita.diagnosis.session_index import SessionIndex, index_session
 from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
 from partita.observations.records import ChainEntry
-from partita.partition_reports.placement import find_disagreements
+from partita.partition_reports.placement import find_conflicts
 from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, event, session_facts, windows
 
 CLIP = "_inlfunc_F_clip"
@@ -62,7 +62,7 @@ def test_a_name_of_both_graphs_is_listed_for_each(graph):
     index = index_session(called_twice(optimised=graph))
     assert inside(index) == [(CLIP, CPU), ("cos", GPU)]
     assert index.providers_by_source[CLIP]["assignment"] == {GPU}
-    assert not [entry for entry in find_disagreements(index, "run") if entry.node == CLIP]
+    assert not [entry for entry in find_conflicts(index, "run") if entry.node == CLIP]
 
 
 def test_the_profile_says_which_of_two_entries_is_of_the_main_graph():

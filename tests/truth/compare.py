@@ -151,10 +151,10 @@ def _compared(name: str, plain: Mapping[str, Any], ended: Mapping[str, Any]) -> 
         return Compared(name, opens, f"exit code {ended['code']}: {said}", problem)
     rows = tuple((row["op_type"] or "?", row["reason"]) for row in report["fallbacks"])
     opset = report["model"]["opsets"].get("", report["model"]["opsets"].get("ai.onnx", 0))
-    return Compared(name, opens, "a report", "; ".join(_disagreements(plain, report)), rows, opset)
+    return Compared(name, opens, "a report", "; ".join(_conflicts(plain, report)), rows, opset)
 
 
-def _disagreements(plain: Mapping[str, Any], report: Mapping[str, Any]) -> Iterator[str]:
+def _conflicts(plain: Mapping[str, Any], report: Mapping[str, Any]) -> Iterator[str]:
     """What a report says otherwise than plain ONNX Runtime, or than itself."""
     if "error" not in plain and report["chain"][0]["status"] == "active":
         # What ONNX Runtime rewrote after it had placed the nodes has other names on both sides.

@@ -30,7 +30,7 @@ def checks_section(report: Report) -> Section:
     passed = len(report.checks) - len(failed)
     blocks: list[Block] = [Line(f"{passed} of {plural(len(report.checks), 'check')} passed")]
     blocks += [Line(f"FAILED {check.name}: {check.detail}", tone="bad") for check in failed]
-    blocks += _disagreements(report)
+    blocks += _conflicts(report)
     if report.checks:
         blocks.append(Fold("All checks", (_all_checks(report),)))
     return Section("checks", "Checks", tuple(blocks))
@@ -43,7 +43,7 @@ def _all_checks(report: Report) -> Table:
     return table("Checks", [text_column(title) for title in ("check", "result", "detail")], rows)
 
 
-def _disagreements(report: Report) -> Iterator[Block]:
+def _conflicts(report: Report) -> Iterator[Block]:
     """Nodes with conflicting sources."""
     found: dict[tuple[str, str], list[str]] = {}
     for entry in report.conflicts:
