@@ -31,7 +31,7 @@ TABLES: dict[str, tuple[str, tuple[str, ...], str]] = {
 }
 """Provider -> environment, options of `partita support`, and title of the page."""
 NO_EARLIER = {
-    "openvino": "There is no table of an earlier version: ONNX Runtime reports which provider has a node since 1.24."
+    "openvino": "There is no earlier table: before 1.24, ONNX Runtime does not report the provider of a node."
 }
 SECONDS = "900"
 SOFTWARE_VULKAN = {"VK_ICD_FILENAMES": "/usr/lib/chromium/vk_swiftshader_icd.json", "XDG_RUNTIME_DIR": "/tmp"}
