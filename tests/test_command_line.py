@@ -138,7 +138,7 @@ def test_the_help_shows_choices_and_is_as_wide_as_the_terminal(capsys, monkeypat
     assert run(["export", "--help"]) == 0
     shown = capsys.readouterr().out
     assert "--precision [auto|fp32|fp16|bf16|int8|int4]" in shown and "--cache [fixed|window|growing]" in shown
-    assert "--quantiser, --quantizer [gptq|nearest|refit]" in shown and "--target PROVIDER" in shown
+    assert "--quantiser, --quantizer [refit|gptq|nearest]" in shown and "--target PROVIDER" in shown
     assert 120 < max(map(len, shown.splitlines())) <= 150
     assert run(["providers", "--help"]) == 0
     assert "--view [brief|html|json|markdown|text]" in capsys.readouterr().out

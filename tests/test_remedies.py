@@ -50,6 +50,8 @@ BLANKS: dict[str, Any] = {
     "setting": (),
     "needed": (),
     "library": (),
+    "same_precision": (),
+    "reference": "original",
     "libraries": (),
     "folder": "pkg",
     "package": "pkg",

@@ -35,6 +35,7 @@ FILLED: dict[str, Any] = {
     "needed": ("--dry-run", "--device", "h100", *PLUGIN, "--shape", "x=1,3"),
     "setting": ("--pin", "cpu:lm_head"),
     "library": PLUGIN,
+    "same_precision": ("--precision", "fp16"),
     "libraries": PLUGIN,
 }
 

@@ -17,7 +17,7 @@ import pytest
 
 from partita.cli import run
 from partita.errors import UsageError
-from partita.export.hub import HUB_ID
+from partita.export.hub import HUB_ID, upload
 from partita.library import model_cache
 from partita.library.audience import Audience
 from partita.options.export import ExportOptions
@@ -353,6 +353,23 @@ def test_a_package_is_pushed_and_used_as_it_is(
     assert "me/pushed: the hub rejected the upload" in said and said.endswith("may write: hf auth login\n")
 
 
+def test_an_upload_shows_no_bars_of_the_hub_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import HfApi
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled
+
+    hidden = []
+
+    def upload_folder(*arguments: object, **settings: object) -> SimpleNamespace:
+        hidden.append(are_progress_bars_disabled())
+        return SimpleNamespace(commit_url="https://hub/commit")
+
+    monkeypatch.setattr(HfApi, "create_repo", lambda *arguments, **settings: None)
+    monkeypatch.setattr(HfApi, "upload_folder", upload_folder)
+    before = are_progress_bars_disabled()
+    assert upload(tmp_path, "me/model", "words", private=False) == "https://hub/commit"
+    assert hidden == [True] and are_progress_bars_disabled() == before
+
+
 @pytest.mark.parametrize("home", [".", "onnx"])
 def test_an_onnx_decoder_of_the_hub_is_used_as_it_is(
     home: str, hub: Hub, partita: Partita, cache: Path, tmp_path: Path
@@ -367,6 +384,36 @@ def test_an_onnx_decoder_of_the_hub_is_used_as_it_is(
     if home == ".":
         assert partita("run", "me/onnx", *IDS, HF_ENDPOINT="http://127.0.0.1:9")[:2] == (0, text), "offline"
     assert not list(cache.glob("[!.]*")), "nothing was exported"
+
+
+def test_only_the_chosen_variant_of_an_onnx_decoder_is_downloaded(
+    hub: Hub, partita: Partita, cache: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "repository"
+    (folder / "onnx").mkdir(parents=True)
+    for file in FOREIGN.iterdir():
+        if file.suffix == ".onnx":
+            for name in (file.name, f"{file.stem}_q4.onnx", f"{file.stem}_fp16.onnx"):
+                shutil.copy(file, folder / "onnx" / name)
+                (folder / "onnx" / f"{name}_data").write_bytes(b"data")
+        else:
+            shutil.copy(file, folder)
+    hub.add("me/variants", folder)
+
+    def downloaded() -> set[str]:
+        return {each.rpartition("/")[2] for each in hub.requests if "/resolve/" in each and "/onnx/" in each}
+
+    def names(suffix: str) -> set[str]:
+        stems = {f"{file.stem}{suffix}.onnx" for file in FOREIGN.glob("*.onnx")}
+        return stems | {f"{name}_data" for name in stems}
+
+    code, text, said = partita("run", "me/variants", *IDS, "--variant", "q4")
+    assert (code, text) == (0, FOREIGN_TEXT) and downloaded() == names("_q4"), said
+    code, text, said = partita("run", "me/variants", *IDS)
+    assert (code, text) == (0, FOREIGN_TEXT) and downloaded() == names("_q4") | names(""), said
+    assert partita("run", "me/variants", *IDS, HF_ENDPOINT="http://127.0.0.1:9")[:2] == (0, text), "offline"
+    code, _, said = partita("run", "me/variants", *IDS, "--variant", "int8")
+    assert code == 2 and "--variant int8: no such variant; me/variants has" in said, said
 
 
 def test_what_is_no_package_is_not_pushed(exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,6 +30,9 @@ TABLES: dict[str, tuple[str, tuple[str, ...], str]] = {
     "qnn": (".venvs/qnn", (), "QNN provider on its emulator"),
 }
 """Provider -> environment, options of `partita support`, and title of the page."""
+NO_EARLIER = {
+    "openvino": "There is no earlier table: before 1.24, ONNX Runtime does not report the provider of a node."
+}
 SECONDS = "900"
 SOFTWARE_VULKAN = {"VK_ICD_FILENAMES": "/usr/lib/chromium/vk_swiftshader_icd.json", "XDG_RUNTIME_DIR": "/tmp"}
 """SwiftShader, which computes on the CPU: the same kernels as on a GPU, on every machine with Debian's chromium."""
@@ -65,7 +68,7 @@ def page(name: str) -> str:
         parts.append(f"## Changes since {runtime(earlier)}")
         parts.append(markdown("partita.compare.document", compare_tables(earlier, current, names=names)))
     else:
-        parts.append("There is no earlier table of another version.")
+        parts.append(NO_EARLIER.get(name, "There is no table of an earlier version."))
     parts.append(f"## Operators of {runtime(current)}")
     parts.append(markdown("partita.support.sections", current))
     return "\n\n".join(parts) + "\n"

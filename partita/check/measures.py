@@ -296,7 +296,7 @@ def _find_speed(report: Report) -> Figure:
     """Tokens per second of decode or the only phase."""
     phase = repeated_phase(report.phases)
     speed = phase.tokens_per_second
-    why = "a dry run has no times" if report.dry_run is not None else f"the report has none for {phase.name}"
+    why = "a dry run has no times" if report.dry_run is not None else f"the report has no times of {phase.name}"
     few = f", {plural(phase.steps, 'step')}: {TOO_FEW}" if too_few_steps(phase) else ""
     return Figure(speed, f"{decimals(speed)} tokens/s in {phase.name}{few}", unknown_reason=f": {why}")
 

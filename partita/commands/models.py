@@ -9,8 +9,8 @@ from partita.commands.audience import TERMINAL
 from partita.commands.generate_options import argument_text
 from partita.commands.terminal import Bars
 from partita.library.model_cache import folder_of
-from partita.options.fields import PathText
-from partita.options.groups import SourceOptions
+from partita.options.fields import PathText, group
+from partita.options.groups import ForeignFolder, SourceOptions
 from partita.providers.resolve import parse_chain
 
 
@@ -23,5 +23,14 @@ def package_of(model: PathText, options: SourceOptions) -> Path:
     by_library = getattr(options, "provider_libraries", None)
     target = parse_chain(chain)[0].name if isinstance(chain, str) and not by_library else None
     source = argument_text(os.fspath(model), "MODEL")
+    foreign = group(options, ForeignFolder) if isinstance(options, ForeignFolder) else None
     with Bars() as bars:
-        return folder_of(source, options.precision, target, revision=options.revision, progress=bars, audience=TERMINAL)
+        return folder_of(
+            source,
+            options.precision,
+            target,
+            revision=options.revision,
+            foreign=foreign,
+            progress=bars,
+            audience=TERMINAL,
+        )

@@ -15,6 +15,8 @@ from partita.remedies import Remedy
 
 CHECKPOINT, PATH = "CHECKPOINT", "PATH"
 """Placeholders for unknown values."""
+KEPT = ("fp16", "bf16", "int8", "int4")
+"""Values of --precision that an export has to repeat; a foreign folder may have others."""
 Known = Literal["shown", "shown of some", "untested", "informs"]
 """Certainty of a step: probes show that it helps all or some nodes; it was not tested; or it changes no placement."""
 SUFFIXES: Mapping[Known, str] = {
@@ -158,6 +160,7 @@ def _fill(situation: Situation, preferred: str, step: Step, *, now: str = "", kn
         "needed": situation.needed(),
         "setting": situation.setting(but=now),
         "library": situation.library(provider),
+        "same_precision": each("--precision", [package.precision] if package and package.precision in KEPT else []),
         "libraries": each("--provider-library", situation.libraries),
     }
     action = _written(step, blanks)

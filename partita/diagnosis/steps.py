@@ -27,7 +27,8 @@ class Step:
     """The command and its effect. A report fills in: `checkpoint`, `out` (a new package), `path` (the model that ran),
     `provider` (the preferred provider), `chain`, `now` (the new value of a probe), `needed` (options that the model
     needs: dry run, plugin libraries, inputs, contract), `setting` (pins and provider options of the run), `library`
-    (the plugin library of `provider`), `libraries` (plugin libraries of the chain)."""
+    (the plugin library of `provider`), `libraries` (plugin libraries of the chain), `same_precision` (--precision of
+    the package, unless it is the default)."""
     exports: bool = False
     """It exports the package again, so it requires a package."""
     chooses_lowering: bool = False
@@ -48,8 +49,8 @@ PLACE = ("partita", "place", "{path}", "--provider", "{chain}", "{needed}")
 RETARGET = Step(
     "Export it for {provider}",
     Remedy(
-        "writes the attention lowering that an installed {provider} supports best; other providers may lack it",
-        FOR_TARGET,
+        "keeps the precision; queries {provider} for its best attention lowering, which may have more nodes",
+        (*FOR_TARGET, "{same_precision}"),
     ),
     exports=True,
     chooses_lowering=True,
@@ -58,14 +59,14 @@ STATIC = Step(
     "Make all shapes static",
     Remedy(
         "makes every shape static, so that no shapes are computed at run time; batch and length are fixed",
-        (*FOR_TARGET, "--static-shapes"),
+        (*FOR_TARGET, "{same_precision}", "--static-shapes"),
     ),
     exports=True,
     change=Change("static_shape"),
 )
 HALF = Step(
     "Export in float16",
-    Remedy("writes the package in float16 (less precise)", (*FOR_TARGET, "--precision", "fp16")),
+    Remedy("writes the package in float16 (half the size, less precise)", (*FOR_TARGET, "--precision", "fp16")),
     exports=True,
     unless=(("precision", "fp16"), ("precision", "bf16")),
     change=Change("type", "float16"),
@@ -81,7 +82,7 @@ STANDARD = Step(
     "Use standard operators",
     Remedy(
         "writes attention and cache in operators of opset 18, which are more nodes than a fused kernel",
-        (*EXPORT, "--attention", "primitives"),
+        (*EXPORT, "--attention", "primitives", "{same_precision}"),
     ),
     exports=True,
     unless=(("attention", "primitives"),),

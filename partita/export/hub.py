@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
 import re
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ class HubModel:
     commit: str
     is_model_folder: bool
     """It runs as it is: a Partita package, or the ONNX decoder of another exporter without a checkpoint."""
+    files: tuple[str, ...] = ()
+    """All its files; empty if unknown."""
 
     @property
     def pinned(self) -> str:
@@ -79,7 +82,8 @@ def find_model(given: str, known: Path) -> HubModel:
     record = known / f"{hashlib.sha256(f'{name}@{revision}'.encode()).hexdigest()[:16]}.json"
     try:
         info = HfApi().model_info(name, revision=revision, timeout=TIMEOUT_SECONDS)
-        model = HubModel(name, str(info.sha), _is_model_folder(name, info))
+        files = tuple(each.rfilename for each in info.siblings or ())
+        model = HubModel(name, str(info.sha), _is_model_folder(name, str(info.sha), files), files)
     except Exception as error:  # the hub's client and its HTTP library share no base class
         if isinstance(error, RepositoryNotFoundError | RevisionNotFoundError):
             raise hub_error(given, error) from error
@@ -87,7 +91,7 @@ def find_model(given: str, known: Path) -> HubModel:
             return HubModel(**json.loads(record.read_text(encoding="utf-8")))
         with suppress(Exception):
             folder = download(name, revision, local_files_only=True)
-            files = [each.relative_to(folder).as_posix() for each in folder.rglob("*")]
+            files = tuple(each.relative_to(folder).as_posix() for each in folder.rglob("*"))
             return HubModel(name, folder.name, is_package(folder) or _is_onnx_decoder(files))
         raise hub_error(given, error) from error
     record.parent.mkdir(parents=True, exist_ok=True)
@@ -95,10 +99,9 @@ def find_model(given: str, known: Path) -> HubModel:
     return model
 
 
-def _is_model_folder(name: str, info: Any) -> bool:
+def _is_model_folder(name: str, commit: str, files: Sequence[str]) -> bool:
     """Whether a repository has the manifest of a package, or the ONNX files of a decoder and no checkpoint."""
-    files = [each.rfilename for each in info.siblings or ()]
-    if MANIFEST in files and not is_of_others(_manifest(name, info.sha)):
+    if MANIFEST in files and not is_of_others(_manifest(name, commit)):
         return True
     return _is_onnx_decoder(files)
 
@@ -150,10 +153,10 @@ def _bar_class(current: Stage) -> Any:
     return Bar
 
 
-def model_folder(model: HubModel, progress: Progress | None = None) -> Path:
-    """The model folder, downloaded once. Raises CheckpointError."""
+def model_folder(model: HubModel, progress: Progress | None = None, without: Sequence[str] = ()) -> Path:
+    """The model folder, downloaded once. `without`: files that are not needed. Raises CheckpointError."""
     try:
-        return download(model.name, model.commit, progress)
+        return download(model.name, model.commit, progress, ignore_patterns=[glob.escape(file) for file in without])
     except Exception as error:
         raise hub_error(model.name, error) from error
 
@@ -165,12 +168,28 @@ def upload(folder: Path, name: str, message: str, *, private: bool) -> str:
     api = HfApi()
     try:
         api.create_repo(name, private=private, exist_ok=True)
-        done = api.upload_folder(
-            repo_id=name, folder_path=folder, commit_message=message, ignore_patterns=[*NOT_UPLOADED]
-        )
+        with _hidden_bars():
+            done = api.upload_folder(
+                repo_id=name, folder_path=folder, commit_message=message, ignore_patterns=[*NOT_UPLOADED]
+            )
     except Exception as error:
         raise hub_error(name, error, upload=True) from error
     return str(done.commit_url)
+
+
+@contextmanager
+def _hidden_bars() -> Iterator[None]:
+    """Hide the bars of the hub's client, whose uploads take no class of bars."""
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    if are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
 
 
 def hub_error(given: str, error: BaseException, *, upload: bool = False) -> PartitaError:

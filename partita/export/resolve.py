@@ -163,8 +163,8 @@ def notes(options: ExportOptions, checkpoint: Checkpoint) -> list[str]:
     told = list(found.notes)
     if options.requantise:
         told.append(
-            f"requantised: weights quantised with {found.method} are quantised a second time; quality is "
-            "measured against the stored weights; the loss of the first quantisation is unknown"
+            f"requantised: weights stored with {found.method} are quantised a second time; quality is measured "
+            "against the stored weights, so the loss of the first quantisation is not included"
         )
     return told
 

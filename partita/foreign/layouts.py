@@ -131,6 +131,28 @@ def choose(folder: object, found: Sequence[Candidate], variant: str | None) -> C
     return named[0]
 
 
+def files_of_other_variants(folder: object, names: Sequence[str], variant: str | None) -> list[str]:
+    """The files `names` that the chosen variant does not need: ONNX files of the others, with their external data.
+
+    Data has the name of its ONNX file as a prefix. With genai_config.json, which names its file, none. Raises as
+    `choose` and `refuse_other_models`.
+    """
+    models = onnx_files(names)
+    if GENAI_CONFIG in names or not models:
+        return []
+    refuse_other_models(folder, models)
+    chosen = {_group(file) for file, _ in choose(folder, candidates(models), variant).files}
+    others = tuple(file for file in models if _group(file) not in chosen)
+    return [name for name in names if name.startswith(others)]
+
+
+def _group(name: str) -> tuple[str, str]:
+    """Folder and variant of an ONNX file; the file itself in place of an unknown variant."""
+    path = PurePosixPath(name)
+    pair = _split(path.stem)
+    return str(path.parent), name if pair is None else pair[1]
+
+
 def _is_called(file: str, name: str) -> bool:
     return name in (PurePosixPath(file).name, PurePosixPath(file).stem)
 

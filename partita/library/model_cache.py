@@ -16,16 +16,17 @@ from filelock import FileLock, Timeout
 
 import partita
 from partita.errors import PackageError, UsageError
-from partita.export.hub import at_revision, check_model, find_model, model_folder
+from partita.export.hub import HubModel, at_revision, check_model, find_model, model_folder
 from partita.export.progress import Progress
 from partita.foreign.folder import is_foreign
+from partita.foreign.layouts import files_of_other_variants
 from partita.foreign_paths import GGUF, WEIGHTS, recognise
 from partita.library.audience import QUIET, Audience
 from partita.library.exporting import own_compile_cache, run_export
 from partita.observations.text_format import listing
 from partita.options.export import ExportOptions
-from partita.options.groups import PrecisionName
-from partita.package.folder import is_package, read_manifest, sha256_of
+from partita.options.groups import ForeignFolder, PrecisionName
+from partita.package.folder import MANIFEST, is_package, read_manifest, sha256_of
 from partita.paths import CACHE_VARIABLE, cache_folder
 
 KIND = "packages"
@@ -56,14 +57,15 @@ def folder_of(
     target: str | None = None,
     *,
     revision: str | None = None,
+    foreign: ForeignFolder | None = None,
     progress: Progress | None = None,
     audience: Audience = QUIET,
 ) -> Path:
     """The folder that runs `model`: a package or folder of another exporter as it is, else its export in the cache.
 
     A checkpoint or GGUF file is exported again when its content has changed (`_content_key`), a hub id when it stands
-    for another commit. A package or ONNX decoder on the hub is downloaded and used as it is. Raises PackageError,
-    CheckpointError, UsageError, and what an export raises.
+    for another commit. A package or ONNX decoder on the hub is downloaded and used as it is; of an ONNX decoder only
+    the variant that `foreign` chooses. Raises PackageError, CheckpointError, UsageError, and what an export raises.
     """
     path = Path(model)
     if os.path.lexists(path):
@@ -79,7 +81,7 @@ def folder_of(
         given = at_revision(model, revision)
         hub = find_model(given, _cache_home(model) / COMMITS)
         if hub.is_model_folder:
-            return model_folder(hub, progress)
+            return model_folder(hub, progress, _unneeded(hub, foreign or ForeignFolder()))
         source, key, path = hub.pinned, [hub.name, hub.commit], Path(given)
     home = _cache_home(model)
     key = [partita.__version__, precision, target, *key]
@@ -92,6 +94,13 @@ def folder_of(
                 audience.note(f"exporting {model} once to {out}")
                 _export(ExportOptions(source, out, precision=precision, target=target), progress, audience)
     return out
+
+
+def _unneeded(hub: HubModel, foreign: ForeignFolder) -> list[str]:
+    """The files of a model folder on the hub that are not needed. A contract may name any file."""
+    if MANIFEST in hub.files or foreign.contract is not None:
+        return []
+    return files_of_other_variants(hub.name, hub.files, foreign.variant)
 
 
 def _cache_home(model: str) -> Path:

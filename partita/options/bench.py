@@ -45,7 +45,7 @@ class BenchOptions(ForeignFolder, PackageOptions):
         "Another package of the same model to compare with; can be repeated.", default=(), metavar="MODEL", text=MODEL
     )
     baseline: str | None = option(
-        "Chain that ratios are relative to, with PACKAGE. Default: cpu, else the first chain.",
+        "Chain of MODEL that ratios are relative to. Default: cpu, else the first chain.",
         metavar="CHAIN",
         complete="chains",
     )

@@ -56,9 +56,8 @@ class PrecisionOptions:
         "int8, int4: number of weights that share a scale: 32, 64 or 128. Default: the target's, 64 for int4 on cpu."
     )
     activations: Literal["fp32", "fp16", "bf16", "int8"] | None = option(
-        "Data type that weights of 16 bits or less are multiplied in: fp32; fp16 or bf16, also for the "
-        "cache; int8, quantised per token, with --precision int8. Default: what the target has a kernel "
-        "for.",
+        "Data type of the cache, and of products with weights of at most 16 bits: fp32, fp16 or bf16; with "
+        "--precision int8 also int8, quantised per token, for products. Default: what the target has a kernel for.",
     )
     prefill_precision: Literal["int8"] | None = option(
         "int8, int4: a second graph for prefill with 8-bit weights and activations quantised per token, for "

@@ -114,7 +114,7 @@ class RunOptions(
 
     HELP_GROUP = "Input"
 
-    system: str | None = option("System message; generate applies the chat template.", metavar="TEXT")
+    system: str | None = option("System message; the prompt then goes through the chat template.", metavar="TEXT")
     stop: Sequence[str] = option(
         "Stop when this text appears; can be repeated.", default=(), metavar="TEXT", group="Sampling"
     )

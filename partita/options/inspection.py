@@ -86,8 +86,8 @@ class VerifyCommand(ProgressOptions, VerifyOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateCommand(ProgressOptions, ProviderChain, PackageOptions):
-    """Measure the perplexity of a rounded package (any precision but fp32) on a provider, next to that of its source
-    model, without torch.
+    """Measure the perplexity of a package (any precision but fp32) on a provider, and compare it with the source
+    model's, without torch.
     """
 
     as_json: Json = False

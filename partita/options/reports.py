@@ -14,7 +14,9 @@ REPORT_VIEWS = "partita.partition_reports.views"
 class ShowCommand:
     """Summarise a report in at most ten lines: what happened, why, and what to do about it."""
 
-    file: Annotated[PathText, Option("Report written by `generate --report`.", positional=True)]
+    file: Annotated[
+        PathText, Option("Report written by `--report FILE`, or a result of `bench --out`.", positional=True)
+    ]
     view: str | None = view_option(REPORT_VIEWS, "brief")
     out: Out = None
     full: bool = option("All tables; short for --view text.", default=False, group="Output")

@@ -125,6 +125,7 @@ class Mix(Record):
     steps: int
     """The number of all steps, from the bits of the package to float32."""
     taken: int
+    """The number of applied steps."""
     costs: tuple[UnitCost, ...]
     """The largest first."""
     tried: tuple[TriedMix, ...]

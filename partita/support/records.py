@@ -37,6 +37,7 @@ class Versions(Record):
 
     onnxruntime: str
     onnxruntime_package: str
+    """Wheels of ONNX Runtime and of the tested provider's plugin, with their versions."""
     onnxruntime_build: str
     onnx: str
     """Version of the onnx package whose schemas define the tested operators."""

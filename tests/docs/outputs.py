@@ -228,7 +228,6 @@ OUTPUTS: dict[str, Callable[[], str]] = {
     "demo-verdicts": lambda: verdicts("fp32", "fp16"),
     "demo-text": lambda: run("partita report show fp32.json --full"),
     "fused": lambda: run("partita report explain webgpu.json layers.0.mlp.act_fn/Sigmoid"),
-    "memcpy": lambda: run("partita report explain webgpu.json Memcpy_token_0"),
     "bench": bench,
     "support-webgpu": supported,
     "drift": lambda: f"$ partita drift package --provider webgpu\n{drifted()}",
@@ -237,7 +236,6 @@ OUTPUTS: dict[str, Callable[[], str]] = {
         "partita generate hub 1,2 --token-ids", "optimum", "onnx/model_fp16.onnx", "onnx/model_q4.onnx"
     ),
     "foreign-place": lambda: foreign("partita place optimum --provider cpu", "optimum").partition("\n")[2],
-    "foreign-verify": lambda: foreign("partita verify genai-fp32-cpu --provider cpu", "genai-fp32-cpu"),
     "silent-place": lambda: silent_cpu()[0],
     "silent-show": lambda: silent_cpu()[1],
     "silent-explain": lambda: silent_cpu()[2],

@@ -127,7 +127,9 @@ def check_run_memory(manifest: Manifest) -> None:
     weights = manifest.source.parameters * 4 if manifest.packed is None else PACKED_COPIES * graph.weight_bytes
     free, needed = free_bytes(), weights + graph.cache_bytes
     if needed > free:
-        raise ResourceError(f"running it takes about {human_bytes(needed)}, but {human_bytes(int(free))} are free")
+        raise ResourceError(
+            f"running the package needs about {human_bytes(needed)} of memory, but {human_bytes(int(free))} are free"
+        )
 
 
 def free_bytes() -> float:

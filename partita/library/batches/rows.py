@@ -135,8 +135,8 @@ def work_of(row: InputRow, defaults: RowDefaults, text: Text | None, vocab_size:
         raise UsageError("the id of a row must be a string or an integer")
     given = [name for name in PROMPTS if name in data]
     if len(given) != 1:
-        said = f"has {listing(given)}" if given else "has none"
-        raise UsageError(f"a row needs one of {', '.join(PROMPTS)}; this one {said}")
+        said = listing(given) if given else "none"
+        raise UsageError(f"a row needs exactly one of {', '.join(PROMPTS)}; this row has {said}")
     logprobs = _as_whole(data.get("logprobs"))
     if logprobs is not None and (not _is_whole(logprobs) or not 0 <= logprobs <= MOST_LOGPROBS):
         raise UsageError(f"logprobs is {logprobs!r}; it must be an integer from 0 to {MOST_LOGPROBS}")
@@ -237,7 +237,7 @@ def _sampling(row: InputRow, defaults: RowDefaults) -> Sampling:
     for name, value in row.data.items():
         option = ALIASES.get(name, name)
         if option in named and named[option] != value:
-            raise UsageError(f"{name} is {value}, but another name of the same option has {named[option]}")
+            raise UsageError(f"{name} is {value}, but an alias of it in the same row is {named[option]}; keep one")
         named[option] = value
     named |= {name: _as_whole(named[name]) for name in WHOLE if name in named}
     asked = check_fields(Sampling(**{name: named[name] for name in SAMPLED if name in named}))

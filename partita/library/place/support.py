@@ -20,6 +20,7 @@ from partita.options.groups import ProviderChain
 from partita.options.inspection import ProvidersOptions
 from partita.options.placement import SupportOptions
 from partita.package.folder import check_folder
+from partita.providers.base import Provider
 from partita.providers.cuda import PROVIDER as CUDA
 from partita.providers.generic import parse_libraries
 from partita.providers.resolve import Resolution, all_names, resolve_one
@@ -79,7 +80,7 @@ def measure_support(options: SupportOptions, audience: Audience = QUIET) -> tupl
             device=played,
             devices=devices,
         ),
-        versions=_versions(measured.newest_opset),
+        versions=_versions(provider, measured.newest_opset),
         scope=scope,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         partita_version=partita.__version__,
@@ -180,14 +181,17 @@ def _usable(resolution: Resolution) -> tuple[Resolution, tuple[str, ...]]:
     return tried.resolution, words
 
 
-def _versions(opset: int | None) -> Versions:
-    """Versions of everything that an answer may depend on."""
+def _versions(provider: Provider, opset: int | None) -> Versions:
+    """Versions of everything that an outcome may depend on; the wheels are ONNX Runtime's and the provider plugin's."""
+    from partita.runtime.chain.wheels import plugin_wheels
     from partita.runtime.machine import environment
 
     found = environment()
+    wheels = [f"{wheel.name} {wheel.version}" for wheel in found.onnxruntime_wheels]
+    wheels += [f"{name} {version}" for name, version in plugin_wheels([provider]).items()]
     return Versions(
         onnxruntime=found.onnxruntime_version,
-        onnxruntime_package=", ".join(f"{wheel.name} {wheel.version}" for wheel in found.onnxruntime_wheels),
+        onnxruntime_package=", ".join(wheels),
         onnxruntime_build=found.onnxruntime_build,
         onnx=found.packages.get("onnx", ""),
         opset=opset,

@@ -61,7 +61,7 @@ def measure(
         seconds=time.monotonic() - began,
         complete=table.complete,
         interrupted=interrupted,
-        unusable=lab.unusable,
+        unusable=lab.unusable or table.unusable,
     )
 
 
@@ -75,12 +75,14 @@ class Table:
     model_nodes: tuple[support.ModelNodes, ...] = ()
     without_example: tuple[str, ...] = ()
     newest_opset: int | None = None
+    unusable: str = ""
+    """The error of the oldest opset if none opens."""
     omitted: dict[Operator, int] = field(default_factory=dict)
     complete: bool = False
 
     def fill(self, what: Mapping[str, Any]) -> None:
         """Test all requested operators until the time is up."""
-        self.newest_opset = _newest_opset(self.lab)
+        self.newest_opset, self.unusable = _newest_opset(self.lab)
         if self.newest_opset is None:
             return
         wanted, self.model_nodes = find_requested(what, self.newest_opset)
@@ -238,20 +240,22 @@ def _name_of(operator: Operator) -> str:
     return f"{domain}{operator.name}-{operator.since}"
 
 
-def _newest_opset(lab: Lab) -> int | None:
-    """The newest ONNX opset that this ONNX Runtime opens; None if the provider cannot be tested."""
+def _newest_opset(lab: Lab) -> tuple[int | None, str]:
+    """The newest ONNX opset that this ONNX Runtime opens, or None and the error of the oldest."""
     import onnx
     from onnx import helper
 
     port = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xy"]
     graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "opset", port[:1], port[1:])
+    error = ""
     for opset in range(onnx.defs.onnx_opset_version(), 0, -1):
         opsets = [helper.make_opsetid("", opset)]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=ir_version(opset))
         (answer,) = lab.try_all([model], one_node=False)
         if answer is None or answer.outcome != "invalid":
-            return None if answer is None else opset
-    return None
+            return (None if answer is None else opset), ""
+        error = answer.message
+    return None, error
 
 
 def _needs_of(path: Path, known: Collection[Operator]) -> dict[Operator, Counter[Types]]:

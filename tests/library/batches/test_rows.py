@@ -83,7 +83,7 @@ def test_messages_go_through_the_chat_template(text):
 def test_an_option_under_two_names_has_one_value(text):
     same = {"max_tokens": 3, "max_new_tokens": 3, "max_completion_tokens": 3}
     assert asked({"prompt": "a", **same}, text).sampling.max_new_tokens == 3
-    with pytest.raises(UsageError, match="another name of the same option"):
+    with pytest.raises(UsageError, match="an alias of it in the same row"):
         asked({"prompt": "a", "max_tokens": 3, "max_completion_tokens": 4}, text)
 
 
@@ -98,7 +98,7 @@ def test_rows_that_draw_have_seeds_of_their_own(text):
 @pytest.mark.parametrize(
     ("data", "match"),
     [
-        ({}, "needs one of prompt, messages, tokens; this one has none"),
+        ({}, "needs exactly one of prompt, messages, tokens; this row has none"),
         ({"prompt": "a", "tokens": [1]}, "has prompt and tokens"),
         ({"prompt": ""}, "the prompt is empty"),
         ({"prompt": 5}, "must be a string"),

@@ -18,6 +18,7 @@ from partita.providers.resolve import Resolution, all_names, known_providers
 from partita.runtime.lab import laboratory, placement
 from partita.runtime.lab.laboratory import Cache, Lab, ModelOrder, ModelOutcome
 from partita.runtime.lab.placement import Placement
+from partita.runtime.lab.tables import Table
 from partita.runtime.ort.session import NativeFailureError
 from tests.runtime.chain.test_provider_check import compiled
 
@@ -337,3 +338,10 @@ REFUSED = (
 )
 def test_the_most_telling_sentence_about_the_node_is_kept(log: tuple[str, ...], said: str):
     assert reason_in_log(log, QNN) == said
+
+
+def test_a_runtime_that_opens_no_model_is_an_error_and_not_an_empty_table() -> None:
+    broken = ModelOutcome("invalid", "the experiment itself failed")
+    table = Table(cast(Lab, SimpleNamespace(try_all=lambda models, one_node: [broken])))
+    table.fill({"operators": None})
+    assert table.newest_opset is None and table.unusable == "the experiment itself failed"
