@@ -28,6 +28,8 @@ def slowly(self):
         time.sleep(float(os.environ["SECONDS"]))
     return step(self)
 Loop.step = slowly
+from partita.serve import served_package
+served_package.END_SECONDS = 1.0
 from partita.cli import main
 main()
 """

@@ -111,6 +111,7 @@ def test_a_package_that_was_loaded_again_keeps_to_the_limits_and_is_tried_again_
 
 def test_a_worker_that_does_not_answer_is_ended_with_the_server(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("partita.serve.served_package.END_SECONDS", 0.3)
+    monkeypatch.setattr("partita.runtime.worker.parent.END_SECONDS", 0.3)
     with running({"tiny": package}, process="child") as server, ThreadPoolExecutor(1) as pool:
         process = worker(server)
         process.suspend()
