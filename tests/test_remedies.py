@@ -56,7 +56,6 @@ BLANKS: dict[str, Any] = {
     "folder": "pkg",
     "package": "pkg",
     "prompt": "two words",
-    "reference": "cpu",
     "file": "out",
     "wheel": "onnxruntime",
     "version": "1.31.1",
