@@ -219,11 +219,11 @@ class Session:
                 write_stdout("\n")
         if self.lines.typed:
             note(self._figures(ticket))
-        return INTERRUPTED if ticket.answer.finish_reason == "interrupted" else 0
+        return INTERRUPTED if ticket.result.finish_reason == "interrupted" else 0
 
     def _figures(self, ticket: Ticket) -> str:
         """A line about a completion: duration, speed and used cache."""
-        count, reason = len(ticket.answer.tokens), ticket.answer.finish_reason
+        count, reason = len(ticket.result.tokens), ticket.result.finish_reason
         parts = [f"{self.conversation.read_tokens} tokens prefilled"]
         if ticket.first_token is not None and ticket.ended is not None:
             parts.append(f"first token after {(ticket.first_token - ticket.submitted) * 1e3:.0f} ms")
@@ -273,7 +273,7 @@ class Session:
         file = self._file(rest, "report", "/report") if rest else None
         report = self.engine.report(
             ReportRequest(
-                finish_reason=self.last.answer.finish_reason,
+                finish_reason=self.last.result.finish_reason,
                 options=sampling_options([self.options.sampling]),
                 probe_seconds=self.options.probe_seconds,
             )

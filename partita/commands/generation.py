@@ -233,7 +233,7 @@ class PrintedGeneration:
 
     def finish(self) -> None:
         """Print the rest: the record, or the completions of several rows."""
-        answers = self.generation.answers
+        answers = self.generation.results
         if self.closed:
             return
         if self.options.as_json:
@@ -274,7 +274,7 @@ class PrintedGeneration:
             tokenizer_load_seconds=self.model.text_seconds,
             rows=tuple(
                 GeneratedRow.copy_of(answer, text=None if options.token_ids else answer.text)
-                for answer in generation.answers
+                for answer in generation.results
             ),
             timings=GenerationTimings(**generation.timings),
             speculation=generation.speculation,
@@ -320,7 +320,7 @@ def _print_timings(model: Model, generation: Generation) -> None:
     if drafts is not None and drafts.acceptance_rate is not None:
         speed = "" if drafts.speedup is None else f", {drafts.speedup:.2f} times the speed without speculative decoding"
         parts.append(f"{percent(drafts.acceptance_rate)} of {drafts.drafted} draft tokens accepted{speed}")
-    reasons = sorted({answer.finish_reason or "unfinished" for answer in generation.answers})
+    reasons = sorted({answer.finish_reason or "unfinished" for answer in generation.results})
     parts.append(f"finish: {', '.join(reasons)}")
     note(fold("; ".join(parts), sys.stderr, 2))
 

@@ -140,7 +140,7 @@ class Draft:
     """How weights are stored in 16 bits and computed in float32; None without them."""
     adapters: Adapters = field(default_factory=Adapters)
     known: dict[Way, Graphs] = field(default_factory=dict)
-    answers: dict[tuple[int, frozenset[object], str], known_answer.KnownAnswer] = field(default_factory=dict)
+    known_answers: dict[tuple[int, frozenset[object], str], known_answer.KnownAnswer] = field(default_factory=dict)
     """By prompt length, quantised weights, and adapter."""
     _sources: Sources | None = None
 
@@ -178,7 +178,7 @@ class Draft:
         placed, prompts = graphs.packing.placed, graphs.prompts.placed
         narrowed = graphs.packing.half_precision
         key = tokens, frozenset((*placed, *prompts, *narrowed)), "" if adapter is None else adapter.name
-        if key not in self.answers:
+        if key not in self.known_answers:
 
             def rounded(model: Any) -> None:
                 round_weights(model, placed.values(), self.sources)
@@ -193,7 +193,7 @@ class Draft:
                 rounded(model)
                 round_weights(model, prompts.values(), self.sources)
 
-            self.answers[key] = known_answer.compute(
+            self.known_answers[key] = known_answer.compute(
                 self.checkpoint,
                 self.fake.vocab_size,
                 self.max_length,
@@ -205,7 +205,7 @@ class Draft:
                 afterwards=rounded if prompts else None,
                 scratch=self.work.scratch,
             )
-        return self.answers[key]
+        return self.known_answers[key]
 
     def calibrate(self, graphs: Graphs, folder: Path, stage: Stage) -> tuple[Calibration, tuple[PackedKind, ...]]:
         """Calibrate the weights of `graphs`, into `folder`, from which they are written later.

@@ -339,7 +339,7 @@ def max_length(options: ExportOptions, checkpoint: Checkpoint) -> int:
     name, made_for = _maximum_length(checkpoint.config.get_text_config(decoder=True))
     if made_for == 1:
         raise CheckpointError(
-            f"{checkpoint.where}: {name} in config.json is 1, but a prompt and a new token take 2; set it "
+            f"{checkpoint.location}: {name} in config.json is 1, but a prompt and a new token take 2; set it "
             "to the length the model was trained for"
         )
     if options.max_length is None:

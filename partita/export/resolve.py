@@ -49,7 +49,7 @@ def with_stored(options: ExportOptions, checkpoint: Checkpoint) -> ExportOptions
     found = checkpoint.quantised
     if found is None:
         if options.requantise:
-            raise UsageError(f"`requantise=True`: the weights of {checkpoint.given} are floats; omit it")
+            raise UsageError(f"`requantise=True`: the weights of {checkpoint.source_name} are floats; omit it")
         return _with_precision(options, EXACT.name) if options.precision == AUTO else options
     bits = None if options.precision == AUTO else PRECISIONS[options.precision].bits
     if options.requantise:
@@ -63,7 +63,7 @@ def with_stored(options: ExportOptions, checkpoint: Checkpoint) -> ExportOptions
     own = _stored_precision(found, checkpoint)
     if options.precision not in (AUTO, own):
         raise UsageError(
-            f"`precision={options.precision}`: {checkpoint.given} is already quantised with "
+            f"`precision={options.precision}`: {checkpoint.source_name} is already quantised with "
             f"{found.method}, as {own}; omit `precision` to keep the stored weights, or add "
             "`requantise=True` to quantise them a second time"
         )
@@ -71,12 +71,12 @@ def with_stored(options: ExportOptions, checkpoint: Checkpoint) -> ExportOptions
         value = getattr(options, name)
         if value is not None and name == "calibrate" and options.cache_precision is not None:
             raise UsageError(
-                f"`{name}={value}`: the weights of {checkpoint.given} are kept as stored, and the cache "
+                f"`{name}={value}`: the weights of {checkpoint.source_name} are kept as stored, and the cache "
                 "scales are calibrated on `quality_text`: give the text there"
             )
         if value is not None:
             raise UsageError(
-                f"`{name}={value}`: the weights of {checkpoint.given} are kept as stored "
+                f"`{name}={value}`: the weights of {checkpoint.source_name} are kept as stored "
                 f"({found.method}); omit it, or add `requantise=True` to quantise them a second time"
             )
     return _with_precision(options, own)
@@ -137,7 +137,7 @@ def check_merged(options: ExportOptions, checkpoint: Checkpoint) -> None:
     ]
     if changed:
         raise UnsupportedModelError(
-            f"`adapter={options.adapter}`: cannot merge into weights that {checkpoint.where} stores as "
+            f"`adapter={options.adapter}`: cannot merge into weights that {checkpoint.location} stores as "
             f"integers ({checkpoint.quantised.method}), because the sums are not such integers: "
             f"{few(changed)}; keep it separate with `with_adapters`, set `precision=bf16`, fp16 or fp32 "
             "to dequantise the weights, or add `requantise=True` to quantise them a second time"
@@ -174,7 +174,7 @@ def _stored_precision(found: QuantisedTensors, checkpoint: Checkpoint) -> str:
     if found.all_affine and found.bits is not None:
         return next(name for name, each in PRECISIONS.items() if each.bits == found.bits)
     raise UnsupportedModelError(
-        f"{checkpoint.where}: the checkpoint is quantised with {found.method}, and a package cannot store "
+        f"{checkpoint.location}: the checkpoint is quantised with {found.method}, and a package cannot store "
         "its numbers unchanged; set `precision=bf16`, fp16 or fp32 to keep the values in more space, or "
         "add `requantise=True` to `precision=int8` or int4 to quantise them a second time"
     )

@@ -296,7 +296,7 @@ def _source(checkpoint: Checkpoint, options: ExportOptions, exported: Exported) 
         for path in [checkpoint.folder / name]
     )
     return Source(
-        checkpoint=checkpoint.given,
+        checkpoint=checkpoint.source_name,
         model_type=checkpoint.model_type,
         architecture=checkpoint.architecture,
         dtype=checkpoint.dtype,
@@ -371,7 +371,7 @@ def _with_known_answers(exported: Exported, work: Work, manifest: Manifest) -> M
     names = [KNOWN_ANSWER]
     for each in exported.switched:
         names.append(answer_file(each.record.name))
-        known_answer.save(each.answer(), work.folder, names[-1])
+        known_answer.save(each.known_answer(), work.folder, names[-1])
     adapters = tuple(
         record if record.merged else record.model_copy(update={"known_answer": answer_file(record.name)})
         for record in manifest.adapters
@@ -400,7 +400,7 @@ def _verify(exported: Exported, work: Work, manifest: Manifest, runtime: Runtime
         source = None
     tokens = None if source is None else source.tokens
     with stage(work.progress, "known answer", work.seconds, tokens, "tokens") as current:
-        answer = exported.answer(None if source is None else partial(source.fill, start=0, stage=current))
+        answer = exported.known_answer(None if source is None else partial(source.fill, start=0, stage=current))
         known_answer.save(answer, work.folder)
         if answer.caution:
             add_note(work, answer.caution)

@@ -83,7 +83,7 @@ class Conversation:
             while ticket.state != "over":
                 self._engine.step()
         finally:
-            answer = ticket.answer
+            answer = ticket.result
             if answer.text or answer.finish_reason in ("stop", "length", "cache_full"):
                 self.messages.append({"role": "assistant", "content": answer.text})
             else:

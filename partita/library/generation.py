@@ -112,7 +112,7 @@ class Progress:
 
 
 class Generation:
-    """An iterator of `GenerationStep`. `text`, `texts`, `tokens` and `answers` run it to its end, unless it was
+    """An iterator of `GenerationStep`. `text`, `texts`, `tokens` and `results` run it to its end, unless it was
     iterated: then they have the output so far.
 
     Ctrl-C ends it, as do `close`, leaving its `with` block, and dropping it. The error of a prompt is raised when the
@@ -187,7 +187,7 @@ class Generation:
         return f"<partita.Generation: {'+'.join(map(str, counts))} new tokens, {state}>"
 
     def __reduce__(self) -> NoReturn:
-        raise ArgumentError("a generation cannot be pickled or copied; use its answers instead")
+        raise ArgumentError("a generation cannot be pickled or copied; use its results instead")
 
     def __enter__(self) -> Generation:
         return self
@@ -216,7 +216,7 @@ class Generation:
         return tuple(tuple(ticket.completion.tokens) for ticket in self._tickets())
 
     @property
-    def answers(self) -> tuple[CompletionResult, ...]:
+    def results(self) -> tuple[CompletionResult, ...]:
         """Text, token ids, finish reason and sampling options of each prompt."""
         return tuple(
             CompletionResult(

@@ -112,7 +112,7 @@ def test_generate_gives_the_tokens_of_the_fixed_cache(tiny_checkpoint: TinyCheck
     tokens = []
     for cache in ("fixed", "growing"):
         with partita.load(exported(checkpoint, cache=cache), "cpu") as model:
-            tokens.append(list(model.generate([[5, 9, 12, 40]], max_new_tokens=24).answers[0].tokens))
+            tokens.append(list(model.generate([[5, 9, 12, 40]], max_new_tokens=24).results[0].tokens))
     assert tokens[0] == tokens[1]
 
 

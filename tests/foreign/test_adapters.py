@@ -79,7 +79,7 @@ def test_adapters_are_switched_by_name(sample: Sample) -> None:
             answer = model.generate(PROMPT, max_new_tokens=6, stop_token_ids=(), adapter=name)
             for _ in answer:
                 pass
-            assert list(answer.answers[0].tokens) == tokens, name
+            assert list(answer.results[0].tokens) == tokens, name
 
 
 def test_the_command_and_inspect_show_them(sample: Sample, capsys: pytest.CaptureFixture[str]) -> None:

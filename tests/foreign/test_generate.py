@@ -23,7 +23,7 @@ def generated(
         answer = model.generate(PROMPT, max_new_tokens=count, stop_token_ids=(), prefill_chunk=chunk)
         for _ in answer:
             pass
-        return list(answer.answers[0].tokens)
+        return list(answer.results[0].tokens)
 
 
 def test_a_longer_text_is_a_matter_of_an_option(sample: Sample, capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,7 +160,7 @@ def test_a_child_process_reads_the_folder_in_the_same_way(hub_folder: Path) -> N
         answer = model.generate(PROMPT, max_new_tokens=3, stop_token_ids=())
         for _ in answer:
             pass
-    assert list(answer.answers[0].tokens) == plain_tokens(hub_folder / "onnx" / "model_q4.onnx", PROMPT, 3)
+    assert list(answer.results[0].tokens) == plain_tokens(hub_folder / "onnx" / "model_q4.onnx", PROMPT, 3)
 
 
 def test_every_verb_takes_a_foreign_folder(

@@ -84,7 +84,7 @@ def test_each_request_gets_what_it_would_get_alone(
     beside = set[int]()
     while scheduler.step():
         beside.add(len({ticket.work.adapter for ticket in tickets if ticket.state == "running"}))
-    assert [ticket.answer.tokens for ticket in tickets] == [known(*each, states=states) for each in ASKED]
+    assert [ticket.result.tokens for ticket in tickets] == [known(*each, states=states) for each in ASKED]
     assert max(beside) == (3 if apart else 1), "as many adapters beside each other as there are rows"
     if batch > 1:
         assert any(step.copied for step in steps), "what begins alike is read once, with the same adapter"

@@ -74,7 +74,7 @@ def talk(tmp_path: Path) -> Iterator[Any]:
 
 def turn(conversation: Conversation, message: str) -> list[int]:
     conversation.ask(message)
-    return list(conversation.finish().answer.tokens)
+    return list(conversation.finish().result.tokens)
 
 
 @pytest.mark.parametrize("forgets", [False, True])
@@ -137,18 +137,18 @@ def test_an_answer_that_is_cut_off_is_part_of_the_conversation(talk):
     for _ in range(3):
         conversation._engine.step()
     ticket.cancel()
-    assert conversation.finish().answer.finish_reason == "interrupted"
+    assert conversation.finish().result.finish_reason == "interrupted"
     wanted = conversation._text.encode_messages([*conversation.messages, {"role": "user", "content": "9"}])
     conversation.ask("9")
     assert conversation.read_tokens <= 5, "the cache is good"
-    tokens = list(conversation.finish().answer.tokens)
+    tokens = list(conversation.finish().result.tokens)
     assert tokens == known_tokens(wanted, len(tokens), ("key",)) and tokens
 
 
 def test_a_message_that_was_not_answered_at_all_is_no_part_of_it(talk):
     conversation = talk(("key",))
     conversation.ask("7 8").cancel()
-    assert conversation.finish().answer.tokens == ()
+    assert conversation.finish().result.tokens == ()
     assert conversation.messages == [{"role": "system", "content": "4 5 6"}]
 
 

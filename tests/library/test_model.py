@@ -54,7 +54,7 @@ def test_steps_add_up_to_the_answer(model):
     steps = list(generation)
     assert [step.index for step in steps] == list(range(len(steps))) and steps[0].phase == "prefill"
     assert "".join(step.text for step in steps) == generation.text == generation.texts[0]
-    (answer,) = generation.answers
+    (answer,) = generation.results
     assert answer.tokens == tuple(token for step in steps for token in step.tokens[0]) and len(answer.tokens) == N
     assert (answer.finish_reason, generation.finish_reason, steps[-1].finish_reasons) == (
         "length",
@@ -81,7 +81,7 @@ def test_a_token_that_ends_the_text_is_told_and_not_shown(model):
 
 def test_the_same_seed_gives_the_same_tokens_and_a_drawn_one_is_told(model):
     generation = model.generate(PROMPT, max_new_tokens=N, temperature=1.0).run()
-    seed = generation.answers[0].sampling.seed
+    seed = generation.results[0].sampling.seed
     assert seed is not None
     assert model.generate(PROMPT, max_new_tokens=N, temperature=1.0, seed=seed).run().tokens == generation.tokens
 
@@ -99,7 +99,7 @@ def test_each_row_has_its_own_options(pair):
         assert apart == (same[0], tokens(model, [PROMPT], sampling=replace(one, seed=4))[0]), "seed + index"
         lengths = [partita.Sampling(max_new_tokens=2), partita.Sampling(max_new_tokens=4)]
         short = model.generate(prompts, sampling=lengths, stop_token_ids=()).run()
-        assert [len(answer.tokens) for answer in short.answers] == [2, 4]
+        assert [len(answer.tokens) for answer in short.results] == [2, 4]
         report = model.report()
         assert report.request.options["temperature"] == "0" and all(check.passed for check in report.checks)
         model.generate(prompts, max_new_tokens=2, sampling=[one, partita.Sampling()]).run()
@@ -444,7 +444,7 @@ def test_requests_of_a_model_that_is_closed_end_with_an_error_of_ours(package, p
     ticket = scheduler.submit(work)
     scheduler.step()
     model.close()
-    assert ticket.state == "over" and ticket.answer.finish_reason == "error"
+    assert ticket.state == "over" and ticket.result.finish_reason == "error"
     assert "this model is closed" in str(ticket.error)
     with pytest.raises(partita.GenerationError, match="this model is closed"):
         scheduler.submit(work)
@@ -533,7 +533,7 @@ def test_neither_a_model_nor_a_generation_is_pickled_and_its_answers_are(model):
     for each in (model, generation):
         with pytest.raises(partita.ArgumentError, match="cannot be pickled or copied"):
             pickle.dumps(each)
-    assert pickle.loads(pickle.dumps(generation.answers)) == generation.answers
+    assert pickle.loads(pickle.dumps(generation.results)) == generation.results
     scheduler = model.scheduler()
     for each in (scheduler, scheduler.submit(partita.request(model, PROMPT))):
         with pytest.raises(partita.ArgumentError, match="cannot be pickled or copied"):
@@ -864,7 +864,7 @@ def test_a_forgotten_model_goes_on_with_its_requests_and_then_it_is_closed(packa
     ticket = scheduler.submit(work)
     while scheduler.step():
         pass
-    assert (ticket.answer.tokens,) == whole
+    assert (ticket.result.tokens,) == whole
     del scheduler, ticket
     assert not open_engine(engine)
 
@@ -872,4 +872,4 @@ def test_a_forgotten_model_goes_on_with_its_requests_and_then_it_is_closed(packa
 def test_numbers_of_numpy_are_numbers(model):
     drawn = tokens(model, temperature=0.8, seed=3, top_p=0.5)
     assert tokens(model, temperature=np.float32(0.8), seed=np.int64(3), top_p=np.float64(0.5)) == drawn
-    assert len(model.generate(PROMPT, max_new_tokens=np.int32(2), stop_token_ids=()).run().answers[0].tokens) == 2
+    assert len(model.generate(PROMPT, max_new_tokens=np.int32(2), stop_token_ids=()).run().results[0].tokens) == 2

@@ -25,7 +25,7 @@ def test_requests_are_answered_as_generate_answers(model: partita.Model) -> None
     alone = []
     for prompt in prompts:
         done = model.generate([[*prompt], [1]], sampling=each, stop_token_ids=[]).run()
-        alone.append(done.answers[0].tokens)
+        alone.append(done.results[0].tokens)
     scheduler, heard = model.scheduler(), dict[int, list[int]]()
 
     def hear(ticket: partita.Ticket, piece: partita.RequestOutput) -> None:
@@ -35,7 +35,7 @@ def test_requests_are_answered_as_generate_answers(model: partita.Model) -> None
     tickets = [scheduler.submit(work, hear) for work in asked]
     while scheduler.step():
         pass
-    assert [ticket.answer.tokens for ticket in tickets] == alone
+    assert [ticket.result.tokens for ticket in tickets] == alone
     assert [tuple(heard[ticket.number]) for ticket in tickets] == alone
 
 

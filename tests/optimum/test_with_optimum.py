@@ -25,7 +25,7 @@ PRECISIONS = ("fp16", "int8")
 def tokens_of(folder: Path, text: dict[str, list[int]], **choice: Any) -> list[int]:
     with partita.load(folder, "cpu", **choice) as model:
         answer = model.generate(text["prompt"], max_new_tokens=len(text["tokens"]), stop_token_ids=()).run()
-        return list(answer.answers[0].tokens)
+        return list(answer.results[0].tokens)
 
 
 @pytest.mark.parametrize("kind", TYPES)

@@ -28,7 +28,7 @@ def test_guesses_make_no_difference_to_an_answer_and_are_fed_when_one_row_goes_o
         ids = [model.encode(prompt) for prompt in prompts]
         asked: Any = {"max_new_tokens": count, "stop_token_ids": ()}
         plain = [model.generate([own] * 4, **asked).run() for own in ids]
-    wanted = [one.answers[0].text for one in plain]
+    wanted = [one.results[0].text for one in plain]
     knowing(monkeypatch, *([*own, *one.tokens[0]] for own, one in zip(ids, plain, strict=True)))
     body = {"model": "tiny", "max_tokens": count, "temperature": 0, "ignore_eos": True, "logprobs": 1}
     with running({"tiny": package}, speculation=Speculation("ngram")) as server:

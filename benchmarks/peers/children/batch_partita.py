@@ -39,7 +39,7 @@ def opener() -> Open:
             for ticket in tickets:
                 if ticket.error is not None:
                     raise ticket.error
-            return [list(ticket.answer.tokens) for ticket in tickets]
+            return [list(ticket.result.tokens) for ticket in tickets]
 
     def open_engine(model: Path, threads: int, length: int) -> Opened:
         manifest, target = read_manifest(model), read_chain_options(ChainOptions(provider="cpu", threads=threads))

@@ -63,7 +63,7 @@ class Checkpoint:
     """A checkpoint whose config and weight files exist and are readable."""
 
     folder: Path
-    given: str
+    source_name: str
     """Folder name or hub id, as given by the user."""
     config: PreTrainedConfig
     architecture: str
@@ -84,7 +84,7 @@ class Checkpoint:
     """Keeps the temporary folder alive."""
 
     @property
-    def where(self) -> Path:
+    def location(self) -> Path:
         """The folder, or the GGUF file, for messages."""
         return self.file or self.folder
 

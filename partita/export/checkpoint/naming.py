@@ -47,9 +47,9 @@ from partita.export.weights.origins import (
 class Sources:
     """The location of a model's parameters and stored buffers in a checkpoint."""
 
-    found: Mapping[str, Origin]
+    origins: Mapping[str, Origin]
     """Name in the model -> its tensor, or the computation from several."""
-    failed: Mapping[str, str]
+    failures: Mapping[str, str]
     """Name in the model -> why it cannot be made from its tensors."""
     tied_names: Mapping[str, frozenset[str]]
     """Name in the model -> every name of the same tensor."""
@@ -61,11 +61,11 @@ class Sources:
     def of(self, name: str) -> Origin | None:
         """The origin of `name`, under that or a tied name; None where there is none."""
         names = (name, *sorted(self.tied_names.get(name, ())))
-        return next((self.found[n] for n in names if n in self.found), None)
+        return next((self.origins[n] for n in names if n in self.origins), None)
 
     def second_names(self) -> frozenset[str]:
         """Tensors of the checkpoint that hold a tied tensor, under any of its names."""
-        tied = (origin for name, origin in self.found.items() if len(self.tied_names.get(name, ())) > 1)
+        tied = (origin for name, origin in self.origins.items() if len(self.tied_names.get(name, ())) > 1)
         return frozenset(info.name for origin in tied for info in origin.tensors())
 
 
@@ -290,7 +290,7 @@ def untie(fake: FakeModel, checkpoint: Checkpoint) -> list[str]:
     pairs = dict(getattr(model, "all_tied_weights_keys", None) or {})
     if not pairs:
         return []
-    found, notes = match_names(model, checkpoint.tensors).found, []
+    found, notes = match_names(model, checkpoint.tensors).origins, []
     for target, source in pairs.items():
         if target not in found or source not in found or _equal(found[target], found[source], checkpoint):
             continue

@@ -36,7 +36,7 @@ class SwitchedAdapter:
     record: AdapterRecord
     parameters: Callable[[], Mapping[str, npt.NDArray[Any]]]
     """Reads the adapter's values for the graph inputs, by name."""
-    answer: Callable[[], KnownAnswer]
+    known_answer: Callable[[], KnownAnswer]
     """Runs the source model with the adapter."""
 
 
@@ -57,7 +57,7 @@ class Exported:
     """Weights that the graphs use; a tied weight counts once."""
     original_parameters: int
     """Parameters of the source model."""
-    answer: Callable[[Callable[[Any], object] | None], KnownAnswer]
+    known_answer: Callable[[Callable[[Any], object] | None], KnownAnswer]
     """Runs the source model; its argument gets the loaded model first."""
     caution: str
     """A known limitation of this kind of model with its remedy, as the end of a sentence."""

@@ -148,7 +148,7 @@ def _exported_model(graphs: Graphs) -> Exported:
         ),
         parameters=weights.parameter_count(models),
         original_parameters=draft.fake.parameters,
-        answer=lambda first: draft.known_answer(graphs, first=first),
+        known_answer=lambda first: draft.known_answer(graphs, first=first),
         unused=tuple(graphs.unused),
         passes=graphs.passes,
         packed=None if draft.plan is None else summary(draft.plan, graphs.packing),
@@ -176,7 +176,7 @@ def _switchable_adapter(graphs: Graphs, each: SwitchableAdapter) -> SwitchedAdap
     return SwitchedAdapter(
         record=adapter_record(each.adapter, each.name, merged=False),
         parameters=lambda: parameters(each, graphs.branches.values()),
-        answer=lambda: graphs.draft.known_answer(graphs, each),
+        known_answer=lambda: graphs.draft.known_answer(graphs, each),
     )
 
 

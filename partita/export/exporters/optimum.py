@@ -71,9 +71,9 @@ def attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> _Atte
     options, kind = work.options, checkpoint.model_type
     if checkpoint.file is not None or checkpoint.quantised is not None:
         what = "a GGUF file" if checkpoint.quantised is None else f"quantised ({checkpoint.quantised.method})"
-        raise UsageError(f"{checkpoint.where}: {what}, which optimum cannot read; omit `exporter=optimum`")
+        raise UsageError(f"{checkpoint.location}: {what}, which optimum cannot read; omit `exporter=optimum`")
     if checkpoint.absent:
-        raise UsageError(f"{checkpoint.where}: no shard contains {checkpoint.absent[0]}; correct the index")
+        raise UsageError(f"{checkpoint.location}: no shard contains {checkpoint.absent[0]}; correct the index")
     assert work.read_folder is not None
     prefix = f"{work.folder.name}-optimum-"  # the prefix by which the next export removes it after a kill
     folder = Path(work.cleanup.enter_context(tempfile.TemporaryDirectory(dir=work.folder.parent, prefix=prefix)))
@@ -100,7 +100,7 @@ def attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> _Atte
         contract=graph.model_copy(update={"longest": None, "weight_bytes": sum(tensor.nbytes for tensor in tensors)}),
         parameters=count,
         original_parameters=count,
-        answer=lambda first: known_answer.compute(
+        known_answer=lambda first: known_answer.compute(
             checkpoint, graph.vocab_size, graph.max_length, crossed=crossed, first=first, scratch=work.scratch
         ),
         tools=tools,

@@ -58,8 +58,8 @@ def attach(model: ir.Model, checkpoint: Checkpoint, sources: Sources, buffers: M
         assert value.shape is not None and value.dtype is not None
         if origin is None and name in buffers:
             value.const_value = ir.tensor(buffers[name], name=name)
-        elif origin is None and name in sources.failed:
-            wrong.append(f"{name} cannot be assembled ({sources.failed[name]})")
+        elif origin is None and name in sources.failures:
+            wrong.append(f"{name} cannot be assembled ({sources.failures[name]})")
         elif origin is None:
             missing.append(name)
         elif problem := _misfit(origin, tuple(value.shape.numpy()), value.dtype):
@@ -81,7 +81,7 @@ def attach(model: ir.Model, checkpoint: Checkpoint, sources: Sources, buffers: M
             if items
         ]
         raise CheckpointError(
-            f"{checkpoint.where}: weights and config.json do not match: {'; '.join(told)}; check that they belong to "
+            f"{checkpoint.location}: weights and config.json do not match: {'; '.join(told)}; check that they belong to "
             "the same model"
         )
 
@@ -96,9 +96,9 @@ def absent_notes(checkpoint: Checkpoint, model: torch.nn.Module) -> list[str]:
     there = match_names(model, checkpoint.tensors)
     asked = match_names(model, {name: TensorInfo(name, "", (1, 1), "float32") for name in checkpoint.absent})
     listed = f"the index of the weight files lists {few(checkpoint.absent)}, which no shard contains"
-    if wanted := [name for name in (*asked.found, *asked.failed) if there.of(name) is None]:
+    if wanted := [name for name in (*asked.origins, *asked.failures) if there.of(name) is None]:
         raise CheckpointError(
-            f"{checkpoint.where}: {listed}, but the model needs {few(sorted(wanted))}; download the "
+            f"{checkpoint.location}: {listed}, but the model needs {few(sorted(wanted))}; download the "
             "checkpoint again, or save it again from its source"
         )
     return [f"{listed}; the model does not need them"]

@@ -113,7 +113,7 @@ class FloatSource(WeightSource):
                     continue
                 if not torch.isfinite(piece).all():
                     found = non_finite_message(self.origin, self.name, files)
-                    raise CheckpointError(f"{self.checkpoint.where}: {found}; the checkpoint is damaged")
+                    raise CheckpointError(f"{self.checkpoint.location}: {found}; the checkpoint is damaged")
                 if target is torch.float16:
                     raise CheckpointError(
                         f"tensor {self.name}: a value of {float(piece.abs().max()):.3g} does not fit "

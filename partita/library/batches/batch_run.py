@@ -200,7 +200,7 @@ def run_rows(
                 done.append(error_row(row, ticket.error))
             else:
                 asked = None if ticket.work.logprobs is None else logprobs
-                done.append(answer_row(row, ticket.answer, asked, with_text=text is not None))
+                done.append(answer_row(row, ticket.result, asked, with_text=text is not None))
 
         try:
             work = work_of(row, defaults, text, vocab_size)

@@ -151,7 +151,7 @@ class Ticket:
         self._earlier: tuple[int, ...] = ()
 
     @property
-    def answer(self) -> CompletionResult:
+    def result(self) -> CompletionResult:
         """The answer of this turn so far."""
         done = self.completion
         reason: Any = done.finish
@@ -168,7 +168,7 @@ class Ticket:
         return len(self._earlier) + len(self.completion.prompt) + (self.sampling.max_new_tokens or 0)
 
     def __reduce__(self) -> NoReturn:
-        raise ArgumentError("a ticket cannot be pickled or copied; use its answer instead")
+        raise ArgumentError("a ticket cannot be pickled or copied; use its result instead")
 
     def cancel(self) -> None:
         """End it from any thread, with `interrupted` after the next step; frees its row unless it is kept.

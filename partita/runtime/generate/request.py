@@ -156,7 +156,7 @@ class Row:
     history: npt.NDArray[np.int64]
     """[N]: prompt and new tokens, then padding."""
     known: int
-    given: int
+    turn_start: int
     """Length of the text at its last turn; the budget counts the tokens after it."""
     read_until: int
     """Tokens that count as prefill: those of a prompt, or all known tokens when the row is read again."""
@@ -182,7 +182,7 @@ class Row:
     @property
     def new_tokens(self) -> int:
         """Number of tokens added since its last turn."""
-        return self.known - self.given
+        return self.known - self.turn_start
 
     @property
     def has_no_drafts(self) -> bool:
@@ -241,7 +241,7 @@ class Row:
         """Append tokens of a next turn, with the full token budget after them."""
         self.history[self.known : self.known + len(tokens)] = tokens
         self.known += len(tokens)
-        self.given = self.read_until = self.known
+        self.turn_start = self.read_until = self.known
         self.finish, self.is_repeated = None, False
 
     def rewind(self, tokens: int) -> None:
@@ -250,7 +250,7 @@ class Row:
         The last remaining token is fed again in a decode step, even if it belongs to the prompt.
         """
         self.known -= tokens
-        self.given, self.read_until = min(self.given, self.known), min(self.read_until, self.known - 1)
+        self.turn_start, self.read_until = min(self.turn_start, self.known), min(self.read_until, self.known - 1)
         self.finish = None
 
     def add(self, token: int) -> None:
@@ -259,7 +259,7 @@ class Row:
         self.known += 1
         if token in self.request.stop_ids:
             self.finish = "stop"
-        elif self.known - self.given == self.request.max_new_tokens:
+        elif self.known - self.turn_start == self.request.max_new_tokens:
             self.finish = "length"
         elif self.known == len(self.history):
             self.finish = "cache_full"

@@ -119,7 +119,7 @@ def test_a_checkpoint_in_the_current_folder_is_called_as_the_folder_is(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(checkpoint)
-    assert open_checkpoint(".").given == open_checkpoint(str(checkpoint)).given == "checkpoint"
+    assert open_checkpoint(".").source_name == open_checkpoint(str(checkpoint)).source_name == "checkpoint"
 
 
 def as_bin(folder: Path, *, zipped: bool) -> None:

@@ -111,7 +111,7 @@ def test_every_tensor_is_what_transformers_loads(
     checkpoint, sources = matched(folder)
     got = written(checkpoint, sources, list(expected), tmp_path / "data")
     assert got == {name: value.numpy().tobytes() for name, value in expected.items()}
-    assert not sources.unmatched_tensors and not sources.failed
+    assert not sources.unmatched_tensors and not sources.failures
 
 
 def test_experts_are_read_one_at_a_time(
@@ -218,7 +218,7 @@ def test_an_expert_that_is_missing(tiny_checkpoint: TinyCheckpoint, own_copy: Co
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     _, sources = matched(folder)
     assert sources.of(STACK) is None
-    assert sources.failed[STACK] == "tensors of the shapes [11, 48, 32] and [12, 48, 32] do not fit together"
+    assert sources.failures[STACK] == "tensors of the shapes [11, 48, 32] and [12, 48, 32] do not fit together"
     del tensors[f"{expert}.w1.weight"]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     origin = matched(folder)[1].of(STACK)

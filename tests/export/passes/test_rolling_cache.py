@@ -68,7 +68,7 @@ def test_tokens_are_those_of_a_whole_cache_far_beyond_the_window(pair: tuple[Pat
     for folder in pair:
         with partita.load(folder, providers="cpu", threads=1) as model:
             run = model.generate([TEXT], max_new_tokens=20, prefill_chunk=chunk, stop_token_ids=()).run()
-            answers.append(list(run.answers[0].tokens))
+            answers.append(list(run.results[0].tokens))
     assert answers[0] == answers[1] and len(answers[0]) == 20
 
 
@@ -149,7 +149,7 @@ def test_a_kept_prefix_that_is_longer_than_the_window_is_gone_on_with(pair: tupl
             model.save_prefix(kept, TEXT[:20])
             after = model.generate([TEXT[20:23]], prefix=kept, max_new_tokens=9, stop_token_ids=()).run()
             whole = model.generate([TEXT[:23]], max_new_tokens=9, stop_token_ids=()).run()
-            told += [list(after.answers[0].tokens), list(whole.answers[0].tokens)]
+            told += [list(after.results[0].tokens), list(whole.results[0].tokens)]
     assert told[0] == told[1] == told[2] == told[3] and len(told[0]) == 9
 
 

@@ -262,7 +262,7 @@ def test_a_package_that_cannot_read_the_text_is_not_published(
         yield Overflowing()
 
     checkpoint, manifest = open_checkpoint(str(tiny_checkpoint("llama", num_hidden_layers=1))), read_manifest(half)
-    work = Work(ExportOptions(checkpoint.given, tmp_path, precision="fp16"), Silent(), tmp_path)
+    work = Work(ExportOptions(checkpoint.source_name, tmp_path, precision="fp16"), Silent(), tmp_path)
     made: Any = SimpleNamespace(checkpoint=checkpoint, contract=manifest.graph)
     text = read_text(heldout_path(), checkpoint, manifest.graph.vocab_size, 64, 512)
     said = r"fp16 fails on heldout\.txt.*not finite; nothing was written; choose another `precision`, e\.g\. bf16"

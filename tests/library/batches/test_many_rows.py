@@ -65,7 +65,7 @@ class Ticket:
     """A request of `AtOnce`."""
 
     def __init__(self, work: Any, listener: Any, answer: Any) -> None:
-        self.work, self.listener, self.answer, self.error = work, listener, answer, None
+        self.work, self.listener, self.result, self.error = work, listener, answer, None
 
 
 def source_of(folder: Path, count: int) -> Path:

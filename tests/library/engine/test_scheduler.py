@@ -105,7 +105,7 @@ def test_each_request_gets_what_it_would_get_alone(tmp_path, opened, states, sha
     run(scheduler)
     for n, ticket in enumerate([*first, *late]):
         wanted = known_tokens(ticket.work.prompt, 3 + n % 4, states)
-        assert list(ticket.answer.tokens) == wanted and ticket.answer.finish_reason == "length"
+        assert list(ticket.result.tokens) == wanted and ticket.result.finish_reason == "length"
     assert (scheduler.running, scheduler.waiting) == (0, 0) and not scheduler.step()
 
 
@@ -122,7 +122,7 @@ def test_what_requests_begin_with_alike_is_read_once(tmp_path, opened, states, b
     # The first and the last have one token more in common, which a recurrent state would keep for those two alone.
     tickets = [scheduler.submit(work(prompt, 4), None, steps.append) for prompt in prompts]
     run(scheduler)
-    assert [list(ticket.answer.tokens) for ticket in tickets] == [known_tokens(p, 4, states) for p in prompts]
+    assert [list(ticket.result.tokens) for ticket in tickets] == [known_tokens(p, 4, states) for p in prompts]
     copied = sum(sum(step.copied) for step in steps)
     alone = 4 * len(system) - copied  # in a worker the first request may be read before the second one arrives
     assert copied in (4 * len(system), 4 * len(system) + 1) or (child and alone == len(system))
@@ -151,7 +151,7 @@ def test_a_listener_hears_each_piece_and_how_likely_it_was(tmp_path, opened, chi
     other = scheduler.submit(work(PROMPTS[1], 5))
     run(scheduler)
     wanted = known_tokens(PROMPTS[0], 4, KEYS)
-    assert [token for piece in heard for token in piece.tokens] == wanted == list(asking.answer.tokens)
+    assert [token for piece in heard for token in piece.tokens] == wanted == list(asking.result.tokens)
     assert [piece.finish_reason for piece in heard] == [None, None, None, "length"]
     logits = known_logits([*PROMPTS[0], *wanted], KEYS).astype(np.float64)[len(PROMPTS[0]) - 1 : -1]
     expected = logits - np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1, keepdims=True))
@@ -162,7 +162,7 @@ def test_a_listener_hears_each_piece_and_how_likely_it_was(tmp_path, opened, chi
         assert entry.logprob == pytest.approx(row.max(), abs=1e-4)
         assert [token for token, _ in entry.top] == np.argsort(-row, kind="stable")[:3].tolist()
         assert [value for _, value in entry.top] == pytest.approx(np.sort(row)[::-1][:3].tolist(), abs=1e-4)
-    assert list(other.answer.tokens) == known_tokens(PROMPTS[1], 5, KEYS)
+    assert list(other.result.tokens) == known_tokens(PROMPTS[1], 5, KEYS)
 
 
 @pytest.mark.parametrize("child", [False, True], ids=["here", "child"])
@@ -172,19 +172,19 @@ def test_a_request_that_stays_reads_a_next_turn_in_its_cache(tmp_path, opened, s
     kept = scheduler.submit(work(PROMPTS[0], 5, keep_row=True))
     run(scheduler)
     first = known_tokens(PROMPTS[0], 5, states)
-    assert list(kept.answer.tokens) == first and (kept.row is not None) is (states == KEYS), "states would be spoilt"
+    assert list(kept.result.tokens) == first and (kept.row is not None) is (states == KEYS), "states would be spoilt"
     others = [scheduler.submit(work(prompt, 4)) for prompt in PROMPTS[1:4]]
     run(scheduler)
-    assert [list(ticket.answer.tokens) for ticket in others] == [known_tokens(p, 4, states) for p in PROMPTS[1:4]]
+    assert [list(ticket.result.tokens) for ticket in others] == [known_tokens(p, 4, states) for p in PROMPTS[1:4]]
     scheduler.extend(kept, (9, 4), Sampling(temperature=0.0, max_new_tokens=7))
     run(scheduler)
     text = [*PROMPTS[0], *first, 9, 4]
-    assert list(kept.answer.tokens) == known_tokens(text, 7, states) and kept.answer.prompt_tokens == 2
-    assert kept.history == (*text, *kept.answer.tokens)
+    assert list(kept.result.tokens) == known_tokens(text, 7, states) and kept.result.prompt_tokens == 2
+    assert kept.history == (*text, *kept.result.tokens)
     assert scheduler.rewind(kept, 9) is (states == KEYS)
     scheduler.extend(kept, (9, 4), Sampling(temperature=0.0, max_new_tokens=3))
     run(scheduler)
-    assert list(kept.answer.tokens) == known_tokens(text, 3, states)
+    assert list(kept.result.tokens) == known_tokens(text, 3, states)
     scheduler.release(kept)
     with pytest.raises(GenerationError, match="cannot continue"):
         scheduler.extend(kept, (1,), Sampling(max_new_tokens=1))
@@ -198,20 +198,20 @@ def test_one_that_is_cancelled_is_over_and_the_others_do_not_notice(tmp_path, op
     other = scheduler.submit(work(PROMPTS[1], 9))
     waiting = scheduler.submit(work(PROMPTS[2], 3))
     never = scheduler.submit(work(PROMPTS[3], 3))
-    while not gone.answer.tokens:
+    while not gone.result.tokens:
         scheduler.step()
     threading.Thread(target=gone.cancel).start()
     never.cancel()
     run(scheduler)
-    assert gone.answer.finish_reason == "interrupted" and heard[-1].finish_reason == "interrupted"
-    assert never.answer.finish_reason == "interrupted" and never.began is None
-    assert list(other.answer.tokens) == known_tokens(PROMPTS[1], 9, ALL)
-    assert list(waiting.answer.tokens) == known_tokens(PROMPTS[2], 3, ALL)
+    assert gone.result.finish_reason == "interrupted" and heard[-1].finish_reason == "interrupted"
+    assert never.result.finish_reason == "interrupted" and never.began is None
+    assert list(other.result.tokens) == known_tokens(PROMPTS[1], 9, ALL)
+    assert list(waiting.result.tokens) == known_tokens(PROMPTS[2], 3, ALL)
     if stays:
         text = gone.history
         scheduler.extend(gone, (7, 3), Sampling(temperature=0.0, max_new_tokens=4))
         run(scheduler)
-        assert list(gone.answer.tokens) == known_tokens([*text, 7, 3], 4, ALL)
+        assert list(gone.result.tokens) == known_tokens([*text, 7, 3], 4, ALL)
 
 
 @pytest.mark.parametrize("child", [False, True], ids=["here", "child"])
@@ -226,10 +226,10 @@ def test_logits_that_are_not_finite_end_one_row_and_leave_nothing_behind(tmp_pat
     bad = scheduler.submit(work((3, poison, 4), 8))
     after = [scheduler.submit(work(prompt, 4)) for prompt in PROMPTS[1:4]]
     run(scheduler)
-    assert bad.answer.finish_reason == "error" and "not finite" in str(bad.error)
+    assert bad.result.finish_reason == "error" and "not finite" in str(bad.error)
     for ticket in (good, *after):
-        assert list(ticket.answer.tokens) == known_tokens(ticket.work.prompt, len(ticket.answer.tokens), ALL)
-        assert ticket.answer.finish_reason == "length"
+        assert list(ticket.result.tokens) == known_tokens(ticket.work.prompt, len(ticket.result.tokens), ALL)
+        assert ticket.result.finish_reason == "length"
     if isinstance(engine, LocalEngine):
         assert all(np.isfinite(buffer.host).all() for buffer in engine.runner.cache.buffers)
 
@@ -252,7 +252,7 @@ def test_a_row_that_leaves_before_its_logits_were_looked_at_leaves_nothing_behin
         run(scheduler)
     after = scheduler.submit(work(PROMPTS[0], 4))
     run(scheduler)
-    assert (after.error, list(after.answer.tokens)) == (None, known_tokens(PROMPTS[0], 4, ALL))
+    assert (after.error, list(after.result.tokens)) == (None, known_tokens(PROMPTS[0], 4, ALL))
     assert all(np.isfinite(buffer.host).all() for buffer in engine.runner.cache.buffers)
 
 
@@ -266,7 +266,7 @@ def test_ctrl_c_while_a_turn_is_given_to_its_row_has_it_read_anew(tmp_path, open
         scheduler.extend(ticket, (7, 3), more)
     scheduler.extend(ticket, (7, 3), more)
     run(scheduler)
-    assert list(ticket.answer.tokens) == known_tokens([*text, 7, 3], 4, KEYS)
+    assert list(ticket.result.tokens) == known_tokens([*text, 7, 3], 4, KEYS)
 
 
 def _interrupt_after(monkeypatch: Any, kind: type, name: str) -> None:
@@ -292,7 +292,7 @@ def test_an_error_of_the_run_ends_those_in_the_batch_and_others_go_on(tmp_path, 
     assert [str(ticket.error) for ticket in tickets[:2]] == ["the device is gone"] * 2
     run(scheduler)
     for ticket in tickets[2:]:
-        assert list(ticket.answer.tokens) == known_tokens(ticket.work.prompt, 5, KEYS)
+        assert list(ticket.result.tokens) == known_tokens(ticket.work.prompt, 5, KEYS)
 
 
 def test_a_worker_that_is_killed_ends_every_request_with_what_became_of_it(tmp_path, opened):
@@ -302,7 +302,7 @@ def test_a_worker_that_is_killed_ends_every_request_with_what_became_of_it(tmp_p
     engine._worker.process.kill()
     run(engine)
     for ticket in tickets:
-        assert isinstance(ticket.error, ProviderError) and ticket.answer.finish_reason == "error"
+        assert isinstance(ticket.error, ProviderError) and ticket.result.finish_reason == "error"
         assert "CPUExecutionProvider: the worker process ended during generation: it was killed by SIGKILL" in str(
             ticket.error
         )
@@ -340,11 +340,11 @@ def test_a_stop_string_ends_a_row_and_a_next_turn_follows_it(package, opened):
     prompt = tuple(text.encode("return the"))
     whole = scheduler.submit(work(prompt, 12))
     run(scheduler)
-    said = whole.answer.text
+    said = whole.result.text
     place = next(at for at in range(3, len(said) - 1) if said.index(said[at : at + 2]) == at)
     stopped = scheduler.submit(work(prompt, 12, stop=(said[place : place + 2],), keep_row=True))
     run(scheduler)
-    assert stopped.answer.text == said[:place] and stopped.answer.finish_reason == "stop"
+    assert stopped.result.text == said[:place] and stopped.result.finish_reason == "stop"
     assert scheduler.running == 0 and not scheduler.step(), "its row is at rest"
     history = stopped.history
     assert len(history) < len(prompt) + 12
@@ -353,7 +353,7 @@ def test_a_stop_string_ends_a_row_and_a_next_turn_follows_it(package, opened):
     scheduler.release(stopped)
     alone = scheduler.submit(work((*history, 5, 6), 5))
     run(scheduler)
-    assert stopped.answer.tokens == alone.answer.tokens
+    assert stopped.result.tokens == alone.result.tokens
 
 
 def _keep(pieces: list[RequestOutput], ticket: Ticket, piece: RequestOutput) -> None:
@@ -378,7 +378,7 @@ def told_to_requests(engine: Engine, speculation: Speculation) -> tuple[list[Any
         if number == 3:
             run(scheduler)
     run(scheduler)
-    said = [(ticket.answer.text, ticket.answer.tokens, ticket.answer.finish_reason) for ticket in tickets]
+    said = [(ticket.result.text, ticket.result.tokens, ticket.result.finish_reason) for ticket in tickets]
     return said, [[entry for piece in own for entry in piece.logprobs] for own in pieces], steps
 
 
@@ -432,7 +432,7 @@ def test_the_report_of_a_batch_goes_beside_it(tmp_path, opened, child, monkeypat
         assert any("of 12 steps" in note for note in report.notes)
     run(scheduler)
     for ticket in tickets:
-        assert list(ticket.answer.tokens) == known_tokens(ticket.work.prompt, 9, KEYS), "it goes on after a report"
+        assert list(ticket.result.tokens) == known_tokens(ticket.work.prompt, 9, KEYS), "it goes on after a report"
 
 
 @pytest.mark.parametrize("rereads_at", [None, 20])
@@ -454,7 +454,7 @@ def test_rows_whose_rotary_frequencies_depend_on_the_length_make_no_difference_t
     together = [scheduler.submit(one) for one in asked]
     run(scheduler)
     least = 0 if rereads_at is None else rereads_at
-    seen = [[[max(token, least) for token in one.answer.tokens] for one in each] for each in (alone, together)]
+    seen = [[[max(token, least) for token in one.result.tokens] for one in each] for each in (alone, together)]
     assert seen[0] == seen[1] and len({tuple(tokens) for tokens in seen[0]}) > 2, "it shows the length"
 
 
@@ -492,10 +492,10 @@ def test_a_row_whose_tokens_make_no_text_ends_alone(tmp_path, opened, error):
     ]
     run(scheduler)
     assert "".join(heard[tickets[1].number]).split() == [str(token) for token in other]
-    assert tickets[0].answer.finish_reason == "error" and isinstance(tickets[0].error, GenerationError)
+    assert tickets[0].result.finish_reason == "error" and isinstance(tickets[0].error, GenerationError)
     again = scheduler.submit(work(PROMPTS[2]))
     run(scheduler)
-    assert list(again.answer.tokens) == other, "its row is free"
+    assert list(again.result.tokens) == other, "its row is free"
 
 
 def test_a_listener_that_fails_takes_no_tokens_from_others(tmp_path, opened):
@@ -511,8 +511,8 @@ def test_a_listener_that_fails_takes_no_tokens_from_others(tmp_path, opened):
     with pytest.raises(ValueError, match="no room"):
         run(scheduler)
     run(scheduler)
-    assert heard == list(other.answer.tokens) == known_tokens(PROMPTS[2], 6, KEYS)
-    assert failing.answer.finish_reason == "interrupted" and scheduler.running == 0
+    assert heard == list(other.result.tokens) == known_tokens(PROMPTS[2], 6, KEYS)
+    assert failing.result.finish_reason == "interrupted" and scheduler.running == 0
 
 
 def test_a_token_of_probability_0_has_a_figure_that_json_has_too():
@@ -529,8 +529,8 @@ def test_a_request_whose_adapter_is_damaged_is_alone_with_that(tmp_path, opened,
     monkeypatch.setattr(Loop, "join", lambda *_: (_ for _ in ()).throw(PackageError("its adapter is damaged")))
     damaged = scheduler.submit(work(PROMPTS[0], 3))
     run(scheduler)
-    assert damaged.answer.finish_reason == "error" and "its adapter is damaged" in str(damaged.error)
-    assert list(beside.answer.tokens) == known_tokens(PROMPTS[1], 8, KEYS) and scheduler.lost_by is None
+    assert damaged.result.finish_reason == "error" and "its adapter is damaged" in str(damaged.error)
+    assert list(beside.result.tokens) == known_tokens(PROMPTS[1], 8, KEYS) and scheduler.lost_by is None
 
 
 def test_a_request_that_cannot_begin_is_told_of_it(tmp_path, opened, monkeypatch):
@@ -550,4 +550,4 @@ def test_ctrl_c_while_a_request_is_given_its_row_takes_no_row_for_good(tmp_path,
     with pytest.raises(KeyboardInterrupt):
         scheduler.step()
     run(scheduler)
-    assert list(ticket.answer.tokens) == known_tokens(PROMPTS[0], 4, KEYS)
+    assert list(ticket.result.tokens) == known_tokens(PROMPTS[0], 4, KEYS)

@@ -283,7 +283,7 @@ def test_a_row_at_rest_reads_anew_what_the_padding_of_others_has_written_over(op
     while engine.step() is not None:
         pass
     row = engine.row(0)
-    assert row.history[row.given : row.known].tolist() == known_tokens((*said, 1, 2, 3), 4, states)
+    assert row.history[row.turn_start : row.known].tolist() == known_tokens((*said, 1, 2, 3), 4, states)
 
 
 def test_a_full_row_goes_back_beside_others_that_are_padded_over_it(opened):

@@ -166,7 +166,7 @@ def _site(work: _Merging, name: str) -> Site | None:
         return None
     if origin is not None:
         module = work.model.get_submodule(name.rpartition(".")[0])
-        own = name in work.sources.found
+        own = name in work.sources.origins
         place = origin.info.name if own else name
         return Site(
             work.made.get(place, origin.info),
@@ -182,7 +182,7 @@ def _site(work: _Merging, name: str) -> Site | None:
 
 def _renamed(work: _Merging, name: str) -> Iterator[str]:
     """The current names of a parameter that an earlier transformers called `name`."""
-    yield from match_names(work.model, {name: TensorInfo(name, "", (1, 1), "float32")}).found
+    yield from match_names(work.model, {name: TensorInfo(name, "", (1, 1), "float32")}).origins
 
 
 def _place(work: _Merging, name: str, site: Site, decoder: LazyArray) -> None:
@@ -198,7 +198,7 @@ def _place(work: _Merging, name: str, site: Site, decoder: LazyArray) -> None:
             f"{', '.join(sorted(partners))}; this is not supported; {INSTEAD}"
         )
     for partner in partners:
-        if partner not in work.sources.found and name in work.sources.found:
+        if partner not in work.sources.origins and name in work.sources.origins:
             stored = work.checkpoint.tensors[site.name]
             same = TensorInfo(partner, stored.file, stored.shape, stored.dtype, 0, StoredTensor(stored))
             work.made.setdefault(partner, same)
@@ -247,7 +247,9 @@ def base_note(checkpoint: Checkpoint, adapter: Adapter, done: str) -> list[str]:
     `done`: a participle for the note, e.g. "merged into".
     """
     base = adapter.config.base_model
-    names = [text.rstrip("/").rpartition("/")[2].casefold() for text in (base, checkpoint.given)]
+    names = [text.rstrip("/").rpartition("/")[2].casefold() for text in (base, checkpoint.source_name)]
     if not base or names[0] == names[1]:
         return []
-    return [f"{adapter.folder.name}: the adapter's base model is {base[:120]}, but it is {done} {checkpoint.given}"]
+    return [
+        f"{adapter.folder.name}: the adapter's base model is {base[:120]}, but it is {done} {checkpoint.source_name}"
+    ]

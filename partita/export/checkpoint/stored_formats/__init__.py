@@ -167,7 +167,7 @@ class Sources:
     """The name of the format."""
     settings: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
-    taken: set[str] = field(default_factory=set)
+    weight_tensors: set[str] = field(default_factory=set)
     """Tensors that belong to weights."""
     missing: list[str] = field(default_factory=list)
     declarations: dict[str, Sequence[Claims]] = field(default_factory=dict)
@@ -195,7 +195,7 @@ class Sources:
             return None
         if not re.fullmatch(kind, info.dtype):
             raise self.wrong(name, f"is {info.dtype}, a type that {self.method} does not use for it")
-        self.taken.add(name)
+        self.weight_tensors.add(name)
         return info
 
     def scale(self, names: Iterable[str]) -> TensorInfo | None:
@@ -371,7 +371,7 @@ def read(folder: Path, found: DetectedMethod, tensors: Mapping[str, TensorInfo])
             wrong = [contradiction(weight, claims, files) for claims in sources.declarations.get(weight.name, ())]
             if wrong and wrong[0] is not None and None not in wrong:
                 raise sources.wrong(wrong[0][0], f"{wrong[0][1]}; correct the settings, or quantise the model again")
-    left = {name: info for name, info in tensors.items() if name not in sources.taken}
+    left = {name: info for name, info in tensors.items() if name not in sources.weight_tensors}
     for info in left.values():
         if len(info.shape) > 1 and re.fullmatch(INTEGER, info.dtype):
             raise CheckpointError(

@@ -121,7 +121,7 @@ def scaled_weight(
 def mark_activation_scales(sources: Sources) -> tuple[str, ...]:
     """Mark the scales of activations as used. Returns a note where there are any."""
     found = [stem + end for end in OF_ACTIVATIONS for stem in sources.stems(end)]
-    sources.taken.update(found)
+    sources.weight_tensors.update(found)
     return (ACTIVATIONS.format(sources.method),) if found else ()
 
 

@@ -184,7 +184,7 @@ class _Rounds:
         """Raise CheckpointError for activations that are not finite."""
         if not all(bool(torch.isfinite(each).all()) for each in given):
             raise CheckpointError(
-                f"{self.checkpoint.where}: the input of {what} overflows float32 on "
+                f"{self.checkpoint.location}: the input of {what} overflows float32 on "
                 f"`calibrate={self.text.name}`, although no weight is NaN or infinite; omit `calibrate`"
             )
 
@@ -293,7 +293,7 @@ def _refuse_non_finite(model: Any, checkpoint: Checkpoint) -> None:
     for name, parameter in model.named_parameters():
         if not bool(torch.isfinite(parameter).all()):
             raise CheckpointError(
-                f"{checkpoint.where}: tensor {name} contains NaN or infinite values and cannot be "
+                f"{checkpoint.location}: tensor {name} contains NaN or infinite values and cannot be "
                 "quantised; the checkpoint is damaged"
             )
 

@@ -37,8 +37,8 @@ ROWS_ELEMENTS = 1 << 22
 
 def movable(sources: Sources) -> Callable[[FloatSource], bool]:
     """Whether every value of a weight is a value of one parameter, so that it can be put back."""
-    single = {origin.info.name for origin in sources.found.values() if isinstance(origin, StoredTensor)}
-    stacked = [_names_of(origin) for origin in sources.found.values() if _rearranged(origin)]
+    single = {origin.info.name for origin in sources.origins.values() if isinstance(origin, StoredTensor)}
+    stacked = [_names_of(origin) for origin in sources.origins.values() if _rearranged(origin)]
 
     def fits(plain: FloatSource) -> bool:
         if not moves(plain.origin):
@@ -115,7 +115,7 @@ def parameter_names(model: Any, sources: Sources) -> Parameters:
     for name in dict(model.named_parameters(remove_duplicate=False)):
         # A checkpoint may store a tied weight under each of its names.
         all_names = (name, *sorted(sources.tied_names.get(name, frozenset()) - {name}))
-        origins = [sources.found[each] for each in all_names if each in sources.found]
+        origins = [sources.origins[each] for each in all_names if each in sources.origins]
         stored = dict.fromkeys(each.info.name for each in origins if isinstance(each, StoredTensor))
         for tensor in stored:
             single.setdefault(tensor, []).append(name)

@@ -122,7 +122,7 @@ def taken_by_product(plan: Plan, modules: Iterable[str], plain: FloatSource) -> 
         if len(plain.tensors) > 1:
             apart = f"; `without_pass={PACKED_ATTENTION}` keeps queries, keys and values apart"
         raise UnsupportedModelError(
-            f"{plain.checkpoint.where}: {plain.name} cannot be stored unchanged: {error}{apart}; {_instead()}"
+            f"{plain.checkpoint.location}: {plain.name} cannot be stored unchanged: {error}{apart}; {_instead()}"
         ) from error
     _check_said(plan, modules, plain, taken)
     return taken
@@ -157,7 +157,7 @@ def taken_by_experts(plan: Plan, modules: Iterable[str], weights: Sequence[Float
         taken = _of(plan).take([plain.origin for plain in weights])
     except NotAsStoredError as error:
         raise UnsupportedModelError(
-            f"{weights[0].checkpoint.where}: {weights[0].name} and {weights[1].name} cannot be stored "
+            f"{weights[0].checkpoint.location}: {weights[0].name} and {weights[1].name} cannot be stored "
             f"unchanged: {error}; {_instead()}"
         ) from error
     _check_said(plan, modules, weights[0], taken)

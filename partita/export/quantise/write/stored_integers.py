@@ -176,9 +176,9 @@ def rows(checkpoint: Checkpoint, origin: Origin, packing: Packing) -> Iterator[t
             first, zero = scales[..., :1], zeros[..., :1]
             if not bool(torch.isfinite(scales).all()):
                 name = min(info.name for info in origin.tensors())
-                raise CheckpointError(f"{checkpoint.where}: {name}: a stored scale is NaN or infinite")
+                raise CheckpointError(f"{checkpoint.location}: {name}: a stored scale is NaN or infinite")
             alike = bool((scales == first).all()) and bool((zeros == zero).all())
             if not alike or (grid.symmetric and bool((zero != grid.middle).any())):
                 name = min(info.name for info in origin.tensors())
-                raise CheckpointError(f"{checkpoint.where}: {name}: a block has several scales")
+                raise CheckpointError(f"{checkpoint.location}: {name}: a block has several scales")
             yield region[0][0], Quantised(integers, first.squeeze(-1).contiguous(), zero.squeeze(-1).contiguous())

@@ -295,7 +295,7 @@ class QuantisedSource(WeightSource):
                 for part, quantised in zip(parts, pool.map(self._quantised_if_finite, parts), strict=True):
                     if quantised is None:
                         which = non_finite_message(self.origin, self.name, files)
-                        raise CheckpointError(f"{self.checkpoint.where}: {which}; the checkpoint is damaged")
+                        raise CheckpointError(f"{self.checkpoint.location}: {which}; the checkpoint is damaged")
                     yield start, quantised
                     start += len(part)
 

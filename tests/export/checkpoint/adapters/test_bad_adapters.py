@@ -212,7 +212,7 @@ def test_another_base_is_a_note(tiny_checkpoint: TinyCheckpoint, tmp_path: Path)
         _, notes = merge_adapter(opened, model, read_adapter(adapter))
         beside = match_switchable(opened, model, "name", read_adapter(adapter)).notes
         for told, done in ((notes, "merged into"), (beside, "added as a branch to")):
-            said = f"base model is someone/another-model, but it is {done} {opened.given}"
+            said = f"base model is someone/another-model, but it is {done} {opened.source_name}"
             assert any(said in note for note in told) is noted
 
 

@@ -43,7 +43,7 @@ def answers(package: Path, asked: list[tuple[list[int], str | None]]) -> tuple[l
         while scheduler.step():
             most = max(most, scheduler.running)
         assert [ticket.error for ticket in tickets] == [None] * len(tickets)
-        return [ticket.answer.tokens for ticket in tickets], most
+        return [ticket.result.tokens for ticket in tickets], most
 
 
 def alone(package: Path) -> list[tuple[int, ...]]:
@@ -51,7 +51,7 @@ def alone(package: Path) -> list[tuple[int, ...]]:
     with partita.load(package, providers="cpu") as model:
         rows = model.manifest.graph.batch_size
         return [
-            model.generate([prompt] * rows, max_new_tokens=6, adapter=name, stop_token_ids=[]).run().answers[0].tokens
+            model.generate([prompt] * rows, max_new_tokens=6, adapter=name, stop_token_ids=[]).run().results[0].tokens
             for prompt, name in ASKED
         ]
 
