@@ -189,7 +189,8 @@ def load(checkpoint: Checkpoint, scratch: Path | None = None) -> Any:
     model, info = loaded
     if info.get("missing_keys"):
         raise UnsupportedModelError(
-            f"{checkpoint.location} has no weights for {sorted(info['missing_keys'])[:5]}; download the checkpoint again"
+            f"{checkpoint.location} has no weights for {sorted(info['missing_keys'])[:5]}; "
+            "download the checkpoint again"
         )
     memory_map.watch(model)
     return model

@@ -81,8 +81,8 @@ def attach(model: ir.Model, checkpoint: Checkpoint, sources: Sources, buffers: M
             if items
         ]
         raise CheckpointError(
-            f"{checkpoint.location}: weights and config.json do not match: {'; '.join(told)}; check that they belong to "
-            "the same model"
+            f"{checkpoint.location}: weights and config.json do not match: {'; '.join(told)}; "
+            "check that they belong to the same model"
         )
 
 
