@@ -158,12 +158,12 @@ def _target(manifest: Manifest) -> list[str]:
     if target is None:
         return []
     names = {"verified": "verified there", "unverified": "NOT verified there", "not_run": "not run there"}
-    told = names[target.verification]
+    verified = names[target.verification]
     if target.verification == "not_run":
         smoke = next((entry.status for entry in manifest.smoke if entry.chain == target.provider), "not_run")
-        told = {"ran": "opened and ran there, not verified", "failed": "fails there"}.get(smoke, told)
+        verified = {"ran": "opened and ran there, not verified", "failed": "fails there"}.get(smoke, verified)
     source = target.source.partition(":")[0]
-    return [f"  target      {target.provider} ({source}), queried {target.how}; {told}"]
+    return [f"  target      {target.provider} ({source}), queried {target.how}; {verified}"]
 
 
 def _source_quantisation_line(manifest: Manifest) -> list[str]:

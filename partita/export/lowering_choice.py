@@ -174,12 +174,12 @@ class Choosing(Variants):
 
     def record(self, result: Verification | None) -> TargetRecord:
         """The manifest record. `result`: of the known answer on the target."""
-        told = self.probe_results if self.asked.ask is not None else {}
+        results = self.probe_results if self.asked.ask is not None else {}
         return TargetRecord(
             provider=self.asked.provider,
             source=self.asked.source,
             how=self.asked.how,
-            asked=tuple(manifest_record(way, answer, self.disagrees.get(way, "")) for way, answer in told.items()),
+            asked=tuple(manifest_record(way, answer, self.disagrees.get(way, "")) for way, answer in results.items()),
             unfit={str(way): str(error) for way, error in self.unfit.items()},
             verification=result.status if result is not None else "not_run",
             detail=result.detail if result is not None else "",

@@ -102,8 +102,8 @@ def in_question(options: ExportOptions, target: Target | None) -> bool:
 def with_activations(options: ExportOptions, target: Target | None, told: Callable[[str], object]) -> ExportOptions:
     """The options with `activations` set: as requested, else float32 where the target has no other MatMul kernel.
 
-    The kernel is probed only where the CPU provider cannot run the package either (`Precision.twin`). The CPU provider
-    runs float16 MatMul between Casts on x86; that counts only for a target chosen by the user.
+    The kernel is probed only where the CPU provider cannot run the package either (`Precision.cpu_dtype`). The CPU
+    provider runs float16 MatMul between Casts on x86; that counts only for a target chosen by the user.
     """
     computing = PRECISIONS[options.named]
     if target is None or not in_question(options, target):

@@ -148,8 +148,8 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
 
 def _check_memory_of_answer(exported: Exported, options: ExportOptions, held: int) -> None:
     """Raise ResourceError where the source model does not fit into memory. `held`: its parameters in memory."""
-    twin = options.computing.cpu_dtype  # keeps its whole cache in its own dtype
-    known_answer.check_memory(held, _cache_bytes(exported.contract, twin), needed=options.rounds)
+    cpu_dtype = options.computing.cpu_dtype  # keeps its whole cache in its own dtype
+    known_answer.check_memory(held, _cache_bytes(exported.contract, cpu_dtype), needed=options.rounds)
 
 
 def _rounded_parameters(exported: Exported) -> int:

@@ -121,9 +121,9 @@ def run_all(
     `measured`: the quality is measured on the CPU provider, which counts as a smoke run of whole batches. Raises
     TargetParityError and NotRunningError.
     """
-    twin = work.options.computing.cpu_dtype is not None
+    has_copy = work.options.computing.cpu_dtype is not None
     verified = manifest.verification.status == "verified" and manifest.verification.twin is None
-    same = target is not None and target.provider == CPU and not twin
+    same = target is not None and target.provider == CPU and not has_copy
     by_quality = measured and not manifest.graph.takes_fewer_rows
     first = () if same and not verified else (run_on_cpu(work, manifest, smoke, by_quality=by_quality),)
     if target is None:
@@ -140,17 +140,17 @@ def run_on_cpu(work: Work, manifest: Manifest, smoke: Smoke | None, *, by_qualit
 
     A replay of the known answer counts as one, and the quality measurement where `by_quality`. Raises NotRunningError.
     """
-    twin = work.options.computing.cpu_dtype is not None
+    has_copy = work.options.computing.cpu_dtype is not None
     packed = work.options.rounds  # then another graph was replayed
     if manifest.verification.status == "verified" and not packed:
-        detail = f"{BY_REPLAY}, with its float32 copy" if twin else BY_REPLAY
-        return SmokeRecord(chain=CPU, status="ran", detail=detail, replayed=not twin)
+        detail = f"{BY_REPLAY}, with its float32 copy" if has_copy else BY_REPLAY
+        return SmokeRecord(chain=CPU, status="ran", detail=detail, replayed=not has_copy)
     if smoke is None:
         return SmokeRecord(chain=CPU, status="not_run", detail="no runtime was given")
     if by_quality:
-        return SmokeRecord(chain=CPU, status="ran", detail=f"{TWIN}: {BY_QUALITY}" if twin else BY_QUALITY)
+        return SmokeRecord(chain=CPU, status="ran", detail=f"{TWIN}: {BY_QUALITY}" if has_copy else BY_QUALITY)
     with stage(work.progress, "smoke run", work.seconds):
-        return _try_run(work, manifest, _run_float32_copy(smoke) if twin else smoke, CPU)
+        return _try_run(work, manifest, _run_float32_copy(smoke) if has_copy else smoke, CPU)
 
 
 def _run_float32_copy(smoke: Smoke) -> Smoke:

@@ -71,7 +71,7 @@ def attach(model: ir.Model, checkpoint: Checkpoint, sources: Sources, buffers: M
             with OpenFiles(checkpoint.folder) as files:
                 value.const_value = ir.tensor(origin.read_all(files).contiguous(), name=name)
     if missing or wrong:
-        told = [
+        differences = [
             f"{what} {few(items, separator)}"
             for what, items, separator in (
                 ("missing from the weight files:", sorted(missing), ", "),
@@ -81,7 +81,7 @@ def attach(model: ir.Model, checkpoint: Checkpoint, sources: Sources, buffers: M
             if items
         ]
         raise CheckpointError(
-            f"{checkpoint.location}: weights and config.json do not match: {'; '.join(told)}; "
+            f"{checkpoint.location}: weights and config.json do not match: {'; '.join(differences)}; "
             "check that they belong to the same model"
         )
 

@@ -263,8 +263,8 @@ def _build_name(provider_library: Path, sources: Mapping[str, str]) -> str:
         raise ProviderError(
             f"{provider_library}: the CUDA provider cannot be read ({error.strerror}); install partita[gpu]"
         ) from error
-    told = [runtime_version(provider_library), found.st_size, found.st_mtime_ns, sources, FLAGS, CUDA_VERSION]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:32]
+    inputs = [runtime_version(provider_library), found.st_size, found.st_mtime_ns, sources, FLAGS, CUDA_VERSION]
+    return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:32]
 
 
 def runtime_version(provider_library: Path) -> str:
