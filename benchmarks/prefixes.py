@@ -52,7 +52,7 @@ def _first_tokens(runner: Runner, length: int, rounds: int) -> None:
     while engine.step() is not None:
         pass
     prefix = engine.saved(row)
-    engine.leave(row)
+    engine.release_row(row)
     times: dict[bool, list[float]] = {False: [], True: []}
     for turn in range(rounds + 1):
         for copied in times:
@@ -71,7 +71,7 @@ def _first_token(engine: Engine, prompt: Sequence[int], prefix: Prefix | None) -
         if step.tokens[row]:
             break
     seconds = time.perf_counter() - began
-    engine.leave(row)
+    engine.release_row(row)
     return seconds
 
 
@@ -107,7 +107,7 @@ def _all(engine: Engine, prompts: Sequence[Sequence[int]], shares: int) -> list[
         for row, number in list(of_row.items()):
             found[number] += step.tokens[row]
             if step.finish[row] is not None:
-                engine.leave(row)
+                engine.release_row(row)
                 del of_row[row]
     return found
 

@@ -40,9 +40,9 @@ class _Watch:
     """Handlers to restore, by signal."""
     received: int | None = None
     received_at: float = -TOGETHER_SECONDS
-    holding: int = 0
+    depth: int = 0
     """Number of open `held` blocks."""
-    held: int | None = None
+    pending: int | None = None
     """Signal received in a `held` block."""
 
 
@@ -83,13 +83,13 @@ def hold_signals() -> Iterator[None]:
     if watch is None or threading.current_thread() is not threading.main_thread():
         yield
         return
-    watch.holding += 1
+    watch.depth += 1
     try:
         yield
     finally:
-        watch.holding -= 1
-    if watch.held is not None and not watch.holding:
-        number, watch.held = watch.held, None
+        watch.depth -= 1
+    if watch.pending is not None and not watch.depth:
+        number, watch.pending = watch.pending, None
         signal.raise_signal(number)
 
 
@@ -104,8 +104,8 @@ def received_signal() -> BaseException | None:
 def _handle(number: int, frame: object) -> None:
     """Raise the exception of a signal, unless it repeats the last one or signals are held."""
     if _watch is not None:
-        if _watch.holding:
-            _watch.held = number
+        if _watch.depth:
+            _watch.pending = number
             return
         now = time.monotonic()
         if now - _watch.received_at < (PRESSED_SECONDS if number == signal.SIGINT else TOGETHER_SECONDS):

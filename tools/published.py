@@ -85,7 +85,7 @@ def precedence_text() -> Iterator[str]:
     yield PRECEDENCE_HEAD
     for number, rank in enumerate(rows(), 1):
         codes = ", ".join(f"`{code}`" for code in rank.codes)
-        yield f"{number}. {GROUNDS[rank.ground]}: {codes}"
+        yield f"{number}. {GROUNDS[rank.basis]}: {codes}"
     yield ""
 
 

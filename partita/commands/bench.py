@@ -41,7 +41,7 @@ def run(options: BenchCommand) -> int:
         note(f"note: {line}")
     with Spinner() as spinner:
         measured = plan.measure(spinner.update)
-    if measured.anything:
+    if measured.has_figures:
         _show(measured.bench, sink, as_json=options.as_json)
     if measured.bench.interrupted:
         return INTERRUPTED

@@ -18,7 +18,7 @@ VIEWS = "partita.drift.document"
 def run(options: DriftCommand) -> int:
     """Compare and show. Then raises ParityError on a difference, ProviderError if no node ran on the provider."""
     model = Path(options.model)
-    given = [model, *Choice.of(options).reads, *map(Path, (options.inputs or {}).values())]
+    given = [model, *Choice.of(options).input_paths, *map(Path, (options.inputs or {}).values())]
     given += data_files(model) if options.out is not None and model.is_file() else ()
     showing = prepare(requested_view(options), VIEWS, read_by(chain_of(options), *given))
     target, reference, python = read_sides(options)

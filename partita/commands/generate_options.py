@@ -52,7 +52,7 @@ class RunGroups(RunOptions):
     @property
     def reads(self) -> tuple[Path, ...]:
         """Files and folders that the run reads."""
-        return read_by(self.chain_options, self.package, *self.choice.reads, *self.speculation.reads)
+        return read_by(self.chain_options, self.package, *self.choice.input_paths, *self.speculation.input_paths)
 
 
 class GenerateOptions(RunGroups, GenerateCommand):

@@ -148,7 +148,7 @@ def print_notes(
 ) -> None:
     """Notes for the user before the first token."""
     print_target_notes(target)
-    known = (*unused_provider_notes(target, model.chain), *map(idle, model.engine.opened.idle))
+    known = (*unused_provider_notes(target, model.chain), *map(idle, model.engine.opened.idle_providers))
     known += (*unverified_note(model.manifest.verification), *inference_notes(model.manifest))
     for line in filter(None, (*known, placeholder_note(options.package, ids), *notes)):
         print_note(line)

@@ -16,7 +16,7 @@ DIFF_VIEWS = "partita.compare.document"
 def run(options: InspectCommand) -> None:
     """Inspect and show. Problems of the folder are findings, not errors. Raises UsageError, PackageError."""
     path, view = Path(options.package), requested_view(options)
-    reads = (*files_of(path), *Choice.of(options).reads, *choice_of_other(options).reads)
+    reads = (*files_of(path), *Choice.of(options).input_paths, *choice_of_other(options).input_paths)
     if options.against is not None:
         reads = (*reads, *files_of(Path(options.against)))
     showing = prepare(view, VIEWS if options.against is None else DIFF_VIEWS, reads)

@@ -44,7 +44,7 @@ def _reserve_report(options: PlaceCommand) -> Sink | None:
         return None
     report, model = Path(options.report), Path(options.model)
     refuse_two_on_stdout(report, as_json=options.as_json)
-    given = [model, *Choice.of(options).reads, *map(Path, (options.inputs or {}).values())]
+    given = [model, *Choice.of(options).input_paths, *map(Path, (options.inputs or {}).values())]
     if report.exists() and model.is_file():  # a report that does not exist yet is no input
         given += data_files(model)
     return reserve_output(report, "report", read_by(chain_of(options), *given), option="--report")

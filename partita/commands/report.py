@@ -175,7 +175,7 @@ def _check_drift(options: CheckCommand, found: Drift) -> GateResult:
         raise UsageError("nothing to check: give `max_drift`")
     worst, why = found.worst, found.unused_because
     nothing = f": no node ran on {found.provider.partition(',')[0]} ({why})"
-    error = None if why is not None else worst.counted
-    text = f"error {error_text(worst.counted)} in {worst.name}"
+    error = None if why is not None else worst.compared_error
+    text = f"error {error_text(worst.compared_error)} in {worst.name}"
     figure = Figure(error, text, unknown_reason=nothing)
     return gate.check_figure(figure, "max_drift", options.max_drift, str(options.file))

@@ -190,7 +190,7 @@ class PlacedRow:
     def reason(self, was: Row | None, active: Sequence[str]) -> SkippedProvider | None:
         """Why it is not on its former provider, or else on the first available preferred provider."""
         left = self.skipped.get(str(was.value)) if was is not None else None
-        return left or (self.fallbacks[-1].decisive(active) if self.fallbacks else None)
+        return left or (self.fallbacks[-1].first_active(active) if self.fallbacks else None)
 
 
 def placed_rows(report: Report, phase: Phase, *, memcpy: bool = False) -> list[PlacedRow]:

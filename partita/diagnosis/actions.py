@@ -66,13 +66,13 @@ class Situation:
     """Pins as `PROVIDER:MODULE`."""
     libraries: tuple[str, ...] = ()
     """Plugin libraries of the user as `NAME=PATH`."""
-    opened: tuple[str, ...] = ()
+    model_options: tuple[str, ...] = ()
     """Options that describe the model: sizes and values of inputs of an ONNX file, contract and variant of a folder."""
 
     def needed(self) -> tuple[str, ...]:
         """Options that every command on this model and provider needs."""
         dry = ("--dry-run", "--device", self.device) if self.device else ()
-        return (*dry, *each("--provider-library", self.libraries), *self.opened)
+        return (*dry, *each("--provider-library", self.libraries), *self.model_options)
 
     def setting(self, but: str) -> tuple[str, ...]:
         """Pins and provider options of the run. `but`: an option with its value that the command sets differently."""
@@ -122,7 +122,7 @@ def _is_of(step: Step, trial: VariantRecord) -> bool:
     """Whether an experiment made the change of the step and has a conclusive outcome."""
     change = step.change
     answered = trial.outcome not in ("invalid", "timed_out", "placed")
-    return change is not None and answered and trial.factor == change.factor and change.now in ("", trial.after)
+    return change is not None and answered and trial.factor == change.factor and change.new_value in ("", trial.after)
 
 
 def _known(step: Step, helped: int, nodes: int) -> Known:

@@ -1,6 +1,6 @@
 """The facts about one node and one provider that does not run it, and the findings common to all reasons.
 
-The ground of a finding is its source. Only `precedence` ranks grounds and reasons; reasons do not refer to each other.
+The basis of a finding is its source. Only `precedence` ranks bases and reasons; reasons do not refer to each other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from partita.observations.log_pattern import LogPattern
 from partita.observations.names import CPU
 from partita.observations.records import ChainEntry
 
-Ground = Literal[
+Basis = Literal[
     "pin",
     "nowhere",
     "line",
@@ -37,7 +37,7 @@ Ground = Literal[
     "nothing",
 ]
 """Source of a finding; `GROUNDS` describes each."""
-GROUNDS: Mapping[Ground, str] = {
+GROUNDS: Mapping[Basis, str] = {
     "pin": "a pin covers the node",
     "nowhere": "no source shows the node's provider",
     "line": "a log line names the node",
@@ -82,7 +82,7 @@ class Context:
     """The preferred provider that the node is not on."""
     provider: str = CPU
     """The node's provider, by ONNX Runtime's name."""
-    exported: bool = True
+    is_in_file: bool = True
     """The ONNX file has a node of this name."""
     replaces: tuple[str, ...] = ()
     """File nodes whose work the node does."""
@@ -102,7 +102,7 @@ class Context:
     """The provider fails on a node of that part in isolation."""
     budget: str = ""
     """The user's memory budget for the skipped provider, e.g. cuda.memory_budget_kb=1000."""
-    nameless: bool = False
+    is_unnamed: bool = False
     """ONNX Runtime gave it no name, so lines of `log` may have a blank in its place."""
     copied_as: tuple[str, ...] = ()
     """The log's names of a node in a function that ONNX Runtime inlined."""
@@ -125,7 +125,7 @@ class Finding:
     """A reason applies, with its evidence."""
 
     kind: EvidenceKind
-    ground: Ground
+    basis: Basis
     evidence: str
     remedy: str | None = None
     """Replaces the remedy of the reason; None: the reason's own."""
@@ -157,7 +157,7 @@ def lines(context: Context, code: ReasonCode) -> Iterator[Finding]:
     patterns = [pattern for pattern in context.patterns if pattern.reason == code and names_a_node(pattern)]
     if not context.started or not patterns:
         return
-    blanks = [blank for pattern in patterns if context.nameless and (blank := with_blank(pattern)) is not None]
+    blanks = [blank for pattern in patterns if context.is_unnamed and (blank := with_blank(pattern)) is not None]
     for line in context.log:
         if any(blank.search(line) for blank in blanks):
             yield Finding("logged", "blank_line", line.strip())
@@ -191,8 +191,8 @@ def alone(context: Context, code: ReasonCode, factors: Sequence[Factor] = ()) ->
                 whole = (
                     f"the provider rejects this node and then fails on the whole graph: {context.rejected.message}; "
                 )
-            ground: Ground = "forms" if shown.inferred else "together" if len(shown.factors) > 1 else "alone"
-            yield Finding("probed", ground, f"{whole}{shown.evidence}", factors=shown.factors, not_run=shown.not_run)
+            basis: Basis = "forms" if shown.inferred else "together" if len(shown.factors) > 1 else "alone"
+            yield Finding("probed", basis, f"{whole}{shown.evidence}", factors=shown.factors, not_run=shown.not_run)
             return
 
 
@@ -243,7 +243,7 @@ def inserted(context: Context) -> bool:
     """Whether the file has no such node, and its neighbours or its name show that ONNX Runtime added it."""
     name = OWN_NAMES.get(context.op_type or "")
     own = name is not None and name.fullmatch(context.node) is not None
-    return not context.exported and (own or bool(context.rewritten_with))
+    return not context.is_in_file and (own or bool(context.rewritten_with))
 
 
 def operator_outcome(context: Context, code: ReasonCode) -> str:

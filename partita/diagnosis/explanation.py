@@ -74,7 +74,7 @@ def explain_node(
         for entry in preferred_entries(chain, provider)
     ]
     names = (name, *index.replaces(name, in_subgraph=in_subgraph))
-    known = (index.of_file(each, in_subgraph=in_subgraph) or index.inner.get(each) for each in names)
+    known = (index.of_file(each, in_subgraph=in_subgraph) or index.subgraph_nodes.get(each) for each in names)
     origins = (node.source for node in known if node is not None)
     return Fallback.copy_of(
         first,
@@ -107,7 +107,7 @@ def explain_provider(
             evidence_kind=finding.kind,
             evidence=finding.evidence,
             remedy="; ".join(filter(None, (finding.remedy or reason.remedy, CONFIRM if finding.not_run else ""))),
-            ground=finding.ground,
+            basis=finding.basis,
         )
         for reason, finding in findings(context)
     ]
@@ -145,7 +145,7 @@ def _context_of(
         op_type=op_type,
         provider=provider,
         skipped=skipped,
-        exported=name in index.inner or (not in_subgraph and name in index.exported),
+        is_in_file=name in index.subgraph_nodes or (not in_subgraph and name in index.file_nodes),
         replaces=tuple(each for each in names if each != name),
         log=(*blank, *(line for each in dict.fromkeys((name, *names)) for line in index.log.get(each, ()))),
         patterns=facts.patterns,
@@ -155,7 +155,7 @@ def _context_of(
         rejected=part,
         fails_alone=any(probe.variants and probe.variants[0].outcome in FAILED for probe in inside),
         budget=facts.budget,
-        nameless=not in_subgraph and name in index.parts,
+        is_unnamed=not in_subgraph and name in index.possible_functions,
         copied_as=index.copied_as.get(name, ()),
         rewritten_with=() if in_subgraph else index.rewritten_with.get(name, ()),
     )
@@ -171,7 +171,7 @@ def _pin_of(index: SessionIndex, name: str, *, in_subgraph: bool) -> str | None:
     names = index.probed_as(name, in_subgraph=True) if in_subgraph else (name, *index.replaces(name))
     own = next((pins[each] for each in names if each in pins), None)
     around = set(index.rewritten_with.get(name, ()))
-    if in_subgraph or own is not None or not pins or not around or name not in index.listed:
+    if in_subgraph or own is not None or not pins or not around or name not in index.listed_names:
         return own
     works = [other for other in index.file_nodes_of if not around.isdisjoint(index.replaces(other))]
     found = {next((pins[each] for each in (other, *index.replaces(other)) if each in pins), None) for other in works}
@@ -203,7 +203,7 @@ def nodes_to_probe(index: SessionIndex, chain: Sequence[ChainEntry], entry: Chai
     for name, op_type, provider, in_subgraph in placed:
         if provider is not None and provider != entry.provider and entry in preferred_entries(chain, provider):
             reason, finding = explain(_context_of(index, name, op_type, provider, entry, in_subgraph=in_subgraph))
-            if reason.code in undecided or finding.ground == "vague_line":
+            if reason.code in undecided or finding.basis == "vague_line":
                 found += [
                     each for each in index.probed_as(name, in_subgraph=in_subgraph) if _can_be_probed(index, each)
                 ]
@@ -212,4 +212,9 @@ def nodes_to_probe(index: SessionIndex, chain: Sequence[ChainEntry], entry: Chai
 
 def _can_be_probed(index: SessionIndex, name: str) -> bool:
     """Whether the file contains the node, or a function that contains it."""
-    return name in index.exported or name in index.inner or name in index.parts or name.startswith(INLINED)
+    return (
+        name in index.file_nodes
+        or name in index.subgraph_nodes
+        or name in index.possible_functions
+        or name.startswith(INLINED)
+    )

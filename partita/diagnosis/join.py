@@ -54,7 +54,7 @@ class JoinedNodes:
     """Executed node -> file nodes that it replaces."""
     rewritten_with: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Executed node that replaces no file node -> file nodes that ONNX Runtime rewrote when it added the node."""
-    undecided: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    ambiguous: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Executed node of a region that could not be divided -> file nodes that it may replace in part."""
 
 
@@ -80,7 +80,7 @@ def join_graphs(
     found = _join_regions(nodes, exported, graph, inputs, {**candidates, **known}, owners)
     owners |= {each: name for name, behind in found.file_nodes_of.items() for each in behind}
     named = _by_prefix((name for name in order if name not in {**known, **found.rewritten_with}), exported, owners)
-    return JoinedNodes({**named, **known, **found.file_nodes_of}, found.rewritten_with, found.undecided)
+    return JoinedNodes({**named, **known, **found.file_nodes_of}, found.rewritten_with, found.ambiguous)
 
 
 def join_in_order(
@@ -127,7 +127,7 @@ class _File:
         """Inputs of a node -> their producers."""
         return {tensor: self.makers[tensor] for tensor in self.nodes[name].inputs if tensor in self.makers}
 
-    def after(self, name: str) -> list[str]:
+    def consumers(self, name: str) -> list[str]:
         """The consumers of a node."""
         return [each for tensor in self.nodes[name].outputs for each in self.readers.get(tensor, ())]
 
@@ -143,12 +143,12 @@ class _Region:
     """File node -> executed node, filled step by step."""
 
     @property
-    def left(self) -> list[str]:
+    def unmatched_file_nodes(self) -> list[str]:
         """File nodes without an executed node."""
         return [name for name in self.names if name not in self.executed_by_file_node]
 
     @property
-    def free(self) -> list[ExecutedNode]:
+    def unmatched_executed_nodes(self) -> list[ExecutedNode]:
         """Executed nodes without a file node."""
         used = set(self.executed_by_file_node.values())
         return [node for node in self.executed if node.name not in used]
@@ -159,8 +159,8 @@ class _Region:
 
     def called_after(self) -> dict[str, list[ExecutedNode]]:
         """Unjoined file node -> executed nodes with its name or its output's as a prefix, e.g. `a_nchwc`."""
-        found: dict[str, list[ExecutedNode]] = {name: [] for name in self.left}
-        for node in self.free:
+        found: dict[str, list[ExecutedNode]] = {name: [] for name in self.unmatched_file_nodes}
+        for node in self.unmatched_executed_nodes:
             cuts = [node.name[:at] for at, letter in enumerate(node.name) if letter in MARKS]
             name = next((self.file.heads[cut] for cut in reversed(cuts) if cut in self.file.heads), "")
             if name in found and node.name not in self.file.nodes:
@@ -198,7 +198,7 @@ class _Region:
                 if last in targets and all(self._readers(tensor, name) <= {last, None} for tensor in needed):
                     self.executed_by_file_node[name] = last
         for name in reversed(names):
-            readers = {owner for each in self.file.after(name) if (owner := self.owner(each)) is not None}
+            readers = {owner for each in self.file.consumers(name) if (owner := self.owner(each)) is not None}
             first = min(readers, key=place, default="")
             same = all(first in self._readers(tensor, name) for tensor in self.file.before(name))
             certain = proven or (len(readers) == 1 and (same or name in clear))
@@ -237,7 +237,7 @@ def _join_regions(
         gone = dict.fromkeys(name for name in part.file if name not in by_name)
         others = [name for name in part.executed if name not in exported]
         if any(not graph.unnamed_node_outputs.isdisjoint(cut.executed[name].inputs) for name in part.executed):
-            joined.undecided.update(dict.fromkeys(others, tuple(gone)))
+            joined.ambiguous.update(dict.fromkeys(others, tuple(gone)))
             continue  # one of its executed nodes has no name
         if len(part.executed) == 1:
             names = tuple(name for name in part.file if name in gone)
@@ -266,7 +266,7 @@ def _join_regions(
             idle = [name for name in added if name not in shares and rewritten]
             joined.rewritten_with.update(dict.fromkeys(idle, tuple(rewritten)))
         elif added:
-            joined.undecided.update(dict.fromkeys(others, tuple(gone)))
+            joined.ambiguous.update(dict.fromkeys(others, tuple(gone)))
     return joined
 
 
@@ -280,15 +280,15 @@ def _divide(region: _Region, added: Sequence[str], functions: Collection[str]) -
                 dict.fromkeys(_path_to_operator(region, name, nodes[0], called), nodes[0].name)
             )
     for op in dict.fromkeys(node.op_type for node in region.executed):
-        same = [name for name in region.left if region.file.nodes[name].op_type == op]
-        region.pair_in_order([node for node in region.free if node.op_type == op], same)
+        same = [name for name in region.unmatched_file_nodes if region.file.nodes[name].op_type == op]
+        region.pair_in_order([node for node in region.unmatched_executed_nodes if node.op_type == op], same)
     for kind in {node.op_type: node for node in region.executed}.values():
-        names = [name for name in region.left if kind.is_related(region.file.nodes[name])]
-        region.pair_in_order([node for node in region.free if node.op_type == kind.op_type], names)
-    region.merge([name for name in region.left if name not in functions], added, proven=True)
+        names = [name for name in region.unmatched_file_nodes if kind.is_related(region.file.nodes[name])]
+        region.pair_in_order([node for node in region.unmatched_executed_nodes if node.op_type == kind.op_type], names)
+    region.merge([name for name in region.unmatched_file_nodes if name not in functions], added, proven=True)
     if len(added) == len(region.executed):
-        free = [node.name for node in region.free] or added
-        left = (name for name in region.left if name not in functions)
+        free = [node.name for node in region.unmatched_executed_nodes] or added
+        left = (name for name in region.unmatched_file_nodes if name not in functions)
         region.executed_by_file_node.update(dict.fromkeys(left, free[len(free) // 2]))
 
 
@@ -300,7 +300,11 @@ def _path_to_operator(region: _Region, end: str, node: ExecutedNode, called: Col
     path = [end]
     while not node.is_related(region.file.nodes[path[-1]]):
         sources = region.file.before(path[-1]).items()
-        before = {each for tensor, each in sources if each in region.left and len(region.file.readers[tensor]) == 1}
+        before = {
+            each
+            for tensor, each in sources
+            if each in region.unmatched_file_nodes and len(region.file.readers[tensor]) == 1
+        }
         if len(before) != 1 or not before.isdisjoint(called):
             return [end]
         path += before
@@ -312,7 +316,9 @@ def _groups(file: _File, region: _Region) -> list[list[str]]:
     left, made = dict[str, list[str]](), set[str]()
     for name, node in file.nodes.items():
         computed = any(region.owner(each) or each in left for each in file.before(name).values())
-        if name in region.left or (computed and region.owner(name) is None and node.op_type not in FOLDED):
+        if name in region.unmatched_file_nodes or (
+            computed and region.owner(name) is None and node.op_type not in FOLDED
+        ):
             left[name] = [tensor for tensor in node.inputs if tensor in made] + [*filter(None, node.outputs)]
             made.update(node.outputs)
     return [names for names in connected(left) if len(names) > 1]
@@ -337,7 +343,7 @@ def _join_in_order(
     def between(names: Sequence[str], free: Iterable[ExecutedNode]) -> list[ExecutedNode]:
         """Executed nodes of the provider of some file nodes between their producers and their consumers."""
         producers = (region.owner(each) for name in names for each in file.before(name).values())
-        consumers = (region.owner(each) for name in names for each in file.after(name))
+        consumers = (region.owner(each) for name in names for each in file.consumers(name))
         before, after = ([file.places[each] for each in found if each is not None] for found in (producers, consumers))
         places = range(max(before, default=-1) + 1, min(after, default=len(order)))
         near = (node for node in free if file.places[node.name] in places)
@@ -346,8 +352,8 @@ def _join_in_order(
 
     def related() -> dict[str, list[ExecutedNode]]:
         """File node -> free executed nodes that may replace it, by position and operator."""
-        free = region.free
-        left = region.left
+        free = region.unmatched_executed_nodes
+        left = region.unmatched_file_nodes
         return {name: [node for node in between([name], free) if node.is_related(exported[name])] for name in left}
 
     def join_single(found: Mapping[str, Sequence[ExecutedNode]]) -> bool:
@@ -369,17 +375,17 @@ def _join_in_order(
     while join_single(related()):
         pass
     groups = {names[0]: names for names in _groups(file, region)}
-    free = [node for node in region.free if node.op_type not in LAYOUT]
+    free = [node for node in region.unmatched_executed_nodes if node.op_type not in LAYOUT]
     join_single({first: between(names, free) for first, names in groups.items()})
     for first in groups.keys() & region.executed_by_file_node.keys():
         region.executed_by_file_node.update(dict.fromkeys(groups[first], region.executed_by_file_node[first]))
-    region.merge(region.left, {node.name for node in new}.union(known), proven=False)
+    region.merge(region.unmatched_file_nodes, {node.name for node in new}.union(known), proven=False)
     shares = region.shares()
     rewritten: dict[str, set[str]] = {}
-    free = region.free
+    free = region.unmatched_executed_nodes
     for name in listed:
         owner = region.owner(name) if name in exported else None
-        if owner in shares and None not in map(region.owner, file.after(name)):
+        if owner in shares and None not in map(region.owner, file.consumers(name)):
             for node in between([name], free):
                 rewritten.setdefault(node.name, set()).update(shares[owner or ""])
     return JoinedNodes(

@@ -22,9 +22,9 @@ from partita.observations.facts import AssignedNode, GraphNode, SessionFacts
 class NodeList:
     """The list in two parts; an entry without evidence is in both."""
 
-    main: tuple[AssignedNode, ...]
+    main_graph: tuple[AssignedNode, ...]
     """Entries of the main graph, before or after later optimisations."""
-    inside: tuple[AssignedNode, ...]
+    in_subgraphs: tuple[AssignedNode, ...]
     """Entries that are or may be in control-flow subgraphs."""
 
 
@@ -50,7 +50,7 @@ class MainGraph:
 class KnownNames:
     """Names of nodes that are certainly in control-flow subgraphs."""
 
-    certain: Collection[str]
+    subgraph_names: Collection[str]
     """New names of unnamed entries in subgraphs."""
     ran: Collection[str]
     """Names of nodes that ran only in subgraphs."""
@@ -68,7 +68,7 @@ def split_list(facts: SessionFacts, main: MainGraph, named: KnownNames) -> NodeL
     for place, node in enumerate(listed):
         if node in main.compiled:
             compiled.add(place)
-        elif node.name and node.name in named.certain:
+        elif node.name and node.name in named.subgraph_names:
             certain.add(place)
         else:  # nodes without a name are distinguished by operator
             groups.setdefault(_key(node.name, node.op_type), []).append(place)
@@ -80,8 +80,8 @@ def split_list(facts: SessionFacts, main: MainGraph, named: KnownNames) -> NodeL
     ours = compiled.union(*(share[0] for share in shares))
     theirs = certain.union(*(share[1] for share in shares))
     return NodeList(
-        main=tuple(node for place, node in enumerate(listed) if place in ours),
-        inside=tuple(node for place, node in enumerate(listed) if place in theirs),
+        main_graph=tuple(node for place, node in enumerate(listed) if place in ours),
+        in_subgraphs=tuple(node for place, node in enumerate(listed) if place in theirs),
     )
 
 
@@ -97,7 +97,7 @@ class _File:
 
     graph: Counter[str]
     """In the main graph, without the nodes in compiled subgraphs."""
-    inner: Counter[str]
+    subgraph_nodes: Counter[str]
     """In control-flow subgraphs."""
     subgraph_names: Collection[str]
     """Names of control-flow nodes and of the nodes in them."""
@@ -119,7 +119,7 @@ class _File:
 
         E.g. MatMul, Add and Relu before an If: the list has `NAME/MatMulAddFusion`, the plan a node that fuses it.
         """
-        if name in self.inner or name in self.ran:
+        if name in self.subgraph_nodes or name in self.ran:
             return False
         known = naming.replaced_by(name, self.names)
         return bool(known) and known[-1] not in self.subgraph_names
@@ -131,7 +131,7 @@ class _File:
         """
         name = listed[places[0]].name
         provider = main.ran_on.get(name)
-        if provider is None or (self.graph[name] and not self.inner[name]):
+        if provider is None or (self.graph[name] and not self.subgraph_nodes[name]):
             return places
         return [place for place in places if listed[place].provider == provider]
 
@@ -148,8 +148,8 @@ def _by_name(
         rest = [place for place in places if place not in chosen]
         if file.made_of_main(name):
             inside = 0
-        elif file.graph[name] and file.inner[name]:
-            inside = min(len(rest), file.inner[name])
+        elif file.graph[name] and file.subgraph_nodes[name]:
+            inside = min(len(rest), file.subgraph_nodes[name])
         else:
             inside = max(len(places) - max(len(chosen), file.graph[name]), 0)
         shares.append(({*similar, *rest[inside:]}, rest[:inside]))
@@ -161,8 +161,8 @@ class NameMatches:
     """Entries of one name in the optimised graph (main graph, subgraphs), and entries that are not in it."""
 
     matched: Collection[int]
-    inside: Collection[int]
-    gone: Sequence[int]
+    in_subgraphs: Collection[int]
+    removed: Sequence[int]
 
 
 def _by_graph(
@@ -191,12 +191,12 @@ def _by_graph(
     after = {name for node in optimised if node.name not in known for name in _called_after(node.name)}
     shares: list[Share] = []
     for (name, _), each in found.items():
-        most = len(each.gone)
-        if file.inner[name]:
-            most = min(most, max(file.inner[name] - len(each.inside), 0)) if file.graph[name] else most
+        most = len(each.removed)
+        if file.subgraph_nodes[name]:
+            most = min(most, max(file.subgraph_nodes[name] - len(each.in_subgraphs), 0)) if file.graph[name] else most
         elif file.graph[name] or not made or file.made_of_main(name) or name in after:
             most = 0
-        shares.append(({*each.matched, *each.gone[most:]}, {*each.inside, *each.gone[:most]}))
+        shares.append(({*each.matched, *each.removed[most:]}, {*each.in_subgraphs, *each.removed[:most]}))
     return shares
 
 
@@ -207,7 +207,7 @@ def _in_subgraphs(
     in_subgraphs: dict[Key, list[str]] = {}
     for node in (each for holder in optimised for each in holder.subgraph_nodes if each.op_type not in MEMCPY_OPS):
         in_subgraphs.setdefault(_key(named.copies.get(node.name, node.name), node.op_type), []).append(node.op_type)
-    for op in (node.op_type for node in listed if node.name and node.name in named.certain):
+    for op in (node.op_type for node in listed if node.name and node.name in named.subgraph_names):
         if in_subgraphs.get(_key("", op)):
             in_subgraphs[_key("", op)].pop()
     return {key: operators for key, operators in in_subgraphs.items() if operators}

@@ -1,6 +1,6 @@
-"""The precedence of reasons: one ordered table, with the ground for the place of a row as a comment.
+"""The precedence of reasons: one ordered table, with the basis for the place of a row as a comment.
 
-Within a row, the order of `partita.observations.codes` decides. Reasons only yield findings with their grounds; this
+Within a row, the order of `partita.observations.codes` decides. Reasons only yield findings with their bases; this
 table compares them.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 
-from partita.diagnosis.evidence import GROUNDS, Context, Finding, Ground
+from partita.diagnosis.evidence import GROUNDS, Basis, Context, Finding
 from partita.diagnosis.reasons.base import Reason
 from partita.diagnosis.reasons.table import REASONS
 from partita.observations.codes import CODES, ReasonCode
@@ -19,11 +19,11 @@ from partita.observations.records import ChainEntry
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """Findings of these codes on this ground; they precede all later rows, and the first code precedes the others."""
+    """Findings of these codes on this basis; they precede all later rows, and the first code precedes the others."""
 
-    ground: Ground
+    basis: Basis
     codes: tuple[ReasonCode, ...] = ()
-    """Empty: every code with this ground that is in no other row of it, in the order of the codes."""
+    """Empty: every code with this basis that is in no other row of it, in the order of the codes."""
 
 
 PRECEDENCE: tuple[Rank, ...] = (
@@ -65,37 +65,37 @@ PRECEDENCE: tuple[Rank, ...] = (
 @cache
 def rows() -> tuple[Rank, ...]:
     """The table with the codes of every row. Raises ValueError for a finding without a row and vice versa."""
-    found = {(reason.code, ground) for reason in REASONS.values() for ground in reason.grounds}
-    named = {(code, rank.ground) for rank in PRECEDENCE for code in rank.codes}
+    found = {(reason.code, basis) for reason in REASONS.values() for basis in reason.bases}
+    named = {(code, rank.basis) for rank in PRECEDENCE for code in rank.codes}
     table = tuple(
         rank
         if rank.codes
-        else replace(rank, codes=tuple(code for code in CODES if (code, rank.ground) in found - named))
+        else replace(rank, codes=tuple(code for code in CODES if (code, rank.basis) in found - named))
         for rank in PRECEDENCE
     )
-    placed = {(code, rank.ground) for rank in table for code in rank.codes}
+    placed = {(code, rank.basis) for rank in table for code in rank.codes}
     for pairs, problem in ((found - placed, "has no rank"), (placed - found, "has a rank, but no reason finds it")):
         if pairs:
-            listed = ", ".join(f"{code} on ground {ground}" for code, ground in sorted(pairs))
+            listed = ", ".join(f"{code} on basis {basis}" for code, basis in sorted(pairs))
             raise ValueError(f"{listed} {problem} in {__name__}.PRECEDENCE")
     return table
 
 
 @cache
-def ranks() -> dict[tuple[ReasonCode, Ground], int]:
-    """The rank of every code and ground. Raises ValueError for one with two ranks, and the errors of `rows`."""
-    places: dict[tuple[ReasonCode, Ground], int] = {}
-    for code, ground in ((code, rank.ground) for rank in rows() for code in rank.codes):
-        if (code, ground) in places:
-            raise ValueError(f"{code} on ground {ground} has two ranks")
-        places[code, ground] = len(places)
+def ranks() -> dict[tuple[ReasonCode, Basis], int]:
+    """The rank of every code and basis. Raises ValueError for one with two ranks, and the errors of `rows`."""
+    places: dict[tuple[ReasonCode, Basis], int] = {}
+    for code, basis in ((code, rank.basis) for rank in rows() for code in rank.codes):
+        if (code, basis) in places:
+            raise ValueError(f"{code} on basis {basis} has two ranks")
+        places[code, basis] = len(places)
     return places
 
 
 def findings(context: Context) -> list[tuple[Reason, Finding]]:
     """Every reason that applies, with its finding, in the order of the table; the first decides.
 
-    Raises LookupError without any reason (`unexplained` always applies), and for a finding on a ground that is not in
+    Raises LookupError without any reason (`unexplained` always applies), and for a finding on a basis that is not in
     `found_on` of its reason.
     """
     applying = [(reason, finding) for reason in REASONS.values() for finding in reason.findings(context)]
@@ -103,9 +103,9 @@ def findings(context: Context) -> list[tuple[Reason, Finding]]:
         raise LookupError(f"{context.node}: no reason applies")
     places = ranks()
     for reason, finding in applying:
-        if (reason.code, finding.ground) not in places:
-            raise LookupError(f"{reason.code} on ground {finding.ground} has no rank in {__name__}.PRECEDENCE")
-    return sorted(applying, key=lambda pair: places[pair[0].code, pair[1].ground])
+        if (reason.code, finding.basis) not in places:
+            raise LookupError(f"{reason.code} on basis {finding.basis} has no rank in {__name__}.PRECEDENCE")
+    return sorted(applying, key=lambda pair: places[pair[0].code, pair[1].basis])
 
 
 def explain(context: Context) -> tuple[Reason, Finding]:
@@ -113,15 +113,15 @@ def explain(context: Context) -> tuple[Reason, Finding]:
     return findings(context)[0]
 
 
-def describe_rank(code: str, ground: str) -> str:
-    """A finding's rank and ground as text, e.g. `rank 5: an experiment on the node in isolation`.
+def describe_rank(code: str, basis: str) -> str:
+    """A finding's rank and basis as text, e.g. `rank 5: an experiment on the node in isolation`.
 
     Empty for a finding that is not in the table, e.g. in a report of another version.
     """
     for number, rank in enumerate(rows(), 1):
-        if rank.ground == ground and code in rank.codes:
+        if rank.basis == basis and code in rank.codes:
             position = f", {rank.codes.index(code) + 1} of {len(rank.codes)}" if len(rank.codes) > 1 else ""
-            return f"rank {number}{position}: {GROUNDS[rank.ground]}"
+            return f"rank {number}{position}: {GROUNDS[rank.basis]}"
     return ""
 
 
@@ -129,4 +129,4 @@ def reason_from_probes(probe: NodeProbe, provider: str) -> tuple[ReasonCode, str
     """The reason and evidence from experiments on a node with `provider` alone; None if they show no reason."""
     skipped = ChainEntry(provider=provider, status="active")
     reason, finding = explain(Context(probe.node, None, skipped, probe=probe))
-    return None if finding.ground == "nothing" else (reason.code, finding.evidence)
+    return None if finding.basis == "nothing" else (reason.code, finding.evidence)

@@ -61,7 +61,7 @@ class SkippedProvider(Record):
     """Probes of this node with this provider, the unchanged node first."""
     missing_probes: str = ""
     """Why experiments are missing or incomplete; empty when they are complete or not needed."""
-    ground: str = ""
+    basis: str = ""
     """Source of the evidence, an entry of the precedence table: `line`, `alone`."""
     other_reasons: tuple[SkippedProvider, ...] = ()
     """Other reasons with evidence, in the order of precedence, without probes."""
@@ -86,7 +86,7 @@ class Fallback(Record):
     """Probes of this node, the unchanged node first."""
     missing_probes: str = ""
     """Why experiments are missing or incomplete; empty when they are complete or not needed."""
-    ground: str = ""
+    basis: str = ""
     """Source of the evidence, an entry of the precedence table: `line`, `alone`."""
     other_reasons: tuple[SkippedProvider, ...] = ()
     """Other reasons with evidence for the preferred provider, in the order of precedence."""
@@ -106,7 +106,7 @@ class Fallback(Record):
             remedy=self.remedy,
             variants=self.variants,
             missing_probes=self.missing_probes,
-            ground=self.ground,
+            basis=self.basis,
             other_reasons=self.other_reasons,
         )
         return (first, *self.skipped)
@@ -120,14 +120,14 @@ class Fallback(Record):
         """Why `provider` does not run the node; None if it is not a preferred provider."""
         return next((entry for entry in self.preferred if entry.provider == provider), None)
 
-    def decisive(self, active: Container[str]) -> SkippedProvider:
+    def first_active(self, active: Container[str]) -> SkippedProvider:
         """The first preferred provider that is `active`; the first preferred provider if none is.
 
         A provider that did not start has the same reason for all nodes.
         """
         return next((entry for entry in self.preferred if entry.provider in active), self.preferred[0])
 
-    def among(self, active: Container[str]) -> Fallback:
+    def restricted_to(self, active: Container[str]) -> Fallback:
         """The record with only the `active` preferred providers; unchanged if none is active."""
         available = [entry for entry in self.preferred if entry.provider in active]
         if not available or len(available) == len(self.preferred):

@@ -40,7 +40,7 @@ def refused_nodes(facts: SessionFacts, chain: tuple[ChainEntry, ...]) -> tuple[F
 
 def _assigned_outside_chain(index: SessionIndex, allowed: frozenset[str]) -> Iterator[FallbackNode]:
     """Entries of the assignment list outside the chain, including each node without a name."""
-    inside = set(map(id, index.inside)) - set(map(id, index.doubtful))
+    inside = set(map(id, index.listed_in_subgraphs)) - set(map(id, index.listed_in_either))
     for node in index.facts.assigned or ():
         if node.provider not in allowed:
             yield node.name, node.op_type, node.provider, id(node) in inside and node.name in index.same_name_nodes
@@ -49,7 +49,7 @@ def _assigned_outside_chain(index: SessionIndex, allowed: frozenset[str]) -> Ite
 def _placed_outside_chain(index: SessionIndex, allowed: frozenset[str]) -> Iterator[FallbackNode]:
     """Nodes without an entry that another source places on a provider outside the chain, or that the log rejects."""
     for name in index.order:
-        if name in index.listed:
+        if name in index.listed_names:
             continue
         providers = frozenset().union(*index.providers_by_source[name].values())
         if providers and not providers & allowed:

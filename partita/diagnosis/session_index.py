@@ -39,21 +39,21 @@ class SessionIndex:
     """One session's facts by node name."""
 
     facts: SessionFacts
-    exported: dict[str, GraphNode]
-    inner: dict[str, GraphNode]
+    file_nodes: dict[str, GraphNode]
+    subgraph_nodes: dict[str, GraphNode]
     """Nodes in control-flow subgraphs."""
     modules: frozenset[str]
-    assigned: dict[str, AssignedNode]
+    assignments: dict[str, AssignedNode]
     """Entry of the assignment list by name; for a name of several graphs, the entry of the main graph."""
-    listed: frozenset[str]
+    listed_names: frozenset[str]
     """Names of listed nodes that are or may be in the main graph."""
-    inside: tuple[AssignedNode, ...]
+    listed_in_subgraphs: tuple[AssignedNode, ...]
     """Listed nodes that are or may be in control-flow subgraphs."""
-    doubtful: tuple[AssignedNode, ...]
-    """Nodes of `inside` that may also be in the main graph."""
+    listed_in_either: tuple[AssignedNode, ...]
+    """Nodes of `listed_in_subgraphs` that may also be in the main graph."""
     same_name_nodes: dict[str, tuple[str, ...]]
-    """Name of both a node of the order and a node of `inside` -> file nodes in control-flow subgraphs that the node of
-    `inside` replaces."""
+    """Name of both a node of the order and a node of `listed_in_subgraphs` -> the file nodes in control-flow subgraphs
+    that the listed node replaces."""
     events: tuple[NodeEvent, ...]
     """Events of the main graph. The time of a control-flow node includes its subgraphs, whose events are omitted."""
     subgraphs: frozenset[str]
@@ -80,12 +80,12 @@ class SessionIndex:
     """Executed node -> the file nodes that it replaces."""
     rewritten_with: dict[str, tuple[str, ...]]
     """Executed node that ONNX Runtime added when it rewrote file nodes -> those file nodes."""
-    ambiguous: dict[str, tuple[str, ...]]
+    replacement_candidates: dict[str, tuple[str, ...]]
     """File node that is executed under an unknown name -> executed nodes that may replace it."""
-    parts: dict[str, tuple[str, ...]]
+    possible_functions: dict[str, tuple[str, ...]]
     """Executed node without a name -> the file nodes (functions) that may contain it."""
     blank_log: dict[str, dict[str, tuple[str, ...]]]
-    """Provider -> node of `parts` -> native log lines about it that have a blank in place of the name."""
+    """Provider -> node of `possible_functions` -> native log lines about it that have a blank in place of the name."""
     function_of: dict[str, tuple[str, ...]]
     """Node in a graph attribute of a function such as SequenceMap -> the function nodes that may contain it."""
     copied_as: dict[str, tuple[str, ...]]
@@ -96,13 +96,13 @@ class SessionIndex:
         if name in self.compiled:
             return COMPILED
         optimised = self.optimised.nodes.get(name) if self.optimised else None
-        graphs = self.ran.get(name) or optimised or self.exported.get(name)
-        known = graphs or self.assigned.get(name) or self.memcpy.get(name)
+        graphs = self.ran.get(name) or optimised or self.file_nodes.get(name)
+        known = graphs or self.assignments.get(name) or self.memcpy.get(name)
         return known.op_type if known else None
 
     def exported_op(self, name: str) -> str:
         """Operator of a file node, in the main graph or a control-flow subgraph; `unknown` for other names."""
-        node = self.exported.get(name) or self.inner.get(name)
+        node = self.file_nodes.get(name) or self.subgraph_nodes.get(name)
         return node.op_type if node is not None else "unknown"
 
     def module(self, name: str, *, in_subgraph: bool = False) -> str | None:
@@ -115,12 +115,12 @@ class SessionIndex:
             return node.module
         by_name = naming.module_of(name, self.modules)
         replaced = self.replaces(name, in_subgraph=in_subgraph)
-        known = (self.of_file(each, in_subgraph=in_subgraph) or self.inner.get(each) for each in replaced)
+        known = (self.of_file(each, in_subgraph=in_subgraph) or self.subgraph_nodes.get(each) for each in replaced)
         return by_name or naming.common_module(node.module for node in known if node is not None)
 
     def of_file(self, name: str, *, in_subgraph: bool = False) -> GraphNode | None:
         """The file node of a name; None without one."""
-        return self.inner.get(name) if in_subgraph else self.exported.get(name)
+        return self.subgraph_nodes.get(name) if in_subgraph else self.file_nodes.get(name)
 
     @property
     def has_subgraphs(self) -> bool:
@@ -132,10 +132,10 @@ class SessionIndex:
 
         Control flow inside functions is only in the executed graph.
         """
-        operators = (node.op_type for node in self.exported.values())
+        operators = (node.op_type for node in self.file_nodes.values())
         if not any(op in CONTROL_FLOW for op in (*operators, *map(self.op_type, self.order))):
             return None
-        return self.inside
+        return self.listed_in_subgraphs
 
     def replaces(self, name: str, *, in_subgraph: bool = False) -> tuple[str, ...]:
         """File nodes that an executed node replaces, without the file node of its own name."""
@@ -143,10 +143,10 @@ class SessionIndex:
 
     def is_added(self, name: str) -> bool:
         """Whether ONNX Runtime added an executed node, which replaces no file node."""
-        if not self.exported:
+        if not self.file_nodes:
             return self.op_type(name) in MEMCPY_OPS
-        known = name in self.exported or self.file_nodes_of.get(name)
-        return not known and not any(name in nodes for nodes in self.ambiguous.values())
+        known = name in self.file_nodes or self.file_nodes_of.get(name)
+        return not known and not any(name in nodes for nodes in self.replacement_candidates.values())
 
     def probed_as(self, name: str, *, in_subgraph: bool = False) -> tuple[str, ...]:
         """Nodes whose experiments apply to a node: itself and the file nodes that it replaces.
@@ -156,7 +156,7 @@ class SessionIndex:
         """
         if in_subgraph:
             return () if name.startswith(INLINED) else self.replaces(name, in_subgraph=True)
-        return (name,) if name in self.parts or name.startswith(INLINED) else (name, *self.replaces(name))
+        return (name,) if name in self.possible_functions or name.startswith(INLINED) else (name, *self.replaces(name))
 
 
 def index_session(facts: SessionFacts) -> SessionIndex:
@@ -192,10 +192,10 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         _main_graph(facts, events, order, compiled, {name: line.op_type for name, line in logged.items()}),
         listed_nodes.KnownNames(unnamed_owners, seen_inside, copies.names),
     )
-    assigned = {node.name: node for node in (*listed.inside, *listed.main)}
-    ours = set(map(id, listed.main))
-    providers_by_node = _collect_providers(facts, events, order, compiled, listed.main)
-    both = {node.name for node in listed.inside if node.name in present}
+    assigned = {node.name: node for node in (*listed.in_subgraphs, *listed.main_graph)}
+    ours = set(map(id, listed.main_graph))
+    providers_by_node = _collect_providers(facts, events, order, compiled, listed.main_graph)
+    both = {node.name for node in listed.in_subgraphs if node.name in present}
     parts = {name: unfolded.get(name) or owners for name, owners in functions.items() if not name.startswith(INLINED)}
     parts |= unnamed_owners
     by_name = unnamed_subgraph_nodes.owners_by_name(facts, order, unfolded)
@@ -207,20 +207,20 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         joined = join_in_order(
             _executed(order, events, providers_by_node),
             exported,
-            {node.name: node.provider for node in listed.main},
+            {node.name: node.provider for node in listed.main_graph},
             {**unfolded, **whole},
             dict.fromkeys((*branches, *compiled, *parts), ()),
         )
     stands_for = {**_fused_in_subgraphs(facts, {*order, *exported}), **unfolded, **joined.file_nodes_of, **branches}
     return SessionIndex(
         facts=facts,
-        exported=exported,
-        inner={node.name: node for node in facts.subgraph_nodes if node.name},
+        file_nodes=exported,
+        subgraph_nodes={node.name: node for node in facts.subgraph_nodes if node.name},
         modules=frozenset(node.module for node in facts.graph if node.module),
-        assigned=assigned,
-        listed=frozenset(node.name for node in listed.main),
-        inside=listed.inside,
-        doubtful=tuple(node for node in listed.inside if id(node) in ours),
+        assignments=assigned,
+        listed_names=frozenset(node.name for node in listed.main_graph),
+        listed_in_subgraphs=listed.in_subgraphs,
+        listed_in_either=tuple(node for node in listed.in_subgraphs if id(node) in ours),
         same_name_nodes={name: subgraph_owners.get(name, ()) for name in both},
         events=events,
         subgraphs=seen_inside,
@@ -238,13 +238,13 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         compiled=compiled,
         file_nodes_of=stands_for,
         rewritten_with=joined.rewritten_with,
-        ambiguous=_ambiguous(
+        replacement_candidates=_ambiguous(
             {name: exported[name] for name in exported if name not in present},
-            {**functions, **joined.undecided},
+            {**functions, **joined.ambiguous},
             stands_for,
-            (node.name for node in listed.main if optimised is None),
+            (node.name for node in listed.main_graph if optimised is None),
         ),
-        parts=parts,
+        possible_functions=parts,
         blank_log={
             provider: inlined_nodes.blank_lines(
                 facts.log, known.patterns, _unnamed_fallback_nodes(provider, parts, providers_by_node, assigned)

@@ -13,7 +13,7 @@ class Change:
     """The change of a step in the terms of a probe. A probe with this change shows whether the step helps."""
 
     factor: Factor
-    now: str = ""
+    new_value: str = ""
     """The new value; empty: the value that helped in an experiment."""
 
 

@@ -53,17 +53,17 @@ def headline(found: Drift) -> str:
     if found.is_within and found.unused_because is not None:
         return f"nothing was compared on {found.provider.partition(',')[0]}: {found.unused_because}"
     if found.is_within:
-        return f"no layer over tolerance on {sides}; largest error {error_text(worst.counted)} in {worst.name}"
+        return f"no layer over tolerance on {sides}; largest error {error_text(worst.compared_error)} in {worst.name}"
     layer, node = found.layer, found.node
     if layer is None:
         outputs = found.outputs
         limit = f"tolerance {outputs.tolerance:.0e}"
         return f"output {outputs.name} differs on {sides}: error {error_text(outputs.error)}, {limit}"
     if node is not None:
-        return f"first node over tolerance on {sides}: {node.name}, error {error_text(node.counted)}"
+        return f"first node over tolerance on {sides}: {node.name}, error {error_text(node.compared_error)}"
     if found.basis == "whole_graph":
         return f"errors add up on {sides}, no layer alone is over tolerance; their sum is from {layer.name}"
-    return f"first layer over tolerance on {sides}: {layer.name}, error {error_text(layer.counted)}"
+    return f"first layer over tolerance on {sides}: {layer.name}, error {error_text(layer.compared_error)}"
 
 
 def error_text(error: float | None) -> str:
@@ -80,7 +80,7 @@ def _opening(found: Drift) -> Iterator[Block]:
     states = states if all(found.versions) or found.free_running else "states of the package's run on cpu"
     inputs = f" ({states})" if found.steps != ("run",) else ""
     text = f"output {outputs.name} {steps}{inputs}: error {error_text(outputs.error)}, {limit}"
-    yield Line(text, tone="bad" if outputs.over else "good")
+    yield Line(text, tone="bad" if outputs.exceeds_tolerance else "good")
     counts = [f"{named_provider(name)} {count}" for name, count in found.nodes_by_provider.items()]
     counts += [f"none on {name} ({why})" for name, why in found.unused.items()]
     if counts:
@@ -124,7 +124,7 @@ def _first(found: Drift) -> Section | None:
         rows += [("node", node.name), ("operator", node.op_type or NOT_KNOWN)]
         rows += [("runs on", named_provider(node.provider))] if node.provider is not None else []
     rows += [
-        ("error", f"{error_text(shown.counted)}, tolerance {shown.tolerance:.0e}"),
+        ("error", f"{error_text(shown.compared_error)}, tolerance {shown.tolerance:.0e}"),
         ("measured", measured),
         ("output", f"{shown.tensor} ({shown.dtype}), {shown.step}"),
     ]
@@ -157,7 +157,7 @@ def _row(part: PartDrift) -> Row:
     own = NOT_KNOWN if part.own_error is None and not part.infinite else error_text(part.own_error)
     largest = NOT_KNOWN if part.largest is None else f"{part.largest:.4g}"
     reference = NOT_KNOWN if part.largest_reference is None else f"{part.largest_reference:.4g}"
-    return Row((part.name, own, error_text(part.error), largest, reference, "over" if part.over else ""))
+    return Row((part.name, own, error_text(part.error), largest, reference, "over" if part.exceeds_tolerance else ""))
 
 
 def _nodes(found: Drift) -> Section | None:
@@ -178,10 +178,10 @@ def _more(shown: int) -> str:
 
 def _trials(found: Drift) -> Section | None:
     """Pins that were tried."""
-    if not found.trials:
+    if not found.pin_trials:
         return None
     blocks: list[Block] = []
-    for trial in found.trials:
+    for trial in found.pin_trials:
         blocks.append(Line(_trial_text(trial), tone="good" if trial.within_tolerance else "plain"))
         if trial.within_tolerance:
             blocks.append(Line(" ".join(("--provider", trial.chain, "--pin", trial.pin)), "add"))

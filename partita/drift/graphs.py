@@ -41,9 +41,9 @@ class Part:
     name: str
     nodes: tuple[int, ...]
     """Positions in the graph."""
-    reads: tuple[str, ...]
+    inputs: tuple[str, ...]
     """Tensors of graph inputs and other parts."""
-    gives: tuple[str, ...]
+    outputs: tuple[str, ...]
     """Tensors that other parts read, or outputs of the graph."""
 
 
@@ -106,7 +106,7 @@ class PartedGraph:
         parts = [positions[begin:end] for begin, end in zip(cuts, [*cuts[1:], len(positions)], strict=True)]
         return [self._span(part) for part in parts]
 
-    def single(self, positions: Iterable[int], known: Collection[str] | None = None) -> list[Part]:
+    def single_nodes(self, positions: Iterable[int], known: Collection[str] | None = None) -> list[Part]:
         """One part per node. Random nodes are left out: their values differ from run to run.
 
         `known`: only these tensors can be compared. Nodes in sequence are one part if they end with known tensors, or
@@ -121,14 +121,14 @@ class PartedGraph:
         inside: set[str] = set()
         depends = {*known}
         for single in singles:
-            depends.update(single.gives if depends.intersection(single.reads) else ())
-            if inside.isdisjoint(single.reads) and depends.intersection(single.gives) <= {*known, *self.outputs}:
+            depends.update(single.outputs if depends.intersection(single.inputs) else ())
+            if inside.isdisjoint(single.inputs) and depends.intersection(single.outputs) <= {*known, *self.outputs}:
                 parts.append(single)
                 continue
             pending += single.nodes
-            inside.update(single.gives)
+            inside.update(single.outputs)
             part = self._span(pending)
-            if depends.intersection(part.gives) <= {*known, *self.outputs}:
+            if depends.intersection(part.outputs) <= {*known, *self.outputs}:
                 parts.append(part)
                 pending, inside = [], set()
         return [*parts, self._span(pending)] if pending else parts
@@ -141,7 +141,7 @@ class PartedGraph:
     def open_part(self, part: Part) -> Part:
         """The part with every tensor of its nodes as an output."""
         gives = tuple(name for at in part.nodes for name in self.nodes[at].output if name)
-        return Part(part.name, part.nodes, part.reads, gives)
+        return Part(part.name, part.nodes, part.inputs, gives)
 
     def part(self, name: str, positions: Sequence[int]) -> Part:
         """The nodes at these positions, with the tensors that they read and that others read of them."""
@@ -177,7 +177,7 @@ class PartedGraph:
         """Control-flow operators and the number of their nodes."""
         return Counter(node.op_type for node in self.nodes if node.op_type in CONTROL_FLOW)
 
-    def tapped(self, tensors: Collection[str]) -> bytes:
+    def with_outputs(self, tensors: Collection[str]) -> bytes:
         """The model with these tensors as further outputs."""
         proto = onnx.ModelProto()
         proto.CopyFrom(self.proto)
@@ -185,7 +185,7 @@ class PartedGraph:
         proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in added)
         return bytes(proto.SerializeToString())
 
-    def cut(self, parts: Sequence[Part], values: Values) -> bytes:
+    def submodel(self, parts: Sequence[Part], values: Values) -> bytes:
         """A model of these parts alone. Each reads `values`, the reference's tensors, and computes its own tensors,
         whose names end with LOCAL.
         """
@@ -203,10 +203,10 @@ class PartedGraph:
                 rename(node, made)
                 node.output[:] = [made.get(name, name) for name in node.output]
                 nodes.append(node)
-            proto.graph.output.extend(onnx.ValueInfoProto(name=made[name]) for name in part.gives)
+            proto.graph.output.extend(onnx.ValueInfoProto(name=made[name]) for name in part.outputs)
         self._add_constants(proto, nodes)
         declared = {port.name: port for port in self.proto.graph.input}
-        for name in dict.fromkeys(name for part in parts for name in part.reads):
+        for name in dict.fromkeys(name for part in parts for name in part.inputs):
             array = values[name]
             if name not in self.inputs and array.ndim < 2 and array.size <= MOST_EMBEDDED and array.dtype.kind in "iub":
                 proto.graph.initializer.append(numpy_helper.from_array(array, name))

@@ -47,7 +47,7 @@ def package_steps(reference: Side, manifest: Manifest) -> list[Step]:
 
             def record(binding: Binding, file: str = entry.graph.file) -> None:
                 names = binding.inputs
-                feeds = {name: np.array(binding.buffers[name].seen()) for name in names}
+                feeds = {name: np.array(binding.buffers[name].values()) for name in names}
                 steps.append(Step("", file, feeds, states, shared))
 
             entry.session.watchers.append(record)

@@ -29,7 +29,7 @@ OTHER_WAY = 0.3
 class _Difference:
     """The first layer over tolerance, and the first node in it."""
 
-    at: StepComparison
+    comparison: StepComparison
     layer: Part
     node: Part | None
     basis: Basis
@@ -50,36 +50,36 @@ def measure(
     nodes: list[PartDrift] = []
     found: _Difference | None = None
     broken: NotFinite | None = None
-    outputs = max((entry.outputs() for entry in entries), key=lambda part: part.counted)
+    outputs = max((entry.outputs() for entry in entries), key=lambda part: part.compared_error)
     for entry in entries:
         parts = {part.name: part for part in entry.graph.layers()}
         these, _ = entry.compare([*parts.values()])
-        if not reference.runs_graphs and not outputs.over:
+        if not reference.runs_graphs and not outputs.exceeds_tolerance:
             these = _comparable(entry, these)
         layers += these
         if settings.by_node:
             every, wrong = entry.compare([node for part in parts.values() for node in entry.nodes_of(part)])
             nodes, broken = [*nodes, *every], broken or wrong
-        over = next((layer for layer in these if layer.over), None)
+        over = next((layer for layer in these if layer.exceeds_tolerance), None)
         if found is None and over is not None:
             found = _inside(entry, parts[over.name], over.tolerance)
             broken = broken or found.broken
         infinite = next((layer for layer in these if layer.infinite), None)
         if infinite is not None and broken is None:
             _, broken = entry.compare(entry.nodes_of(parts[infinite.name]))
-    if found is None and outputs.over:
+    if found is None and outputs.exceeds_tolerance:
         found = _anywhere(entries, layers)
     trials = []
     if found is not None:
         nodes = nodes if settings.by_node else found.nodes
         limit = next(layer.tolerance for layer in layers if layer.name == found.layer.name)
-        trials = pin_trials(found.at, found.layer, found.node, limit)
-    ours = entries[0].ours
+        trials = pin_trials(found.comparison, found.layer, found.node, limit)
+    ours = entries[0].tested_run
     return Drift(
         model=model,
         provider=tested.name,
         against=reference.name,
-        versions=(ours.version, entries[0].theirs.version),
+        versions=(ours.version, entries[0].reference_run.version),
         nodes_by_provider=dict(Counter(ours.placement.values()).most_common()),
         unused=ours.unused,
         free_running=settings.free_running,
@@ -91,7 +91,7 @@ def measure(
         basis=None if found is None else found.basis,
         nodes=tuple(_worst_of_steps(nodes)),
         not_finite=broken,
-        trials=tuple(trials),
+        pin_trials=tuple(trials),
         notes=tuple(_notes(entries)),
         partita_version=__version__,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -111,14 +111,14 @@ def _open(
             graphs[step.file] = PartedGraph(read_onnx(reference.folder / step.file))
         entry = StepComparison(tested, reference, step, graphs[step.file], settings, states)
         if settings.free_running:
-            states = {past: entry.ours.values[present] for present, past in step.states.items()}
+            states = {past: entry.tested_run.values[present] for present, past in step.states.items()}
         if step in compared:
             yield entry
 
 
 def _comparable(entry: StepComparison, layers: Sequence[PartDrift]) -> list[PartDrift]:
     """The layers without layers that the graph computes in another way than the model; outputs are within tolerance."""
-    others = [layer.name for layer in layers if layer.over and layer.counted > OTHER_WAY]
+    others = [layer.name for layer in layers if layer.exceeds_tolerance and layer.compared_error > OTHER_WAY]
     if others:
         entry.note(
             f"{plural(len(others), 'layer')} not compared: the graph computes other values there than the model "
@@ -131,7 +131,7 @@ def _first_node(entry: StepComparison, layer: Part) -> _Difference | None:
     """The first node of a layer that is over tolerance alone on the reference's tensors."""
     parts = {part.name: part for part in entry.nodes_of(layer)}
     nodes, broken = entry.compare([*parts.values()])
-    first = next((node for node in nodes if node.over), None)
+    first = next((node for node in nodes if node.exceeds_tolerance), None)
     if first is None:
         return None
     basis: Basis = "whole_graph" if first.own_error is None and not first.infinite else "alone"
@@ -145,7 +145,7 @@ def _inside(entry: StepComparison, layer: Part, tolerance: float) -> _Difference
         return found
     parts = {part.name: part for part in entry.nodes_of(layer)}
     nodes = entry.within_layer(layer, [*parts.values()])
-    first = next((parts[node.name] for node in nodes if node.counted > tolerance), None)
+    first = next((parts[node.name] for node in nodes if node.compared_error > tolerance), None)
     return _Difference(entry, layer, first, "in_layer", nodes)
 
 
@@ -172,7 +172,8 @@ def _worst_of_steps(parts: Sequence[PartDrift]) -> list[PartDrift]:
     """Each part once, with the values of the step with the largest error."""
     found: dict[str, PartDrift] = {}
     for part in parts:
-        if part.name not in found or (part.over, part.counted) > (found[part.name].over, found[part.name].counted):
+        other = found.setdefault(part.name, part)
+        if (part.exceeds_tolerance, part.compared_error) > (other.exceeds_tolerance, other.compared_error):
             found[part.name] = part
     return list(found.values())
 

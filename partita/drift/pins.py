@@ -22,8 +22,8 @@ def pin_trials(at: StepComparison, layer: Part, node: Part | None, tolerance: fl
     named = dict.fromkeys(module for module in modules if module)
     if not named:
         at.note("no pin was tried: the graph has no module paths")
-    others = [entry.name for entry in at.reference.chain if entry not in at.tested.chain[:1]]
-    others = others or [name for name in ("cpu",) if at.tested.chain[0].name != name]
+    others = [entry.name for entry in at.reference.chain if entry not in at.tested_side.chain[:1]]
+    others = others or [name for name in ("cpu",) if at.tested_side.chain[0].name != name]
     if named and not others:
         at.note("no pin was tried: both sides run on the same provider")
     found: list[PinTrial] = []
@@ -36,13 +36,13 @@ def pin_trials(at: StepComparison, layer: Part, node: Part | None, tolerance: fl
 
 
 def _trial(at: StepComparison, layer: Part, other: str, module: str, tolerance: float) -> PinTrial:
-    side = with_provider(at.tested, known_providers()[other].ort_name)
+    side = with_provider(at.tested_side, known_providers()[other].ort_name)
     side = replace(side, pins=(*side.pins, f"{other}:{module}"))
     chain = ",".join(entry.name for entry in side.chain)
     try:
-        theirs, ours = at.tap(layer.gives, side)
+        theirs, ours = at.tap(layer.outputs, side)
     except PartitaError as error:
         return PinTrial(pin=side.pins[-1], chain=chain, error=None, within_tolerance=False, failure=str(error))
-    shared = [name for name in layer.gives if name in theirs and name in ours]
+    shared = [name for name in layer.outputs if name in theirs and name in ours]
     worst = max((deviation(ours[name], theirs[name]) for name in shared), default=math.inf)
     return PinTrial(pin=side.pins[-1], chain=chain, error=finite(worst), within_tolerance=worst <= tolerance)

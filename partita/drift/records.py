@@ -38,14 +38,14 @@ class PartDrift(Record):
     """Error alone, on the reference's inputs."""
     infinite: bool = False
     tolerance: float
-    over: bool
+    exceeds_tolerance: bool
     """Whether the error that counts exceeds the tolerance: `own_error`, or without one `error`."""
     largest: float | None
     """Largest finite magnitude on the tested side."""
     largest_reference: float | None
 
     @property
-    def counted(self) -> float:
+    def compared_error(self) -> float:
         """The error that is compared with the tolerance."""
         if self.own_error is not None:
             return self.own_error
@@ -108,7 +108,7 @@ class Drift(Record):
     nodes: tuple[PartDrift, ...]
     """Nodes of the first layer over tolerance, or all nodes with --by node."""
     not_finite: NotFinite | None
-    trials: tuple[PinTrial, ...]
+    pin_trials: tuple[PinTrial, ...]
     notes: tuple[str, ...]
     partita_version: str
     created: str
@@ -121,12 +121,12 @@ class Drift(Record):
     @property
     def worst(self) -> PartDrift:
         """The layer or output with the largest error."""
-        return max((*self.layers, self.outputs), key=lambda part: part.counted)
+        return max((*self.layers, self.outputs), key=lambda part: part.compared_error)
 
     @property
     def is_within(self) -> bool:
         """Whether no output and no layer exceeds its tolerance."""
-        return self.first_layer is None and not self.outputs.over and self.not_finite is None
+        return self.first_layer is None and not self.outputs.exceeds_tolerance and self.not_finite is None
 
     @property
     def layer(self) -> PartDrift | None:

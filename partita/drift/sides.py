@@ -155,8 +155,8 @@ def run_graph(
         values = {}
         if bound:
             binding.run()
-            binding.made()
-            values = {name: np.array(binding.buffers[name].seen()) for name in bound}
+            binding.allocated()
+            values = {name: np.array(binding.buffers[name].values()) for name in bound}
         active = [entry for entry in session.resolutions if entry.status == "active"]
         unused = {
             entry.provider.name: f"{entry.reason}: {entry.evidence}"

@@ -81,8 +81,8 @@ def join(graph: PartedGraph, states: Collection[str]) -> dict[str, list[ModuleVa
     found: dict[str, list[ModuleValue]] = {}
     for module in sorted(positions, key=lambda path: -path.count(".")):
         part = graph.part(module, positions[module])
-        enters = [name for name in part.reads if name not in graph.inputs]
-        leaves = [name for name in part.gives if name not in states]
+        enters = [name for name in part.inputs if name not in graph.inputs]
+        leaves = [name for name in part.outputs if name not in states]
         node = graph.nodes[positions[module][-1]]
         if node.op_type in SKIP_NORMS and len(positions[module]) == 1:
             enters, leaves = [*node.output[SUM:]], [node.output[0]]

@@ -33,7 +33,7 @@ class Settings:
     """None: by the type and operator of each node."""
     memory_bytes: int | None = None
     """Bytes of tensors per chunk; None: a part of the free memory."""
-    until: float | None = None
+    deadline: float | None = None
     """Time of the monotonic clock from which no run begins; LateError is raised."""
 
 
@@ -41,7 +41,7 @@ class Settings:
 class StepComparison:
     """Two sides of one graph in one step."""
 
-    tested: Side
+    tested_side: Side
     reference: Side
     step: Step
     graph: PartedGraph
@@ -49,14 +49,14 @@ class StepComparison:
     states: Values = field(default_factory=dict)
     """States that the tested side reads in place of the step's."""
     notes: dict[str, None] = field(default_factory=dict)
-    ours: GraphRun = field(init=False)
-    theirs: GraphRun = field(init=False)
+    tested_run: GraphRun = field(init=False)
+    reference_run: GraphRun = field(init=False)
 
     def __post_init__(self) -> None:
         """Run both sides without taps."""
-        self.ours = self.tested.run(self.step, self._tested_graph.model.to_bytes(), self.feeds)
+        self.tested_run = self.tested_side.run(self.step, self._tested_graph.model.to_bytes(), self.feeds)
         model = self.graph.model.to_bytes()
-        self.theirs = self.reference.run(self.step, model, self.step.feeds, None, self.ours.values)
+        self.reference_run = self.reference.run(self.step, model, self.step.feeds, None, self.tested_run.values)
 
     @property
     def feeds(self) -> Values:
@@ -66,9 +66,9 @@ class StepComparison:
     @cached_property
     def _tested_graph(self) -> PartedGraph:
         """The graph of the tested side, which may be another file of the same structure."""
-        if self.tested.folder == self.reference.folder:
+        if self.tested_side.folder == self.reference.folder:
             return self.graph
-        return PartedGraph(read_onnx(self.tested.folder / self.step.file))
+        return PartedGraph(read_onnx(self.tested_side.folder / self.step.file))
 
     def note(self, text: str) -> None:
         """Add a limit of the comparison to the notes, once."""
@@ -76,16 +76,16 @@ class StepComparison:
 
     def outputs(self) -> PartDrift:
         """The output with the largest error."""
-        part = Part("", tuple(self.graph.compared), (), tuple(self.theirs.values))
-        found = self._compared(part, self.theirs.values, self.ours.values, ({}, {}))
+        part = Part("", tuple(self.graph.compared), (), tuple(self.reference_run.values))
+        found = self._compared(part, self.reference_run.values, self.tested_run.values, ({}, {}))
         return found.model_copy(update={"name": found.tensor})
 
     def nodes_of(self, layer: Part) -> list[Part]:
         """The nodes of a layer; nodes between tensors that the reference has, if it lacks some, are one part."""
         if self.reference.runs_graphs:
-            return self.graph.single(layer.nodes)
-        theirs, _ = self.tap((*layer.reads, *self.graph.open_part(layer).gives))
-        return self.graph.single(layer.nodes, theirs.keys() - self.step.feeds.keys())
+            return self.graph.single_nodes(layer.nodes)
+        theirs, _ = self.tap((*layer.inputs, *self.graph.open_part(layer).outputs))
+        return self.graph.single_nodes(layer.nodes, theirs.keys() - self.step.feeds.keys())
 
     # --- errors -------------------------------------------------------------------------------------------------------
 
@@ -94,9 +94,9 @@ class StepComparison:
         found: list[PartDrift] = []
         broken: NotFinite | None = None
         for chunk in self._chunks(parts):
-            theirs, ours = self.tap(name for part in chunk for name in (*part.reads, *part.gives))
+            theirs, ours = self.tap(name for part in chunk for name in (*part.inputs, *part.outputs))
             local, places = self._alone(chunk, {**ours, **theirs})
-            rest = [part for part in chunk if self._moved(part, places) or not set(part.gives) & local.keys()]
+            rest = [part for part in chunk if self._moved(part, places) or not set(part.outputs) & local.keys()]
             mirrored = self._mirrored(rest, ours)
             for part in chunk:
                 compared = self._compared(part, theirs, ours, (ours, mirrored) if part in rest else (local, theirs))
@@ -107,7 +107,7 @@ class StepComparison:
     def within_layer(self, layer: Part, nodes: Sequence[Part]) -> list[PartDrift]:
         """Errors of a layer's nodes when the layer alone runs on the reference's tensors."""
         whole = self.graph.open_part(layer)
-        theirs, ours = self.tap((*whole.reads, *whole.gives))
+        theirs, ours = self.tap((*whole.inputs, *whole.outputs))
         local, _ = self._alone([whole], {**ours, **theirs})
         return [self._compared(node, theirs, ours, (local, theirs)) for node in nodes]
 
@@ -117,23 +117,23 @@ class StepComparison:
 
         most = self.settings.memory_bytes or psutil.virtual_memory().available // MEMORY_SHARE
         types = tensor_types(self.graph.proto, {name: array.shape for name, array in self.step.feeds.items()})
-        sizes = {name: array_bytes(types.get(name)) for part in parts for name in (*part.reads, *part.gives)}
+        sizes = {name: array_bytes(types.get(name)) for part in parts for name in (*part.inputs, *part.outputs)}
         known = [size for size in sizes.values() if size is not None]
         usual = sum(known) // len(known) if known else 0
         chunk: list[Part] = []
         tensors: set[str] = set()
         for part in parts:
-            more = tensors.union(part.reads, part.gives)
+            more = tensors.union(part.inputs, part.outputs)
             if chunk and 4 * sum(usual if sizes[name] is None else sizes[name] or 0 for name in more) > most:
                 yield chunk
-                chunk, more = [], {*part.reads, *part.gives}
+                chunk, more = [], {*part.inputs, *part.outputs}
             chunk, tensors = [*chunk, part], more
         if chunk:
             yield chunk
 
     def _compared(self, part: Part, theirs: Values, ours: Values, alone_on: tuple[Values, Values]) -> PartDrift:
         """The errors of one part. `alone_on`: its tensors on the tested side and the reference, from equal inputs."""
-        errors = {name: deviation(ours[name], theirs[name]) for name in part.gives if name in theirs and name in ours}
+        errors = {name: deviation(ours[name], theirs[name]) for name in part.outputs if name in theirs and name in ours}
         local, wanted = alone_on
         own = {name: deviation(local[name], wanted[name]) for name in errors if name in local and name in wanted}
         tensor = max(own or errors, key=lambda name: (own or errors)[name], default="")
@@ -146,7 +146,7 @@ class StepComparison:
             name=part.name,
             op_type=node.op_type if is_node else None,
             module=self.graph.module(part.nodes[-1]) if is_node else None,
-            provider=self.ours.placement.get(node.name) if is_node else None,
+            provider=self.tested_run.placement.get(node.name) if is_node else None,
             step=self.step.name,
             tensor=tensor,
             dtype=theirs[tensor].dtype.name if tensor else "",
@@ -154,7 +154,7 @@ class StepComparison:
             own_error=finite(alone),
             infinite=float("inf") in (error, alone),
             tolerance=tolerance,
-            over=(error if alone is None else alone) > tolerance,
+            exceeds_tolerance=(error if alone is None else alone) > tolerance,
             largest=largest(ours[name] for name in errors),
             largest_reference=largest(theirs[name] for name in errors),
         )
@@ -171,8 +171,8 @@ class StepComparison:
         """NaN or infinity in a node's output where the reference has a number; None for several nodes."""
         if len(part.nodes) > 1:
             return None
-        inputs = [ours[name] for name in part.reads if name in ours]
-        for name in part.gives:
+        inputs = [ours[name] for name in part.inputs if name in ours]
+        for name in part.outputs:
             found = bad_numbers(ours[name], theirs[name], inputs) if name in ours and name in theirs else None
             if found is not None:
                 return NotFinite(
@@ -192,23 +192,23 @@ class StepComparison:
         """Tensors of the reference and of the tested side (or `side`) in runs of the whole graph."""
         self._check_time()
         taps = [name for name in dict.fromkeys(names) if name not in self.step.feeds]
-        ours = (side or self.tested).run(self.step, self._tested_graph.tapped(taps), self.feeds, taps)
+        ours = (side or self.tested_side).run(self.step, self._tested_graph.with_outputs(taps), self.feeds, taps)
         if ours.skipped:
             count, kinds = len(ours.skipped), listing(dict.fromkeys(ours.skipped.values()))
             self.note(f"not compared: {plural(count, 'tensor')} of type {kinds} ({name_some(list(ours.skipped), 3)})")
         if side is None:
             self._check_placement(ours)
         taps = list(ours.values)
-        theirs = self.reference.run(self.step, self.graph.tapped(taps), self.step.feeds, taps, ours.values)
+        theirs = self.reference.run(self.step, self.graph.with_outputs(taps), self.step.feeds, taps, ours.values)
         return {**self.step.feeds, **theirs.values}, {**self.feeds, **ours.values}
 
     def _check_time(self) -> None:
-        if self.settings.until is not None and time.monotonic() > self.settings.until:
+        if self.settings.deadline is not None and time.monotonic() > self.settings.deadline:
             raise LateError(left=False)
 
     def _check_placement(self, tapped: GraphRun) -> None:
         """Note nodes that run on another provider when tensors of the graph are outputs."""
-        before = self.ours.placement
+        before = self.tested_run.placement
         moved = [name for name, provider in tapped.placement.items() if before.get(name, provider) != provider]
         if moved:
             self.note(
@@ -219,7 +219,7 @@ class StepComparison:
     def _moved(self, part: Part, places: Mapping[str, str]) -> bool:
         """Whether a node of the part runs on another provider alone than in the graph."""
         names = [self.graph.nodes[at].name for at in part.nodes]
-        usual = self.ours.placement
+        usual = self.tested_run.placement
         return any(name in places and name in usual and places[name] != usual[name] for name in names)
 
     def _alone(self, parts: Sequence[Part], inputs: Values) -> tuple[Values, Mapping[str, str]]:
@@ -229,7 +229,7 @@ class StepComparison:
         """
         self._check_time()
         try:
-            ran = self._run_cut(with_provider(self.tested, CPU), self._tested_graph, parts, inputs)
+            ran = self._run_cut(with_provider(self.tested_side, CPU), self._tested_graph, parts, inputs)
         except FAILURES:
             if len(parts) == 1:
                 return {}, {}
@@ -249,9 +249,9 @@ class StepComparison:
 
     def _run_cut(self, side: Side, graph: PartedGraph, parts: Sequence[Part], inputs: Values) -> GraphRun:
         """A run of the parts alone on these inputs. Parts with other inputs are left out."""
-        parts = [part for part in parts if part.gives and all(name in inputs for name in part.reads)]
-        outputs = [name + LOCAL for part in parts for name in part.gives if name in inputs]
+        parts = [part for part in parts if part.outputs and all(name in inputs for name in part.inputs)]
+        outputs = [name + LOCAL for part in parts for name in part.outputs if name in inputs]
         if not outputs or not side.runs_graphs:
             return GraphRun()
         shared = {name + LOCAL: past for name, past in self.step.shared.items()}
-        return side.run(self.step, graph.cut(parts, inputs), inputs, outputs, shared=shared)
+        return side.run(self.step, graph.submodel(parts, inputs), inputs, outputs, shared=shared)

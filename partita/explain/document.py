@@ -235,9 +235,9 @@ def _reasons(explanation: Explanation) -> Iterator[Section]:
 
 def _lost(why: SkippedProvider) -> Iterator[Block]:
     """The reasons of lower precedence, with their evidence and rank."""
-    own = describe_rank(why.reason, why.ground) or "unknown rank"
+    own = describe_rank(why.reason, why.basis) or "unknown rank"
     for entry in why.other_reasons:
-        rank = describe_rank(entry.reason, entry.ground) or "unknown rank"
+        rank = describe_rank(entry.reason, entry.basis) or "unknown rank"
         rows = [(f"evidence ({entry.evidence_kind})", entry.evidence), ("precedence", f"{rank}; {why.reason}: {own}")]
         pairs = Pairs("Reason of lower precedence", tuple((name, (value,)) for name, value in rows))
         yield Group(f"{entry.reason}: lower precedence", (pairs,))

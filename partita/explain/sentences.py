@@ -77,4 +77,4 @@ def reason_in(explanation: Explanation, place: Place) -> Fallback | None:
     """The fallback of a place, for the first available preferred provider."""
     at = (place.phase, place.node, place.provider or UNKNOWN)
     here = (entry for entry in explanation.fallbacks if (entry.phase, entry.node, entry.provider) == at)
-    return next((entry.among(explanation.active_providers) for entry in here), None)
+    return next((entry.restricted_to(explanation.active_providers) for entry in here), None)

@@ -142,7 +142,7 @@ def follows(producers: Mapping[str, NodeFact], tensor: str, cursors: frozenset[s
         if name in cursors:
             return True
         if name not in seen and (node := producers.get(name)) is not None:
-            left += [*node.inputs, *node.inner]
+            left += [*node.inputs, *node.subgraph_inputs]
         seen.add(name)
     return False
 

@@ -46,7 +46,7 @@ class Evidence:
     model_type: str = ""
     architecture: str = ""
     layers: int = 0
-    even: bool = True
+    own_cache_per_layer: bool = True
     """Every layer has keys and values of its own."""
     heads: int = 0
     kv_heads: int = 0
@@ -119,7 +119,7 @@ def config_evidence(path: Path, raw: Mapping[str, Any]) -> Evidence:
         model_type=str(raw.get("model_type", "")),
         architecture=architecture,
         layers=_first(text, LAYERS),
-        even=not any(text.get(key) for key in UNEVEN),
+        own_cache_per_layer=not any(text.get(key) for key in UNEVEN),
         heads=heads,
         kv_heads=1 if text.get("multi_query") is True else _first(text, KV_HEADS) or heads,
         kv_heads_of_others=frozenset({_whole(text.get("num_global_key_value_heads"))}) - {0},
@@ -175,7 +175,7 @@ def genai_evidence(path: Path, raw: dict[str, Any]) -> Evidence:
         source=path.name,
         model_type=model.type,
         layers=decoder.num_hidden_layers,
-        even=not any("conv" in key or "recurrent" in key for key in decoder.inputs),
+        own_cache_per_layer=not any("conv" in key or "recurrent" in key for key in decoder.inputs),
         heads=decoder.num_attention_heads,
         kv_heads=decoder.num_key_value_heads,
         head_size=decoder.head_size,
@@ -214,7 +214,7 @@ def contradiction(
     `rows`: the axis of each past with one entry per token.
     """
     layers = _layers(evidence, pairs)
-    more, fewer = layers > evidence.layers, layers < evidence.layers and evidence.even
+    more, fewer = layers > evidence.layers, layers < evidence.layers and evidence.own_cache_per_layer
     if evidence.layers and layers and (more or fewer):
         return f"it has {evidence.layers} layers, but {file} has a cache of {layers}"
     if evidence.vocab_size and vocab != evidence.vocab_size:

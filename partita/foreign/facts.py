@@ -37,7 +37,7 @@ class NodeFact:
     outputs: tuple[str, ...]
     attributes: Mapping[str, int | float | str | tuple[int, ...]] = field(default_factory=dict)
     """Attributes that are numbers, integer lists, or strings."""
-    inner: frozenset[str] = frozenset()
+    subgraph_inputs: frozenset[str] = frozenset()
     """Tensors of the main graph that its subgraphs read."""
 
 
@@ -83,7 +83,7 @@ class GraphFacts:
 
     def readers_of(self, tensor: str) -> list[NodeFact]:
         """The nodes that read a tensor, without duplicates, also in their subgraphs."""
-        return [node for node in self.nodes if tensor in node.inputs or tensor in node.inner]
+        return [node for node in self.nodes if tensor in node.inputs or tensor in node.subgraph_inputs]
 
     def input(self, name: str) -> PortFact | None:
         """The input of that name."""

@@ -30,7 +30,7 @@ class Choice(ForeignFolder):
         return tuple(name for name, value in asdict(self).items() if value is not None)
 
     @property
-    def reads(self) -> tuple[Path, ...]:
+    def input_paths(self) -> tuple[Path, ...]:
         """Files that are read because of them, besides those of the folder."""
         return () if self.contract is None else (self.contract,)
 

@@ -80,7 +80,7 @@ class Conversation:
         ticket = self._ticket
         assert ticket is not None
         try:
-            while ticket.state != "over":
+            while ticket.state != "finished":
                 self._engine.step()
         finally:
             answer = ticket.result
@@ -88,7 +88,7 @@ class Conversation:
                 self.messages.append({"role": "assistant", "content": answer.text})
             else:
                 self.messages.pop()
-            if ticket.state != "over":  # interrupted before it had a row, so nothing will finish it
+            if ticket.state != "finished":  # interrupted before it had a row, so nothing will finish it
                 ticket.cancel()
                 self._ticket = None
         if ticket.error is not None:

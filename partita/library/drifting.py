@@ -228,7 +228,7 @@ def locate(folder: Path, manifest: Manifest, checkpoint: Checkpoint) -> str:
     from partita.runtime.time_limit import LateError
 
     tested = Side(folder, read_chain_options(ChainOptions(CPU_CHAIN)).chain)
-    settings = Settings(until=time.monotonic() + LOCATE_SECONDS)
+    settings = Settings(deadline=time.monotonic() + LOCATE_SECONDS)
     try:
         with temporary_directory() as scratch:
             steps = package_steps(tested, manifest)

@@ -84,7 +84,7 @@ class Progress:
         self._texts, self._tokens = [""] * rows, [()] * rows
 
     @property
-    def over(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether all requests have finished, or it was closed."""
         return self.closed or not self.open
 
@@ -107,7 +107,7 @@ class Progress:
         """End unfinished requests."""
         self.closed = True
         for ticket in self.tickets:
-            if ticket.state != "over":
+            if ticket.state != "finished":
                 ticket.cancel()
 
 
@@ -177,7 +177,7 @@ class Generation:
         self.progress.cancel()
         engine, self._engine = self._engine, None
         with public_errors():
-            while engine is not None and any(ticket.state != "over" for ticket in self.progress.tickets):
+            while engine is not None and any(ticket.state != "finished" for ticket in self.progress.tickets):
                 if not engine.step():
                     break
 
@@ -196,9 +196,9 @@ class Generation:
         self.close()
 
     @property
-    def over(self) -> bool:
+    def finished(self) -> bool:
         """True once the generation has finished, failed, or been closed."""
-        return self.progress.over
+        return self.progress.is_finished
 
     @property
     def text(self) -> str:
@@ -231,7 +231,7 @@ class Generation:
 
     def _tickets(self) -> list[Ticket]:
         """The requests; runs them to their end unless iterated."""
-        if not self._started and not self.over:
+        if not self._started and not self.finished:
             self.run()
         return self.progress.tickets
 

@@ -72,7 +72,9 @@ def suggestion(folder: Path) -> Suggestion:
         if given.get(name, neutral) not in (neutral, None)
     )
     draws = given.get("do_sample") is True
-    found = {name: read.option(name, option) for name, option in sampling_options() if draws or not option.drawn}
+    found = {
+        name: read.option(name, option) for name, option in sampling_options() if draws or not option.sampling_only
+    }
     return Suggestion(**found, max_new_tokens=read.whole("max_new_tokens", 0) or None, unknown=unknown)
 
 
@@ -115,8 +117,8 @@ class _Reader:
             return option.suggested
         if not is_number(value) or (limits is not None and (value not in limits or value == limits.extra_value)):
             raise self.bad(name, value)
-        found = self.whole(name, 0) if isinstance(option.off, int) else float(value)
-        return None if found == option.off else found
+        found = self.whole(name, 0) if isinstance(option.off_value, int) else float(value)
+        return None if found == option.off_value else found
 
     def whole(self, name: str, default: int) -> int:
         value = self.given.get(name)
@@ -155,7 +157,11 @@ def complete_sampling(asked: Sampling, suggests: Sampling) -> Sampling:
     A run that samples gets a random seed if none is set, so that it can be repeated. Raises UsageError.
     """
     given = {name: getattr(suggests, name) for name in asked.figures() if name != "seed"}
-    full = check_fields(asked).over(Sampling(**given)).over(replace(GREEDY, max_new_tokens=MAX_NEW_TOKENS))
+    full = (
+        check_fields(asked)
+        .with_defaults(Sampling(**given))
+        .with_defaults(replace(GREEDY, max_new_tokens=MAX_NEW_TOKENS))
+    )
     return replace(full, seed=secrets.randbits(SEED_BITS)) if full.temperature and full.seed is None else full
 
 
@@ -183,7 +189,9 @@ def ignored_options(full: Sampling, asked: Sampling) -> tuple[str, ...]:
     """Options that are set but unused in greedy decoding. `full`: the completed options."""
     if full.temperature:
         return ()
-    off = {name: option.off for name, option in sampling_options() if option.drawn and name != "temperature"}
+    off = {
+        name: option.off_value for name, option in sampling_options() if option.sampling_only and name != "temperature"
+    }
     return tuple(name for name, value in {**off, "seed": None}.items() if getattr(asked, name) not in (None, value))
 
 

@@ -98,11 +98,11 @@ class Option:
 class SamplingOption(Option):
     """A sampling option."""
 
-    off: float | None = None
+    off_value: float | None = None
     """The value that turns it off."""
     suggested: float | None = None
     """Default of transformers' `generate` for a checkpoint that samples."""
-    drawn: bool = True
+    sampling_only: bool = True
     """Greedy decoding does not use it."""
 
 

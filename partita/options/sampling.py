@@ -18,30 +18,30 @@ class SamplingValues:
         "0 (default) always takes the most likely token; from 0.001 to 100, higher values are more random.",
         flags=("--temperature", "--temp", "-t"),
         range=Range(1e-3, 100, "0 (greedy) or from 0.001 to 100", extra_value=0),
-        off=0.0,
+        off_value=0.0,
         suggested=1.0,
     )
     top_k: int | None = sampling_option(
         "Sample from the k most likely tokens; 0 (default) turns this off.",
         range=Range(0, text="0 (off) or more"),
-        off=0,
+        off_value=0,
         suggested=50,
     )
     top_p: float | None = sampling_option(
         "Sample from the most likely tokens that add up to this probability; 1 (default) turns this off.",
         range=Range(maximum=1, above=0, text="above 0 and at most 1 (off)"),
-        off=1.0,
+        off_value=1.0,
     )
     min_p: float | None = sampling_option(
         "Drop tokens below this fraction of the probability of the most likely token; 0 (default) turns this off.",
         range=Range(0, 1, "from 0 (off) to 1"),
-        off=0.0,
+        off_value=0.0,
     )
     repetition_penalty: float | None = sampling_option(
         "From 0.01 to 100; above 1, tokens that already occurred are less likely. Default: 1 (off).",
         range=Range(0.01, 100, "from 0.01 to 100 (1: off)"),
-        off=1.0,
-        drawn=False,
+        off_value=1.0,
+        sampling_only=False,
     )
     seed: int | None = option(
         "Seed of the sampler, to reproduce a run. Default: random, and printed.",
@@ -77,7 +77,7 @@ class Sampling(SamplingValues):
         argument="sampling",
     )
 
-    def over(self, other: Self) -> Self:
+    def with_defaults(self, other: Self) -> Self:
         """These options, with those of `other` that are not set here."""
         given = {each.name: value for each in fields(self) if (value := getattr(self, each.name)) is not None}
         return replace(other, **given)
@@ -97,5 +97,5 @@ def sampling_options() -> Iterator[tuple[str, SamplingOption]]:
     )
 
 
-GREEDY = Sampling(**{name: option.off for name, option in sampling_options()})  # type: ignore[arg-type]
+GREEDY = Sampling(**{name: option.off_value for name, option in sampling_options()})  # type: ignore[arg-type]
 """Every option off."""

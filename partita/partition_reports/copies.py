@@ -151,7 +151,7 @@ class Edges:
 
 def _file_edges(index: SessionIndex) -> Edges:
     """Edges of a session's exported graph."""
-    makers, readers = edges(index.exported)
+    makers, readers = edges(index.file_nodes)
     runs_as = {each: name for name, file_nodes in index.file_nodes_of.items() for each in file_nodes}
     return Edges(makers, readers, runs_as | {name: name for name in index.order})
 

@@ -137,7 +137,7 @@ def _nodes_of_unknown_size(index: SessionIndex) -> frozenset[str]:
 
 def _is_unknown(index: SessionIndex, name: str, unknown: frozenset[str]) -> bool:
     """Whether the size of the node's output may depend on values."""
-    origins = [index.exported[each] for each in (name, *index.replaces(name)) if each in index.exported]
+    origins = [index.file_nodes[each] for each in (name, *index.replaces(name)) if each in index.file_nodes]
     if origins:
         return any(tensor in unknown for node in origins for tensor in node.outputs)
     copied = index.memcpy.get(name)

@@ -28,11 +28,13 @@ def find_file_nodes(
         parts: Nodes in control-flow subgraphs of functions that ONNX Runtime inlined.
         chain: Providers, the preferred one first.
     """
-    if not index.exported:
+    if not index.file_nodes:
         return without_file(nodes)
-    named = {**index.inner, **index.exported}
-    assigned = {name: index.assigned[name].provider for name in index.ambiguous if name in index.assigned}
-    return join_rows(named, tuple(index.exported), nodes, parts, chain, index.ambiguous, assigned)
+    named = {**index.subgraph_nodes, **index.file_nodes}
+    assigned = {
+        name: index.assignments[name].provider for name in index.replacement_candidates if name in index.assignments
+    }
+    return join_rows(named, tuple(index.file_nodes), nodes, parts, chain, index.replacement_candidates, assigned)
 
 
 def join_rows(

@@ -90,7 +90,7 @@ def fallbacks_of(report: Report) -> tuple[Fallback, ...]:
     An unavailable provider is not the reason for a node that another preferred provider could run.
     """
     active = active_of(report)
-    return tuple(entry.among(active) for entry in report.fallbacks)
+    return tuple(entry.restricted_to(active) for entry in report.fallbacks)
 
 
 def counted_rows(report: Report) -> dict[FallbackKey, tuple[str, ...]]:

@@ -65,7 +65,7 @@ def _cut(nodes: tuple[NodePlacement, ...]) -> list[tuple[int, int]]:
 def _find_edges(index: SessionIndex, nodes: tuple[NodePlacement, ...]) -> Edges:
     """Edges between nodes; without the optimised graph a fused node has the edges of its parts."""
     position_of = {node.name: node.position for node in nodes}
-    graph = index.exported if index.optimised is None else index.optimised.nodes
+    graph = index.file_nodes if index.optimised is None else index.optimised.nodes
     if index.optimised is None:
         position_of |= {name: node.position for node in nodes for name in node.replaces}
     maker: dict[str, int] = {}
@@ -134,7 +134,7 @@ def _tensor_sizes(index: SessionIndex, times: NodeTimes) -> dict[str, int]:
     """Bytes of tensors, from their node's outputs in the last observed run; both tensors of a copy have one size."""
     sizes: dict[str, int] = {}
     for name, event in times.last.items():
-        node = index.optimised.nodes.get(name) if index.optimised is not None else index.exported.get(name)
+        node = index.optimised.nodes.get(name) if index.optimised is not None else index.file_nodes.get(name)
         if node is not None:
             made = _output_sizes(tuple(tensor for tensor in node.outputs if tensor), event)
             copied = node.inputs if name in index.memcpy else ()
@@ -148,10 +148,10 @@ def _tensor_sizes(index: SessionIndex, times: NodeTimes) -> dict[str, int]:
 def _outputs_of(index: SessionIndex, name: str) -> tuple[str, ...]:
     """The output of a compiled subgraph if it has exactly one; the order of several outputs is unknown."""
     inside = index.replaces(name)
-    made = {tensor for each in inside for tensor in index.exported[each].outputs if tensor}
+    made = {tensor for each in inside for tensor in index.file_nodes[each].outputs if tensor}
     graph_outputs = {port.name for port in index.facts.ports if port.direction == "output"}
-    others = index.exported.keys() - set(inside)
-    read = {tensor for each in others for tensor in index.exported[each].inputs}
+    others = index.file_nodes.keys() - set(inside)
+    read = {tensor for each in others for tensor in index.file_nodes[each].inputs}
     outputs = tuple(made & (graph_outputs | read))
     return outputs if len(outputs) == 1 else ()
 

@@ -55,7 +55,7 @@ def _element_type(index: SessionIndex, times: NodeTimes, name: str) -> str | Non
 
 def _matrix_type(index: SessionIndex, casts: Mapping[str, GraphNode], name: str) -> str | None:
     """Type in the file of the weight that a node reads, directly or through a Cast. `casts`: output -> Cast node."""
-    for node in (index.exported[each] for each in (name, *index.replaces(name)) if each in index.exported):
+    for node in (index.file_nodes[each] for each in (name, *index.replaces(name)) if each in index.file_nodes):
         read = (node.matrix, *(casts[tensor].matrix for tensor in node.inputs if tensor in casts))
         found = next(filter(None, read), None)
         if found is not None:
@@ -83,7 +83,7 @@ def in_layers(
 def _sources_of(index: SessionIndex, name: str) -> tuple[Source, ...]:
     """Sources that contain a node of this name."""
     known: list[Source] = ["plan_file"] if index.order_source == "plan_file" else []
-    if name in index.exported:
+    if name in index.file_nodes:
         known.append("model_file")
     if index.optimised is not None and name in index.optimised.nodes:
         known.append("optimised_model")
@@ -179,7 +179,7 @@ def find_subgraphs(index: SessionIndex) -> Subgraphs | None:
         nodes=len(listed),
         is_known=index.facts.assigned is not None or not index.has_subgraphs,
         on_cpu=on_cpu,
-        function_nodes=tuple(node for node in nodes if any(each in index.exported for each in node.replaces)),
+        function_nodes=tuple(node for node in nodes if any(each in index.file_nodes for each in node.replaces)),
         copies=max(inserted - in_plan, 0) if logged else None,
         may_have_more_copies=index.has_subgraphs and _reads_around(index) and _spans_devices(index, listed),
     )

@@ -47,7 +47,7 @@ def _cover_optimised(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
         if index.optimised is None:
             parts.append(f"{index.facts.file}: no data: {index.facts.optimised_missing_reason or 'not requested'}")
             continue
-        new = [name for name in index.optimised.nodes if name not in index.exported and name not in index.memcpy]
+        new = [name for name in index.optimised.nodes if name not in index.file_nodes and name not in index.memcpy]
         known = sum(bool(index.replaces(name)) for name in new)
         parts.append(
             f"{index.facts.file}: {plural(len(index.optimised.nodes), 'node')}, {len(index.memcpy)} of them Memcpy; "
@@ -94,10 +94,10 @@ def _cover_model_file(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
     """
     parts = []
     for index in indexes:
-        same = sum(name in index.exported for name in index.order)
+        same = sum(name in index.file_nodes for name in index.order)
         named = {name for node in index.order for name in index.replaces(node)}
-        fused = named & index.exported.keys()
-        gone = index.exported.keys() - fused - index.present
+        fused = named & index.file_nodes.keys()
+        gone = index.file_nodes.keys() - fused - index.present
         inner = named - fused
         branches = f", which execute {plural(len(inner), 'node')} of control-flow subgraphs" if inner else ""
         parts.append(
@@ -121,7 +121,7 @@ def _cover_plan(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
 def _cover_assignment(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
     """Entries of the assignment lists that are still in the plan."""
     listed = sum(len(session.assigned or ()) for session in facts.sessions)
-    present = sum(name in index.listed for index in indexes for name in index.order)
+    present = sum(name in index.listed_names for index in indexes for name in index.order)
     inside = sum(len(nodes) for index in indexes for nodes in index.compiled.values())
     where = f", {inside} in {sum(len(index.compiled) for index in indexes)} compiled subgraphs" if inside else ""
     return f"{plural(listed, 'node')} listed, {present} of them in the plan{where}"

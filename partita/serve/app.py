@@ -74,7 +74,7 @@ class Endpoints:
             while True:
                 for entry in pieces:
                     exchange.choices[entry.number].take(entry.piece, keep=True)
-                if exchange.over:
+                if exchange.is_finished:
                     response = json_response(answer.finished(exchange.choices))
                     exchange.close()
                     return response
@@ -115,7 +115,7 @@ class Endpoints:
 
     async def health(self, request: Request) -> Response:
         """`GET /health`: 200 while requests are accepted, else 503."""
-        down = [served.name for served in self.models.values() if not served.up]
+        down = [served.name for served in self.models.values() if not served.is_running]
         status = "draining" if self.draining else "down" if down else "ok"
         record = {"status": status, "version": partita.__version__, "models": list(self.models), "down": down}
         return json_response(record, 200 if status == "ok" else 503)

@@ -112,7 +112,7 @@ class Exchange:
                 body, reading.text, reading.stop_ids, served.fingerprint
             )
 
-        reading: asyncio.Future[Any] = self._loop.run_in_executor(served.encoder, served.read, read)
+        reading: asyncio.Future[Any] = self._loop.run_in_executor(served.encoder, served.encode, read)
         ending: asyncio.Future[Any] = self._loop.create_task(self._events.get())
         try:
             await asyncio.wait({reading, ending}, return_when=asyncio.FIRST_COMPLETED)
@@ -137,14 +137,14 @@ class Exchange:
         self.end(ClientDisconnect())
 
     @property
-    def over(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether all choices are finished."""
         return self._unfinished == 0
 
     async def next(self) -> list[ChoicePiece]:
         """The next pieces, at least one. Raises ApiError if the request ends without a response; ClientDisconnect."""
         found = [self._checked(self._error or await self._events.get())]
-        while not self.over and not self._events.empty():
+        while not self.is_finished and not self._events.empty():
             entry = self._events.get_nowait()
             try:
                 found.append(self._checked(entry))
@@ -168,7 +168,7 @@ class Exchange:
         for task in self._tasks:
             task.cancel()
         for ticket in self._tickets:
-            if ticket.state != "over":
+            if ticket.state != "finished":
                 ticket.cancel()
         if self._accepted:  # rejected requests take no time, and would distort the metric
             self._metrics.request_seconds.labels(self.served.name).observe(time.monotonic() - self._began)
@@ -201,7 +201,7 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         data = b"".join(answer.openings()) + self._events(self._first)
         try:
-            while not exchange.over:
+            while not exchange.is_finished:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
                 data = self._events(await exchange.next())
             data += answer.closing(exchange.choices)

@@ -135,16 +135,16 @@ class TokenMetrics:
         for ticket, timing, piece, _ in pieces:
             count = len(piece.tokens)
             new += count
-            if timing.last is None and ticket.began is not None:
+            if timing.last_token is None and ticket.began is not None:
                 self._queue.observe(ticket.began - ticket.submitted)
-                timing.last = ticket.began
+                timing.last_token = ticket.began
             if count and not timing.tokens:
                 self._first.observe(now - ticket.submitted)
-            elif count and timing.last is not None:
+            elif count and timing.last_token is not None:
                 for _ in range(count):
-                    self._between.observe((now - timing.last) / count)
+                    self._between.observe((now - timing.last_token) / count)
             if count:
-                timing.tokens, timing.last = timing.tokens + count, now
+                timing.tokens, timing.last_token = timing.tokens + count, now
             if piece.finish_reason is not None:
                 self._ended.labels(self._model, piece.finish_reason).inc()
         if new:
@@ -155,6 +155,6 @@ class TokenMetrics:
 class Timing:
     """Times of a request's tokens."""
 
-    last: float | None = None
+    last_token: float | None = None
     """Time of the last token, initially of the row; by `time.perf_counter`."""
     tokens: int = 0

@@ -119,12 +119,12 @@ class CompletionsResponse:
                 for entry in kept
             ]
             return {"content": content, "refusal": None}
-        texts = [self._text.written(entry.token) for entry in kept]
+        texts = [self._text.token_text(entry.token) for entry in kept]
         top = []
         for text, entry in zip(texts, kept, strict=True):
             likely: dict[str, float] = {}
             for token, value in entry.top:  # of tokens with the same text, the most likely comes first
-                likely.setdefault(self._text.written(token), value)
+                likely.setdefault(self._text.token_text(token), value)
             top.append(likely | {text: entry.logprob})
         return {
             "tokens": texts,
@@ -134,7 +134,7 @@ class CompletionsResponse:
         }
 
     def _token(self, token: int, logprob: float) -> dict[str, Any]:
-        text = self._text.written(token)
+        text = self._text.token_text(token)
         # The bytes of part of a character are unknown.
         known = None if INCOMPLETE in text else list(text.encode("utf-8"))
         return {"token": text, "logprob": logprob, "bytes": known}

@@ -138,11 +138,11 @@ class ServedPackage:
         return self._engine.waiting + self._engine.running
 
     @property
-    def up(self) -> bool:
+    def is_running(self) -> bool:
         """False after the package's process was lost and could not be restarted, and while the tokenizer hangs."""
-        return self._engine.up and time.monotonic() - self._reading_at < READ_SECONDS
+        return self._engine.is_running and time.monotonic() - self._reading_at < READ_SECONDS
 
-    def read(self, prompts: Callable[[], Any]) -> Any:
+    def encode(self, prompts: Callable[[], Any]) -> Any:
         """The result of `prompts`, with its duration monitored. Only for the thread of `encoder`."""
         self._reading_at = time.monotonic()
         try:
@@ -167,7 +167,9 @@ class ServedPackage:
             self._probed = report.model_copy(update={"notes": others})
         engine = self._engine
         engine.restarts = Restarts(lambda line: self._log(f"{self.name}: {line}"), self._check_again)
-        self._metrics.watch(self.name, self.slots, lambda: engine.running, lambda: engine.waiting, lambda: self.up)
+        self._metrics.watch(
+            self.name, self.slots, lambda: engine.running, lambda: engine.waiting, lambda: self.is_running
+        )
         self._thread.start()
 
     def _new_report(self, request: ReportRequest) -> Report:
@@ -198,7 +200,7 @@ class ServedPackage:
     def _run(self, work: Work) -> None:
         """Run a request to its end. Raises its error."""
         ticket = self._engine.submit(work)
-        while ticket.state != "over":
+        while ticket.state != "finished":
             self._engine.step()
         if ticket.error is not None:
             raise ticket.error
@@ -360,7 +362,7 @@ def _notes(engine: Engine, manifest: Manifest) -> list[str]:
     """Notes on an opened package, for the operator."""
     opened, graph, lacks = engine.opened, manifest.graph, not_exported(manifest.source.unused)
     notes = [not_used(entry.provider, entry) for entry in opened.chain if entry.status != "active"]
-    notes += [*map(idle, opened.idle), *unverified_note(manifest.verification)]
+    notes += [*map(idle, opened.idle_providers), *unverified_note(manifest.verification)]
     if lacks:
         notes.append(f"not in the package: {lacks}")
     notes += inference_notes(manifest)

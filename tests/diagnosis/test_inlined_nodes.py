@@ -174,20 +174,20 @@ def test_what_is_known_of_the_function_is_not_said_of_its_nodes() -> None:
 def test_nodes_without_a_name_are_tried_themselves() -> None:
     index = index_session(two_streams())
     assert set(nodes_to_probe(index, (WANTED,), WANTED)) == {"Div0", "Sub0", "Div1"}
-    assert index.parts["Div1"] == ("norm",)
+    assert index.possible_functions["Div1"] == ("norm",)
 
 
 def test_without_an_optimised_graph_every_node_that_is_gone_may_be_the_owner() -> None:
     index = index_session(two_streams(optimised=None))
     assert index.replaces("Div1") == ()
-    assert index.parts["Div1"] == ("crop", "norm")
+    assert index.possible_functions["Div1"] == ("crop", "norm")
 
 
 def test_a_fused_or_inserted_node_with_a_number_has_a_name() -> None:
     facts = session_facts(
         graph=GRAPH, plan=(("LayerNormalization_token_3", "cast_to12", "Gelu0"),), events=ran(("cast_to12", CPU))
     )
-    assert tuple(index_session(facts).parts) == ("Gelu0",)
+    assert tuple(index_session(facts).possible_functions) == ("Gelu0",)
 
 
 @pytest.mark.parametrize(
@@ -200,9 +200,9 @@ def test_a_fused_or_inserted_node_with_a_number_has_a_name() -> None:
     ],
 )
 def test_inserted_quantisation_is_known(name: str, op_type: str) -> None:
-    context = Context(name, op_type, ChainEntry(provider="QNNExecutionProvider", status="active"), exported=False)
+    context = Context(name, op_type, ChainEntry(provider="QNNExecutionProvider", status="active"), is_in_file=False)
     assert explain(context)[0].code == "runtime_inserted"
-    assert explain(replace(context, exported=True))[0].code == "unexplained"
+    assert explain(replace(context, is_in_file=True))[0].code == "unexplained"
 
 
 def test_a_node_of_the_file_that_is_called_memcpy_is_no_copy() -> None:

@@ -109,7 +109,7 @@ def test_what_a_body_has_in_the_list_says_nothing_of_a_removed_node_of_the_same_
             assigned=listed(("if", "If", GPU), ("idle", "Identity", CPU)),
         )
     )
-    assert inside(index) == [("idle", CPU)] and index.listed == {"if"}
+    assert inside(index) == [("idle", CPU)] and index.listed_names == {"if"}
 
 
 def test_many_names_are_told_apart_in_time():

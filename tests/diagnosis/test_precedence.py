@@ -34,7 +34,7 @@ def clear() -> None:
 
 
 def test_whatever_a_reason_can_find_has_a_rank_and_no_row_stands_for_more() -> None:
-    assert set(ranks()) == {(reason.code, ground) for reason in REASONS.values() for ground in reason.grounds}
+    assert set(ranks()) == {(reason.code, basis) for reason in REASONS.values() for basis in reason.bases}
     shown = {(reason.code, "alone") for reason in REASONS.values() if reason.factors or reason.code in get_args(Code)}
     assert shown <= set(ranks())
     assert {(code, "entry") for code in (*PROVIDER_CODES, "dynamic_shape")} <= set(ranks())
@@ -43,10 +43,10 @@ def test_whatever_a_reason_can_find_has_a_rank_and_no_row_stands_for_more() -> N
 @pytest.mark.parametrize(
     ("table", "problem"),
     [
-        (PRECEDENCE[:-1], "unexplained on ground nothing has no rank"),
+        (PRECEDENCE[:-1], "unexplained on basis nothing has no rank"),
         (
             (*PRECEDENCE, Rank("line", ("runtime_inserted",))),
-            "runtime_inserted on ground line has a rank, but no reason finds it",
+            "runtime_inserted on basis line has a rank, but no reason finds it",
         ),
     ],
 )
@@ -65,17 +65,17 @@ def test_a_table_that_does_not_fit_the_reasons_is_refused_at_once(
 @pytest.mark.parametrize("reason", REASONS.values(), ids=lambda reason: reason.code)
 def test_every_finding_of_every_example_is_on_a_ground_that_its_reason_lists(reason: Reason) -> None:
     for other in REASONS.values():
-        assert {finding.ground for finding in reason.findings(EXAMPLES[other.code])} <= reason.grounds
+        assert {finding.basis for finding in reason.findings(EXAMPLES[other.code])} <= reason.bases
 
 
 def test_every_pattern_of_every_provider_can_lead_to_a_finding() -> None:
     """One without a node's name is read by the reasons that look at the graph, at a failure, or at a budget."""
     for provider in known_providers().values():
         for pattern in provider.node_patterns:
-            grounds = REASONS[pattern.reason].grounds
-            assert grounds & ({"line"} if names_a_node(pattern) else {"graph_line", "alone_said", "budget"}), pattern
+            bases = REASONS[pattern.reason].bases
+            assert bases & ({"line"} if names_a_node(pattern) else {"graph_line", "alone_said", "budget"}), pattern
         for pattern in provider.start_patterns:
-            assert "entry" in REASONS[pattern.reason].grounds, pattern
+            assert "entry" in REASONS[pattern.reason].bases, pattern
 
 
 def test_a_pattern_about_a_node_gives_no_reason_of_a_provider() -> None:
@@ -89,7 +89,7 @@ def test_every_row_has_a_code() -> None:
 
 def test_a_finding_without_a_rank_is_an_error_that_names_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precedence, "ranks", dict)
-    with pytest.raises(LookupError, match=r"no_kernel_op on ground line has no rank in .*precedence\.PRECEDENCE"):
+    with pytest.raises(LookupError, match=r"no_kernel_op on basis line has no rank in .*precedence\.PRECEDENCE"):
         explain(context(log=(NO_KERNEL,)))
 
 
@@ -97,7 +97,7 @@ def test_a_code_has_one_rank_for_one_ground(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(precedence, "PRECEDENCE", (PRECEDENCE[0], *PRECEDENCE))
     clear()
     try:
-        with pytest.raises(ValueError, match="pinned_by_user on ground pin has two ranks"):
+        with pytest.raises(ValueError, match="pinned_by_user on basis pin has two ranks"):
             ranks()
     finally:
         clear()
@@ -119,7 +119,7 @@ CASES = {
     ),
     "a pin, before all that the provider says": (context(log=(NO_KERNEL,), pin="cpu:Gather"), "pinned_by_user"),
     "that ONNX Runtime added it, before what is said of its operator": (
-        context(exported=False, rewritten_with=("a",), log=(NO_KERNEL,), probe=TAKEN_ALONE),
+        context(is_in_file=False, rewritten_with=("a",), log=(NO_KERNEL,), probe=TAKEN_ALONE),
         "runtime_inserted",
     ),
 }
@@ -145,7 +145,7 @@ def test_the_table_decides_and_not_the_alphabet(monkeypatch: pytest.MonkeyPatch)
 def test_only_a_line_with_its_name_speaks_for_a_node_against_an_experiment() -> None:
     """A line with a blank in place of the name may be about another node of the same operator."""
     blank = NO_KERNEL.replace(GATHER, "")
-    nameless = context(nameless=True, log=(blank,))
+    nameless = context(is_unnamed=True, log=(blank,))
     assert explain(nameless)[0].code == "no_kernel_op"
     assert explain(replace(nameless, probe=TAKEN_ALONE))[0].code == "not_claimed"
 
@@ -158,7 +158,7 @@ def test_a_line_that_does_not_say_what_of_the_node_gives_way_to_an_experiment_th
     lines = ("CUDA kernel not supported: planted",)
     told = context(node="planted", log=lines, patterns=(VAGUE,))
     reason, finding = explain(told)
-    assert (reason.code, finding.kind, finding.ground) == ("attribute_unsupported", "logged", "vague_line")
+    assert (reason.code, finding.kind, finding.basis) == ("attribute_unsupported", "logged", "vague_line")
     trials = (
         ProbeRun("as_is", "", "rejected", ""),
         ProbeRun("attribute", "without clip=3", "supported", "", removes=True),
@@ -171,4 +171,4 @@ def test_the_most_telling_line_is_the_evidence() -> None:
     lines = ("CUDA kernel not supported: planted", "not supported: planted because of its clip")
     told = context(node="planted", log=lines, patterns=(VAGUE, TELLING))
     _, finding = explain(told)
-    assert finding.ground == "line" and "because of its clip" in finding.evidence
+    assert finding.basis == "line" and "because of its clip" in finding.evidence

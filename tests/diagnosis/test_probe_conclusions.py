@@ -158,7 +158,7 @@ def test_what_other_nodes_tell_gives_way_to_what_is_said_of_the_node():
         "no_kernel_version", r"not supported for Op type: (?P<op>\S+) node name: (?P<node>\S+)", vague=True
     )
     reason, finding = explain(context(log=(line,), patterns=(pattern,), probe=probe(*trials)))
-    assert (reason.code, finding.ground) == ("no_kernel_version", "vague_line")
+    assert (reason.code, finding.basis) == ("no_kernel_version", "vague_line")
 
 
 def test_types_are_not_blamed_where_no_node_could_be_tried_in_those_of_this_one():

@@ -61,7 +61,7 @@ def test_what_nobody_explains_is_unexplained():
 
 
 def test_a_log_line_beats_what_follows_from_a_name():
-    made_up = context(node="Transpose", op_type="Transpose", exported=False)
+    made_up = context(node="Transpose", op_type="Transpose", is_in_file=False)
     assert explain(made_up)[0].code == "runtime_inserted"
     line = PREFERRED.replace("model.rotary_emb/Concat", "Transpose")
     assert explain(replace(made_up, log=(line,)))[0].code == "cpu_preferred"
@@ -70,9 +70,9 @@ def test_a_log_line_beats_what_follows_from_a_name():
 def test_a_missing_kernel_is_no_cause_of_a_node_that_is_not_in_the_file():
     """What makes it run there is that ONNX Runtime inserted it: nothing about the model's operators would help."""
     line = NO_KERNEL.replace("Gather", "Transpose").replace("model.rotary_emb/Transpose", "Transpose")
-    made_up = context(node="Transpose", op_type="Transpose", exported=False, log=(line,))
+    made_up = context(node="Transpose", op_type="Transpose", is_in_file=False, log=(line,))
     assert explain(made_up)[0].code == "runtime_inserted"
-    assert explain(replace(made_up, exported=True))[0].code == "no_kernel_op"
+    assert explain(replace(made_up, is_in_file=True))[0].code == "no_kernel_op"
 
 
 @pytest.mark.parametrize("line", [NO_KERNEL, PREFERRED])
@@ -82,7 +82,7 @@ def test_a_line_about_a_longer_name_is_no_evidence(line):
 
 
 def test_a_line_about_a_replaced_node_explains_the_fused_one():
-    fused = context(node=f"{GATHER}/GatherSliceToSplitFusion", exported=False, replaces=(GATHER,), log=(NO_KERNEL,))
+    fused = context(node=f"{GATHER}/GatherSliceToSplitFusion", is_in_file=False, replaces=(GATHER,), log=(NO_KERNEL,))
     assert explain(fused)[0].code == "no_kernel_op"
 
 
@@ -91,11 +91,11 @@ def test_a_line_about_a_replaced_node_explains_the_fused_one():
     [("Memcpy", "MemcpyFromHost"), ("Memcpy_token_12", "MemcpyToHost"), ("InsertedPrecisionFreeCast_x", "Cast")],
 )
 def test_nodes_of_onnxruntime_itself_are_recognised(node, op_type):
-    assert explain(context(node=node, op_type=op_type, exported=False))[0].code == "runtime_inserted"
+    assert explain(context(node=node, op_type=op_type, is_in_file=False))[0].code == "runtime_inserted"
 
 
 def test_an_exported_node_is_not_taken_for_an_inserted_one():
-    assert explain(context(node="Transpose", op_type="Transpose", exported=True))[0].code == "unexplained"
+    assert explain(context(node="Transpose", op_type="Transpose", is_in_file=True))[0].code == "unexplained"
 
 
 def test_a_pattern_of_another_reason_is_no_evidence():

@@ -78,7 +78,7 @@ def test_a_line_with_a_blank_is_about_them():
 def test_they_are_tried_as_parts_of_what_is_gone():
     index = index_of(RAN, ALL)
     assert nodes_to_probe(index, (WANTED,), WANTED) == ("Sub1", "Div0")
-    assert index.parts["Div0"] == ("crop",)
+    assert index.possible_functions["Div0"] == ("crop",)
 
 
 def test_beside_a_function_of_the_main_graph_only_those_that_ran_are_named():

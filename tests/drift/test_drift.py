@@ -73,7 +73,7 @@ def test_a_wrong_operator_is_found_although_later_nodes_differ_more(tmp_path: Pa
     found = both(PLAIN, PLAIN.replace("Relu", "Sigmoid"), tmp_path)
     assert (found.first_node, found.basis) == ("b", "alone")
     by_name = {node.name: node for node in found.nodes or found.layers}
-    assert by_name["b"].over and found.outputs.over
+    assert by_name["b"].exceeds_tolerance and found.outputs.exceeds_tolerance
 
 
 def test_text_fits_a_terminal_and_the_page_has_a_plot(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_a_conversation_goes_on_after_what_is_cached(layout: str, sample: Sample
         assert engine.rewind(row, 3) and made(engine) == TOKENS[2:5]
         engine.extend(row, [7, 7, 7])
         longer = made(engine)
-        engine.leave(row)
+        engine.release_row(row)
         engine.join(Request([*PROMPT, *TOKENS[:5], 7, 7, 7], greedy, 5))
         assert made(engine) == longer
 

@@ -103,7 +103,7 @@ def test_what_others_copy_meanwhile_is_nothing_that_a_turn_did_not_read(talk):
     alike = tuple((7 * i + 3) % VOCAB for i in range(20))
     others = [scheduler.submit(Work((*alike, end), Sampling(temperature=0.0, max_new_tokens=2))) for end in (1, 2)]
     conversation.finish()
-    while any(other.state != "over" for other in others):
+    while any(other.state != "finished" for other in others):
         scheduler.step()
     assert scheduler.copied_tokens >= len(alike) - 1 and conversation.read_tokens == whole
     assert sum(other.copied_tokens for other in others) == scheduler.copied_tokens

@@ -444,7 +444,7 @@ def test_requests_of_a_model_that_is_closed_end_with_an_error_of_ours(package, p
     ticket = scheduler.submit(work)
     scheduler.step()
     model.close()
-    assert ticket.state == "over" and ticket.result.finish_reason == "error"
+    assert ticket.state == "finished" and ticket.result.finish_reason == "error"
     assert "this model is closed" in str(ticket.error)
     with pytest.raises(partita.GenerationError, match="this model is closed"):
         scheduler.submit(work)

@@ -182,8 +182,8 @@ def test_every_sampling_option_is_a_field_with_its_range():
     for name, option in sampling_options():
         field = protocol.CHAT.model_fields[name]
         assert field.default is None and field.annotation is not None, name
-        body = GOOD[CHAT] | {name: option.off}
-        assert protocol.read_body(protocol.CHAT, json.dumps(body).encode()).sampling() == {name: option.off}
+        body = GOOD[CHAT] | {name: option.off_value}
+        assert protocol.read_body(protocol.CHAT, json.dumps(body).encode()).sampling() == {name: option.off_value}
         with pytest.raises(ApiError):
             protocol.read_body(protocol.CHAT, json.dumps(GOOD[CHAT] | {name: -7}).encode())
 

@@ -170,7 +170,7 @@ def test_a_reader_of_prompts_that_does_not_come_back_is_a_server_that_is_down(
 ) -> None:
     served, done = server.models["tiny"], threading.Event()
     monkeypatch.setattr("partita.serve.served_package.READ_SECONDS", 0.2)
-    reading = served.encoder.submit(served.read, lambda: [] if done.wait(60) else [])
+    reading = served.encoder.submit(served.encode, lambda: [] if done.wait(60) else [])
     until(lambda: server.get("/health").status_code == 503)
     done.set()
     assert reading.result(60) == [] and server.get("/health").json()["status"] == "ok"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from string import Formatter
 from typing import Literal, get_args
 
-from partita.diagnosis.evidence import Context, Finding, Ground, usual
+from partita.diagnosis.evidence import Basis, Context, Finding, usual
 from partita.diagnosis.probe_conclusions import FORM, TYPE, Code
 from partita.diagnosis.steps import Step
 from partita.observations.codes import PROVIDER_CODES, EvidenceKind, ReasonCode
@@ -32,8 +32,8 @@ class Reason:
     """Commands of the remedy, the best first."""
     find: Callable[[Context], Iterable[Finding]] | None = None
     """Yields its findings for a node; None: `evidence.usual`."""
-    found_on: tuple[Ground, ...] = ()
-    """All grounds of findings of `find`; empty without `find`."""
+    found_on: tuple[Basis, ...] = ()
+    """All bases of findings of `find`; empty without `find`."""
     loses_provider: bool = False
     """A reason of nodes for which a provider may also be unavailable, because it failed on the graph."""
     entry_kind: EvidenceKind = "logged"
@@ -56,13 +56,13 @@ class Reason:
         return any(field == "before" for _, field, _, _ in Formatter().parse(self.sentence))
 
     @property
-    def grounds(self) -> frozenset[Ground]:
-        """All grounds of its findings. The table of precedence has a row for each, and for no other."""
+    def bases(self) -> frozenset[Basis]:
+        """All bases of its findings. The table of precedence has a row for each, and for no other."""
         if self.find is not None:
             return frozenset(self.found_on)
         if self.level == "provider":
             return frozenset({"entry"})
-        found: set[Ground] = {"line", "blank_line"}
+        found: set[Basis] = {"line", "blank_line"}
         found |= {"entry"} if self.loses_provider else set()
         found |= {"alone"} if self.factors or self.code in get_args(Code) else set()
         found |= {"together", "vague_line"} if self.factors else set()
@@ -74,7 +74,7 @@ class Reason:
         if self.find is not None:
             return tuple(self.find(context))
         found = usual(context, self.code, self.entry_kind, self.factors)
-        return tuple(self._with_remedy(finding) for finding in found if finding.ground in self.grounds)
+        return tuple(self._with_remedy(finding) for finding in found if finding.basis in self.bases)
 
     def _with_remedy(self, finding: Finding) -> Finding:
         """The finding with the remedy of its factor, if `remedies` has one."""

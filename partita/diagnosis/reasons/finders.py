@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from partita.diagnosis.evidence import (
+    Basis,
     Context,
     Finding,
-    Ground,
     alone,
     graph_lines,
     inserted,
@@ -85,7 +85,7 @@ def _estimate(context: Context) -> str:
 
 def option_needed(context: Context) -> Iterator[Finding]:
     """An experiment in which only a provider option was changed."""
-    yield from (finding for finding in alone(context, "option_needed", (OPTION,)) if finding.ground == "alone")
+    yield from (finding for finding in alone(context, "option_needed", (OPTION,)) if finding.basis == "alone")
 
 
 def no_kernel_op(context: Context) -> Iterator[Finding]:
@@ -94,8 +94,8 @@ def no_kernel_op(context: Context) -> Iterator[Finding]:
     if outcome:
         yield Finding("probed", "alone_said", outcome, OTHER_OPERATOR)
     for found in alone(context, "no_kernel_op"):
-        ground: Ground = "alone_left" if rejected_alone(context) else found.ground
-        yield replace(found, ground=ground, remedy=OTHER_OPERATOR)
+        basis: Basis = "alone_left" if rejected_alone(context) else found.basis
+        yield replace(found, basis=basis, remedy=OTHER_OPERATOR)
     yield from lines(context, "no_kernel_op")
 
 
@@ -106,7 +106,7 @@ def subgraph_rejected(context: Context) -> Iterator[Finding]:
     """
     if context.rejected is not None:
         yield Finding("probed", "part", _whole_graph(context.rejected, context))
-    if context.exported or context.replaces:
+    if context.is_in_file or context.replaces:
         yield from alone(context, "subgraph_rejected")
         yield from lines(context, "subgraph_rejected")
         yield from graph_lines(context, "subgraph_rejected")

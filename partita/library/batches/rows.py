@@ -241,7 +241,7 @@ def _sampling(row: InputRow, defaults: RowDefaults) -> Sampling:
         named[option] = value
     named |= {name: _as_whole(named[name]) for name in WHOLE if name in named}
     asked = check_fields(Sampling(**{name: named[name] for name in SAMPLED if name in named}))
-    full = asked.over(defaults.sampling)
+    full = asked.with_defaults(defaults.sampling)
     if not full.temperature or asked.seed is not None:
         return full
     return replace(full, seed=row_seed(defaults.base_seed, row.index))

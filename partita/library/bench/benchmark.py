@@ -87,7 +87,7 @@ class FinishedBenchmark:
     """Error of contenders that could not run, or of reports that were not written."""
 
     @property
-    def anything(self) -> bool:
+    def has_figures(self) -> bool:
         """Whether a contender has figures."""
         return any(entry.rounds for entry in self.bench.contenders)
 
@@ -106,7 +106,7 @@ def bench(options: BenchOptions) -> BenchResult:
     measured = plan.measure(LOGGER.debug)
     if measured.bench.interrupted:
         raise KeyboardInterrupt
-    if measured.error is not None and not measured.anything:
+    if measured.error is not None and not measured.has_figures:
         raise measured.error
     return BenchResult.of(measured.bench)
 
@@ -239,7 +239,7 @@ class Racer:
     options: BenchOptions
     engine: RemoteEngine | None = None
     model: Model | None = None
-    used: tuple[str, ...] = ()
+    active_providers: tuple[str, ...] = ()
     """Active providers, by ONNX Runtime's names."""
     error: PartitaError | None = None
     lane: Lane = field(init=False)
@@ -281,8 +281,8 @@ class Racer:
         self.lane.load_seconds = opened.load_seconds
         lost = [entry for entry in opened.chain if entry.status != "active"]
         inactive = [not_used(names.get(entry.provider, entry.provider), entry, with_remedy=False) for entry in lost]
-        self.lane.unused = (*inactive, *(f"{name} was assigned no nodes" for name in opened.idle))
-        self.used = tuple(entry.provider for entry in opened.chain if entry.status == "active")
+        self.lane.unused = (*inactive, *(f"{name} was assigned no nodes" for name in opened.idle_providers))
+        self.active_providers = tuple(entry.provider for entry in opened.chain if entry.status == "active")
 
     def run_round(self, number: int) -> RoundResult:
         """Generate greedily, ignoring stop tokens, and measure it."""
@@ -391,9 +391,9 @@ class Race:
         racer.open(observe=True)
         assert racer.engine is not None
         used = tuple(entry.provider for entry in racer.engine.opened.chain if entry.status == "active")
-        if used != racer.used:
+        if used != racer.active_providers:
             racer.lane.host_time_missing_reason = (
-                f"the profiled round ran on {','.join(used)}, not on {','.join(racer.used)}"
+                f"the profiled round ran on {','.join(used)}, not on {','.join(racer.active_providers)}"
             )
             return
         racer.run_round(0)

@@ -141,7 +141,7 @@ def read_paths(options: BenchOptions, entries: Sequence[Entry]) -> set[Path]:
     return {
         path
         for entry in entries
-        for path in read_by(entry.chain_options, *packages_of(options), *Choice.of(options).reads)
+        for path in read_by(entry.chain_options, *packages_of(options), *Choice.of(options).input_paths)
     }
 
 

@@ -41,7 +41,7 @@ class OpenedPackage:
 
     chain: tuple[ChainEntry, ...]
     """State of each provider of the chain."""
-    idle: tuple[str, ...]
+    idle_providers: tuple[str, ...]
     """Providers of the chain that were assigned no nodes."""
     load_seconds: float
     slots: int
@@ -158,7 +158,7 @@ class Engine(Protocol):
     """For a worker process: how to restart it; None: when it ends, its requests end with an error."""
 
     @property
-    def up(self) -> bool:
+    def is_running(self) -> bool:
         """False after the worker process ended and could not be restarted."""
 
     @property
@@ -258,7 +258,7 @@ class EngineState:
         """Held by the thread that steps or otherwise changes requests."""
 
     @property
-    def up(self) -> bool:
+    def is_running(self) -> bool:
         """True: there is no worker process."""
         return True
 
@@ -278,7 +278,7 @@ class EngineState:
 
 def at_rest(ticket: Ticket) -> tuple[int, ...]:
     """The history of a kept request that has finished. Raises GenerationError for others."""
-    if ticket.state != "over" or not ticket.work.keep_row or ticket.released:
+    if ticket.state != "finished" or not ticket.work.keep_row or ticket.released:
         raise GenerationError("cannot continue: the request is still running, was not kept, or was released")
     return ticket.history
 

@@ -103,7 +103,9 @@ class LocalEngine(Scheduler):
         graphs = self.runner.graphs
         self.opened = OpenedPackage(
             chain=(*target.skipped, *map(chain_entry, self.runner.resolutions)),
-            idle=tuple(sorted({name for entry in graphs for name in idle_providers(entry.session, entry.model)})),
+            idle_providers=tuple(
+                sorted({name for entry in graphs for name in idle_providers(entry.session, entry.model)})
+            ),
             load_seconds=sum(entry.session.load_seconds for entry in graphs),
             slots=self.slots,
         )
@@ -263,7 +265,7 @@ def _rules(runner: Runner) -> RowRules:
         runner.rows,
         keep_cache=runner.rows == 1 or (runner.cache.padding_is_safe and alone is None),
         own_adapters=runner.contract.adapters_by_row,
-        alone_beyond=alone,
+        exclusive_length=alone,
     )
 
 

@@ -150,7 +150,7 @@ class RemoteEngine(EngineState):
         return sum(ticket.state == "waiting" for ticket in list(self._requests.values()))
 
     @property
-    def up(self) -> bool:
+    def is_running(self) -> bool:
         """False after the worker ended and could not be restarted."""
         return self._failed is None
 
@@ -241,12 +241,12 @@ class RemoteEngine(EngineState):
             if not back:
                 ticket.row = None
             ticket.begin_turn(history[:-tokens], Completion((), None), ticket.sampling)
-            ticket.state = "over"
+            ticket.state = "finished"
             return back
 
     def release(self, ticket: Ticket) -> None:
         """Free the row of a kept request that has finished."""
-        if ticket.state == "over" and not ticket.released:
+        if ticket.state == "finished" and not ticket.released:
             ticket.released, ticket.row = True, None
             with suppress(PartitaError):
                 self._worker.send("release", ticket.number)
@@ -317,7 +317,7 @@ class RemoteEngine(EngineState):
     def _apply(self, update: Update) -> None:
         """Apply an update to the requests."""
         requests = self._requests
-        for number, began in update.begun:
+        for number, began in update.started_requests:
             if number in requests:
                 requests[number].state, requests[number].began = "running", began
         observers = dict[Callable[[Step], object] | None, None]()
@@ -337,7 +337,7 @@ class RemoteEngine(EngineState):
             if text:
                 completion.pieces.append(text)
             if end is not None:
-                completion.finish, ticket.state = finish, "over"
+                completion.finish, ticket.state = finish, "finished"
                 ticket.error, ticket.ended, ticket.row, ticket.copied_tokens = end
                 self.copied_tokens += ticket.copied_tokens
                 del requests[number]
@@ -423,7 +423,7 @@ class RemoteEngine(EngineState):
         """End requests with an error."""
         for ticket in tickets:
             self._requests.pop(ticket.number, None)
-            ticket.state, ticket.error, ticket.ended, ticket.row = "over", error, time.perf_counter(), None
+            ticket.state, ticket.error, ticket.ended, ticket.row = "finished", error, time.perf_counter(), None
             ticket.completion.finish = "error"
         notify_listeners([(ticket, RequestOutput("", (), (), "error")) for ticket in tickets])
 

@@ -23,7 +23,7 @@ from partita.runtime.generate.choice.logprobs import TokenLogprobs
 from partita.runtime.generate.text.stop_strings import check_stops
 from partita.runtime.generate.text.tokens import TextStream, stop_token_ids
 
-State = Literal["waiting", "running", "over"]
+State = Literal["waiting", "running", "finished"]
 FinishReason = Literal["stop", "length", "cache_full", "interrupted", "error"]
 _NUMBERS = itertools.count(1)
 
@@ -332,7 +332,7 @@ def options(asked: Sampling, sampling: Any, rows: int, folder: Path, *, of_file:
     """
     if sampling is None or isinstance(sampling, (Sampling, str)):
         one = Sampling(source=sampling) if isinstance(sampling, str) else sampling or Sampling()
-        return [_completed_for(folder, one.over(asked), of_rows=of_file)]
+        return [_completed_for(folder, one.with_defaults(asked), of_rows=of_file)]
     each = list(sampling) if isinstance(sampling, Sequence) else []
     if len(each) != rows or not all(isinstance(one, Sampling) for one in each):
         raise UsageError(

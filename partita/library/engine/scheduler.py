@@ -63,7 +63,7 @@ class RowRules:
     """Whether a finished row keeps its cache while others are running."""
     own_adapters: bool = False
     """Whether each row may have its own adapter."""
-    alone_beyond: int | None = None
+    exclusive_length: int | None = None
     """Text length above which a row changes the rotary frequencies of other rows. None: rows are independent."""
 
 
@@ -233,13 +233,13 @@ class Scheduler(EngineState, ABC):
             elif row is not None and loop is not None:
                 self._halt(row, loop)
             ticket.begin_turn(history[:-tokens], Completion((), None), ticket.sampling)
-            ticket.state = "over"
+            ticket.state = "finished"
             return back
 
     def release(self, ticket: Ticket) -> None:
         """Free the row of a kept request that has finished."""
         with self._stepping:
-            if ticket.state == "over":
+            if ticket.state == "finished":
                 self._free(ticket)
                 ticket.released = True
 
@@ -252,7 +252,7 @@ class Scheduler(EngineState, ABC):
                 self._queue.clear()
                 self._changed.notify_all()
             self.lost_by = error = GenerationError(CLOSED)
-            pieces = [(ticket, self._over(ticket, "error", error)) for ticket in left if ticket.state != "over"]
+            pieces = [(ticket, self._over(ticket, "error", error)) for ticket in left if ticket.state != "finished"]
             self._rows = [None] * len(self._rows)
             self._loop = None
             with suppress(Exception):  # exceptions of listeners
@@ -268,7 +268,7 @@ class Scheduler(EngineState, ABC):
 
     def _has_work(self) -> bool:
         listed = [*self._queue, *filter(None, self._rows)]
-        ending = any(ticket.cancelled and ticket.state != "over" for ticket in listed)
+        ending = any(ticket.cancelled and ticket.state != "finished" for ticket in listed)
         return ending or self.running > 0 or (bool(self._queue) and self._can_begin())
 
     def _can_begin(self) -> bool:
@@ -281,7 +281,7 @@ class Scheduler(EngineState, ABC):
         """Whether the first waiting request is independent of running requests. No other request overtakes it."""
         with self._changed:
             first = self._queue[0] if self._queue else None
-        limit, others = self._rules.alone_beyond, [other for other in self._rows if other is not None]
+        limit, others = self._rules.exclusive_length, [other for other in self._rows if other is not None]
         if first is None or not others:
             return True
         alike = self._rules.own_adapters or all(self._adapter(other) == self._adapter(first) for other in others)
@@ -295,7 +295,7 @@ class Scheduler(EngineState, ABC):
             for ticket in gone:
                 self._queue.remove(ticket)
         gone += [ticket for ticket in self._rows if ticket is not None and ticket.cancelled]
-        gone = [ticket for ticket in gone if ticket.state != "over"]
+        gone = [ticket for ticket in gone if ticket.state != "finished"]
         notify_listeners([(ticket, self._over(ticket, "interrupted")) for ticket in gone])
         return len(gone)
 
@@ -375,10 +375,10 @@ class Scheduler(EngineState, ABC):
         """Pass every request the tokens of its row, then its listener the piece, then observers the step."""
         pieces: list[tuple[Ticket, RequestOutput]] = []
         observers: dict[Callable[[Step], object] | None, None] = {}
-        if step.copied:
-            self.copied_tokens += sum(step.copied)
-        if step.gave_up:
-            self._note_stopped_drafting(step.gave_up)
+        if step.prefix_tokens:
+            self.copied_tokens += sum(step.prefix_tokens)
+        if step.drafting_stopped:
+            self._note_stopped_drafting(step.drafting_stopped)
         for ticket in stepped:
             observers[ticket.on_step] = None
             try:
@@ -401,8 +401,8 @@ class Scheduler(EngineState, ABC):
         row, completion = ticket.row, ticket.completion
         assert row is not None
         new = step.tokens[row]
-        if step.copied:
-            ticket.copied_tokens += step.copied[row]
+        if step.prefix_tokens:
+            ticket.copied_tokens += step.prefix_tokens[row]
         taken, text = completion.take(new, step.finish[row])
         if taken and ticket.first_token is None:
             ticket.first_token = time.perf_counter()
@@ -423,7 +423,7 @@ class Scheduler(EngineState, ABC):
         completion, loop = ticket.completion, self._loop
         text = completion.end()
         completion.finish = reason
-        ticket.state, ticket.error, ticket.ended = "over", error, time.perf_counter()
+        ticket.state, ticket.error, ticket.ended = "finished", error, time.perf_counter()
         if ticket.row is not None and loop is not None:
             if ticket.work.keep_row and error is None and self._rules.keep_cache:
                 self._halt(ticket.row, loop, surplus)
@@ -446,7 +446,7 @@ class Scheduler(EngineState, ABC):
         self._rows[row] = None
         if self._loop is not None:
             with suppress(PartitaError):  # see above
-                self._loop.leave(row)
+                self._loop.release_row(row)
 
     def _lose(self, error: PartitaError | None) -> None:
         """Drop the batch and end all its running requests."""

@@ -38,7 +38,7 @@ class Speculation:
         return {name: value for name, value in given.items() if value is not None}
 
     @property
-    def reads(self) -> tuple[Path, ...]:
+    def input_paths(self) -> tuple[Path, ...]:
         """Input paths besides the package."""
         return () if self.draft is None else (Path(self.draft),)
 

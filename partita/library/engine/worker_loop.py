@@ -33,7 +33,7 @@ class Update(NamedTuple):
 
     pieces: tuple[tuple[int, str, tuple[int, ...], tuple[TokenLogprobs, ...], str | None, End | None], ...]
     """Number of the request, fields of its `Piece`, and how it ended."""
-    begun: tuple[tuple[int, float], ...]
+    started_requests: tuple[tuple[int, float], ...]
     """Requests that were given a row, and when."""
     step: tuple[Any, ...] | None
     """Fields of the `Step`, if a request wants them."""

@@ -70,7 +70,7 @@ def place(
         options.threads,
         options.runs,
         RUN_SECONDS if options.run_seconds is None else options.run_seconds,
-        dry=options.dry_run,
+        dry_run=options.dry_run,
         crashed=crashed,
     )
     opened = (_place_folder if Path(options.model).is_dir() else _place_file)(options, where, audience)

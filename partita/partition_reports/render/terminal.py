@@ -50,7 +50,7 @@ class Page:
         """Columns of the console, at least 60."""
         return max(self.console.width, LEAST_COLUMNS)
 
-    def harmless(self, line: str) -> str:
+    def sanitised(self, line: str) -> str:
         """A sanitised string."""
         return clean(line, self.console.encoding)
 
@@ -76,18 +76,18 @@ class Page:
         """The lines of a paragraph."""
         mark = "" if label.endswith("?") else ":"
         text = Text.assemble(
-            (f"{self.harmless(label)}{mark} ", BOLD) if label else "", self.harmless(line), style=style
+            (f"{self.sanitised(label)}{mark} ", BOLD) if label else "", self.sanitised(line), style=style
         )
         lines = list(text.wrap(self.console, self.width - indent - hang, overflow="fold"))
         return [_stripped(Text(" " * (indent + (hang if number else 0))) + part) for number, part in enumerate(lines)]
 
     def put(self, line: str, style: Style = PLAIN) -> None:
         """Print a line without wrapping."""
-        self.console.print(Text(self.harmless(line), style=style), soft_wrap=True)
+        self.console.print(Text(self.sanitised(line), style=style), soft_wrap=True)
 
     def command(self, words: Sequence[str], style: Style, *, indent: int = INDENT) -> None:
         """Print a shell command in lines that can be copied, broken between words with a backslash."""
-        for line in _command_lines([quote(self.harmless(word)) for word in words], self.width - indent):
+        for line in _command_lines([quote(self.sanitised(word)) for word in words], self.width - indent):
             self.console.print(Text(" " * indent + line, style=style), soft_wrap=True)
 
     def pairs(self, rows: Sequence[tuple[str, str]]) -> None:
@@ -96,13 +96,13 @@ class Page:
         grid.add_column(no_wrap=all(cell_len(name) <= self.width // 2 for name, _ in rows))
         grid.add_column(overflow="fold")
         for name, value in rows:
-            grid.add_row(Text(self.harmless(name)), Text(self.harmless(value)))
+            grid.add_row(Text(self.sanitised(name)), Text(self.sanitised(value)))
         self._show(grid)
 
     def table(self, columns: Sequence[Column], rows: Sequence[Sequence[str]], rest: str = "") -> None:
         """Print a table, in parts with the first column each if it is too wide. `rest`: a line about omitted rows."""
-        heads = [self.harmless(column.title) for column in columns]
-        cells = [[self.harmless(cell) for cell in row] for row in rows]
+        heads = [self.sanitised(column.title) for column in columns]
+        cells = [[self.sanitised(cell) for cell in row] for row in rows]
         room = self.width - INDENT
         readable = [int(room * READABLE_NAME), *(READABLE for _ in columns[1:])]
         lengths = [

@@ -106,7 +106,7 @@ class Question:
     figure: str
     """The answer as a word or number."""
     lines: tuple[Cell | Command, ...]
-    more: str
+    details_section: str
     """Key of the section with details."""
 
 

@@ -29,7 +29,7 @@ def _show_top(page: Page, top: Overview) -> None:
         if not flag.in_verdict:
             page.line(f"{flag.label.upper()}: {flag.text}", indent=0, style=ALARM)
     page.line(top.verdict, indent=0, style=BOLD + Style(color=TONES[top.state.tone].color))
-    sign = f"{top.state.sign} " if page.harmless(top.state.sign) == top.state.sign else ""
+    sign = f"{top.state.sign} " if page.sanitised(top.state.sign) == top.state.sign else ""
     page.line(f"{sign}{top.state.headline}", indent=0, style=TONES[top.state.tone])
     page.line(f"{top.name}: {top.request}", indent=0, style=DIM)
     *_, action = top.questions

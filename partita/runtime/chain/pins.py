@@ -57,15 +57,15 @@ class Marks:
 
     pins: Mapping[str, Pin]
     """Pins by marked node."""
-    others: frozenset[str] = frozenset()
+    unmarked: frozenset[str] = frozenset()
     """Names of nodes without a mark, and of all nodes in subgraphs."""
 
     def of(self, name: str) -> str | None:
         """The marked node that the node `name` was fused from; None for other nodes."""
-        if name in self.pins or name in self.others:
+        if name in self.pins or name in self.unmarked:
             return None
-        longest = max((*replaced_by(name, self.pins), *replaced_by(name, self.others)), key=len, default="")
-        return longest if longest in self.pins and longest not in self.others else None
+        longest = max((*replaced_by(name, self.pins), *replaced_by(name, self.unmarked)), key=len, default="")
+        return longest if longest in self.pins and longest not in self.unmarked else None
 
 
 def _part_matches(pattern: str, part: str) -> bool:

@@ -28,7 +28,7 @@ class Adapters:
 
     folder: Path
     manifest: Manifest
-    kept: dict[str, InputValues] = field(default_factory=dict)
+    loaded: dict[str, InputValues] = field(default_factory=dict)
 
     def named(self, name: str | None) -> InputValues:
         """Input values of an adapter; empty for None.
@@ -38,15 +38,15 @@ class Adapters:
         check_adapter(self.folder, self.manifest, name)
         if name is None:
             return NOTHING
-        if name not in self.kept:
+        if name not in self.loaded:
             record = next(record for record in self.manifest.switchable if record.name == name)
             if record.file is None:
                 raise PackageError(
                     f"{self.folder}: the manifest lists no file for adapter {name}", remedy=FROM_CHECKPOINT
                 )
             remedy = FROM_CHECKPOINT if self.manifest.foreign is None else OTHER_ADAPTER
-            self.kept[name] = _checked(path_inside(self.folder, record.file), self.manifest.graph.files, remedy)
-        return self.kept[name]
+            self.loaded[name] = _checked(path_inside(self.folder, record.file), self.manifest.graph.files, remedy)
+        return self.loaded[name]
 
 
 def stack_values(rows: Sequence[InputValues], *, every: bool = False) -> InputValues:

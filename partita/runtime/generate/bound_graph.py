@@ -144,7 +144,7 @@ class BoundGraph:
         if self._rope is not None:
             self._rope.fill(rope_length)
         if self._mask is not None:
-            self.binding.bind_input(self._mask.name, self._mask.written(starts))
+            self.binding.bind_input(self._mask.name, self._mask.write(starts))
 
     def masked(self, values: Sequence[int]) -> None:
         """Replace the mask by the values [T], and 0 beyond them."""
@@ -217,7 +217,7 @@ class BoundGraph:
         """Addresses of the outputs, with those of states shifted to the beginning of all rows."""
         buffers = self.binding.buffers
         parts = {name: buffers[name] for name in outputs if name in buffers and buffers[name].part is not None}
-        moved = {name: outputs[name] - part.address() + part.keeps.address() for name, part in parts.items()}
+        moved = {name: outputs[name] - part.address() + part.owner.address() for name, part in parts.items()}
         return {**outputs, **moved}
 
     def _column(self, position: int) -> int:
@@ -241,7 +241,7 @@ class BoundGraph:
     def host_logits(self, row: int) -> npt.NDArray[np.float32] | None:
         """Logits [vocab] after the last token of a row, in the memory that runs write; None on a device or if not
         float32."""
-        return self._logits.written(row - self._first)
+        return self._logits.host_row(row - self._first)
 
     def largest(self, row: int, position: int, count: int) -> LargestLogits | None:
         """The `count` largest logits and all equal to the last of them; None if the host needs all logits."""
@@ -270,7 +270,7 @@ def moving(binding: Binding, wanted: dict[str, str], ports: Sequence[str], cache
 
     Values written to the buffer after binding are not seen (WebGPU, ONNX Runtime 1.27).
     """
-    names = [*ports, *cache.staying]
+    names = [*ports, *cache.bound_once]
     return [(name, binding.buffers[name]) for name in names if binding.buffers[name].memory != wanted[name]]
 
 
@@ -324,7 +324,7 @@ class Logits:
             np.copyto(wide, values)
         return wide
 
-    def written(self, row: int) -> npt.NDArray[np.float32] | None:
+    def host_row(self, row: int) -> npt.NDArray[np.float32] | None:
         """Last logits [vocab] of one row if runs write float32 to the host, else None."""
         if self.on_device or self._feed.buffer.dtype != "float32":
             return None

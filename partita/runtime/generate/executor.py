@@ -85,7 +85,7 @@ class Runner:
             padding_is_safe=self.cache.padding_is_safe,
             decode_any_length=contract.rereads or (len(self.graphs) > 1 and decode.sequence_length is None),
             prefill_reads_past=all(state.past in prefill.model.inputs for state in contract.states),
-            takes_fewer_rows=contract.takes_fewer_rows and self.rows > 1 and self.cache.has_parts,
+            takes_fewer_rows=contract.takes_fewer_rows and self.rows > 1 and self.cache.has_spans,
         )
 
     # --- the record ---------------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ class Runner:
         rows = len(plan.positions)
         if logit_positions(self.graph(plan.graph).graph) == "kept":
             rows = plan.new_tokens - plan.positions[0]
-        graph = self.bound(plan.graph, plan.new_tokens, rows, plan.span, drafts=not plan.reads)
+        graph = self.bound(plan.graph, plan.new_tokens, rows, plan.span, drafts=not plan.is_prefill)
         graph.choose(plan.positions)
         return graph
 
@@ -221,8 +221,8 @@ class Runner:
         Raises GenerationError, ProviderError or ResourceError. After any exception the cache is invalid.
         """
         try:
-            if plan.begins:
-                self.cache.begin(plan.begins)
+            if plan.new_rows:
+                self.cache.begin(plan.new_rows)
             graph.place(np.array(plan.starts, np.int64), rope_length)
             seconds = graph.run()
             if graph.observed and plan.graph == self.graph(plan.graph).phases[-1]:

@@ -57,7 +57,7 @@ class Mask:
     """A mask [B, T] whose T changes with each step, in one buffer of the maximum size."""
 
     name: str
-    room: Buffer
+    buffer: Buffer
     """[B, N]."""
     batch: int
     new_tokens: int
@@ -70,16 +70,16 @@ class Mask:
         room = host_buffer((contract.batch_size, contract.max_length), port.dtype)
         return cls(port.name, room, contract.batch_size, new_tokens)
 
-    def written(self, starts: Starts) -> Buffer:
+    def write(self, starts: Starts) -> Buffer:
         """The mask of a step, with T = max(starts) + S."""
         valid = starts + self.new_tokens
-        mask = reshaped(self.room, (self.batch, int(valid.max())))
+        mask = reshaped(self.buffer, (self.batch, int(valid.max())))
         write_mask(valid, mask.host)
         return mask
 
     def written_as(self, values: Sequence[int]) -> Buffer:
         """The mask of a step, with these values [T] in every row."""
-        mask = reshaped(self.room, (self.batch, len(values)))
+        mask = reshaped(self.buffer, (self.batch, len(values)))
         mask.host[...] = values
         return mask
 

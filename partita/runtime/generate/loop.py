@@ -65,10 +65,10 @@ class Engine:
     """End time of the last step."""
     longest_rope: int = field(default=0, init=False)
     """The largest `rope_length` so far."""
-    read: int = field(default=0, init=False)
+    prompt_tokens_run: int = field(default=0, init=False)
     """Prompt tokens since the last decode step, padding included."""
     prefixes: Prefixes | None = field(default=None, init=False)
-    steady: SteadyStep | None = field(default=None, init=False)
+    steady_step: SteadyStep | None = field(default=None, init=False)
     """The decode step to repeat; None after a row has changed."""
 
     def __post_init__(self) -> None:
@@ -114,26 +114,26 @@ class Engine:
             elif self.prefixes is not None:
                 self.prefixes.join(row, self.rows)
         except BaseException:
-            self.leave(row)
+            self.release_row(row)
             raise
         if self.records:
             loaded = 0 if request.prefix is None else cache.filled[row]
             self.runner.recorder.on_request(row, self.row(row), loaded)
         return row
 
-    def leave(self, row: int) -> None:
+    def release_row(self, row: int) -> None:
         """Free a row, finished or not."""
-        self.steady = None
+        self.steady_step = None
         self.rows[row] = None
         if self.prefixes is not None:
-            self.prefixes.leave(row)
+            self.prefixes.release_row(row)
         self.runner.cache.release_row(row)
         if self.runner.contract.adapters_by_row:
             self._use_adapters(row)
 
     def _changes(self) -> None:
         """Discard state that is invalid after a row begins or continues."""
-        self.steady = None
+        self.steady_step = None
         self._rested = self._rested or not any(row is not None and row.finish is None for row in self.rows)
 
     def _use_adapters(self, index: int) -> None:
@@ -163,7 +163,7 @@ class Engine:
     def halt(self, row: int) -> None:
         """End a row like a stop token. It keeps its cache."""
         entry = self.row(row)
-        self.steady = None
+        self.steady_step = None
         entry.finish = entry.finish or "stop"
 
     def extend(
@@ -186,7 +186,7 @@ class Engine:
             raise GenerationError(f"row {row} of the batch has failed: {entry.error}")
         old = entry.request.sampler
         if sampler is not None and isinstance(old, RecordingSampler):
-            sampler = old.over(sampler)
+            sampler = old.for_sampler(sampler)
         budget = entry.request.max_new_tokens if max_new_tokens is None else max_new_tokens
         entry.request = replace(entry.request, sampler=sampler or old, max_new_tokens=budget)
         limit = contract.rereads_at
@@ -205,7 +205,7 @@ class Engine:
         remains.
         """
         entry, cache = self.row(row), self.runner.cache
-        self.steady = None
+        self.steady_step = None
         if not 0 < tokens < entry.known:
             raise GenerationError(f"row {row} has {plural(entry.known, 'token')}; it cannot be rewound by {tokens}")
         back = max(0, cache.filled[row] - (entry.known - tokens - 1))
@@ -214,7 +214,7 @@ class Engine:
             return False
         entry.rewind(tokens)
         if self.prefixes is not None:
-            self.prefixes.leave(row)
+            self.prefixes.release_row(row)
         return True
 
     def row(self, index: int) -> Row:
@@ -231,7 +231,7 @@ class Engine:
 
         Raises GenerationError when logits are not finite, ProviderError or ResourceError when the run fails.
         """
-        steady, self.steady = self.steady, None  # stays None if this step fails
+        steady, self.steady_step = self.steady_step, None  # stays None if this step fails
         if steady is not None and steady.graph.is_bound and not steady.drafts:
             step = self._repeat_step(steady, NO_DRAFTS)
         else:
@@ -256,7 +256,7 @@ class Engine:
     def _step(self, plan: StepPlan, drafts: Drafts, began: float) -> Step:
         """Run the step of a plan."""
         runner, filled = self.runner, self.runner.cache.filled
-        if not plan.reads:
+        if not plan.is_prefill:
             ready = runner.will_decode()  # once; not counted in a step's time
             self.mark, began = self.mark + ready, began + ready
         graph = runner.prepare(plan)
@@ -265,7 +265,7 @@ class Engine:
             row is not None and row.is_repeated and count for row, count in zip(self.rows, plan.take, strict=True)
         )
         if runner.has_rope_length:
-            self.rope_length = max(self._next_rope_length(plan), self.rope_length if plan.reads else 0)
+            self.rope_length = max(self._next_rope_length(plan), self.rope_length if plan.is_prefill else 0)
             self.longest_rope = max(self.longest_rope, self.rope_length)
         seconds = runner.run(plan, graph, self.rope_length)
         drafted = [0 if row is None else row.drafted for row in self.rows]
@@ -279,7 +279,7 @@ class Engine:
         finish, errors, gave_up = endings(self.rows)
         now = time.perf_counter()
         step = Step(
-            phase="prefill" if plan.reads else "decode",
+            phase="prefill" if plan.is_prefill else "decode",
             new_tokens=max(kept),
             row_tokens=sum(kept),
             tokens=tokens,
@@ -288,25 +288,25 @@ class Engine:
             finish=finish,
             observed=graph.observed,
             file=graph.file,
-            is_repeated=plan.reads and again,
+            is_repeated=plan.is_prefill and again,
             drafted=sum(drafted),
             accepted=sum(row.accepted for row in verified),
             width=plan.new_tokens,
             draft_seconds=drafts.seconds,
             errors=errors,
             logprobs=logprobs(self.rows),
-            copied=() if self.prefixes is None else self.prefixes.pop_copied(len(self.rows)),
-            gave_up=gave_up,
+            prefix_tokens=() if self.prefixes is None else self.prefixes.pop_copied(len(self.rows)),
+            drafting_stopped=gave_up,
         )
         self.mark = now
-        self.tokens.made += 1
+        self.tokens.step_count += 1
         first, end = plan.span or (0, len(self.rows))
-        self.read = self.read + plan.new_tokens * (end - first) if plan.reads else 0
+        self.prompt_tokens_run = self.prompt_tokens_run + plan.new_tokens * (end - first) if plan.is_prefill else 0
         if self.prefixes is not None:
-            self.prefixes.after_step(step.row_tokens if plan.reads else 0, seconds)
-        if self.control is not None and drafts.live and not plan.reads:
-            self.control.record(drafts.live, max(drafted), now - began, verified)
-        self.steady = steady_step(graph, runner, self.rows, plan)
+            self.prefixes.after_step(step.row_tokens if plan.is_prefill else 0, seconds)
+        if self.control is not None and drafts.decoding_rows and not plan.is_prefill:
+            self.control.record(drafts.decoding_rows, max(drafted), now - began, verified)
+        self.steady_step = steady_step(graph, runner, self.rows, plan)
         return step
 
     def _repeat_step(self, steady: SteadyStep, drafts: Drafts) -> Step:
@@ -319,20 +319,20 @@ class Engine:
             ("decode", 1, len(steady.rows), tokens, now - began, began - self.mark, finish, False, steady.graph.file)
             + (False, 0, 0, 1, drafts.seconds, errors, new_logprobs, (), gave_up)
         )
-        if drafts.live and self.control is not None:
-            self.control.record(drafts.live, 0, drafts.seconds + time.perf_counter() - began, ())
+        if drafts.decoding_rows and self.control is not None:
+            self.control.record(drafts.decoding_rows, 0, drafts.seconds + time.perf_counter() - began, ())
         self.mark = now
-        self.tokens.made += 1
-        self.read = 0
+        self.tokens.step_count += 1
+        self.prompt_tokens_run = 0
         if self.prefixes is not None and self.runner.cache.dirty:
             self.prefixes.after_step(0, now - began)
         if not ended:
-            self.steady = steady
+            self.steady_step = steady
         return step
 
     def _cached_counts(self, plan: StepPlan, drafted: Sequence[int], tokens: Sequence[Sequence[int]]) -> list[int]:
         """[B]: new tokens that each row took in, without rejected draft tokens and tokens that are read again."""
-        rereads = self.runner.contract.rereads and not plan.reads
+        rereads = self.runner.contract.rereads and not plan.is_prefill
         anew = [row is not None and row.is_repeated for row in self.rows]
         return [
             max(len(new), 1 - again) if count or (rereads and take) else take
@@ -342,7 +342,7 @@ class Engine:
     def _note_judged(self, plan: StepPlan) -> None:
         """Record the rows in the middle of a prompt, whose logits are not checked."""
         unjudged, ended = self.runner.cache.unchecked, {index for index, _ in plan.ends}
-        if plan.reads:
+        if plan.is_prefill:
             unjudged.update(i for i, take in enumerate(plan.take) if take and i not in ended)
         unjudged -= ended
 
@@ -355,12 +355,12 @@ class Engine:
         if self.prefixes is not None:
             self.prefixes.before_step(self.rows)
         views = [
-            RowView(0, 0, live=False) if row is None else row.view(count)
+            RowView(0, 0, needs_cache=False) if row is None else row.view(count)
             for row, count in zip(self.rows, filled, strict=True)
         ]
         if self.prefixes is not None:
             views = self.prefixes.views(self.rows, views)
-        waited = self.patience is not None and self.read >= self.patience
+        waited = self.patience is not None and self.prompt_tokens_run >= self.patience
         policy = rows_at_work_first if waited else self.policy
         return plan_step(policy(views, capacity), capacity, self.prefill_chunk)
 
@@ -368,7 +368,7 @@ class Engine:
         """The planner's view of a row of a graph without a cache: all of its text is fed again."""
         cache = self.runner.cache
         if row is None or row.finish is not None or cache.filled[index] == row.known:
-            return RowView(0, 0, live=False)
+            return RowView(0, 0, needs_cache=False)
         reads = cache.filled[index] < row.read_until
         cache.release_row(index)
         return RowView(0, row.known, reads, reads and row.request.listener is not None)
@@ -396,7 +396,7 @@ class Engine:
         rows = [row for row in self.rows if row is not None]
         wanted = max((row.request.rope_length for row in rows), default=0)
         going = (row.read_until for row in rows if row.finish is None)
-        return max(wanted, max(going, default=0) if plan.reads else self._next_length())
+        return max(wanted, max(going, default=0) if plan.is_prefill else self._next_length())
 
 
 def serve(

@@ -56,23 +56,23 @@ class Capacity:
 class RowView(NamedTuple):
     """The planner's view of one row. A tuple for speed: one is made per row and step."""
 
-    filled: int
+    cache_length: int
     """Cached tokens, the cache position of the next token."""
     pending: int
     """Tokens that are not cached yet; 0 if the row is free or has finished."""
-    reads: bool = False
+    in_prompt: bool = False
     """Whether the pending tokens belong to its prompt."""
     every_logit: bool = False
     """Whether logits of all its tokens are needed, not only of the last."""
-    live: bool = True
+    needs_cache: bool = True
     """False: its cached tokens are not read any more."""
-    most: int | None = None
+    token_limit: int | None = None
     """Maximum pending tokens to feed in this step; 0 for a waiting row. None: all."""
 
     @property
-    def ready(self) -> int:
+    def ready_tokens(self) -> int:
         """Number of tokens that may be fed in this step."""
-        return self.pending if self.most is None else min(self.pending, self.most)
+        return self.pending if self.token_limit is None else min(self.pending, self.token_limit)
 
 
 class StepPlan(NamedTuple):
@@ -89,9 +89,9 @@ class StepPlan(NamedTuple):
     """Positions of 0 .. S-1 whose logits are needed, ascending."""
     ends: tuple[tuple[int, int], ...]
     """(row, position) of rows whose last token is fed; their next token is sampled from its logits."""
-    begins: tuple[int, ...] = ()
+    new_rows: tuple[int, ...] = ()
     """Rows whose first token is fed; their recurrent states are zeroed before."""
-    reads: bool = False
+    is_prefill: bool = False
     """Part of a prompt is run, so the step counts as prefill."""
     span: tuple[int, int] | None = None
     """First and end (exclusive) of the rows of the run; others have no tokens. None: all rows."""
@@ -109,38 +109,40 @@ def prompts_first(rows: Sequence[RowView], capacity: Capacity) -> list[RowView]:
     """
     waits = capacity.padding_is_safe or capacity.takes_fewer_rows
     one_by_one = (
-        not capacity.appends_chunks and not capacity.takes_fewer_rows and any(r.live and r.filled for r in rows)
+        not capacity.appends_chunks
+        and not capacity.takes_fewer_rows
+        and any(r.needs_cache and r.cache_length for r in rows)
     )
-    if not waits or one_by_one or not any(row.reads and row.pending for row in rows):
+    if not waits or one_by_one or not any(row.in_prompt and row.pending for row in rows):
         return list(rows)
-    return [row if row.reads else row._replace(most=0) for row in rows]
+    return [row if row.in_prompt else row._replace(token_limit=0) for row in rows]
 
 
 def rows_at_work_first(rows: Sequence[RowView], capacity: Capacity) -> list[RowView]:
     """The step between prompt chunks: decoding rows run, prompts wait. No row waits where none does in
     `prompts_first`."""
-    goes_on = any(not row.reads and row.pending for row in rows)
+    goes_on = any(not row.in_prompt and row.pending for row in rows)
     if not capacity.padding_is_safe or not goes_on or prompts_first(rows, capacity) == list(rows):
         return prompts_first(rows, capacity)
-    return [row._replace(most=0) if row.reads else row for row in rows]
+    return [row._replace(token_limit=0) if row.in_prompt else row for row in rows]
 
 
 def one_row_first(rows: Sequence[RowView], capacity: Capacity) -> list[RowView]:
     """Like `prompts_first`, but prompts are prefilled one after the other if a step may run on a single row."""
-    first = next((index for index, row in enumerate(rows) if row.reads and row.pending), None)
+    first = next((index for index, row in enumerate(rows) if row.in_prompt and row.pending), None)
     if first is None or not capacity.takes_fewer_rows:
         return prompts_first(rows, capacity)
-    return [row if index == first else row._replace(most=0) for index, row in enumerate(rows)]
+    return [row if index == first else row._replace(token_limit=0) for index, row in enumerate(rows)]
 
 
 def one_token_first(rows: Sequence[RowView], capacity: Capacity) -> list[RowView]:
     """Like `prompts_first`, but every row begins with a single token, so that no chunk begins at position 0."""
-    return [row._replace(most=1) if not row.filled else row for row in prompts_first(rows, capacity)]
+    return [row._replace(token_limit=1) if not row.cache_length else row for row in prompts_first(rows, capacity)]
 
 
 def plan_step(rows: Sequence[RowView], capacity: Capacity, most_tokens: int) -> StepPlan | None:
     """The next step; None when no row has pending tokens. `most_tokens`: maximum S, if not fixed."""
-    ready = [row.ready for row in rows]
+    ready = [row.ready_tokens for row in rows]
     if not any(ready):
         return None
     if not capacity.takes_fewer_rows:
@@ -152,7 +154,7 @@ def plan_step(rows: Sequence[RowView], capacity: Capacity, most_tokens: int) -> 
 
 def _plan(rows: Sequence[RowView], ready: Sequence[int], capacity: Capacity, most_tokens: int) -> StepPlan:
     """A step of all these rows, at least one with a pending token. `ready`: maximum tokens of each."""
-    if max(ready) == 1 and not any(row.reads and count for row, count in zip(rows, ready, strict=True)):
+    if max(ready) == 1 and not any(row.in_prompt and count for row, count in zip(rows, ready, strict=True)):
         return _decode_step(rows, ready, capacity)
     graph, size, take, reads = _graph_and_tokens(rows, ready, capacity, most_tokens)
     ends = tuple((row, take[row] - 1) for row, view in enumerate(rows) if 0 < view.pending == take[row])
@@ -164,11 +166,14 @@ def _plan(rows: Sequence[RowView], ready: Sequence[int], capacity: Capacity, mos
         take=take,
         # Overwriting the last token of a full row is safe: it gets no more tokens, and after a rewind its last token
         # is fed again (`Engine.rewind`).
-        starts=tuple(0 if beginning and not row.live else min(row.filled, capacity.max_length - size) for row in rows),
+        starts=tuple(
+            0 if beginning and not row.needs_cache else min(row.cache_length, capacity.max_length - size)
+            for row in rows
+        ),
         positions=_logit_positions(rows, take, ends, capacity.logits_rows if graph == "prefill" else None),
         ends=ends,
-        begins=tuple(index for index, row in enumerate(rows) if take[index] and not row.filled),
-        reads=reads,
+        new_rows=tuple(index for index, row in enumerate(rows) if take[index] and not row.cache_length),
+        is_prefill=reads,
     )
 
 
@@ -180,7 +185,7 @@ def _graph_and_tokens(
     if not capacity.padding_is_safe:
         least = min(filter(None, ready))
         turn = [min(count, least) for count in ready]
-    reads = any(row.reads and count for row, count in zip(rows, turn, strict=True))
+    reads = any(row.in_prompt and count for row, count in zip(rows, turn, strict=True))
     graph, size = _choose_graph(rows, turn, capacity, most_tokens, reads=reads)
     return graph, size, tuple(min(count, size) for count in turn), reads
 
@@ -191,7 +196,7 @@ def _span(rows: Sequence[RowView], ready: Sequence[int], capacity: Capacity, mos
     Prefill: the first row with prompt tokens, and neighbours as long as a common run is no slower than single runs and
     gives no row fewer tokens. Decoding: from the first to the last row with pending tokens.
     """
-    reading = [index for index, row in enumerate(rows) if row.reads and ready[index]]
+    reading = [index for index, row in enumerate(rows) if row.in_prompt and ready[index]]
     if not reading:
         working = [index for index, count in enumerate(ready) if count]
         return working[0], working[-1] + 1
@@ -199,7 +204,7 @@ def _span(rows: Sequence[RowView], ready: Sequence[int], capacity: Capacity, mos
     _, size, taken, _ = _graph_and_tokens(rows[first : first + 1], ready[first : first + 1], capacity, most_tokens)
     cost = max(size, FEW_TOKENS)
     for index in range(first + 1, len(rows)):
-        if not (rows[index].reads and ready[index]):
+        if not (rows[index].in_prompt and ready[index]):
             return first, index
         end = index + 1
         _, size, alone, _ = _graph_and_tokens(rows[index:end], ready[index:end], capacity, most_tokens)
@@ -219,7 +224,7 @@ def _as_batch_plan(plan: StepPlan, first: int, end: int, batch: int) -> StepPlan
         take=(*before, *plan.take, *after),
         starts=(*before, *plan.starts, *after),
         ends=tuple((first + row, position) for row, position in plan.ends),
-        begins=tuple(first + row for row in plan.begins),
+        new_rows=tuple(first + row for row in plan.new_rows),
         span=(first, end),
     )
 
@@ -231,10 +236,10 @@ def _decode_step(rows: Sequence[RowView], ready: Sequence[int], capacity: Capaci
         graph="decode",
         new_tokens=1,
         take=tuple(ready),
-        starts=tuple([min(row.filled, last) for row in rows]),
+        starts=tuple([min(row.cache_length, last) for row in rows]),
         positions=(0,),
         ends=tuple([(index, 0) for index, row in enumerate(rows) if row.pending == 1 == ready[index]]),
-        begins=tuple([index for index, row in enumerate(rows) if ready[index] and not row.filled]),
+        new_rows=tuple([index for index, row in enumerate(rows) if ready[index] and not row.cache_length]),
     )
 
 
@@ -242,7 +247,7 @@ def _choose_graph(
     rows: Sequence[RowView], turn: Sequence[int], capacity: Capacity, most_tokens: int, *, reads: bool
 ) -> tuple[GraphName, int]:
     """The graph, and S. `turn` [B]: maximum tokens of each row."""
-    longest, furthest = max(turn), max(row.filled for row in rows if row.live)
+    longest, furthest = max(turn), max(row.cache_length for row in rows if row.needs_cache)
     appends = capacity.appends(len(rows))
     may_append = appends or furthest == 0
     room = capacity.max_length - furthest  # padding must not overwrite cached tokens of another row

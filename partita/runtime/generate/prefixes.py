@@ -43,7 +43,7 @@ class _Plan:
     """How a prefilling row shares states with others."""
 
     row: Row
-    keep_at: int | None = None
+    save_at: int | None = None
     """Tokens after which its states are saved for others."""
     waits_for: tuple[int, Row, int] | None = None
     """The row, and the number of its tokens, that this row will copy."""
@@ -82,7 +82,7 @@ class Prefixes:
         """Seconds per prompt token in the last prefill step; None before the first."""
 
     @property
-    def kept(self) -> tuple[Prefix, ...]:
+    def saved(self) -> tuple[Prefix, ...]:
         """The saved prefixes, most recently used last."""
         return tuple(self._saved)
 
@@ -118,9 +118,9 @@ class Prefixes:
             self._load(index, cut(kept, length, self._cache))
         wanted = self._copyable_tokens(max(seen, row.request.shares), prompt)
         if plan.waits_for is None and wanted >= self._cache.filled[index] + LEAST_TOKENS:
-            plan.keep_at = wanted
+            plan.save_at = wanted
 
-    def leave(self, index: int) -> None:
+    def release_row(self, index: int) -> None:
         """Mark a row as free."""
         self._plans.pop(index, None)
         self._unreported.pop(index, None)
@@ -146,13 +146,13 @@ class Prefixes:
             self._saved.clear()  # it is unknown since when values are not finite
             return
         for index, plan in self._plans.items():
-            count, filled = plan.keep_at, self._cache.filled[index]
+            count, filled = plan.save_at, self._cache.filled[index]
             if count is not None and filled >= count:
                 intact = index not in self._cache.invalid and plan.row.error is None  # otherwise the row was zeroed
                 if intact and self._usable(plan.row.known) and self._cache.saves(count, filled):
                     states = self._cache.save_row(index, count)
                     self._keep(Prefix(plan.row.history[:count].copy(), states, plan.row.request.adapter))
-                plan.keep_at = None
+                plan.save_at = None
 
     def pop_copied(self, rows: int) -> tuple[int, ...]:
         """Tokens that each row [B] has copied since the last call; empty if none."""
@@ -226,7 +226,7 @@ class Prefixes:
         place, row, count = source
         plan = self._plans.get(place)
         if plan is not None and plan.row is row and self._cache.filled[place] < count:
-            plan.keep_at = count if plan.keep_at is None else min(plan.keep_at, count)
+            plan.save_at = count if plan.save_at is None else min(plan.save_at, count)
 
     def _copy_from_row(self, index: int, plan: _Plan, rows: Sequence[Row | None]) -> None:
         """Copy a row's awaited states when available; if they will not be, the row prefills its prompt itself."""
@@ -251,11 +251,11 @@ class Prefixes:
         if plan is None or plan.row is not row:
             return view
         if plan.waits_for is not None:
-            return RowView(view.filled, 0, live=False)
-        if plan.keep_at is None or view.filled >= plan.keep_at or self._cache.keeps_every_token:
+            return RowView(view.cache_length, 0, needs_cache=False)
+        if plan.save_at is None or view.cache_length >= plan.save_at or self._cache.keeps_every_token:
             return view
-        until = plan.keep_at - view.filled
-        return view._replace(most=until if view.most is None else min(view.most, until))
+        until = plan.save_at - view.cache_length
+        return view._replace(token_limit=until if view.token_limit is None else min(view.token_limit, until))
 
     def _load(self, index: int, prefix: Prefix) -> None:
         began = time.perf_counter()

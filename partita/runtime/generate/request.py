@@ -142,7 +142,7 @@ class Request:
     """Adapter name of its row; states of other adapters are not shared."""
     continues_at: int | None = None
     """Position from which prompt tokens are run by decode steps; None: the whole prompt is prefilled."""
-    singly: bool = False
+    one_by_one: bool = False
     """Tokens from `steps_from` are run one by one, like new tokens."""
     is_warm_up: bool = False
     """A warm-up request, whose adapter is not recorded."""
@@ -167,7 +167,7 @@ class Row:
     """Whether the tokens up to `read_until` had been read before."""
     drafted: int = 0
     """Draft tokens in `history` after the known tokens; the next step verifies them."""
-    gave_up: str | None = None
+    drafting_stopped: str | None = None
     """The reason why drafting was stopped for the row; None while it may draft."""
 
     @classmethod
@@ -198,16 +198,16 @@ class Row:
     def view(self, filled: int) -> RowView:
         """The planner's view of the row with `filled` cached tokens."""
         if self.finish is not None:
-            return RowView(filled, 0, live=False)
+            return RowView(filled, 0, needs_cache=False)
         listens = self.request.listener is not None
         every = listens and filled >= self.request.listens_from or self.drafted > 0
         reads = filled < self.read_until
         most = self.read_until - filled if reads and self.read_until < self.known else None
         if listens and not every and self.request.listens_from < self.known:
             most = min(most or self.known, self.request.listens_from - filled)
-        if self.request.singly and not reads:
+        if self.request.one_by_one and not reads:
             most = 1
-        return RowView(filled, self.known - filled + self.drafted, reads, every, most=most)
+        return RowView(filled, self.known - filled + self.drafted, reads, every, token_limit=most)
 
     def max_drafts(self, filled: int) -> int:
         """Maximum draft tokens in the next step with `filled` cached tokens.
@@ -231,7 +231,7 @@ class Row:
     def stop_drafting(self, why: str) -> None:
         """Continue without draft tokens."""
         self.request = replace(self.request, drafter=None)
-        self.drafted, self.gave_up = 0, why
+        self.drafted, self.drafting_stopped = 0, why
 
     def read_again(self) -> None:
         """Mark all known tokens to be read again from the beginning."""
@@ -272,7 +272,7 @@ Endings = tuple[tuple[Finish | None, ...], tuple[str | None, ...], tuple[str | N
 def endings(rows: Sequence[Row | None]) -> Endings:
     """The finish reasons and errors of the rows of a batch."""
     errors = tuple(None if row is None else row.error for row in rows)
-    gave_up = tuple(None if row is None else row.gave_up for row in rows)
+    gave_up = tuple(None if row is None else row.drafting_stopped for row in rows)
     finish = tuple(None if row is None else row.finish for row in rows)
     return finish, errors if any(errors) else (), gave_up if any(gave_up) else ()
 

@@ -117,7 +117,7 @@ def steady_step(graph: BoundGraph, runner: Runner, rows: Sequence[Row | None], p
     It requires a step of one token for each row, of which none has finished or has a listener, no profiling, and no
     inputs besides tokens and cursors.
     """
-    if plan.reads or plan.new_tokens != 1 or not graph.repeats or runner.has_rope_length:
+    if plan.is_prefill or plan.new_tokens != 1 or not graph.repeats or runner.has_rope_length:
         return None
     filled = runner.cache.filled
     for row, take, count in zip(rows, plan.take, filled, strict=True):

@@ -192,9 +192,9 @@ def holder_in_run(index: SessionIndex, graph: Graph, name: str) -> str:
     A node only in a subgraph of the file is listed under another name. A node without a name is placed with the node
     that it belongs to. A SequenceMap becomes a Loop.
     """
-    if name in index.inner and name in index.assigned:
+    if name in index.subgraph_nodes and name in index.assignments:
         return holder_of(graph, name)
-    owners = index.parts.get(name, ()) if name in index.assigned and name not in index.present else ()
+    owners = index.possible_functions.get(name, ()) if name in index.assignments and name not in index.present else ()
     found = (holder_of(graph, owner) or index.exported_op(owner) for owner in owners)
     return next((op for op in found if op in HOLDING), "")
 

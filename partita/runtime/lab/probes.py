@@ -235,9 +235,9 @@ def _probe_nodes(
         functions, graphs[number] = Functions(graph), graph
         for name in names:
             try:
-                if name in index.parts:  # a node without a name
+                if name in index.possible_functions:  # a node without a name
                     ran = next((event.output_shapes for event in session.events if event.name == name), ())
-                    variant = functions.variant(index.parts[name], index.op_type(name), ran)
+                    variant = functions.variant(index.possible_functions[name], index.op_type(name), ran)
                 else:
                     variant = node_variant(graph, name)
                 key = identity(variant)

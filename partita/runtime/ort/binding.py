@@ -172,7 +172,7 @@ class Binding:
         self._add_output(name)
         self._fresh[name] = where.memory
 
-    def made(self) -> dict[str, Buffer]:
+    def allocated(self) -> dict[str, Buffer]:
         """Buffers that ONNX Runtime allocated in the last run, by output; they keep their memory alive."""
         values = dict(zip(self._outputs, self._io.get_outputs(), strict=True))
         for name in self._fresh:

@@ -49,7 +49,7 @@ class Buffer:
     dtype: str
     memory: str
     size_bytes: int
-    keeps: Any = field(default=None, repr=False)
+    owner: Any = field(default=None, repr=False)
     """An object that owns the memory."""
     device_id: int = 0
     part: BufferRows | None = None
@@ -68,19 +68,19 @@ class Buffer:
 
     def released(self) -> Buffer:
         """A description of the buffer without its memory."""
-        return replace(self, value=None, array=None, keeps=None, part=None)
+        return replace(self, value=None, array=None, owner=None, part=None)
 
     def address(self) -> int:
         """Address of the first element."""
         return int(self.value.data_ptr()) if self.part is None else self.part.address
 
     @property
-    def has_parts(self) -> bool:
+    def has_spans(self) -> bool:
         """Whether rows of the first axis can be bound, because addresses are pointers."""
         return self.memory in POINTED
 
     def rows(self, first: int, end: int) -> Buffer:
-        """Rows `first` to `end` (exclusive) of the first axis, in the same memory. Requires `has_parts`."""
+        """Rows `first` to `end` (exclusive) of the first axis, in the same memory. Requires `has_spans`."""
         shape = tuple(self.value.shape())
         row_bytes = self.size_bytes // shape[0]
         return Buffer(
@@ -89,7 +89,7 @@ class Buffer:
             self.dtype,
             self.memory,
             row_bytes * (end - first),
-            keeps=self,
+            owner=self,
             device_id=self.device_id,
             part=BufferRows(POINTED[self.memory], self.address() + first * row_bytes, (end - first, *shape[1:])),
         )
@@ -117,7 +117,7 @@ class Buffer:
         by_numpy = self.memory in (HOST_MEMORY, CUDA_MEMORY)
         return self.array is not None or not by_numpy or not dtypes.dtype_named(self.dtype).upper_half
 
-    def seen(self) -> npt.NDArray[Any]:
+    def values(self) -> npt.NDArray[Any]:
         """Its values. Requires `readable`. The memory itself if on the host, else a copy."""
         return self._held().host if self.array is None else self.array
 
@@ -198,7 +198,7 @@ def reshaped(buffer: Buffer, shape: Sequence[int]) -> Buffer:
     size = dtypes.size_bytes(buffer.dtype, shape)
     array = buffer.host.reshape(-1)[: math.prod(shape)].reshape(shape)
     value = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, dtypes.dtype_named(buffer.dtype).number)
-    return Buffer(value, array, buffer.dtype, buffer.memory, size, keeps=buffer)
+    return Buffer(value, array, buffer.dtype, buffer.memory, size, owner=buffer)
 
 
 def made_buffer(value: Any, memory: str) -> Buffer:
@@ -249,7 +249,7 @@ def device_buffer(shape: Sequence[int], dtype: str, memory: str, device_id: int,
         binding.bind_ortvalue_input("x", zeros.value)
         binding.bind_output("y", "gpu", device_id)
         session.run_with_iobinding(binding)
-        return Buffer(binding.get_outputs()[0], None, dtype, memory, size, keeps=session, device_id=device_id)
+        return Buffer(binding.get_outputs()[0], None, dtype, memory, size, owner=session, device_id=device_id)
     except NATIVE_ERRORS as error:
         # The frames reference the keeper session, which must be released before its device.
         traceback.clear_frames(error.__traceback__)

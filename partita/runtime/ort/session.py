@@ -272,7 +272,7 @@ class Session:
         self._cleanup()
         return text
 
-    def leave(self) -> None:
+    def abandon(self) -> None:
         """Leave this session to a run that does not end: `close` will not wait for it or read its profile."""
         self.profiling = False
 

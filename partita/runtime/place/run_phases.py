@@ -84,7 +84,7 @@ class OpenOptions:
     """Values of inputs of an ONNX file, by name; others are generated."""
     crashed: Mapping[str, str] = field(default_factory=dict)
     """Providers to skip because they crashed on this model, by name, and how they crashed."""
-    dry: bool = False
+    dry_run: bool = False
     """A dry run: generated floats are lazily allocated zeros."""
 
 
@@ -96,9 +96,9 @@ class _Ran:
     """Number of successful runs."""
     error: PartitaError | None = None
     """Error of the next run; None if it exceeded the time limit after other runs."""
-    late: bool = False
+    timed_out: bool = False
     """Whether the next run exceeded the time limit."""
-    left: bool = False
+    still_running: bool = False
     """Whether it also ignored the request to stop, so that a thread still runs the session."""
 
 
@@ -119,7 +119,7 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: OpenOption
     Raises ProviderError when the chain cannot be honoured, PackageError when ONNX Runtime cannot load the model,
     ResourceError when memory runs out.
     """
-    if not where.dry:
+    if not where.dry_run:
         check_free_memory(model.inputs, shapes, where.values)
     before = rss_bytes()
     renamed = model.to_bytes()
@@ -157,11 +157,15 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: OpenOption
                 *model.notes,
                 *not_run,
                 *failure_notes(len(steps), where.runs, error),
-                *(late_notes(len(steps), where.runs, where.run_seconds, left=ran.left) if ran.late else ()),
-                *(unread_profile(len(steps), seen.runs) if not ran.left else ()),
+                *(
+                    late_notes(len(steps), where.runs, where.run_seconds, left=ran.still_running)
+                    if ran.timed_out
+                    else ()
+                ),
+                *(unread_profile(len(steps), seen.runs) if not ran.still_running else ()),
             ),
         )
-        if not ran.left:  # a second session could wait for a run that does not end
+        if not ran.still_running:  # a second session could wait for a run that does not end
             facts = with_graphs(facts, (session,), error)
         return PlacementFacts(facts, session.resolutions, error)
 
@@ -183,9 +187,9 @@ def _run_session(
     """
     binding = session.binding()
     ran = _run_model(model, shapes, binding, where)
-    if ran.left:
-        session.leave()
-    ports = _port_facts(model, session, binding, ran=bool(ran.steps) and not ran.left)
+    if ran.still_running:
+        session.abandon()
+    ports = _port_facts(model, session, binding, ran=bool(ran.steps) and not ran.still_running)
     let_go(ran.error)
     if isinstance(ran.error, GenerationError | ProviderError) and not isinstance(ran.error, NOT_FAILED):
         told = failed_run_error(model, session, ran.error, where.values, lambda: _runs_on_cpu(model, session, binding))
@@ -242,10 +246,10 @@ def _run_model(model: OnnxModel, shapes: Mapping[str, Shape], binding: Binding, 
         for _ in range(where.runs):
             in_time(step, binding.stop, until - time.monotonic())
     except KeyboardInterrupt:
-        return _Ran(tuple(steps), RunInterruptedError(model.path), left=is_still_running(step))
+        return _Ran(tuple(steps), RunInterruptedError(model.path), still_running=is_still_running(step))
     except LateError as late:
         error = None if steps else RunLateError(model, where.run_seconds, where.values)
-        return _Ran(tuple(steps), error, late=True, left=late.left)
+        return _Ran(tuple(steps), error, timed_out=True, still_running=late.left)
     except RUN_ERRORS as error:
         return _Ran(tuple(steps), error)
     return _Ran(tuple(steps))
@@ -259,7 +263,7 @@ def filled_buffer(
     if port.dtype == STRING:
         return text_buffer(make_values(port, shape, rng) if values is None else values)
     buffer = host_buffer(shape, port.dtype)
-    if values is None and where.dry and dtypes.is_float(port.dtype) and fitting is None:
+    if values is None and where.dry_run and dtypes.is_float(port.dtype) and fitting is None:
         return buffer
     buffer.host[...] = make_values(port, shape, rng, fitting=fitting) if values is None else values
     return buffer
@@ -356,7 +360,7 @@ def _begin(engine: Engine, tokens: int) -> None:
     """Begin a new dummy prompt of this many tokens in every row."""
     for row, request in enumerate(engine.rows):
         if request is not None:
-            engine.leave(row)
+            engine.release_row(row)
     engine.records = False  # record steps only
     budget = engine.runner.capacity.max_length  # never reached: the cache is full before
     for _ in engine.rows:

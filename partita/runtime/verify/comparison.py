@@ -40,7 +40,7 @@ class Comparison:
     """Positions with a different greedy token in any row."""
     ties: set[int] = field(default_factory=set)
     """Positions at which the reference's two largest logits are within the tolerance."""
-    set_aside: set[int] = field(default_factory=set)
+    excluded: set[int] = field(default_factory=set)
     """Excluded positions; see `set_aside`."""
     scale: float = field(init=False)
 
@@ -62,7 +62,7 @@ class Comparison:
             self.other_tokens.add(position)
 
     @property
-    def off(self) -> set[int]:
+    def mismatches(self) -> set[int]:
         """Positions with finite errors above the tolerance, or a different greedy token."""
         most = self.tolerance * self.scale
         beyond = {position for position, error in self.errors.items() if not error <= most}
@@ -70,15 +70,15 @@ class Comparison:
 
     def result(self) -> StepError:
         """The step as a record; its error is infinite if it was not run."""
-        counted = [error for position, error in self.errors.items() if position not in self.set_aside]
+        counted = [error for position, error in self.errors.items() if position not in self.excluded]
         largest = max(counted, default=0.0) if self.errors else float("inf")
         return StepError(
             step=self.step,
             output=self.output,
             max_abs_error=largest,
             max_rel_error=largest / self.scale,
-            tokens_equal=self.other_tokens <= self.set_aside,
-            rerouted=len(self.set_aside),
+            tokens_equal=self.other_tokens <= self.excluded,
+            rerouted=len(self.excluded),
         )
 
 
@@ -121,16 +121,16 @@ def set_aside(compared: Sequence[Comparison]) -> None:
     for entry in compared:
         kinds.setdefault(entry.kind, []).append(entry)
     for entries in kinds.values():
-        off = sum(len(entry.off) for entry in entries)
+        off = sum(len(entry.mismatches) for entry in entries)
         if 2 * off < sum(len(entry.errors) for entry in entries):
             for entry in entries:
-                entry.set_aside = entry.off
+                entry.excluded = entry.mismatches
 
 
 def but_for(compared: Sequence[Comparison]) -> str:
     """The number of excluded positions, as the end of a sentence."""
     counted = [entry for entry in compared if not entry.is_repeated]
-    count, positions = (sum(len(entry.set_aside) for entry in counted), sum(len(entry.errors) for entry in counted))
+    count, positions = (sum(len(entry.excluded) for entry in counted), sum(len(entry.errors) for entry in counted))
     if not count:
         return ""
     return f", except {count} of {plural(positions, 'position')}, where rounding selects other experts"

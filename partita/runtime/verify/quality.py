@@ -107,7 +107,7 @@ class Scorer:
                 any_logits=row < len(windows),
                 rope_length=len(windows[0]) if row < len(windows) else 0,
                 continues_at=continues_at,
-                singly=self._one_row_of_logits,
+                one_by_one=self._one_row_of_logits,
             )
             for row in range(self.rows)
         ]

@@ -112,7 +112,7 @@ def replay(
         tolerance=limit,
         proof=manifest.verification.proof,
         near_ties=sum(len(entry.ties) for entry in compared if not entry.is_repeated),
-        rerouted=sum(len(entry.set_aside) for entry in compared if not entry.is_repeated),
+        rerouted=sum(len(entry.excluded) for entry in compared if not entry.is_repeated),
         not_run=not_run,
         not_exercised=not_exercised,
         steps=tuple(entry.result() for entry in compared),

@@ -132,7 +132,7 @@ def test_a_row_goes_back_as_long_as_nothing_was_dropped(pair: tuple[Path, Path])
         while _step(engine, again):
             pass
         assert again[0] == found[0][1:]
-        engine.leave(0)
+        engine.release_row(0)
         engine.join(Request(TEXT[:12], greedy, 2))
         while _step(engine, {}):
             pass
@@ -162,7 +162,7 @@ def test_a_prefix_within_the_window_is_taken_as_far_as_the_prompt_has_it(pair: t
             pass
         prefix = engine.saved(0)
         for given in (prefix, None):
-            engine.leave(0)
+            engine.release_row(0)
             engine.join(Request(prompt, greedy, 12, prefix=given))
             found: dict[int, list[int]] = {}
             while _step(engine, found):

@@ -135,9 +135,9 @@ def test_a_row_that_is_free_is_given_to_the_next_at_once(tmp_path, opened):
     scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
     long = scheduler.submit(work((5,), 36))
     short = [scheduler.submit(work((n,), 2)) for n in range(12)]
-    while long.state != "over":
+    while long.state != "finished":
         scheduler.step()
-    assert all(ticket.state == "over" for ticket in short)
+    assert all(ticket.state == "finished" for ticket in short)
     assert [ticket.ended for ticket in short] == sorted(ticket.ended or 0 for ticket in short), (
         "first come, first served"
     )
@@ -406,7 +406,7 @@ def test_it_waits_until_there_is_something_to_do(tmp_path, opened):
     threading.Timer(0.05, lambda: tickets.append(scheduler.submit(work((1, 2), 2)))).start()
     assert scheduler.wait(30.0)
     run(scheduler)
-    assert tickets[0].state == "over" and not scheduler.wait(0.0)
+    assert tickets[0].state == "finished" and not scheduler.wait(0.0)
     ticket = tickets[0]
     assert ticket.began and ticket.first_token and ticket.ended
     assert ticket.submitted <= ticket.began <= ticket.first_token <= ticket.ended
@@ -539,7 +539,7 @@ def test_a_request_that_cannot_begin_is_told_of_it(tmp_path, opened, monkeypatch
     ticket = scheduler.submit(work(PROMPTS[0], 3))
     with pytest.raises(MemoryError):
         scheduler.step()
-    assert ticket.state == "over" and "MemoryError: no room" in str(ticket.error)
+    assert ticket.state == "finished" and "MemoryError: no room" in str(ticket.error)
     assert scheduler.lost_by is ticket.error, "nobody takes it for the request's own"
 
 

@@ -94,11 +94,11 @@ def test_a_cache_that_grows_runs_through_the_same_loop(folder: Path) -> None:
         assert runner.cache.buffers[0].value.shape() == [1, 9, 1], "a row for every token that was fed"
         assert engine.rewind(row, 2)
         assert [token for _ in range(2) if (step := engine.step()) for token in step.tokens[row]] == heard[-2:]
-        engine.leave(row)
+        engine.release_row(row)
         engine.join(Request([3], greedy, 4))
         assert [token for _ in range(4) if (step := engine.step()) for token in step.tokens[0]] == adding([3], 4)
         prefix = engine.saved(0)
-        engine.leave(0)
+        engine.release_row(0)
         text = [*prefix.tokens.tolist(), 11, 12]
         engine.join(Request(text, greedy, 4, prefix=prefix))
         assert [token for _ in range(4) if (step := engine.step()) for token in step.tokens[0]] == adding(text, 4)
@@ -126,7 +126,7 @@ def test_a_batch_whose_cache_grows_holds_one_sequence_at_a_time(folder: Path) ->
         heard = [token for _ in range(7) if (step := engine.step()) for token in step.tokens[row]]
         assert heard == adding([5, 9, 1, 7], 6)
         prefix = engine.saved(row)
-        engine.leave(row)
+        engine.release_row(row)
         prompt = [*prefix.tokens.tolist(), 11, 12]
         engine.join(Request(prompt, greedy, 4, prefix=prefix))
         assert [token for _ in range(4) if (step := engine.step()) for token in step.tokens[0]] == adding(prompt, 4)

@@ -68,7 +68,7 @@ def test_what_makes_no_sense_for_a_row_is_refused_and_changes_nothing(opened):
             engine.rewind(row, count)
     engine.extend(row, [9])
     assert finish(engine)[row] == known_tokens([*PROMPTS[0], *wanted, 9], 3, KEYS)
-    engine.leave(row)
+    engine.release_row(row)
     for change in (lambda: engine.rewind(row, 1), lambda: engine.extend(row, [9])):
         with pytest.raises(GenerationError, match="is free"):
             change()
@@ -86,7 +86,7 @@ def test_a_batch_that_needs_rows_of_one_length_holds_one_sequence_at_a_time(open
     assert finish(engine)[row] == known_tokens(PROMPTS[1], 5, states)
     for buffer in runner.cache.buffers:
         np.testing.assert_array_equal(*buffer.host)
-    engine.leave(row)
+    engine.release_row(row)
     again = engine.join(Request(PROMPTS[2], greedy, 4))
     assert finish(engine)[again] == known_tokens(PROMPTS[2], 4, states)
 
@@ -154,7 +154,7 @@ def test_rejected_draft_tokens_that_leave_nan_in_the_cache_change_no_token(opene
     told = [token for step in steps for token in step.tokens[row]]
     assert told == (wanted[:3] if ends else wanted) and any(step.drafted > step.accepted for step in steps)
     assert any(step.is_repeated for step in steps) == (graph == "felt" or not ends)
-    assert "not finite" in str([step.gave_up for step in steps])
+    assert "not finite" in str([step.drafting_stopped for step in steps])
     decode = [step for step in steps if step.phase == "decode"]
     assert [step.row_tokens for step in decode] == [sum(map(len, step.tokens)) for step in decode]
     heard = [token for step in steps for token in step.tokens[other]]
@@ -163,7 +163,7 @@ def test_rejected_draft_tokens_that_leave_nan_in_the_cache_change_no_token(opene
         found = finish(engine)
         heard += found.get(other, [])
         assert found[row] == known_in_turns([*PROMPTS[0], *wanted[:3], 5, 6], 3)
-    engine.leave(row)
+    engine.release_row(row)
     again = engine.join(Request(PROMPTS[0], in_turns, 17))
     late = finish(engine)
     assert late[again] == wanted and heard + late.get(other, []) == beside
@@ -245,7 +245,7 @@ def test_a_drafter_that_fails_changes_no_token(opened):
     wanted = known_tokens(PROMPTS[0], 17, KEYS)
     row = engine.join(Request(PROMPTS[0], greedy, 17, drafter=Fails([*PROMPTS[0], *wanted], most=2)))
     assert finish(engine)[row] == wanted
-    assert engine.row(row).gave_up == "no memory for the draft" and engine.row(row).request.drafter is None
+    assert engine.row(row).drafting_stopped == "no memory for the draft" and engine.row(row).request.drafter is None
 
 
 @pytest.mark.parametrize("fewer", [False, True], ids=["all rows", "fewer rows"])

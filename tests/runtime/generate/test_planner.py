@@ -37,7 +37,7 @@ def read_all(lengths: list[int], capacity: Capacity, most: int = 512, *, policy=
     filled = [0] * len(lengths)
     plans: list[StepPlan] = []
     while True:
-        rows = [RowView(done, length - done, reads=True) for done, length in zip(filled, lengths, strict=True)]
+        rows = [RowView(done, length - done, in_prompt=True) for done, length in zip(filled, lengths, strict=True)]
         plan = plan_step(policy(rows, capacity), capacity, most)
         if plan is None:
             return plans
@@ -60,7 +60,13 @@ def test_neighbours_are_read_together_where_that_takes_no_longer(lengths, spans)
 
 
 def test_a_decode_step_is_of_the_rows_from_the_first_that_goes_on_to_the_last():
-    rows = [RowView(0, 0, live=False), RowView(9, 1), RowView(30, 0, live=False), RowView(20, 1), RowView(0, 0)]
+    rows = [
+        RowView(0, 0, needs_cache=False),
+        RowView(9, 1),
+        RowView(30, 0, needs_cache=False),
+        RowView(20, 1),
+        RowView(0, 0),
+    ]
     plan = planned(rows, FEWER)
     assert (shape(plan), plan.span) == (("decode", 1, (0, 1, 0, 1, 0)), (1, 4))
     assert plan.ends == ((1, 0), (3, 0)) and plan.starts[1:4] == (9, 30, 20)
@@ -74,14 +80,14 @@ def test_whatever_the_rows_are_each_token_is_fed_once_in_order_and_nothing_is_sp
         lengths = [rng.randint(1, 60) for _ in range(batch)]
         filled = [0] * batch
         for _ in range(400):
-            rows = [RowView(done, size - done, reads=True) for done, size in zip(filled, lengths, strict=True)]
+            rows = [RowView(done, size - done, in_prompt=True) for done, size in zip(filled, lengths, strict=True)]
             plan = plan_step(prompts_first(rows, capacity), capacity, rng.choice((1, 5, 512)))
             if plan is None:
                 break
             first, end = plan.span or (0, batch)
             assert capacity.takes_fewer_rows or plan.span is None
             assert not any(plan.take[:first]) and not any(plan.take[end:])
-            begun = any(row.filled for row in rows[first:end])
+            begun = any(row.cache_length for row in rows[first:end])
             assert (
                 capacity.appends_chunks
                 or not begun
@@ -90,8 +96,8 @@ def test_whatever_the_rows_are_each_token_is_fed_once_in_order_and_nothing_is_sp
             )
             for row, took in list(zip(rows, plan.take, strict=True))[first:end]:
                 assert took <= row.pending
-                assert capacity.padding_is_safe or took == plan.new_tokens or not row.filled or not row.pending
-                assert row.filled + plan.new_tokens <= capacity.max_length or not row.live
+                assert capacity.padding_is_safe or took == plan.new_tokens or not row.cache_length or not row.pending
+                assert row.cache_length + plan.new_tokens <= capacity.max_length or not row.needs_cache
             assert {row for row, _ in plan.ends} == {
                 index for index, row in enumerate(rows) if row.pending and row.pending == plan.take[index]
             }
@@ -101,9 +107,9 @@ def test_whatever_the_rows_are_each_token_is_fed_once_in_order_and_nothing_is_sp
 
 def test_what_follows_a_prompt_is_for_the_graph_that_is_not_of_prompts():
     apart = replace(ANY, decode_any_length=True)
-    assert shape(planned([RowView(0, 20, reads=True)], apart, most=8)) == ("prefill", 8, (8,))
-    assert shape(planned([RowView(0, 1, reads=True)], apart)) == ("prefill", 1, (1,))
-    assert shape(planned([RowView(8, 12, reads=True, most=4)], apart)) == ("prefill", 4, (4,))
+    assert shape(planned([RowView(0, 20, in_prompt=True)], apart, most=8)) == ("prefill", 8, (8,))
+    assert shape(planned([RowView(0, 1, in_prompt=True)], apart)) == ("prefill", 1, (1,))
+    assert shape(planned([RowView(8, 12, in_prompt=True, token_limit=4)], apart)) == ("prefill", 4, (4,))
     assert shape(planned([RowView(12, 8)], apart)) == ("decode", 8, (8,))
     assert shape(planned([RowView(12, 1)], apart)) == ("decode", 1, (1,))
     alone = replace(apart, appends_chunks=False)
@@ -117,6 +123,6 @@ def test_rows_that_would_be_read_in_several_chunks_are_read_one_by_one_where_chu
 
 
 def test_beside_a_row_that_rests_a_prompt_begins_where_every_row_has_to() -> None:
-    rows = [RowView(20, 0, live=False), RowView(0, 8, reads=True)]
+    rows = [RowView(20, 0, needs_cache=False), RowView(0, 8, in_prompt=True)]
     assert (planned(rows, WHOLE).new_tokens, planned(rows, WHOLE).starts) == (8, (0, 0))
     assert planned(rows, ANY).starts == (20, 0), "and stays where it is where any may begin"

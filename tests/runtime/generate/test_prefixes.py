@@ -59,7 +59,7 @@ def test_a_row_that_joins_later_begins_with_what_was_kept(opened, states, batch)
         row = engine.join(Request(prompt, greedy, 3))
         found, taken = finish(engine)
         assert found[row] == known_tokens(prompt, 3, states)
-        engine.leave(row)
+        engine.release_row(row)
         read.append(taken - 2)
     assert read == [len(PROMPTS[0]), len(PROMPTS[1]), *(len(question) for question in QUESTIONS[2:])]
     assert engine.prefixes is not None and engine.prefixes.copied_tokens == 2 * len(SYSTEM)
@@ -71,7 +71,7 @@ def test_a_row_whose_source_leaves_reads_its_prompt_itself(opened, states):
     first = engine.join(Request(PROMPTS[0], greedy, 4))
     second = engine.join(Request(PROMPTS[1], greedy, 4))
     assert engine.step() is not None
-    engine.leave(first)
+    engine.release_row(first)
     found, _ = finish(engine)
     assert found[second] == known_tokens(PROMPTS[1], 4, states)
 
@@ -93,7 +93,7 @@ def test_a_prefix_of_an_earlier_run_is_copied_by_the_first_row_and_stays(opened,
             found, count = finish(engine)
             assert found[row] == known_tokens(prompt, 3, states)
             assert taken is None or count == taken + 2
-            engine.leave(row)
+            engine.release_row(row)
 
 
 def test_a_prefix_that_no_row_can_begin_with_is_refused(opened):
@@ -113,9 +113,9 @@ def test_only_as_much_is_kept_as_may_be_and_what_was_used_longest_ago_goes_first
             engine.join(Request([*text, *question], greedy, 2))
             found, _ = finish(engine)
             assert found[0] == known_tokens([*text, *question], 2)
-            engine.leave(0)
+            engine.release_row(0)
     assert engine.prefixes is not None
-    kept = engine.prefixes.kept
+    kept = engine.prefixes.saved
     assert [int(prefix.tokens[0]) for prefix in kept] == sorted(int(prefix.tokens[0]) for prefix in kept)
     assert kept[-1].tokens.tolist() == texts[-1]
     assert sum(prefix.size_bytes for prefix in kept) <= engine.runner.cache.size_bytes
@@ -130,7 +130,7 @@ def test_a_row_of_a_device_copies_only_what_takes_longer_to_read(opened, monkeyp
     for prompt in PROMPTS[:3]:
         engine.join(Request(prompt, greedy, 3, shares=len(SYSTEM)))
         assert finish(engine)[0][0] == known_tokens(prompt, 3, ("key",))
-        engine.leave(0)
+        engine.release_row(0)
     assert engine.prefixes is not None and bool(engine.prefixes.copies) is (bytes_per_second > 1)
 
 
@@ -152,7 +152,7 @@ def saved(engine: Engine, tokens: list[int]):
     while engine.step() is not None:
         pass
     prefix = engine.saved(row)
-    engine.leave(row)
+    engine.release_row(row)
     return prefix
 
 
@@ -177,7 +177,7 @@ def test_of_keys_and_values_as_much_is_taken_as_the_prompt_begins_with(opened):
     engine.join(Request(prompt, greedy, 4, prefix=prefix))
     found, taken = finish(engine)
     assert found[0] == known_tokens(prompt, 4, ("key",)) and taken == 3 + 3
-    engine.leave(0)
+    engine.release_row(0)
     engine.join(Request(SYSTEM, greedy, 4, prefix=prefix))
     assert finish(engine)[0][0] == known_tokens(SYSTEM, 4, ("key",)), "the last token is read in any case"
 

@@ -38,7 +38,7 @@ def rows_join_and_end(engine: Engine) -> None:
     steps(engine, 5)
     engine.halt(first)
     steps(engine, 3)
-    engine.leave(first)
+    engine.release_row(first)
     third = engine.join(Request(PROMPTS[2], make_sampler(Sampling(repetition_penalty=1.3)), 30, frozenset({4, 8, 15})))
     steps(engine)
     engine.extend(third, [5, 6, 7], max_new_tokens=6)
@@ -90,7 +90,7 @@ class Both:
                 raised = str(error)
             untimed = [step._replace(run_seconds=0, overhead_seconds=0, draft_seconds=0) for step in runner.steps]
             cache = runner.cache
-            values = [np.array(buffer.seen()) for buffer in cache.buffers]
+            values = [np.array(buffer.values()) for buffer in cache.buffers]
             return [
                 untimed,
                 raised,
@@ -172,10 +172,10 @@ def test_the_graph_of_another_adapter_is_bound_anew(both):
     def script(engine: Engine) -> None:
         row = engine.join(Request(PROMPTS[1], greedy, 20))
         steps(engine, 6)
-        assert engine.steady is None or engine.steady.graph.is_bound
+        assert engine.steady_step is None or engine.steady_step.graph.is_bound
         runner.use_adapters("one")
         steps(engine, 5)
-        engine.leave(row)
+        engine.release_row(row)
 
     package = handmade(both.folder / "package", batch=1, states=("key",), adapters={"one": 2})
     found: list[list[tuple[tuple[int, ...], ...]]] = []

@@ -172,7 +172,7 @@ def test_rows_that_share_what_they_begin_with_have_the_tokens_of_transformers(op
         for index, number in list(of_row.items()):
             heard[number] += step.tokens[index]
             if step.finish[index] is not None:
-                engine.leave(index)
+                engine.release_row(index)
                 del of_row[index]
     assert heard == [reference(prompt, 4 + 3 * number) for number, prompt in enumerate(QUESTIONS)]
     assert engine.prefixes is not None and engine.prefixes.copies

@@ -78,7 +78,7 @@ class Cache:
         return bool(self._moving)
 
     @property
-    def staying(self) -> frozenset[str]:
+    def bound_once(self) -> frozenset[str]:
         """Input names of the states that are bound only once."""
         return frozenset(past for store in self.stores if not store.moves for past, _ in store.named())
 
@@ -104,9 +104,9 @@ class Cache:
         return sum(dtypes.size_bytes(state.dtype, state.shape) for state in self.states)
 
     @property
-    def has_parts(self) -> bool:
+    def has_spans(self) -> bool:
         """Whether a span of rows can be bound."""
-        return all(store.has_parts for store in self.stores)
+        return all(store.has_spans for store in self.stores)
 
     def bind(self, binding: Binding, span: Span = None) -> None:
         """Bind every buffer, or its part of the rows in `span`, as past and present of `binding`."""

@@ -85,9 +85,9 @@ class InPlace:
         return True
 
     @property
-    def has_parts(self) -> bool:
+    def has_spans(self) -> bool:
         """Whether a span of rows of every buffer can be bound."""
-        return all(buffer.has_parts for buffer in self.buffers)
+        return all(buffer.has_spans for buffer in self.buffers)
 
     def bind(self, binding: Binding, span: Span = None) -> None:
         """Bind every buffer, or its part of the rows in `span`, as past and present."""
@@ -139,7 +139,7 @@ class InPlace:
     def save_row(self, row: int, tokens: int) -> RowStates:
         """Copies of the states of a row after its first tokens. Requires `saves`."""
         return {
-            state.past: np.array(buffer.seen()[row][self.entries(state, tokens)])
+            state.past: np.array(buffer.values()[row][self.entries(state, tokens)])
             for state, buffer in zip(self.states, self.buffers, strict=True)
         }
 

@@ -39,7 +39,7 @@ class GrowingStates:
     """
 
     moves = True
-    padding_is_safe = has_parts = False
+    padding_is_safe = has_spans = False
 
     def __init__(self, states: Sequence[State], session: Session, batch: int) -> None:
         self.states, self._session, self._batch = tuple(states), session, batch
@@ -75,7 +75,7 @@ class GrowingStates:
 
     def after_run(self, binding: Binding, take: Sequence[int]) -> None:
         """Make the present of the step the past of the next."""
-        made = binding.made()
+        made = binding.allocated()
         for index, state in enumerate(self.states):
             _check_growth(state, self._now[index], made[state.present], max(take))
             self._copied[index] = self._now[index].size_bytes
@@ -139,7 +139,7 @@ class GrowingStates:
         """Copies of the states of a row after its first tokens."""
         found = {}
         for state, buffer in zip(self.states, self._now, strict=True):
-            part = buffer.seen()[row]
+            part = buffer.values()[row]
             found[state.past] = np.array(part if state.grows is None else _first(part, state.grows - 1, tokens))
         return found
 

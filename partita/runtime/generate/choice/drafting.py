@@ -45,7 +45,7 @@ class DraftControl(Protocol):
 class Drafts:
     """The draft tokens of the next step."""
 
-    live: int = 0
+    decoding_rows: int = 0
     """Rows in a decode step if the control counts this step, else 0."""
     plan: StepPlan | None = None
     """The step that verifies the draft tokens; None without draft tokens."""
@@ -73,7 +73,7 @@ def draft(
     live = sum(count >= row.read_until for row, count in going)
     if not runner.capacity.appends(live):
         return NO_DRAFTS
-    if live < len(going) and (unchanged := plan()) is not None and unchanged.reads:
+    if live < len(going) and (unchanged := plan()) is not None and unchanged.is_prefill:
         return NO_DRAFTS
     most = None if control is None else control.count(live)
     if most == 0:
@@ -90,7 +90,7 @@ def draft(
 
 def get_ready(rows: Sequence[Row | None], runner: Runner, plan: StepPlan) -> None:
     """Prefill drafters with the prompts that a step completed, for rows that can draft after it."""
-    if not plan.reads or not runner.capacity.appends(sum(row is not None and row.finish is None for row in rows)):
+    if not plan.is_prefill or not runner.capacity.appends(sum(row is not None and row.finish is None for row in rows)):
         return
     for index, _ in plan.ends:
         row = rows[index]
@@ -267,7 +267,7 @@ class DraftModel:
         logits = np.zeros(0, np.float32)
         while pending := len(text) - filled[0]:
             begin = filled[0]
-            view = RowView(begin, pending, reads=pending > FEW_TOKENS or not begin)
+            view = RowView(begin, pending, in_prompt=pending > FEW_TOKENS or not begin)
             plan = plan_step([view], runner.capacity, CHUNK_TOKENS)
             assert plan is not None
             graph, count = runner.prepare(plan), plan.take[0]
@@ -327,7 +327,7 @@ def _single_token_reason(runner: Runner) -> str | None:
     contract, graphs = runner.contract, runner.capacity
     live = runner.rows if graphs.appends(runner.rows) else 1
     rows = [RowView(1, SEVERAL, every_logit=True)] * live
-    rows += [RowView(0, 0, live=False)] * (runner.rows - live)
+    rows += [RowView(0, 0, needs_cache=False)] * (runner.rows - live)
     plan = plan_step(rows, graphs, ANY)
     if plan is not None and plan.take[:live] == (SEVERAL,) * live and len(plan.positions) >= SEVERAL:
         return None

@@ -39,7 +39,7 @@ class RecordingSampler:
         self._records.append(token_logprobs(logits, token, self._top))
         return token
 
-    def over(self, sampler: Sampler) -> RecordingSampler:
+    def for_sampler(self, sampler: Sampler) -> RecordingSampler:
         """A recorder of the same settings for another sampler."""
         return RecordingSampler(sampler, self._top)
 

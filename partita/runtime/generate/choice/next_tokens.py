@@ -21,9 +21,9 @@ from partita.runtime.generate.request import Row
 class PositionLogits(NamedTuple):
     """The logits of one position, as far as a sampler needs them."""
 
-    few: LargestLogits | None
+    largest: LargestLogits | None
     """The largest logits, if the device selected them."""
-    whole: npt.NDArray[np.float32] | None
+    full: npt.NDArray[np.float32] | None
     """[vocab], otherwise."""
     finite: bool
 
@@ -31,7 +31,7 @@ class PositionLogits(NamedTuple):
 def position_logits(row: Row, graph: BoundGraph, index: int, position: int) -> PositionLogits:
     """The logits of a position of a row, for its sampler."""
     sampler = row.request.sampler
-    count = 1 if sampler is greedy else sampler.few if isinstance(sampler, Draws) else 0
+    count = 1 if sampler is greedy else sampler.candidate_count if isinstance(sampler, Draws) else 0
     few = graph.largest(index, position, count) if count else None
     if few is not None:
         return PositionLogits(few, None, finite=True)
@@ -44,7 +44,7 @@ class NextTokens:
     """Adds tokens to the rows of a batch."""
 
     cache: Cache
-    made: int = 0
+    step_count: int = 0
     """Number of steps so far."""
 
     def after_run(self, rows: list[Row | None], plan: StepPlan, graph: BoundGraph) -> tuple[tuple[int, ...], ...]:
@@ -124,18 +124,18 @@ class NextTokens:
         if row.known == len(row.history):
             row.finish = "cache_full"
             return ()
-        if seen.few is not None:
-            token = sampler.among(*seen.few) if isinstance(sampler, Draws) else int(seen.few[0][0])
+        if seen.largest is not None:
+            token = sampler.choose_from(*seen.largest) if isinstance(sampler, Draws) else int(seen.largest[0][0])
         else:
-            assert seen.whole is not None
-            token = sampler(seen.whole, row.history[: row.known])
+            assert seen.full is not None
+            token = sampler(seen.full, row.history[: row.known])
         row.add(token)
         return (token,)
 
     def _fail(self, index: int, row: Row) -> bool:
         """Handle logits that are not finite: end the row (True), raise GenerationError, or ignore them (False)."""
         message = (
-            f"the logits of step {self.made}, row {index}, are not finite; export the checkpoint in a higher "
+            f"the logits of step {self.step_count}, row {index}, are not finite; export the checkpoint in a higher "
             "`precision`, or check its weights"
         )
         if row.request.fails_alone and self.cache.wipe(index):

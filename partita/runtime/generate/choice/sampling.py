@@ -91,7 +91,7 @@ def make_sampler(options: Sampling = GREEDY) -> Sampler:
 
     Raises UsageError for a value out of range.
     """
-    full = check_fields(options).over(GREEDY)
+    full = check_fields(options).with_defaults(GREEDY)
     penalty = full.repetition_penalty or 1.0
     if not full.temperature:
         return greedy if penalty == 1 else _penalised_greedy(penalty)
@@ -130,12 +130,12 @@ class Draws:
         return self._draw_token(*self.distribution(logits, history))
 
     @property
-    def few(self) -> int:
+    def candidate_count(self) -> int:
         """The number of largest logits (and those equal to the last) that suffice; 0: all are needed."""
         few = self.repetition_penalty == 1 and 0 < self.top_k <= MOST_DRAWN
         return self.top_k if few else 0
 
-    def among(self, places: Ids, logits: Logits) -> int:
+    def choose_from(self, places: Ids, logits: Logits) -> int:
         """The same token from only these `few` candidates: ascending token ids and their logits."""
         return self._draw_token(*self._narrowed(places, logits))
 

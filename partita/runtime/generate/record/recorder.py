@@ -44,9 +44,9 @@ class Step(NamedTuple):
     """Error of each row that finished with `error`, else empty; () without any."""
     logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()
     """Log-probabilities of the new tokens of each row that requested them; () without any."""
-    copied: tuple[int, ...] = ()
+    prefix_tokens: tuple[int, ...] = ()
     """Prompt tokens of each row that were copied from the prefix cache since the previous step; () without any."""
-    gave_up: tuple[str | None, ...] = ()
+    drafting_stopped: tuple[str | None, ...] = ()
     """Reason of each row for which drafting was stopped, else empty; () without any."""
 
 
@@ -122,8 +122,8 @@ class Recorder:
         self.steps.append(step)
         for new in step.tokens:
             self.new_tokens += len(new)
-        if step.copied:
-            for row, tokens in enumerate(step.copied):
+        if step.prefix_tokens:
+            for row, tokens in enumerate(step.prefix_tokens):
                 if tokens and row in self._reads:
                     self._reads[row] -= tokens
         if self.takes_turns and len(self.steps) >= 2 * KEPT_STEPS:

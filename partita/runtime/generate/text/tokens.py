@@ -223,7 +223,7 @@ class Text:
     def special(self, text: str) -> int | None:
         """The id of the special token `text`; None for other texts."""
         token = self._specials.get(text)
-        return token if token in self.silent else None
+        return token if token in self.special_ids else None
 
     @cached_property
     def _specials(self) -> dict[str, int]:
@@ -231,7 +231,7 @@ class Text:
         return self._tokenizer.special()
 
     @cached_property
-    def silent(self) -> frozenset[int]:
+    def special_ids(self) -> frozenset[int]:
         """Ids of special tokens, which decoded text does not contain."""
         return frozenset(token for token in self._specials.values() if not self._decoded([token]))
 
@@ -246,7 +246,7 @@ class Text:
 
         return partial(DecodeStream(list(ids), skip_special_tokens=True).step, self._tokenizer.core)
 
-    def written(self, token: int) -> str:
+    def token_text(self, token: int) -> str:
         """The text of a token after another token, with the space that some tokenizers drop at the beginning of a text.
 
         For a special token, its name.
@@ -304,7 +304,7 @@ class TextStream:
         self._text = text
         self._stops = StopStrings(stops) if stops else None
         self._ends = {text.special(stop) for stop in stops} - {None}
-        self._hidden = text.silent.union(stop_ids, self._ends)
+        self._hidden = text.special_ids.union(stop_ids, self._ends)
         self.stopped = False
         """Whether a stop string has been found; then only `finish` returns more text."""
         self._ids, self._shown = _context(text, prompt)

@@ -277,13 +277,13 @@ def test_a_draw_among_the_largest_is_that_from_all(vocab, options):
     random = np.random.default_rng(3)
     for _ in range(50):
         logits = random.normal(size=vocab).astype(np.float16).astype(np.float32)
-        places = sampling.largest(logits, samplers[0].few)
-        assert samplers[0].among(places, logits[places]) == samplers[1](logits, HISTORY[:0])
+        places = sampling.largest(logits, samplers[0].candidate_count)
+        assert samplers[0].choose_from(places, logits[places]) == samplers[1](logits, HISTORY[:0])
 
 
 @pytest.mark.parametrize("options", [{}, {"top_k": 51}, {"top_k": 5, "repetition_penalty": 1.1}])
 def test_other_draws_need_all_logits(options):
-    assert drawing(temperature=1.0, **options).few == 0
+    assert drawing(temperature=1.0, **options).candidate_count == 0
 
 
 def test_masked_tokens_stay_masked():
