@@ -17,7 +17,7 @@ import pytest
 
 from partita.cli import run
 from partita.errors import UsageError
-from partita.export.hub import HUB_ID, upload
+from partita.export.hub import HUB_ID
 from partita.library import model_cache
 from partita.library.audience import Audience
 from partita.options.export import ExportOptions
@@ -351,23 +351,6 @@ def test_a_package_is_pushed_and_used_as_it_is(
     code, text, said = partita("push", exported, "me/pushed", "--quiet")
     assert (code, text) == (2, "") and said.count("\n") == 1
     assert "me/pushed: the hub rejected the upload" in said and said.endswith("may write: hf auth login\n")
-
-
-def test_an_upload_shows_no_bars_of_the_hub_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub import HfApi
-    from huggingface_hub.utils.tqdm import are_progress_bars_disabled
-
-    hidden = []
-
-    def upload_folder(*arguments: object, **settings: object) -> SimpleNamespace:
-        hidden.append(are_progress_bars_disabled())
-        return SimpleNamespace(commit_url="https://hub/commit")
-
-    monkeypatch.setattr(HfApi, "create_repo", lambda *arguments, **settings: None)
-    monkeypatch.setattr(HfApi, "upload_folder", upload_folder)
-    before = are_progress_bars_disabled()
-    assert upload(tmp_path, "me/model", "words", private=False) == "https://hub/commit"
-    assert hidden == [True] and are_progress_bars_disabled() == before
 
 
 @pytest.mark.parametrize("home", [".", "onnx"])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import partita
-from partita.commands.audience import TERMINAL
-from partita.commands.terminal import write_stdout
+from partita.commands.terminal import Spinner, draws_progress, note, write_stdout
 from partita.errors import UsageError
 from partita.export.hub import HUB_ID, upload
 from partita.options.export import PushCommand
@@ -25,6 +25,9 @@ def run(options: PushCommand) -> None:
     manifest = read_manifest(package)
     check_files(package, manifest, hashes=False)
     source = f"{manifest.source.checkpoint}, {manifest.graph.precision}, Partita {partita.__version__}"
-    with TERMINAL.busy(f"uploading {package} to {name}"):
+    title = f"uploading {package} to {name}"
+    if draws_progress():  # huggingface_hub draws its own bars
+        note(title)
+    with nullcontext() if draws_progress() else Spinner(title):
         address = upload(package, name, source, private=options.private)
     write_stdout(f"{address}\n")

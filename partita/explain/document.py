@@ -92,7 +92,7 @@ def _opening(explanation: Explanation) -> Iterator[Block]:
     """Identity, placement in each phase, fused nodes and copies."""
     yield Pairs("The node", tuple((name, (value,)) for name, value in _identity(explanation)))
     yield from _places(explanation)
-    yield from _stand_ins(explanation)
+    yield from _fused_from(explanation)
     for place in explanation.places:
         if place.copy_performed is not None:
             yield Line(f"{_render_copy(place.copy_performed)}{_render_why(place)}", f"copy{in_phases([place.phase])}")
@@ -163,7 +163,7 @@ def _render_partition(place: Place) -> str:
     return NOT_KNOWN if place.partition is None else f"{place.partition} ({plural(place.partition_nodes or 0, 'node')})"
 
 
-def _stand_ins(explanation: Explanation) -> Iterator[Line]:
+def _fused_from(explanation: Explanation) -> Iterator[Line]:
     """File nodes of the fused node that it is or is part of."""
     lines: dict[str, list[str]] = {}
     for place in explanation.places:

@@ -7,8 +7,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -162,34 +162,21 @@ def model_folder(model: HubModel, progress: Progress | None = None, without: Seq
 
 
 def upload(folder: Path, name: str, message: str, *, private: bool) -> str:
-    """Upload a folder to a repository, which is created where there is none; its address. Raises UsageError."""
+    """Upload a folder to a repository, which is created if it does not exist; return its address. Raises UsageError.
+
+    The progress bars are those of huggingface_hub.
+    """
     from huggingface_hub import HfApi
 
     api = HfApi()
     try:
         api.create_repo(name, private=private, exist_ok=True)
-        with _hidden_bars():
-            done = api.upload_folder(
-                repo_id=name, folder_path=folder, commit_message=message, ignore_patterns=[*NOT_UPLOADED]
-            )
+        done = api.upload_folder(
+            repo_id=name, folder_path=folder, commit_message=message, ignore_patterns=[*NOT_UPLOADED]
+        )
     except Exception as error:
         raise hub_error(name, error, upload=True) from error
     return str(done.commit_url)
-
-
-@contextmanager
-def _hidden_bars() -> Iterator[None]:
-    """Hide the bars of the hub's client, whose uploads take no class of bars."""
-    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-
-    if are_progress_bars_disabled():
-        yield
-        return
-    disable_progress_bars()
-    try:
-        yield
-    finally:
-        enable_progress_bars()
 
 
 def hub_error(given: str, error: BaseException, *, upload: bool = False) -> PartitaError:

@@ -170,7 +170,7 @@ class ProgressOptions:
     """Progress output on stderr."""
 
     HELP_GROUP = "Output"
-    quiet: bool = option("Do not show progress, or the summary of an export.", default=False, short="-q")
+    quiet: bool = option("Print results only: no progress, no summary.", default=False, short="-q")
     verbose: bool = option("Print a line with the duration of every stage.", default=False, short="-v")
 
 

@@ -72,7 +72,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def stand_ins(provider: Path, cache: Path) -> StubLibraries:
+def stubs(provider: Path, cache: Path) -> StubLibraries:
     return prepare(provider, cache=cache)
 
 
@@ -93,10 +93,10 @@ def run_child(
 
 
 def ask(
-    code: str, stand_ins: StubLibraries, on: Device | None = None, *arguments: str, base: Mapping[str, str] = os.environ
+    code: str, stubs: StubLibraries, on: Device | None = None, *arguments: str, base: Mapping[str, str] = os.environ
 ) -> Any:
     """What `code` prints as JSON in a dry run."""
-    done = run_child(code, child_environment(stand_ins, on or device(), base), *arguments)
+    done = run_child(code, child_environment(stubs, on or device(), base), *arguments)
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -149,14 +149,14 @@ def test_the_profile_has_every_figure_that_the_stand_ins_read():
 # ---- the table of functions ----
 
 
-def test_the_stand_ins_export_what_the_provider_wants_and_nothing_else(provider: Path, stand_ins: StubLibraries):
+def test_the_stand_ins_export_what_the_provider_wants_and_nothing_else(provider: Path, stubs: StubLibraries):
     from elftools.elf.elffile import ELFFile
 
     wanted = symbols.exports(symbols.read_required(provider), "the provider")
-    assert stand_ins.symbols == sum(map(len, wanted.values())) > 100
-    assert set(stand_ins.libraries) == {library.soname for library in symbols.LIBRARIES}
+    assert stubs.symbols == sum(map(len, wanted.values())) > 100
+    assert set(stubs.libraries) == {library.soname for library in symbols.LIBRARIES}
     for soname, names in wanted.items():
-        with (stand_ins.folder / soname).open("rb") as stream:
+        with (stubs.folder / soname).open("rb") as stream:
             table: Any = ELFFile(stream).get_section_by_name(".dynsym")
             exported = {
                 symbol.name
@@ -286,9 +286,9 @@ print(json.dumps({
 
 
 @pytest.mark.parametrize("key", ["t4", "h100"])
-def test_one_build_answers_for_every_device(stand_ins: StubLibraries, key: str):
+def test_one_build_answers_for_every_device(stubs: StubLibraries, key: str):
     profile = device(key)
-    told = ask(DESCRIBE, stand_ins, profile, json.dumps(ATTRIBUTES))
+    told = ask(DESCRIBE, stubs, profile, json.dumps(ATTRIBUTES))
     assert told["name"] == f"{profile.name} (dry run)"
     assert told["total"] == told["free"] == told["memory"] == profile.memory_bytes
     assert (told["count"], told["version"], told["major"]) == (1, 13000, profile.capability[0])
@@ -301,14 +301,14 @@ def test_one_build_answers_for_every_device(stand_ins: StubLibraries, key: str):
     assert told["unknown"] == INVALID_VALUE  # refused, not answered with a made-up figure
 
 
-def test_without_a_profile_there_is_no_device(stand_ins: StubLibraries):
+def test_without_a_profile_there_is_no_device(stubs: StubLibraries):
     code = PREAMBLE + "count = c_int(-1); print(json.dumps([cuda.cudaGetDeviceCount(byref(count)), count.value]))"
     base = {name: value for name, value in os.environ.items() if not name.startswith("PARTITA_STANDIN")}
-    done = run_child(code, {**base, "LD_LIBRARY_PATH": str(stand_ins.folder)})
+    done = run_child(code, {**base, "LD_LIBRARY_PATH": str(stubs.folder)})
     assert json.loads(done.stdout) == [NO_DEVICE, 0]
 
 
-def test_memory_is_counted_and_reads_as_zeros_and_costs_nothing(stand_ins: StubLibraries):
+def test_memory_is_counted_and_reads_as_zeros_and_costs_nothing(stubs: StubLibraries):
     code = (
         PREAMBLE
         + """
@@ -329,7 +329,7 @@ print(json.dumps([error, total.value - free.value, too_much, sticky, written, re
                   inside, freed, twice, total.value - after.value, grown]))
 """
     )
-    told = ask(code, stand_ins)
+    told = ask(code, stubs)
     error, used, too_much, sticky, written, read, host, bulk, inside, freed, twice, left, grown_kib = told
     assert (error, used, written, read, bulk, freed) == (0, 70 << 30, 0, 0, 0, 0)
     assert (too_much, sticky) == (OUT_OF_MEMORY, [OUT_OF_MEMORY, OUT_OF_MEMORY, 0])
@@ -339,7 +339,7 @@ print(json.dumps([error, total.value - free.value, too_much, sticky, written, re
     assert grown_kib < 64 * 1024
 
 
-def test_a_capture_refuses_what_cuda_refuses(stand_ins: StubLibraries):
+def test_a_capture_refuses_what_cuda_refuses(stubs: StubLibraries):
     code = (
         PREAMBLE
         + """
@@ -358,7 +358,7 @@ print(json.dumps([legacy, begun, launched, ended, good, refused, implicit, statu
                   malloc(1)[0]]))
 """
     )
-    legacy, begun, launched, ended, good, refused, implicit, status, spoiled, graph, after = ask(code, stand_ins)
+    legacy, begun, launched, ended, good, refused, implicit, status, spoiled, graph, after = ask(code, stubs)
     assert (legacy, begun, launched, ended, good) == (CAPTURE_UNSUPPORTED, 0, 0, 0, True)
     assert (refused, implicit, status) == ([CAPTURE_UNSUPPORTED] * 3, CAPTURE_IMPLICIT, 2)
     assert (spoiled, graph, after) == (CAPTURE_INVALIDATED, None, 0)
@@ -427,7 +427,7 @@ def model(folder: Path, nodes: list[Any], inputs: Mapping[str, list[int]], **wei
 
 
 @pytest.fixture
-def place(stand_ins: StubLibraries, tmp_path: Path) -> Callable[..., Any]:
+def place(stubs: StubLibraries, tmp_path: Path) -> Callable[..., Any]:
     """Open a model in a dry run and say what became of it."""
 
     def answer(
@@ -440,7 +440,7 @@ def place(stand_ins: StubLibraries, tmp_path: Path) -> Callable[..., Any]:
         **weights: Any,
     ) -> Any:
         path = model(tmp_path, nodes, inputs, **weights)
-        return ask(PLACE, stand_ins, on, path, json.dumps(options or {}), "run" if run else "open")
+        return ask(PLACE, stubs, on, path, json.dumps(options or {}), "run" if run else "open")
 
     return answer
 
@@ -520,18 +520,18 @@ def test_weights_beyond_the_memory_of_the_device_are_an_error_of_onnx_runtime(pl
 
 
 def test_a_second_call_takes_what_the_first_built_and_needs_no_compiler(
-    provider: Path, stand_ins: StubLibraries, cache: Path, monkeypatch: pytest.MonkeyPatch
+    provider: Path, stubs: StubLibraries, cache: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("CC", "/nonexistent/compiler")
     monkeypatch.setitem(sys.modules, "elftools.elf.elffile", None)
     again = prepare(provider, cache=cache)
     assert not again.built
-    assert (again.folder, again.libraries, again.cuda_version) == (stand_ins.folder, stand_ins.libraries, "13.0")
+    assert (again.folder, again.libraries, again.cuda_version) == (stubs.folder, stubs.libraries, "13.0")
 
 
-def test_a_damaged_build_is_built_again(provider: Path, stand_ins: StubLibraries, tmp_path: Path):
-    folder = tmp_path / stand_ins.folder.name
-    shutil.copytree(stand_ins.folder, folder)
+def test_a_damaged_build_is_built_again(provider: Path, stubs: StubLibraries, tmp_path: Path):
+    folder = tmp_path / stubs.folder.name
+    shutil.copytree(stubs.folder, folder)
     (folder / "libcudart.so.13").write_bytes(b"cut off")
     mended = prepare(provider, cache=tmp_path)
     assert (mended.built, mended.folder) == (True, folder)
@@ -690,20 +690,20 @@ def test_onnx_runtime_without_cuda_is_told_apart_from_none(monkeypatch: pytest.M
 GUARD = "from partita.providers.cuda_dry_run import stub_build; print(stub_build.{}())"
 
 
-def test_the_child_proves_that_it_runs_over_the_stand_ins(stand_ins: StubLibraries):
-    environment = child_environment(stand_ins, device(), os.environ)
-    assert run_child(GUARD.format("ensure_child"), environment).stdout.strip() == stand_ins.build
+def test_the_child_proves_that_it_runs_over_the_stubs(stubs: StubLibraries):
+    environment = child_environment(stubs, device(), os.environ)
+    assert run_child(GUARD.format("ensure_child"), environment).stdout.strip() == stubs.build
 
 
-def test_a_process_that_is_no_dry_run_has_no_stand_ins(monkeypatch: pytest.MonkeyPatch):
+def test_a_process_that_is_no_dry_run_has_no_stubs(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv(stub_build.BUILD_VARIABLE, raising=False)
     with pytest.raises(ProviderError, match="not started as a dry run"):
         ensure_child()
     ensure_real()
 
 
-def test_a_child_that_finds_no_stand_ins_ends(stand_ins: StubLibraries):
-    environment = {**child_environment(stand_ins, device(), {}), "LD_LIBRARY_PATH": "/nonexistent"}
+def test_a_child_that_finds_no_stand_ins_ends(stubs: StubLibraries):
+    environment = {**child_environment(stubs, device(), {}), "LD_LIBRARY_PATH": "/nonexistent"}
     done = run_child(GUARD.format("ensure_child"), environment, succeed=False)
     # The second where CUDA is installed system-wide.
     assert re.search(
@@ -713,32 +713,32 @@ def test_a_child_that_finds_no_stand_ins_ends(stand_ins: StubLibraries):
     )
 
 
-def test_a_child_with_other_libraries_ends(stand_ins: StubLibraries, tmp_path: Path):
+def test_a_child_with_other_libraries_ends(stubs: StubLibraries, tmp_path: Path):
     source = tmp_path / "real.c"
     source.write_text("int cudaMalloc(void) { return 0; }\n")
     library = str(tmp_path / "libcudart.so.13")
     subprocess.run([compiler(), "-shared", "-Wl,-soname,libcudart.so.13", "-o", library, str(source)], check=True)
-    environment = child_environment(stand_ins, device(), {"LD_LIBRARY_PATH": "/elsewhere"})
-    assert environment["LD_LIBRARY_PATH"] == f"{stand_ins.folder}:/elsewhere"
+    environment = child_environment(stubs, device(), {"LD_LIBRARY_PATH": "/elsewhere"})
+    assert environment["LD_LIBRARY_PATH"] == f"{stubs.folder}:/elsewhere"
     done = run_child(GUARD.format("ensure_child"), {**environment, "LD_LIBRARY_PATH": str(tmp_path)}, succeed=False)
     assert "libcudart.so.13 in this process is not a stub" in done.stderr
     other = {**environment, stub_build.BUILD_VARIABLE: "another"}
     done = run_child(GUARD.format("ensure_child"), other, succeed=False)
-    assert f"in this process is {stand_ins.build} instead of another" in done.stderr
+    assert f"in this process is {stubs.build} instead of another" in done.stderr
 
 
-def test_a_real_run_refuses_stand_ins(stand_ins: StubLibraries):
-    environment = child_environment(stand_ins, device(), {})
+def test_a_real_run_refuses_stubs(stubs: StubLibraries):
+    environment = child_environment(stubs, device(), {})
     done = run_child(GUARD.format("ensure_real"), environment, succeed=False)
     assert "was started for a dry run" in done.stderr
     code = "import ctypes; ctypes.CDLL('libcudart.so.13'); " + GUARD.format("ensure_real")
-    done = run_child(code, {"LD_LIBRARY_PATH": str(stand_ins.folder)}, succeed=False)
+    done = run_child(code, {"LD_LIBRARY_PATH": str(stubs.folder)}, succeed=False)
     assert "ProviderError: libcudart.so.13 in this process is a stub" in done.stderr
 
 
-def test_a_new_profile_replaces_the_old_one_and_hides_real_gpus(stand_ins: StubLibraries):
-    outer = child_environment(stand_ins, device("t4"), {"CUDA_VISIBLE_DEVICES": "0", "OTHER": "kept"})
-    inner = child_environment(stand_ins, device("h200"), outer)
+def test_a_new_profile_replaces_the_old_one_and_hides_real_gpus(stubs: StubLibraries):
+    outer = child_environment(stubs, device("t4"), {"CUDA_VISIBLE_DEVICES": "0", "OTHER": "kept"})
+    inner = child_environment(stubs, device("h200"), outer)
     assert inner["OTHER"] == "kept"
     assert inner["CUDA_VISIBLE_DEVICES"] == ""
     assert inner["PARTITA_STANDIN_MAJOR"] == "9"

@@ -158,7 +158,7 @@ def _about_providers(report: Report) -> Iterator[Line]:
                 yield Line(
                     f"{_render_behind(entry)}{tally(entry.op_types)}", f"{short_provider(entry.provider)}{where}"
                 )
-        for line in _stand_ins(phase):
+        for line in _parts_of_nodes(phase):
             yield Line(line, tone="quiet")
         if phase.subgraphs is not None:
             yield Line(_render_bodies(phase.subgraphs), f"Control-flow subgraphs{where}, not in other figures")
@@ -171,7 +171,7 @@ def _render_behind(entry: ProviderShare) -> str:
     return f"{plural(entry.executed_nodes, 'node')} for {entry.nodes:,} of the file: "
 
 
-def _stand_ins(phase: Phase) -> list[str]:
+def _parts_of_nodes(phase: Phase) -> list[str]:
     """Parts of compiled and fused nodes; nodes with equal parts in different layers share a line."""
     alike: dict[tuple[str, tuple[str, ...]], list[NodePlacement]] = {}
     compiled: dict[str, list[str]] = {}

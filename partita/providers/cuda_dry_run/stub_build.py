@@ -137,13 +137,13 @@ def _build_all(
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def child_environment(stand_ins: StubLibraries, device: Device, base: Mapping[str, str]) -> dict[str, str]:
-    """`base` with the variables for a child process that sees `device` through `stand_ins`; real GPUs are hidden."""
-    path = os.pathsep.join(part for part in (str(stand_ins.folder), base.get("LD_LIBRARY_PATH", "")) if part)
+def child_environment(stubs: StubLibraries, device: Device, base: Mapping[str, str]) -> dict[str, str]:
+    """`base` with the variables for a child process that sees `device` through `stubs`; real GPUs are hidden."""
+    path = os.pathsep.join(part for part in (str(stubs.folder), base.get("LD_LIBRARY_PATH", "")) if part)
     return {
         **{name: value for name, value in base.items() if not name.startswith(PREFIX)},
         **device.environment(),
-        BUILD_VARIABLE: stand_ins.build,
+        BUILD_VARIABLE: stubs.build,
         "LD_LIBRARY_PATH": path,
         "CUDA_VISIBLE_DEVICES": "",
     }

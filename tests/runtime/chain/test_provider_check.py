@@ -217,7 +217,7 @@ def test_a_provider_that_starts_and_computes_nothing_is_not_usable(tmp_path_fact
     require("elftools")
     cuda = known_providers()["cuda"]
     every = {option.name: option.default for option in cuda.options if not option.session_key}
-    (seen,) = over_stand_ins(tmp_path_factory, request_of(Resolution(cuda, "active", options=every)))
+    (seen,) = over_stubs(tmp_path_factory, request_of(Resolution(cuda, "active", options=every)))
     assert seen.result is not None, seen
     assert seen.result["error"] is None, "an option of providers/cuda.py is not accepted"
     reported = seen.result["options"]
@@ -241,13 +241,13 @@ def test_options_that_cuda_refuses_are_explained(tmp_path_factory, options, says
     require("a C compiler", shutil.which("cc") is not None)
     require("elftools")
     resolution = Resolution(known_providers()["cuda"], "active", options=options)
-    (seen,) = over_stand_ins(tmp_path_factory, request_of(resolution))
+    (seen,) = over_stubs(tmp_path_factory, request_of(resolution))
     found = judge(resolution, seen).resolution
     assert found.reason == "option_rejected"
     assert (found.evidence or "").startswith(says)
 
 
-def over_stand_ins(tmp_path_factory, request):
+def over_stubs(tmp_path_factory, request):
     """Outcome of a child whose CUDA libraries are stubs."""
     from partita.providers.cuda_dry_run.devices import device
     from partita.providers.cuda_dry_run.stub_build import child_environment, prepare, provider_library
