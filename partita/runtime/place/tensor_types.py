@@ -116,7 +116,18 @@ def _types_by_runtime(
         element = element_in(text)
         if element is not None:
             found[name] = onnx.helper.make_tensor_type_proto(element.number, sizes)
+    for name in _without_rank(single, found):
+        found[name].tensor_type.ClearField("shape")
     return found
+
+
+def _without_rank(single: onnx.ModelProto, found: Mapping[str, onnx.TypeProto]) -> list[str]:
+    """Outputs without a rank. ONNX Runtime shows them like scalars, but keeps a declared shape only without a rank."""
+    declared = {port.name: port for port in single.graph.output if sizes_of(found.get(port.name)) == ()}
+    for name, port in declared.items():
+        port.type.CopyFrom(tensor_type(found[name].tensor_type.elem_type, (1,)))
+    shown = output_types(single.SerializeToString(deterministic=True)) if declared else {}
+    return [name for name in declared if name in shown and shown[name][1] == [1]]
 
 
 def _look_into_functions(model: onnx.ModelProto) -> bool:
