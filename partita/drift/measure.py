@@ -43,7 +43,7 @@ def measure(
 ) -> Drift:
     """Compare both sides in the `compared` ones of these `steps`.
 
-    Raises PackageError, ProviderError, ResourceError, UsageError, GenerationError; LateError after `settings.until`.
+    Raises PackageError, ProviderError, ResourceError, UsageError, GenerationError; LateError after `settings.deadline`.
     """
     entries = list(_open(tested, reference, steps, compared, settings))
     layers: list[PartDrift] = []

@@ -87,7 +87,7 @@ def test_each_request_gets_what_it_would_get_alone(
     assert [ticket.result.tokens for ticket in tickets] == [known(*each, states=states) for each in ASKED]
     assert max(beside) == (3 if apart else 1), "as many adapters beside each other as there are rows"
     if batch > 1:
-        assert any(step.copied for step in steps), "what begins alike is read once, with the same adapter"
+        assert any(step.prefix_tokens for step in steps), "what begins alike is read once, with the same adapter"
     assert len({known(ASKED[0][0], name) for name in (None, *RANKS)}) == 3, "the adapters make no difference"
 
 

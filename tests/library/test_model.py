@@ -763,7 +763,7 @@ def test_what_a_tokenizer_raises_ends_a_generation_as_an_error_of_ours(model, mo
     monkeypatch.setattr("partita.runtime.generate.text.tokens.TextStream.push", fails)
     with pytest.raises(partita.GenerationError, match="cannot be decoded: IndexError: no such piece"):
         generation.run()
-    assert generation.over and generation.tokens == before and generation.finish_reason == "error"
+    assert generation.finished and generation.tokens == before and generation.finish_reason == "error"
     assert list(generation) == []
 
 

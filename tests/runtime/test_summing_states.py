@@ -135,4 +135,4 @@ def test_more_decode_steps_than_the_cache_is_long_can_be_placed(opened, states):
     runner = opened(batch=2, states=states)
     assert run_package(runner, 60) is None
     assert [step.phase for step in runner.steps].count("decode") == 60 > LENGTH
-    assert all(count <= LENGTH for count in runner.cache.filled)
+    assert all(count <= LENGTH for count in runner.cache.lengths)

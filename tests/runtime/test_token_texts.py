@@ -48,8 +48,8 @@ def text(tmp_path: Path) -> Text:
 
 def test_a_token_has_its_space_and_a_special_one_its_name(text):
     assert text.decode_at_once([1]) == text.decode_at_once([2]) == "true"
-    assert [text.written(token) for token in (1, 2, 3, 0)] == [" true", "true", " ", "<s>"]
-    assert "\ufffd" in text.written(4) and "\ufffd" in text.written(5)
+    assert [text.token_text(token) for token in (1, 2, 3, 0)] == [" true", "true", " ", "<s>"]
+    assert "\ufffd" in text.token_text(4) and "\ufffd" in text.token_text(5)
 
 
 def test_a_text_that_a_vocabulary_cannot_say_is_an_error_of_the_prompt(tmp_path):

@@ -338,7 +338,7 @@ def options(asked: Sampling, sampling: Any, rows: int, folder: Path, *, of_file:
         raise UsageError(
             f"`sampling` must be a Sampling, {CHECKPOINT!r}, or a list with a Sampling for each prompt ({rows})"
         )
-    return [_completed_for(folder, one.over(asked)) for one in each]
+    return [_completed_for(folder, one.with_defaults(asked)) for one in each]
 
 
 def with_seeds(samplings: Sequence[Sampling], rows: int) -> list[Sampling]:

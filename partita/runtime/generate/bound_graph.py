@@ -195,7 +195,7 @@ class BoundGraph:
     def repeats(self) -> bool:
         """Whether `repeat` is possible: no profiled run, and no growing buffer or mask."""
         fixed = self._mask is None and self._rope is None and not self._cache.has_moving
-        return fixed and not self._window.open and len(self._cache.filled) >= self._batch
+        return fixed and not self._window.open and len(self._cache.lengths) >= self._batch
 
     @property
     def plain_binding(self) -> Binding | None:

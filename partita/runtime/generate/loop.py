@@ -117,7 +117,7 @@ class Engine:
             self.release_row(row)
             raise
         if self.records:
-            loaded = 0 if request.prefix is None else cache.filled[row]
+            loaded = 0 if request.prefix is None else cache.lengths[row]
             self.runner.recorder.on_request(row, self.row(row), loaded)
         return row
 
@@ -150,7 +150,7 @@ class Engine:
 
     def saved(self, row: int) -> Prefix:
         """The cached tokens of a row and their states. Raises GenerationError if they cannot be read back."""
-        entry, count = self.row(row), self.runner.cache.filled[row]
+        entry, count = self.row(row), self.runner.cache.lengths[row]
         return saved_prefix(self.runner.cache, row, entry.history[:count], usable=self.keeps_keys(count))
 
     def keeps_keys(self, length: int) -> bool:
@@ -208,7 +208,7 @@ class Engine:
         self.steady_step = None
         if not 0 < tokens < entry.known:
             raise GenerationError(f"row {row} has {plural(entry.known, 'token')}; it cannot be rewound by {tokens}")
-        back = max(0, cache.filled[row] - (entry.known - tokens - 1))
+        back = max(0, cache.lengths[row] - (entry.known - tokens - 1))
         changes = self.runner.has_rope_length or self.runner.contract.rereads_at is not None
         if entry.error is not None or changes or not cache.rewind(row, back):
             return False
@@ -255,7 +255,7 @@ class Engine:
 
     def _step(self, plan: StepPlan, drafts: Drafts, began: float) -> Step:
         """Run the step of a plan."""
-        runner, filled = self.runner, self.runner.cache.filled
+        runner, filled = self.runner, self.runner.cache.lengths
         if not plan.is_prefill:
             ready = runner.will_decode()  # once; not counted in a step's time
             self.mark, began = self.mark + ready, began + ready
@@ -348,7 +348,7 @@ class Engine:
 
     def plan(self) -> StepPlan | None:
         """The next step of the current rows."""
-        capacity, filled = self.runner.capacity, self.runner.cache.filled
+        capacity, filled = self.runner.capacity, self.runner.cache.lengths
         if self.runner.contract.rereads:
             views = [self._uncached_view(index, row) for index, row in enumerate(self.rows)]
             return plan_step(views, capacity, self.prefill_chunk)
@@ -367,9 +367,9 @@ class Engine:
     def _uncached_view(self, index: int, row: Row | None) -> RowView:
         """The planner's view of a row of a graph without a cache: all of its text is fed again."""
         cache = self.runner.cache
-        if row is None or row.finish is not None or cache.filled[index] == row.known:
+        if row is None or row.finish is not None or cache.lengths[index] == row.known:
             return RowView(0, 0, needs_cache=False)
-        reads = cache.filled[index] < row.read_until
+        reads = cache.lengths[index] < row.read_until
         cache.release_row(index)
         return RowView(0, row.known, reads, reads and row.request.listener is not None)
 
@@ -388,7 +388,7 @@ class Engine:
 
     def _next_length(self) -> int:
         """Tokens of the longest row after the next step, including finished rows, which other keys depend on."""
-        taken = [(row, n) for row, n in zip(self.rows, self.runner.cache.filled, strict=True) if row is not None]
+        taken = [(row, n) for row, n in zip(self.rows, self.runner.cache.lengths, strict=True) if row is not None]
         return max((count + (row.finish is None) for row, count in taken), default=0)
 
     def _next_rope_length(self, plan: StepPlan) -> int:

@@ -117,7 +117,7 @@ class Prefixes:
                 self._saved.append(kept)
             self._load(index, cut(kept, length, self._cache))
         wanted = self._copyable_tokens(max(seen, row.request.shares), prompt)
-        if plan.waits_for is None and wanted >= self._cache.filled[index] + LEAST_TOKENS:
+        if plan.waits_for is None and wanted >= self._cache.lengths[index] + LEAST_TOKENS:
             plan.save_at = wanted
 
     def release_row(self, index: int) -> None:
@@ -146,7 +146,7 @@ class Prefixes:
             self._saved.clear()  # it is unknown since when values are not finite
             return
         for index, plan in self._plans.items():
-            count, filled = plan.save_at, self._cache.filled[index]
+            count, filled = plan.save_at, self._cache.lengths[index]
             if count is not None and filled >= count:
                 intact = index not in self._cache.invalid and plan.row.error is None  # otherwise the row was zeroed
                 if intact and self._usable(plan.row.known) and self._cache.saves(count, filled):
@@ -168,7 +168,7 @@ class Prefixes:
 
         Where graphs run chunks only while every row is at its beginning, its first token ends that for all rows.
         """
-        others = [(row, self._cache.filled[place]) for place, row in enumerate(rows) if place != index]
+        others = [(row, self._cache.lengths[place]) for place, row in enumerate(rows) if place != index]
         return self._capacity.appends(1) or any(row is not None and not row.finish and at for row, at in others)
 
     def _copyable_tokens(self, common: int, prompt: Tokens, *, given: bool = False) -> int:
@@ -210,7 +210,7 @@ class Prefixes:
             if row.request.adapter != self._plans[index].row.request.adapter:
                 continue
             common = self._copyable_tokens(common_tokens(prompt, row.history[: row.known]), prompt)
-            filled = self._cache.filled[place]
+            filled = self._cache.lengths[place]
             there = self._cache.saves(common, filled) and place not in self._cache.invalid
             comes = filled < common <= row.read_until and row.finish is None
             if (there or comes) and common >= (least if best is None else best[2] + 1):
@@ -225,14 +225,14 @@ class Prefixes:
         """Let a row save the states that others wait for."""
         place, row, count = source
         plan = self._plans.get(place)
-        if plan is not None and plan.row is row and self._cache.filled[place] < count:
+        if plan is not None and plan.row is row and self._cache.lengths[place] < count:
             plan.save_at = count if plan.save_at is None else min(plan.save_at, count)
 
     def _copy_from_row(self, index: int, plan: _Plan, rows: Sequence[Row | None]) -> None:
         """Copy a row's awaited states when available; if they will not be, the row prefills its prompt itself."""
         assert plan.waits_for is not None
         place, row, count = plan.waits_for
-        wanted, filled = plan.row.history[:count], self._cache.filled[place]
+        wanted, filled = plan.row.history[:count], self._cache.lengths[place]
         adapter = plan.row.request.adapter
         there = (entry for entry in self._saved if entry.adapter == adapter and np.array_equal(entry.tokens, wanted))
         kept = next(there, None)

@@ -71,7 +71,7 @@ def saved_prefix(cache: Cache, row: int, tokens: Tokens, *, usable: bool) -> Pre
     """
     if not usable:
         raise GenerationError(f"{plural(len(tokens), 'token')} cannot be saved as a prefix: {BY_LENGTH}")
-    if not cache.saves(len(tokens), cache.filled[row]):
+    if not cache.saves(len(tokens), cache.lengths[row]):
         raise GenerationError("a state in bfloat16 cannot be read back from this device, so it cannot be saved")
     return Prefix(tokens.copy(), cache.save_row(row, len(tokens)))
 

@@ -71,7 +71,7 @@ class SteadyStep:
 
     def run(self, next_tokens: NextTokens) -> SteadyRun:
         """Feed every row its last token, run, and add each row's next token."""
-        filled, furthest, mask = self._cache.filled, self._resting, self._mask
+        filled, furthest, mask = self._cache.lengths, self._resting, self._mask
         for index, place, _, history, _, _ in self.rows:
             start = filled[index]
             self._tokens[place] = history[start]
@@ -119,7 +119,7 @@ def steady_step(graph: BoundGraph, runner: Runner, rows: Sequence[Row | None], p
     """
     if plan.is_prefill or plan.new_tokens != 1 or not graph.repeats or runner.has_rope_length:
         return None
-    filled = runner.cache.filled
+    filled = runner.cache.lengths
     for row, take, count in zip(rows, plan.take, filled, strict=True):
         goes_on = row is not None and row.finish is None
         if goes_on != (take == 1):

@@ -117,7 +117,7 @@ class Scorer:
     def cached(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
         """Keys and values of the last windows, on the host: input name and [B, KV heads, tokens, head size]."""
         cache = self.runner.cache
-        filled = max(cache.filled)
+        filled = max(cache.lengths)
         for state, buffer in zip(cache.states, cache.buffers, strict=True):
             if state.kind in ("key", "value"):
                 yield state.past, buffer.host[:, :, :filled]

@@ -123,7 +123,7 @@ def test_what_requests_begin_with_alike_is_read_once(tmp_path, opened, states, b
     tickets = [scheduler.submit(work(prompt, 4), None, steps.append) for prompt in prompts]
     run(scheduler)
     assert [list(ticket.result.tokens) for ticket in tickets] == [known_tokens(p, 4, states) for p in prompts]
-    copied = sum(sum(step.copied) for step in steps)
+    copied = sum(sum(step.prefix_tokens) for step in steps)
     alone = 4 * len(system) - copied  # in a worker the first request may be read before the second one arrives
     assert copied in (4 * len(system), 4 * len(system) + 1) or (child and alone == len(system))
     read = sum(step.row_tokens for step in steps if step.phase == "prefill")

@@ -43,7 +43,7 @@ def test_a_next_turn_goes_on_in_the_cache(opened, states, shapes, ends):
     assert step is not None and step.phase == "prefill" and not step.is_repeated
     text = [*PROMPTS[1], *answer, *PROMPTS[2]]
     assert [*step.tokens[row], *finish(engine).get(row, [])] == up_to(known_tokens(text, budget, states), stops)
-    assert engine.runner.cache.filled[row] == engine.row(row).known - 1, "nothing was read twice"
+    assert engine.runner.cache.lengths[row] == engine.row(row).known - 1, "nothing was read twice"
 
 
 def up_to(tokens: list[int], stops: frozenset[int]) -> list[int]:
@@ -113,7 +113,7 @@ def test_draft_tokens_change_the_number_of_steps_and_no_token(opened, wrong):
     steps = []
     while (step := engine.step()) is not None:
         steps.append(step)
-        assert engine.runner.cache.filled[row] == engine.row(row).known - 1
+        assert engine.runner.cache.lengths[row] == engine.row(row).known - 1
     told = {index: [token for step in steps for token in step.tokens[index]] for index in (row, other)}
     assert told == {row: wanted, other: known_tokens(PROMPTS[1], 9, KEYS)}
     decode = [step for step in steps if step.phase == "decode"]
@@ -177,7 +177,7 @@ def test_an_accepted_stop_token_ends_the_row(opened):
         Request(PROMPTS[2], lambda _, history: int(history[-1] + 1) % VOCAB, 12, frozenset({wanted[4]}), drafter=asked)
     )
     assert finish(engine)[row] == wanted[:5] and engine.row(row).finish == "stop" and asked.asked == 1
-    assert engine.runner.cache.filled[row] == engine.row(row).known - 1
+    assert engine.runner.cache.lengths[row] == engine.row(row).known - 1
     engine.extend(row, [7])
     assert finish(engine)[row] == list(range(8, 20))
 
@@ -227,7 +227,7 @@ def test_a_single_row_has_draft_tokens_where_several_rows_cannot(opened, place):
     assert asked[place] and not any(asked[row] for row in range(3) if row != place)
     assert alone and 0 < sum(step.accepted for step in alone) < sum(step.drafted for step in alone)
     resting = 2 - place  # what it has in the cache is as it was
-    assert engine.runner.cache.filled[resting] == engine.row(resting).known - 1
+    assert engine.runner.cache.lengths[resting] == engine.row(resting).known - 1
     engine.extend(resting, [7], max_new_tokens=5)
     text = [*PROMPTS[resting], *wanted[resting], 7]
     assert finish(engine)[resting] == known_tokens(text, 5, KEYS)
@@ -274,10 +274,10 @@ def test_a_row_at_rest_reads_anew_what_the_padding_of_others_has_written_over(op
     engine.join(Request(begin, greedy, max_new_tokens=1))
     while engine.step() is not None:
         pass
-    before = engine.runner.cache.filled[0]
+    before = engine.runner.cache.lengths[0]
     engine.join(Request(later, greedy, max_new_tokens=1))
     engine.step()
-    assert engine.runner.cache.filled[0] == min(before, LENGTH - len(later)) < before
+    assert engine.runner.cache.lengths[0] == min(before, LENGTH - len(later)) < before
     said = [*begin, int(engine.row(0).history[engine.row(0).known - 1])]
     engine.extend(0, (1, 2, 3), max_new_tokens=4)
     while engine.step() is not None:

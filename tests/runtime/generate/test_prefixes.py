@@ -256,9 +256,9 @@ def test_a_row_that_goes_back_waits_for_nothing_any_more(opened):
     kept = 4
     assert engine.rewind(second, engine.row(second).known - kept)
     engine.halt(second)
-    while engine.runner.cache.filled[first] < len(SYSTEM):
+    while engine.runner.cache.lengths[first] < len(SYSTEM):
         engine.step()
-    assert engine.runner.cache.filled[second] <= kept
+    assert engine.runner.cache.lengths[second] <= kept
     engine.extend(second, (9, 8, 7), greedy, 4)
     found, _ = finish(engine)
     assert found[second] == known_tokens([*PROMPTS[1][:kept], 9, 8, 7], 4, ("key",))

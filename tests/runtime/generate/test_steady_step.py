@@ -95,7 +95,7 @@ class Both:
                 untimed,
                 raised,
                 cache.facts(),
-                [*cache.filled],
+                [*cache.lengths],
                 cache.dirty,
                 cache.unchecked,
                 cache.invalid,

@@ -373,7 +373,7 @@ def test_inputs_that_do_not_fit_into_free_memory_are_refused_before_they_are_mad
 def test_inputs_of_a_dry_run_take_no_memory(tmp_path):
     model = read_onnx(written(tmp_path / "m.onnx", RELU))
     began = rss_bytes()
-    buffer = filled_buffer(model, model.inputs[0], (1 << 14, 1 << 15), where(dry=True), np.random.default_rng(0))
+    buffer = filled_buffer(model, model.inputs[0], (1 << 14, 1 << 15), where(dry_run=True), np.random.default_rng(0))
     assert buffer.size_bytes == 2 << 30 and rss_bytes() - began < 1 << 28
 
 

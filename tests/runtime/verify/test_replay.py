@@ -244,7 +244,7 @@ def test_positions_that_rounding_reroutes_are_left_out_while_they_are_the_fewer(
     comparison = compared(off, error=error)
     set_aside([comparison])
     found = comparison.result()
-    assert found.rerouted == left == len(comparison.set_aside)
+    assert found.rerouted == left == len(comparison.excluded)
     assert (found.max_rel_error <= 0.1 and found.tokens_equal) == (off == left)
 
 
@@ -253,7 +253,7 @@ def test_each_kind_of_step_has_to_agree_by_itself():
     prompt, decode = compared(0, count=24), [compared(1, count=1, kind="decode") for _ in range(5)]
     decode += [compared(0, count=1, kind="decode") for _ in range(3)]
     set_aside([prompt, *decode])
-    assert not any(entry.set_aside for entry in (prompt, *decode))
+    assert not any(entry.excluded for entry in (prompt, *decode))
 
 
 @pytest.mark.parametrize("bias", [-1e4, -65504.0, -1e9])

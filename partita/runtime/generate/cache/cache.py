@@ -40,7 +40,7 @@ class Cache:
         self.stores = _stores(self.states, session, batch)
         self._batch = batch
         self._moving = tuple(store for store in self.stores if store.moves)
-        self.filled = [0] * batch
+        self.lengths = [0] * batch
         """[rows]: cached tokens of each row, the cache position of its next token."""
         self.unchecked: set[int] = set()
         """Rows with cached tokens whose logits were not checked, so their states may not be finite."""
@@ -62,11 +62,11 @@ class Cache:
 
     def hold_one(self) -> None:
         """Let all rows of the batch hold the sequence of row 0 from now on."""
-        self.filled = [0]
+        self.lengths = [0]
 
     @property
     def _holds_one(self) -> bool:
-        return len(self.filled) == 1
+        return len(self.lengths) == 1
 
     def _places(self, rows: Sequence[int]) -> Sequence[int]:
         """The rows of the batch that hold the sequences of `rows`."""
@@ -117,14 +117,14 @@ class Cache:
         """Prepare for a first request: zero the cache if necessary, and free every row."""
         if self.dirty or self.unchecked:
             self.clear()
-        self.filled[:] = [0] * len(self.filled)
+        self.lengths[:] = [0] * len(self.lengths)
         self.invalid.clear()
 
     def clear(self) -> None:
         """Zero every state, and free every row."""
         for store in self.stores:
             store.clear()
-        self.filled[:] = [0] * len(self.filled)
+        self.lengths[:] = [0] * len(self.lengths)
         self.invalid.clear()
         self.unchecked.clear()
         self.dirty = False
@@ -148,9 +148,9 @@ class Cache:
             store.after_run(binding, take)
         first, end = span or (0, len(take))
         if self._sums_up:
-            self.invalid.update(row for row in range(first, end) if self.filled[row] and not take[row])
+            self.invalid.update(row for row in range(first, end) if self.lengths[row] and not take[row])
         for row in range(first, end):
-            self.filled[row] = self.filled[row] + take[row] if take[row] else min(self.filled[row], starts[row])
+            self.lengths[row] = self.lengths[row] + take[row] if take[row] else min(self.lengths[row], starts[row])
 
     def can_rewind(self, tokens: int) -> bool:
         """Whether any row can be rewound by this number of its tokens."""
@@ -158,12 +158,12 @@ class Cache:
 
     def rewind(self, row: int, tokens: int) -> bool:
         """Rewind a row by a number of tokens. False, without a change, if a state cannot be rewound."""
-        filled = self.filled[row]
+        filled = self.lengths[row]
         if not 0 <= tokens <= filled or not all(store.rewinds(tokens, filled) for store in self.stores):
             return False
         for store in self.stores:
             store.rewind(row, tokens)
-        self.filled[row] -= tokens
+        self.lengths[row] -= tokens
         return True
 
     def row_shapes(self, tokens: int) -> RowShapes:
@@ -192,7 +192,7 @@ class Cache:
         """Load the states of the first `tokens` into a row. Requires `loads_rows`."""
         for store in self.stores:
             store.load_row(slice(None) if self._holds_one else row, states)
-        self.filled[row] = tokens
+        self.lengths[row] = tokens
 
     def release_row(self, row: int) -> None:
         """Free a row: its next request begins at position 0."""
@@ -201,7 +201,7 @@ class Cache:
         self.unchecked.discard(row)
         for store in self.stores:
             store.release_row(row)
-        self.filled[row] = 0
+        self.lengths[row] = 0
         self.invalid.discard(row)
 
     def wipe(self, row: int) -> bool:

@@ -65,7 +65,7 @@ def draft(
     several tokens for these rows. `plan` makes the step of the current rows. Without `control`, each row gets as many
     draft tokens as fit.
     """
-    began, filled = time.perf_counter(), runner.cache.filled
+    began, filled = time.perf_counter(), runner.cache.lengths
     going = [(row, count) for row, count in zip(rows, filled, strict=True) if row is not None and row.finish is None]
     drafting = [(row, room) for row, count in going if (room := row.max_drafts(count))]
     if not drafting or not runner.can_remove_last or runner.graph("decode").window.open:
@@ -254,16 +254,16 @@ class DraftModel:
     def _rewind(self, history: Ids) -> None:
         """Remove tokens that are not in the row's text, and at least its last token, whose logits are needed."""
         cache = self._runner.cache
-        same = min(cache.filled[0], len(history) - 1)
+        same = min(cache.lengths[0], len(history) - 1)
         wrong = np.flatnonzero(self._fed[:same] != history[:same])
         same = int(wrong[0]) if len(wrong) else same
-        if not cache.rewind(0, cache.filled[0] - same):
+        if not cache.rewind(0, cache.lengths[0] - same):
             cache.release_row(0)
 
     def _read(self, text: Ids) -> npt.NDArray[np.float32]:
         """Feed the tokens that are not cached; the logits [vocab] after the last token."""
         runner = self._runner
-        filled = runner.cache.filled
+        filled = runner.cache.lengths
         logits = np.zeros(0, np.float32)
         while pending := len(text) - filled[0]:
             begin = filled[0]

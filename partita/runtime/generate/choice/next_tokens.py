@@ -52,7 +52,7 @@ class NextTokens:
         tokens: list[tuple[int, ...]] = [()] * len(rows)
         for index, row in enumerate(rows):
             if row is not None and row.request.listener is not None:
-                begin = self.cache.filled[index] - plan.take[index]
+                begin = self.cache.lengths[index] - plan.take[index]
                 for position in plan.positions:
                     if position < plan.take[index] and begin + position >= row.request.listens_from:
                         row.request.listener(begin + position, graph.logits(index, position))
