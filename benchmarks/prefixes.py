@@ -51,7 +51,7 @@ def _first_tokens(runner: Runner, length: int, rounds: int) -> None:
     row = engine.join(Request(begin))
     while engine.step() is not None:
         pass
-    prefix = engine.saved(row)
+    prefix = engine.save_prefix(row)
     engine.release_row(row)
     times: dict[bool, list[float]] = {False: [], True: []}
     for turn in range(rounds + 1):

@@ -96,7 +96,7 @@ class Context:
     """The user's pin that covers the node, as written, e.g. cpu:lm_head."""
     probe: NodeProbe | None = None
     """Experiments with the skipped provider on the node, or on a node that it replaces."""
-    rejected: RejectedPart | None = None
+    rejected_part: RejectedPart | None = None
     """The smallest part of the graph that the skipped provider does not open."""
     fails_alone: bool = False
     """The provider fails on a node of that part in isolation."""
@@ -187,10 +187,9 @@ def alone(context: Context, code: ReasonCode, factors: Sequence[Factor] = ()) ->
     for shown in conclusions(context.probe):
         if shown.code == code or any(factor in factors for factor in shown.factors):
             whole = "the provider fails on the whole graph because of this node: " if culprit else ""
-            if left and context.rejected is not None:
-                whole = (
-                    f"the provider rejects this node and then fails on the whole graph: {context.rejected.message}; "
-                )
+            if left and context.rejected_part is not None:
+                message = context.rejected_part.message
+                whole = f"the provider rejects this node and then fails on the whole graph: {message}; "
             basis: Basis = "forms" if shown.inferred else "together" if len(shown.factors) > 1 else "alone"
             yield Finding("probed", basis, f"{whole}{shown.evidence}", factors=shown.factors, not_run=shown.not_run)
             return
@@ -208,14 +207,14 @@ def graph_lines(context: Context, code: ReasonCode) -> Iterator[Finding]:
 
 def is_culprit(context: Context) -> bool:
     """Whether the provider fails on the graph, and on this node of the rejected part in isolation."""
-    part, probe = context.rejected, context.probe
+    part, probe = context.rejected_part, context.probe
     inside = part is not None and not {*part.nodes, *part.rejected_subgraph_nodes}.isdisjoint(context.names)
     return inside and probe is not None and bool(probe.variants) and probe.variants[0].outcome in FAILED
 
 
 def rejected_alone(context: Context) -> bool:
     """Whether the provider fails on a graph because it rejects only this node, and logs the rejection."""
-    part, probe = context.rejected, context.probe
+    part, probe = context.rejected_part, context.probe
     single = (
         part is not None
         and len(part.nodes) == 1
@@ -233,7 +232,7 @@ def rejected_alone(context: Context) -> bool:
 
 def _rejected_in_part(context: Context) -> bool:
     """Whether the provider rejects the node in isolation, and fails on a part with it but on no single node of it."""
-    part, probe = context.rejected, context.probe
+    part, probe = context.rejected_part, context.probe
     several = part is not None and len(part.nodes) > 1 and not set(part.nodes).isdisjoint(context.names)
     inside = several and not context.fails_alone
     return inside and probe is not None and bool(probe.variants) and probe.variants[0].outcome == "rejected"
@@ -255,7 +254,7 @@ def operator_outcome(context: Context, code: ReasonCode) -> str:
     if probe is None or not probe.variants or probe.missing_probes or context.op_type is None:
         return ""
     first = probe.variants[0]
-    if first.outcome not in FAILED and context.rejected is None:
+    if first.outcome not in FAILED and context.rejected_part is None:
         return ""
     patterns = [pattern.pattern for pattern in context.patterns if pattern.reason == code]
     named = re.search(rf"\b{re.escape(context.op_type)}\b", first.message)

@@ -152,7 +152,7 @@ def _context_of(
         session_log=index.graph_log,
         pin=_pin_of(index, name, in_subgraph=in_subgraph),
         probe=fullest(facts.probes, names),
-        rejected=part,
+        rejected_part=part,
         fails_alone=any(probe.variants and probe.variants[0].outcome in FAILED for probe in inside),
         budget=facts.budget,
         is_unnamed=not in_subgraph and name in index.possible_functions,
@@ -198,7 +198,7 @@ def nodes_to_probe(index: SessionIndex, chain: Sequence[ChainEntry], entry: Chai
     placed += [
         (node.name, node.op_type, node.provider, node.name in index.same_name_nodes) for node in _subgraph_nodes(index)
     ]
-    undecided = {reason.code for reason in REASONS.values() if reason.undecided}
+    undecided = {reason.code for reason in REASONS.values() if reason.needs_probes}
     found: list[str] = []
     for name, op_type, provider, in_subgraph in placed:
         if provider is not None and provider != entry.provider and entry in preferred_entries(chain, provider):

@@ -121,7 +121,7 @@ def without_values(index: SessionIndex, times: NodeTimes) -> NodeTimes:
         times,
         host_us={},
         output_bytes={name: size for name, size in times.output_bytes.items() if name not in unknown},
-        last={name: event for name, event in times.last.items() if name not in unknown},
+        last_events={name: event for name, event in times.last_events.items() if name not in unknown},
     )
 
 

@@ -133,7 +133,7 @@ def port_bytes(port: PortFact, phase: PhaseName) -> int | None:
 def _tensor_sizes(index: SessionIndex, times: NodeTimes) -> dict[str, int]:
     """Bytes of tensors, from their node's outputs in the last observed run; both tensors of a copy have one size."""
     sizes: dict[str, int] = {}
-    for name, event in times.last.items():
+    for name, event in times.last_events.items():
         node = index.optimised.nodes.get(name) if index.optimised is not None else index.file_nodes.get(name)
         if node is not None:
             made = _output_sizes(tuple(tensor for tensor in node.outputs if tensor), event)

@@ -46,7 +46,7 @@ def _place_node(
 
 def _element_type(index: SessionIndex, times: NodeTimes, name: str) -> str | None:
     """Type of the first floating-point output of a node's execution; None for a compiled node."""
-    event = times.last.get(name) or index.ran.get(name)
+    event = times.last_events.get(name) or index.ran.get(name)
     if event is None or name in index.compiled:
         return None
     made = (shape.partition("[")[0] for shape in event.output_shapes)

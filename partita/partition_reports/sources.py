@@ -18,7 +18,7 @@ class Kind:
 
     source: Source
     available: Callable[[RunFacts], bool]
-    covers: Callable[[RunFacts, Sequence[SessionIndex]], str]
+    coverage: Callable[[RunFacts, Sequence[SessionIndex]], str]
     missing: Callable[[RunFacts], str] = lambda facts: ""
     """Why it is unavailable; may be empty."""
 
@@ -29,7 +29,7 @@ def state_sources(facts: RunFacts, indexes: Sequence[SessionIndex]) -> tuple[Sou
         SourceStatement(
             source=kind.source,
             available=kind.available(facts),
-            covers=kind.covers(facts, indexes) if kind.available(facts) else _nothing(kind.missing(facts)),
+            covers=kind.coverage(facts, indexes) if kind.available(facts) else _nothing(kind.missing(facts)),
         )
         for kind in KINDS
     )

@@ -23,7 +23,7 @@ class NodeTimes:
     """All outputs of all executions in the last observed run, without nodes whose outputs are not tensors, for which
     ONNX Runtime reports no size.
     """
-    last: dict[str, NodeEvent]
+    last_events: dict[str, NodeEvent]
     """Last execution of a node in the last observed run."""
     observed_runs: int
     timed_runs: int

@@ -413,15 +413,15 @@ def test_a_node_over_which_the_whole_graph_fails_has_the_cause_that_experiments_
     gone = ChainEntry(provider=GPU, status="unavailable", reason="subgraph_rejected", evidence="failed", remedy="?")
     part = RejectedPart((GATHER,), "finalising failed", True, 4)
     failing = probe(changed("as_is", "failed", ""), changed("attribute", "supported", "without mode=wrap"))
-    reason, finding = explain(context(skipped=gone, rejected=part, probe=failing))
+    reason, finding = explain(context(skipped=gone, rejected_part=part, probe=failing))
     assert (reason.code, finding.kind) == ("attribute_unsupported", "probed")
     assert "the whole graph because of this node: without mode=wrap the provider supports" in finding.evidence
-    assert explain(context(node=DET, skipped=gone, rejected=part))[0].code == "subgraph_rejected"
+    assert explain(context(node=DET, skipped=gone, rejected_part=part))[0].code == "subgraph_rejected"
 
 
 def test_a_part_that_may_not_be_the_smallest_says_so():
     part = RejectedPart((DET, GATHER), "failed", False, 2)
-    found = explain(context(rejected=part))[1]
+    found = explain(context(rejected_part=part))[1]
     assert "the smallest failing part found in time" in found.evidence
 
 
@@ -456,11 +456,11 @@ def test_what_was_not_tried_is_told_where_nothing_helped():
 
 def test_parts_that_were_not_tried_are_told_with_the_part_that_was_found():
     part = RejectedPart((DET,), "failed", True, 2, untested="the type of its input 'h' is not known")
-    evidence = explain(context(rejected=part))[1].evidence
+    evidence = explain(context(rejected_part=part))[1].evidence
     assert f"of the parts that could be tested (the type of its input 'h' is not known), is {DET}" in evidence
     assert "whether the graph has other failing parts is unknown" in evidence
     whole = RejectedPart((DET, GATHER), "failed", False, 0, is_whole_graph=True, untested="the time was up")
-    evidence = explain(context(rejected=whole))[1].evidence
+    evidence = explain(context(rejected_part=whole))[1].evidence
     assert "parts of it not tested: the time was up" in evidence and "no part" not in evidence
 
 
@@ -550,19 +550,19 @@ def test_a_part_is_blamed_on_the_node_that_fails_by_itself_only():
     gone = ChainEntry(provider=GPU, status="unavailable", reason="subgraph_rejected", evidence="it failed", remedy="-")
     codes = {
         probed.node: explain(
-            context(node=probed.node, skipped=gone, rejected=part, probe=probed, log=(), fails_alone=True)
+            context(node=probed.node, skipped=gone, rejected_part=part, probe=probed, log=(), fails_alone=True)
         )[0].code
         for probed in (fails, left)
     }
     assert codes == {DET: "attribute_unsupported", CONCAT: "subgraph_rejected"}
-    together = explain(context(node=CONCAT, skipped=gone, rejected=part, probe=left, log=()))[0].code
+    together = explain(context(node=CONCAT, skipped=gone, rejected_part=part, probe=left, log=()))[0].code
     assert together == "attribute_unsupported", "none of them fails by itself, so what leaves this one is the cause"
 
 
 def test_a_graph_that_fails_only_as_a_whole_says_so():
     part = RejectedPart((DET, CONCAT), "not acyclic", minimal=False, attempts=1, is_whole_graph=True)
     gone = ChainEntry(provider=GPU, status="unavailable", reason="subgraph_rejected", evidence="it failed", remedy="-")
-    reason, finding = explain(context(node=DET, skipped=gone, rejected=part, log=()))
+    reason, finding = explain(context(node=DET, skipped=gone, rejected_part=part, log=()))
     assert reason.code == "subgraph_rejected" and "on no part extracted from it: not acyclic" in finding.evidence
 
 

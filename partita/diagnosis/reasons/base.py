@@ -38,7 +38,7 @@ class Reason:
     """A reason of nodes for which a provider may also be unavailable, because it failed on the graph."""
     entry_kind: EvidenceKind = "logged"
     """Kind of the evidence when a provider is unavailable for this reason."""
-    undecided: bool = False
+    needs_probes: bool = False
     """Its evidence does not show the cause, so probes run, and their finding replaces it."""
     factors: tuple[Factor, ...] = ()
     """Factors of experiments: if the provider supports the node after a change of one, this reason applies."""

@@ -104,8 +104,8 @@ def subgraph_rejected(context: Context) -> Iterator[Finding]:
 
     A node that is not in the file was not rejected: ONNX Runtime added it afterwards.
     """
-    if context.rejected is not None:
-        yield Finding("probed", "part", _whole_graph(context.rejected, context))
+    if context.rejected_part is not None:
+        yield Finding("probed", "part", _whole_graph(context.rejected_part, context))
     if context.is_in_file or context.replaces:
         yield from alone(context, "subgraph_rejected")
         yield from lines(context, "subgraph_rejected")

@@ -207,7 +207,7 @@ ROWS = (
             STANDARD,
             PROBE,
         ),
-        undecided=True,
+        needs_probes=True,
         find=finders.no_kernel_op,
         found_on=("alone_said", "alone_left", "alone", "line", "blank_line"),
     ),
@@ -223,7 +223,7 @@ ROWS = (
         "if it names none, check the nodes at the boundaries of the provider's partitions for unsupported "
         "operators and types",
         steps=(RETARGET, STANDARD),
-        undecided=True,
+        needs_probes=True,
         find=finders.subgraph_rejected,
         found_on=("part", "alone", "line", "blank_line", "graph_line"),
     ),
@@ -248,7 +248,7 @@ ROWS = (
         remedy="check its neighbours: a provider may skip a node whose neighbours it does not support, or a partition "
         "that is too small",
         steps=(RETARGET,),
-        undecided=True,
+        needs_probes=True,
     ),
     Reason(
         code="unexplained",
@@ -258,7 +258,7 @@ ROWS = (
         needs="nothing",
         remedy="report the node with its operator, types and ONNX Runtime version, and a native log at INFO",
         steps=(PROBE,),
-        undecided=True,
+        needs_probes=True,
         find=finders.unexplained,
         found_on=("nowhere", "nothing"),
     ),

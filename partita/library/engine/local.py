@@ -171,7 +171,7 @@ class LocalEngine(Scheduler):
             while (step := loop.step()) is not None:
                 seconds += step.run_seconds
             said = PrefixContent(request.tokens, request.text, request.system, request.adapter)
-            saved = loop.saved(row)
+            saved = loop.save_prefix(row)
             size = write_prefix(Path(request.file), saved, said, self._identity(request.adapter))
             return PrefixSaved(len(request.tokens), size, seconds)
 
@@ -206,7 +206,7 @@ class LocalEngine(Scheduler):
         loop = Loop(self.runner, chunk, shares=True, patience=chunk if takes_turns else None, records=True)
         loop.new_drafter, loop.control = self._drafters.drafting(self.runner, options.speculation)
         if prefix is not None and takes_turns:
-            loop.give(prefix)
+            loop.add_prefix(prefix)
         elif prefix is not None:
             loop.prefix = prefix
         self.runner.begin(takes_turns=takes_turns)

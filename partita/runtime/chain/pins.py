@@ -60,7 +60,7 @@ class Marks:
     unmarked: frozenset[str] = frozenset()
     """Names of nodes without a mark, and of all nodes in subgraphs."""
 
-    def of(self, name: str) -> str | None:
+    def marked_source(self, name: str) -> str | None:
         """The marked node that the node `name` was fused from; None for other nodes."""
         if name in self.pins or name in self.unmarked:
             return None
@@ -203,5 +203,5 @@ def _fused(marks: Marks, left: Collection[str], names: Collection[str]) -> dict[
 
     ONNX Runtime fuses before it assigns: of a MatMul with a bias, only `<MatMul>/MatMulAddFusion` is listed.
     """
-    found = {name: marked for name in names if (marked := marks.of(name)) is not None}
+    found = {name: marked for name in names if (marked := marks.marked_source(name)) is not None}
     return {name: marked for name, marked in found.items() if marked not in left}

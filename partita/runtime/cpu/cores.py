@@ -42,7 +42,7 @@ class Cores:
             return max(1, math.floor(self.quota)), "quota"
         return self.allowed, "cores" if self.allowed >= self.machine else "affinity"
 
-    def crowded(self, threads: int) -> bool:
+    def is_oversubscribed(self, threads: int) -> bool:
         """Whether there are more threads than cores or quota."""
         return threads > self.allowed or (self.quota is not None and threads > max(1, math.floor(self.quota)))
 

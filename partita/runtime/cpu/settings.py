@@ -47,7 +47,7 @@ def set_up(
     cpu = next((entry for entry in active if entry.provider.ort_name == CPU), None)
     if cpu is None:
         return opening, None
-    spinning, spinning_why = _spinning(cpu.options.get("spinning"), cores.crowded(threads))
+    spinning, spinning_why = _spinning(cpu.options.get("spinning"), cores.is_oversubscribed(threads))
     # Other providers may not support packing with several threads.
     packing = len(active) == 1 and cpu.options.get("parallel_packing") != "0"
     stopping = spinning and cpu.options.get("spinning_after") == "0"

@@ -350,7 +350,7 @@ class Logits:
             self._choice.fail(error)
             self._let_go()
             return None
-        return self._selection.found(row, column, count)
+        return self._selection.largest(row, column, count)
 
     def _let_go(self) -> None:
         if self._selection is not None:

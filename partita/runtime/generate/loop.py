@@ -141,14 +141,14 @@ class Engine:
         names = [self.adapter if row is None else row.request.adapter for row in self.rows]
         self.runner.use_adapters(*(names if self.runner.contract.adapters_by_row else names[index : index + 1]))
 
-    def give(self, prefix: Prefix) -> None:
+    def add_prefix(self, prefix: Prefix) -> None:
         """Add a prefix that is copied into prompts that begin with it. Raises GenerationError if unsupported."""
         if self.prefixes is None:
             check_loads(self.runner.cache, len(prefix.tokens), usable=False)
         else:
-            self.prefixes.give(prefix)
+            self.prefixes.add(prefix)
 
-    def saved(self, row: int) -> Prefix:
+    def save_prefix(self, row: int) -> Prefix:
         """The cached tokens of a row and their states. Raises GenerationError if they cannot be read back."""
         entry, count = self.row(row), self.runner.cache.lengths[row]
         return saved_prefix(self.runner.cache, row, entry.history[:count], usable=self.keeps_keys(count))

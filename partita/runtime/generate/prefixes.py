@@ -86,7 +86,7 @@ class Prefixes:
         """The saved prefixes, most recently used last."""
         return tuple(self._saved)
 
-    def give(self, prefix: Prefix) -> None:
+    def add(self, prefix: Prefix) -> None:
         """Add a prefix from a file permanently. Raises GenerationError if no row could load it."""
         check_loads(self._cache, len(prefix.tokens), usable=self._usable(len(prefix.tokens)))
         self._permanent.append(prefix)

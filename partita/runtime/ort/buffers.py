@@ -133,10 +133,10 @@ class Buffer:
     def _held(self) -> Buffer:
         """A copy in host memory."""
         held = host_buffer(tuple(self.value.shape()), self.dtype)
-        self.read(held)
+        self.copy_to(held)
         return held
 
-    def read(self, held: Buffer) -> None:
+    def copy_to(self, held: Buffer) -> None:
         """Copy into a host buffer of the same shape and dtype. Requires `readable`. Raises the errors of a run."""
         try:
             if self.memory in (HOST_MEMORY, CUDA_MEMORY):
@@ -152,7 +152,7 @@ class Buffer:
         Raises the errors of a run, e.g. for a lost device.
         """
         if self.memory != CUDA_MEMORY:
-            self.read(held)
+            self.copy_to(held)
             return held.host
         try:
             values: npt.NDArray[Any] = self.value.numpy()

@@ -58,7 +58,7 @@ class SourceFigures:
     """[W, L] tokens; each window starts with an empty cache."""
     losses: npt.NDArray[np.float32]
     """[W, L - 1]: loss of the next token in nats."""
-    best: npt.NDArray[np.int64]
+    top_tokens: npt.NDArray[np.int64]
     """[W, L - 1]: the most likely next token."""
     likely: Likely | None
     """None in a package without these."""
@@ -170,7 +170,7 @@ def evaluate(
             def measure(row: int, position: int, logits: Logits, first: int = first) -> None:
                 window = first + row
                 losses[window, position] = loss(logits, int(original.windows[window, position + 1]))
-                agrees[window, position] = int(logits.argmax()) == int(original.best[window, position])
+                agrees[window, position] = int(logits.argmax()) == int(original.top_tokens[window, position])
                 if likely is not None:
                     known = likely.tokens[window, position], likely.shares[window, position]
                     divergence[window, position] = divergence_at_least(logits, *known)

@@ -160,7 +160,7 @@ def test_a_prefix_within_the_window_is_taken_as_far_as_the_prompt_has_it(pair: t
         engine.join(Request(TEXT[:6]))
         while _step(engine, {}):
             pass
-        prefix = engine.saved(0)
+        prefix = engine.save_prefix(0)
         for given in (prefix, None):
             engine.release_row(0)
             engine.join(Request(prompt, greedy, 12, prefix=given))

@@ -87,8 +87,8 @@ def test_a_quota_is_rounded_down_to_whole_threads(tmp_path, files, quota, thread
 def test_the_user_has_the_last_word_and_more_threads_than_cores_are_known_as_such():
     cores = Cores(machine=8, allowed=4, quota=3.5)
     assert cores.threads(6) == (6, "option")
-    assert [cores.crowded(threads) for threads in (3, 4, 5)] == [False, True, True]
-    assert not Cores(8, 8, None).crowded(8)
+    assert [cores.is_oversubscribed(threads) for threads in (3, 4, 5)] == [False, True, True]
+    assert not Cores(8, 8, None).is_oversubscribed(8)
 
 
 TASKS = """

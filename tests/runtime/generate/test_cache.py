@@ -97,7 +97,7 @@ def test_a_cache_that_grows_runs_through_the_same_loop(folder: Path) -> None:
         engine.release_row(row)
         engine.join(Request([3], greedy, 4))
         assert [token for _ in range(4) if (step := engine.step()) for token in step.tokens[0]] == adding([3], 4)
-        prefix = engine.saved(0)
+        prefix = engine.save_prefix(0)
         engine.release_row(0)
         text = [*prefix.tokens.tolist(), 11, 12]
         engine.join(Request(text, greedy, 4, prefix=prefix))
@@ -125,7 +125,7 @@ def test_a_batch_whose_cache_grows_holds_one_sequence_at_a_time(folder: Path) ->
             engine.join(Request([3], greedy, 4))
         heard = [token for _ in range(7) if (step := engine.step()) for token in step.tokens[row]]
         assert heard == adding([5, 9, 1, 7], 6)
-        prefix = engine.saved(row)
+        prefix = engine.save_prefix(row)
         engine.release_row(row)
         prompt = [*prefix.tokens.tolist(), 11, 12]
         engine.join(Request(prompt, greedy, 4, prefix=prefix))

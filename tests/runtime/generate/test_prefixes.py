@@ -83,9 +83,9 @@ def test_a_prefix_of_an_earlier_run_is_copied_by_the_first_row_and_stays(opened,
     before = Engine(runner)
     row = before.join(Request(SYSTEM))
     finish(before)
-    saved = before.saved(row)
+    saved = before.save_prefix(row)
     engine = Engine(runner, shares=True)
-    engine.give(saved)
+    engine.add_prefix(saved)
     for round in range(prefixes.KEPT + 2):  # others come between, and what is kept of them goes again
         other = [round + 1, *SYSTEM]
         for prompt, taken in ((PROMPTS[round % 4], len(QUESTIONS[round % 4])), (other, None), (other[:20], None)):
@@ -99,10 +99,10 @@ def test_a_prefix_of_an_earlier_run_is_copied_by_the_first_row_and_stays(opened,
 def test_a_prefix_that_no_row_can_begin_with_is_refused(opened):
     keeps = Prefix(np.array(SYSTEM), {})
     engine = Engine(opened(graph="rope", rereads_at=30), shares=True)
-    engine.give(keeps)
+    engine.add_prefix(keeps)
     for options in ({"graph": "rope"}, {"graph": "rope", "rereads_at": 10}):
         with pytest.raises(GenerationError, match="cannot begin with a prefix: the rotary frequencies"):
-            Engine(opened(**options), shares=True).give(keeps)
+            Engine(opened(**options), shares=True).add_prefix(keeps)
 
 
 def test_only_as_much_is_kept_as_may_be_and_what_was_used_longest_ago_goes_first(opened):
@@ -151,7 +151,7 @@ def saved(engine: Engine, tokens: list[int]):
     row = engine.join(Request(tokens))
     while engine.step() is not None:
         pass
-    prefix = engine.saved(row)
+    prefix = engine.save_prefix(row)
     engine.release_row(row)
     return prefix
 
@@ -224,7 +224,7 @@ def test_rows_of_a_device_go_by_way_of_the_host(dtype, kind):
     state = State(past="past", present="present", layer=0, kind=kind, shape=(3, 2, 5, 4), dtype=dtype)
     store = (FixedStates if kind == "key" else RecurrentStates)([state], Session())  # type: ignore[arg-type]
     tokens = 3 if kind == "key" else 5
-    assert store.saves(tokens, 5) and store.loads()
+    assert store.saves(tokens, 5) and store.can_load()
     states = store.save_row(2, tokens)
     np.testing.assert_array_equal(states["past"], before[2, :, :tokens])
     assert store.row_shapes(tokens) == {"past": ((2, tokens, 4), dtype)}
@@ -238,9 +238,9 @@ def test_a_prefix_is_copied_only_for_the_adapter_that_it_was_read_with(opened):
     before = Engine(runner)
     row = before.join(Request(SYSTEM))
     finish(before)
-    saved = before.saved(row)
+    saved = before.save_prefix(row)
     engine = Engine(runner, shares=True)
-    engine.give(replace(saved, adapter="other"))
+    engine.add_prefix(replace(saved, adapter="other"))
     engine.join(Request(PROMPTS[0], greedy, 3))
     _, taken = finish(engine)
     assert taken == len(PROMPTS[0]) + 2

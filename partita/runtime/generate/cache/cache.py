@@ -186,7 +186,7 @@ class Cache:
     @property
     def loads_rows(self) -> bool:
         """Whether saved states can be loaded into a single row."""
-        return all(store.loads() for store in self.stores)
+        return all(store.can_load() for store in self.stores)
 
     def load_row(self, row: int, tokens: int, states: RowStates) -> None:
         """Load the states of the first `tokens` into a row. Requires `loads_rows`."""

@@ -143,7 +143,7 @@ class InPlace:
             for state, buffer in zip(self.states, self.buffers, strict=True)
         }
 
-    def loads(self) -> bool:
+    def can_load(self) -> bool:
         """Whether a buffer can be partly written."""
         return self._readable
 

@@ -143,7 +143,7 @@ class GrowingStates:
             found[state.past] = np.array(part if state.grows is None else _first(part, state.grows - 1, tokens))
         return found
 
-    def loads(self) -> bool:
+    def can_load(self) -> bool:
         """Whether every state of fixed shape can be written."""
         fixed = [buffer for state, buffer in zip(self.states, self._now, strict=True) if state.grows is None]
         return all(buffer.readable for buffer in fixed)

@@ -92,7 +92,7 @@ class DeviceChoice:
             selected.run()
             stored = held.host.reshape(-1, vocab)[0].astype(np.float32)  # rounded if logits are float16
             for count in (1, MOST_DRAWN):
-                every = [selected.found(row, column, count) for row in range(self._batch) for column in range(rows)]
+                every = [selected.largest(row, column, count) for row in range(self._batch) for column in range(rows)]
                 if not all(_is_selection(stored, count, found) for found in every):
                     return False
 
@@ -125,7 +125,7 @@ class Selection:
         """Select among the current logits. Raises GenerationError, ProviderError or ResourceError."""
         self._binding.run()
 
-    def found(self, row: int, column: int, count: int) -> LargestLogits | None:
+    def largest(self, row: int, column: int, count: int) -> LargestLogits | None:
         """The `count` largest logits of a row and all equal to the last; None if some are not finite or too many
         equal."""
         values = self._values[row, column]

@@ -134,7 +134,7 @@ class Recording:
 def _copy(device: Buffer) -> Buffer:
     """A copy of a device buffer in host memory."""
     held = host_buffer(tuple(device.value.shape()), device.dtype)
-    device.read(held)
+    device.copy_to(held)
     return held
 
 
