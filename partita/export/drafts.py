@@ -28,18 +28,18 @@ from partita.export.passes import ORDER, run_all
 from partita.export.passes.base import PassContext
 from partita.export.passes.cleaning import name_nodes
 from partita.export.passes.narrow_weights import Narrow, keep_narrow, round_kept, rounded_weights, store_narrow
-from partita.export.progress import Stage, stage
+from partita.export.progress import Stage, Work, add_note, stage
+from partita.export.quantise import Keep
 from partita.export.quantise.calibrate import calibration
 from partita.export.quantise.calibrate.reference import movable, round_weights
-from partita.export.quantise.keep_setting import Keep
 from partita.export.quantise.plan import Plan
 from partita.export.quantise.write.experts import stack_tensors
 from partita.export.quantise.write.rewrite import Outcome, check_blocks, quantise, summary, without_weights
 from partita.export.quantise.write.rewrite import notes as packing_notes
 from partita.export.target import NodeSupport, Target, Way
+from partita.export.trace import Form
 from partita.export.trace.attention import Lowering, lowering
 from partita.export.trace.fake_model import FakeModel
-from partita.export.trace.operators import Form
 from partita.export.trace.ports import TraceSpec
 from partita.export.trace.recurrence import used_by
 from partita.export.trace.state import ModelStates, text_config
@@ -49,7 +49,6 @@ from partita.export.verify.texts import Text
 from partita.export.weights import external_data as weights
 from partita.export.weights import memory_map
 from partita.export.weights.sources import FloatSource
-from partita.export.work import Work, add_note
 from partita.package.folder import not_exported
 from partita.package.records import Calibration, PackedKind
 

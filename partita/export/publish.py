@@ -182,10 +182,7 @@ def _remove_if_empty(path: Path) -> None:
 
 
 def _hold(out: Path, cleanup: ExitStack) -> None:
-    """Hold the lock on `out` until `cleanup` ends. Raises PackageError when another export has it.
-
-    The operating system releases the lock when the process ends.
-    """
+    """Hold the lock on `out` until `cleanup` ends. Raises PackageError when another export has it."""
     path = out.parent / f".{out.name}.partita-lock"
     lock = FileLock(path, timeout=0)
     with hold_signals():
@@ -208,11 +205,7 @@ def _hold(out: Path, cleanup: ExitStack) -> None:
 
 
 def _recover(out: Path, *, force: bool) -> list[str]:
-    """Clean up after killed exports to `out`; returns notes.
-
-    Requires the lock. Restores a package that was moved aside; raises PackageError then, unless `force` allows to
-    replace it.
-    """
+    """Clean up after killed exports to `out`; returns notes."""
     notes = []
     name = re.escape(out.name)
     for path in sorted(out.parent.iterdir()):
@@ -252,10 +245,7 @@ def _snapshot(folder: Path) -> Snapshot:
 
 
 def _move(folder: Path, out: Path) -> None:
-    """Rename `folder` to `out`.
-
-    Raises TakenError where `out` exists (rename(2) does not replace a non-empty folder).
-    """
+    """Rename `folder` to `out`."""
     if os.path.lexists(out):
         raise OutputExistsError(f"a {_kind(out)} has appeared there")
     try:
@@ -272,10 +262,7 @@ def _kind(path: Path) -> str:
 
 
 def _replace(folder: Path, out: Path, seen: Snapshot) -> None:
-    """Replace the package at `out` by `folder`, if it is still as `seen`. Raises TakenError otherwise.
-
-    The old package is moved aside first, and restored if anything fails.
-    """
+    """Replace the package at `out` by `folder`, if it is still as `seen`. Raises OutputExistsError otherwise."""
     if out.is_symlink() or _snapshot(out) != seen:
         raise OutputExistsError("the package there has changed")
     with hold_signals():  # a signal between the two moves would leave the package at neither place, or at both

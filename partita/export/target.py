@@ -19,8 +19,8 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from partita.export.trace import CONTRIB, Form
 from partita.export.trace.attention import Lowering, by_preference, lowering
-from partita.export.trace.operators import CONTRIB, Form
 from partita.export.weights.sources import weight_part
 from partita.package.folder import Manifest
 from partita.package.records import ProbedLowering, SmokeRecord, Verification

@@ -27,7 +27,7 @@ from partita.export.checkpoint.weight_files import refuse_pointer
 from partita.export.exporters import Attempts, Exported
 from partita.export.options import ExportOptions, most_positions
 from partita.export.passes import cache_rounding
-from partita.export.progress import stage
+from partita.export.progress import Work, add_note, stage
 from partita.export.verify import changed_copy, known_answer, quality, self_check
 from partita.export.verify.known_answer import KnownAnswer
 from partita.export.verify.quality import SourceLogits
@@ -42,7 +42,6 @@ from partita.export.verify.smoke_run import (
 from partita.export.verify.texts import Text
 from partita.export.weights import external_data as weights
 from partita.export.weights import memory_map
-from partita.export.work import Work, add_note
 from partita.observations.text_format import human_bytes
 from partita.options.fields import path_of
 from partita.package.contract import Contract
@@ -97,7 +96,11 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
         _check_memory_of_answer(exported, options, held)
         if source_logits is not None:
             _check_memory_of_quality(exported, held, source_logits, needed=options.rounds)
-    _check_space(options.folder.parent, contract.weight_bytes + rounded)
+    parent, needed = options.folder.parent, contract.weight_bytes + rounded
+    if needed > (free := shutil.disk_usage(parent).free):
+        raise ResourceError(
+            f"{parent}: no space left: the package needs {human_bytes(needed)}, but {human_bytes(int(free))} are free"
+        )
     with (
         _calibrate_weights(exported, work) as exported,
         stage(work.progress, "write weights", work.seconds, contract.weight_bytes) as current,
@@ -126,7 +129,11 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
     if options.verify:  # other processes may have written to the disk
         _check_memory_of_answer(exported, options, memory_map.resident_parameters(checkpoint.tensors, work.scratch))
     manifest = _verify(exported, work, manifest, runtime)
-    manifest = _quantised_cache(exported, work, manifest, runtime)
+    if options.cache_precision is not None and runtime.scorer is not None:
+        with stage(work.progress, "round cache", work.seconds) as current:
+            chosen = "quality-text" in work.recorded_options
+            words = cache_rounding.read_text(options, checkpoint, manifest, chosen=chosen)
+            manifest = cache_rounding.apply(work.folder, manifest, words, runtime.scorer, current)
     measured = text is not None
     manifest, (result, smoke) = _run(
         work, manifest, lambda m: run_all(work, m, runtime.smoke, attempts.target, measured=measured)
@@ -210,10 +217,7 @@ def _source_logits(text: Text | None, exported: Exported, work: Work) -> SourceL
 
 
 def _with_quality(exported: Exported, work: Work, manifest: Manifest, text: Text | None, runtime: Runtime) -> Manifest:
-    """The manifest with the quality, where anything is rounded.
-
-    Raises UnsupportedModelError when the package fails on the text, e.g. by overflow in float16.
-    """
+    """The manifest with the quality, where anything is rounded."""
     scorer, source, twin = runtime.scorer, _source_logits(text, exported, work), None
     if text is None or scorer is None or source is None:
         return manifest
@@ -242,25 +246,10 @@ def _with_quality(exported: Exported, work: Work, manifest: Manifest, text: Text
 
 
 def _check_memory_of_quality(exported: Exported, held: int, source: SourceLogits, *, needed: bool) -> None:
-    """Raise ResourceError when source model (`held` parameters in memory) and package do not fit into memory together.
-
-    Checked before anything is written, and again when the package is opened. `needed`: the package requires the
-    measurement.
-    """
+    """Raise ResourceError when source model (`held` parameters in memory) and package do not fit into memory."""
     packed_twice = 0 if source.fits else 2 * exported.contract.weight_bytes
     cache = _cache_bytes(exported.contract)
     known_answer.check_memory(held, cache, packed_twice, use="to measure what rounding costs", needed=needed)
-
-
-def _quantised_cache(exported: Exported, work: Work, manifest: Manifest, runtime: Runtime) -> Manifest:
-    """The manifest of the package with an int8 cache, where one was requested."""
-    if work.options.cache_precision is None or runtime.scorer is None:
-        return manifest
-    with stage(work.progress, "round cache", work.seconds) as current:
-        text = cache_rounding.read_text(
-            work.options, exported.checkpoint, manifest, chosen="quality-text" in work.recorded_options
-        )
-        return cache_rounding.apply(work.folder, manifest, text, runtime.scorer, current)
 
 
 def _refuse_ratio(work: Work, manifest: Manifest) -> None:
@@ -279,14 +268,6 @@ def _refuse_ratio(work: Work, manifest: Manifest) -> None:
 def _cache_bytes(contract: Contract, dtype: str | None = None) -> int:
     """Size of all states in bytes, in their own dtypes or in `dtype`."""
     return sum(dtypes.size_bytes(dtype or state.dtype, state.shape) for state in contract.states)
-
-
-def _check_space(parent: Path, needed: int) -> None:
-    free = shutil.disk_usage(parent).free
-    if needed > free:
-        raise ResourceError(
-            f"{parent}: no space left: the package needs {human_bytes(needed)}, but {human_bytes(int(free))} are free"
-        )
 
 
 def _source(checkpoint: Checkpoint, options: ExportOptions, exported: Exported) -> Source:

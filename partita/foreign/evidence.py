@@ -229,11 +229,7 @@ def contradiction(
 
 
 def _layers(evidence: Evidence, pairs: Sequence[Pair]) -> int:
-    """Number of layers in a cache, or in the configuration where the cache does not show it.
-
-    Keys and values may be numbered consecutively, so that every layer has two numbers, and all layers may be in one
-    tensor.
-    """
+    """Number of layers in a cache, or in the configuration where the cache does not show it."""
     found = len({pair.layer for pair in pairs})
     counted_through = found == len(pairs) == 2 * evidence.layers and all(pair.kind == "key" for pair in pairs)
     in_one = found == 1 and any(evidence.layers in (pair.past.shape or ())[:2] for pair in pairs)
@@ -243,10 +239,7 @@ def _layers(evidence: Evidence, pairs: Sequence[Pair]) -> int:
 
 
 def _head_contradiction(evidence: Evidence, pairs: Sequence[Pair]) -> str:
-    """The first contradiction in the heads of all keys, or of all values, [B, KV heads, N, head size].
-
-    Layers may differ, and the configuration may have the numbers of one kind of layer.
-    """
+    """The first contradiction in the heads of all keys, or of all values, [B, KV heads, N, head size]."""
     heads = {evidence.kv_heads, evidence.heads, *evidence.kv_heads_of_others} if evidence.kv_heads else set[int]()
     widths = {evidence.head_size, *evidence.head_sizes}
     if (odd := _other_than(heads - {0}, pairs, 1)) is not None:

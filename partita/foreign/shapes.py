@@ -209,10 +209,7 @@ class Shapes:
         return tuple(sizes)
 
     def _written_shape(self, pair: Pair, shape: Sequence[int | str]) -> tuple[int, ...]:
-        """A shape of the contract file.
-
-        Raises PackageError for an unknown letter, or a contradiction with the graph.
-        """
+        """A shape of the contract file."""
         known = {"B": self.batch, "N": self.length}
         odd = [size for size in shape if isinstance(size, str) and size not in known]
         if odd:

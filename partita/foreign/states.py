@@ -133,10 +133,7 @@ def layer_in(template: str, name: str, blank: str = "%d") -> int | None:
 
 
 def _by_mark(port: PortFact, marks: Mapping[Mark, Sequence[PortFact]], *, alone: bool) -> Pair | None:
-    """The pair with equal marks, where exactly one output has the same type and rank.
-
-    `alone`: no other input has a name with cache words only.
-    """
+    """The pair with equal marks, where exactly one output has the same type and rank."""
     mark = mark_of(port.name)
     fitting = [output for output in marks.get(mark, ()) if _alike(port, output)]
     if len(fitting) != 1 or (mark == NO_MARK and not (alone and CACHED.search(port.name))):

@@ -17,10 +17,9 @@ import transformers
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from partita.errors import CheckpointError, UnsupportedModelError, UsageError
-from partita.export.checkpoint import config_values, stored_formats
+from partita.export.checkpoint import classes, config_values, of_text, stored_formats
 from partita.export.checkpoint.gguf import conversion
 from partita.export.checkpoint.gguf.header import GgufTensor
-from partita.export.checkpoint.model_class import classes, of_text
 from partita.export.checkpoint.quantisation_method import BESIDE, DetectedMethod, by_config, by_tensors
 from partita.export.checkpoint.stored_formats import QuantisedTensors
 from partita.export.checkpoint.weight_files import (

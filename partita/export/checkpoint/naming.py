@@ -30,7 +30,7 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, dot
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
 from partita.export.trace.fake_model import FakeModel
-from partita.export.weights.element_types import CHECKPOINT, to_torch
+from partita.export.weights import CHECKPOINT, to_torch
 from partita.export.weights.origins import (
     ComputedOrigin,
     ExpandedOrigin,

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 
 from partita import dtypes
 from partita.errors import CheckpointError
-from partita.export.weights.element_types import CHECKPOINT, of_torch
+from partita.export.weights import CHECKPOINT, of_torch
 from partita.remedies import Remedy, permission
 from partita.untrusted_files import check_size, irregular
 
@@ -249,10 +249,7 @@ def _described(name: str, file: str, tensor: torch.Tensor) -> TensorInfo:
 
 
 def _load_bin(path: Path) -> dict[str, torch.Tensor]:
-    """Tensors of a .bin file, loaded with weights_only.
-
-    The file is memory-mapped. Files from before torch 1.6 are no zip archives and are read whole, once.
-    """
+    """Tensors of a .bin file, loaded with weights_only."""
     about = path.stat()
     with path.open("rb") as stream:
         is_archive = stream.read(len(ZIP)) == ZIP

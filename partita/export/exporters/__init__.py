@@ -92,11 +92,11 @@ class Attempts(ABC):
         """The next variant; None when all were tried. Raises UnsupportedModelError when the model fits none."""
 
     @abstractmethod
-    def set_aside(self, tried: Exported, detail: str, *, ran: bool) -> None:
+    def reject(self, exported: Exported, detail: str, *, ran: bool) -> None:
         """Reject a variant: it does not run, or it `ran` and computed wrong results."""
 
     @abstractmethod
-    def omitted(self) -> list[str]:
+    def rejections(self) -> list[str]:
         """The rejected variants with their reasons."""
 
     @abstractmethod

@@ -1,8 +1,6 @@
-"""Evaluate a few nodes in float64, for passes that identify a subgraph by its values.
+"""Evaluate a few nodes in float64, for passes that identify a subgraph by its values; and the nodes between two values.
 
 Casts between floats are skipped. Weights are not read: the caller supplies values for them.
-
-The nodes between two values of a graph, which passes try to identify.
 """
 
 from __future__ import annotations
@@ -90,10 +88,6 @@ def _reduced(function: Callable[..., Any]) -> Compute:
     return reduce
 
 
-def _length(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
-    return np.asarray(np.sqrt((x * x).sum(axis=axis, keepdims=keepdims)))
-
-
 def _clip(node: ir.Node, inputs: list[Array]) -> Array:
     """`inputs` has only the limits that exist, the lower first."""
     given = iter(inputs[1:])
@@ -123,18 +117,6 @@ def _reshape(node: ir.Node, inputs: list[Array]) -> Array:
     return data.reshape(sizes)
 
 
-def _unsqueeze(node: ir.Node, inputs: list[Array]) -> Array:
-    return np.expand_dims(inputs[0], _axes(node, inputs))
-
-
-def _squeeze(node: ir.Node, inputs: list[Array]) -> Array:
-    return np.squeeze(inputs[0], _axes(node, inputs))
-
-
-def _transpose(node: ir.Node, inputs: list[Array]) -> Array:
-    return inputs[0].transpose(node.attributes.get_ints("perm", range(inputs[0].ndim)[::-1]))
-
-
 def _slice(node: ir.Node, inputs: list[Array]) -> Array:
     data, starts, stops = inputs[:3]
     axes = inputs[3].tolist() if len(inputs) > 3 else range(len(starts))
@@ -157,10 +139,6 @@ def _split(node: ir.Node, inputs: list[Array]) -> list[Array]:
     return list(np.split(inputs[0], parts, axis))
 
 
-def _concat(node: ir.Node, inputs: list[Array]) -> Array:
-    return np.concatenate(inputs, node.attributes.get_int("axis", 0))
-
-
 def _gather(node: ir.Node, inputs: list[Array]) -> Array:
     found = np.take(inputs[0], inputs[1].astype(np.int64), node.attributes.get_int("axis", 0))
     return found if found.dtype.kind in "iub" else found.astype(np.float64)
@@ -181,7 +159,7 @@ OPERATORS: dict[str, Compute] = {
     "Add": _elementwise(np.add),
     "Cast": _cast,
     "Clip": _clip,
-    "Concat": _concat,
+    "Concat": lambda node, inputs: np.concatenate(inputs, node.attributes.get_int("axis", 0)),
     "Cos": _elementwise(np.cos),
     "Div": _elementwise(np.divide),
     "Erf": _elementwise(erf),
@@ -195,7 +173,7 @@ OPERATORS: dict[str, Compute] = {
     "Neg": _elementwise(np.negative),
     "Pow": _elementwise(np.power),
     "Reciprocal": _elementwise(np.reciprocal),
-    "ReduceL2": _reduced(_length),
+    "ReduceL2": _reduced(lambda x, **how: np.sqrt((x * x).sum(**how))),
     "ReduceMean": _reduced(np.mean),
     "ReduceSum": _reduced(np.sum),
     "Relu": _elementwise(lambda x: np.maximum(x, 0)),
@@ -206,12 +184,14 @@ OPERATORS: dict[str, Compute] = {
     "Slice": _slice,
     "Split": _split,
     "Sqrt": _elementwise(np.sqrt),
-    "Squeeze": _squeeze,
+    "Squeeze": lambda node, inputs: np.squeeze(inputs[0], _axes(node, inputs)),
     "Sub": _elementwise(np.subtract),
     "Sum": _elementwise(lambda *terms: sum(terms[1:], start=terms[0])),
     "Tanh": _elementwise(np.tanh),
-    "Transpose": _transpose,
-    "Unsqueeze": _unsqueeze,
+    "Transpose": lambda node, inputs: inputs[0].transpose(
+        node.attributes.get_ints("perm", range(inputs[0].ndim)[::-1])
+    ),
+    "Unsqueeze": lambda node, inputs: np.expand_dims(inputs[0], _axes(node, inputs)),
 }
 """The supported operators, with attributes as in the operator sets since 17."""
 

@@ -1,16 +1,14 @@
-"""The interface of a pass, and its context: ports by role, states, sizes, and the target.
-
-Helpers shared by passes: constants, consumers, node replacement, removal of dead nodes.
-"""
+"""The interface of a pass, its context, and helpers: constants, consumers, node replacement, removal of dead nodes."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import onnx_ir as ir
 
 from partita.errors import PartitaError
@@ -18,8 +16,6 @@ from partita.export.trace.attention import Fused
 from partita.package.contract import Port, Role, State
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
-
     from partita.dtypes import Precision
     from partita.export.target import Target
     from partita.export.trace.ports import TraceSpec
@@ -190,6 +186,12 @@ def added(graph: ir.Graph, tensor: ir.TensorProtocol, name: str) -> ir.Value:
         shape = ir.Shape(tensor.shape.numpy())
         graph.initializers[name] = ir.Value(name=name, shape=shape, type=kind, const_value=tensor)
     return graph.initializers[name]
+
+
+def integers(graph: ir.Graph, values: Sequence[int | None], name: str = "") -> ir.Value:
+    """An int64 constant of the graph; without a `name` it is called after its values, and shared."""
+    name = name or "shape." + ".".join(map(str, values))
+    return added(graph, ir.tensor(np.array(values, np.int64), name=name), name)
 
 
 def drop_unused_initializers(graph: ir.Graph) -> None:

@@ -40,7 +40,7 @@ from partita.export.target import Question, Target
 from partita.export.verify import texts
 from partita.export.verify.quality import OpenScorer, measured_tokens
 from partita.export.verify.texts import WINDOW_TOKENS, Text
-from partita.export.weights.element_types import to_ir
+from partita.export.weights import to_ir
 from partita.package.folder import Graph, Manifest, record_file
 from partita.package.records import QuantisedCache
 
@@ -239,10 +239,7 @@ def _largest(
     turned: Mapping[str, Rotation],
     stage: Stage,
 ) -> dict[str, npt.NDArray[np.float32]]:
-    """Past input -> the largest absolute value of every channel [KV heads, head size].
-
-    Rotated keys count at every position up to the cache length.
-    """
+    """Past input -> the largest absolute value of every channel [KV heads, head size]."""
     length = manifest.graph.max_length
     largest: dict[str, npt.NDArray[np.float32]] = {}
     with open_reader(folder, manifest) as reader:

@@ -35,7 +35,7 @@ from partita.export.quantise.calibrate.reference import parameter_names
 from partita.export.quantise.plan import Plan
 from partita.export.quantise.write.rewrite import Narrowed, Outcome, modules_of
 from partita.export.target import NodeSupport, Question
-from partita.export.weights.element_types import to_ir, to_torch
+from partita.export.weights import to_ir, to_torch
 from partita.export.weights.memory_map import let_go
 from partita.export.weights.origins import RescaledOrigin
 from partita.export.weights.sources import FloatSource, StoredPart, weight_part

@@ -16,7 +16,7 @@ from partita.errors import ProviderError
 from partita.export.quantise.forms import ExpertsCall, Form, Place, Weight
 from partita.export.quantise.write.weight_source import Layout, Packing, Sizes
 from partita.export.target import Kernels, ProbeResult, Target
-from partita.export.weights.element_types import to_ir
+from partita.export.weights import to_ir
 from partita.export.weights.sources import Part
 
 PROBED_WIDTH = 256

@@ -21,9 +21,9 @@ import torch
 from partita.dtypes import PRECISIONS, dtype_numbered
 from partita.errors import ResourceError
 from partita.export.drafts import Graphs, quantise_again
-from partita.export.progress import Stage, stage
+from partita.export.progress import Stage, add_note, stage
+from partita.export.quantise import Keep, paths
 from partita.export.quantise.calibrate.reference import Parameters, parameter_names, put_back, untie
-from partita.export.quantise.keep_setting import Keep, paths
 from partita.export.quantise.plan import Plan
 from partita.export.quantise.write.rewrite import PlacedWeight
 from partita.export.quantise.write.weight_source import QuantisedSource
@@ -33,7 +33,6 @@ from partita.export.verify.quality import measured_tokens, perplexity
 from partita.export.verify.texts import Text, read_windows
 from partita.export.weights import memory_map
 from partita.export.weights.sources import WeightSource
-from partita.export.work import add_note
 from partita.observations.text_format import human_bytes
 from partita.package.records import Mix, TriedMix, UnitCost
 from partita.process import give_back
@@ -262,10 +261,7 @@ def _patterns(placed: PlacedWeight) -> tuple[str, ...]:
 
 
 def _with_bits(packed: QuantisedSource, bits: int, plan: Plan) -> WeightSource:
-    """A quantised weight with other bits.
-
-    Block sizes that divide its rows are valid for any bits; where none does (an embedding), the block size stays.
-    """
+    """A quantised weight with other bits."""
     now = packed.packing
     if bits == FULL:
         return packed.floats

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from partita.errors import UsageError
 from partita.export.options import BLOCK_SIZES, INTEGERS, ExportOptions
-from partita.export.quantise.calibrate.calibrated_weights import CalibratedWeights
+from partita.export.quantise import Keep, check_modules, read_keep
+from partita.export.quantise.calibrate import CalibratedWeights
 from partita.export.quantise.form_probes import (
     PROBED_WIDTH,
     first_supported,
@@ -16,7 +17,6 @@ from partita.export.quantise.form_probes import (
     smaller_blocks,
 )
 from partita.export.quantise.forms import Form, candidates
-from partita.export.quantise.keep_setting import Keep, check_modules, read_keep
 from partita.export.quantise.quantisers import Grid, without_text
 from partita.export.quantise.write.stored_integers import AsStored
 from partita.export.quantise.write.weight_source import Packing

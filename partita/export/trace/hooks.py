@@ -26,6 +26,7 @@ from transformers import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
 from partita.errors import UnsupportedModelError
+from partita.export.trace.attention import AttentionRequest
 
 FAR = 1 << 20
 """A token beyond any window."""
@@ -65,24 +66,6 @@ class MaskRule:
     """The rule holds for any length, not only for a cache of N rows."""
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionRequest:
-    """One attention call, with every keyword accounted for.
-
-    query [B, H, S, D]; key [B, Hkv, N, D] and value [B, Hkv, N, Dv] over all rows of the cache; mask [B or 1, H or 1,
-    S, N], added to the scores; sink [H] or None: the score of an always visible key without a value.
-    """
-
-    module: str
-    query: torch.Tensor
-    key: torch.Tensor
-    value: torch.Tensor
-    mask: torch.Tensor
-    scale: float
-    softcap: float
-    sink: torch.Tensor | None
-
-
 class Plug(Protocol):
     """The interface used by the registered functions and the cache while a model runs."""
 
@@ -116,10 +99,7 @@ _active: list[Plug] = []
 
 
 class _Ones(TorchFunctionMode):
-    """Tracks tensors of ones: a padding mask made of them masks nothing.
-
-    Calls of torch's scaled_dot_product_attention with a mask go to our attention function.
-    """
+    """Tracks tensors of ones: a padding mask made of them masks nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -326,6 +306,6 @@ def _attention(
     if position_bias is not None:
         attention_mask = attention_mask + position_bias
     scale = float(scaling) if scaling is not None else float(query.shape[-1]) ** -0.5
-    request = AttentionRequest(name, query, key, value, attention_mask, scale, float(softcap or 0.0), s_aux)
+    request = AttentionRequest(query, key, value, attention_mask, scale, float(softcap or 0.0), s_aux, name)
     # contiguous as in eager attention: some models take a view of it
     return _active[-1].attend(request).contiguous(), None

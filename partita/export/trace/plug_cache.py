@@ -60,25 +60,12 @@ class PlugCache(Cache):
         """Tokens before this step, for models that count from them; our masks use the positions input."""
         return self.plug.length()
 
-    @property
-    def is_sliding(self) -> list[bool]:
-        """False for all layers: the lowering handles windows."""
-        return [False] * len(self)
-
-    @property
-    def is_linear(self) -> list[bool]:
-        """False for all layers: the model handles linear layers."""
-        return [False] * len(self)
-
-    @property
-    def is_compileable(self) -> bool:
-        """True, so that models use their code path for static caches."""
-        return True
-
-    @property
-    def is_initialized(self) -> bool:
-        """True: nothing is allocated lazily."""
-        return True
+    is_sliding = is_linear = property(lambda self: [False] * len(self))
+    """The lowering handles windows, and the model its linear layers."""
+    is_compileable = True
+    """Models use their code path for static caches."""
+    is_initialized = True
+    """Nothing is allocated lazily."""
 
     def is_recording_past(self, layer_idx: int) -> bool:
         """False: no states are recorded for a rewind."""

@@ -28,9 +28,9 @@ from safetensors.numpy import save as serialised
 from transformers import PreTrainedConfig, modeling_utils
 
 from partita.errors import PartitaError, ResourceError, UnsupportedModelError
+from partita.export.checkpoint import auto_class, of_text
 from partita.export.checkpoint.config_values import read_config
 from partita.export.checkpoint.description import Checkpoint
-from partita.export.checkpoint.model_class import auto_class, of_text
 from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo, read_json
 from partita.export.trace.fake_model import quiet, translate_errors
 from partita.export.trace.hooks import MaskFunction, first_hidden, mask_functions
@@ -138,10 +138,7 @@ def free_bytes() -> float:
 
 
 def _cgroup_bytes_free() -> float:
-    """Memory left in the container's limit (Linux cgroup v2), in bytes; infinite without a limit.
-
-    Cached files count as used, including freshly written weights, and are reclaimed when needed.
-    """
+    """Memory left in the container's limit (Linux cgroup v2), in bytes; infinite without a limit."""
     root = Path("/sys/fs/cgroup")
     try:
         limit = (root / "memory.max").read_text().strip()
@@ -198,10 +195,7 @@ def load(checkpoint: Checkpoint, scratch: Path | None = None) -> Any:
 
 @contextmanager
 def _read_and_not_mapped() -> Iterator[None]:
-    """Have transformers read weights one by one instead of memory-mapping, as on Windows, in the block.
-
-    Mapped pages stay resident until the last weight is loaded: half of the float32 model for a 16-bit checkpoint.
-    """
+    """Have transformers read weights one by one instead of memory-mapping, as on Windows, in the block."""
     module: Any = modeling_utils
     opener = getattr(module, "safe_open", None)
     if opener is None:
@@ -300,10 +294,7 @@ def last_logits(model: Any, sequence: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _with_greedy_tokens(model: Any, sequence: torch.Tensor, steps: int, last: torch.Tensor) -> torch.Tensor:
-    """`sequence` [1, T] followed by `steps` greedy tokens; `last` [1, V]: the logits after its last token.
-
-    Generated with transformers' cache. A model that cannot use it runs the whole sequence again for every token.
-    """
+    """`sequence` [1, T] followed by `steps` greedy tokens; `last` [1, V]: the logits after its last token."""
     try:
         return _changed_between(model, sequence, steps, 1, lambda _: None)[0]
     except Exception as error:
@@ -325,10 +316,7 @@ def _read(model: Any, sequence: torch.Tensor, count: int, *, use_cache: bool) ->
 
 
 def _unlike_eager(model: Any, sequence: torch.Tensor, expected: torch.Tensor) -> str:
-    """The difference between `expected` [1, V], the logits after `sequence` [1, T], and those with eager attention.
-
-    Empty where they match, or where the model chose its attention when it was built.
-    """
+    """The difference between `expected` [1, V], the logits after `sequence` [1, T], and those with eager attention."""
     own = text_config(model)._attn_implementation
     if own == "eager":
         return ""
@@ -362,10 +350,7 @@ def _reaches(model: Any, masks: Iterable[MaskFunction], max_length: int) -> dict
 def _changed_between(
     model: Any, sequence: torch.Tensor, steps: int, keep: int, change: Callable[[Any], object]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sequence with `steps` more greedy tokens, and the logits of these and of the `keep` tokens before.
-
-    The model is changed after the prompt; its cache is kept.
-    """
+    """The sequence with `steps` more greedy tokens, and the logits of these and of the `keep` tokens before."""
     name = cache_argument(model) or CACHE_ARGUMENTS[0]
     result = _read(model, sequence, keep, use_cache=True)
     logits, cache = [result.logits[0, -keep:]], {name: getattr(result, name)}

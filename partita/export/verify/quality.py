@@ -104,10 +104,7 @@ class Measured:
     def _note_likely(
         self, windows: npt.NDArray[np.int64], places: npt.NDArray[np.int64], mine: torch.Tensor, other: torch.Tensor
     ) -> None:
-        """Record the source model's likeliest tokens.
-
-        From log-probabilities [R, vocab] of the package and of itself.
-        """
+        """Record the source model's likeliest tokens."""
         known, tokens = other.topk(self.likely.shape[-1], dim=-1, sorted=False)
         whole = tokens.shape[-1] == other.shape[-1]
         shares, ours = torch.exp(known), mine.gather(-1, tokens)

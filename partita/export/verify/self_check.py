@@ -20,7 +20,7 @@ from partita.dtypes import Precision
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.trace.fake_model import quiet
 from partita.export.verify.known_answer import PROMPT_TOKENS, KnownAnswer, last_logits, load
-from partita.export.weights.element_types import to_torch
+from partita.export.weights import to_torch
 from partita.process import give_back
 
 HALVES = ("float16", "bfloat16")

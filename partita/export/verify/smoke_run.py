@@ -18,11 +18,10 @@ import numpy.typing as npt
 from partita.errors import GenerationError, ParityError, PartitaError, ProviderError, ResourceError
 from partita.export.checkpoint.companions import Reader
 from partita.export.checkpoint.description import Checkpoint
-from partita.export.progress import stage
+from partita.export.progress import Work, add_note, stage
 from partita.export.target import Smoke, Target
 from partita.export.verify import changed_copy, known_answer
 from partita.export.verify.quality import OpenScorer
-from partita.export.work import Work, add_note
 from partita.package.folder import Manifest
 from partita.package.records import SmokeRecord, Verification
 
@@ -70,7 +69,7 @@ class NotRunningError(GenerationError):
         return isinstance(self.__cause__, ProviderError)
 
 
-class SetAsideError(ParityError):
+class MismatchError(ParityError):
     """A lowering computes wrong results, and another may not."""
 
     def __init__(self, message: str, detail: str) -> None:
@@ -79,11 +78,11 @@ class SetAsideError(ParityError):
         """The detail of the replay."""
 
 
-class TargetParityError(SetAsideError):
+class TargetParityError(MismatchError):
     """The graph computes the model's results on the CPU provider, and not on its target."""
 
 
-class RoundingParityError(SetAsideError):
+class RoundingParityError(MismatchError):
     """The 16-bit graph exceeds the tolerance, and the model itself in 16 bits does not.
 
     Another lowering may round less.
@@ -176,10 +175,7 @@ def _try_run(work: Work, manifest: Manifest, smoke: Smoke, provider: str) -> Smo
 
 
 def _on_target(work: Work, manifest: Manifest, target: Target) -> tuple[Verification | None, SmokeRecord]:
-    """The known answer replayed on the target and its smoke run, as far as it can run here.
-
-    Raises TargetParityError for wrong results, NotRunningError when it does not open or run.
-    """
+    """The known answer replayed on the target and its smoke run, as far as it can run here."""
     alone = None
     if target.replay is not None and work.options.verify:
         with stage(work.progress, "verify target", work.seconds):
@@ -215,10 +211,7 @@ def _refuse_other_results(work: Work, target: Target, result: Verification) -> N
 
 
 def _record_unverified(work: Work, target: Target, error: NotRunningError) -> SmokeRecord:
-    """The record of a package whose float32 copy is verified and which does not run on a default target.
-
-    Raises the error again in other cases.
-    """
+    """The record of a package whose float32 copy is verified and which does not run on a default target."""
     if work.options.computing.cpu_dtype is None or not target.by_default or not error.refused_by_provider:
         raise error
     add_note(

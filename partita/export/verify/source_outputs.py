@@ -32,10 +32,7 @@ class SourceOutputs:
         self.tokens = torch.tensor([list(tokens)])
 
     def __call__(self, wanted: Collection[tuple[str, str, int, int]]) -> dict[Any, npt.NDArray[np.float32]]:
-        """Values [T, ...] by module path, `input` or `output`, index, and number of tensors (0: any).
-
-        Without modules that ran more than once.
-        """
+        """Values [T, ...] by module path, `input` or `output`, index, and number of tensors (0: any)."""
         found: dict[tuple[str, str, int, int], npt.NDArray[np.float32] | None] = {}
 
         def keep(name: str, kind: str, values: Any) -> None:

@@ -22,7 +22,7 @@ from partita.export.checkpoint.naming import Sources, match_names
 from partita.export.checkpoint.weight_files import SHOWN_CHARACTERS, OpenFiles, TensorInfo, few, unreadable
 from partita.export.progress import Stage
 from partita.export.publish import is_written, scratch_in
-from partita.export.weights.element_types import CHECKPOINT, COMPUTING, to_ir
+from partita.export.weights import CHECKPOINT, COMPUTING, to_ir
 from partita.export.weights.origins import Origin, StoredTensor
 from partita.export.weights.sources import StoredPart, WeightSource, checkpoint_weight, weight_part
 from partita.observations.text_format import human_bytes, plural

@@ -18,7 +18,7 @@ from partita import dtypes
 from partita.errors import CheckpointError
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.weight_files import OpenFiles
-from partita.export.weights.element_types import of_ir, to_torch
+from partita.export.weights import of_ir, to_torch
 from partita.export.weights.origins import JoinedOrigin, Origin, StoredTensor, blocks
 
 SLICE_BYTES = 32 << 20

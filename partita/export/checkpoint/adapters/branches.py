@@ -25,14 +25,14 @@ import torch
 
 from partita import dtypes
 from partita.errors import CheckpointError, UnsupportedModelError
-from partita.export.checkpoint.adapters.files import INSTEAD, Adapter
+from partita.export.checkpoint.adapters import INSTEAD, Adapter
 from partita.export.checkpoint.adapters.merge import Site, base_note, sites
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.weight_files import OpenFiles, few
 from partita.export.passes.base import take_names
 from partita.export.quantise.calibrate.reference import moves
 from partita.export.quantise.write.products import weight_of_product
-from partita.export.weights.element_types import of_ir
+from partita.export.weights import of_ir
 from partita.export.weights.origins import Places
 from partita.export.weights.sources import FloatSource
 from partita.package.contract import AdapterInput

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from partita.errors import CheckpointError, UnsupportedModelError
-from partita.export.checkpoint.adapters.files import (
+from partita.export.checkpoint.adapters import (
     INSTEAD,
     Adapter,
     AdapterTensor,
@@ -154,10 +154,7 @@ def _misfit(work: _Merging, said: str, given: Shape, own: Shape) -> None:
 
 
 def _site(work: _Merging, name: str) -> Site | None:
-    """The location of a parameter by its name in the adapter; None where the model has none, which is recorded.
-
-    The name is that of a parameter of the model, or of a tensor that the model joins with others, e.g. an expert.
-    """
+    """The location of a parameter by its name in the adapter; None where the model has none, which is recorded."""
     if name not in work.names and name not in work.checkpoint.tensors:
         name = next(iter(_renamed(work, name)), name)
     origin = work.sources.of(name)

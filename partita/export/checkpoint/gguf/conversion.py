@@ -20,9 +20,9 @@ from filelock import FileLock
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, modeling_gguf_pytorch_utils
 
 from partita.errors import PartitaError, UnsupportedModelError
+from partita.export.checkpoint.gguf import dequantised
 from partita.export.checkpoint.gguf.header import MAGIC, GgufTensor, Header, read_header
 from partita.export.checkpoint.gguf.settings import complete_config, mapped_as
-from partita.export.checkpoint.gguf.types import dequantised
 from partita.export.checkpoint.gguf.weights import weights_of
 from partita.export.checkpoint.stored_formats import QuantisedTensors, StoredFloats
 from partita.export.checkpoint.weight_files import LAYOUTS, few
@@ -179,11 +179,7 @@ def _method(header: Header) -> str:
 
 
 def _with_factors(header: Header, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of the rotary embedding with the frequency factors of the file, the same at every length.
-
-    transformers supports factors for "longrope". With equal short and long factors and attention_factor 1, they compute
-    the same as llama.cpp.
-    """
+    """Settings of the rotary embedding with the frequency factors of the file, the same at every length."""
     tensor: GgufTensor = header.tensors[FACTORS]
     stored = np.memmap(header.path, np.uint8, "r", offset=tensor.start, shape=(1, tensor.size_bytes))
     factors = dequantised(stored, tensor.type.number).reshape(-1).astype(float).tolist()
@@ -191,6 +187,7 @@ def _with_factors(header: Header, raw: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(rope, dict) or rope.get("rope_type", "default") != "default":
         raise UnsupportedModelError(f"{header.path}: {FACTORS} and a rotary embedding of another type")
     most = raw.get("max_position_embeddings")
+    # transformers has factors for longrope only; with both equal, and attention_factor 1, it computes as llama.cpp
     changed = {
         **rope,
         "rope_type": "longrope",

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.errors import CheckpointError, UnsupportedModelError
-from partita.export.checkpoint.gguf.types import BlockType, block_type
+from partita.export.checkpoint.gguf import BlockType, block_type
 from partita.export.checkpoint.weight_files import SHOWN_CHARACTERS, is_name, refuse_pointer
 from partita.observations.text_format import plural
 

@@ -214,10 +214,7 @@ def _with_base(raw: Mapping[str, Any], layers: str, value: float) -> dict[str, A
 
 
 def _attention_scale(header: Header, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """query_pre_attn_scalar of gemma, which is not in the file.
-
-    It is the head size, or hidden size / heads in the largest models.
-    """
+    """query_pre_attn_scalar of gemma, which is not in the file."""
     if header.architecture not in LARGEST or "query_pre_attn_scalar" not in raw:
         return {}
     largest = raw.get("num_hidden_layers") == LARGEST[header.architecture]

@@ -21,9 +21,9 @@ import torch
 from transformers import PreTrainedConfig, modeling_gguf_pytorch_utils
 
 from partita.errors import CheckpointError, UnsupportedModelError
+from partita.export.checkpoint import auto_class
+from partita.export.checkpoint.gguf import AFFINE, Bytes, dequantised
 from partita.export.checkpoint.gguf.header import GgufTensor, Header
-from partita.export.checkpoint.gguf.types import AFFINE, Bytes, dequantised
-from partita.export.checkpoint.model_class import auto_class
 from partita.export.checkpoint.stored_formats import AffineWeight, Parts, StoredFloats, StoredWeight
 from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo, few, first_line
 from partita.export.weights.origins import Region
@@ -244,10 +244,7 @@ def _run(
     mapping: Mapping[str, str],
     turn: Any,
 ) -> _Made:
-    """Run a processor on the row numbers [..., 1], or on the indices in a vector.
-
-    Raises CheckpointError for a tensor that the processor rejects.
-    """
+    """Run a processor on the row numbers [..., 1], or on the indices in a vector."""
     made, parsed = _Made(), _Noting()
     for name, tensor in tensors.items():
         shape = (*tensor.shape[:-1], 1) if len(tensor.shape) > 1 else tensor.shape

@@ -23,7 +23,7 @@ import torch
 from partita.errors import CheckpointError, UnsupportedModelError
 from partita.export.checkpoint.quantisation_method import DetectedMethod, refusal
 from partita.export.checkpoint.weight_files import SHOWN_CHARACTERS, OpenFiles, TensorInfo, few
-from partita.export.weights.element_types import unpack
+from partita.export.weights import unpack
 from partita.export.weights.origins import Region
 
 INTEGER = r"[IU](8|16|32|64)|torch\.u?int(8|16|32|64)"

@@ -148,10 +148,7 @@ def _check_ranks(sources: Sources, infos: Iterable[TensorInfo]) -> None:
 
 
 def _settings_of(sources: Sources, stem: str) -> dict[str, Any]:
-    """Settings of a module. GPTQModel's "dynamic" maps regular expressions to other settings; the first match counts.
-
-    "-:" marks modules that are not quantised.
-    """
+    """Settings of a module. GPTQModel's "dynamic" maps regular expressions to settings ("-:": not quantised)."""
     found: dict[str, Any] = {"bits": sources.number("bits"), "group_size": sources.number("group_size", least=-1)}
     found |= {key: sources.settings.get(key) for key in ("sym", "desc_act")}
     dynamic = sources.settings.get("dynamic")

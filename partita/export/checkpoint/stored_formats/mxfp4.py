@@ -17,7 +17,7 @@ import torch
 
 from partita.export.checkpoint.stored_formats import BYTE, AffineWeight, Parts, Read, Sources, StoredFormat
 from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
-from partita.export.weights.element_types import unpack
+from partita.export.weights import unpack
 from partita.export.weights.origins import Region
 
 TWICE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)

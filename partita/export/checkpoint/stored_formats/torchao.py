@@ -41,7 +41,7 @@ from partita.export.checkpoint.stored_formats import (
 from partita.export.checkpoint.stored_formats.compressed_tensors import of_integers
 from partita.export.checkpoint.stored_formats.fp8 import scaled_weight
 from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo, first_line
-from partita.export.weights.element_types import to_torch
+from partita.export.weights import to_torch
 from partita.export.weights.origins import Region
 
 DATA = "._weight_qdata"
@@ -169,10 +169,7 @@ def _bits(kind: Mapping[str, Any]) -> int:
 
 
 def _declared(sources: Sources) -> dict[str, Mapping[str, Any]]:
-    """Weight name -> the description in the file headers; empty without a readable one.
-
-    Raises CheckpointError when a file cannot be opened.
-    """
+    """Weight name -> the description in the file headers; empty without a readable one."""
     found: dict[str, Mapping[str, Any]] = {}
     for file in sorted({info.file for info in sources.tensors.values() if info.file.endswith(".safetensors")}):
         path = sources.folder / file

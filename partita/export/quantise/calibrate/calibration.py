@@ -27,13 +27,13 @@ from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.naming import Sources
 from partita.export.checkpoint.weight_files import OpenFiles
 from partita.export.progress import Stage
-from partita.export.quantise.calibrate.calibrated_weights import CalibratedWeights
+from partita.export.quantise.calibrate import CalibratedWeights
 from partita.export.quantise.calibrate.lockstep import run_lockstep
 from partita.export.quantise.calibrate.reference import ROWS_ELEMENTS, Parameters, parameter_names, put_back
 from partita.export.quantise.quantisers import Round, quantiser
 from partita.export.quantise.write.rewrite import PlacedWeight
 from partita.export.quantise.write.weight_source import Packing, QuantisedSource, in_parts, restored
-from partita.export.trace.experts.base import Experts
+from partita.export.trace.experts.standard import Experts
 from partita.export.trace.fake_model import quiet, translate_errors
 from partita.export.verify import texts
 from partita.export.verify.known_answer import MEMORY_MARGIN, free_bytes

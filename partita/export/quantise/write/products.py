@@ -94,10 +94,7 @@ def routes(node: ir.Node) -> bool:
 
 
 def _leads_to_choice(node: ir.Node, index: int) -> bool:
-    """Whether input `index` of `node` may decide which experts are chosen.
-
-    For an operator on experts, only its scores do.
-    """
+    """Whether input `index` of `node` may decide which experts are chosen."""
     return node.op_type in SCORING or node.op_type in BEST or (node.op_type in CHOOSING and index == 1)
 
 

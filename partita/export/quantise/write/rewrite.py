@@ -24,8 +24,8 @@ from partita.errors import UsageError
 from partita.export.passes.base import Pass, PassContext, drop_unused_initializers, over, replace
 from partita.export.passes.cleaning import MODULE
 from partita.export.passes.manager import run as run_passes
+from partita.export.quantise import Keep, paths
 from partita.export.quantise.forms import Place, Weight
-from partita.export.quantise.keep_setting import Keep, paths
 from partita.export.quantise.plan import Plan
 from partita.export.quantise.write import experts
 from partita.export.quantise.write.products import (
@@ -39,7 +39,7 @@ from partita.export.quantise.write.products import (
 )
 from partita.export.quantise.write.stored_integers import StoredPacking, is_stored
 from partita.export.quantise.write.weight_source import Layout, Packing, QuantisedSource
-from partita.export.weights.element_types import of_ir
+from partita.export.weights import of_ir
 from partita.export.weights.origins import ReorderedOrigin
 from partita.export.weights.sources import FloatSource, initializers, weight_part
 from partita.observations.text_format import human_bytes, plural

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from partita.errors import UnsupportedModelError
 from partita.export.trace.experts import contrib, standard
-from partita.export.trace.experts.base import Call, Experts
 from partita.export.trace.experts.contrib import Gate
+from partita.export.trace.experts.standard import Call, Experts
 
 if TYPE_CHECKING:
     import torch
 
+    from partita.export.trace import Form
     from partita.export.trace.experts.signs import Signs
-    from partita.export.trace.operators import Form
 
 __all__ = ["IMPLEMENTATION", "Forms", "experts_form", "has_stacked", "refuse_loops", "register"]
 
