@@ -269,8 +269,8 @@ def keep_narrow(
                 continue
             assert isinstance(part.source, FloatSource)
             modules = tuple(dict.fromkeys(name for node in nodes for name in modules_of(node, part.source)))
-            kind = plan.half_precision_of(modules)
-            if kind is not None:
+            setting = plan.setting(modules)
+            if setting is not None and (kind := setting.stored) is not None:
                 outcome.half_precision[part.source.key] = Narrowed(part.source.tensors, modules, kind)
                 yield value, part, nodes[0], ways[kind]
 

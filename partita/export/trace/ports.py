@@ -86,7 +86,7 @@ def state_table(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> dict[Ke
 
 def check_grows(fake: FakeModel, spec: TraceSpec) -> None:
     """Raise UnsupportedModelError for a model whose states or inputs do not fit the growing layout."""
-    kinds = " and ".join({extra.kind: None for extra in fake.probed.extras})
+    kinds = "".join(extra.kind for extra in fake.probed.extras[:1])
     for is_wrong, why in (
         (kinds, f"the model keeps {kinds} states, which do not grow"),
         # whatever N is: sequences in this layout may be longer

@@ -125,7 +125,7 @@ class InColumns(Layout):
     def parts(self, weight: Sizes | QuantisedSource) -> tuple[Part, ...]:
         """Integers, scales, and zero points unless they are the middle of the range."""
         grid, shape = weight.packing.grid, (weight.blocks_per_row, weight.rows)
-        kind = integer_type(grid.bits, signed=grid.symmetric)
+        kind = ir.DataType[f"{'' if grid.symmetric else 'U'}INT{grid.bits}"]
         parts = (
             Part((weight.width, weight.rows), kind),
             Part(shape[1:] if self.one_scale else shape, weight.dtype, SCALES),
@@ -189,16 +189,6 @@ class InBlocks(InRows):
             Part((*shape, weight.packing.block_size), ir.DataType.UINT8),
             Part((*shape, 1), weight.dtype, SCALES),
         )
-
-
-def integer_type(bits: int, *, signed: bool) -> ir.DataType:
-    """ONNX's integer type of this size."""
-    return {
-        (4, True): ir.DataType.INT4,
-        (4, False): ir.DataType.UINT4,
-        (8, True): ir.DataType.INT8,
-        (8, False): ir.DataType.UINT8,
-    }[bits, signed]
 
 
 def _signed(integers: torch.Tensor, weight: QuantisedSource) -> torch.Tensor:
