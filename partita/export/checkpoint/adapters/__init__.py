@@ -118,43 +118,28 @@ class Shifted:
 
 CONFIG = "adapter_config.json"
 HANDLED = frozenset(
-    {
-        "peft_type",
-        "r",
-        "lora_alpha",
-        "rank_pattern",
-        "alpha_pattern",
-        "use_rslora",
-        "use_dora",
-        "lora_bias",
-        "bias",
-        "modules_to_save",
-        "ensure_weight_tying",
-        "base_model_name_or_path",
-        "init_lora_weights",
-    }
+    (
+        *(
+            "peft_type",
+            "r",
+            "lora_alpha",
+            "rank_pattern",
+            "alpha_pattern",
+            "use_rslora",
+            "use_dora",
+            "lora_bias",
+            "bias",
+        ),
+        *("modules_to_save", "ensure_weight_tying", "base_model_name_or_path", "init_lora_weights"),
+    )
 )
 WITHOUT_EFFECT = frozenset(
-    {
-        "auto_mapping",
-        "peft_version",
-        "revision",
-        "task_type",
-        "inference_mode",
-        "target_modules",
-        "exclude_modules",
-        "lora_dropout",
-        "fan_in_fan_out",
-        "layers_to_transform",
-        "layers_pattern",
-        "megatron_core",
-        "loftq_config",
-        "eva_config",
-        "corda_config",
-        "lora_ga_config",
-        "qalora_group_size",
+    (
+        *("auto_mapping", "peft_version", "revision", "task_type", "inference_mode", "target_modules"),
+        *("exclude_modules", "lora_dropout", "fan_in_fan_out", "layers_to_transform", "layers_pattern"),
+        *("megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size"),
         "runtime_config",
-    }
+    )
 )
 """Training settings, and target settings that the tensor names state."""
 REFUSED = {
@@ -352,16 +337,14 @@ class Adapter:
 
     def others(self) -> str:
         """Everything it changes other than MatMuls, in words; empty where nothing."""
-        parts = []
-        if any(matrices.embedding for matrices in self.modules.values()):
-            parts.append("an embedding")
-        if any(matrices.magnitude for matrices in self.modules.values()):
-            parts.append("magnitudes (DoRA)")
-        if any(matrices.bias for matrices in self.modules.values()):
-            parts.append("biases (lora_bias)")
-        if self.whole:
-            parts.append(f"whole parameters ({few(sorted(self.whole))})")
-        return ", ".join(parts)
+        every = self.modules.values()
+        changes = {
+            "an embedding": any(each.embedding for each in every),
+            "magnitudes (DoRA)": any(each.magnitude for each in every),
+            "biases (lora_bias)": any(each.bias for each in every),
+            f"whole parameters ({few(sorted(self.whole))})": bool(self.whole),
+        }
+        return ", ".join(words for words, is_changed in changes.items() if is_changed)
 
 
 def read_adapter(folder: Path) -> Adapter:
@@ -424,12 +407,11 @@ def _by_module(folder: Path, file: str, config: AdapterConfig, tensors: list[Ten
         known = modules.get(module, Matrices())
         changed: dict[str, Any] = {field: tensor, "embedding": known.embedding or embedding is not None}
         modules[module] = replace(known, **changed)
-    broken = [name for name, each in modules.items() if _problem(each, config.rank_of(name), dora=config.dora)]
-    if broken:
-        first = broken[0]
-        problem = _problem(modules[first], config.rank_of(first), dora=config.dora)
+    problems = {name: _problem(each, config.rank_of(name), dora=config.dora) for name, each in modules.items()}
+    if broken := [name for name, problem in problems.items() if problem]:
         others = f"; and {few(broken[1:])}" if broken[1:] else ""
-        raise CheckpointError(f"{folder / file}: does not fit adapter_config.json: {first} {problem}{others}")
+        first = f"{broken[0]} {problems[broken[0]]}"
+        raise CheckpointError(f"{folder / file}: does not fit adapter_config.json: {first}{others}")
     if not modules and not whole:
         raise CheckpointError(f"{folder / file}: the adapter has no weights")
     return Adapter(folder, file, config, modules, whole)

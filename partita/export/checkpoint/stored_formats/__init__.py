@@ -1,7 +1,5 @@
 """Quantised storage formats, one module each: a reader of the tensors, and the values of the weights.
 
-Base classes of stored formats.
-
 A format makes one `StoredWeight` from the tensors of a layer, under the name of the unquantised weight. An
 `AffineWeight` has integers with a scale and an integer zero point per block, which a package can store unchanged.
 """
@@ -170,6 +168,8 @@ class Sources:
     weight_tensors: set[str] = field(default_factory=set)
     """Tensors that belong to weights."""
     missing: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """Notes for the user, in sentences."""
     declarations: dict[str, Sequence[Claims]] = field(default_factory=dict)
     """Weight name -> alternative declarations of the settings; the tensors must match one."""
 
@@ -234,15 +234,6 @@ class Sources:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
-    """The weights of a checkpoint as read by a format."""
-
-    weights: Sequence[StoredWeight]
-    notes: tuple[str, ...] = ()
-    """Notes for the user, in sentences."""
-
-
-@dataclass(frozen=True, slots=True)
 class StoredFormat:
     """A way to store quantised weights."""
 
@@ -251,8 +242,9 @@ class StoredFormat:
     """Names in `quantised.METHODS` that it reads."""
     summary: str
     """A description in one line."""
-    read: Callable[[Sources], Read]
-    """Reads every quantised weight. Raises CheckpointError, which names the tensor, and UnsupportedModelError."""
+    read: Callable[[Sources], Iterable[StoredWeight | None]]
+    """Reads every quantised weight; None for one that lacks tensors. Raises CheckpointError, which names the tensor,
+    and UnsupportedModelError."""
 
 
 def words(packed: torch.Tensor, bits: int, start: int, stop: int) -> torch.Tensor:
@@ -283,19 +275,6 @@ def read_words(
     here = groups * bits, -(-packed[1] * bits // WORD)
     found = files.read(info, (others, here) if along == 1 else (here, others))
     return words(found if along == 1 else found.T, bits, packed[0] - groups * WORD, packed[1] - groups * WORD)
-
-
-__all__ = [
-    "AffineWeight",
-    "Parts",
-    "QuantisedTensors",
-    "StoredFormat",
-    "StoredWeight",
-    "affine",
-    "format_of",
-    "names",
-    "read",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +316,7 @@ def affine(info: TensorInfo) -> AffineWeight | None:
 
 def names() -> tuple[str, ...]:
     """Names of all formats, sorted. Imports none of them."""
-    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name != "base"))
+    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__)))
 
 
 def format_of(method: str) -> StoredFormat | None:
@@ -359,15 +338,15 @@ def read(folder: Path, found: DetectedMethod, tensors: Mapping[str, TensorInfo])
     if known is None:
         raise refusal(folder, found.method, found.evidence)
     sources = Sources(folder, found.method.name, found.settings, tensors)
-    made = known.read(sources)
+    weights = {weight.name: weight for weight in known.read(sources) if weight is not None}
     sources.raise_missing()
-    if not made.weights:
+    if not weights:
         raise CheckpointError(
             f"{folder}: the checkpoint is quantised: {found.method.name} ({found.evidence}), but none of its tensors "
             "is in this format; correct config.json, or download the weights again"
         )
     with OpenFiles(folder) as files:
-        for weight in made.weights:
+        for weight in weights.values():
             wrong = [contradiction(weight, claims, files) for claims in sources.declarations.get(weight.name, ())]
             if wrong and wrong[0] is not None and None not in wrong:
                 raise sources.wrong(wrong[0][0], f"{wrong[0][1]}; correct the settings, or quantise the model again")
@@ -378,7 +357,6 @@ def read(folder: Path, found: DetectedMethod, tensors: Mapping[str, TensorInfo])
                 f"{folder}: tensor {info.name[:SHOWN_CHARACTERS]} is {info.dtype}, but belongs to no "
                 f"weight quantised with {found.method.name}; download the weights again"
             )
-    weights = {weight.name: weight for weight in made.weights}
     both = sorted(name for name in weights if name in left)
     if both:
         raise CheckpointError(
@@ -386,4 +364,4 @@ def read(folder: Path, found: DetectedMethod, tensors: Mapping[str, TensorInfo])
             f"{found.method.name}; remove one of them"
         )
     all_tensors = {**left, **{name: weight.info for name, weight in weights.items()}}
-    return QuantisedTensors(found.method.name, all_tensors, weights, made.notes)
+    return QuantisedTensors(found.method.name, all_tensors, weights, tuple(sources.notes))

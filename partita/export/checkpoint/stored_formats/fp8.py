@@ -18,7 +18,6 @@ import torch
 
 from partita.export.checkpoint.stored_formats import (
     FLOAT8,
-    Read,
     Sources,
     StoredFormat,
     StoredWeight,
@@ -118,18 +117,20 @@ def scaled_weight(
     return ScaledWeight(name or weight.name, weight.shape, (weight, scales), dtype, weight, scales, blocks)
 
 
-def mark_activation_scales(sources: Sources) -> tuple[str, ...]:
-    """Mark the scales of activations as used. Returns a note where there are any."""
+def note_activations(sources: Sources, *, declared: bool) -> None:
+    """Mark the scales of activations as used, and add a note where there are any, or the settings have them."""
     found = [stem + end for end in OF_ACTIVATIONS for stem in sources.stems(end)]
     sources.weight_tensors.update(found)
-    return (ACTIVATIONS.format(sources.method),) if found else ()
+    if found or declared:
+        sources.notes.append(ACTIVATIONS.format(sources.method))
 
 
-def _read(sources: Sources) -> Read:
+def _read(sources: Sources) -> list[StoredWeight | None]:
     expected = sources.settings.get("weight_block_size") or (BLOCK, BLOCK)
     if not isinstance(expected, list | tuple) or not all(isinstance(n, int) and n > 0 for n in expected):
         raise sources.refused(f"with blocks of {str(expected)[:40]!r}", "correct weight_block_size in config.json")
-    weights, declared = [], sources.settings.get("weight_block_size") is not None
+    weights: list[StoredWeight | None] = []
+    declared = sources.settings.get("weight_block_size") is not None
     for name in sources.stems("", FLOAT8):
         if any(name.endswith(end) for end in (*ENDS, *OF_ACTIVATIONS)):
             continue
@@ -137,10 +138,8 @@ def _read(sources: Sources) -> Read:
         if weight is not None and scales is not None:
             weights.append(scaled_weight(sources, weight, scales, expected, declared=declared))
             sources.declarations[name] = [claims_of(sources.settings, {"fmt": "kind"})]
-    notes = mark_activation_scales(sources)
-    if not notes and sources.settings.get("activation_scheme") == "dynamic":
-        notes = (ACTIVATIONS.format(sources.method),)
-    return Read(weights, notes)
+    note_activations(sources, declared=sources.settings.get("activation_scheme") == "dynamic")
+    return weights
 
 
 FORMAT = StoredFormat("fp8", ("fp8", "FBGEMM fp8"), "8-bit floats, one scale per block, row or tensor", _read)
