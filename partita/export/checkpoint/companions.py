@@ -1,11 +1,7 @@
 """Checks of companion files (tokenizer, template, generation config) with the readers that `generate` uses.
 
-The caller passes the readers, because this folder may not import the runtime.
-
-Chooses the library that loads a package's tokenizer at run time.
-
-The choice is `tokenizers` where tokenizer.json gives the same ids and texts as transformers on all probes, because
-`transformers` takes seconds to import.
+The caller passes the readers, because this folder may not import the runtime. A package's tokenizer is loaded by
+`tokenizers` where tokenizer.json gives the same ids and texts as transformers, which takes seconds to import.
 """
 
 from __future__ import annotations
@@ -140,8 +136,7 @@ def probe_tokenizer(folder: Path, names: tuple[str, ...], notes: list[str]) -> P
             plain.no_padding()
             return Probed("tokenizers" if _matches(full, plain) else "transformers", loads=True)
     except PartitaError as error:
-        need = "token ids"
-        notes.append(f"the checkpoint's tokenizer cannot be loaded ({error}): generate will need {need}")
+        notes.append(f"the checkpoint's tokenizer cannot be loaded ({error}): generate will need token ids")
         return Probed("transformers", loads=False)
 
 

@@ -40,13 +40,8 @@ from partita.untrusted_files import check_size
 EMBEDDED = "adapter_config.json"
 """An adapter in the folder of a model, which transformers loads with it."""
 HUB_PATTERNS = [
-    *COMPANIONS,
-    *(name for name, _ in BESIDE),
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "pytorch_model*.bin",
-    "pytorch_model.bin.index.json",
-    EMBEDDED,
+    *(*COMPANIONS, *(name for name, _ in BESIDE), EMBEDDED),
+    *("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json"),
 ]
 HUB_IGNORED = ["*/*", "consolidated*"]
 """Weights that are never read: other models in subfolders, and the same weights in another format."""
@@ -242,19 +237,15 @@ def _read_config(folder: Path) -> tuple[PreTrainedConfig, DetectedMethod | None]
 
 def _remote_code(folder: Path, auto_map: Any, why: str) -> UnsupportedModelError:
     """The error for a model with custom code, named by `auto_map` of config.json."""
-    module, _, name = _code_class(auto_map).rpartition("--")[2].rpartition(".")
+    entries = auto_map if isinstance(auto_map, dict) else {}
+    named = (entries.get(key) for key in ("AutoModelForCausalLM", "AutoModel", "AutoConfig", *entries))
+    code_class = next((value for value in named if isinstance(value, str)), "module.?")
+    module, _, name = code_class.rpartition("--")[2].rpartition(".")  # REPOSITORY--module.Class
     return UnsupportedModelError(
         f"{folder}: the model is custom code in the checkpoint ({name[:80]} in {module[:80]}.py, from "
         f"auto_map), which Partita does not run; transformers {transformers.__version__} {why}; use a "
         "transformers release with this architecture, or convert the checkpoint to a supported model type"
     )
-
-
-def _code_class(auto_map: Any) -> str:
-    """`module.Class` of the model, or the closest entry; `repository--module.Class` for another repository."""
-    classes = auto_map if isinstance(auto_map, dict) else {}
-    named = (classes.get(key) for key in ("AutoModelForCausalLM", "AutoModel", "AutoConfig", *classes))
-    return next((value for value in named if isinstance(value, str)), "module.?")
 
 
 def _architecture(config: PreTrainedConfig) -> str:

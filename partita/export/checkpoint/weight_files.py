@@ -7,6 +7,7 @@ open.
 from __future__ import annotations
 
 import json
+import math
 import re
 import warnings
 import zipfile
@@ -109,10 +110,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: damaged: {error}") from error
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # not JSON, not UTF-8, too many digits, or too deeply nested
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, too many digits, or too deeply nested
         raise CheckpointError(f"{path}: damaged: not JSON ({first_line(error)})") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: damaged: not a JSON object")
@@ -235,10 +233,7 @@ def _list_safetensors(path: Path, file: str) -> list[TensorInfo]:
 def _size_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     """Size of a tensor in bytes. `dtype`: the safetensors name, e.g. F8_E4M3, BF16, BOOL."""
     digits = dtype.lstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZ").partition("_")[0]
-    bits = int(digits) if digits.isdigit() else 8
-    for size in shape:
-        bits *= size
-    return bits // 8
+    return (int(digits) if digits.isdigit() else 8) * math.prod(shape) // 8
 
 
 def _described(name: str, file: str, tensor: torch.Tensor) -> TensorInfo:

@@ -32,26 +32,11 @@ SUFFIX = ".gguf"
 FACTORS = "rope_freqs.weight"
 """Divisors of the rotary embedding's frequencies, as in llama 3.1."""
 SPLITS_AS_GPT2 = frozenset(
-    {
-        "gpt-2",
-        "phi-2",
-        "jina-es",
-        "jina-de",
-        "jina-v1-en",
-        "jina-v2-es",
-        "jina-v2-de",
-        "jina-v2-code",
-        "roberta-bpe",
-        "gigachat",
-        "a.x-4.0",
-        "mellum",
-        "modern-bert",
-        "mpt",
-        "olmo",
-        "jais",
-        "trillion",
+    (
+        *("gpt-2", "phi-2", "jina-es", "jina-de", "jina-v1-en", "jina-v2-es", "jina-v2-de", "jina-v2-code"),
+        *("roberta-bpe", "gigachat", "a.x-4.0", "mellum", "modern-bert", "mpt", "olmo", "jais", "trillion"),
         "granite-docling",
-    }
+    )
 )
 """llama.cpp's names of pre-tokenizers that split text as GPT-2 does (llama-vocab.cpp).
 
@@ -188,16 +173,8 @@ def _with_factors(header: Header, raw: Mapping[str, Any]) -> dict[str, Any]:
         raise UnsupportedModelError(f"{header.path}: {FACTORS} and a rotary embedding of another type")
     most = raw.get("max_position_embeddings")
     # transformers has factors for longrope only; with both equal, and attention_factor 1, it computes as llama.cpp
-    changed = {
-        **rope,
-        "rope_type": "longrope",
-        "short_factor": factors,
-        "long_factor": factors,
-        "attention_factor": 1.0,
-        "factor": 1.0,
-        "original_max_position_embeddings": most,
-    }
-    return {"rope_parameters": changed}
+    changed = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
+    return {"rope_parameters": {**rope, **changed, "factor": 1.0, "original_max_position_embeddings": most}}
 
 
 def _tokenizer(header: Header, folder: Path, file: str) -> tuple[str, ...]:
@@ -208,11 +185,6 @@ def _tokenizer(header: Header, folder: Path, file: str) -> tuple[str, ...]:
             tokenizer.save_pretrained(str(folder))
     except PartitaError as error:
         return (f"transformers cannot build a tokenizer from the GGUF file: {error.message[:200]}",)
-    return _splits_note(header)
-
-
-def _splits_note(header: Header) -> tuple[str, ...]:
-    """A note where transformers' tokenizer of the file splits text differently from llama.cpp."""
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
     said, known = header.settings.get("tokenizer.ggml.pre"), {*SPLITS_AS_GPT2, *GGUF_PRE_TOKENIZER_SPLITS}
