@@ -23,12 +23,13 @@ from partita.export.checkpoint.adapters.branches import (
 )
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.naming import Sources, match_names
+from partita.export.exporters import Work, add_note
 from partita.export.options import DEFAULT_PREFILL_CHUNK, RECURRENT_PREFILL_CHUNK, WINDOW, ExportOptions
 from partita.export.passes import ORDER, run_all
 from partita.export.passes.base import PassContext
 from partita.export.passes.cleaning import name_nodes
 from partita.export.passes.narrow_weights import Narrow, keep_narrow, round_kept, rounded_weights, store_narrow
-from partita.export.progress import Stage, Work, add_note, stage
+from partita.export.progress import Stage, stage
 from partita.export.quantise import Keep
 from partita.export.quantise.calibrate import calibration
 from partita.export.quantise.calibrate.reference import movable, round_weights

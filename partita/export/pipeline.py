@@ -14,7 +14,7 @@ from partita.dtypes import EXACT
 from partita.errors import ParityError, PartitaError, ResourceError, UnsupportedModelError
 from partita.export.checkpoint.companions import Reader, stop_tokens
 from partita.export.checkpoint.description import Checkpoint, open_checkpoint
-from partita.export.exporters import Attempts, Exported, native, optimum
+from partita.export.exporters import Attempts, Exported, ReadFolder, Work, add_note, native, optimum
 from partita.export.options import (
     OPTIMUM,
     WINDOW,
@@ -26,7 +26,7 @@ from partita.export.options import (
     with_layout,
 )
 from partita.export.passes import cache_rounding
-from partita.export.progress import Progress, ReadFolder, Silent, Work, add_note, stage
+from partita.export.progress import Progress, Silent, stage
 from partita.export.publish import reserve
 from partita.export.resolve import in_question, notes, resolve, with_activations
 from partita.export.target import NodeSupport, Smoke, Target

@@ -1,18 +1,10 @@
-"""The state of an export: options, notes, and the progress of its stages, which a library caller need not watch."""
+"""Progress of the stages of an export. The command line shows it; a library caller may pass nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
-
-if TYPE_CHECKING:
-    from partita.export.options import Asked, ExportOptions
-    from partita.export.target import NodeSupport
-    from partita.export.verify.quality import SourceLogits
-    from partita.package.folder import Graph
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal, Protocol, TypeAlias
 
 Unit: TypeAlias = Literal["bytes", "layers", "tokens", "weights"]
 """Unit of the work of a stage."""
@@ -74,39 +66,3 @@ def stage(
         took = time.perf_counter() - started
         seconds[title] = seconds.get(title, 0.0) + took
         progress.finish(current, took)
-
-
-ReadFolder: TypeAlias = "Callable[[Path, int, int], Graph]"
-"""Reads the graphs of another exporter: (folder, batch size, max length) -> graph record. Raises PackageError."""
-
-
-@dataclass(slots=True)
-class Work:
-    """State shared by all stages."""
-
-    options: ExportOptions
-    progress: Progress
-    folder: Path
-    """The folder in which the package is made."""
-    recorded_options: Asked = field(default_factory=dict)
-    """The options to record in the manifest."""
-    seconds: dict[str, float] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    supports: NodeSupport | None = None
-    """Probes the CPU provider with nodes of passes, where there is no target; None: no probes."""
-    read_folder: ReadFolder | None = None
-    source_logits: SourceLogits | None = None
-    """Logits of the source model for the quality text, for all attempts."""
-    cleanup: ExitStack = field(default_factory=ExitStack)
-    """Ends with the export: resources needed until everything is written."""
-
-    @property
-    def scratch(self) -> Path:
-        """A folder on the package's disk for large temporary files."""
-        return self.folder.parent
-
-
-def add_note(work: Work, note: str) -> None:
-    """Add a note for the user, once."""
-    if note not in work.notes:
-        work.notes.append(note)

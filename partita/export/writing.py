@@ -24,10 +24,10 @@ from partita.export.checkpoint.companions import GENERATION, chat_notes, probe_t
 from partita.export.checkpoint.config_values import without_overridden_settings
 from partita.export.checkpoint.description import Checkpoint, source_files
 from partita.export.checkpoint.weight_files import refuse_pointer
-from partita.export.exporters import Attempts, Exported
+from partita.export.exporters import Attempts, Exported, Work, add_note
 from partita.export.options import ExportOptions, most_positions
 from partita.export.passes import cache_rounding
-from partita.export.progress import Work, add_note, stage
+from partita.export.progress import stage
 from partita.export.verify import changed_copy, known_answer, quality, self_check
 from partita.export.verify.known_answer import KnownAnswer
 from partita.export.verify.quality import SourceLogits

@@ -15,12 +15,12 @@ from partita.export.checkpoint.config_values import with_setting_name
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.naming import untie
 from partita.export.drafts import Draft, Graphs, quantise_again
-from partita.export.exporters import Exported, SwitchedAdapter
+from partita.export.exporters import Exported, SwitchedAdapter, Work, add_note
 from partita.export.lowering_choice import Variants
 from partita.export.options import max_length
 from partita.export.passes.fewer_rows import BATCH, freeing
 from partita.export.passes.narrow_weights import kept_narrow, narrow, narrow_floats
-from partita.export.progress import Work, add_note, stage
+from partita.export.progress import stage
 from partita.export.quantise import Keep, paths
 from partita.export.quantise.calibrate import calibration
 from partita.export.quantise.mixed_precision import check_size, search

@@ -19,9 +19,9 @@ import onnx_ir as ir
 from partita.errors import InstallationError, PackageError, ParityError, PartitaError, UnsupportedModelError, UsageError
 from partita.export import optimum_child
 from partita.export.checkpoint.description import Checkpoint
-from partita.export.exporters import Attempts, Exported
+from partita.export.exporters import Attempts, Exported, Work
 from partita.export.options import AUTO, OPTIMUM, ExportOptions, check_options, max_length
-from partita.export.progress import Work, stage
+from partita.export.progress import stage
 from partita.export.target import Target
 from partita.export.verify import known_answer
 from partita.package.records import TargetRecord, Verification

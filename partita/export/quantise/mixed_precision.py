@@ -20,7 +20,8 @@ import torch
 from partita.dtypes import PRECISIONS, dtype_numbered
 from partita.errors import ResourceError
 from partita.export.drafts import Graphs, quantise_again
-from partita.export.progress import Stage, add_note, stage
+from partita.export.exporters import add_note
+from partita.export.progress import Stage, stage
 from partita.export.quantise import Keep, paths
 from partita.export.quantise.calibrate.reference import Parameters, parameter_names, put_back, untie
 from partita.export.quantise.plan import Plan

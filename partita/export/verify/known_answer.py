@@ -4,8 +4,6 @@ The source model runs in float32 with transformers' default attention for its ty
 transformers' cache; their logits come from one forward pass over the whole sequence. Only for a separate prefill graph,
 the logits after the prompt are computed with the cache. The sequence exceeds every window, attention chunk and original
 context of up to `CROSSED_TOKENS` tokens. Any execution provider can replay the answer without torch.
-
-Load the source model of a quantised checkpoint in float32, without the library of its format.
 """
 
 from __future__ import annotations
@@ -56,8 +54,7 @@ DIFFERENT = 1e-3
 """Relative difference of two attention implementations; float32 rounding causes 1e-6 to 1e-4."""
 PROMPT_TEXT = (
     "Return the number of items in the list. If the list is empty, raise ValueError: the caller has to make sure "
-    "that there is "
-    "at least one item to count."
+    "that there is at least one item to count."
 )
 MEMORY_MARGIN = 1.15
 """Activations and loading, as a factor on the size of the float32 weights."""
@@ -103,15 +100,14 @@ def check_memory(
     """
     free = free_bytes()
     takes = int(parameters * 4 * MEMORY_MARGIN) + beside_bytes
-    without = "`verify=False`"
     if takes > free:
-        otherwise = "" if needed else f", or export with {without} and verify on a machine with more memory"
+        otherwise = "" if needed else ", or export with `verify=False` and verify on a machine with more memory"
         raise ResourceError(
             f"the source model needs about {human_bytes(takes)} {use}, but {human_bytes(int(free))} are "
             f"free; free memory, or make space for its float32 weights on the disk of `out`{otherwise}"
         )
     if cache_bytes > free:
-        otherwise = "" if needed else f", or with {without}"
+        otherwise = "" if needed else ", or with `verify=False`"
         raise ResourceError(
             f"the cache takes {human_bytes(cache_bytes)}, but {human_bytes(int(free))} are free; export "
             f"with a smaller `max_length` or `batch_size`{otherwise}"
@@ -325,13 +321,11 @@ def _unlike_eager(model: Any, sequence: torch.Tensor, expected: torch.Tensor) ->
         apart = float((last_logits(model, sequence, 1) - expected).abs().max()) / (float(expected.abs().max()) or 1.0)
     finally:
         model.config._attn_implementation = own
+    if apart <= DIFFERENT:
+        return ""
     return (
-        ""
-        if apart <= DIFFERENT
-        else (
-            f"transformers' eager attention gives other logits than {own}, its default for "
-            f"{model.config.model_type} (by {apart:.1e} of the largest); {own} is the reference"
-        )
+        f"transformers' eager attention gives other logits than {own}, its default for "
+        f"{model.config.model_type} (by {apart:.1e} of the largest); {own} is the reference"
     )
 
 
@@ -376,8 +370,7 @@ def save(answer: KnownAnswer, folder: Path, name: str = KNOWN_ANSWER) -> None:
     metadata = {"schema": SCHEMA, "reference": answer.reference, "not_exercised": "; ".join(answer.not_exercised)}
     if answer.own_frequencies:
         metadata["prompt_frequencies"] = "own"
-    content = serialised(tensors, metadata=metadata)
-    (folder / name).write_bytes(content)
+    (folder / name).write_bytes(serialised(tensors, metadata=metadata))
 
 
 def _prompt(checkpoint: Checkpoint, vocab_size: int, length: int) -> npt.NDArray[np.int64]:

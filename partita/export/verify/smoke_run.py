@@ -18,7 +18,8 @@ import numpy.typing as npt
 from partita.errors import GenerationError, ParityError, PartitaError, ProviderError, ResourceError
 from partita.export.checkpoint.companions import Reader
 from partita.export.checkpoint.description import Checkpoint
-from partita.export.progress import Work, add_note, stage
+from partita.export.exporters import Work, add_note
+from partita.export.progress import stage
 from partita.export.target import Smoke, Target
 from partita.export.verify import changed_copy, known_answer
 from partita.export.verify.quality import OpenScorer
@@ -148,18 +149,13 @@ def run_on_cpu(work: Work, manifest: Manifest, smoke: Smoke | None, *, by_qualit
         return SmokeRecord(chain=CPU, status="not_run", detail="no runtime was given")
     if by_quality:
         return SmokeRecord(chain=CPU, status="ran", detail=f"{TWIN}: {BY_QUALITY}" if has_copy else BY_QUALITY)
-    with stage(work.progress, "smoke run", work.seconds):
-        return _try_run(work, manifest, _run_float32_copy(smoke) if has_copy else smoke, CPU)
 
-
-def _run_float32_copy(smoke: Smoke) -> Smoke:
-    """A smoke run of the float32 copy of a bfloat16 package."""
-
-    def run(folder: Path, manifest: Manifest) -> SmokeRecord:
+    def run_float32_copy(folder: Path, manifest: Manifest) -> SmokeRecord:
         record = changed_copy.on_wide(folder, manifest, smoke)
         return record.model_copy(update={"detail": f"{TWIN}: {record.detail}"})
 
-    return run
+    with stage(work.progress, "smoke run", work.seconds):
+        return _try_run(work, manifest, run_float32_copy if has_copy else smoke, CPU)
 
 
 def _try_run(work: Work, manifest: Manifest, smoke: Smoke, provider: str) -> SmokeRecord:
@@ -187,7 +183,12 @@ def _on_target(work: Work, manifest: Manifest, target: Target) -> tuple[Verifica
                     raise
                 alone = error
             else:
-                _refuse_other_results(work, target, result)
+                if result.status != "verified":
+                    raise TargetParityError(
+                        f"{work.options.checkpoint}: {target.provider} does not match the source model: "
+                        f"{result.detail}; nothing was written; choose another `attention` or another `target`",
+                        result.detail,
+                    )
                 return result, SmokeRecord(chain=target.provider, status="ran", detail=BY_REPLAY, replayed=True)
     if target.smoke is None:
         if alone is not None:
@@ -199,15 +200,6 @@ def _on_target(work: Work, manifest: Manifest, target: Target) -> tuple[Verifica
     if alone is not None:
         add_note(work, f"not verified on {target.provider}: {alone.__cause__}")
     return None, record
-
-
-def _refuse_other_results(work: Work, target: Target, result: Verification) -> None:
-    if result.status != "verified":
-        raise TargetParityError(
-            f"{work.options.checkpoint}: {target.provider} does not match the source model: "
-            f"{result.detail}; nothing was written; choose another `attention` or another `target`",
-            result.detail,
-        )
 
 
 def _record_unverified(work: Work, target: Target, error: NotRunningError) -> SmokeRecord:

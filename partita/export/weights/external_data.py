@@ -39,11 +39,6 @@ COMPUTED = ("inv_freq", ".masked_bias", ".attn.bias")
 SPACE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def _raw(tensor: torch.Tensor) -> memoryview:
-    """Little-endian bytes of a contiguous tensor, without a copy; works for bfloat16, which numpy lacks."""
-    return tensor.reshape(-1).view(torch.uint8).numpy().data
-
-
 def attach(model: ir.Model, checkpoint: Checkpoint, sources: Sources, buffers: Mapping[str, torch.Tensor]) -> None:
     """Attach the checkpoint tensor to every initializer without data.
 
@@ -65,18 +60,19 @@ def attach(model: ir.Model, checkpoint: Checkpoint, sources: Sources, buffers: M
         elif problem := _misfit(origin, tuple(value.shape.numpy()), value.dtype):
             wrong.append(problem)
         elif value.dtype in COMPUTED_IN:
-            known_as = _name_of(origin, name)
+            known_as = origin.info.name if isinstance(origin, StoredTensor) else name
             value.const_value = checkpoint_weight(checkpoint, origin, value.dtype, name=known_as, parameter=name)
         else:
             with OpenFiles(checkpoint.folder) as files:
                 value.const_value = ir.tensor(origin.read_all(files).contiguous(), name=name)
     if missing or wrong:
+        strange = [name for name in sources.unmatched_tensors if not name.endswith(COMPUTED)]
         differences = [
             f"{what} {few(items, separator)}"
             for what, items, separator in (
                 ("missing from the weight files:", sorted(missing), ", "),
                 ("not expected by the model:", sorted(wrong), "; "),
-                ("not in the model:", _unknown(sources), ", "),
+                ("not in the model:", strange, ", "),
             )
             if items
         ]
@@ -102,16 +98,6 @@ def absent_notes(checkpoint: Checkpoint, model: torch.nn.Module) -> list[str]:
             "checkpoint again, or save it again from its source"
         )
     return [f"{listed}; the model does not need them"]
-
-
-def _unknown(sources: Sources) -> list[str]:
-    """Tensors without a place in the model."""
-    return [name for name in sources.unmatched_tensors if not name.endswith(COMPUTED)]
-
-
-def _name_of(origin: Origin, name: str) -> str:
-    """The weight's name for users: that of the checkpoint, or of the model for a weight from several tensors."""
-    return origin.info.name if isinstance(origin, StoredTensor) else name
 
 
 def _misfit(origin: Origin, shape: tuple[int, ...], dtype: ir.DataType) -> str | None:
@@ -273,7 +259,8 @@ class _Writer:
             if index != current:
                 self._align(source.parts[index].size_bytes)
                 starts[index], current = self.position, index
-            self._write(_raw(piece))
+            # little-endian bytes without a copy; numpy lacks bfloat16
+            self._write(piece.reshape(-1).view(torch.uint8).numpy().data)
             written[index] += piece.nbytes
             self.stage.advance(piece.nbytes)
         for index, part in enumerate(source.parts):

@@ -30,9 +30,8 @@ SPACE_MARGIN = 1.05
 """Required disk space, as a factor on the size of the float32 weights."""
 SETTER = "set_param_for_module"
 """The function of transformers 5 that assigns a loaded parameter to a module."""
-WRITTEN_BYTES = 64 << 20
-TRIMMED_BYTES = 64 << 20
-"""Bytes loaded between calls that return freed memory to the system."""
+WRITTEN_BYTES = TRIMMED_BYTES = 64 << 20
+"""Bytes written at once, and loaded between calls that return freed memory to the system."""
 WAITS = "HF_DEACTIVATE_ASYNC_LOAD"
 """An environment variable with which transformers loads weights one by one."""
 LAYER = re.compile(r".*?\.\d+\.")
@@ -115,7 +114,7 @@ def watch(model: torch.nn.Module) -> None:
     """Release a module's parameters after each run."""
     for module in model.modules():
         if any(hasattr(parameter, PAGES) for parameter in module._parameters.values()):
-            module.register_forward_hook(_after, always_call=True)
+            module.register_forward_hook(lambda module, *_: _release(module), always_call=True)
     let_go(model)
 
 
@@ -123,10 +122,6 @@ def let_go(model: torch.nn.Module) -> None:
     """Release all parameters that are in a file; written values persist."""
     for module in model.modules():
         _release(module)
-
-
-def _after(module: torch.nn.Module, *_: Any) -> None:
-    _release(module)
 
 
 def _release(module: torch.nn.Module) -> None:

@@ -26,8 +26,9 @@ from partita.demo import heldout_path
 from partita.errors import GenerationError, PackageError, UnsupportedModelError, UsageError
 from partita.export import writing
 from partita.export.checkpoint.description import open_checkpoint
+from partita.export.exporters import Work
 from partita.export.options import ExportOptions, check_options
-from partita.export.progress import Silent, Work
+from partita.export.progress import Silent
 from partita.export.resolve import resolve
 from partita.export.verify import quality
 from partita.export.verify.quality import Logits, Scorer, kept_tokens, measured_tokens, read_text
