@@ -17,7 +17,6 @@ from typing import TypeVar
 import onnx_ir as ir
 
 import partita
-from partita import dtypes
 from partita.errors import GenerationError, ParityError, PartitaError, ResourceError, UnsupportedModelError
 from partita.export import resolve
 from partita.export.checkpoint.companions import GENERATION, chat_notes, probe_tokenizer, stop_notes, write_generation
@@ -44,7 +43,7 @@ from partita.export.weights import external_data as weights
 from partita.export.weights import memory_map
 from partita.observations.text_format import human_bytes
 from partita.options.fields import path_of
-from partita.package.contract import Contract
+from partita.package.contract import Contract, state_bytes
 from partita.package.folder import (
     KNOWN_ANSWER,
     QUALITY,
@@ -156,7 +155,7 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
 def _check_memory_of_answer(exported: Exported, options: ExportOptions, held: int) -> None:
     """Raise ResourceError where the source model does not fit into memory. `held`: its parameters in memory."""
     cpu_dtype = options.computing.cpu_dtype  # keeps its whole cache in its own dtype
-    known_answer.check_memory(held, _cache_bytes(exported.contract, cpu_dtype), needed=options.rounds)
+    known_answer.check_memory(held, state_bytes(exported.contract.states, cpu_dtype), needed=options.rounds)
 
 
 def _rounded_parameters(exported: Exported) -> int:
@@ -248,7 +247,7 @@ def _with_quality(exported: Exported, work: Work, manifest: Manifest, text: Text
 def _check_memory_of_quality(exported: Exported, held: int, source: SourceLogits, *, needed: bool) -> None:
     """Raise ResourceError when source model (`held` parameters in memory) and package do not fit into memory."""
     packed_twice = 0 if source.fits else 2 * exported.contract.weight_bytes
-    cache = _cache_bytes(exported.contract)
+    cache = state_bytes(exported.contract.states)
     known_answer.check_memory(held, cache, packed_twice, use="to measure what rounding costs", needed=needed)
 
 
@@ -263,11 +262,6 @@ def _refuse_ratio(work: Work, manifest: Manifest) -> None:
         f"{found.perplexity_ratio:.4f} with {human_bytes(manifest.graph.weight_bytes)} of weights; nothing was "
         "published; search with a smaller `max_perplexity_ratio`, or choose another `precision`, e.g. fp16"
     )
-
-
-def _cache_bytes(contract: Contract, dtype: str | None = None) -> int:
-    """Size of all states in bytes, in their own dtypes or in `dtype`."""
-    return sum(dtypes.size_bytes(dtype or state.dtype, state.shape) for state in contract.states)
 
 
 def _source(checkpoint: Checkpoint, options: ExportOptions, exported: Exported) -> Source:
@@ -299,7 +293,7 @@ def _graph(exported: Exported, options: ExportOptions, weight_bytes: int) -> Gra
         attention=exported.attention,
         precision=options.precision,
         without_passes=tuple(options.without_pass),
-        cache_bytes=_cache_bytes(contract),
+        cache_bytes=state_bytes(contract.states),
     )
 
 

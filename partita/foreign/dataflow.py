@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from partita.foreign.facts import GraphFacts, NodeFact
+from partita.foreign import GraphFacts, NodeFact
 
 Way = Literal["behind", "cursor", "moved", "unknown"]
 CONTRIB, GQA = "com.microsoft", "GroupQueryAttention"

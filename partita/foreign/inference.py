@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from partita.errors import PackageError
-from partita.foreign.contract_file import LAYER, NOTHING, Written
+from partita.foreign import GraphFacts, PortFact, Size
 from partita.foreign.dataflow import GQA, frequencies_change_at
-from partita.foreign.evidence import Evidence, contradiction
-from partita.foreign.facts import GraphFacts, PortFact, Size
-from partita.foreign.layouts import MERGED, Phase
+from partita.foreign.evidence import LAYER, NOTHING, Evidence, Written, contradiction
+from partita.foreign.folder import MERGED, Phase
 from partita.foreign.ports import INTEGERS, Meaning, by_name, called_otherwise, fits, logits_of, tokens_by_use
 from partita.foreign.shapes import CORRECT, Shapes, ShorterLimit, batch_axis, length_of, longest_of
 from partita.foreign.states import (

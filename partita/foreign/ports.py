@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from partita.errors import PackageError
-from partita.foreign.facts import GraphFacts, PortFact, Size
+from partita.foreign import GraphFacts, PortFact, Size
 from partita.observations.text_format import listing
 from partita.package.contract import AdapterInput, Role
 from partita.package.folder import AdapterRecord

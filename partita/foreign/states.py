@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from partita.foreign import GraphFacts, NodeFact, PortFact
 from partita.foreign.dataflow import AT_LENGTH, CONTRIB, GQA, attention_places, carried, cursor_axis
-from partita.foreign.facts import GraphFacts, NodeFact, PortFact
 
 Kind = Literal["key", "value", "conv", "recurrent"]
 PARTS = re.compile(r"\d+|[a-zA-Z]+")

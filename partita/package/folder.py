@@ -41,14 +41,8 @@ REMOVE_FIRST = Remedy("remove the folder, then export again", ("partita", "expor
 EXPORT_LIKE = replace(
     EXPORT_AGAIN,
     command=(
-        *EXPORT_AGAIN.command,
-        "{how}",
-        "--precision",
-        "{precision}",
-        "--max-length",
-        "{max_length}",
-        "--batch-size",
-        "{batch_size}",
+        *(*EXPORT_AGAIN.command, "{how}", "--precision", "{precision}", "--max-length", "{max_length}"),
+        *("--batch-size", "{batch_size}"),
     ),
 )
 GET_AGAIN = Remedy("download the folder again")
@@ -58,26 +52,10 @@ KNOWN_ANSWER = "known_answer.safetensors"
 QUALITY = "quality.safetensors"
 HASH_CHUNK_BYTES = 1 << 20
 COMPANIONS = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "tokenizer.model",
-    "vocab.json",
-    "merges.txt",
-    "vocab.txt",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "sentencepiece.model",
-    "tekken.json",
-    "emoji.json",
-    "prophetnet.tokenizer",
-    "source.spm",
-    "target.spm",
+    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("added_tokens.json", "chat_template.jinja", "chat_template.json", "tokenizer.model", "vocab.json", "merges.txt"),
+    *("vocab.txt", "spiece.model", "sentencepiece.bpe.model", "sentencepiece.model", "tekken.json", "emoji.json"),
+    *("prophetnet.tokenizer", "source.spm", "target.spm"),
 )
 """Checkpoint files that a package contains unchanged."""
 

@@ -41,6 +41,7 @@ from partita.export.verify import texts
 from partita.export.verify.quality import OpenScorer, measured_tokens
 from partita.export.verify.texts import WINDOW_TOKENS, Text
 from partita.export.weights import to_ir
+from partita.package.contract import state_bytes
 from partita.package.folder import Graph, Manifest, record_file
 from partita.package.records import QuantisedCache
 
@@ -271,8 +272,7 @@ def _recorded(folder: Path, manifest: Manifest, text: Text, named: set[str]) -> 
     states = tuple(
         state.model_copy(update={"dtype": ROUNDED}) if state.past in named else state for state in manifest.graph.states
     )
-    size = sum(dtypes.size_bytes(state.dtype, state.shape) for state in states)
-    graph: Graph = manifest.graph.model_copy(update={"states": states, "cache_bytes": size})
+    graph: Graph = manifest.graph.model_copy(update={"states": states, "cache_bytes": state_bytes(states)})
     changed = {file.file for file in graph.files}
     files = tuple(record_file(folder, file.name) if file.name in changed else file for file in manifest.files)
     kept = [state for state in states if state.past not in named]

@@ -58,10 +58,7 @@ class Narrow:
 
 
 def narrow(computing: Precision, takes: NodeSupport | None) -> Narrow | None:
-    """How weights are stored; None where they have the dtype of the activations.
-
-    `takes` probes the provider.
-    """
+    """How weights are stored; None where they have the dtype of the activations. `takes` probes the provider."""
     if computing.stored is None:
         return None
     return Narrow(computing.stored, looks_up(takes, computing.stored))
