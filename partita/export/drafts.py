@@ -59,10 +59,7 @@ ONE_GRAPH: Phase = ("model.onnx", "any", None)
 
 
 def continuing(work: Work, wanted: list[Phase], traced: list[TracedGraph]) -> tuple[list[Phase], list[TracedGraph]]:
-    """The graphs that read every state they get. Other graphs are dropped.
-
-    Some models read their states only in one-token steps: a second prompt chunk would ignore the first.
-    """
+    """The graphs that read every state they get. A second prompt chunk of the others would ignore the first."""
     forgets = [name for item in traced for name in _unread_states(item)]
     kept = [(phase, item) for phase, item in zip(wanted, traced, strict=True) if not _unread_states(item)]
     if not kept:
@@ -208,10 +205,7 @@ class Draft:
         return self.known_answers[key]
 
     def calibrate(self, graphs: Graphs, folder: Path, stage: Stage) -> tuple[Calibration, tuple[PackedKind, ...]]:
-        """Calibrate the weights of `graphs`, into `folder`, from which they are written later.
-
-        Returns the records of the calibration and of the weights.
-        """
+        """Calibrate the weights of `graphs` into `folder`. Returns the records of calibration and weights."""
         plan, text, fake = self.plan, self.text, self.fake
         assert plan is not None and plan.rounded is not None and text is not None
         placed = tuple(graphs.packing.placed.values())

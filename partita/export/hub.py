@@ -69,10 +69,7 @@ def at_revision(given: str, revision: str | None) -> str:
 
 
 def find_model(given: str, known: Path) -> HubModel:
-    """The commit of a hub id. Without a connection, the commit that was found last, or that the hub's cache holds.
-
-    `known`: folder that remembers commits. Raises CheckpointError.
-    """
+    """The commit of a hub id; offline, the last one in `known` or the cache. Raises CheckpointError."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 

@@ -109,10 +109,7 @@ def reserve(out: Path, read: Sequence[str], *, force: bool) -> Iterator[Reservat
 
 
 def check_target(read: Sequence[str], out: Path, *, force: bool) -> None:
-    """Raise PackageError unless `out` is free, or a package that may be replaced.
-
-    The checkpoint, and files that it links to, are never replaced.
-    """
+    """Raise PackageError unless `out` is free, or a package apart from the checkpoint's files."""
     if not os.path.lexists(out):
         return
     if not force:

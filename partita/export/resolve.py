@@ -28,10 +28,7 @@ X86 = frozenset({"x86_64", "amd64"})
 
 
 def resolve(options: ExportOptions, checkpoint: Checkpoint, target: Target | None, text: Path | None) -> ExportOptions:
-    """The options with the defaults that depend on the checkpoint and the target.
-
-    `text`: the default text of the quality measurement. Raises as `with_stored`.
-    """
+    """The options with defaults by checkpoint and target. `text`: of the quality. Raises as `with_stored`."""
     options = with_stored(options, checkpoint)
     if options.computing.bits is not None and options.activations is None:
         options = replace(options, activations="fp32" if target is None else target.kernels.activations)  # type: ignore[arg-type]
@@ -41,11 +38,7 @@ def resolve(options: ExportOptions, checkpoint: Checkpoint, target: Target | Non
 
 
 def with_stored(options: ExportOptions, checkpoint: Checkpoint) -> ExportOptions:
-    """The options with `auto` replaced by a precision.
-
-    Raises UsageError where the options contradict the stored format, UnsupportedModelError where the weights cannot be
-    kept as stored and no other precision is set.
-    """
+    """The options with `auto` replaced. Raises UsageError, UnsupportedModelError for other stored formats."""
     found = checkpoint.quantised
     if found is None:
         if options.requantise:

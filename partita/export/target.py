@@ -96,10 +96,7 @@ class ProbeResult:
 
     @property
     def unsupported_count(self) -> int:
-        """Number of nodes known to be off the provider.
-
-        Nodes without a result do not count, so that a slow machine makes the choice of a fast one.
-        """
+        """Number of nodes known to be off the provider; those without a result do not count."""
         return self.nodes if self.failure else sum(self.unsupported.values())
 
     @property
@@ -180,10 +177,7 @@ def instead_of(way: Way, answer: ProbeResult, *, has_both: bool) -> Way | None:
 
 
 def rank(answers: Mapping[Way, ProbeResult], order: Sequence[Way]) -> list[Way]:
-    """Variants from best to worst, without variants that have no result.
-
-    Ordered by nodes off the provider, then by lowering, then fewer and larger operators.
-    """
+    """Variants with results, best first: fewest nodes off the provider, lowering, fewer and larger operators."""
     places = list(dict.fromkeys(way.attention for way in order))
 
     def key(way: Way) -> tuple[bool, int, int, bool]:

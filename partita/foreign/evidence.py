@@ -102,10 +102,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_evidence(folder: Path) -> Evidence:
-    """The facts of a folder's configuration; genai_config.json has precedence.
-
-    Raises PackageError when it is damaged, and for models other than text decoders.
-    """
+    """The facts of a configuration, genai_config.json first. Raises PackageError, also for other models."""
     if (folder / GENAI_CONFIG).is_file():
         return genai_evidence(folder / GENAI_CONFIG, read_json(folder / GENAI_CONFIG))
     if (folder / CONFIG).is_file():
@@ -217,10 +214,7 @@ def contradiction(
     vocab: int,
     rows: Mapping[str, int | None],
 ) -> str:
-    """The first contradiction between configuration and graph; empty where there is none.
-
-    `rows`: the axis of each past with one entry per token.
-    """
+    """The first contradiction of configuration and graph, or empty. `rows`: past -> its axis of tokens."""
     layers = _layers(evidence, pairs)
     more, fewer = layers > evidence.layers, layers < evidence.layers and evidence.even
     if evidence.layers and layers and (more or fewer):
@@ -391,10 +385,7 @@ NOTHING = Written()
 
 
 def read_written(path: Path) -> Written:
-    """Read a contract file.
-
-    Raises UsageError for invalid TOML or unknown fields, PackageError for an unreadable file.
-    """
+    """Read a contract file. Raises UsageError for invalid TOML or fields, PackageError if unreadable."""
     if not path.is_file():
         raise UsageError(f"`contract={path}`: no such file")
     refuse_absent(path)

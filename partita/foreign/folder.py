@@ -74,10 +74,7 @@ def is_foreign(folder: Path) -> bool:
 
 
 def open_folder(folder: Path, choice: Choice = AS_IT_IS) -> Manifest:
-    """The manifest of a package, or an inferred one for a foreign folder.
-
-    Raises PackageError for other folders, and where inference fails; UsageError for settings that do not apply.
-    """
+    """The manifest of a package, or an inferred one. Raises PackageError, UsageError for other settings."""
     if not is_foreign(folder):
         if choice.setting_names and (folder / MANIFEST).is_file():
             raise UsageError(
@@ -135,10 +132,7 @@ def refuse_other_models(folder: object, names: Sequence[str], genai: str | None 
 
 
 def candidates(names: Sequence[str]) -> tuple[Candidate, ...]:
-    """Every decoder model among the ONNX files `names`, the plain one first.
-
-    Of several forms of a variant, a single file for all steps has precedence.
-    """
+    """Every decoder model among the ONNX files `names`, the plain one first; single files are preferred."""
     stems = {name: PurePosixPath(name).stem for name in names}
     split = {name: _split(stem) for name, stem in stems.items()}
     known = {name: pair for name, pair in split.items() if pair is not None}
@@ -174,10 +168,7 @@ def _split(stem: str) -> tuple[str, str] | None:
 
 
 def choose(folder: object, found: Sequence[Candidate], variant: str | None) -> Candidate:
-    """The candidate that `variant` names, by its name or file; without it the plain or only one.
-
-    Raises UsageError for an unknown name, PackageError where the choice is ambiguous.
-    """
+    """The candidate `variant` names, else the plain or only one. Raises UsageError, PackageError for several."""
 
     def names_of(file: str) -> tuple[str, str]:
         return PurePosixPath(file).name, PurePosixPath(file).stem

@@ -53,10 +53,7 @@ WHOLE = ("MatMulInteger", "com.microsoft.DynamicQuantizeMatMul", "QLinearMatMul"
 def infer_manifest(
     folder: Path, names: Sequence[str], variant: str | None, contract: Path | None, max_length: int | None
 ) -> Manifest:
-    """The inferred manifest. `names`: the folder's files, relative to it; the others as in `Choice`.
-
-    Raises as `open_folder` does.
-    """
+    """The manifest of a folder with files `names`; the others as in `Choice`. Raises as `open_folder`."""
     written = NOTHING if contract is None else read_written(contract)
     if max_length is not None and not 1 <= max_length <= LONGEST:
         raise UsageError(f"`max_length` is {max_length}; it must be between 1 and {LONGEST:,}")

@@ -122,10 +122,7 @@ def called_otherwise(port: PortFact) -> Sign | None:
 
 
 def tokens_by_use(graph: GraphFacts, left: Mapping[str, PortFact]) -> str | None:
-    """The integer input [B, S] or [S] that indexes rows of a weight table; None for none or several.
-
-    Absolute positions index a table, too, which some exporters name after them.
-    """
+    """The one integer input [B, S] or [S] that indexes a weight table; None for none or several."""
     found = [
         name
         for name, port in left.items()
@@ -195,10 +192,7 @@ def adapter_records(folder: Path, files: Sequence[str]) -> tuple[AdapterRecord, 
 
 
 def adapter_inputs(graph: GraphFacts, *, files: bool) -> tuple[AdapterInput, ...]:
-    """Inputs for values of adapters.
-
-    With adapter `files`, all inputs with defaults; without, those with an empty default or a symbolic size.
-    """
+    """Inputs for adapters: with `files` all that have defaults, else those with an empty or symbolic one."""
     return tuple(
         AdapterInput(
             name=port.name,

@@ -84,10 +84,7 @@ def mark_of(name: str) -> Mark:
 def pair_up(
     inputs: Sequence[PortFact], outputs: Sequence[PortFact], graph: GraphFacts, templates: Mapping[str, str]
 ) -> tuple[list[Pair], list[PortFact]]:
-    """Pairs of past and present, and the inputs that no output continues.
-
-    `templates`: names in a configuration, by kind and direction (past_key_names), with %d for the layer.
-    """
+    """Pairs of past and present, and inputs without one. `templates`: kind and direction -> name with %d."""
     pairs: list[Pair] = []
     left: list[PortFact] = []
     marks: dict[Mark, list[PortFact]] = {}
@@ -194,10 +191,7 @@ def _is_its_own(node: NodeFact, past: tuple[str, ...], present: tuple[str, ...],
 
 
 def contradiction_of(pair: Pair, graph: GraphFacts) -> str:
-    """The contradiction between a pair's names and the graph; empty where there is none.
-
-    The operator of the cache shows which input an output continues, and attention shows which of the two are keys.
-    """
+    """The contradiction of a pair's names with the operator of its cache; empty where there is none."""
     continued, _ = carried(graph, pair.present.name)
     if continued is not None and continued != pair.past.name:
         return f"{pair.present.name!r} continues {continued!r}, not {pair.past.name!r}"
@@ -247,10 +241,7 @@ def growing_axis(pair: Pair, graph: GraphFacts, batch: int | None) -> int | None
 
 
 def rows_axis(pair: Pair, graph: GraphFacts, batch: int | None, lengths: frozenset[int]) -> int | None:
-    """The axis of keys or values with one entry per token, growing or written at a cursor; None where unknown.
-
-    `lengths`: of masks of fixed length, which equal the length of their cache.
-    """
+    """The axis of keys or values with one entry per token, or None. `lengths`: of masks of fixed length."""
     shape = pair.past.shape or ()
     if shares_buffer(pair, graph):
         return ROWS_AXIS

@@ -37,10 +37,7 @@ GENERATION = "generation_config.json"
 
 
 def write_generation(config: PreTrainedConfig, folder: Path) -> None:
-    """Write generation_config.json for a checkpoint without one, from transformers' defaults for `config`.
-
-    For a composite model the settings of its text model count.
-    """
+    """Write generation_config.json for a checkpoint without one, from transformers' defaults for `config`."""
     try:
         text = GenerationConfig.from_model_config(config).to_json_string(use_diff=True)
     except (ValueError, TypeError):  # settings that transformers refuses: config.json is used
@@ -117,10 +114,7 @@ class Probed:
 
 
 def probe_tokenizer(folder: Path, names: tuple[str, ...], notes: list[str]) -> Probed:
-    """Compare `tokenizers` with transformers on the tokenizer in `folder`, whose files are `names`. Appends to `notes`.
-
-    A tokenizer that transformers cannot load gets the kind that needs transformers.
-    """
+    """Compare `tokenizers` with transformers on the tokenizer in `folder` of files `names`; adds `notes`."""
     if not of_tokenizer(names):
         notes.append("the checkpoint has no tokenizer: generate will need token ids")
         return Probed("none", loads=False)

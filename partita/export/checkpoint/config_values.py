@@ -146,10 +146,7 @@ def _entries(raw: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str,
 
 
 def with_setting_name(error: UnsupportedModelError, folder: Path, config: PreTrainedConfig) -> CheckpointError:
-    """The error of building the model, with the setting that caused it where it is known.
-
-    Known causes: a name that is not in a table of transformers, and a token outside the vocabulary.
-    """
+    """The error of building the model, with the setting that caused it where it is known."""
     cause = error.__cause__
     text: Any = config.get_text_config(decoder=True)
     if isinstance(cause, KeyError) and cause.args and isinstance(cause.args[0], str):

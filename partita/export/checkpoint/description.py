@@ -111,10 +111,7 @@ def of_tokenizer(names: Iterable[str]) -> bool:
 
 
 def open_checkpoint(given: str, progress: Progress | None = None) -> Checkpoint:
-    """Open the checkpoint at `given`, a folder or a hub id.
-
-    Raises CheckpointError when it is missing or damaged, UnsupportedModelError when its model cannot be exported.
-    """
+    """Open a folder or a hub id. Raises CheckpointError, UnsupportedModelError when it cannot be exported."""
     try:
         folder = _locate(given, progress)
         check_folder(folder, kind=CheckpointError)

@@ -97,10 +97,7 @@ class DetectedMethod:
 
 
 def by_config(folder: Path, config: Mapping[str, Any]) -> DetectedMethod | None:
-    """The quantisation that config.json, or a file next to it, declares; None without one.
-
-    Settings of a separate file complete those of config.json: older tools split them.
-    """
+    """The quantisation that config.json, completed by files next to it, declares; None without one."""
     found: DetectedMethod | None = None
     for where, settings in (*_sections(config, "config.json"), *_files(folder)):
         declared = isinstance(settings, Mapping)

@@ -48,10 +48,7 @@ DOWNLOAD = Remedy("download the checkpoint again")
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether a regular expression of a file matches the start of `name`, as `re.match`.
-
-    Raises re.error for an invalid expression, CheckpointError for one that exceeds the timeout.
-    """
+    """Whether a pattern of a file matches the start of `name`. Raises re.error, CheckpointError after a timeout."""
     if len(pattern) > LONGEST_PATTERN:
         raise re.error(f"more than {LONGEST_PATTERN:,} characters")
     try:
@@ -145,10 +142,7 @@ def refuse_dangling(path: Path) -> None:
 
 
 def find_tensors(folder: Path) -> tuple[dict[str, TensorInfo], tuple[str, ...], tuple[str, ...]]:
-    """Every tensor of the checkpoint, its weight files, and names that only the index contains.
-
-    Raises CheckpointError when files are missing or damaged.
-    """
+    """Tensors, weight files, and names that only the index has. Raises CheckpointError for damaged files."""
     for single, index in LAYOUTS:
         # The order of transformers: save_pretrained may leave an old index next to a single file.
         if (folder / single).is_file():

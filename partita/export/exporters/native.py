@@ -66,10 +66,7 @@ class _Mixed:
 
 
 def attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Variants:
-    """Build the model on fake tensors.
-
-    Raises UnsupportedModelError where that fails, UsageError for options that the target would ignore.
-    """
+    """Build the model on fake tensors. Raises UnsupportedModelError, UsageError for ignored options."""
     options = work.options
     constant = target is not None and target.constant_defaults and not options.static_shapes
     if options.with_adapters and target is not None and constant:

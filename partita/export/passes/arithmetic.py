@@ -27,10 +27,7 @@ class UnknownError(Exception):
 
 
 def compute_values(nodes: Sequence[ir.Node], given: Mapping[ir.Value, Array]) -> dict[ir.Value, Array]:
-    """Every value that `nodes`, in their order, compute from the values in `given` and from constants.
-
-    Raises UnknownError for an operator that is not in `OPERATORS`, and for a value without data.
-    """
+    """The values that `nodes`, in order, compute from `given` and constants. Raises UnknownError."""
     known = dict(given)
     for node in nodes:
         operator = OPERATORS.get(node.op_type) if node.domain == "" else None
@@ -201,10 +198,7 @@ MOST = 48
 
 
 def nodes_between(sources: Collection[ir.Value], result: ir.Value, most: int = MOST) -> list[ir.Node] | None:
-    """The nodes that compute `result` from `sources` and constants, in execution order.
-
-    None where another value is read, or there are more than `most` nodes.
-    """
+    """The nodes from `sources` to `result` in order; None where they read other values, or for over `most`."""
     ordered: list[ir.Node] = []
     seen: set[ir.Node] = set()
 
@@ -228,10 +222,7 @@ def nodes_between(sources: Collection[ir.Value], result: ir.Value, most: int = M
 def subgraphs_around(
     node: ir.Node, sources: Sequence[ir.Value], results: Sequence[ir.Value], most: int
 ) -> Iterator[tuple[ir.Value, ir.Value, list[ir.Node]]]:
-    """Source, result and at most `most` nodes of every subgraph around `node` whose result has the type of its source.
-
-    Graph outputs are no results.
-    """
+    """Source, result and nodes of every subgraph around `node` whose result has the type of its source."""
     for source in sources:
         for result in results:
             if not same_type(source, result) or result.is_graph_output():

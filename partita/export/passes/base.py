@@ -165,10 +165,7 @@ def discard(node: ir.Node) -> None:
 
 
 def stand_in(graph: ir.Graph, value: ir.Value, new: ir.Node, index: int = 0) -> None:
-    """Insert `new` where `value` is computed, and replace `value` with its output `index`. Remove dead nodes.
-
-    `value` is not a graph output.
-    """
+    """Replace `value`, which is no graph output, with output `index` of `new`. Remove dead nodes."""
     old = value.producer()
     assert old is not None
     take_names(new, old)

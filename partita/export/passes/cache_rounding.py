@@ -98,10 +98,7 @@ def window_question(dtype: str) -> Question:
 
 
 def question(dtype: str) -> Question:
-    """A model of one GroupQueryAttention with an int8 cache, to probe the target, and the sizes of its inputs.
-
-    `dtype`: of the activations.
-    """
+    """A model of one GroupQueryAttention with an int8 cache and activations of `dtype`, and its input sizes."""
     model, sizes = _one_node(to_ir(dtype), ir.DataType.INT8)
     one = np.ones((1, KV_HEADS, 1, SIZE), np.float32)
     _round_node(model.graph, model.graph[0], {"past_key": one, "past_value": one})

@@ -28,10 +28,7 @@ _Sizes = tuple[ir.Node, int | None, list[int]]
 def freeing(
     model: ir.Model, inputs: Sequence[Port], outputs: Sequence[Port], states: Sequence[State], *, asks: bool
 ) -> Callable[[], None] | None:
-    """A function that lets a graph of B sequences run fewer, in place; None where that is known to be impossible.
-
-    `asks`: Shape nodes on the tokens may be inserted; providers leave those to the CPU.
-    """
+    """A function that lets a graph of B sequences run fewer, or None. `asks`: Shape nodes are allowed."""
     tokens = next(port for port in inputs if port.role == "tokens")
     batch = tokens.shape[0]
     assert isinstance(batch, int)

@@ -70,10 +70,7 @@ def looks_up(takes: NodeSupport | None, dtype: str) -> bool:
 
 
 def narrow_floats(checkpoint: Checkpoint, computing: Precision, takes: NodeSupport | None) -> Narrow | None:
-    """How the float weights of a quantised checkpoint are stored: in their own 16 bits.
-
-    None unless most have 16 bits and the graph computes in float32.
-    """
+    """How floats of a quantised checkpoint are stored: in their own 16 bits, if most have 16; else None."""
     sizes: dict[str, int] = {}
     for info in checkpoint.tensors.values():
         if _is_float(info) and len(info.shape) > 1:
@@ -250,10 +247,7 @@ def question(operator: str, dtype: str) -> Question:
 def keep_narrow(
     model: ir.Model, context: PassContext, plan: Plan, outcome: Outcome, takes: NodeSupport | None
 ) -> dict[str, int]:
-    """Store the weights that the plan names in 16 bits, in place. Returns the pass name with their number.
-
-    Raises PassError.
-    """
+    """Store the weights that the plan names in 16 bits. Returns pass name -> their number. Raises PassError."""
     kinds = {keep.stored for keep in plan.keep if keep.stored is not None}
     if not kinds:
         return {}

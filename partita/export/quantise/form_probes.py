@@ -144,10 +144,7 @@ def _supports_lookups(target: Target, form: Form, kernels: Kernels, packings: Se
 
 
 def refused_experts(target: Target, form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str) -> str:
-    """The reason why `target` does not compute experts with quantised weights; empty when it does.
-
-    The record decides where it cannot be probed.
-    """
+    """Why `target` does not compute experts with quantised weights, by its record if unprobed; else empty."""
     if form.experts is None or target.ask is None:
         return "" if form.experts is not None else "cannot quantise them"
     answer = target.ask(_experts_model(form, kernels, packings, dtype), SIZES)
@@ -182,10 +179,7 @@ def product_model(
     width: int = PROBED_WIDTH,
     rows: int | None = None,
 ) -> bytes:
-    """A model with a product of x [1, tokens, width] and a weight [rows, width] for every packing.
-
-    `rows`: default `width`.
-    """
+    """A model with products of x [1, tokens, width] and weights [rows or width, width] of every packing."""
     place, hidden = _new_graph("x", to_ir(dtype), kernels, (1, tokens, width))
     made = []
     for index, packing in enumerate(packings):

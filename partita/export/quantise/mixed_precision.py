@@ -85,10 +85,7 @@ class Step(NamedTuple):
 
 
 class Mixes:
-    """All mixes of a package, each a prefix of `steps`, and their divergence from the source model on a text.
-
-    Weights without a choice of bits stay quantised. A later calibration only makes the package better.
-    """
+    """All mixes of a package, each a prefix of `steps`, and their divergence from the source model on a text."""
 
     def __init__(
         self, model: Any, placed: Sequence[PlacedWeight], names: Parameters, plan: Plan, text: Text, progress: Stage

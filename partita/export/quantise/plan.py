@@ -95,10 +95,7 @@ class Plan:
 
     @property
     def calibration_bits(self) -> tuple[int, ...]:
-        """All bits to which weights may be quantised: of the package, of the settings, and of embeddings.
-
-        With stored integers, those of the settings only.
-        """
+        """All bits to which weights may be quantised: of the package unless stored, settings, embeddings."""
         return self.multiplied_bits if self.stored is not None else tuple(dict.fromkeys([*self.multiplied_bits, 8]))
 
     @property

@@ -76,10 +76,7 @@ class Emitter:
         return mask
 
     def check(self) -> None:
-        """Raise UnsupportedModelError when the model built another number of masks than during the probe.
-
-        Rules are matched by order.
-        """
+        """Raise UnsupportedModelError for another number of masks than in the probe: rules are matched by order."""
         if len(self._masks) != len(self.probed.masks):
             raise UnsupportedModelError(
                 f"the model built {len(self.probed.masks)} masks when probed and {len(self._masks)} when "

@@ -83,10 +83,7 @@ def quiet() -> Iterator[None]:
 
 
 def build_fake_model(config: PreTrainedConfig, dtype: str, batch: int, max_length: int) -> FakeModel:
-    """Build the model of `config` without weights and probe its cache.
-
-    Raises UnsupportedModelError with the reason when the model cannot be built or probed.
-    """
+    """Build the model without weights and probe its cache. Raises UnsupportedModelError where that fails."""
     register()
     experts.register()
     mode = FakeTensorMode(allow_non_fake_inputs=True)

@@ -127,10 +127,7 @@ _ones: list[_Ones] = []
 
 @contextmanager
 def connect_plug(plug: Plug) -> Iterator[None]:
-    """Connect the registered functions to `plug` in the block.
-
-    Models that choose attention by class use transformers' own names; these get our masks.
-    """
+    """Connect the registered functions to `plug` in the block; transformers' own masks become ours."""
     _active.append(plug)
     _ones.append(_Ones())
     try:
@@ -251,10 +248,7 @@ def _is_causal_beyond(mask_function: MaskFunction) -> bool:
 def additive_mask(
     mask_function: MaskFunction, positions: torch.Tensor, max_length: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """The mask of eager attention for queries at `positions` [B, S] over N keys.
-
-    Returns [B, 1, S, N], 0 or the lowest number.
-    """
+    """The eager mask [B, 1, S, N], 0 or lowest, of queries at `positions` [B, S] over N keys."""
     rows = torch.arange(positions.shape[0], dtype=positions.dtype)[:, None, None, None]
     keys = torch.arange(max_length, dtype=positions.dtype)[None, None, None, :]
     queries = positions[:, None, :, None]

@@ -98,10 +98,7 @@ def check_grows(fake: FakeModel, spec: TraceSpec) -> None:
 
 
 def check_rolls(fake: FakeModel, spec: TraceSpec) -> None:
-    """Raise UsageError for a model without a layer that supports a window cache, and for a fixed number of tokens.
-
-    Padding to a fixed number would drop rows of the window.
-    """
+    """Raise UsageError without a layer for a window cache, and where padding would drop rows of the window."""
     said = "`cache=window`"
     layers = fake.probed.layers
     windows = sorted({layer.window for layer in layers if layer.window is not None})

@@ -75,10 +75,7 @@ class Rotary:
 
 
 def static_up_to(model: torch.nn.Module) -> int | None:
-    """The maximum length up to which no frequency changes; None when none depends on the length.
-
-    A graph for at most that length needs no length input: `rope_by_length(model, None)`.
-    """
+    """The length up to which no frequency changes, so that no length input is needed; None: none changes."""
     return min((rotary.context for rotary in rotaries(model)), default=None)
 
 

@@ -160,10 +160,7 @@ class Recorder:
 
 
 def probe(model: torch.nn.Module, fake: FakeTensorMode, batch: int, max_length: int) -> ModelStates:
-    """Run `model` under `fake` and return its states.
-
-    Raises UnsupportedModelError when the model does not keep its state through transformers' cache.
-    """
+    """Run `model` under `fake`; its states. Raises UnsupportedModelError for states outside of the cache."""
     before = set(_own_tensors(model))
     first, ones = _first_run(model, fake, batch, max_length)
     if first.written:

@@ -72,10 +72,7 @@ class FixedLengthError(UnsupportedModelError):
 
 
 class RecordedGuards:
-    """The guards that a trace records on symbolic sizes.
-
-    A separate class, because torch reverts changes of module attributes.
-    """
+    """The guards of a trace on symbolic sizes; a class, because torch reverts changes of module attributes."""
 
     def __init__(self) -> None:
         self.shapes: list[ShapeEnv] = []
@@ -268,10 +265,7 @@ def _trace_with_torch(
 
 
 def broken_guard(taken: RecordedGuards, max_length: int) -> str | None:
-    """A guard that does not hold for every size; None when all hold.
-
-    All small sizes are tested, for guards on remainders, and those around powers of two, for bounds.
-    """
+    """A guard that does not hold for every small size and those around powers of two; None when all hold."""
     sizes = {*range(2, SMALL_SIZES), *(n + d for n in (2 ** np.arange(1, 25)).tolist() for d in (-1, 0, 1))}
     tried = sorted(size for size in {*sizes, max_length - 1, max_length} if 2 <= size <= max_length)
     granted = {guard.expr for env in taken.shapes for guard in env.guards}

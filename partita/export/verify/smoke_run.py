@@ -84,10 +84,7 @@ class TargetParityError(MismatchError):
 
 
 class RoundingParityError(MismatchError):
-    """The 16-bit graph exceeds the tolerance, and the model itself in 16 bits does not.
-
-    Another lowering may round less.
-    """
+    """The 16-bit graph exceeds the tolerance, and the model in 16 bits does not: another may round less."""
 
 
 @contextmanager

@@ -64,10 +64,7 @@ class Tokens:
 
 
 def read(path: Path, option: str) -> tuple[str, str]:
-    """The text in a file (the beginning of a large one), and the SHA-256 of all its bytes.
-
-    Raises UsageError, which names the `option`.
-    """
+    """The beginning of a text file, and the SHA-256 of all of it. Raises UsageError with the `option`."""
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):

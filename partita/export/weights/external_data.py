@@ -83,10 +83,7 @@ def attach(model: ir.Model, checkpoint: Checkpoint, sources: Sources, buffers: M
 
 
 def absent_notes(checkpoint: Checkpoint, model: torch.nn.Module) -> list[str]:
-    """A note on tensors that the index of the checkpoint lists and no shard contains.
-
-    Raises CheckpointError where `model` needs one of them.
-    """
+    """A note on tensors in the index that no shard has. Raises CheckpointError where `model` needs one."""
     if not checkpoint.absent:
         return []
     there = match_names(model, checkpoint.tensors)
@@ -189,10 +186,7 @@ def _filling(position: int, size: int) -> int:
 
 
 def write_data(models: Sequence[ir.Model], folder: Path, stage: Stage) -> DataFile:
-    """Write every large initializer of `models` to `folder`/model.onnx.data and reference it in the graphs.
-
-    Raises ResourceError when the disk is full.
-    """
+    """Write large initializers to `folder`/model.onnx.data, and refer to it. Raises ResourceError."""
     try:
         with (folder / WEIGHTS).open("wb") as stream, scratch_in(folder):
             writer = _Writer(stream, stage)

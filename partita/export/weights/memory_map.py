@@ -68,10 +68,7 @@ def _spills(parameters: int, scratch: Path | None, written: int = 0) -> bool:
 
 @contextlib.contextmanager
 def spilling(tensors: Mapping[str, TensorInfo], scratch: Path | None) -> Iterator[None]:
-    """Within the block, store the parameters that transformers loads of `tensors` in a file in `scratch`.
-
-    Small models stay in memory, as do all without `scratch` or disk space.
-    """
+    """In the block, large models load their parameters of `tensors` into a file in `scratch`, if it has room."""
     if not _spills(sum(math.prod(info.shape) for info in tensors.values()), scratch):
         yield
         return

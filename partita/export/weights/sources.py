@@ -150,10 +150,7 @@ class StoredPart(ir.LazyTensor):
         return self.source.key, self.index
 
     def changed(self, change: Callable[[Origin], Origin], dtype: ir.DataType | None = None) -> StoredPart | None:
-        """The same weight with a changed origin, stored as `dtype`; None where it is quantised.
-
-        Raises ValueError if it is reshaped: its axes are gone.
-        """
+        """The weight with a changed origin, as `dtype`; None if quantised. Raises ValueError if reshaped."""
         if self.is_reshaped:
             raise ValueError(f"{self.name}: the axes of {list(self.part.shape)} are gone in {list(self.shape)}")
         if not isinstance(self.source, FloatSource):
@@ -227,10 +224,7 @@ def checkpoint_weight(
     name: str | None = None,
     parameter: str | None = None,
 ) -> StoredPart:
-    """A plain weight: one tensor of the checkpoint, or an origin from several, as `dtype`.
-
-    `parameter`: the name in the model, where it differs from `name`.
-    """
+    """A plain weight of a tensor or origin, as `dtype`. `parameter`: its name in the model, if another."""
     origin = StoredTensor(checkpoint.tensors[source]) if isinstance(source, str) else source
     name = name or min(info.name for info in origin.tensors())
     return StoredPart(FloatSource(checkpoint, origin, dtype, name, (parameter or name,)))

@@ -199,10 +199,7 @@ def _matched(patterns: tuple[tuple[str, float], ...], module: str, default: floa
 
 
 def read_config(folder: Path) -> AdapterConfig:
-    """Read adapter_config.json in `folder`.
-
-    Raises CheckpointError when it is missing or damaged, UnsupportedModelError for an unsupported adapter type.
-    """
+    """Read adapter_config.json. Raises CheckpointError when damaged, UnsupportedModelError for other types."""
     path = folder / CONFIG
     if not path.is_file():
         raise CheckpointError(f"{folder}: not an adapter: {CONFIG} is missing")
@@ -348,10 +345,7 @@ class Adapter:
 
 
 def read_adapter(folder: Path) -> Adapter:
-    """Read the adapter in `folder`.
-
-    Raises CheckpointError when it is missing or damaged, UnsupportedModelError for an unsupported type.
-    """
+    """Read an adapter. Raises CheckpointError when it is damaged, UnsupportedModelError for another type."""
     try:
         if not folder.is_dir():
             what = "a file, not a folder" if folder.exists() else "no such folder"

@@ -103,11 +103,7 @@ class Branch:
 
 
 def match_switchable(checkpoint: Checkpoint, model: torch.nn.Module, name: str, adapter: Adapter) -> SwitchableAdapter:
-    """Match an adapter with the model, to add it as branches.
-
-    Raises CheckpointError for an adapter of another model, UnsupportedModelError for one that changes more than
-    MatMuls.
-    """
+    """Match an adapter with the model. Raises CheckpointError, UnsupportedModelError for more than MatMuls."""
     said = f"`with_adapters` {name}={adapter.folder}"
     if others := adapter.others():
         raise UnsupportedModelError(
@@ -243,10 +239,7 @@ def _input(graph: ir.Graph, port: AdapterInput) -> ir.Value:
 
 
 def parameters(each: SwitchableAdapter, branches: Iterable[Branch]) -> dict[str, npt.NDArray[Any]]:
-    """The values of an adapter for the inputs of the graphs, by name.
-
-    Raises CheckpointError for a value outside the range of the dtype.
-    """
+    """The values of an adapter for the graphs' inputs, by name. Raises CheckpointError outside of the dtype."""
     found: dict[str, npt.NDArray[Any]] = {}
     with OpenFiles(each.adapter.folder) as files:
         for branch in branches:

@@ -91,10 +91,7 @@ class ConvertedFile:
 
 
 def gguf_file(given: Path) -> Path | None:
-    """The GGUF file at `given`, or the only weights in that folder; None for other checkpoints.
-
-    Raises UnsupportedModelError for a folder with several.
-    """
+    """The GGUF file at `given`, or the only weights there, or None. Raises UnsupportedModelError for several."""
     if given.is_file() and (given.suffix == SUFFIX or _begins_as_one(given)):
         return given
     if not given.is_dir() or any((given / name).is_file() for layout in LAYOUTS for name in layout):

@@ -95,10 +95,7 @@ def mapped_as(architecture: str) -> str:
 
 
 def complete_config(header: Header, raw: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """`raw`, transformers' config of a file, with the settings that it does not read, and a note on ignored settings.
-
-    Raises UnsupportedModelError for unsupported settings that change the outputs.
-    """
+    """`raw` with the settings that transformers does not read, and a note. Raises UnsupportedModelError."""
     prefix = f"{header.architecture}."
     given = {name.removeprefix(prefix): value for name, value in header.settings.items() if name.startswith(prefix)}
     tables: Any = modeling_gguf_pytorch_utils.GGUF_TO_TRANSFORMERS_MAPPING

@@ -157,10 +157,7 @@ class _Made:
 
 
 def weights_of(header: Header, config: PreTrainedConfig, file: str) -> dict[str, StoredWeight]:
-    """Parameter name -> the weight in `file`, a GGUF file in the checkpoint's folder.
-
-    Raises UnsupportedModelError for tensors that transformers does not map, CheckpointError where shapes do not match.
-    """
+    """Parameter name -> its weight in `file`. Raises UnsupportedModelError without a mapping, CheckpointError."""
     with torch.device("meta"):
         model = auto_class(config).from_config(config)
     settings = {**config.to_dict(), "num_attention_heads": getattr(config, "num_attention_heads", None)}

@@ -179,10 +179,7 @@ class Sources:
         return [info.name.removesuffix(end) for info in found if re.fullmatch(kind, info.dtype)]
 
     def take(self, name: str, kind: str = ANY) -> TensorInfo | None:
-        """The tensor of that name, marked as part of a weight; None, and recorded as missing, where it does not exist.
-
-        Raises CheckpointError for another dtype.
-        """
+        """The tensor of that name; None, and recorded as missing, without one. Raises CheckpointError."""
         info = self.optional(name, kind)
         if info is None:
             self.missing.append(name)
@@ -212,10 +209,7 @@ class Sources:
         return UnsupportedModelError(f"{self.folder}: the checkpoint is quantised: {self.method} {what}; {advice}")
 
     def number(self, *keys: str, least: int = 1) -> int | None:
-        """The first of some settings that exists; None where none exists.
-
-        Raises CheckpointError when it is not an integer or below `least`.
-        """
+        """The first of some settings that exists, or None. Raises CheckpointError for no integer from `least`."""
         key = next((key for key in keys if self.settings.get(key) is not None), None)
         value = None if key is None else self.settings[key]
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
@@ -248,10 +242,7 @@ class StoredFormat:
 
 
 def words(packed: torch.Tensor, bits: int, start: int, stop: int) -> torch.Tensor:
-    """Integers `start` .. `stop` of each row of int32 words [R, W], lowest bits first, as uint8 [R, stop - start].
-
-    3-bit integers may span two words.
-    """
+    """Integers `start` .. `stop` of rows of int32 words [R, W], lowest bits first; 3 bits may span two words."""
     if bits in (4, 8):
         return unpack(packed.contiguous().view(torch.uint8), bits, stop)[:, start:]
     wide = packed.to(torch.int64) & 0xFFFFFFFF
@@ -330,10 +321,7 @@ def format_of(method: str) -> StoredFormat | None:
 
 
 def read(folder: Path, found: DetectedMethod, tensors: Mapping[str, TensorInfo]) -> QuantisedTensors:
-    """The tensors of a quantised checkpoint, with its weights as floats.
-
-    Raises UnsupportedModelError for an unsupported method, CheckpointError when tensors do not match each other.
-    """
+    """The tensors of a quantised checkpoint as floats. Raises UnsupportedModelError, CheckpointError."""
     known = format_of(found.method.name)
     if known is None:
         raise refusal(folder, found.method, found.evidence)

@@ -108,10 +108,7 @@ def scaled_weight(
     *,
     declared: bool = False,
 ) -> ScaledWeight:
-    """The weight of a tensor of 8-bit floats and its scales. `name`: where it differs from the tensor's.
-
-    Raises CheckpointError when they do not match.
-    """
+    """The weight of 8-bit floats and scales. `name`: if not the tensor's. Raises CheckpointError."""
     dtype = scales.dtype if scales.dtype in ("float16", "bfloat16", "float32") else "bfloat16"
     blocks = blocks_of(sources, weight, scales, expected, declared=declared)
     return ScaledWeight(name or weight.name, weight.shape, (weight, scales), dtype, weight, scales, blocks)

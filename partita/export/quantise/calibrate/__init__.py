@@ -56,10 +56,7 @@ class CalibratedWeights:
         self._transposed[key] = turned
 
     def add_rows(self, origin: Origin, grid: Grid, size: int, start: int, found: Quantised) -> None:
-        """Store consecutive rows of a weight [N, K] that is quantised as a whole, e.g. a stack of experts.
-
-        It is available after `complete`.
-        """
+        """Store consecutive rows of a weight [N, K] that is quantised whole; available after `complete`."""
         starts = self._stacks.setdefault((origin, grid, size), [])
         number = list(self._stacks).index((origin, grid, size))
         starts.append(start)

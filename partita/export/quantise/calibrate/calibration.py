@@ -56,10 +56,7 @@ FEWEST_TOKENS = 2048
 
 
 def read_text(path: Path, checkpoint: Checkpoint, max_length: int) -> Text:
-    """The first windows of the text in `path`.
-
-    Raises UsageError when it is unreadable or too short, or without a tokenizer.
-    """
+    """The first windows of a text. Raises UsageError when it is unreadable or too short, or has no tokenizer."""
     vocabulary = int(checkpoint.config.get_text_config(decoder=True).vocab_size)
     length = min(texts.WINDOW_TOKENS, max_length)
     most = max(MOST_WINDOWS, -(-FEWEST_TOKENS // length))
@@ -323,10 +320,7 @@ def _fits(module: Any, up: QuantisedSource, down: QuantisedSource) -> bool:
 def round_experts(
     model: Any, module: Any, stacks: Stacks, given: Sequence[Routed], names: Parameters, rounded: CalibratedWeights
 ) -> int:
-    """Quantise both stacks of `module` by its inputs `given`, store them in `rounded`, and replace them in the model.
-
-    Returns the number of experts that were quantised without the text. Raises CheckpointError.
-    """
+    """Quantise both stacks of `module` by inputs `given`; the number of experts without. Raises CheckpointError."""
     experts = Experts.of(module)
     flat = [(each.flatten(0, -2), index.flatten(0, -2)) for each, index in given]
     few: set[int] = set()

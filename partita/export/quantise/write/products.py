@@ -105,10 +105,7 @@ PACKED_ATTENTION = "packed_attention"
 
 
 def taken_by_product(plan: Plan, modules: Iterable[str], plain: FloatSource) -> StoredPacking:
-    """The packing of a product's weight.
-
-    Raises UnsupportedModelError where it cannot be packed as stored, UsageError where a setting contradicts.
-    """
+    """The packing of a product's weight as stored. Raises UnsupportedModelError, UsageError for a setting."""
     stored, form = _of(plan), plan.form
     try:
         taken = stored.take([plain.origin], whole_rows=form.one_scale)

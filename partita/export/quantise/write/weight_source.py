@@ -325,11 +325,7 @@ class QuantisedSource(WeightSource):
 
 @contextmanager
 def workers() -> Iterator[tuple[int, ThreadPoolExecutor]]:
-    """Threads that quantise some rows each, and their number: that of torch's own threads.
-
-    torch's threads would synchronise after every operation on a few rows, which takes longer than the computation on a
-    busy machine.
-    """
+    """Threads that quantise some rows each, as many as torch's own, which would synchronise too often."""
     count = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

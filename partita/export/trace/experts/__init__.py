@@ -88,10 +88,7 @@ LOOPS = frozenset({"top_k_index", "expert_size"})
 
 
 def refuse_loops(model: torch.nn.Module) -> None:
-    """Raise UnsupportedModelError for experts outside transformers' interface.
-
-    They loop over the experts that tokens select, which torch cannot trace.
-    """
+    """Raise UnsupportedModelError for experts that loop over selected experts outside the interface."""
     for name, module in model.named_modules():
         loops = LOOPS.intersection(inspect.signature(module.forward).parameters)
         if loops and not hasattr(module, STACKED):
