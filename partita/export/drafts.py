@@ -38,7 +38,6 @@ from partita.export.quantise.write.experts import stack_tensors
 from partita.export.quantise.write.rewrite import Outcome, check_blocks, quantise, summary, without_weights
 from partita.export.quantise.write.rewrite import notes as packing_notes
 from partita.export.target import NodeSupport, Target, Way
-from partita.export.trace import Form
 from partita.export.trace.attention import Lowering, lowering
 from partita.export.trace.fake_model import FakeModel
 from partita.export.trace.ports import TraceSpec
@@ -181,14 +180,12 @@ class Draft:
                 round_weights(model, placed.values(), self.sources)
                 round_kept(model, narrowed, self.sources)
 
-            def adapted(model: Any) -> None:
+            def prepared(model: Any) -> None:
                 rounded(model)
                 if adapter is not None:
                     add_to(model, adapter)
-
-            def for_prompt(model: Any) -> None:
-                rounded(model)
-                round_weights(model, prompts.values(), self.sources)
+                if prompts:
+                    round_weights(model, prompts.values(), self.sources)
 
             self.known_answers[key] = known_answer.compute(
                 self.checkpoint,
@@ -197,7 +194,7 @@ class Draft:
                 tokens,
                 crossed=self.work.options.verify_length or known_answer.CROSSED_TOKENS,
                 first=first,
-                prepare=for_prompt if prompts else adapted if placed or narrowed or adapter is not None else None,
+                prepare=prepared if placed or narrowed or prompts or adapter is not None else None,
                 weights=weights_text(placed or narrowed, prompts, adapter),
                 afterwards=rounded if prompts else None,
                 scratch=self.work.scratch,
@@ -236,7 +233,16 @@ class Draft:
         with stage(
             work.progress, "trace", work.seconds, len(layers(self.fake.module)), "layers", of=str(way)
         ) as current:
-            wanted, traced = self._trace_with_state_names(way, current)
+            try:
+                wanted, traced = self._trace_phases(way, current)
+            except UnsupportedModelError as error:
+                if not (outside := self.fake.probed.outside_cache):
+                    raise
+                raise UnsupportedModelError(
+                    f"the model keeps {outside[0]} between steps outside transformers' cache, which is not "
+                    f"supported: {error}",
+                    option=error.option,
+                ) from error
         if self.fake.probed.recurs:
             wanted, traced = continuing(work, wanted, traced)
         for note in (note for item in traced for note in item.notes):
@@ -250,25 +256,14 @@ class Draft:
             _rewrite(graphs)
         return graphs
 
-    def _trace_with_state_names(self, way: Way, current: Stage) -> tuple[list[Phase], list[TracedGraph]]:
-        """`_trace_phases`; its error also names a state outside of the cache."""
-        try:
-            return self._trace_phases(way, current)
-        except UnsupportedModelError as error:
-            outside = self.fake.probed.outside_cache
-            if not outside:
-                raise
-            raise UnsupportedModelError(
-                f"the model keeps {outside[0]} between steps outside transformers' cache, which is not "
-                f"supported: {error}",
-                option=error.option,
-            ) from error
-
     def _trace_phases(self, way: Way, current: Stage) -> tuple[list[Phase], list[TracedGraph]]:
         """One graph for any number of tokens where the model's code can be traced so, a static pair otherwise."""
-        if self.work.options.static_shapes or not _supports_any_length(self.fake, way.form):
-            return self._trace_all(way, current, fixed=True)
         probed = self.fake.probed
+        loops = any(extra.kind == "recurrent" for extra in probed.extras)  # over tokens, in standard operators
+        if loops and way.form == "contrib":
+            loops = not used_by(self.fake.module)
+        if self.work.options.static_shapes or loops:
+            return self._trace_all(way, current, fixed=True)
         try:
             return self._trace_all(way, current, fixed=False)
         except UnsupportedModelError as error:
@@ -294,14 +289,10 @@ class Draft:
         chosen = lowering(way.attention)
         plans = [self.plan, self.prefill_plan]
         oldest = max((plan.form.opset for plan in plans if plan is not None), default=1)
-        specs = [_spec(options, way, self.max_length, length, oldest) for _, _, length in wanted]
+        opset, rolls = options.opset or max(oldest, chosen.opset), options.cache == WINDOW
+        sizes = options.batch_size, self.max_length
+        specs = [TraceSpec(*sizes, length, opset, way.form, rolls=rolls) for _, _, length in wanted]
         return wanted, [trace(self.fake, chosen, each, current) for each in specs]
-
-
-def _supports_any_length(fake: FakeModel, form: Form) -> bool:
-    """Whether a graph for any number of tokens is possible: not where a recurrence loops over tokens."""
-    recurrent = any(extra.kind == "recurrent" for extra in fake.probed.extras)
-    return not recurrent or (form == "contrib" and bool(used_by(fake.module)))
 
 
 def phases(options: ExportOptions, probed: ModelStates, max_length: int, *, fixed: bool) -> list[Phase]:
@@ -311,12 +302,6 @@ def phases(options: ExportOptions, probed: ModelStates, max_length: int, *, fixe
     default = RECURRENT_PREFILL_CHUNK if probed.recurs else DEFAULT_PREFILL_CHUNK
     chunk = min(options.prefill_chunk or default, max_length)
     return [("prefill.onnx", "prefill", chunk), ("decode.onnx", "decode", 1)]
-
-
-def _spec(options: ExportOptions, way: Way, max_length: int, length: int | None, oldest: int) -> TraceSpec:
-    """The sizes of one graph; `length`: S or None; `oldest`: the opset that quantised weights need."""
-    opset = options.opset or max(oldest, lowering(way.attention).opset)
-    return TraceSpec(options.batch_size, max_length, length, opset, way.form, rolls=options.cache == WINDOW)
 
 
 def quantise_again(graphs: Graphs, keep: Sequence[Keep]) -> Graphs:
@@ -347,15 +332,8 @@ def _rewrite(graphs: Graphs) -> None:
     sources = draft.sources
     for index, item in enumerate(graphs.traced_graphs):
         weights.attach(item.model, checkpoint, sources, fake.stored_buffers())
-        context = PassContext(
-            item.inputs,
-            item.outputs,
-            item.states,
-            item.spec,
-            work.options.computing,
-            draft.target,
-            fused=graphs.chosen.fused,
-        )
+        ports = item.inputs, item.outputs, item.states
+        context = PassContext(*ports, item.spec, work.options.computing, draft.target, fused=graphs.chosen.fused)
         model, counts = run_all(item.model, context, draft.supports, work.options.without_pass)
         _count(graphs, counts)
         graphs.traced_graphs[index] = without_unread(replace(item, model=model))

@@ -2,8 +2,6 @@
 
 During an export for OUT a lock on `.OUT.partita-lock` is held. Hidden folders of exports next to OUT then belong to
 killed exports.
-
-Temporary files of an export, on the disk of the package.
 """
 
 from __future__ import annotations
@@ -59,8 +57,10 @@ class Reservation:
         Raises PackageError, which names the finished package's folder, when OUT was created or changed since the export
         began.
         """
+        mask = os.umask(0o077)  # which can be read only by setting another
+        os.umask(mask)
         with suppress(OSError):  # a file system without modes
-            self.folder.chmod(0o777 & ~_umask())
+            self.folder.chmod(0o777 & ~mask)
         try:
             if self.seen is None or not os.path.lexists(self.out):
                 _move(self.folder, self.out)
@@ -155,13 +155,6 @@ def _not_a_package(folder: Path) -> str | None:
     return f"contains files that do not belong to the package ({', '.join(extra[:3])})" if extra else None
 
 
-def _umask() -> int:
-    """The umask of this process, which can be read only by setting another."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
-
-
 def _make_parents(parent: Path, cleanup: ExitStack) -> None:
     """Create the parent folders of OUT; `cleanup` removes the empty ones at the end."""
     missing = [p for p in (parent, *parent.parents) if not p.exists()]
@@ -219,11 +212,8 @@ def _recover(out: Path, *, force: bool) -> list[str]:
             (path / "package").rename(out)
             path.rmdir()
             if not force:
-                raise PackageError(
-                    "an interrupted export had moved this package aside, and it has been restored",
-                    path=out,
-                    remedy=TAKEN,
-                )
+                restored = "an interrupted export had moved this package aside, and it has been restored"
+                raise PackageError(restored, path=out, remedy=TAKEN)
             notes.append(f"{out} was restored: an interrupted export had moved it aside")
     return notes
 

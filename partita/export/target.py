@@ -1,13 +1,8 @@
-"""The target provider: probes, their results, and the ranking of lowerings.
+"""The target provider: its kernels, probes and their results, and the ranking of the variants of a model.
 
-The caller passes the probing functions, because this folder may not import the runtime.
-
-The kernels of a provider for quantised weights.
-
-The variants of a model: a lowering of attention and cache, and a form of experts and recurrences.
-
-A target that can be probed decides both: ONNX Runtime's operators where it supports them, standard ones otherwise.
-Without a probe, the form is ONNX Runtime's where the lowering needs its operators anyway.
+The caller passes the probing functions, because this folder may not import the runtime. A variant is a lowering of
+attention and cache, and a form of experts and recurrences: ONNX Runtime's operators where the target supports them,
+standard ones otherwise; without a probe, ONNX Runtime's where the lowering needs its operators anyway.
 """
 
 from __future__ import annotations
@@ -205,9 +200,8 @@ def describe(answer: ProbeResult) -> str:
     if answer.failure:
         return f"fails on the whole graph: {answer.failure}"
     off = sum(answer.unsupported.values())
-    listed = ", ".join(
-        f"{op} ({count})" for op, count in sorted(answer.unsupported.items(), key=lambda entry: -entry[1])
-    )
+    most_first = sorted(answer.unsupported.items(), key=lambda entry: -entry[1])
+    listed = ", ".join(f"{op} ({count})" for op, count in most_first)
     rest = f"; no answer for {answer.untested}" if answer.untested else ""
     taken = answer.nodes - off - answer.untested
     return f"supports {taken} of {answer.nodes} nodes{f', not {listed}' if listed else ''}{rest}"

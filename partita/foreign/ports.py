@@ -122,7 +122,7 @@ def called_otherwise(port: PortFact) -> Sign | None:
 
 
 def tokens_by_use(graph: GraphFacts, left: Mapping[str, PortFact]) -> str | None:
-    """The one integer input [B, S] or [S] that indexes a weight table; None for none or several."""
+    """The only integer input [B, S] or [S] that indexes a weight table; None for none or several."""
     found = [
         name
         for name, port in left.items()

@@ -145,9 +145,9 @@ class Attempts(ABC):
     def reason(self, taken: Exported) -> str:
         """The reason for the choice, in one sentence."""
 
+    @abstractmethod
     def record(self, result: Verification | None) -> TargetRecord | None:
         """The manifest record of the target; None without one. `result`: of the known answer on it."""
-        return None
 
     def others(self) -> Sequence[Attempts]:
         """For a requested variant: each of the others, to suggest one that runs."""
