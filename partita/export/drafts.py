@@ -164,11 +164,7 @@ class Draft:
         adapter: SwitchableAdapter | None = None,
         first: Callable[[Any], object] | None = None,
     ) -> known_answer.KnownAnswer:
-        """The outputs of the source model, with `adapter` if given; cached. `first` gets the model when it is loaded.
-
-        The prompt is long enough for two chunks of a graph without padding. With quantised weights the source model
-        gets them back from the written file; for the prompt, those of the prefill graph.
-        """
+        """The outputs of the source model with the package's weights and `adapter`; cached. `first` gets the model."""
         chunk = max((length or 0 for _, phase, length in graphs.phases if phase == "prefill"), default=0)
         tokens = max(known_answer.PROMPT_TOKENS, 2 * chunk + 1 if self.fake.probed.recurs else 0)
         placed, prompts = graphs.packing.placed, graphs.prompts.placed

@@ -52,11 +52,7 @@ class Reservation:
     """Notes on remains of killed exports."""
 
     def publish(self) -> None:
-        """Move the finished folder to its place.
-
-        Raises PackageError, which names the finished package's folder, when OUT was created or changed since the export
-        began.
-        """
+        """Move the finished folder to its place. Raises PackageError when OUT was created or changed meanwhile."""
         mask = os.umask(0o077)  # which can be read only by setting another
         os.umask(mask)
         with suppress(OSError):  # a file system without modes
@@ -88,11 +84,7 @@ def is_written(path: Path, folder: Path) -> bool:
 
 @contextmanager
 def reserve(out: Path, read: Sequence[str], *, force: bool) -> Iterator[Reservation]:
-    """Reserve `out` for one export, which reads the folders `read`, the checkpoint first.
-
-    Cleans up at the end. Raises PackageError when `out` is taken by a file or another running export, and OSError when
-    its folder cannot be created.
-    """
+    """Reserve `out` for one export that reads `read`, the checkpoint first. Raises PackageError, OSError."""
     if out.name in ("", ".."):  # temporary names are derived from it
         out = Path(os.path.abspath(out))  # noqa: PTH100 - a link keeps its name
     check_target(read, out, force=force)

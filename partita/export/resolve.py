@@ -93,11 +93,7 @@ def in_question(options: ExportOptions, target: Target | None) -> bool:
 
 
 def with_activations(options: ExportOptions, target: Target | None, told: Callable[[str], object]) -> ExportOptions:
-    """The options with `activations` set: as requested, else float32 where the target has no other MatMul kernel.
-
-    The kernel is probed only where the CPU provider cannot run the package either (`Precision.cpu_dtype`). The CPU
-    provider runs float16 MatMul between Casts on x86; that counts only for a target chosen by the user.
-    """
+    """The options with `activations` set: as requested, else float32 where the target has no other MatMul kernel."""
     computing = PRECISIONS[options.named]
     if target is None or not in_question(options, target):
         return options
@@ -105,7 +101,7 @@ def with_activations(options: ExportOptions, target: Target | None, told: Callab
         if target.supports([question("MatMul", computing.dtype)])[0]:
             return options
         why = f"has no MatMul kernel for {computing.dtype}"
-    else:
+    else:  # the CPU provider runs it between Casts
         why = f"has no MatMul kernel for {computing.dtype} on x86 processors"
     told(
         f"{target.provider} {why}: weights are stored in {computing.dtype}, and activations are {WIDE}; "

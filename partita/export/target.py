@@ -161,11 +161,7 @@ def candidates(target: Target, wanted: str) -> list[Way]:
 
 
 def instead_of(way: Way, answer: ProbeResult, *, has_both: bool) -> Way | None:
-    """The same lowering with experts and recurrences in the other form, where that may be better for the target.
-
-    Standard operators where it does not support ONNX Runtime's; those where the variant has standard ones. `has_both`:
-    the model's experts or recurrences can be written in both forms.
-    """
+    """The lowering with experts and recurrences in the other form, where it may be better. `has_both`: it exists."""
     if way.form == "contrib":
         return Way(way.attention, "standard") if CONTRIB.intersection(answer.unsupported) else None
     return Way(way.attention, "contrib") if has_both else None

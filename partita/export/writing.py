@@ -81,11 +81,7 @@ class Summary:
 
 
 def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) -> Summary:
-    """Write the package into the work folder, run it, and verify it.
-
-    Raises ParityError; TargetParityError for a mismatch on the target only, RoundingParityError for one in 16 bits
-    only; NotRunningError when it does not open or run.
-    """
+    """Write the package into the work folder, run and verify it. Raises ParityError, NotRunningError."""
     checkpoint, contract, options = exported.checkpoint, exported.contract, work.options
     text = _quality_text(exported, work, runtime)
     source_logits = _source_logits(text, exported, work)

@@ -194,11 +194,7 @@ def choose(folder: object, found: Sequence[Candidate], variant: str | None) -> C
 
 
 def files_of_other_variants(folder: object, names: Sequence[str], variant: str | None) -> list[str]:
-    """The files `names` that the chosen variant does not need: ONNX files of the others, with their external data.
-
-    Data has the name of its ONNX file as a prefix. With genai_config.json, which names its file, none. Raises as
-    `choose` and `refuse_other_models`.
-    """
+    """The files that the chosen variant does not need, with their data, whose names begin with theirs."""
     models = onnx_files(names)
     if GENAI_CONFIG in names or not models:
         return []

@@ -28,11 +28,7 @@ COMPARING = frozenset(
 
 
 def read_graph(folder: Path, file: str, longest: int = 0) -> GraphFacts:
-    """The facts of `file`, relative to `folder`.
-
-    `longest`: the maximum tokens, 0 where unknown; of weights only sine tables with more rows are read. Raises
-    PackageError when the file is missing, damaged or no ONNX file, or its weights are missing or outside its folder.
-    """
+    """The facts of `file`; `longest`: maximum tokens, 0: unknown. Raises PackageError when missing or damaged."""
     # imported here, because `partita.load` must run before ONNX Runtime is loaded
     from partita.runtime.place.model_file import all_graphs, all_nodes, all_tensors
     from partita.runtime.place.onnx_model import read_onnx

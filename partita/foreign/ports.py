@@ -142,11 +142,7 @@ def _looks_up(graph: GraphFacts, name: str) -> bool:
 
 
 def logits_of(graph: GraphFacts, name: str | None, vocab_size: int, states: frozenset[str]) -> PortFact | None:
-    """The output of logits: [B, S, vocab], or two-dimensional for the last token or one sequence.
-
-    It is the output `name`, or one named so, or with the size of the vocabulary, or the only one not in
-    `states`.
-    """
+    """The output of logits [B, S, vocab] by `name`, the vocabulary, or as the only one not in `states`."""
     if name is not None:
         return graph.output(name)
     ranked = [

@@ -193,10 +193,7 @@ def check_written(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def check_known(folder: Path, config: PreTrainedConfig) -> None:
-    """Raise for rotary settings of `config` that cannot be used.
-
-    UnsupportedModelError: transformers does not know the rope type or a key. CheckpointError: a value is invalid.
-    """
+    """Raise UnsupportedModelError for an unknown rope type or key, CheckpointError for an invalid value."""
     text: Any = config.get_text_config(decoder=True)
     settings = getattr(text, "rope_parameters", None)
     if not isinstance(settings, Mapping):

@@ -222,11 +222,7 @@ LATER = {aten.view.default: aten.reshape.default}
 def convert(
     converter: WeightConverter, name: str, collected: Iterable[tuple[str, TensorInfo]], model: PreTrainedModel
 ) -> dict[str, Origin]:
-    """Apply `converter` to `collected` (pairs of source pattern and tensor). Returns name in the model -> origin.
-
-    `name` is the first name in the model. `converter` cannot be used again. Raises ValueError when the tensors do not
-    fit.
-    """
+    """Apply `converter`, once, to pairs of pattern and tensor: name in the model -> origin. Raises ValueError."""
     for pattern, info in collected:
         # a dtype other than floats is refused later
         seen_as = to_torch(info.dtype) if info.dtype in CHECKPOINT else torch.float32

@@ -71,10 +71,9 @@ class LazyArray(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor of the checkpoint: file, shape, dtype and size in bytes.
+    """A tensor of the checkpoint. `dtype`: ONNX name of a float dtype, otherwise the name in the file.
 
-    `dtype`: ONNX name of a float dtype, otherwise the name in the file. For a quantised weight `name` is the name of
-    the unquantised weight and `dtype` that of its scales. An adapted weight is float32.
+    A quantised one has the name of the unquantised weight and the dtype of its scales. An adapted weight is float32.
     """
 
     name: str

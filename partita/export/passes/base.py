@@ -48,11 +48,7 @@ class PassContext:
         return next((value for value in graph.inputs if value.name in names), None)
 
     def keeps(self, new: ir.Node, old: ir.Node) -> bool:
-        """Whether `new` may replace `old`, a node of the same operator that does less.
-
-        True where the provider supports `new`, or neither: then the CPU provider runs both. False without a provider to
-        probe.
-        """
+        """Whether the provider supports `new` in place of `old`, which does less, or neither of them."""
         return self.supports is not nothing and (self.supports(new) or not self.supports(old))
 
     def state_values(self, graph: ir.Graph) -> Iterator[tuple[State, ir.Value, ir.Value]]:

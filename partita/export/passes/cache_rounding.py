@@ -75,10 +75,7 @@ def ask(options: ExportOptions, target: Target | None) -> None:
 
 
 def ask_window(options: ExportOptions, target: Target | None) -> None:
-    """Raise ProviderError where the target is not known to support a window cache or the node. Nothing is written yet.
-
-    Without a target the package is for the CPU provider.
-    """
+    """Raise ProviderError where the target is not known to support a window cache or the node."""
     if options.cache != WINDOW or target is None:
         return
     said = f"`cache={WINDOW}`: {target.provider}"
@@ -176,11 +173,7 @@ def _round_node(graph: ir.Graph, node: ir.Node, scales: Scales) -> None:
 
 
 def read_text(options: ExportOptions, checkpoint: Checkpoint, manifest: Manifest, *, chosen: bool = True) -> Text:
-    """The calibration text of the cache.
-
-    It is the text of `calibrate`, else the part of `quality_text` after the measured one, else the measured part.
-    Raises UsageError as `texts.read_windows`.
-    """
+    """The text of `calibrate`, else tokens of `quality_text` after the measured ones. Raises UsageError."""
     calibrates = options.calibrate is not None
     given = options.calibrate if calibrates else options.quality_text
     assert given is not None
@@ -200,11 +193,7 @@ def read_text(options: ExportOptions, checkpoint: Checkpoint, manifest: Manifest
 
 
 def apply(folder: Path, manifest: Manifest, text: Text, open_reader: OpenScorer, stage: Stage) -> Manifest:
-    """Calibrate and quantise the cache of the package in `folder`. Returns the new manifest.
-
-    Raises UnsupportedModelError when no cache can be quantised, ParityError when cached values are not finite, and the
-    errors of running the package.
-    """
+    """Quantise the cache of a package: the new manifest. Raises UnsupportedModelError, ParityError, GenerationError."""
     models = {file.file: ir.load(folder / file.file) for file in manifest.graph.files}
     able = [set(rounds(model)) for model in models.values()]
     named = set.intersection(*able)

@@ -169,10 +169,7 @@ class Supposing:
 def rewritten(
     model: ir.Model, context: PassContext, run: Run, takes: NodeSupport | None
 ) -> tuple[ir.Model, dict[str, int]]:
-    """Run passes on a copy of `model`. Returns the copy, and the number of changes per pass.
-
-    `takes`: probes the provider; None without one, in which case no pass may assume support.
-    """
+    """Run passes on a copy: the copy, and changes per pass. `takes`: probes the provider; None: no support."""
     known: dict[bytes, bool] = {}
     while True:
         supposing = Supposing(context.spec.opset, known)

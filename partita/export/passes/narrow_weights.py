@@ -130,10 +130,7 @@ def kept_narrow(how: Narrow, models: Sequence[ir.Model], narrowed: Mapping[objec
 def rounded_weights(
     how: Narrow, models: Sequence[ir.Model], movable: Callable[[FloatSource], bool]
 ) -> dict[object, Narrowed]:
-    """Weight key -> the weights that the source model can get in rounded form.
-
-    Empty where one of them is not `movable`: then the graph is compared with the model as it is.
-    """
+    """Weights that the source model can get in rounded form; empty where one of them is not `movable`."""
     found: dict[object, Narrowed] = {}
     for source, modules in _narrow_parts(how, models):
         if not _is_rounded(source, how):

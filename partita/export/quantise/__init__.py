@@ -49,10 +49,8 @@ def read_keep(pairs: Sequence[tuple[str, str]], precision: str, dtype: str) -> t
 
 
 def paths(parameters: Sequence[str]) -> tuple[str, ...]:
-    """Additional names of a weight: modules of joined parameters, and parameters such as stacks of experts.
-
-    The only weight of a module is not listed, because another module may share it.
-    """
+    """Additional names of a weight: modules of joined parameters, and parameters such as stacks of experts."""
+    # the only weight of a module may be shared with another module
     stacks = [name for name in parameters if not name.endswith(WEIGHT)]
     return tuple(sorted(name.removesuffix(WEIGHT) for name in (parameters if len(parameters) > 1 else stacks)))
 

@@ -100,11 +100,7 @@ def smaller_blocks(
     looked_up: Callable[[int], Sequence[Packing]],
     dtype: str,
 ) -> tuple[int, ...]:
-    """The block sizes of `sizes` that `target` supports, for weights whose rows the chosen size does not divide.
-
-    All are probed together, then one by one if that is rejected. `packings`, `looked_up`: size -> packings of products
-    and of embeddings.
-    """
+    """The block sizes of `sizes` that `target` supports, by their packings of products and of embeddings."""
     if target.ask is None:
         return tuple(size for size in sizes if size in USUAL)
 

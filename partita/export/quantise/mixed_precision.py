@@ -146,10 +146,7 @@ class Mixes:
 
 
 def search(graphs: Graphs) -> tuple[tuple[Keep, ...], Mix]:
-    """The settings of the mix within the budget, and the record of the search. Raises ResourceError when nothing fits.
-
-    With a ratio it is the smallest mix that keeps it by prediction; without one, or where none does, the largest.
-    """
+    """The settings of the mix within the budget, and a record. Raises ResourceError when nothing fits."""
     draft, plan, work = graphs.draft, graphs.draft.plan, graphs.draft.work
     options = work.options
     assert plan is not None

@@ -43,10 +43,7 @@ class Plan:
     """Keeps stored integers; other weights stay floats unless a setting matches. None: every weight is quantised."""
 
     def packing(self, modules: Iterable[str], width: int, *, embedding: bool = False) -> Packing | None:
-        """The packing of a weight of `modules` with rows of `width`; None where it stays a float.
-
-        The last matching setting counts. `embedding`: it is only looked up, one row per token, so 8 bits cost little.
-        """
+        """The packing of a weight with rows of `width`, by the last matching setting; None where it stays a float."""
         setting = self.setting(modules)
         default = None if self.stored is not None else 8 if embedding else self.bits
         bits = default if setting is None else setting.bits
@@ -114,11 +111,7 @@ def make_plan(
     has_experts: bool = False,
     stored: AsStored | None = None,
 ) -> Plan | None:
-    """The plan of an export; None when its precision quantises nothing.
-
-    `has_experts`: the model is a mixture of experts. `stored`: integers of a checkpoint to keep. Probes the target.
-    Raises UsageError for an unknown module, ProviderError where no kernel exists.
-    """
+    """The plan of an export; None where nothing is quantised. Probes the target. Raises UsageError, ProviderError."""
     bits = options.computing.bits
     if bits is None:
         return None

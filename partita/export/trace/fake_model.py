@@ -205,10 +205,7 @@ LACKING = {
 
 @contextmanager
 def translate_errors(what: str) -> Iterator[None]:
-    """Convert any exception of the traced model code into UnsupportedModelError; PartitaErrors pass through.
-
-    A lack of memory or threads becomes a ResourceError.
-    """
+    """Convert errors of the model code into UnsupportedModelError, a lack of memory or threads into ResourceError."""
     try:
         yield
     except PartitaError:

@@ -174,11 +174,7 @@ def _replace_mask_functions(replace: Callable[[Callable[..., Any]], Callable[...
 
 
 def first_hidden(mask_function: MaskFunction, max_length: int) -> tuple[int, bool] | None:
-    """The first query that does not see all keys before it, and whether it sees only its own key (attention chunks).
-
-    That is the number of tokens in a window or chunk. None when every query of `max_length` sees all keys before it, or
-    the function cannot be evaluated.
-    """
+    """The first query that does not see all keys before it, and whether it sees only its own; None without one."""
     zero = torch.zeros((), dtype=torch.long)
 
     def visible(query: int) -> int:

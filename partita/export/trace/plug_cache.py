@@ -132,11 +132,7 @@ def call(
     rows: torch.Tensor | None,
     keys: int | None = None,
 ) -> torch.Tensor:
-    """Logits [B, K, vocab] for the tokens `ids` [B, S] at `positions` [B, S]; `rows` [K]: indices into S; None: all.
-
-    `keys`: length of the padding mask of ones that the model gets; None: no mask. Raises UnsupportedModelError for a
-    model without a cache, and for one that requires inputs other than text.
-    """
+    """Logits [B, K, vocab] of `ids` [B, S]; `rows` [K] or all; `keys`: mask length. Raises UnsupportedModelError."""
     known = inspect.signature(model.forward).parameters
     required = [key for key, one in known.items() if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
     if needed := [key for key in required if key != "input_ids"]:

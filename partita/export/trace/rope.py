@@ -80,11 +80,8 @@ def static_up_to(model: torch.nn.Module) -> int | None:
 
 
 def rereads_at(model: torch.nn.Module) -> int | None:
-    """`package.Graph.rereads_at`: the maximum length with the short factors of longrope.
-
-    Cached keys are invalid beyond it. None without longrope: transformers keeps cached keys when dynamic frequencies
-    change. Raises UnsupportedModelError when modules change at different lengths.
-    """
+    """`package.Graph.rereads_at`: the maximum length with the short factors of longrope; None without longrope."""
+    # dynamic frequencies: transformers keeps cached keys when they change
     found = {rotary.name: rotary.context for rotary in rotaries(model) if rotary.kind == "longrope"}
     if len(set(found.values())) > 1:
         told = ", ".join(f"{name} beyond {length}" for name, length in found.items())
@@ -106,11 +103,7 @@ def rotaries(model: torch.nn.Module) -> tuple[Rotary, ...]:
 
 @contextmanager
 def rope_by_length(model: torch.nn.Module, length: torch.Tensor | None) -> Iterator[None]:
-    """In this block the rotary modules of `model` read the length from `length` [] instead of positions.
-
-    None: a length within the trained context. The modules are restored. Raises UnsupportedModelError for a module that
-    does not use transformers' functions.
-    """
+    """In this block rotary modules read the length from `length` []; None: the trained context."""
     sets: dict[torch.nn.Module, dict[str | None, Rotary]] = {}
     for rotary in rotaries(model):
         sets.setdefault(rotary.module, {})[rotary.layer_type] = rotary

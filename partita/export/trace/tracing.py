@@ -130,10 +130,7 @@ def _last_of(keys: Any, tokens: Any, batch: int) -> torch.Tensor:
 
 
 def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec, progress: Stage | None = None) -> TracedGraph:
-    """Trace `fake` with `lowering` into an ONNX graph of the sizes in `spec`. `progress` counts layers.
-
-    Raises UnsupportedModelError when a layer does not fit the lowering or the model code cannot be traced.
-    """
+    """Trace `fake` with `lowering` into an ONNX graph of the sizes in `spec`. Raises UnsupportedModelError."""
     if lowering.grows:
         check_grows(fake, spec)
     if spec.rolls:

@@ -115,10 +115,7 @@ def check_memory(
 
 
 def check_run_memory(manifest: Manifest) -> None:
-    """Raise ResourceError when running a package does not fit into memory.
-
-    The CPU provider converts to float32 where it has no 16-bit kernel, and repacks integers; both need a second copy.
-    """
+    """Raise ResourceError when running a package does not fit into memory, with the copies of the CPU provider."""
     graph = manifest.graph
     weights = manifest.source.parameters * 4 if manifest.packed is None else PACKED_COPIES * graph.weight_bytes
     free, needed = free_bytes(), weights + graph.cache_bytes
@@ -154,11 +151,7 @@ def clear_for(checkpoint: Checkpoint) -> None:
 
 
 def load(checkpoint: Checkpoint, scratch: Path | None = None) -> Any:
-    """The source model, in float32 with the default attention of its type.
-
-    Quantised checkpoints are dequantised, and adapters are merged. `scratch`: a folder on disk for the parameters of a
-    large model. Raises UnsupportedModelError when transformers cannot load it.
-    """
+    """The source model: float32, dequantised, adapters merged; `scratch`: on disk. Raises UnsupportedModelError."""
     clear_for(checkpoint)  # earlier data, sessions included
     config = of_text(read_config(checkpoint.folder, read_json(checkpoint.folder / "config.json")))
     with (

@@ -288,11 +288,7 @@ def measure(
     scratch: Path | None = None,
     twin: str | None = None,
 ) -> Quality:
-    """Run the source model and the package in `folder` over the text, and store the source model's data there.
-
-    `source`: logits of the source model; missing ones are computed. `twin`: a description of the variant that
-    `open_scorer` opens. Raises the errors of loading and running either.
-    """
+    """Run the source model and the package over the text; `source`: stored logits; `twin`: the variant scored."""
     windows, vocab_size = text.windows, manifest.graph.vocab_size
     found = Measured.of(windows, vocab_size)
     blocks = _Blocks(found, vocab_size)

@@ -67,16 +67,13 @@ def rounds(computing: Precision) -> bool:
 def rounding(
     checkpoint: Checkpoint, answer: KnownAnswer, computing: Precision, seen: float, scratch: Path | None = None
 ) -> str | None:
-    """The error of the source model itself in the 16-bit type of a package, as a sentence.
-
-    None where it is small, or cannot be measured, e.g. for quantised weights. Small is less than half of the tolerance,
-    and less than a third of the package's error (`seen`), because a graph rounds in other places than torch.
-    """
+    """The error of the source model itself in the 16-bit type of a package, in a sentence; None where it is small."""
 
     def compare(model: Any) -> str | None:
         logits = torch.from_numpy(_logits(model.to(to_torch(computing.dtype)), answer))
         exact = torch.from_numpy(np.concatenate([answer.prefill_logits, answer.decode_logits]))
         error = _relative(logits, exact)
+        # a graph rounds in other places than torch
         if error <= max(computing.tolerance / 2, seen / 3):
             return None
         differs = f"differs from its float32 result by {error:.1e} of the largest logit"

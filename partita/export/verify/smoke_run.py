@@ -89,11 +89,7 @@ class RoundingParityError(MismatchError):
 
 @contextmanager
 def opened_and_run(provider: str, folder: Path) -> Iterator[None]:
-    """Convert errors of opening and running a graph into NotRunningError.
-
-    `folder`: the hidden folder of the graph, which messages must not name. Errors unrelated to the graph pass through:
-    differing results, and a lack of memory or disk space.
-    """
+    """Convert errors of opening and running a graph into NotRunningError, without the hidden `folder`."""
     try:
         yield
     except (ParityError, ResourceError, NotRunningError, OSError, MemoryError):
@@ -113,11 +109,7 @@ def opened_and_run(provider: str, folder: Path) -> Iterator[None]:
 def run_all(
     work: Work, manifest: Manifest, smoke: Smoke | None, target: Target | None, *, measured: bool = False
 ) -> tuple[Verification | None, tuple[SmokeRecord, ...]]:
-    """The smoke runs on the CPU provider and the target, and the known answer on the target, as far as it can run here.
-
-    `measured`: the quality is measured on the CPU provider, which counts as a smoke run of whole batches. Raises
-    TargetParityError and NotRunningError.
-    """
+    """The smoke runs on the CPU provider and the target, and the known answer there. Raises TargetParityError."""
     has_copy = work.options.computing.cpu_dtype is not None
     verified = manifest.verification.status == "verified" and manifest.verification.twin is None
     same = target is not None and target.provider == CPU and not has_copy
@@ -133,10 +125,7 @@ def run_all(
 
 
 def run_on_cpu(work: Work, manifest: Manifest, smoke: Smoke | None, *, by_quality: bool = False) -> SmokeRecord:
-    """The smoke run on the CPU provider, of the float32 copy where that is verified instead of the package.
-
-    A replay of the known answer counts as one, and the quality measurement where `by_quality`. Raises NotRunningError.
-    """
+    """The smoke run on the CPU provider, of the float32 copy where that is verified. Raises NotRunningError."""
     has_copy = work.options.computing.cpu_dtype is not None
     packed = work.options.rounds  # then another graph was replayed
     if manifest.verification.status == "verified" and not packed:

@@ -40,11 +40,7 @@ SPACE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def attach(model: ir.Model, checkpoint: Checkpoint, sources: Sources, buffers: Mapping[str, torch.Tensor]) -> None:
-    """Attach the checkpoint tensor to every initializer without data.
-
-    `buffers`: the model's values of stored buffers that the checkpoint lacks. Raises CheckpointError with the missing
-    tensors and those with a shape or dtype other than the config requires.
-    """
+    """Attach the checkpoint tensor or buffer to every initializer without data. Raises CheckpointError."""
     missing, wrong = [], []
     for name, value in model.graph.initializers.items():
         if value.const_value is not None:
@@ -111,10 +107,7 @@ def _misfit(origin: Origin, shape: tuple[int, ...], dtype: ir.DataType) -> str |
 
 
 def unused_tensors(models: Iterable[ir.Model], checkpoint: Checkpoint, sources: Sources) -> list[str]:
-    """Unused checkpoint tensors by outermost unused module, with counts: `vision_tower (312 tensors, 381 MiB)`.
-
-    Second names of tied tensors and tensors that transformers computes are not listed.
-    """
+    """Unused checkpoint tensors by outermost unused module: `vision_tower (312 tensors, 381 MiB)`."""
     used = {name for m in models for w in _weights(m) for name in w.source.tensors} | sources.second_names()
     used |= sources.ignored_tensors
     left = [t for n, t in sorted(checkpoint.tensors.items()) if n not in used and not n.endswith(COMPUTED)]

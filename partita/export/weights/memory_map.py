@@ -42,11 +42,7 @@ CAN = hasattr(mmap.mmap, "madvise") and hasattr(mmap, "MADV_DONTNEED") and hasat
 
 
 def resident_parameters(tensors: Mapping[str, TensorInfo], scratch: Path | None, written: int = 0) -> int:
-    """The number of parameters in memory at a time when a model is loaded with `scratch`.
-
-    All of them where the model stays in memory; otherwise twice the largest layer or other tensor. `written`: bytes
-    written to `scratch` before.
-    """
+    """The number of parameters in memory at a time when a model is loaded with `scratch`."""
     sizes: dict[str, int] = {}
     for name, info in tensors.items():
         layer = LAYER.match(name)

@@ -75,10 +75,7 @@ class WeightSource(ABC):
 
     @abstractmethod
     def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """The parts in order, in consecutive pieces of about `SLICE_BYTES`: index of the part, and the piece.
-
-        Dtypes that torch lacks are uint8. Raises CheckpointError.
-        """
+        """The parts in order: index and consecutive pieces of about `SLICE_BYTES`. Raises CheckpointError."""
 
     def rows_restored(self) -> Iterator[tuple[int, torch.Tensor]]:
         """The index of the first row, and some rows float32 from there; all rows in order."""

@@ -117,11 +117,7 @@ def match_switchable(checkpoint: Checkpoint, model: torch.nn.Module, name: str, 
 def add_branches(
     model: ir.Model, adapters: Sequence[SwitchableAdapter], batch: int, *, fixed: bool
 ) -> dict[str, Branch]:
-    """Add a branch to every MatMul that an adapter of `adapters` changes, in place. Returns branches by the name of A.
-
-    `batch`: batch size of the graph. `fixed`: all sizes are fixed, and the rank is the largest. Raises
-    UnsupportedModelError for a module whose weight no plain MatMul of the graph reads.
-    """
+    """Add a branch to every MatMul that `adapters` change: name of A -> branch. Raises UnsupportedModelError."""
     made: dict[str, Branch] = {}
     apart = None if batch == 1 else batch if fixed else ROWS
     for node in list(model.graph):

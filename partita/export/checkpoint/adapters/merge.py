@@ -57,11 +57,7 @@ class _Merging:
 
 
 def merge_adapter(checkpoint: Checkpoint, model: torch.nn.Module, adapter: Adapter) -> tuple[Checkpoint, list[str]]:
-    """The checkpoint with `adapter` merged into its weights, and notes for the user.
-
-    `model`: that of the checkpoint, without weights. Raises CheckpointError for an adapter of another model, with the
-    first five mismatches and their number, UnsupportedModelError for an adapter that cannot be merged exactly.
-    """
+    """The checkpoint with `adapter` merged, and notes. Raises CheckpointError for an adapter of another model."""
     assert isinstance(model, PreTrainedModel)
     work = _Merging(checkpoint, model, adapter)
     for name, value in adapter.whole.items():
@@ -221,10 +217,7 @@ def _refuse(work: _Merging) -> None:
 
 
 def base_note(checkpoint: Checkpoint, adapter: Adapter, done: str) -> list[str]:
-    """A note where the adapter names another base model. Only the last parts of the names are compared.
-
-    `done`: a participle for the note, e.g. "merged into".
-    """
+    """A note where the adapter names another base model. `done`: a participle for it, e.g. "merged into"."""
     base = adapter.config.base_model
     names = [text.rstrip("/").rpartition("/")[2].casefold() for text in (base, checkpoint.source_name)]
     if not base or names[0] == names[1]:

@@ -115,11 +115,7 @@ def _begins_as_one(path: Path) -> bool:
 
 
 def prepare(path: Path) -> ConvertedFile:
-    """Read the header of a GGUF file, and write its config and tokenizer into a temporary folder.
-
-    Raises CheckpointError when it is damaged, UnsupportedModelError for an architecture that transformers cannot read,
-    InstallationError without the package gguf.
-    """
+    """Write config and tokenizer of a GGUF file into a temporary folder. Raises as `read_header` does."""
     import gguf  # noqa: F401 - an ImportError is told with the extra that brings it
 
     header = read_header(path)

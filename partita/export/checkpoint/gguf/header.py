@@ -90,11 +90,7 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """Read and validate the header of a GGUF file.
-
-    Raises CheckpointError when it is damaged or cut off, UnsupportedModelError for an unknown version, byte order or
-    tensor type, and for a part of a split file.
-    """
+    """Read the header of a GGUF file. Raises CheckpointError when damaged, UnsupportedModelError for other formats."""
     refuse_pointer(path)
     size = path.stat().st_size
     if size < 24:

@@ -258,10 +258,7 @@ def words(packed: torch.Tensor, bits: int, start: int, stop: int) -> torch.Tenso
 def read_words(
     info: TensorInfo, others: tuple[int, int], packed: tuple[int, int], bits: int, files: OpenFiles, *, along: int
 ) -> torch.Tensor:
-    """Integers of a matrix of int32 words packed along axis `along`, as uint8 [others, packed].
-
-    `packed`: start and stop along that axis, in integers; `others`: start and stop along the other axis.
-    """
+    """Integers of int32 words packed along `along`, uint8 [others, packed]; both: start and stop."""
     groups = packed[0] // WORD  # 32 integers start at a word boundary for any number of bits
     here = groups * bits, -(-packed[1] * bits // WORD)
     found = files.read(info, (others, here) if along == 1 else (here, others))

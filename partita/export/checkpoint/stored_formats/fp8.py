@@ -68,11 +68,7 @@ def expand_scales(scales: TensorInfo, blocks: Sequence[int], region: Region, fil
 def blocks_of(
     sources: Sources, weight: TensorInfo, scales: TensorInfo, expected: Sequence[int], *, declared: bool = False
 ) -> tuple[int, ...]:
-    """Elements per scale along each axis. `expected`: block shape of the last axes, of the settings or the usual one.
-
-    `declared`: it is that of the settings, so that only it or one scale per tensor is valid. Raises
-    CheckpointError when the scales do not match the weight.
-    """
+    """Elements per scale along each axis; `declared`: `expected` is that of the settings. Raises CheckpointError."""
     shape, grid = weight.shape, (*scales.shape, *[1] * (len(weight.shape) - len(scales.shape)))
     missing = max(0, len(shape) - len(expected))
     said = (*[1] * missing, *expected[-len(shape) :])

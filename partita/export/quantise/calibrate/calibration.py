@@ -73,12 +73,7 @@ _Weight = tuple[str, Packing]
 def check_memory(
     placed: Iterable[PlacedWeight], parameters: int, hidden: int, text: Text, heads: int = 0, loaded: int = 0
 ) -> None:
-    """Raise ResourceError when free memory is below the peak of a calibration on `text`.
-
-    The peak includes the float32 model, the activations of one layer with its mask and attention weights (`heads`), and
-    for the widest product the moments, their float64 factor and inverse, and its weights. `loaded`: parameters already
-    in memory.
-    """
+    """Raise ResourceError when free memory is below the peak of a calibration. `loaded`: parameters in memory."""
     placed = tuple(placed)
     width = max((each.packed.width for each in placed), default=0)
     largest = max((each.packed.elements for each in placed if not each.of_experts), default=0)
@@ -106,11 +101,7 @@ def calibrate(
     rounded: CalibratedWeights,
     stage: Stage,
 ) -> list[str]:
-    """Quantise the weights of `placed` in `model`, a transformers model, in place, and store them in `rounded`.
-
-    Returns the weights that no module multiplies activations by, and the numbers of experts with too few tokens. Raises
-    CheckpointError for a weight or activation that is not finite, and what running the model raises.
-    """
+    """Quantise the weights of `placed` in place, into `rounded`: uncalibrated ones, and numbers of unused experts."""
     for name, parameter in model.named_parameters():
         if not bool(torch.isfinite(parameter).all()):
             raise CheckpointError(

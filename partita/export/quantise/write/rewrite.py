@@ -105,11 +105,10 @@ def quantise(
     *,
     rest: Plan | None = None,
 ) -> dict[str, int]:
-    """Quantise the weights of `model` by `plan`, in place. Returns the pass name with the number of replaced nodes.
+    """Quantise the weights of `model` by `plan`, in place: changes per pass. Raises PassError.
 
-    `rest`: a second plan that runs afterwards. Only products that it would quantise, too, are handled now, except the
-    head. `movable`: whether the source model can get the same rounded weight, without which the graph cannot be
-    verified. Raises PassError.
+    `rest`: a plan that runs afterwards: now only products that it would quantise, too, except the head. `movable`:
+    whether the source model can get the same rounded weight, without which the graph cannot be verified.
     """
 
     def run(model: ir.Model, context: PassContext) -> int:

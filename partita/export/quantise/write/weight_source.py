@@ -133,10 +133,7 @@ class InColumns(Layout):
         return parts if grid.symmetric else (*parts, Part(shape, kind, ZEROS))
 
     def pieces(self, weight: QuantisedSource) -> Iterator[tuple[int, torch.Tensor]]:
-        """All integers are computed before the first is written, because they come in rows and are written in columns.
-
-        A temporary file holds them, one byte each.
-        """
+        """The parts as the layout writes them. Raises CheckpointError for NaN, infinity or a scale out of range."""
         grid, scales, zeros = weight.packing.grid, [], []
         with unnamed_file() as file:
             for _, rows in weight.rows_quantised():
@@ -264,10 +261,7 @@ class QuantisedSource(WeightSource):
         return without_text(name)
 
     def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """The parts as the layout writes them.
-
-        Raises CheckpointError when a weight is NaN or infinite, or a scale is outside the range of the dtype.
-        """
+        """The parts as the layout writes them. Raises CheckpointError for NaN, infinity or a scale out of range."""
         return self.layout.pieces(self)
 
     def rows_quantised(self) -> Iterator[tuple[int, Quantised]]:

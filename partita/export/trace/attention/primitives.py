@@ -53,10 +53,7 @@ def attention_mask(positions: torch.Tensor, window: int | None, max_length: int)
 
 
 def attend(reading: Reading, padding: torch.Tensor | None = None) -> torch.Tensor:
-    """Attention of [B, H, S, D] over all rows of the cache; returns [B, S, H, Dv].
-
-    `padding` [B, N]: 0 for rows that are never visible; then N is symbolic.
-    """
+    """Attention of [B, H, S, D] over all rows: [B, S, H, Dv]. `padding` [B, N]: 0 for rows never visible."""
     import torch
 
     batch, heads, length, width = reading.query.shape

@@ -52,11 +52,7 @@ _active: list[Forms] = []
 
 @contextmanager
 def experts_form(form: Form, tokens: int | None, *, stacked: bool = True) -> Iterator[Forms]:
-    """Write experts as `form` in the block. `tokens`: B*S, None when it is symbolic.
-
-    `stacked`: the model has experts that transformers passes to the registered function; otherwise no signs are
-    tracked.
-    """
+    """Write experts as `form` in the block. `tokens`: B*S, None: symbolic; `stacked`: in transformers' stacks."""
     from partita.export.trace.experts.signs import Signs
 
     forms = Forms(form, tokens, Signs())

@@ -93,10 +93,7 @@ class Call:
 
 
 def routing(call: Call) -> torch.Tensor:
-    """The weight of every expert for every token: [T, E], 0 for experts that are not chosen.
-
-    Computed by comparison and sum: a router may choose an expert twice for a token, or one that does not exist.
-    """
+    """The weight of every expert for every token: [T, E]; a router may choose an expert twice, or none."""
     import torch
 
     numbers = torch.arange(call.experts.count + 1, dtype=torch.int32)
