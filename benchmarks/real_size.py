@@ -145,12 +145,12 @@ def measure(name: str, attention: Attention) -> dict[str, Any]:
     from partita.export.checkpoint.description import Checkpoint
     from partita.export.checkpoint.weight_files import TensorInfo
     from partita.export.drafts import Draft
+    from partita.export.exporters import Work
     from partita.export.options import ExportOptions
     from partita.export.progress import Silent
     from partita.export.target import usual
     from partita.export.trace.fake_model import build_fake_model
     from partita.export.weights import external_data as weights
-    from partita.export.work import Work
     from partita.process import peak_rss_bytes
 
     model_type, settings = CONFIGS[name]

@@ -42,7 +42,7 @@ def _new_model(config: Any) -> Any:
     """The model that a checkpoint of this config is saved from: with its vision tower, where the type has one."""
     from transformers import AutoModelForMultimodalLM
 
-    from partita.export.checkpoint.model_class import auto_class
+    from partita.export.checkpoint import auto_class
 
     model = auto_class(config).from_config(config)
     return model if type(model.config) is type(config) else AutoModelForMultimodalLM.from_config(config)

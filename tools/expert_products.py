@@ -22,7 +22,7 @@ import torch
 from onnx import helper
 
 from partita.export.quantise.quantisers import Grid, quantiser
-from partita.export.weights.element_types import pack
+from partita.export.weights import pack
 
 Array = npt.NDArray[np.generic]
 CASES = ((4, 64, 4), (4, 64, 0), (8, 128, 4))

@@ -23,15 +23,16 @@ from partita.export.checkpoint.adapters.branches import (
 )
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.naming import Sources, match_names
+from partita.export.exporters import Work, add_note
 from partita.export.options import DEFAULT_PREFILL_CHUNK, RECURRENT_PREFILL_CHUNK, WINDOW, ExportOptions
 from partita.export.passes import ORDER, run_all
 from partita.export.passes.base import PassContext
 from partita.export.passes.cleaning import name_nodes
 from partita.export.passes.narrow_weights import Narrow, keep_narrow, round_kept, rounded_weights, store_narrow
 from partita.export.progress import Stage, stage
+from partita.export.quantise import Keep
 from partita.export.quantise.calibrate import calibration
 from partita.export.quantise.calibrate.reference import movable, round_weights
-from partita.export.quantise.keep_setting import Keep
 from partita.export.quantise.plan import Plan
 from partita.export.quantise.write.experts import stack_tensors
 from partita.export.quantise.write.rewrite import Outcome, check_blocks, quantise, summary, without_weights
@@ -39,7 +40,6 @@ from partita.export.quantise.write.rewrite import notes as packing_notes
 from partita.export.target import NodeSupport, Target, Way
 from partita.export.trace.attention import Lowering, lowering
 from partita.export.trace.fake_model import FakeModel
-from partita.export.trace.operators import Form
 from partita.export.trace.ports import TraceSpec
 from partita.export.trace.recurrence import used_by
 from partita.export.trace.state import ModelStates, text_config
@@ -49,7 +49,6 @@ from partita.export.verify.texts import Text
 from partita.export.weights import external_data as weights
 from partita.export.weights import memory_map
 from partita.export.weights.sources import FloatSource
-from partita.export.work import Work, add_note
 from partita.package.folder import not_exported
 from partita.package.records import Calibration, PackedKind
 
@@ -59,10 +58,7 @@ ONE_GRAPH: Phase = ("model.onnx", "any", None)
 
 
 def continuing(work: Work, wanted: list[Phase], traced: list[TracedGraph]) -> tuple[list[Phase], list[TracedGraph]]:
-    """The graphs that read every state they get. Other graphs are dropped.
-
-    Some models read their states only in one-token steps: a second prompt chunk would ignore the first.
-    """
+    """The graphs that read every state they get. A second prompt chunk of the others would ignore the first."""
     forgets = [name for item in traced for name in _unread_states(item)]
     kept = [(phase, item) for phase, item in zip(wanted, traced, strict=True) if not _unread_states(item)]
     if not kept:
@@ -168,11 +164,7 @@ class Draft:
         adapter: SwitchableAdapter | None = None,
         first: Callable[[Any], object] | None = None,
     ) -> known_answer.KnownAnswer:
-        """The outputs of the source model, with `adapter` if given; cached. `first` gets the model when it is loaded.
-
-        The prompt is long enough for two chunks of a graph without padding. With quantised weights the source model
-        gets them back from the written file; for the prompt, those of the prefill graph.
-        """
+        """The outputs of the source model with the package's weights and `adapter`; cached. `first` gets the model."""
         chunk = max((length or 0 for _, phase, length in graphs.phases if phase == "prefill"), default=0)
         tokens = max(known_answer.PROMPT_TOKENS, 2 * chunk + 1 if self.fake.probed.recurs else 0)
         placed, prompts = graphs.packing.placed, graphs.prompts.placed
@@ -184,14 +176,12 @@ class Draft:
                 round_weights(model, placed.values(), self.sources)
                 round_kept(model, narrowed, self.sources)
 
-            def adapted(model: Any) -> None:
+            def prepared(model: Any) -> None:
                 rounded(model)
                 if adapter is not None:
                     add_to(model, adapter)
-
-            def for_prompt(model: Any) -> None:
-                rounded(model)
-                round_weights(model, prompts.values(), self.sources)
+                if prompts:
+                    round_weights(model, prompts.values(), self.sources)
 
             self.known_answers[key] = known_answer.compute(
                 self.checkpoint,
@@ -200,7 +190,7 @@ class Draft:
                 tokens,
                 crossed=self.work.options.verify_length or known_answer.CROSSED_TOKENS,
                 first=first,
-                prepare=for_prompt if prompts else adapted if placed or narrowed or adapter is not None else None,
+                prepare=prepared if placed or narrowed or prompts or adapter is not None else None,
                 weights=weights_text(placed or narrowed, prompts, adapter),
                 afterwards=rounded if prompts else None,
                 scratch=self.work.scratch,
@@ -208,10 +198,7 @@ class Draft:
         return self.known_answers[key]
 
     def calibrate(self, graphs: Graphs, folder: Path, stage: Stage) -> tuple[Calibration, tuple[PackedKind, ...]]:
-        """Calibrate the weights of `graphs`, into `folder`, from which they are written later.
-
-        Returns the records of the calibration and of the weights.
-        """
+        """Calibrate the weights of `graphs` into `folder`. Returns the records of calibration and weights."""
         plan, text, fake = self.plan, self.text, self.fake
         assert plan is not None and plan.rounded is not None and text is not None
         placed = tuple(graphs.packing.placed.values())
@@ -242,7 +229,16 @@ class Draft:
         with stage(
             work.progress, "trace", work.seconds, len(layers(self.fake.module)), "layers", of=str(way)
         ) as current:
-            wanted, traced = self._trace_with_state_names(way, current)
+            try:
+                wanted, traced = self._trace_phases(way, current)
+            except UnsupportedModelError as error:
+                if not (outside := self.fake.probed.outside_cache):
+                    raise
+                raise UnsupportedModelError(
+                    f"the model keeps {outside[0]} between steps outside transformers' cache, which is not "
+                    f"supported: {error}",
+                    option=error.option,
+                ) from error
         if self.fake.probed.recurs:
             wanted, traced = continuing(work, wanted, traced)
         for note in (note for item in traced for note in item.notes):
@@ -256,25 +252,14 @@ class Draft:
             _rewrite(graphs)
         return graphs
 
-    def _trace_with_state_names(self, way: Way, current: Stage) -> tuple[list[Phase], list[TracedGraph]]:
-        """`_trace_phases`; its error also names a state outside of the cache."""
-        try:
-            return self._trace_phases(way, current)
-        except UnsupportedModelError as error:
-            outside = self.fake.probed.outside_cache
-            if not outside:
-                raise
-            raise UnsupportedModelError(
-                f"the model keeps {outside[0]} between steps outside transformers' cache, which is not "
-                f"supported: {error}",
-                option=error.option,
-            ) from error
-
     def _trace_phases(self, way: Way, current: Stage) -> tuple[list[Phase], list[TracedGraph]]:
         """One graph for any number of tokens where the model's code can be traced so, a static pair otherwise."""
-        if self.work.options.static_shapes or not _supports_any_length(self.fake, way.form):
-            return self._trace_all(way, current, fixed=True)
         probed = self.fake.probed
+        loops = any(extra.kind == "recurrent" for extra in probed.extras)  # over tokens, in standard operators
+        if loops and way.form == "contrib":
+            loops = not used_by(self.fake.module)
+        if self.work.options.static_shapes or loops:
+            return self._trace_all(way, current, fixed=True)
         try:
             return self._trace_all(way, current, fixed=False)
         except UnsupportedModelError as error:
@@ -300,14 +285,10 @@ class Draft:
         chosen = lowering(way.attention)
         plans = [self.plan, self.prefill_plan]
         oldest = max((plan.form.opset for plan in plans if plan is not None), default=1)
-        specs = [_spec(options, way, self.max_length, length, oldest) for _, _, length in wanted]
+        opset, rolls = options.opset or max(oldest, chosen.opset), options.cache == WINDOW
+        sizes = options.batch_size, self.max_length
+        specs = [TraceSpec(*sizes, length, opset, way.form, rolls=rolls) for _, _, length in wanted]
         return wanted, [trace(self.fake, chosen, each, current) for each in specs]
-
-
-def _supports_any_length(fake: FakeModel, form: Form) -> bool:
-    """Whether a graph for any number of tokens is possible: not where a recurrence loops over tokens."""
-    recurrent = any(extra.kind == "recurrent" for extra in fake.probed.extras)
-    return not recurrent or (form == "contrib" and bool(used_by(fake.module)))
 
 
 def phases(options: ExportOptions, probed: ModelStates, max_length: int, *, fixed: bool) -> list[Phase]:
@@ -317,12 +298,6 @@ def phases(options: ExportOptions, probed: ModelStates, max_length: int, *, fixe
     default = RECURRENT_PREFILL_CHUNK if probed.recurs else DEFAULT_PREFILL_CHUNK
     chunk = min(options.prefill_chunk or default, max_length)
     return [("prefill.onnx", "prefill", chunk), ("decode.onnx", "decode", 1)]
-
-
-def _spec(options: ExportOptions, way: Way, max_length: int, length: int | None, oldest: int) -> TraceSpec:
-    """The sizes of one graph; `length`: S or None; `oldest`: the opset that quantised weights need."""
-    opset = options.opset or max(oldest, lowering(way.attention).opset)
-    return TraceSpec(options.batch_size, max_length, length, opset, way.form, rolls=options.cache == WINDOW)
 
 
 def quantise_again(graphs: Graphs, keep: Sequence[Keep]) -> Graphs:
@@ -353,15 +328,8 @@ def _rewrite(graphs: Graphs) -> None:
     sources = draft.sources
     for index, item in enumerate(graphs.traced_graphs):
         weights.attach(item.model, checkpoint, sources, fake.stored_buffers())
-        context = PassContext(
-            item.inputs,
-            item.outputs,
-            item.states,
-            item.spec,
-            work.options.computing,
-            draft.target,
-            fused=graphs.chosen.fused,
-        )
+        ports = item.inputs, item.outputs, item.states
+        context = PassContext(*ports, item.spec, work.options.computing, draft.target, fused=graphs.chosen.fused)
         model, counts = run_all(item.model, context, draft.supports, work.options.without_pass)
         _count(graphs, counts)
         graphs.traced_graphs[index] = without_unread(replace(item, model=model))

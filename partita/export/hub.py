@@ -69,10 +69,7 @@ def at_revision(given: str, revision: str | None) -> str:
 
 
 def find_model(given: str, known: Path) -> HubModel:
-    """The commit of a hub id. Without a connection, the commit that was found last, or that the hub's cache holds.
-
-    `known`: folder that remembers commits. Raises CheckpointError.
-    """
+    """The commit of a hub id; offline, the last one in `known` or the cache. Raises CheckpointError."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
@@ -101,16 +98,13 @@ def find_model(given: str, known: Path) -> HubModel:
 
 def _is_model_folder(name: str, commit: str, files: Sequence[str]) -> bool:
     """Whether a repository has the manifest of a package, or the ONNX files of a decoder and no checkpoint."""
-    if MANIFEST in files and not is_of_others(_manifest(name, commit)):
-        return True
-    return _is_onnx_decoder(files)
-
-
-def _manifest(name: str, commit: str) -> Path:
-    """The manifest of a repository, downloaded."""
     from huggingface_hub import hf_hub_download
 
-    return Path(hf_hub_download(name, MANIFEST, revision=commit, tqdm_class=_bar_class(SilentStage())))
+    if MANIFEST in files:
+        manifest = hf_hub_download(name, MANIFEST, revision=commit, tqdm_class=_bar_class(SilentStage()))
+        if not is_of_others(Path(manifest)):
+            return True
+    return _is_onnx_decoder(files)
 
 
 def _is_onnx_decoder(files: Sequence[str]) -> bool:
@@ -122,10 +116,10 @@ def download(name: str, revision: str | None, progress: Progress | None = None, 
     """The folder of a repository in the hub's cache. `settings`: of `snapshot_download`, whose errors are raised."""
     from huggingface_hub import snapshot_download
 
+    settings = {"tqdm_class": _bar_class(SilentStage()), "revision": revision, **settings}
+
     def fetch(**more: Any) -> Any:
-        return snapshot_download(
-            name, revision=revision, **{"tqdm_class": _bar_class(SilentStage()), **settings, **more}
-        )
+        return snapshot_download(name, **{**settings, **more})
 
     size = None
     with suppress(Exception):  # only for the percentage; the download itself raises

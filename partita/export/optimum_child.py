@@ -20,10 +20,7 @@ TOOLS = ("optimum-onnx", "optimum", "transformers", "torch", "onnx")
 
 
 def config_for_4(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with the rotary settings of transformers 5 (`rope_parameters`) where transformers 4 reads them.
-
-    Source: configuration_utils.py and modeling_rope_utils.py of both versions. Existing keys are kept.
-    """
+    """The config with the rotary settings of transformers 5 (`rope_parameters`) where transformers 4 reads them."""
     found = {k: config_for_4(v) if isinstance(v, dict) and k.endswith("_config") else v for k, v in config.items()}
     rope = found.get("rope_parameters") or {}
     sliding, main = rope.get("sliding_attention") or {}, rope.get("full_attention", rope)

@@ -1,9 +1,4 @@
-"""The options of an export, with their checks.
-
-The options of an export, as recorded in the manifest.
-
-Checks of an export that need neither torch nor transformers, which take seconds to load.
-"""
+"""The options of an export, with the checks that need neither torch nor transformers, which take seconds to load."""
 
 from __future__ import annotations
 
@@ -19,7 +14,7 @@ from partita.errors import CheckpointError, UsageError
 from partita.export.hub import check_model
 from partita.export.publish import check_target
 from partita.export.quantise import quantisers as quantisers
-from partita.export.quantise.keep_setting import read_keep
+from partita.export.quantise import read_keep
 from partita.export.trace.attention import GROWING, lowering
 from partita.options.export import ExportOptions as Options
 from partita.options.fields import check_fields, describe_fields
@@ -55,14 +50,7 @@ OLDEST_OPSET = 18
 """The minimum that torch writes."""
 MAX_OPSET = 24
 """Highest operator set that the pinned torch exporter writes."""
-OF_ROUNDING = (
-    "block_size",
-    "quantiser",
-    "calibrate",
-    "max_perplexity_ratio",
-    "max_weight_size",
-    "prefill_precision",
-)
+OF_ROUNDING = ("block_size", "quantiser", "calibrate", "max_perplexity_ratio", "max_weight_size", "prefill_precision")
 """Options of quantisation."""
 
 
@@ -132,11 +120,6 @@ def _quantises(options: ExportOptions) -> bool:
     return options.computing.bits is not None
 
 
-def _multiplied(options: ExportOptions) -> tuple[str, ...]:
-    """Possible activations; `auto` is checked again when the checkpoint settles it."""
-    return multiplied_with(PRECISIONS[PACKED if options.precision == AUTO else options.named])
-
-
 Rule = tuple[Callable[[ExportOptions], object], str]
 """A condition under which options are refused, and the message, in which `o` is the options."""
 _LAYOUT = "`cache={o.cache}`: this layout does not support %s; omit one of them"
@@ -176,10 +159,7 @@ RULES: tuple[Rule, ...] = (
         lambda o: o.with_adapters and o.prefill_precision is not None,
         f"{_WITH} and {_PREFILL} cannot be combined, because prompts would use separate weights; omit one of them",
     ),
-    (
-        lambda o: o.cache == FIXED and o.attention == GROWING,
-        f"`attention={GROWING}`: use `cache={GROWING}`",
-    ),
+    (lambda o: o.cache == FIXED and o.attention == GROWING, f"`attention={GROWING}`: use `cache={GROWING}`"),
     (_is_other, _LAYOUT % "`attention={o.attention}`"),
     (lambda o: o.cache != FIXED and o.static_shapes, _LAYOUT % "`static_shapes=True`"),
     (lambda o: o.cache != FIXED and o.cache_precision is not None, _LAYOUT % _CACHE),
@@ -202,7 +182,11 @@ RULES: tuple[Rule, ...] = (
     ),
     *(
         (
-            lambda o, allowed=allowed: o.activations not in (None, *allowed) and _multiplied(o) == allowed,
+            # `auto` is checked again when the checkpoint settles it
+            lambda o, allowed=allowed: (
+                o.activations not in (None, *allowed)
+                and multiplied_with(PRECISIONS[PACKED if o.precision == AUTO else o.named]) == allowed
+            ),
             f"{_INT8}: with `precision={{o.precision}}` choose {' or '.join(allowed)}",
         )
         for allowed in dict.fromkeys(multiplied_with(each) for each in PRECISIONS.values())

@@ -14,7 +14,7 @@ from partita.dtypes import EXACT
 from partita.errors import ParityError, PartitaError, ResourceError, UnsupportedModelError
 from partita.export.checkpoint.companions import Reader, stop_tokens
 from partita.export.checkpoint.description import Checkpoint, open_checkpoint
-from partita.export.exporters import Attempts, Exported, native, optimum
+from partita.export.exporters import Attempts, Exported, ReadFolder, Work, add_note, native, optimum
 from partita.export.options import (
     OPTIMUM,
     WINDOW,
@@ -33,17 +33,16 @@ from partita.export.target import NodeSupport, Smoke, Target
 from partita.export.verify.quality import OpenScorer
 from partita.export.verify.smoke_run import (
     Locate,
+    MismatchError,
     NotRunningError,
     Replay,
     RoundingParityError,
     Runtime,
-    SetAsideError,
     TargetParityError,
     WriteAdapter,
     nothing_runs,
 )
 from partita.export.weights.external_data import translate_space
-from partita.export.work import ReadFolder, Work, add_note
 from partita.export.writing import Summary, write
 
 EXPORTERS: dict[str, Callable[[Checkpoint, Work, Target | None], Attempts]] = {
@@ -137,23 +136,23 @@ def _run(
 
 def _first_that_runs(attempts: Attempts, exported: Exported | None, work: Work, runtime: Runtime) -> Summary:
     """Write the best variant that opens, runs and is verified. Raises the errors if there is none."""
-    failed: list[NotRunningError | SetAsideError] = []
+    failed: list[NotRunningError | MismatchError] = []
     while exported is not None:
         try:
             return write(exported, work, runtime, attempts)
-        except (NotRunningError, SetAsideError) as error:
+        except (NotRunningError, MismatchError) as error:
             failed.append(error)
-            attempts.set_aside(exported, error.detail, ran=isinstance(error, SetAsideError))
+            attempts.reject(exported, error.detail, ran=isinstance(error, MismatchError))
             work.notes.append(f"{exported.label} was tried and rejected: {error.detail}")
             _empty(work)
         exported = attempts.best()
-    wrong = next((error for error in failed if isinstance(error, SetAsideError)), None)
+    wrong = next((error for error in failed if isinstance(error, MismatchError)), None)
     if isinstance(wrong, RoundingParityError):
         raise RoundingParityError(f"{wrong}{_instead(attempts, work, runtime)}", wrong.detail) from wrong
     if wrong is not None:
         raise wrong
     stopped = [error for error in failed if isinstance(error, NotRunningError)]
-    raise nothing_runs(str(work.options.checkpoint), stopped, attempts.omitted(), _instead(attempts, work, runtime))
+    raise nothing_runs(str(work.options.checkpoint), stopped, attempts.rejections(), _instead(attempts, work, runtime))
 
 
 def _instead(attempts: Attempts, work: Work, runtime: Runtime) -> str:

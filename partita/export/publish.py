@@ -2,8 +2,6 @@
 
 During an export for OUT a lock on `.OUT.partita-lock` is held. Hidden folders of exports next to OUT then belong to
 killed exports.
-
-Temporary files of an export, on the disk of the package.
 """
 
 from __future__ import annotations
@@ -54,13 +52,11 @@ class Reservation:
     """Notes on remains of killed exports."""
 
     def publish(self) -> None:
-        """Move the finished folder to its place.
-
-        Raises PackageError, which names the finished package's folder, when OUT was created or changed since the export
-        began.
-        """
+        """Move the finished folder to its place. Raises PackageError when OUT was created or changed meanwhile."""
+        mask = os.umask(0o077)  # which can be read only by setting another
+        os.umask(mask)
         with suppress(OSError):  # a file system without modes
-            self.folder.chmod(0o777 & ~_umask())
+            self.folder.chmod(0o777 & ~mask)
         try:
             if self.seen is None or not os.path.lexists(self.out):
                 _move(self.folder, self.out)
@@ -88,11 +84,7 @@ def is_written(path: Path, folder: Path) -> bool:
 
 @contextmanager
 def reserve(out: Path, read: Sequence[str], *, force: bool) -> Iterator[Reservation]:
-    """Reserve `out` for one export, which reads the folders `read`, the checkpoint first.
-
-    Cleans up at the end. Raises PackageError when `out` is taken by a file or another running export, and OSError when
-    its folder cannot be created.
-    """
+    """Reserve `out` for one export that reads `read`, the checkpoint first. Raises PackageError, OSError."""
     if out.name in ("", ".."):  # temporary names are derived from it
         out = Path(os.path.abspath(out))  # noqa: PTH100 - a link keeps its name
     check_target(read, out, force=force)
@@ -109,10 +101,7 @@ def reserve(out: Path, read: Sequence[str], *, force: bool) -> Iterator[Reservat
 
 
 def check_target(read: Sequence[str], out: Path, *, force: bool) -> None:
-    """Raise PackageError unless `out` is free, or a package that may be replaced.
-
-    The checkpoint, and files that it links to, are never replaced.
-    """
+    """Raise PackageError unless `out` is free, or a package apart from the checkpoint's files."""
     if not os.path.lexists(out):
         return
     if not force:
@@ -158,13 +147,6 @@ def _not_a_package(folder: Path) -> str | None:
     return f"contains files that do not belong to the package ({', '.join(extra[:3])})" if extra else None
 
 
-def _umask() -> int:
-    """The umask of this process, which can be read only by setting another."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
-
-
 def _make_parents(parent: Path, cleanup: ExitStack) -> None:
     """Create the parent folders of OUT; `cleanup` removes the empty ones at the end."""
     missing = [p for p in (parent, *parent.parents) if not p.exists()]
@@ -182,10 +164,7 @@ def _remove_if_empty(path: Path) -> None:
 
 
 def _hold(out: Path, cleanup: ExitStack) -> None:
-    """Hold the lock on `out` until `cleanup` ends. Raises PackageError when another export has it.
-
-    The operating system releases the lock when the process ends.
-    """
+    """Hold the lock on `out` until `cleanup` ends. Raises PackageError when another export has it."""
     path = out.parent / f".{out.name}.partita-lock"
     lock = FileLock(path, timeout=0)
     with hold_signals():
@@ -208,11 +187,7 @@ def _hold(out: Path, cleanup: ExitStack) -> None:
 
 
 def _recover(out: Path, *, force: bool) -> list[str]:
-    """Clean up after killed exports to `out`; returns notes.
-
-    Requires the lock. Restores a package that was moved aside; raises PackageError then, unless `force` allows to
-    replace it.
-    """
+    """Clean up after killed exports to `out`; returns notes."""
     notes = []
     name = re.escape(out.name)
     for path in sorted(out.parent.iterdir()):
@@ -229,11 +204,8 @@ def _recover(out: Path, *, force: bool) -> list[str]:
             (path / "package").rename(out)
             path.rmdir()
             if not force:
-                raise PackageError(
-                    "an interrupted export had moved this package aside, and it has been restored",
-                    path=out,
-                    remedy=TAKEN,
-                )
+                restored = "an interrupted export had moved this package aside, and it has been restored"
+                raise PackageError(restored, path=out, remedy=TAKEN)
             notes.append(f"{out} was restored: an interrupted export had moved it aside")
     return notes
 
@@ -252,10 +224,7 @@ def _snapshot(folder: Path) -> Snapshot:
 
 
 def _move(folder: Path, out: Path) -> None:
-    """Rename `folder` to `out`.
-
-    Raises TakenError where `out` exists (rename(2) does not replace a non-empty folder).
-    """
+    """Rename `folder` to `out`."""
     if os.path.lexists(out):
         raise OutputExistsError(f"a {_kind(out)} has appeared there")
     try:
@@ -272,10 +241,7 @@ def _kind(path: Path) -> str:
 
 
 def _replace(folder: Path, out: Path, seen: Snapshot) -> None:
-    """Replace the package at `out` by `folder`, if it is still as `seen`. Raises TakenError otherwise.
-
-    The old package is moved aside first, and restored if anything fails.
-    """
+    """Replace the package at `out` by `folder`, if it is still as `seen`. Raises OutputExistsError otherwise."""
     if out.is_symlink() or _snapshot(out) != seen:
         raise OutputExistsError("the package there has changed")
     with hold_signals():  # a signal between the two moves would leave the package at neither place, or at both

@@ -28,10 +28,7 @@ X86 = frozenset({"x86_64", "amd64"})
 
 
 def resolve(options: ExportOptions, checkpoint: Checkpoint, target: Target | None, text: Path | None) -> ExportOptions:
-    """The options with the defaults that depend on the checkpoint and the target.
-
-    `text`: the default text of the quality measurement. Raises as `with_stored`.
-    """
+    """The options with defaults by checkpoint and target. `text`: of the quality. Raises as `with_stored`."""
     options = with_stored(options, checkpoint)
     if options.computing.bits is not None and options.activations is None:
         options = replace(options, activations="fp32" if target is None else target.kernels.activations)  # type: ignore[arg-type]
@@ -41,11 +38,7 @@ def resolve(options: ExportOptions, checkpoint: Checkpoint, target: Target | Non
 
 
 def with_stored(options: ExportOptions, checkpoint: Checkpoint) -> ExportOptions:
-    """The options with `auto` replaced by a precision.
-
-    Raises UsageError where the options contradict the stored format, UnsupportedModelError where the weights cannot be
-    kept as stored and no other precision is set.
-    """
+    """The options with `auto` replaced. Raises UsageError, UnsupportedModelError for other stored formats."""
     found = checkpoint.quantised
     if found is None:
         if options.requantise:
@@ -100,11 +93,7 @@ def in_question(options: ExportOptions, target: Target | None) -> bool:
 
 
 def with_activations(options: ExportOptions, target: Target | None, told: Callable[[str], object]) -> ExportOptions:
-    """The options with `activations` set: as requested, else float32 where the target has no other MatMul kernel.
-
-    The kernel is probed only where the CPU provider cannot run the package either (`Precision.cpu_dtype`). The CPU
-    provider runs float16 MatMul between Casts on x86; that counts only for a target chosen by the user.
-    """
+    """The options with `activations` set: as requested, else float32 where the target has no other MatMul kernel."""
     computing = PRECISIONS[options.named]
     if target is None or not in_question(options, target):
         return options
@@ -112,7 +101,7 @@ def with_activations(options: ExportOptions, target: Target | None, told: Callab
         if target.supports([question("MatMul", computing.dtype)])[0]:
             return options
         why = f"has no MatMul kernel for {computing.dtype}"
-    else:
+    else:  # the CPU provider runs it between Casts
         why = f"has no MatMul kernel for {computing.dtype} on x86 processors"
     told(
         f"{target.provider} {why}: weights are stored in {computing.dtype}, and activations are {WIDE}; "

@@ -1,13 +1,8 @@
-"""The target provider: probes, their results, and the ranking of lowerings.
+"""The target provider: its kernels, probes and their results, and the ranking of the variants of a model.
 
-The caller passes the probing functions, because this folder may not import the runtime.
-
-The kernels of a provider for quantised weights.
-
-The variants of a model: a lowering of attention and cache, and a form of experts and recurrences.
-
-A target that can be probed decides both: ONNX Runtime's operators where it supports them, standard ones otherwise.
-Without a probe, the form is ONNX Runtime's where the lowering needs its operators anyway.
+The caller passes the probing functions, because this folder may not import the runtime. A variant is a lowering of
+attention and cache, and a form of experts and recurrences: ONNX Runtime's operators where the target supports them,
+standard ones otherwise; without a probe, ONNX Runtime's where the lowering needs its operators anyway.
 """
 
 from __future__ import annotations
@@ -19,8 +14,8 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from partita.export.trace import CONTRIB, Form
 from partita.export.trace.attention import Lowering, by_preference, lowering
-from partita.export.trace.operators import CONTRIB, Form
 from partita.export.weights.sources import weight_part
 from partita.package.folder import Manifest
 from partita.package.records import ProbedLowering, SmokeRecord, Verification
@@ -96,10 +91,7 @@ class ProbeResult:
 
     @property
     def unsupported_count(self) -> int:
-        """Number of nodes known to be off the provider.
-
-        Nodes without a result do not count, so that a slow machine makes the choice of a fast one.
-        """
+        """Number of nodes known to be off the provider; those without a result do not count."""
         return self.nodes if self.failure else sum(self.unsupported.values())
 
     @property
@@ -169,21 +161,14 @@ def candidates(target: Target, wanted: str) -> list[Way]:
 
 
 def instead_of(way: Way, answer: ProbeResult, *, has_both: bool) -> Way | None:
-    """The same lowering with experts and recurrences in the other form, where that may be better for the target.
-
-    Standard operators where it does not support ONNX Runtime's; those where the variant has standard ones. `has_both`:
-    the model's experts or recurrences can be written in both forms.
-    """
+    """The lowering with experts and recurrences in the other form, where it may be better. `has_both`: it exists."""
     if way.form == "contrib":
         return Way(way.attention, "standard") if CONTRIB.intersection(answer.unsupported) else None
     return Way(way.attention, "contrib") if has_both else None
 
 
 def rank(answers: Mapping[Way, ProbeResult], order: Sequence[Way]) -> list[Way]:
-    """Variants from best to worst, without variants that have no result.
-
-    Ordered by nodes off the provider, then by lowering, then fewer and larger operators.
-    """
+    """Variants with results, best first: fewest nodes off the provider, lowering, fewer and larger operators."""
     places = list(dict.fromkeys(way.attention for way in order))
 
     def key(way: Way) -> tuple[bool, int, int, bool]:
@@ -211,9 +196,8 @@ def describe(answer: ProbeResult) -> str:
     if answer.failure:
         return f"fails on the whole graph: {answer.failure}"
     off = sum(answer.unsupported.values())
-    listed = ", ".join(
-        f"{op} ({count})" for op, count in sorted(answer.unsupported.items(), key=lambda entry: -entry[1])
-    )
+    most_first = sorted(answer.unsupported.items(), key=lambda entry: -entry[1])
+    listed = ", ".join(f"{op} ({count})" for op, count in most_first)
     rest = f"; no answer for {answer.untested}" if answer.untested else ""
     taken = answer.nodes - off - answer.untested
     return f"supports {taken} of {answer.nodes} nodes{f', not {listed}' if listed else ''}{rest}"

@@ -17,14 +17,13 @@ from typing import TypeVar
 import onnx_ir as ir
 
 import partita
-from partita import dtypes
 from partita.errors import GenerationError, ParityError, PartitaError, ResourceError, UnsupportedModelError
 from partita.export import resolve
 from partita.export.checkpoint.companions import GENERATION, chat_notes, probe_tokenizer, stop_notes, write_generation
 from partita.export.checkpoint.config_values import without_overridden_settings
 from partita.export.checkpoint.description import Checkpoint, source_files
 from partita.export.checkpoint.weight_files import refuse_pointer
-from partita.export.exporters import Attempts, Exported
+from partita.export.exporters import Attempts, Exported, Work, add_note
 from partita.export.options import ExportOptions, most_positions
 from partita.export.passes import cache_rounding
 from partita.export.progress import stage
@@ -42,10 +41,9 @@ from partita.export.verify.smoke_run import (
 from partita.export.verify.texts import Text
 from partita.export.weights import external_data as weights
 from partita.export.weights import memory_map
-from partita.export.work import Work, add_note
 from partita.observations.text_format import human_bytes
 from partita.options.fields import path_of
-from partita.package.contract import Contract
+from partita.package.contract import Contract, state_bytes
 from partita.package.folder import (
     KNOWN_ANSWER,
     QUALITY,
@@ -83,11 +81,7 @@ class Summary:
 
 
 def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) -> Summary:
-    """Write the package into the work folder, run it, and verify it.
-
-    Raises ParityError; TargetParityError for a mismatch on the target only, RoundingParityError for one in 16 bits
-    only; NotRunningError when it does not open or run.
-    """
+    """Write the package into the work folder, run and verify it. Raises ParityError, NotRunningError."""
     checkpoint, contract, options = exported.checkpoint, exported.contract, work.options
     text = _quality_text(exported, work, runtime)
     source_logits = _source_logits(text, exported, work)
@@ -97,7 +91,11 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
         _check_memory_of_answer(exported, options, held)
         if source_logits is not None:
             _check_memory_of_quality(exported, held, source_logits, needed=options.rounds)
-    _check_space(options.folder.parent, contract.weight_bytes + rounded)
+    parent, needed = options.folder.parent, contract.weight_bytes + rounded
+    if needed > (free := shutil.disk_usage(parent).free):
+        raise ResourceError(
+            f"{parent}: no space left: the package needs {human_bytes(needed)}, but {human_bytes(int(free))} are free"
+        )
     with (
         _calibrate_weights(exported, work) as exported,
         stage(work.progress, "write weights", work.seconds, contract.weight_bytes) as current,
@@ -126,7 +124,11 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
     if options.verify:  # other processes may have written to the disk
         _check_memory_of_answer(exported, options, memory_map.resident_parameters(checkpoint.tensors, work.scratch))
     manifest = _verify(exported, work, manifest, runtime)
-    manifest = _quantised_cache(exported, work, manifest, runtime)
+    if options.cache_precision is not None and runtime.scorer is not None:
+        with stage(work.progress, "round cache", work.seconds) as current:
+            chosen = "quality-text" in work.recorded_options
+            words = cache_rounding.read_text(options, checkpoint, manifest, chosen=chosen)
+            manifest = cache_rounding.apply(work.folder, manifest, words, runtime.scorer, current)
     measured = text is not None
     manifest, (result, smoke) = _run(
         work, manifest, lambda m: run_all(work, m, runtime.smoke, attempts.target, measured=measured)
@@ -149,7 +151,7 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
 def _check_memory_of_answer(exported: Exported, options: ExportOptions, held: int) -> None:
     """Raise ResourceError where the source model does not fit into memory. `held`: its parameters in memory."""
     cpu_dtype = options.computing.cpu_dtype  # keeps its whole cache in its own dtype
-    known_answer.check_memory(held, _cache_bytes(exported.contract, cpu_dtype), needed=options.rounds)
+    known_answer.check_memory(held, state_bytes(exported.contract.states, cpu_dtype), needed=options.rounds)
 
 
 def _rounded_parameters(exported: Exported) -> int:
@@ -210,10 +212,7 @@ def _source_logits(text: Text | None, exported: Exported, work: Work) -> SourceL
 
 
 def _with_quality(exported: Exported, work: Work, manifest: Manifest, text: Text | None, runtime: Runtime) -> Manifest:
-    """The manifest with the quality, where anything is rounded.
-
-    Raises UnsupportedModelError when the package fails on the text, e.g. by overflow in float16.
-    """
+    """The manifest with the quality, where anything is rounded."""
     scorer, source, twin = runtime.scorer, _source_logits(text, exported, work), None
     if text is None or scorer is None or source is None:
         return manifest
@@ -242,25 +241,10 @@ def _with_quality(exported: Exported, work: Work, manifest: Manifest, text: Text
 
 
 def _check_memory_of_quality(exported: Exported, held: int, source: SourceLogits, *, needed: bool) -> None:
-    """Raise ResourceError when source model (`held` parameters in memory) and package do not fit into memory together.
-
-    Checked before anything is written, and again when the package is opened. `needed`: the package requires the
-    measurement.
-    """
+    """Raise ResourceError when source model (`held` parameters in memory) and package do not fit into memory."""
     packed_twice = 0 if source.fits else 2 * exported.contract.weight_bytes
-    cache = _cache_bytes(exported.contract)
+    cache = state_bytes(exported.contract.states)
     known_answer.check_memory(held, cache, packed_twice, use="to measure what rounding costs", needed=needed)
-
-
-def _quantised_cache(exported: Exported, work: Work, manifest: Manifest, runtime: Runtime) -> Manifest:
-    """The manifest of the package with an int8 cache, where one was requested."""
-    if work.options.cache_precision is None or runtime.scorer is None:
-        return manifest
-    with stage(work.progress, "round cache", work.seconds) as current:
-        text = cache_rounding.read_text(
-            work.options, exported.checkpoint, manifest, chosen="quality-text" in work.recorded_options
-        )
-        return cache_rounding.apply(work.folder, manifest, text, runtime.scorer, current)
 
 
 def _refuse_ratio(work: Work, manifest: Manifest) -> None:
@@ -274,19 +258,6 @@ def _refuse_ratio(work: Work, manifest: Manifest) -> None:
         f"{found.perplexity_ratio:.4f} with {human_bytes(manifest.graph.weight_bytes)} of weights; nothing was "
         "published; search with a smaller `max_perplexity_ratio`, or choose another `precision`, e.g. fp16"
     )
-
-
-def _cache_bytes(contract: Contract, dtype: str | None = None) -> int:
-    """Size of all states in bytes, in their own dtypes or in `dtype`."""
-    return sum(dtypes.size_bytes(dtype or state.dtype, state.shape) for state in contract.states)
-
-
-def _check_space(parent: Path, needed: int) -> None:
-    free = shutil.disk_usage(parent).free
-    if needed > free:
-        raise ResourceError(
-            f"{parent}: no space left: the package needs {human_bytes(needed)}, but {human_bytes(int(free))} are free"
-        )
 
 
 def _source(checkpoint: Checkpoint, options: ExportOptions, exported: Exported) -> Source:
@@ -318,7 +289,7 @@ def _graph(exported: Exported, options: ExportOptions, weight_bytes: int) -> Gra
         attention=exported.attention,
         precision=options.precision,
         without_passes=tuple(options.without_pass),
-        cache_bytes=_cache_bytes(contract),
+        cache_bytes=state_bytes(contract.states),
     )
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from partita.foreign.facts import GraphFacts, NodeFact
+from partita.foreign import GraphFacts, NodeFact
 
 Way = Literal["behind", "cursor", "moved", "unknown"]
 CONTRIB, GQA = "com.microsoft", "GroupQueryAttention"
@@ -50,10 +50,7 @@ def attention_places(node: NodeFact) -> dict[int, int]:
 
 
 def carried(graph: GraphFacts, present: str, cursors: frozenset[str] | None = None) -> tuple[str | None, Way]:
-    """The input that an output continues, and how; None where unknown.
-
-    `cursors`: inputs with the positions of new rows; None: not required.
-    """
+    """The input that an output continues, or None, and how. `cursors`: inputs with positions of new rows."""
     output = graph.output(present)
     pasts = {port.name for port in graph.inputs if output is not None and port.dtype == output.dtype}
     producers = {output: node for node in graph.nodes for output in node.outputs if output}
@@ -163,10 +160,7 @@ def sine_tables(nodes: Iterable[NodeFact]) -> frozenset[str]:
 
 
 def frequencies_change_at(graph: GraphFacts, positions: frozenset[str]) -> int:
-    """The length beyond which a graph uses other cosines and sines; 0 where none is found.
-
-    `positions`: inputs with the positions.
-    """
+    """The length beyond which a graph uses other cosines and sines, by inputs `positions`; 0: none."""
     producers = {output: node for node in graph.nodes for output in node.outputs if output}
     limits = [graph.restarting_tables[name] for name in sine_tables(graph.nodes) if name in graph.restarting_tables]
     for asks in (*_of_tables(graph, producers), *_of_positions(graph, producers, positions)):

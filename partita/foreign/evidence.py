@@ -1,26 +1,39 @@
-"""Facts about a model from config.json or genai_config.json, which must not contradict the graph.
+"""Facts about a model from config.json or genai_config.json, which must not contradict the graph, and from the user.
 
-Compare a configuration with the graph of a model. Pure.
+The schema of onnxruntime-genai's genai_config.json has the fields that are used; defaults are those of its config.h. A
+contract file of the user has facts that cannot be inferred. See docs/foreign.md.
 
-Schema of onnxruntime-genai's genai_config.json, for the fields that are used. Defaults are those of its config.h.
+max_length = 2048
+
+[ports]
+ids = "tokens"
+out = "logits"
+
+[[states]]
+past = "cache_k_{layer}"
+present = "new_k_{layer}"
+kind = "key"
+grows = 2
 """
 
 from __future__ import annotations
 
+import json
+import tomllib
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from partita.errors import PackageError
-from partita.foreign.layouts import GENAI_CONFIG
-from partita.foreign.states import Pair
-from partita.package.contract import CONTEXT_LENGTHS, State
+from partita.errors import PackageError, UsageError
+from partita.foreign.folder import GENAI_CONFIG
+from partita.foreign.states import Kind, Pair, layer_in
+from partita.package.contract import CONTEXT_LENGTHS, Record, Role, State
 from partita.package.folder import GET_AGAIN, refuse_absent
 from partita.remedies import DECODERS_ONLY, Remedy
-from partita.untrusted_files import read_json_value
+from partita.untrusted_files import read_capped, read_json_value
 
 CONFIG = "config.json"
 LAYERS = ("decoder_layers", "num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -54,7 +67,7 @@ class Evidence:
     """KV heads in layers of another kind."""
     head_size: int = 0
     head_sizes: frozenset[int] = frozenset()
-    """Other possible head sizes of keys or values."""
+    """Other possible head sizes: of latent attention, of a tensor with keys and values, and of a packed 4-bit cache."""
     vocab_size: int = 0
     max_length: int = 0
     """Maximum tokens."""
@@ -89,10 +102,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_evidence(folder: Path) -> Evidence:
-    """The facts of a folder's configuration; genai_config.json has precedence.
-
-    Raises PackageError when it is damaged, and for models other than text decoders.
-    """
+    """The facts of a configuration, genai_config.json first. Raises PackageError, also for other models."""
     if (folder / GENAI_CONFIG).is_file():
         return genai_evidence(folder / GENAI_CONFIG, read_json(folder / GENAI_CONFIG))
     if (folder / CONFIG).is_file():
@@ -113,6 +123,7 @@ def config_evidence(path: Path, raw: Mapping[str, Any]) -> Evidence:
     inner = raw.get("text_config")
     text: Mapping[str, Any] = {**raw, **inner} if isinstance(inner, dict) else raw
     heads, hidden = _first(text, HEADS), _first(text, HIDDEN)
+    rope, nope, value = (_whole(text.get(f"{key}_head_dim")) for key in ("qk_rope", "qk_nope", "v"))
     head_size = _whole(text.get("head_dim")) or (hidden // heads if heads and hidden % heads == 0 else 0)
     return Evidence(
         source=path.name,
@@ -124,7 +135,8 @@ def config_evidence(path: Path, raw: Mapping[str, Any]) -> Evidence:
         kv_heads=1 if text.get("multi_query") is True else _first(text, KV_HEADS) or heads,
         kv_heads_of_others=frozenset({_whole(text.get("num_global_key_value_heads"))}) - {0},
         head_size=head_size,
-        head_sizes=_head_sizes(text, head_size),
+        head_sizes=frozenset({rope + nope, value, _whole(text.get("global_head_dim")), 2 * head_size, head_size // 2})
+        - {0},
         vocab_size=_whole(text.get("vocab_size")),
         max_length=_first(text, CONTEXT_LENGTHS),
         window=_window(text),
@@ -139,13 +151,6 @@ def _window(text: Mapping[str, Any]) -> int:
     first = 0 if isinstance(kinds, list) else _whole(text.get("max_window_layers"))  # the first layer with a window
     nowhere = not text.get("use_sliding_window", True) or 0 < _first(text, LAYERS) <= first
     return 0 if nowhere else _first(text, WINDOWS)
-
-
-def _head_sizes(text: Mapping[str, Any], head_size: int) -> frozenset[int]:
-    """Other possible head sizes: of latent attention, of a tensor with keys and values, and of a packed 4-bit cache."""
-    rope, nope = _whole(text.get("qk_rope_head_dim")), _whole(text.get("qk_nope_head_dim"))
-    others = {rope + nope, _whole(text.get("v_head_dim")), _whole(text.get("global_head_dim")), 2 * head_size}
-    return frozenset(others | {head_size // 2}) - {0}
 
 
 def genai_evidence(path: Path, raw: dict[str, Any]) -> Evidence:
@@ -209,10 +214,7 @@ def contradiction(
     vocab: int,
     rows: Mapping[str, int | None],
 ) -> str:
-    """The first contradiction between configuration and graph; empty where there is none.
-
-    `rows`: the axis of each past with one entry per token.
-    """
+    """The first contradiction of configuration and graph, or empty. `rows`: past -> its axis of tokens."""
     layers = _layers(evidence, pairs)
     more, fewer = layers > evidence.layers, layers < evidence.layers and evidence.own_cache_per_layer
     if evidence.layers and layers and (more or fewer):
@@ -229,11 +231,7 @@ def contradiction(
 
 
 def _layers(evidence: Evidence, pairs: Sequence[Pair]) -> int:
-    """Number of layers in a cache, or in the configuration where the cache does not show it.
-
-    Keys and values may be numbered consecutively, so that every layer has two numbers, and all layers may be in one
-    tensor.
-    """
+    """Number of layers in a cache, or in the configuration where the cache does not show it."""
     found = len({pair.layer for pair in pairs})
     counted_through = found == len(pairs) == 2 * evidence.layers and all(pair.kind == "key" for pair in pairs)
     in_one = found == 1 and any(evidence.layers in (pair.past.shape or ())[:2] for pair in pairs)
@@ -243,10 +241,7 @@ def _layers(evidence: Evidence, pairs: Sequence[Pair]) -> int:
 
 
 def _head_contradiction(evidence: Evidence, pairs: Sequence[Pair]) -> str:
-    """The first contradiction in the heads of all keys, or of all values, [B, KV heads, N, head size].
-
-    Layers may differ, and the configuration may have the numbers of one kind of layer.
-    """
+    """The first contradiction in the heads of all keys, or of all values, [B, KV heads, N, head size]."""
     heads = {evidence.kv_heads, evidence.heads, *evidence.kv_heads_of_others} if evidence.kv_heads else set[int]()
     widths = {evidence.head_size, *evidence.head_sizes}
     if (odd := _other_than(heads - {0}, pairs, 1)) is not None:
@@ -264,13 +259,10 @@ def _other_than(sizes: Set[int], pairs: Sequence[Pair], axis: int) -> tuple[Pair
     return found[0] if sizes and found and all(size not in sizes for _, size in found) else None
 
 
-def _unknown_to_zero(value: object) -> object:
-    """Convert null and negative numbers, by which some exporters mean unknown, to 0."""
-    return 0 if value is None or (type(value) is int and value < 0) else value
-
-
-Count = Annotated[int, BeforeValidator(_unknown_to_zero), Field(ge=0)]
-"""A size; 0: unknown."""
+Count = Annotated[
+    int, BeforeValidator(lambda value: 0 if value is None or (type(value) is int and value < 0) else value), Field(ge=0)
+]
+"""A size; 0: unknown, for which some exporters write null or a negative number."""
 
 
 class _Section(BaseModel):
@@ -338,3 +330,74 @@ def read_genai(path: Path, raw: dict[str, Any]) -> GenaiConfig:
         else:
             problem = f"damaged, {place}: {first['msg']}"
         raise PackageError(f"{path}: {problem}", remedy=GET_AGAIN) from error
+
+
+LAYER = "{layer}"
+LARGEST = 1 << 31
+"""Maximum size of a tensor's axis."""
+
+
+class WrittenFile(Record):
+    """An ONNX file, and its phase."""
+
+    file: str = Field(min_length=1)
+    phase: Literal["any", "prefill", "decode"] = "any"
+
+
+class WrittenStates(Record):
+    """States of one kind. {layer} stands for a number, in both names."""
+
+    past: str = Field(min_length=1)
+    present: str = Field(min_length=1)
+    kind: Kind
+    grows: int | Literal[False] | None = None
+    """The growing axis; False: none. Default: inferred."""
+    shape: tuple[int | str, ...] | None = None
+    """Sizes, where the graph leaves them open; B is the batch size and N the maximum tokens."""
+    window: int | None = Field(default=None, ge=1, le=LARGEST)
+    in_place: bool | None = None
+    """Past and present may share a buffer; default: inferred."""
+
+
+class Written(Record):
+    """A contract file; missing fields are inferred."""
+
+    files: tuple[WrittenFile, ...] = ()
+    """Relative to the folder."""
+    ports: Mapping[str, Role] = {}
+    """Name of an input or output -> role."""
+    states: tuple[WrittenStates, ...] = ()
+    max_length: int | None = Field(default=None, ge=1, le=1 << 24)
+    batch_size: int | None = Field(default=None, ge=1, le=1 << 16)
+    vocab_size: int | None = Field(default=None, ge=1, le=LARGEST)
+    appends_chunks: bool | None = None
+
+    def state(self, name: str) -> tuple[WrittenStates, int] | None:
+        """The states that an input belongs to, and its layer."""
+        for states in self.states:
+            layer = layer_in(states.past, name, LAYER)
+            if layer is not None:
+                return states, layer
+        return None
+
+
+NOTHING = Written()
+
+
+def read_written(path: Path) -> Written:
+    """Read a contract file. Raises UsageError for invalid TOML or fields, PackageError if unreadable."""
+    if not path.is_file():
+        raise UsageError(f"`contract={path}`: no such file")
+    refuse_absent(path)
+    try:
+        raw = tomllib.loads(read_capped(path))
+        # Through JSON, so that types are strict and arrays become tuples.
+        return Written.model_validate_json(json.dumps(raw, default=str), strict=True)
+    except RecursionError as error:
+        raise UsageError(f"`contract={path}`: nested too deeply") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the file"  # states.0.kind
+        raise UsageError(f"`contract={path}`: {place}: {first['msg']}") from error
+    except ValueError as error:  # tomllib raises ValueError for numbers with thousands of digits
+        raise UsageError(f"`contract={path}`: not TOML: {error}") from error

@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from partita.errors import PackageError
-from partita.foreign.contract_file import LAYER, NOTHING, Written
+from partita.foreign import GraphFacts, PortFact, Size
 from partita.foreign.dataflow import GQA, frequencies_change_at
-from partita.foreign.evidence import Evidence, contradiction
-from partita.foreign.facts import GraphFacts, PortFact, Size
-from partita.foreign.layouts import MERGED, Phase
+from partita.foreign.evidence import LAYER, NOTHING, Evidence, Written, contradiction
+from partita.foreign.folder import MERGED, Phase
 from partita.foreign.ports import INTEGERS, Meaning, by_name, called_otherwise, fits, logits_of, tokens_by_use
 from partita.foreign.shapes import CORRECT, Shapes, ShorterLimit, batch_axis, length_of, longest_of
 from partita.foreign.states import (
@@ -390,13 +389,10 @@ class Inference:
         self.notes.append("prompts are prefilled in chunks, which may differ from the window size of slide_inputs")
 
     def appends_chunks(self, files: Sequence[GraphFile], states: Sequence[State], batch: int) -> bool:
-        """Whether a step may have several tokens after past ones.
-
-        Not for optimum's pairs and merged decoders, whose branch for past was traced for one token; nor for
-        GroupQueryAttention with several sequences, whose CPU kernel supports past in a prompt for one sequence only.
-        """
+        """Whether a step may have several tokens after past ones."""
         if self.written.appends_chunks is not None:
             return self.written.appends_chunks
+        # optimum traced its branch for past for one token
         merged = any(port.role == "cache_branch" for file in files for port in file.inputs)
         named = any(MERGED in file.file for file in files)
         if merged or named or len(files) > 1:
@@ -404,6 +400,7 @@ class Inference:
                 "tokens after the first prefill run one at a time, because its graph with past may support no more"
             )
             return False
+        # the CPU kernel of GroupQueryAttention supports past in a prompt for one sequence only
         return batch == 1 or not any(state.in_place for state in states)
 
     def wrong(self, graph: GraphFacts, what: str, remedy: Remedy | None = None) -> PackageError:

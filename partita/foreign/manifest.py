@@ -9,11 +9,9 @@ from pathlib import Path, PurePosixPath
 from pydantic import ValidationError
 
 from partita.errors import PackageError, UsageError
-from partita.foreign.contract_file import NOTHING, Written, read_written
-from partita.foreign.evidence import CONFIG, Evidence, read_evidence, read_json
-from partita.foreign.facts import GraphFacts
-from partita.foreign.inference import Inference, InferredContract
-from partita.foreign.layouts import (
+from partita.foreign import GraphFacts
+from partita.foreign.evidence import CONFIG, NOTHING, Evidence, Written, read_evidence, read_json, read_written
+from partita.foreign.folder import (
     GENAI_CONFIG,
     SUBFOLDER,
     Candidate,
@@ -23,10 +21,12 @@ from partita.foreign.layouts import (
     onnx_files,
     refuse_other_models,
 )
+from partita.foreign.inference import Inference, InferredContract
 from partita.foreign.onnx_facts import read_graph
 from partita.foreign.ports import adapter_files, adapter_inputs, adapter_records
-from partita.foreign.shapes import LONGEST, cache_bytes
+from partita.foreign.shapes import LONGEST
 from partita.observations.text_format import listing
+from partita.package.contract import state_bytes
 from partita.package.folder import (
     GET_AGAIN,
     FileRecord,
@@ -53,10 +53,7 @@ WHOLE = ("MatMulInteger", "com.microsoft.DynamicQuantizeMatMul", "QLinearMatMul"
 def infer_manifest(
     folder: Path, names: Sequence[str], variant: str | None, contract: Path | None, max_length: int | None
 ) -> Manifest:
-    """The inferred manifest. `names`: the folder's files, relative to it; the others as in `Choice`.
-
-    Raises as `open_folder` does.
-    """
+    """The manifest of a folder with files `names`; the others as in `Choice`. Raises as `open_folder`."""
     written = NOTHING if contract is None else read_written(contract)
     if max_length is not None and not 1 <= max_length <= LONGEST:
         raise UsageError(f"`max_length` is {max_length}; it must be between 1 and {LONGEST:,}")
@@ -128,7 +125,7 @@ def _manifest(
             opsets=dict(main.opsets),
             attention=attention_of(main),
             precision=precision,
-            cache_bytes=cache_bytes(contract.states),
+            cache_bytes=state_bytes(contract.states),
         ),
         files=files,
         adapters=adapter_records(folder, adapters),

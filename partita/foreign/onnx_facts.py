@@ -9,8 +9,8 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from partita import dtypes
+from partita.foreign import GraphFacts, NodeFact, PortFact, Size
 from partita.foreign.dataflow import sine_tables
-from partita.foreign.facts import GraphFacts, NodeFact, PortFact, Size
 from partita.package.folder import path_inside
 
 if TYPE_CHECKING:
@@ -28,11 +28,7 @@ COMPARING = frozenset(
 
 
 def read_graph(folder: Path, file: str, longest: int = 0) -> GraphFacts:
-    """The facts of `file`, relative to `folder`.
-
-    `longest`: the maximum tokens, 0 where unknown; of weights only sine tables with more rows are read. Raises
-    PackageError when the file is missing, damaged or no ONNX file, or its weights are missing or outside its folder.
-    """
+    """The facts of `file`; `longest`: maximum tokens, 0: unknown. Raises PackageError when missing or damaged."""
     # imported here, because `partita.load` must run before ONNX Runtime is loaded
     from partita.runtime.place.model_file import all_graphs, all_nodes, all_tensors
     from partita.runtime.place.onnx_model import read_onnx
@@ -44,7 +40,10 @@ def read_graph(folder: Path, file: str, longest: int = 0) -> GraphFacts:
         stored[_dtype(tensor.data_type)] += math.prod(tensor.dims)
     constants = {tensor.name for tensor in proto.graph.initializer}
     defaults = tuple(_port(port) for port in proto.graph.input if port.name in constants)
-    nodes = tuple(map(_node, proto.graph.node))
+    nodes, every = tuple(map(_node, proto.graph.node)), list(all_nodes(proto.graph))
+    operators = [("" if node.domain in ONNX_DOMAINS else node.domain, node.op_type) for node in every]
+    packed = [node for node in every if node.op_type == PACKED]  # whose default is 4 bits
+    bits = [next((int(each.i) for each in node.attribute if each.name == "bits"), 4) for node in packed]
     return GraphFacts(
         file=file,
         inputs=tuple(_port(port) for port in proto.graph.input if port.name not in constants),
@@ -63,8 +62,8 @@ def read_graph(folder: Path, file: str, longest: int = 0) -> GraphFacts:
         data_files=tuple(str(within / name) for name in model.data_files),
         weight_bytes=model.weight_bytes,
         weights=dict(stored),
-        operators=dict(Counter(_operator(node) for node in all_nodes(proto.graph))),
-        quantised_products=dict(Counter(_bits(node) for node in all_nodes(proto.graph) if node.op_type == PACKED)),
+        operators=dict(Counter(f"{domain}.{name}" if domain else name for domain, name in operators)),
+        quantised_products=dict(Counter(bits)),
     )
 
 
@@ -164,15 +163,11 @@ def _port(port: onnx.ValueInfoProto) -> PortFact:
     if port.type.WhichOneof("value") != "tensor_type":
         return PortFact(port.name, "", None)
     tensor = port.type.tensor_type
-    shape = tuple(map(_size, tensor.shape.dim)) if tensor.HasField("shape") else None
-    return PortFact(port.name, _dtype(tensor.elem_type), shape)
-
-
-def _size(size: onnx.TensorShapeProto.Dimension) -> Size:
-    """A size; some exporters write negative sizes for unknown ones."""
-    if size.HasField("dim_value"):
-        return size.dim_value if size.dim_value >= 0 else None
-    return size.dim_param or None
+    sizes: list[Size] = []
+    for size in tensor.shape.dim:  # some exporters write negative sizes for unknown ones
+        known = size.HasField("dim_value")
+        sizes.append((size.dim_value if size.dim_value >= 0 else None) if known else size.dim_param or None)
+    return PortFact(port.name, _dtype(tensor.elem_type), tuple(sizes) if tensor.HasField("shape") else None)
 
 
 def _node(node: onnx.NodeProto) -> NodeFact:
@@ -198,12 +193,3 @@ def _plain(attribute: onnx.AttributeProto) -> tuple[str, int | float | str | tup
     if attribute.HasField("s"):
         return attribute.name, attribute.s.decode(errors="replace")
     return (attribute.name, tuple(attribute.ints)) if attribute.ints else None
-
-
-def _bits(node: onnx.NodeProto) -> int:
-    """The bits of a product's quantised weight; 4 is the operator's default."""
-    return next((int(attribute.i) for attribute in node.attribute if attribute.name == "bits"), 4)
-
-
-def _operator(node: onnx.NodeProto) -> str:
-    return node.op_type if node.domain in ONNX_DOMAINS else f"{node.domain}.{node.op_type}"

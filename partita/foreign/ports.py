@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from partita.errors import PackageError
-from partita.foreign.facts import GraphFacts, PortFact, Size
+from partita.foreign import GraphFacts, PortFact, Size
 from partita.observations.text_format import listing
 from partita.package.contract import AdapterInput, Role
 from partita.package.folder import AdapterRecord
@@ -122,10 +122,7 @@ def called_otherwise(port: PortFact) -> Sign | None:
 
 
 def tokens_by_use(graph: GraphFacts, left: Mapping[str, PortFact]) -> str | None:
-    """The integer input [B, S] or [S] that indexes rows of a weight table; None for none or several.
-
-    Absolute positions index a table, too, which some exporters name after them.
-    """
+    """The only integer input [B, S] or [S] that indexes a weight table; None for none or several."""
     found = [
         name
         for name, port in left.items()
@@ -145,11 +142,7 @@ def _looks_up(graph: GraphFacts, name: str) -> bool:
 
 
 def logits_of(graph: GraphFacts, name: str | None, vocab_size: int, states: frozenset[str]) -> PortFact | None:
-    """The output of logits: [B, S, vocab], or two-dimensional for the last token or one sequence.
-
-    It is the output `name`, or one named so, or with the size of the vocabulary, or the only one not in
-    `states`.
-    """
+    """The output of logits [B, S, vocab] by `name`, the vocabulary, or as the only one not in `states`."""
     if name is not None:
         return graph.output(name)
     ranked = [
@@ -195,10 +188,7 @@ def adapter_records(folder: Path, files: Sequence[str]) -> tuple[AdapterRecord, 
 
 
 def adapter_inputs(graph: GraphFacts, *, files: bool) -> tuple[AdapterInput, ...]:
-    """Inputs for values of adapters.
-
-    With adapter `files`, all inputs with defaults; without, those with an empty default or a symbolic size.
-    """
+    """Inputs for adapters: with `files` all that have defaults, else those with an empty or symbolic one."""
     return tuple(
         AdapterInput(
             name=port.name,

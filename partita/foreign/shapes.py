@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from partita import dtypes
 from partita.errors import PackageError
-from partita.foreign.contract_file import Written, WrittenStates
+from partita.foreign import GraphFacts, PortFact, Size
 from partita.foreign.dataflow import carried
-from partita.foreign.evidence import Evidence
-from partita.foreign.facts import GraphFacts, PortFact, Size
+from partita.foreign.evidence import Evidence, Written, WrittenStates
 from partita.foreign.states import ROWS_AXIS, Pair, appends, growing_axis, rolls, shares_buffer, window_of
 from partita.package.contract import State
 from partita.remedies import Remedy
@@ -104,11 +103,6 @@ def batch_axis(symbol: Size, port: PortFact) -> int | None:
     if isinstance(symbol, str) and symbol in shape:
         return shape.index(symbol)
     return 0 if shape and not isinstance(shape[0], int) else None
-
-
-def cache_bytes(states: Sequence[State]) -> int:
-    """Size of all states at their maximum, in bytes."""
-    return sum(dtypes.size_bytes(state.dtype, state.shape) for state in states)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,10 +203,7 @@ class Shapes:
         return tuple(sizes)
 
     def _written_shape(self, pair: Pair, shape: Sequence[int | str]) -> tuple[int, ...]:
-        """A shape of the contract file.
-
-        Raises PackageError for an unknown letter, or a contradiction with the graph.
-        """
+        """A shape of the contract file."""
         known = {"B": self.batch, "N": self.length}
         odd = [size for size in shape if isinstance(size, str) and size not in known]
         if odd:

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from partita.foreign import GraphFacts, NodeFact, PortFact
 from partita.foreign.dataflow import AT_LENGTH, CONTRIB, GQA, attention_places, carried, cursor_axis
-from partita.foreign.facts import GraphFacts, NodeFact, PortFact
 
 Kind = Literal["key", "value", "conv", "recurrent"]
 PARTS = re.compile(r"\d+|[a-zA-Z]+")
@@ -84,10 +84,7 @@ def mark_of(name: str) -> Mark:
 def pair_up(
     inputs: Sequence[PortFact], outputs: Sequence[PortFact], graph: GraphFacts, templates: Mapping[str, str]
 ) -> tuple[list[Pair], list[PortFact]]:
-    """Pairs of past and present, and the inputs that no output continues.
-
-    `templates`: names in a configuration, by kind and direction (past_key_names), with %d for the layer.
-    """
+    """Pairs of past and present, and inputs without one. `templates`: kind and direction -> name with %d."""
     pairs: list[Pair] = []
     left: list[PortFact] = []
     marks: dict[Mark, list[PortFact]] = {}
@@ -133,10 +130,7 @@ def layer_in(template: str, name: str, blank: str = "%d") -> int | None:
 
 
 def _by_mark(port: PortFact, marks: Mapping[Mark, Sequence[PortFact]], *, alone: bool) -> Pair | None:
-    """The pair with equal marks, where exactly one output has the same type and rank.
-
-    `alone`: no other input has a name with cache words only.
-    """
+    """The pair with equal marks, where exactly one output has the same type and rank."""
     mark = mark_of(port.name)
     fitting = [output for output in marks.get(mark, ()) if _alike(port, output)]
     if len(fitting) != 1 or (mark == NO_MARK and not (alone and CACHED.search(port.name))):
@@ -197,10 +191,7 @@ def _is_its_own(node: NodeFact, past: tuple[str, ...], present: tuple[str, ...],
 
 
 def contradiction_of(pair: Pair, graph: GraphFacts) -> str:
-    """The contradiction between a pair's names and the graph; empty where there is none.
-
-    The operator of the cache shows which input an output continues, and attention shows which of the two are keys.
-    """
+    """The contradiction of a pair's names with the operator of its cache; empty where there is none."""
     continued, _ = carried(graph, pair.present.name)
     if continued is not None and continued != pair.past.name:
         return f"{pair.present.name!r} continues {continued!r}, not {pair.past.name!r}"
@@ -250,10 +241,7 @@ def growing_axis(pair: Pair, graph: GraphFacts, batch: int | None) -> int | None
 
 
 def rows_axis(pair: Pair, graph: GraphFacts, batch: int | None, lengths: frozenset[int]) -> int | None:
-    """The axis of keys or values with one entry per token, growing or written at a cursor; None where unknown.
-
-    `lengths`: of masks of fixed length, which equal the length of their cache.
-    """
+    """The axis of keys or values with one entry per token, or None. `lengths`: of masks of fixed length."""
     shape = pair.past.shape or ()
     if shares_buffer(pair, graph):
         return ROWS_AXIS

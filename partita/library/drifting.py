@@ -202,7 +202,7 @@ def _source_model(folder: Path, checkpoint: str, steps: Sequence[Step]) -> Itera
 def source_side(folder: Path, checkpoint: Checkpoint, steps: Sequence[Step], scratch: Path) -> Side:
     """The side of the source model."""
     from partita.drift.source_model import SourceModel
-    from partita.export.verify.source_outputs import VERSIONS, SourceOutputs
+    from partita.export.verify.self_check import VERSIONS, SourceOutputs
 
     tokens = [int(token) for step in steps for token in step.tokens]
     model = SourceOutputs(checkpoint, tokens, scratch)

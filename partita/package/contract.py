@@ -5,6 +5,7 @@ It is part of a package's manifest, and is inferred for foreign folders.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -91,6 +92,11 @@ class State(Record):
     in_place: bool = True
     """Past and present may share a buffer. False: the graph may write present before it has read all of past; always
     for growing states."""
+
+
+def state_bytes(states: Iterable[State], dtype: str | None = None) -> int:
+    """Size of states at their maximum in bytes, in their own dtypes or in `dtype`."""
+    return sum(dtypes.size_bytes(dtype or state.dtype, state.shape) for state in states)
 
 
 class AdapterInput(Record):

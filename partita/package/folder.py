@@ -41,14 +41,8 @@ REMOVE_FIRST = Remedy("remove the folder, then export again", ("partita", "expor
 EXPORT_LIKE = replace(
     EXPORT_AGAIN,
     command=(
-        *EXPORT_AGAIN.command,
-        "{how}",
-        "--precision",
-        "{precision}",
-        "--max-length",
-        "{max_length}",
-        "--batch-size",
-        "{batch_size}",
+        *(*EXPORT_AGAIN.command, "{how}", "--precision", "{precision}", "--max-length", "{max_length}"),
+        *("--batch-size", "{batch_size}"),
     ),
 )
 GET_AGAIN = Remedy("download the folder again")
@@ -58,26 +52,10 @@ KNOWN_ANSWER = "known_answer.safetensors"
 QUALITY = "quality.safetensors"
 HASH_CHUNK_BYTES = 1 << 20
 COMPANIONS = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "tokenizer.model",
-    "vocab.json",
-    "merges.txt",
-    "vocab.txt",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "sentencepiece.model",
-    "tekken.json",
-    "emoji.json",
-    "prophetnet.tokenizer",
-    "source.spm",
-    "target.spm",
+    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("added_tokens.json", "chat_template.jinja", "chat_template.json", "tokenizer.model", "vocab.json", "merges.txt"),
+    *("vocab.txt", "spiece.model", "sentencepiece.bpe.model", "sentencepiece.model", "tekken.json", "emoji.json"),
+    *("prophetnet.tokenizer", "source.spm", "target.spm"),
 )
 """Checkpoint files that a package contains unchanged."""
 
@@ -289,10 +267,7 @@ def sha256_of(path: Path) -> str:
 
 
 def linked_sha256(path: Path) -> str | None:
-    """The SHA-256 of a large file in a hub cache, from its blob name; None for other files.
-
-    In the cache, snapshots/REVISION/name links to blobs/SHA-256.
-    """
+    """The SHA-256 of a large file in a hub cache, where snapshots/REVISION/name links to blobs/SHA-256; else None."""
     target = path.resolve() if path.is_symlink() else path
     return target.name if target.parent.name == "blobs" and re.fullmatch("[0-9a-f]{64}", target.name) else None
 
@@ -315,10 +290,7 @@ def is_package(folder: Path) -> bool:
 
 
 def is_of_others(manifest: Path) -> bool:
-    """Whether a manifest.json is not that of a package, e.g. a web application's.
-
-    A damaged file counts as a package's.
-    """
+    """Whether a manifest.json is not a package's, e.g. a web application's; a damaged file counts as a package's."""
     try:
         value = read_json_value(manifest)
     except (OSError, ValueError):
@@ -327,10 +299,7 @@ def is_of_others(manifest: Path) -> bool:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read and validate the manifest of the package in `folder`.
-
-    Raises PackageError when the folder is no package, the manifest is damaged, or a newer Partita wrote it.
-    """
+    """Read the manifest of a package. Raises PackageError when it is missing, damaged or of a newer Partita."""
     path = folder / MANIFEST
     try:
         check_folder(folder)

@@ -152,7 +152,7 @@ def check_contract(block: Block) -> None:
     """A contract file that `--contract` takes, with every field that there is."""
     import tomllib
 
-    from partita.foreign.contract_file import Written, WrittenFile, WrittenStates
+    from partita.foreign.evidence import Written, WrittenFile, WrittenStates
 
     written = Written.model_validate(tomllib.loads(block.text))
     assert written.model_fields_set == set(Written.model_fields)

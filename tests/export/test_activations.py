@@ -113,10 +113,17 @@ def test_only_where_the_target_takes_it() -> None:
 TERMS = ([1.0, 5.0, 3.0, 7.0], [4.0, 2.0, 6.0, 8.0], [9.0, 3.0, 1.0, 0.0])
 
 
-def test_parts_of_unequal_size_are_not_known() -> None:
+def test_the_last_part_may_be_smaller() -> None:
     assert [part.tolist() for part in parts_of(6)] == [[0, 1], [2, 3], [4, 5]]
-    with pytest.raises(UnknownError):
-        parts_of(7)
+    assert [part.tolist() for part in parts_of(7)] == [[0, 1, 2], [3, 4, 5], [6]]
+
+
+def test_an_operator_that_is_not_in_the_table_is_not_known() -> None:
+    net = Net()
+    source = net.input("x", [4])
+    net.op("Softmax", source)
+    with pytest.raises(UnknownError, match="Softmax"):
+        compute_values(net.nodes, {source: np.zeros(4)})
 
 
 def parts_of(size: int) -> list[Array]:

@@ -20,11 +20,11 @@ import torch
 
 from partita.errors import UnsupportedModelError
 from partita.export.passes.cleaning import clean
+from partita.export.trace import Form
 from partita.export.trace.experts import IMPLEMENTATION, experts_form, refuse_loops, register
-from partita.export.trace.experts.base import Experts
 from partita.export.trace.experts.contrib import Gate, recognised
 from partita.export.trace.experts.signs import Signs
-from partita.export.trace.operators import Form
+from partita.export.trace.experts.standard import Experts
 from partita.package.folder import read_manifest
 from tests.conftest import Exported, TinyCheckpoint
 

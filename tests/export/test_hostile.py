@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from partita import untrusted_files
 from partita.errors import CheckpointError, PackageError
-from partita.export.checkpoint.adapters.files import read_config
+from partita.export.checkpoint.adapters import read_config
 from partita.export.checkpoint.description import open_checkpoint
 from partita.export.checkpoint.weight_files import OpenFiles, list_tensors
 from partita.foreign.evidence import read_evidence

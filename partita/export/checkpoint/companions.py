@@ -1,11 +1,7 @@
 """Checks of companion files (tokenizer, template, generation config) with the readers that `generate` uses.
 
-The caller passes the readers, because this folder may not import the runtime.
-
-Chooses the library that loads a package's tokenizer at run time.
-
-The choice is `tokenizers` where tokenizer.json gives the same ids and texts as transformers on all probes, because
-`transformers` takes seconds to import.
+The caller passes the readers, because this folder may not import the runtime. A package's tokenizer is loaded by
+`tokenizers` where tokenizer.json gives the same ids and texts as transformers, which takes seconds to import.
 """
 
 from __future__ import annotations
@@ -41,10 +37,7 @@ GENERATION = "generation_config.json"
 
 
 def write_generation(config: PreTrainedConfig, folder: Path) -> None:
-    """Write generation_config.json for a checkpoint without one, from transformers' defaults for `config`.
-
-    For a composite model the settings of its text model count.
-    """
+    """Write generation_config.json for a checkpoint without one, from transformers' defaults for `config`."""
     try:
         text = GenerationConfig.from_model_config(config).to_json_string(use_diff=True)
     except (ValueError, TypeError):  # settings that transformers refuses: config.json is used
@@ -121,10 +114,7 @@ class Probed:
 
 
 def probe_tokenizer(folder: Path, names: tuple[str, ...], notes: list[str]) -> Probed:
-    """Compare `tokenizers` with transformers on the tokenizer in `folder`, whose files are `names`. Appends to `notes`.
-
-    A tokenizer that transformers cannot load gets the kind that needs transformers.
-    """
+    """Compare `tokenizers` with transformers on the tokenizer in `folder` of files `names`; adds `notes`."""
     if not of_tokenizer(names):
         notes.append("the checkpoint has no tokenizer: generate will need token ids")
         return Probed("none", loads=False)
@@ -140,8 +130,7 @@ def probe_tokenizer(folder: Path, names: tuple[str, ...], notes: list[str]) -> P
             plain.no_padding()
             return Probed("tokenizers" if _matches(full, plain) else "transformers", loads=True)
     except PartitaError as error:
-        need = "token ids"
-        notes.append(f"the checkpoint's tokenizer cannot be loaded ({error}): generate will need {need}")
+        notes.append(f"the checkpoint's tokenizer cannot be loaded ({error}): generate will need token ids")
         return Probed("transformers", loads=False)
 
 

@@ -1,11 +1,8 @@
 """Settings of config.json that the export overrides, and checks of values that no model can have.
 
 Overridden settings are removed before transformers reads the file: they would change the outputs of `forward` or
-require packages that are not installed.
-
-Refuses rotary embedding settings that the installed transformers does not know.
-
-transformers only warns about an unknown rope type or key, and the source model of the comparison would lack it, too.
+require packages that are not installed. Rotary settings that the installed transformers does not know are refused: it
+only warns about an unknown rope type or key, and the source model of the comparison would lack it, too.
 """
 
 from __future__ import annotations
@@ -31,27 +28,15 @@ from partita.export.trace.fake_model import quiet
 from partita.untrusted_files import is_number
 
 HOW_TO_RUN = frozenset(
-    {
-        "return_dict",
-        "use_return_dict",
-        "output_attentions",
-        "output_hidden_states",
-        "output_router_logits",
-        "use_cache",
-        "torchscript",
-        "gradient_checkpointing",
-        "attn_implementation",
-        "_attn_implementation",
-        "_attn_implementation_internal",
-        "_attn_implementation_autoset",
-        "experts_implementation",
-        "_experts_implementation",
+    (
+        *("return_dict", "use_return_dict", "output_attentions", "output_hidden_states", "output_router_logits"),
+        *("use_cache", "torchscript", "gradient_checkpointing"),
+        *("attn_implementation", "_attn_implementation", "_attn_implementation_internal"),
+        *("_attn_implementation_autoset", "experts_implementation", "_experts_implementation"),
         "_experts_implementation_internal",
         # Weights are dequantised here, without the library of the format.
-        "quantization_config",
-        "compression_config",
-        "quantization",
-    }
+        *("quantization_config", "compression_config", "quantization"),
+    )
 )
 DTYPES = ("dtype", "torch_dtype")
 """The dtype of the weights; removed where torch has no dtype of this name."""
@@ -99,13 +84,9 @@ def _without_how_to_run(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: _without_how_to_run(value) if isinstance(value, dict) and key.endswith("_config") else value
         for key, value in raw.items()
-        if key not in HOW_TO_RUN and not (key in DTYPES and not _is_dtype(value))
+        if key not in HOW_TO_RUN
+        and (key not in DTYPES or value is None or isinstance(getattr(torch, str(value), None), torch.dtype))
     }
-
-
-def _is_dtype(value: Any) -> bool:
-    """Whether torch has a dtype of this name."""
-    return value is None or (isinstance(value, str) and isinstance(getattr(torch, value, None), torch.dtype))
 
 
 def check_values(folder: Path, raw: Mapping[str, Any]) -> None:
@@ -165,10 +146,7 @@ def _entries(raw: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str,
 
 
 def with_setting_name(error: UnsupportedModelError, folder: Path, config: PreTrainedConfig) -> CheckpointError:
-    """The error of building the model, with the setting that caused it where it is known.
-
-    Known causes: a name that is not in a table of transformers, and a token outside the vocabulary.
-    """
+    """The error of building the model, with the setting that caused it where it is known."""
     cause = error.__cause__
     text: Any = config.get_text_config(decoder=True)
     if isinstance(cause, KeyError) and cause.args and isinstance(cause.args[0], str):
@@ -215,10 +193,7 @@ def check_written(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def check_known(folder: Path, config: PreTrainedConfig) -> None:
-    """Raise for rotary settings of `config` that cannot be used.
-
-    UnsupportedModelError: transformers does not know the rope type or a key. CheckpointError: a value is invalid.
-    """
+    """Raise UnsupportedModelError for an unknown rope type or key, CheckpointError for an invalid value."""
     text: Any = config.get_text_config(decoder=True)
     settings = getattr(text, "rope_parameters", None)
     if not isinstance(settings, Mapping):
@@ -238,19 +213,15 @@ def check_known(folder: Path, config: PreTrainedConfig) -> None:
                 f"{folder}: rope type {str(kind)[:40]!r}{where} is unknown to transformers "
                 f"{transformers.__version__}, which knows {', '.join(types)}; try a newer transformers"
             )
-        strange = sorted(str(key)[:40] for key in entry if key not in known and not _is_read(text, str(key)))
+        code = [file.read_text(encoding="utf-8") for file in Path(inspect.getfile(type(text))).parent.glob("*.py")]
+        unknown = [str(key) for key in entry if key not in known]
+        strange = sorted(key[:40] for key in unknown if not any(f'"{key}"' in source for source in code))
         if strange:
             raise UnsupportedModelError(
                 f"{folder}: rope settings {', '.join(map(repr, strange[:5]))}{where} are unknown to "
                 f"transformers {transformers.__version__}, which would ignore them; try a newer "
                 "transformers"
             )
-
-
-def _is_read(text: Any, key: str) -> bool:
-    """Whether the source code of the model contains the name of a setting."""
-    folder = Path(inspect.getfile(type(text))).parent
-    return any(f'"{key}"' in file.read_text(encoding="utf-8") for file in folder.glob("*.py"))
 
 
 def _rope_entries(text: Any, settings: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:

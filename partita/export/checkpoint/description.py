@@ -17,10 +17,9 @@ import transformers
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from partita.errors import CheckpointError, UnsupportedModelError, UsageError
-from partita.export.checkpoint import config_values, stored_formats
+from partita.export.checkpoint import classes, config_values, of_text, stored_formats
 from partita.export.checkpoint.gguf import conversion
 from partita.export.checkpoint.gguf.header import GgufTensor
-from partita.export.checkpoint.model_class import classes, of_text
 from partita.export.checkpoint.quantisation_method import BESIDE, DetectedMethod, by_config, by_tensors
 from partita.export.checkpoint.stored_formats import QuantisedTensors
 from partita.export.checkpoint.weight_files import (
@@ -41,13 +40,8 @@ from partita.untrusted_files import check_size
 EMBEDDED = "adapter_config.json"
 """An adapter in the folder of a model, which transformers loads with it."""
 HUB_PATTERNS = [
-    *COMPANIONS,
-    *(name for name, _ in BESIDE),
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "pytorch_model*.bin",
-    "pytorch_model.bin.index.json",
-    EMBEDDED,
+    *(*COMPANIONS, *(name for name, _ in BESIDE), EMBEDDED),
+    *("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json"),
 ]
 HUB_IGNORED = ["*/*", "consolidated*"]
 """Weights that are never read: other models in subfolders, and the same weights in another format."""
@@ -117,10 +111,7 @@ def of_tokenizer(names: Iterable[str]) -> bool:
 
 
 def open_checkpoint(given: str, progress: Progress | None = None) -> Checkpoint:
-    """Open the checkpoint at `given`, a folder or a hub id.
-
-    Raises CheckpointError when it is missing or damaged, UnsupportedModelError when its model cannot be exported.
-    """
+    """Open a folder or a hub id. Raises CheckpointError, UnsupportedModelError when it cannot be exported."""
     try:
         folder = _locate(given, progress)
         check_folder(folder, kind=CheckpointError)
@@ -243,19 +234,15 @@ def _read_config(folder: Path) -> tuple[PreTrainedConfig, DetectedMethod | None]
 
 def _remote_code(folder: Path, auto_map: Any, why: str) -> UnsupportedModelError:
     """The error for a model with custom code, named by `auto_map` of config.json."""
-    module, _, name = _code_class(auto_map).rpartition("--")[2].rpartition(".")
+    entries = auto_map if isinstance(auto_map, dict) else {}
+    named = (entries.get(key) for key in ("AutoModelForCausalLM", "AutoModel", "AutoConfig", *entries))
+    code_class = next((value for value in named if isinstance(value, str)), "module.?")
+    module, _, name = code_class.rpartition("--")[2].rpartition(".")  # REPOSITORY--module.Class
     return UnsupportedModelError(
         f"{folder}: the model is custom code in the checkpoint ({name[:80]} in {module[:80]}.py, from "
         f"auto_map), which Partita does not run; transformers {transformers.__version__} {why}; use a "
         "transformers release with this architecture, or convert the checkpoint to a supported model type"
     )
-
-
-def _code_class(auto_map: Any) -> str:
-    """`module.Class` of the model, or the closest entry; `repository--module.Class` for another repository."""
-    classes = auto_map if isinstance(auto_map, dict) else {}
-    named = (classes.get(key) for key in ("AutoModelForCausalLM", "AutoModel", "AutoConfig", *classes))
-    return next((value for value in named if isinstance(value, str)), "module.?")
 
 
 def _architecture(config: PreTrainedConfig) -> str:

@@ -1,17 +1,11 @@
 """Maps checkpoint tensors to parameters by transformers' rules, tied names included; no tensor is read.
 
-Renames tensors (`embed_out.weight` of GPT-NeoX is `lm_head.weight`) and joins several (`conversions`) as
-`convert_and_load_state_dict_in_model` of `transformers.core_model_loading` does.
+Renames tensors (`embed_out.weight` of GPT-NeoX is `lm_head.weight`) and joins several as
+`convert_and_load_state_dict_in_model` of `transformers.core_model_loading` does: transformers has a `WeightConverter`
+per model, e.g. to stack the experts of a mixture. Its operations run here on `Pending` tensors, which record them.
 
-Parameters that transformers computes from several checkpoint tensors, as `Origin`s; no data is read.
-
-transformers has a `WeightConverter` per model, e.g. to stack the experts of a mixture. Its operations run here on
-`Pending` tensors, which record them.
-
-Unties weights that the config ties and the checkpoint stores with different values.
-
-transformers compares them after loading (`PreTrainedModel.tie_weights`). They are compared here in float32, so that the
-precision of the package does not decide.
+`untie` unties weights that the config ties and the checkpoint stores with different values, as transformers does after
+loading (`PreTrainedModel.tie_weights`); in float32, so that the precision of the package does not decide.
 """
 
 from __future__ import annotations
@@ -30,7 +24,7 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, dot
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
 from partita.export.trace.fake_model import FakeModel
-from partita.export.weights.element_types import CHECKPOINT, to_torch
+from partita.export.weights import CHECKPOINT, to_torch
 from partita.export.weights.origins import (
     ComputedOrigin,
     ExpandedOrigin,
@@ -81,7 +75,8 @@ def match_names(model: torch.nn.Module, stored: Mapping[str, TensorInfo]) -> Sou
     collected: dict[str, tuple[WeightConverter, list[tuple[str, TensorInfo]]]] = {}
     unmatched: list[str] = []
     ignored: list[str] = []
-    ignores = _ignored_names(model)
+    own = sorted(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
+    ignores = re.compile("|".join((r"rotary_emb\.inv_freq", r"(^|\.)position_ids$", *(f"({each})" for each in own))))
     for source in sorted(stored, key=dot_natural_key):  # transformers' order: expert 10 after expert 9
         name, pattern = rename_source_key(source, renamings, converters, model.base_model_prefix, state)
         if name not in state and source in state:
@@ -99,12 +94,6 @@ def match_names(model: torch.nn.Module, stored: Mapping[str, TensorInfo]) -> Sou
         except ValueError as error:
             failed[name] = str(error)
     return Sources(found, failed, _tied(model), tuple(sorted(unmatched)), frozenset(ignored))
-
-
-def _ignored_names(model: PreTrainedModel) -> re.Pattern[str]:
-    """Names that transformers ignores when it loads this model (`_keys_to_ignore_on_load_unexpected`)."""
-    patterns = sorted(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
-    return re.compile("|".join((r"rotary_emb\.inv_freq", r"(^|\.)position_ids$", *(f"({each})" for each in patterns))))
 
 
 def _is_buffer(info: TensorInfo) -> bool:
@@ -172,10 +161,6 @@ def _axis(tensor: Pending, dim: int, extra: int = 0) -> int:
     return dim % (tensor.ndim + extra)
 
 
-def _cat(tensors: list[Pending], dim: int = 0) -> Origin:
-    return JoinedOrigin.of(tuple(t.origin for t in tensors), _axis(tensors[0], dim))
-
-
 def _stack(tensors: list[Pending], dim: int = 0) -> Origin:
     axis = _axis(tensors[0], dim, 1)
     return JoinedOrigin.of(tuple(ExpandedOrigin(t.origin, axis) for t in tensors), axis)
@@ -206,47 +191,27 @@ def _select(tensor: Pending, dim: int, index: int) -> Origin:
     return PickedOrigin(tensor.origin, axis, index % tensor.shape[axis])
 
 
-def _unbind(tensor: Pending, dim: int = 0) -> list[Origin]:
-    return [_select(tensor, dim, index) for index in range(tensor.shape[dim])]
-
-
-def _squeeze(tensor: Pending, dim: int) -> Origin:
-    return _select(tensor, dim, 0) if tensor.shape[dim] == 1 else tensor.origin
-
-
-def _unsqueeze(tensor: Pending, dim: int) -> Origin:
-    return ExpandedOrigin(tensor.origin, _axis(tensor, dim, 1))
-
-
 def _transpose(tensor: Pending, dim0: int, dim1: int) -> Origin:
     order = list(range(tensor.ndim))
     order[dim0], order[dim1] = order[dim1], order[dim0]
     return tensor.origin.permuted(tuple(order))
 
 
-def _permute(tensor: Pending, dims: list[int]) -> Origin:
-    return tensor.origin.permuted(tuple(_axis(tensor, dim) for dim in dims))
-
-
-def _identity(tensor: Pending, **_: Any) -> Origin:
-    return tensor.origin
-
-
 RULES: dict[Any, Callable[..., Origin | list[Origin]]] = {
-    aten.cat.default: _cat,
+    aten.cat.default: lambda tensors, dim=0: JoinedOrigin.of(tuple(t.origin for t in tensors), _axis(tensors[0], dim)),
     aten.stack.default: _stack,
     aten.split.Tensor: _split,
     aten.split_with_sizes.default: _split_sizes,
     aten.slice.Tensor: _slice,
     aten.select.int: _select,
-    aten.unbind.int: _unbind,
-    aten.squeeze.dim: _squeeze,
-    aten.unsqueeze.default: _unsqueeze,
+    aten.unbind.int: lambda tensor, dim=0: [_select(tensor, dim, index) for index in range(tensor.shape[dim])],
+    aten.squeeze.dim: lambda tensor, dim: _select(tensor, dim, 0) if tensor.shape[dim] == 1 else tensor.origin,
+    aten.unsqueeze.default: lambda tensor, dim: ExpandedOrigin(tensor.origin, _axis(tensor, dim, 1)),
     aten.transpose.int: _transpose,
-    aten.permute.default: _permute,
-    aten.clone.default: _identity,
-    aten.detach.default: _identity,
-    aten.alias.default: _identity,
+    aten.permute.default: lambda tensor, dims: tensor.origin.permuted(tuple(_axis(tensor, dim) for dim in dims)),
+    aten.clone.default: lambda tensor, **_: tensor.origin,
+    aten.detach.default: lambda tensor: tensor.origin,
+    aten.alias.default: lambda tensor: tensor.origin,
 }
 """Operators whose results are regions of their inputs."""
 
@@ -254,21 +219,14 @@ LATER = {aten.view.default: aten.reshape.default}
 """Replacements on real tensors, whose strides may differ from those of the pending ones."""
 
 
-def _seen_as(info: TensorInfo) -> torch.dtype:
-    """The dtype that transformers' operations see; a dtype other than floats is refused later."""
-    return to_torch(info.dtype) if info.dtype in CHECKPOINT else torch.float32
-
-
 def convert(
     converter: WeightConverter, name: str, collected: Iterable[tuple[str, TensorInfo]], model: PreTrainedModel
 ) -> dict[str, Origin]:
-    """Apply `converter` to `collected` (pairs of source pattern and tensor). Returns name in the model -> origin.
-
-    `name` is the first name in the model. `converter` cannot be used again. Raises ValueError when the tensors do not
-    fit.
-    """
+    """Apply `converter`, once, to pairs of pattern and tensor: name in the model -> origin. Raises ValueError."""
     for pattern, info in collected:
-        pending = Pending.of(StoredTensor(info), _seen_as(info))
+        # a dtype other than floats is refused later
+        seen_as = to_torch(info.dtype) if info.dtype in CHECKPOINT else torch.float32
+        pending = Pending.of(StoredTensor(info), seen_as)
         converter.add_tensor(name, info.name, pattern, pending)  # type: ignore[arg-type]
     try:
         results = converter.convert(name, model=model, config=model.config)

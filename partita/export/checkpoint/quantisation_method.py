@@ -51,12 +51,7 @@ METHODS = (
         ((".qweight", INTEGER), (".qzeros", INTEGER), (".scales", ANY)),
     ),
     Method("EXL2 (ExLlama)", ("exl2", "exl3"), (), ((".q_weight", INTEGER), (".q_scale", ANY))),
-    Method(
-        "MXFP4",
-        ("mxfp4",),
-        (),
-        (("_blocks", BYTE), ("_scales", BYTE)),
-    ),
+    Method("MXFP4", ("mxfp4",), (), (("_blocks", BYTE), ("_scales", BYTE))),
     Method("NVFP4", ("nvfp4",), (), ((".weight_scale_2", ANY), (".weight", BYTE))),
     Method(
         "compressed-tensors",
@@ -66,12 +61,7 @@ METHODS = (
     ),
     Method("ModelOpt", ("modelopt",), ("quant_algo",)),
     Method("FBGEMM fp8", ("fbgemm_fp8",), ("activation_scale_ub",)),
-    Method(
-        "fp8",
-        ("fp8", "mxfp8"),
-        ("activation_scheme", "weight_block_size"),
-        (("", FLOAT8),),
-    ),
+    Method("fp8", ("fp8", "mxfp8"), ("activation_scheme", "weight_block_size"), (("", FLOAT8),)),
     Method("HQQ", ("hqq",), (), ((".W_q", ANY),)),
     Method("Quanto", ("quanto",), (), (("._data._data ._data", ANY), ("._scale", ANY))),
     Method("AQLM", ("aqlm",), ("in_group_size num_codebooks",), ((".codes", ANY), (".codebooks", ANY))),
@@ -107,14 +97,12 @@ class DetectedMethod:
 
 
 def by_config(folder: Path, config: Mapping[str, Any]) -> DetectedMethod | None:
-    """The quantisation that config.json, or a file next to it, declares; None without one.
-
-    Settings of a separate file complete those of config.json: older tools split them.
-    """
+    """The quantisation that config.json, completed by files next to it, declares; None without one."""
     found: DetectedMethod | None = None
     for where, settings in (*_sections(config, "config.json"), *_files(folder)):
-        method = _declared_method(settings)
-        if method is None:
+        declared = isinstance(settings, Mapping)
+        method = _named(settings) if declared else UNKNOWN if settings else None
+        if method is None or (declared and _is_of_the_cache(method, settings)):
             continue
         if found is None:
             found = DetectedMethod(method, where, settings if isinstance(settings, Mapping) else {})
@@ -158,14 +146,6 @@ def _files(folder: Path) -> Iterator[tuple[str, Any]]:
         if (folder / name).is_file():
             settings = read_json(folder / name)
             yield name, settings.get(key) if key else settings
-
-
-def _declared_method(settings: Any) -> Method | None:
-    """The declared method, or the method whose keys match; None where nothing is quantised."""
-    if not isinstance(settings, Mapping):
-        return UNKNOWN if settings else None
-    method = _named(settings)
-    return None if method is None or _is_of_the_cache(method, settings) else method
 
 
 def _named(settings: Mapping[str, Any]) -> Method | None:

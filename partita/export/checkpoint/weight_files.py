@@ -7,6 +7,7 @@ open.
 from __future__ import annotations
 
 import json
+import math
 import re
 import warnings
 import zipfile
@@ -22,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 
 from partita import dtypes
 from partita.errors import CheckpointError
-from partita.export.weights.element_types import CHECKPOINT, of_torch
+from partita.export.weights import CHECKPOINT, of_torch
 from partita.remedies import Remedy, permission
 from partita.untrusted_files import check_size, irregular
 
@@ -47,10 +48,7 @@ DOWNLOAD = Remedy("download the checkpoint again")
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether a regular expression of a file matches the start of `name`, as `re.match`.
-
-    Raises re.error for an invalid expression, CheckpointError for one that exceeds the timeout.
-    """
+    """Whether a pattern of a file matches the start of `name`. Raises re.error, CheckpointError after a timeout."""
     if len(pattern) > LONGEST_PATTERN:
         raise re.error(f"more than {LONGEST_PATTERN:,} characters")
     try:
@@ -73,10 +71,9 @@ class LazyArray(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor of the checkpoint: file, shape, dtype and size in bytes.
+    """A tensor of the checkpoint. `dtype`: ONNX name of a float dtype, otherwise the name in the file.
 
-    `dtype`: ONNX name of a float dtype, otherwise the name in the file. For a quantised weight `name` is the name of
-    the unquantised weight and `dtype` that of its scales. An adapted weight is float32.
+    A quantised one has the name of the unquantised weight and the dtype of its scales. An adapted weight is float32.
     """
 
     name: str
@@ -109,10 +106,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: damaged: {error}") from error
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # not JSON, not UTF-8, too many digits, or too deeply nested
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, too many digits, or too deeply nested
         raise CheckpointError(f"{path}: damaged: not JSON ({first_line(error)})") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: damaged: not a JSON object")
@@ -147,10 +141,7 @@ def refuse_dangling(path: Path) -> None:
 
 
 def find_tensors(folder: Path) -> tuple[dict[str, TensorInfo], tuple[str, ...], tuple[str, ...]]:
-    """Every tensor of the checkpoint, its weight files, and names that only the index contains.
-
-    Raises CheckpointError when files are missing or damaged.
-    """
+    """Tensors, weight files, and names that only the index has. Raises CheckpointError for damaged files."""
     for single, index in LAYOUTS:
         # The order of transformers: save_pretrained may leave an old index next to a single file.
         if (folder / single).is_file():
@@ -235,10 +226,7 @@ def _list_safetensors(path: Path, file: str) -> list[TensorInfo]:
 def _size_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     """Size of a tensor in bytes. `dtype`: the safetensors name, e.g. F8_E4M3, BF16, BOOL."""
     digits = dtype.lstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZ").partition("_")[0]
-    bits = int(digits) if digits.isdigit() else 8
-    for size in shape:
-        bits *= size
-    return bits // 8
+    return (int(digits) if digits.isdigit() else 8) * math.prod(shape) // 8
 
 
 def _described(name: str, file: str, tensor: torch.Tensor) -> TensorInfo:
@@ -249,10 +237,7 @@ def _described(name: str, file: str, tensor: torch.Tensor) -> TensorInfo:
 
 
 def _load_bin(path: Path) -> dict[str, torch.Tensor]:
-    """Tensors of a .bin file, loaded with weights_only.
-
-    The file is memory-mapped. Files from before torch 1.6 are no zip archives and are read whole, once.
-    """
+    """Tensors of a .bin file, loaded with weights_only."""
     about = path.stat()
     with path.open("rb") as stream:
         is_archive = stream.read(len(ZIP)) == ZIP

@@ -1,9 +1,13 @@
-"""Exporters, one file each: (checkpoint, work, target) -> attempts, the variants of graphs with their contract."""
+"""Exporters, one file each: (checkpoint, work, target) -> attempts, the variants of graphs with their contract.
+
+`Work` is the state of an export: options, progress and notes.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +17,13 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from partita.export.checkpoint.description import Checkpoint
-    from partita.export.progress import Stage
-    from partita.export.target import Target
+    from partita.export.options import Asked, ExportOptions
+    from partita.export.progress import Progress, Stage
+    from partita.export.target import NodeSupport, Target
     from partita.export.verify.known_answer import KnownAnswer
+    from partita.export.verify.quality import SourceLogits
     from partita.package.contract import Contract
-    from partita.package.folder import AdapterRecord
+    from partita.package.folder import AdapterRecord, Graph
     from partita.package.records import (
         Calibration,
         HalfPrecisionWeights,
@@ -27,6 +33,42 @@ if TYPE_CHECKING:
         TargetRecord,
         Verification,
     )
+
+
+ReadFolder = Callable[[Path, int, int], "Graph"]
+"""Reads the graphs of another exporter: (folder, batch size, max length) -> graph record. Raises PackageError."""
+
+
+@dataclass(slots=True)
+class Work:
+    """State shared by all stages."""
+
+    options: ExportOptions
+    progress: Progress
+    folder: Path
+    """The folder in which the package is made."""
+    recorded_options: Asked = field(default_factory=dict)
+    """The options to record in the manifest."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    supports: NodeSupport | None = None
+    """Probes the CPU provider with nodes of passes, where there is no target; None: no probes."""
+    read_folder: ReadFolder | None = None
+    source_logits: SourceLogits | None = None
+    """Logits of the source model for the quality text, for all attempts."""
+    cleanup: ExitStack = field(default_factory=ExitStack)
+    """Ends with the export: resources needed until everything is written."""
+
+    @property
+    def scratch(self) -> Path:
+        """A folder on the package's disk for large temporary files."""
+        return self.folder.parent
+
+
+def add_note(work: Work, note: str) -> None:
+    """Add a note for the user, once."""
+    if note not in work.notes:
+        work.notes.append(note)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,20 +134,20 @@ class Attempts(ABC):
         """The next variant; None when all were tried. Raises UnsupportedModelError when the model fits none."""
 
     @abstractmethod
-    def set_aside(self, tried: Exported, detail: str, *, ran: bool) -> None:
+    def reject(self, exported: Exported, detail: str, *, ran: bool) -> None:
         """Reject a variant: it does not run, or it `ran` and computed wrong results."""
 
     @abstractmethod
-    def omitted(self) -> list[str]:
+    def rejections(self) -> list[str]:
         """The rejected variants with their reasons."""
 
     @abstractmethod
     def reason(self, taken: Exported) -> str:
         """The reason for the choice, in one sentence."""
 
+    @abstractmethod
     def record(self, result: Verification | None) -> TargetRecord | None:
         """The manifest record of the target; None without one. `result`: of the known answer on it."""
-        return None
 
     def others(self) -> Sequence[Attempts]:
         """For a requested variant: each of the others, to suggest one that runs."""

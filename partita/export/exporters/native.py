@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from partita.dtypes import EXACT
 from partita.errors import UnsupportedModelError, UsageError
+from partita.export.checkpoint.adapters import adapter_record, read_adapter
 from partita.export.checkpoint.adapters.branches import Adapters, SwitchableAdapter, match_switchable, parameters
-from partita.export.checkpoint.adapters.files import Adapter, adapter_record, read_adapter
 from partita.export.checkpoint.adapters.merge import merge_adapter
 from partita.export.checkpoint.config_values import with_setting_name
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.naming import untie
 from partita.export.drafts import Draft, Graphs, quantise_again
-from partita.export.exporters import Exported, SwitchedAdapter
-from partita.export.lowering_choice import Choosing, UnprobedChoices, Variants
-from partita.export.options import ExportOptions, max_length
+from partita.export.exporters import Exported, SwitchedAdapter, Work, add_note
+from partita.export.lowering_choice import Variants
+from partita.export.options import max_length
 from partita.export.passes.fewer_rows import BATCH, freeing
 from partita.export.passes.narrow_weights import kept_narrow, narrow, narrow_floats
 from partita.export.progress import stage
+from partita.export.quantise import Keep, paths
 from partita.export.quantise.calibrate import calibration
-from partita.export.quantise.keep_setting import Keep, paths
 from partita.export.quantise.mixed_precision import check_size, search
 from partita.export.quantise.plan import make_plan, prefill_plan
 from partita.export.quantise.write.rewrite import summary
@@ -31,10 +30,9 @@ from partita.export.quantise.write.stored_integers import AsStored
 from partita.export.resolve import check_merged, takes_stored
 from partita.export.target import Target
 from partita.export.trace.attention import GROWING
-from partita.export.trace.fake_model import FakeModel, build_fake_model
+from partita.export.trace.fake_model import build_fake_model
 from partita.export.verify.smoke_run import CPU
 from partita.export.weights import external_data as weights
-from partita.export.work import Work, add_note
 from partita.observations.text_format import listing
 from partita.package.contract import Contract, GraphFile, Port
 from partita.package.records import Mix, PrefillChoice
@@ -68,20 +66,21 @@ class _Mixed:
 
 
 def attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Variants:
-    """Build the model on fake tensors.
-
-    Raises UnsupportedModelError where that fails, UsageError for options that the target would ignore.
-    """
-    if work.options.with_adapters and target is not None and target.constant_defaults:
-        _check_fixed(work.options, target)
+    """Build the model on fake tensors. Raises UnsupportedModelError, UsageError for ignored options."""
     options = work.options
+    constant = target is not None and target.constant_defaults and not options.static_shapes
+    if options.with_adapters and target is not None and constant:
+        raise UsageError(
+            f"`with_adapters`: {target.provider} treats inputs with defaults as constants, so it would "
+            "ignore adapters; add `static_shapes=True`, which removes the defaults"
+        )
     length = max_length(options, checkpoint)
     text = None
     if options.calibrate is not None and options.computing.bits is not None:
         text = calibration.read_text(Path(options.calibrate), checkpoint, length)
     adapter = None if options.adapter is None else read_adapter(Path(options.adapter))
-    beside_weights = [(name, read_adapter(Path(folder))) for name, folder in (options.with_adapters or {}).items()]
-    for each in (*([] if adapter is None else [adapter]), *(other for _, other in beside_weights)):
+    switchable = [(name, read_adapter(Path(folder))) for name, folder in (options.with_adapters or {}).items()]
+    for each in (*([] if adapter is None else [adapter]), *(other for _, other in switchable)):
         own = each.own_companions(checkpoint.folder)
         if own:
             add_note(work, f"{each.folder} contains {listing(own)}, but the package uses those of the checkpoint")
@@ -96,7 +95,10 @@ def attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Varia
             work.notes += notes
             check_merged(options, checkpoint)
         work.notes += untie(fake, checkpoint)
-    adapters = _adapters(checkpoint, fake, adapter, beside_weights)
+    adapters = Adapters(
+        merged=() if adapter is None else (adapter_record(adapter, adapter.folder.resolve().name, merged=True),),
+        switched=tuple(match_switchable(checkpoint, fake.module, name, each) for name, each in switchable),
+    )
     work.notes += [note for each in adapters.switched for note in each.notes]
     plan = prompt_plan = None
     if options.computing.bits is not None:
@@ -112,24 +114,17 @@ def attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Varia
     as_stored = plan is not None and plan.stored is not None
     kept = narrow_floats(checkpoint, options.computing, takes) if as_stored else narrow(options.computing, takes)
     draft = Draft(work, checkpoint, fake, length, target, plan, text, prompt_plan, kept, adapters)
-    kind = UnprobedChoices if target is None else Choosing
-    return kind(draft, options.attention, _Mixed().write, target)
-
-
-def _check_fixed(options: ExportOptions, target: Target) -> None:
-    """Raise UsageError where inputs of adapters would have defaults that the target treats as constants."""
-    if not options.static_shapes:
-        raise UsageError(
-            f"`with_adapters`: {target.provider} treats inputs with defaults as constants, so it would "
-            "ignore adapters; add `static_shapes=True`, which removes the defaults"
-        )
+    return Variants(draft, options.attention, _Mixed().write, target)
 
 
 def _exported_model(graphs: Graphs) -> Exported:
     """The exporter's result for traced graphs."""
     draft, first = graphs.draft, graphs.traced_graphs[0]
     fewer = _make_batch_symbolic(graphs)
-    models = tuple(item.model for item in graphs.traced_graphs)
+    models, prefill = tuple(item.model for item in graphs.traced_graphs), None
+    if draft.prefill_plan is not None and (asked := draft.work.options.prefill_precision) is not None:
+        packed = summary(draft.prefill_plan, graphs.prompts)
+        prefill = PrefillChoice(asked=asked, written=True, reason="requested", packed=packed)
     return Exported(
         label=f"`cache={GROWING}`" if graphs.chosen.grows else f"`attention={graphs.way}`",
         attention=graphs.chosen.name,
@@ -153,21 +148,11 @@ def _exported_model(graphs: Graphs) -> Exported:
         passes=graphs.passes,
         packed=None if draft.plan is None else summary(draft.plan, graphs.packing),
         calibrate=None if draft.text is None else partial(draft.calibrate, graphs),
-        prefill=_prefill(graphs),
+        prefill=prefill,
         adapters=draft.adapters.merged,
         switched=tuple(_switchable_adapter(graphs, each) for each in draft.adapters.switched),
         narrow=None if draft.narrow is None else kept_narrow(draft.narrow, models, graphs.packing.half_precision),
         caution=_caution(graphs),
-    )
-
-
-def _adapters(
-    checkpoint: Checkpoint, fake: FakeModel, merged: Adapter | None, adapters: Sequence[tuple[str, Adapter]]
-) -> Adapters:
-    """The adapters of a package: merged, or switchable."""
-    return Adapters(
-        merged=() if merged is None else (adapter_record(merged, merged.folder.resolve().name, merged=True),),
-        switched=tuple(match_switchable(checkpoint, fake.module, name, each) for name, each in adapters),
     )
 
 
@@ -180,19 +165,8 @@ def _switchable_adapter(graphs: Graphs, each: SwitchableAdapter) -> SwitchedAdap
     )
 
 
-def _prefill(graphs: Graphs) -> PrefillChoice | None:
-    """The record of the prefill graph, with its final weights."""
-    asked, plan = graphs.draft.work.options.prefill_precision, graphs.draft.prefill_plan
-    if asked is None or plan is None:
-        return None
-    return PrefillChoice(asked=asked, written=True, reason="requested", packed=summary(plan, graphs.prompts))
-
-
 def _make_batch_symbolic(graphs: Graphs) -> bool:
-    """Make graphs of a batch run smaller batches, where possible; returns whether they do.
-
-    Not with static shapes, nor with a growing cache.
-    """
+    """Make graphs of a batch run smaller batches, where possible; returns whether they do."""
     draft = graphs.draft
     if draft.work.options.batch_size == 1 or draft.work.options.static_shapes or graphs.chosen.grows:
         return False
@@ -202,7 +176,7 @@ def _make_batch_symbolic(graphs: Graphs) -> bool:
         graphs.freed = None not in found
         for each in found:
             if each is not None and graphs.freed:
-                each.apply()
+                each()
     return graphs.freed
 
 

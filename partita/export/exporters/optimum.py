@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,11 @@ import onnx_ir as ir
 from partita.errors import InstallationError, PackageError, ParityError, PartitaError, UnsupportedModelError, UsageError
 from partita.export import optimum_child
 from partita.export.checkpoint.description import Checkpoint
-from partita.export.exporters import Attempts, Exported
+from partita.export.exporters import Attempts, Exported, Work
 from partita.export.options import AUTO, OPTIMUM, ExportOptions, check_options, max_length
 from partita.export.progress import stage
 from partita.export.target import Target
 from partita.export.verify import known_answer
-from partita.export.work import Work
 from partita.package.records import TargetRecord, Verification
 from partita.remedies import Remedy
 
@@ -44,16 +43,16 @@ class _Attempt(Attempts):
 
     exported: Exported
     target: Target | None
-    failed: tuple[str, ...] = ()
+    failures: list[str] = field(default_factory=list)
 
     def best(self) -> Exported | None:
-        return None if self.failed else self.exported
+        return None if self.failures else self.exported
 
-    def set_aside(self, tried: Exported, detail: str, *, ran: bool) -> None:
-        self.failed = (f"{OPTIMUM} {detail}",)
+    def reject(self, exported: Exported, detail: str, *, ran: bool) -> None:
+        self.failures.append(f"{OPTIMUM} {detail}")
 
-    def omitted(self) -> list[str]:
-        return [*self.failed]
+    def rejections(self) -> list[str]:
+        return self.failures
 
     def reason(self, taken: Exported) -> str:
         return f"exported by {', '.join(' '.join(tool) for tool in taken.tools.items())}"

@@ -63,9 +63,6 @@ def check_skipped(names: Collection[str]) -> None:
 def run_all(
     model: ir.Model, context: PassContext, takes: NodeSupport | None, without: Collection[str] = ()
 ) -> tuple[ir.Model, dict[str, int]]:
-    """Run every pass in order on a copy. Returns the copy, and the number of changes per pass. Raises PassError.
-
-    `takes`: probes the provider with nodes; None without a provider to probe. `without`: passes to skip.
-    """
+    """Run the passes on a copy: the copy, and changes per pass. `takes`: probes the provider. Raises PassError."""
     order = tuple(each for each in ORDER if each.name not in without)
     return rewritten(model, context, lambda copy, told: run(copy, order, told), takes)

@@ -6,11 +6,12 @@
     x ─ Swish ─ y                                                       after, with onnx24, where there is a kernel
 
 The result depends on x alone, element by element, and equals the activation on a grid of numbers. Supported: SiLU,
-GELU by the error function or tanh, and x * sigmoid(1.702 x).
+GELU by the error function or tanh, and x * _sigmoid(1.702 x).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,8 +24,6 @@ from partita.export.passes.arithmetic import (
     above,
     below,
     compute_values,
-    erf,
-    sigmoid,
     subgraphs_around,
 )
 from partita.export.passes.base import Pass, PassContext, discard, rewrite_nodes, stand_in
@@ -61,12 +60,20 @@ def _gelu(approximate: str, before: str) -> Callable[[int], ir.Node]:
     )
 
 
+def _sigmoid(x: Array) -> Array:
+    return np.asarray(0.5 * (1.0 + np.tanh(0.5 * x)))
+
+
 KNOWN = (
-    Activation(lambda x: x * sigmoid(x), _quick(1.0), lambda opset: ir.node("Swish", [None])),
+    Activation(lambda x: x * _sigmoid(x), _quick(1.0), lambda opset: ir.node("Swish", [None])),
     Activation(
-        lambda x: x * sigmoid(1.702 * x), _quick(1.702), lambda opset: ir.node("Swish", [None], {"alpha": 1.702})
+        lambda x: x * _sigmoid(1.702 * x), _quick(1.702), lambda opset: ir.node("Swish", [None], {"alpha": 1.702})
     ),
-    Activation(lambda x: 0.5 * x * (1.0 + erf(x / np.sqrt(2.0))), _gelu("none", "Gelu"), _gelu("none", "Gelu")),
+    Activation(
+        lambda x: 0.5 * x * (1.0 + np.vectorize(math.erf)(x / np.sqrt(2.0))),
+        _gelu("none", "Gelu"),
+        _gelu("none", "Gelu"),
+    ),
     Activation(
         lambda x: 0.5 * x * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3))),
         _gelu("tanh", "FastGelu"),

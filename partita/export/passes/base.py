@@ -1,16 +1,14 @@
-"""The interface of a pass, and its context: ports by role, states, sizes, and the target.
-
-Helpers shared by passes: constants, consumers, node replacement, removal of dead nodes.
-"""
+"""The interface of a pass, its context, and helpers: constants, consumers, node replacement, removal of dead nodes."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import onnx_ir as ir
 
 from partita.errors import PartitaError
@@ -18,8 +16,6 @@ from partita.export.trace.attention import Fused
 from partita.package.contract import Port, Role, State
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
-
     from partita.dtypes import Precision
     from partita.export.target import Target
     from partita.export.trace.ports import TraceSpec
@@ -52,11 +48,7 @@ class PassContext:
         return next((value for value in graph.inputs if value.name in names), None)
 
     def keeps(self, new: ir.Node, old: ir.Node) -> bool:
-        """Whether `new` may replace `old`, a node of the same operator that does less.
-
-        True where the provider supports `new`, or neither: then the CPU provider runs both. False without a provider to
-        probe.
-        """
+        """Whether the provider supports `new` in place of `old`, which does less, or neither of them."""
         return self.supports is not nothing and (self.supports(new) or not self.supports(old))
 
     def state_values(self, graph: ir.Graph) -> Iterator[tuple[State, ir.Value, ir.Value]]:
@@ -169,10 +161,7 @@ def discard(node: ir.Node) -> None:
 
 
 def stand_in(graph: ir.Graph, value: ir.Value, new: ir.Node, index: int = 0) -> None:
-    """Insert `new` where `value` is computed, and replace `value` with its output `index`. Remove dead nodes.
-
-    `value` is not a graph output.
-    """
+    """Replace `value`, which is no graph output, with output `index` of `new`. Remove dead nodes."""
     old = value.producer()
     assert old is not None
     take_names(new, old)
@@ -190,6 +179,12 @@ def added(graph: ir.Graph, tensor: ir.TensorProtocol, name: str) -> ir.Value:
         shape = ir.Shape(tensor.shape.numpy())
         graph.initializers[name] = ir.Value(name=name, shape=shape, type=kind, const_value=tensor)
     return graph.initializers[name]
+
+
+def integers(graph: ir.Graph, values: Sequence[int | None], name: str = "") -> ir.Value:
+    """An int64 constant of the graph; without a `name` it is called after its values, and shared."""
+    name = name or "shape." + ".".join(map(str, values))
+    return added(graph, ir.tensor(np.array(values, np.int64), name=name), name)
 
 
 def drop_unused_initializers(graph: ir.Graph) -> None:

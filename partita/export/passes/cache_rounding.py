@@ -40,7 +40,8 @@ from partita.export.target import Question, Target
 from partita.export.verify import texts
 from partita.export.verify.quality import OpenScorer, measured_tokens
 from partita.export.verify.texts import WINDOW_TOKENS, Text
-from partita.export.weights.element_types import to_ir
+from partita.export.weights import to_ir
+from partita.package.contract import state_bytes
 from partita.package.folder import Graph, Manifest, record_file
 from partita.package.records import QuantisedCache
 
@@ -74,10 +75,7 @@ def ask(options: ExportOptions, target: Target | None) -> None:
 
 
 def ask_window(options: ExportOptions, target: Target | None) -> None:
-    """Raise ProviderError where the target is not known to support a window cache or the node. Nothing is written yet.
-
-    Without a target the package is for the CPU provider.
-    """
+    """Raise ProviderError where the target is not known to support a window cache or the node."""
     if options.cache != WINDOW or target is None:
         return
     said = f"`cache={WINDOW}`: {target.provider}"
@@ -97,10 +95,7 @@ def window_question(dtype: str) -> Question:
 
 
 def question(dtype: str) -> Question:
-    """A model of one GroupQueryAttention with an int8 cache, to probe the target, and the sizes of its inputs.
-
-    `dtype`: of the activations.
-    """
+    """A model of one GroupQueryAttention with an int8 cache and activations of `dtype`, and its input sizes."""
     model, sizes = _one_node(to_ir(dtype), ir.DataType.INT8)
     one = np.ones((1, KV_HEADS, 1, SIZE), np.float32)
     _round_node(model.graph, model.graph[0], {"past_key": one, "past_value": one})
@@ -178,11 +173,7 @@ def _round_node(graph: ir.Graph, node: ir.Node, scales: Scales) -> None:
 
 
 def read_text(options: ExportOptions, checkpoint: Checkpoint, manifest: Manifest, *, chosen: bool = True) -> Text:
-    """The calibration text of the cache.
-
-    It is the text of `calibrate`, else the part of `quality_text` after the measured one, else the measured part.
-    Raises UsageError as `texts.read_windows`.
-    """
+    """The text of `calibrate`, else tokens of `quality_text` after the measured ones. Raises UsageError."""
     calibrates = options.calibrate is not None
     given = options.calibrate if calibrates else options.quality_text
     assert given is not None
@@ -202,11 +193,7 @@ def read_text(options: ExportOptions, checkpoint: Checkpoint, manifest: Manifest
 
 
 def apply(folder: Path, manifest: Manifest, text: Text, open_reader: OpenScorer, stage: Stage) -> Manifest:
-    """Calibrate and quantise the cache of the package in `folder`. Returns the new manifest.
-
-    Raises UnsupportedModelError when no cache can be quantised, ParityError when cached values are not finite, and the
-    errors of running the package.
-    """
+    """Quantise the cache of a package: the new manifest. Raises UnsupportedModelError, ParityError, GenerationError."""
     models = {file.file: ir.load(folder / file.file) for file in manifest.graph.files}
     able = [set(rounds(model)) for model in models.values()]
     named = set.intersection(*able)
@@ -239,10 +226,7 @@ def _largest(
     turned: Mapping[str, Rotation],
     stage: Stage,
 ) -> dict[str, npt.NDArray[np.float32]]:
-    """Past input -> the largest absolute value of every channel [KV heads, head size].
-
-    Rotated keys count at every position up to the cache length.
-    """
+    """Past input -> the largest absolute value of every channel [KV heads, head size]."""
     length = manifest.graph.max_length
     largest: dict[str, npt.NDArray[np.float32]] = {}
     with open_reader(folder, manifest) as reader:
@@ -274,8 +258,7 @@ def _recorded(folder: Path, manifest: Manifest, text: Text, named: set[str]) -> 
     states = tuple(
         state.model_copy(update={"dtype": ROUNDED}) if state.past in named else state for state in manifest.graph.states
     )
-    size = sum(dtypes.size_bytes(state.dtype, state.shape) for state in states)
-    graph: Graph = manifest.graph.model_copy(update={"states": states, "cache_bytes": size})
+    graph: Graph = manifest.graph.model_copy(update={"states": states, "cache_bytes": state_bytes(states)})
     changed = {file.file for file in graph.files}
     files = tuple(record_file(folder, file.name) if file.name in changed else file for file in manifest.files)
     kept = [state for state in states if state.past not in named]

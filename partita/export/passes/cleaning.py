@@ -105,10 +105,7 @@ ROOT = "hf"
 
 
 def name_nodes(model: ir.Model) -> None:
-    """Name every node `<module path>/<Op>[_n]` and its outputs after it.
-
-    Module, class and source line become metadata.
-    """
+    """Name every node `<module path>/<Op>[_n]`, and its outputs after it. Module and source become metadata."""
     seen: dict[str, int] = {}
     keep = {v.name for v in (*model.graph.inputs, *model.graph.outputs)} | set(model.graph.initializers)
     for node in model.graph:

@@ -10,74 +10,51 @@ Rewrites are exact for B sequences. Smaller batches are verified by running the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 
-import numpy as np
 import onnx_ir as ir
 
-from partita.export.passes.base import added, constant, drop_unused_initializers
+from partita.export.passes.base import constant, drop_unused_initializers, integers
 from partita.package.contract import Port, State
 
 BATCH = "batch_size"
 """The symbolic size."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Sizes:
-    """The new target shape of a node."""
-
-    node: ir.Node
-    first: int | None
-    """None: the batch size of the tokens."""
-    rest: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Freeing:
-    """The rewrites of one graph."""
-
-    model: ir.Model
-    batch: int
-    batch_first: frozenset[str]
-    """Inputs and outputs whose first axis is the batch."""
-    tokens: str
-    sizes: tuple[_Sizes, ...]
-
-    def apply(self) -> None:
-        """Make the batch size symbolic, in place."""
-        graph = self.model.graph
-        for entry in self.sizes:
-            _write(graph, entry, self.tokens)
-        drop_unused_initializers(graph)
-        for value in _by_row(self.model, self.batch_first):
-            value.shape = None if value.shape is None else _without_batch(value.shape, self.batch)
-        for value in (*graph.inputs, *graph.outputs):
-            if value.name in self.batch_first and value.shape is not None:
-                value.shape = ir.Shape([BATCH, *value.shape[1:]])
+_Sizes = tuple[ir.Node, int | None, list[int]]
+"""A node with its new target shape: the first size (None: the batch size of the tokens), and the rest."""
 
 
 def freeing(
     model: ir.Model, inputs: Sequence[Port], outputs: Sequence[Port], states: Sequence[State], *, asks: bool
-) -> Freeing | None:
-    """The rewrites that let a graph of B sequences run fewer; None where they are known to be insufficient.
-
-    `asks`: Shape nodes on the tokens may be inserted; providers leave those to the CPU.
-    """
+) -> Callable[[], None] | None:
+    """A function that lets a graph of B sequences run fewer, or None. `asks`: Shape nodes are allowed."""
     tokens = next(port for port in inputs if port.role == "tokens")
     batch = tokens.shape[0]
     assert isinstance(batch, int)
     by_row = {port.name for port in (*inputs, *outputs) if port.role != "logits_rows" and port.shape[:1] == (batch,)}
     named = frozenset(by_row).union(*((state.past, state.present) for state in states))
-    sizes = []
+    sizes: list[_Sizes] = []
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
-        told = _new_sizes(node, batch)
-        if told is None:
+        found = _new_sizes(node, batch)
+        if found is None:
             continue
-        if told.first is None and (not asks or node.graph is not model.graph):
+        if found[1] is None and (not asks or node.graph is not model.graph):
             return None
-        sizes.append(told)
-    return Freeing(model, batch, named, tokens.name, tuple(sizes))
+        sizes.append(found)
+
+    def apply() -> None:
+        graph = model.graph
+        for entry in sizes:
+            _write(graph, *entry, tokens.name)
+        drop_unused_initializers(graph)
+        for value in _by_row(model, named):
+            value.shape = None if value.shape is None else _without_batch(value.shape, batch)
+        for value in (*graph.inputs, *graph.outputs):
+            if value.name in named and value.shape is not None:
+                value.shape = ir.Shape([BATCH, *value.shape[1:]])
+
+    return apply
 
 
 def _new_sizes(node: ir.Node, batch: int) -> _Sizes | None:
@@ -91,42 +68,30 @@ def _new_sizes(node: ir.Node, batch: int) -> _Sizes | None:
     same = given.shape is not None and len(given.shape) > 0 and given.shape[0] == batch
     if node.op_type == "Expand":
         same = same and given.shape is not None and len(given.shape) == len(sizes)
-        return _Sizes(node, 1 if same else None, tuple(sizes[1:]))
+        return node, 1 if same else None, sizes[1:]
     copies = node.attributes.get_int("allowzero", 0) == 0 or 0 not in sizes
     if same and copies:
-        return _Sizes(node, 0, tuple(sizes[1:]))
-    return _Sizes(node, None if -1 in sizes else -1, tuple(sizes[1:]))
+        return node, 0, sizes[1:]
+    return node, None if -1 in sizes else -1, sizes[1:]
 
 
-def _write(graph: ir.Graph, entry: _Sizes, tokens: str) -> None:
+def _write(graph: ir.Graph, node: ir.Node, first: int | None, rest: list[int], tokens: str) -> None:
     """Set the new target shape of a node."""
-    if entry.first is not None:
-        entry.node.replace_input_with(1, _numbers(graph, (entry.first, *entry.rest)))
-        if entry.first == 0:
-            entry.node.attributes.pop("allowzero", None)  # zero means the size of the input
+    if first is not None:
+        node.replace_input_with(1, integers(graph, [first, *rest]))
+        if first == 0:
+            node.attributes.pop("allowzero", None)  # zero means the size of the input
         return
-    joined = _named(graph, f"{BATCH}.{'.'.join(map(str, entry.rest))}")
+    name = f"{BATCH}.{'.'.join(map(str, rest))}"
+    joined = _named(graph, name)
     if joined is None:
-        rows = _named(graph, BATCH) or _rows_of(graph, tokens)
-        joined = _added(
-            graph,
-            ir.node("Concat", [rows, _numbers(graph, entry.rest)], attributes={"axis": 0}),
-            f"{BATCH}.{'.'.join(map(str, entry.rest))}",
-            len(entry.rest) + 1,
-        )
-    entry.node.replace_input_with(1, joined)
-
-
-def _numbers(graph: ir.Graph, sizes: tuple[int, ...]) -> ir.Value:
-    """An int64 constant of the graph."""
-    name = "shape." + ".".join(map(str, sizes))
-    return added(graph, ir.tensor(np.array(sizes, np.int64), name=name), name)
-
-
-def _rows_of(graph: ir.Graph, tokens: str) -> ir.Value:
-    """[1]: the batch size of the input tokens."""
-    fed = next(value for value in graph.inputs if value.name == tokens)
-    return _added(graph, ir.node("Shape", [fed], attributes={"start": 0, "end": 1}), BATCH, 1)
+        rows = _named(graph, BATCH)
+        if rows is None:
+            fed = next(value for value in graph.inputs if value.name == tokens)
+            rows = _added(graph, ir.node("Shape", [fed], attributes={"start": 0, "end": 1}), BATCH, 1)
+        concat = ir.node("Concat", [rows, integers(graph, rest)], attributes={"axis": 0})
+        joined = _added(graph, concat, name, len(rest) + 1)
+    node.replace_input_with(1, joined)
 
 
 def _added(graph: ir.Graph, node: ir.Node, name: str, length: int) -> ir.Value:

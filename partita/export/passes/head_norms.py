@@ -9,8 +9,6 @@ are not written, because the CPU provider could not verify the graph.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import onnx_ir as ir
 
 from partita.export.passes.arithmetic import last_size
@@ -26,19 +24,8 @@ from partita.export.passes.base import (
 )
 from partita.export.passes.rotary_attention import ATTENTION
 
-
-@dataclass(frozen=True, slots=True)
-class HeadNorm:
-    """A norm of the heads of `source` into `result`, both [B, S, H*D]."""
-
-    source: ir.Value
-    result: ir.Value
-    norm: ir.Node
-
-    @property
-    def epsilon(self) -> float:
-        """Epsilon of the norm."""
-        return self.norm.attributes.get_float("epsilon", 1e-5)
+HeadNorm = tuple[ir.Value, ir.Value, ir.Node]
+"""The source and the result of a norm of heads, both [B, S, H*D], and the norm."""
 
 
 def run(model: ir.Model, context: PassContext) -> int:
@@ -48,7 +35,7 @@ def run(model: ir.Model, context: PassContext) -> int:
 
     def change(node: ir.Node) -> int:
         norms = [_norm_of(value) for value in node.inputs[:2]]
-        return sum(_by_branches(model.graph, norm, context) for norm in norms if norm is not None)
+        return sum(_by_branches(model.graph, *norm, context) for norm in norms if norm is not None)
 
     return rewrite_nodes(model, (ATTENTION,), change)
 
@@ -67,23 +54,23 @@ def _norm_of(value: ir.Value | None) -> HeadNorm | None:
         return None
     if [str(size) for size in source.shape] != [str(size) for size in value.shape] or source.shape.rank() != 3:
         return None
-    return HeadNorm(source, value, norm)
+    return source, value, norm
 
 
-def _by_branches(graph: ir.Graph, each: HeadNorm, context: PassContext) -> bool:
+def _by_branches(graph: ir.Graph, source: ir.Value, result: ir.Value, norm: ir.Node, context: PassContext) -> bool:
     """Normalise the heads in one node; False where the target does not support it."""
-    width, scale = last_size(each.norm.outputs[0]), each.norm.inputs[1]
-    whole = last_size(each.source)
+    width, whole, scale = last_size(norm.outputs[0]), last_size(source), norm.inputs[1]
     if width is None or whole is None or scale is None:
         return False
-    attributes = [ir.AttrInt64("num_branches", whole // width), ir.AttrFloat32("epsilon", each.epsilon)]
-    new = ir.Node("com.microsoft", "BranchwiseRMSNorm", [each.source, scale], attributes)
+    epsilon = norm.attributes.get_float("epsilon", 1e-5)
+    attributes = [ir.AttrInt64("num_branches", whole // width), ir.AttrFloat32("epsilon", epsilon)]
+    new = ir.Node("com.microsoft", "BranchwiseRMSNorm", [source, scale], attributes)
     if not context.supports(new):
         discard(new)
         return False
-    stand_in(graph, each.result, new)
-    take_names(new, each.norm)
-    remove_unread(graph, [each.norm])
+    stand_in(graph, result, new)
+    take_names(new, norm)
+    remove_unread(graph, [norm])
     return True
 
 

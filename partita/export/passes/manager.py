@@ -3,17 +3,15 @@
 A pass may change nodes and weights. Inputs and outputs keep their types and shapes, every read value has a producer,
 and names are unique. The checks take milliseconds.
 
-Probe the target with nodes that passes would write, in one batch for all passes.
-
-A provider answers in a separate process, which takes seconds to start. Therefore passes run on a copy of the graph with
-every answer assumed to be yes; then all assumed nodes are probed. If one is rejected, the passes run again on a new
-copy with the known answers.
+The target is probed with nodes that passes would write, in one batch for all passes, because a provider answers in a
+separate process, which takes seconds to start: passes run on a copy of the graph with every answer assumed to be yes;
+if one is then rejected, they run again on a new copy with the known answers.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -75,10 +73,7 @@ def _run_one(model: ir.Model, each: Pass, context: PassContext) -> int:
 
 
 def _put_in_order(graph: ir.Graph, name: str) -> None:
-    """Sort nodes after their producers, otherwise in the current order. Raises PassError for a cycle.
-
-    A fused operator reads the inputs of all nodes that it replaces, some of which are computed between these.
-    """
+    """Sort nodes after their producers, otherwise in the current order. Raises PassError for a cycle."""
     made: set[ir.Node] = set()
     for node in graph:
         producers = (value.producer() for value in node.inputs if value is not None)
@@ -122,8 +117,9 @@ def _dangling(graph: ir.Graph, outside: set[ir.Value]) -> Iterator[str]:
         for value in node.inputs:
             if value is not None and value not in made:
                 yield f"node {node.name!r} ({node.op_type}) reads {value.name!r}, which no earlier node produces"
-        for inner in _subgraphs(node):
-            yield from _dangling(inner, made)
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                yield from _dangling(attribute.as_graph(), made)
         made.update(node.outputs)
     for value in graph.outputs:
         if value not in made:
@@ -133,26 +129,15 @@ def _dangling(graph: ir.Graph, outside: set[ir.Value]) -> Iterator[str]:
             yield f"the constant {value.name!r} has no value"
 
 
-def _subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
-    """Graphs among the attributes of a node."""
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            yield attribute.as_graph()
-
-
 def _named_twice(graph: ir.Graph) -> Iterator[str]:
     """Names shared by two values or two nodes. Unnamed ones get names after all passes."""
     values = {*graph.inputs, *graph.initializers.values(), *(out for node in graph for out in node.outputs)}
-    yield from (f"{count} values have the name {name!r}" for name, count in _twice(value.name for value in values))
-    yield from (f"{count} nodes have the name {name!r}" for name, count in _twice(node.name for node in graph))
+    for kind, names in (("values", [value.name for value in values]), ("nodes", [node.name for node in graph])):
+        counts = Counter(filter(None, names)).items()
+        yield from (f"{count} {kind} have the name {name!r}" for name, count in counts if count > 1)
     for name, value in graph.initializers.items():
         if name != value.name:
             yield f"the constant {value.name!r} is listed as {name!r}"
-
-
-def _twice(names: Iterable[str | None]) -> list[tuple[str, int]]:
-    """Names that occur more than once, with their number."""
-    return [(name, count) for name, count in Counter(filter(None, names)).items() if count > 1]
 
 
 IR_VERSION = 10
@@ -184,10 +169,7 @@ class Supposing:
 def rewritten(
     model: ir.Model, context: PassContext, run: Run, takes: NodeSupport | None
 ) -> tuple[ir.Model, dict[str, int]]:
-    """Run passes on a copy of `model`. Returns the copy, and the number of changes per pass.
-
-    `takes`: probes the provider; None without one, in which case no pass may assume support.
-    """
+    """Run passes on a copy: the copy, and changes per pass. `takes`: probes the provider; None: no support."""
     known: dict[bytes, bool] = {}
     while True:
         supposing = Supposing(context.spec.opset, known)
@@ -223,18 +205,13 @@ def question(node: ir.Node, opset: int) -> Question | None:
         node.op_type,
         [None if value is None else made[value] for value in node.inputs],
         list(node.attributes.values()),
-        outputs=[ir.Value(name=f"y{i}" if _exists(out) else "") for i, out in enumerate(node.outputs)],
+        outputs=[ir.Value(name="" if out.name == "" else f"y{i}") for i, out in enumerate(node.outputs)],  # "": omitted
         name="asked",
     )
     opsets = {"": opset} | ({node.domain: 1} if node.domain else {})
     outputs = [out for out in alone.outputs if out.name]
     graph = ir.Graph(inputs, outputs, nodes=[alone], initializers=constants, opset_imports=opsets, name="asked")
     return bytes(ir.to_proto(ir.Model(graph, ir_version=IR_VERSION)).SerializeToString()), sizes
-
-
-def _exists(output: ir.Value) -> bool:
-    """Whether an output exists; an omitted output has an empty name."""
-    return output.name != ""
 
 
 def _light(value: ir.Value, name: str) -> ir.TensorProtocol:

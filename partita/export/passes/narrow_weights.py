@@ -35,7 +35,7 @@ from partita.export.quantise.calibrate.reference import parameter_names
 from partita.export.quantise.plan import Plan
 from partita.export.quantise.write.rewrite import Narrowed, Outcome, modules_of
 from partita.export.target import NodeSupport, Question
-from partita.export.weights.element_types import to_ir, to_torch
+from partita.export.weights import to_ir, to_torch
 from partita.export.weights.memory_map import let_go
 from partita.export.weights.origins import RescaledOrigin
 from partita.export.weights.sources import FloatSource, StoredPart, weight_part
@@ -58,10 +58,7 @@ class Narrow:
 
 
 def narrow(computing: Precision, takes: NodeSupport | None) -> Narrow | None:
-    """How weights are stored; None where they have the dtype of the activations.
-
-    `takes` probes the provider.
-    """
+    """How weights are stored; None where they have the dtype of the activations. `takes` probes the provider."""
     if computing.stored is None:
         return None
     return Narrow(computing.stored, looks_up(takes, computing.stored))
@@ -73,10 +70,7 @@ def looks_up(takes: NodeSupport | None, dtype: str) -> bool:
 
 
 def narrow_floats(checkpoint: Checkpoint, computing: Precision, takes: NodeSupport | None) -> Narrow | None:
-    """How the float weights of a quantised checkpoint are stored: in their own 16 bits.
-
-    None unless most have 16 bits and the graph computes in float32.
-    """
+    """How floats of a quantised checkpoint are stored: in their own 16 bits, if most have 16; else None."""
     sizes: dict[str, int] = {}
     for info in checkpoint.tensors.values():
         if _is_float(info) and len(info.shape) > 1:
@@ -136,10 +130,7 @@ def kept_narrow(how: Narrow, models: Sequence[ir.Model], narrowed: Mapping[objec
 def rounded_weights(
     how: Narrow, models: Sequence[ir.Model], movable: Callable[[FloatSource], bool]
 ) -> dict[object, Narrowed]:
-    """Weight key -> the weights that the source model can get in rounded form.
-
-    Empty where one of them is not `movable`: then the graph is compared with the model as it is.
-    """
+    """Weights that the source model can get in rounded form; empty where one of them is not `movable`."""
     found: dict[object, Narrowed] = {}
     for source, modules in _narrow_parts(how, models):
         if not _is_rounded(source, how):
@@ -253,10 +244,7 @@ def question(operator: str, dtype: str) -> Question:
 def keep_narrow(
     model: ir.Model, context: PassContext, plan: Plan, outcome: Outcome, takes: NodeSupport | None
 ) -> dict[str, int]:
-    """Store the weights that the plan names in 16 bits, in place. Returns the pass name with their number.
-
-    Raises PassError.
-    """
+    """Store the weights that the plan names in 16 bits. Returns pass name -> their number. Raises PassError."""
     kinds = {keep.stored for keep in plan.keep if keep.stored is not None}
     if not kinds:
         return {}
@@ -269,8 +257,8 @@ def keep_narrow(
                 continue
             assert isinstance(part.source, FloatSource)
             modules = tuple(dict.fromkeys(name for node in nodes for name in modules_of(node, part.source)))
-            kind = plan.half_precision_of(modules)
-            if kind is not None:
+            setting = plan.setting(modules)
+            if setting is not None and (kind := setting.stored) is not None:
                 outcome.half_precision[part.source.key] = Narrowed(part.source.tensors, modules, kind)
                 yield value, part, nodes[0], ways[kind]
 

@@ -24,6 +24,7 @@ from partita.export.passes.base import (
     PassContext,
     added,
     discard,
+    integers,
     only_consumer,
     remove_unread,
     replace,
@@ -101,8 +102,7 @@ def _split_after_norms(graph: ir.Graph, node: ir.Node) -> bool:
     if made is None:
         return False
     widths = [last_size(each.result) for each in products]
-    name = "split." + ".".join(map(str, widths))
-    sizes = added(graph, ir.tensor(np.array(widths, np.int64), name=name), name)
+    sizes = integers(graph, widths, "split." + ".".join(map(str, widths)))
     split = ir.Node("", "Split", [made, sizes], [ir.AttrInt64("axis", -1)], num_outputs=len(products))
     take_names(split, node)
     maker = made.producer()
@@ -117,10 +117,7 @@ def _split_after_norms(graph: ir.Graph, node: ir.Node) -> bool:
 
 
 def _projections(values: Sequence[ir.Value | None], through: frozenset[str]) -> tuple[Projection, ...] | None:
-    """The projections that compute the values from one input; None where a value is none, or has other consumers.
-
-    `through`: operators with one input that may be between a projection and its value.
-    """
+    """The projections that compute the values from one input; None where a value is none, or has other consumers."""
     found = [_projection(value, through) for value in values]
     products = tuple(each for each in found if each is not None)
     if len(products) != len(values) or len({each.source for each in products}) != 1:

@@ -15,16 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 import onnx_ir as ir
 
 from partita.export.passes.arithmetic import last_size
 from partita.export.passes.base import (
     Pass,
     PassContext,
-    added,
     discard,
     drop_unused_initializers,
+    integers,
     over,
     remove_unread,
     stand_in,
@@ -101,7 +100,10 @@ def _rewritten(graph: ir.Graph, found: Rotation, positions: ir.Value, context: P
     before = _reordered(graph, found)
     source = found.source if before is None else before.outputs[0]
     if context.fused == "standard":
-        rows = [_rows(graph, table, positions) for table in tables]
+        rows = [
+            _once(graph, positions, "Gather", [table, positions], {"axis": 0}, table.dtype, table.shape)
+            for table in tables  # [B, S, R/2] at the positions
+        ]
         new = ir.Node("", "RotaryEmbedding", [source, *rows], _attributes(found))
     else:
         new = ir.Node(
@@ -129,7 +131,7 @@ def _reordered(graph: ir.Graph, found: Rotation) -> ir.Node | None:
         return None
     width, turned = len(found.order), 2 * found.cos.shape[1]
     name = f"rotary.{'neighbours' if found.interleaved else 'halves'}.{turned}.{width}"
-    order = added(graph, ir.tensor(found.order.astype(np.int64), name=name), name)
+    order = integers(graph, found.order.tolist(), name)
     assert found.source.shape is not None
     new = ir.node("Gather", [found.source, order], {"axis": found.source.shape.rank() - 1})
     new.outputs[0].shape, new.outputs[0].type = found.source.shape, found.source.type
@@ -145,11 +147,6 @@ def _attributes(found: Rotation) -> list[ir.Attr]:
     if turned != last_size(found.source):
         attributes += [ir.AttrInt64("rotary_embedding_dim", turned), ir.AttrInt64("num_heads", heads)]
     return attributes
-
-
-def _rows(graph: ir.Graph, table: ir.Value, positions: ir.Value) -> ir.Value:
-    """The rows [B, S, R/2] of a table at the positions, shared by all layers."""
-    return _once(graph, positions, "Gather", [table, positions], {"axis": 0}, table.dtype, table.shape)
 
 
 def _wide(graph: ir.Graph, positions: ir.Value) -> ir.Value:

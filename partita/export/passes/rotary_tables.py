@@ -23,27 +23,15 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from partita.export.passes.base import Pass, PassContext, drop_unused_initializers, over, stand_in
+from partita.export.passes.base import Pass, PassContext, added, drop_unused_initializers, over, stand_in
 from partita.export.weights.sources import weight_part
 
 WAVES = frozenset({"Cos", "Sin"})
 MOVES = frozenset(
-    {
-        "Concat",
-        "Expand",
-        "Gather",
-        "Identity",
-        "Range",
-        "Reshape",
-        "ScatterElements",
-        "ScatterND",
-        "Shape",
-        "Slice",
-        "Split",
-        "Squeeze",
-        "Transpose",
-        "Unsqueeze",
-    }
+    (
+        *("Concat", "Expand", "Gather", "Identity", "Range", "Reshape", "ScatterElements", "ScatterND", "Shape"),
+        *("Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"),
+    )
 )
 BEFORE = MOVES | {"Cast", "MatMul", "Mul"}
 AFTER = MOVES | {"Cast", "Mul"}
@@ -94,7 +82,8 @@ def run(model: ir.Model, context: PassContext) -> int:
         if any(not covered.isdisjoint(each) for each in readers):
             covered.add(value)  # the nodes behind it are covered
     for value, table in reversed(found):
-        _look_up(graph, positions, value, table)
+        rows = added(graph, ir.tensor(table), f"{value.name}.table")
+        stand_in(graph, value, ir.node("Gather", inputs=[rows, positions], attributes={"axis": 0}))
     drop_unused_initializers(graph)
     return len(found)
 
@@ -103,7 +92,8 @@ def _waves(graph: ir.Graph, positions: ir.Value) -> list[ir.Value]:
     """Values that depend on the positions alone, through a Cos or Sin, in execution order."""
     before, after = {positions}, set[ir.Value]()
     for node in graph:
-        moving = [value for value in node.inputs if value is not None and not _is_constant(value)]
+        given = [value for value in node.inputs if value is not None]
+        moving = [value for value in given if value.const_value is None or weight_part(value) is not None]
         if not moving or node.domain:
             continue
         if node.op_type in WAVES and before.issuperset(moving):
@@ -113,11 +103,6 @@ def _waves(graph: ir.Graph, positions: ir.Value) -> list[ir.Value]:
         elif node.op_type in AFTER and (before | after).issuperset(moving) and not after.isdisjoint(moving):
             after.update(node.outputs)
     return [value for node in graph for value in node.outputs if value in after]
-
-
-def _is_constant(value: ir.Value) -> bool:
-    """Whether the value is known now; checkpoint weights are not read."""
-    return value.const_value is not None and weight_part(value) is None
 
 
 def _is_row(value: ir.Value, positions: ir.Value) -> bool:
@@ -132,36 +117,25 @@ def _is_row(value: ir.Value, positions: ir.Value) -> bool:
 
 def _tabulated(model: ir.Model, positions: ir.Value, value: ir.Value, length: int) -> npt.NDArray[Any] | None:
     """The rows [N, D] of `value` for every position; None where a row depends on more than its position."""
-    assert positions.dtype is not None
     maker = value.producer()
     assert maker is not None
     with over(maker):
         compute = ReferenceEvaluator(_cut(model, positions, value), new_ops=[ScatterElements])
-        return _rows_of(compute, positions, length)
-
-
-def _rows_of(compute: ReferenceEvaluator, positions: ir.Value, length: int) -> npt.NDArray[Any] | None:
-    """The rows of a one-output model for every position; None where it has no row per position."""
-    numbers = np.arange(length)
-    table = _rows_at(compute, positions, numbers)
-    drawn = np.random.default_rng(0).permutation(length)[: -(-length // 2)]
-    for others in (numbers[::-1], drawn):
-        rows = None if table is None else _rows_at(compute, positions, others)
-        if table is None or rows is None or not _are_equal(rows, table[others]):
-            return None
-    return None if table is None else np.ascontiguousarray(table)
-
-
-def _are_equal(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
-    """Whether rows match within the rounding that depends on the number of rows per run."""
-    return one.shape == other.shape and bool(np.abs(one - other).max(initial=0.0) <= TOLERANCE)
+        numbers = np.arange(length)
+        table = _rows_at(compute, positions, numbers)
+        drawn = np.random.default_rng(0).permutation(length)[: -(-length // 2)]
+        for others in (numbers[::-1], drawn):
+            rows = None if table is None else _rows_at(compute, positions, others)
+            if table is None or rows is None or rows.shape != table[others].shape:
+                return None
+            # rounding depends on the number of rows per run
+            if float(np.abs(rows - table[others]).max(initial=0.0)) > TOLERANCE:
+                return None
+        return None if table is None else np.ascontiguousarray(table)
 
 
 def _rows_at(compute: ReferenceEvaluator, positions: ir.Value, numbers: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
-    """The rows [K, D] of a one-output model for the positions `numbers` [K]; None where it fails.
-
-    All run at once, or in runs of the constant number of positions in the graph.
-    """
+    """The rows [K, D] of a one-output model for the positions `numbers` [K]; None where it fails."""
     assert positions.shape is not None
     batch, size = positions.shape
     ways = [(1, len(numbers))]  # one sequence: the others are the same
@@ -182,21 +156,14 @@ def _rows_at(compute: ReferenceEvaluator, positions: ir.Value, numbers: npt.NDAr
 def _run(
     compute: ReferenceEvaluator, positions: ir.Value, numbers: npt.NDArray[Any], rows: int, count: int
 ) -> npt.NDArray[Any]:
-    """The output of a one-output model for `numbers` [K], in a run of `rows` times `count` positions, K of them used.
-
-    Raises ValueError where the output is not one row per position, equal for all sequences.
-    """
+    """The output for `numbers` [K], in a run of `rows` times `count` positions. Raises ValueError for other outputs."""
     assert positions.dtype is not None
     fed = np.resize(numbers, count).astype(positions.dtype.numpy())
-    found = np.asarray(_outputs(compute, {positions.name or "": np.broadcast_to(fed, (rows, count)).copy()}))
+    outputs: Any = compute.run(None, {positions.name or "": np.broadcast_to(fed, (rows, count)).copy()})
+    found = np.asarray(outputs[0])
     if found.ndim != 3 or found.shape[1] != count or (found != found[:1]).any():
         raise ValueError(f"{found.shape} for {count} positions")
     return np.asarray(found[0, : len(numbers)])
-
-
-def _outputs(compute: ReferenceEvaluator, feed: dict[str, npt.NDArray[Any]]) -> Any:
-    """The output of a one-output model for positions."""
-    return compute.run(None, feed)[0]  # type: ignore[index]  # a list, as no names are given
 
 
 def _cut(model: ir.Model, positions: ir.Value, value: ir.Value) -> onnx.ModelProto:
@@ -219,16 +186,6 @@ def _cut(model: ir.Model, positions: ir.Value, value: ir.Value) -> onnx.ModelPro
     )
     opset = onnx.helper.make_opsetid("", model.opset_imports[""])
     return onnx.helper.make_model(graph, opset_imports=[opset], ir_version=10)
-
-
-def _look_up(graph: ir.Graph, positions: ir.Value, value: ir.Value, rows: npt.NDArray[Any]) -> None:
-    """Insert a Gather of `rows` [N, D] where `value` is computed."""
-    name = f"{value.name}.table"
-    tensor = ir.tensor(rows, name=name)
-    table = ir.Value(name=name, shape=ir.Shape(rows.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
-    graph.initializers[name] = table
-    new = ir.node("Gather", inputs=[table, positions], attributes={"axis": 0})
-    stand_in(graph, value, new)
 
 
 PASS = Pass("rotary_tables", run)

@@ -34,21 +34,10 @@ from partita.export.passes.base import added
 from partita.export.weights.sources import weight_part
 
 PARTS = frozenset(
-    {
-        "Add",
-        "Cast",
-        "Concat",
-        "Gather",
-        "Mul",
-        "Neg",
-        "Reshape",
-        "Slice",
-        "Split",
-        "Squeeze",
-        "Sub",
-        "Transpose",
-        "Unsqueeze",
-    }
+    (
+        *("Add", "Cast", "Concat", "Gather", "Mul", "Neg", "Reshape", "Slice", "Split", "Squeeze", "Sub"),
+        *("Transpose", "Unsqueeze"),
+    )
 )
 """Operators of a rotary embedding, from its input to its output."""
 LONGEST = 12
@@ -188,7 +177,7 @@ def _at_axis(trial: _DrawnRuns, axis: int, places: Sequence[Array], tables: Sequ
             first, second = _pairs(turned, interleaved=interleaved)
             ones = np.zeros(trial.sizes)
             ones[..., order[first]] = 1.0
-            waves = [_by_position(trial.run(ones, where), axis) for where in places]
+            waves = [trial.run(ones, where).take(0, axis=3 - axis) for where in places]  # [B, S, D] of the first head
             pairs = [(wave[..., first], wave[..., second]) for wave in waves]
             expected = [rotary_embedding(x[..., order], *pair, axis, interleaved=interleaved) for pair in pairs]
             if not turned or not all(np.abs(a - b).max() <= TOLERANCE for a, b in zip(expected, shown, strict=True)):
@@ -205,19 +194,11 @@ def _at_axis(trial: _DrawnRuns, axis: int, places: Sequence[Array], tables: Sequ
 
 
 def _order(width: int, turned: int, *, taken: bool, interleaved: bool) -> Array:
-    """The source index of each of `width` numbers when the pairing of the first `turned` changes.
-
-    It changes from `taken` to `interleaved`; True is neighbours.
-    """
+    """The source index of each of `width` numbers when the pairing of the first `turned` changes."""
     order = np.arange(width)
     for place, source in zip(_pairs(turned, interleaved=interleaved), _pairs(turned, interleaved=taken), strict=True):
         order[place] = source
     return order
-
-
-def _by_position(wave: Array, axis: int) -> Array:
-    """[B, S, D] of the first head."""
-    return np.asarray(wave.take(0, axis=3 - axis))
 
 
 def _pairs(turned: int, *, interleaved: bool) -> tuple[Array, Array]:
@@ -238,10 +219,7 @@ def rotary_embedding(x: Array, cos: Array, sin: Array, axis: int, *, interleaved
 
 
 def _looked_up(shown: Array, where: Array, tables: Sequence[Array]) -> Array | None:
-    """The columns [N, R/2] of the tables, times one number, that equal `shown` [K, R/2] at the positions `where` [K].
-
-    None where there are none.
-    """
+    """The columns [N, R/2] of the tables, times one number, that equal `shown` [K, R/2] at `where`, or None."""
     table = np.concatenate(tables, 1)
     at = table[where].astype(np.float64)
     for factor in _factors(shown, at):
@@ -254,10 +232,7 @@ def _looked_up(shown: Array, where: Array, tables: Sequence[Array]) -> Array | N
 
 
 def _factors(shown: Array, at: Array) -> Iterator[float]:
-    """Possible factors between the columns `at` [K, C] and `shown`.
-
-    First 1, then the factors that turn a column into the largest one of `shown`, nearest first.
-    """
+    """Possible factors between the columns `at` [K, C] and `shown`."""
     yield 1.0
     largest = shown[:, (shown * shown).sum(0).argmax()]
     squares = (at * at).sum(0)

@@ -9,10 +9,9 @@ hides the head from quantisers.
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir as ir
 
-from partita.export.passes.base import Pass, PassContext, only_consumer, replace, rewrite_nodes, take_names
+from partita.export.passes.base import Pass, PassContext, integers, only_consumer, replace, rewrite_nodes, take_names
 from partita.export.weights.sources import weight_part
 
 
@@ -32,34 +31,21 @@ def _rewritten(graph: ir.Graph, turn: ir.Node) -> bool:
     hidden = matmul.inputs[0]
     if kept.shape.rank() != 2 or hidden is None or hidden.shape is None or hidden.shape.rank() != 3:
         return False
-    _rewrite(graph, turn, matmul, hidden, weight)
-    return True
-
-
-def _rewrite(graph: ir.Graph, turn: ir.Node, matmul: ir.Node, hidden: ir.Value, weight: ir.Value) -> None:
-    assert weight.shape is not None and hidden.shape is not None
+    assert weight.shape is not None
     vocabulary, width = weight.shape.numpy()
     batch = hidden.shape[0]
     assert isinstance(batch, int)
-    flat = ir.node("Reshape", inputs=[hidden, _constant(graph, f"{weight.name}.rows", [-1, width])])
+    flat = ir.node("Reshape", inputs=[hidden, integers(graph, [-1, width], f"{weight.name}.rows")])
     gemm = ir.node("Gemm", inputs=[flat.outputs[0], weight], attributes={"transB": 1})
-    back = ir.node(
-        "Reshape", inputs=[gemm.outputs[0], _constant(graph, f"{weight.name}.logits", [batch, -1, vocabulary])]
-    )
+    shape = integers(graph, [batch, -1, vocabulary], f"{weight.name}.logits")
+    back = ir.node("Reshape", inputs=[gemm.outputs[0], shape])
     for node in (flat, gemm, back):
         take_names(node, matmul)
     for node, size in ((flat, width), (gemm, vocabulary)):
         node.outputs[0].type, node.outputs[0].shape = hidden.type, ir.Shape([None, size])
         graph.insert_before(matmul, node)
     replace(graph, matmul, back, dead=(turn,))
-
-
-def _constant(graph: ir.Graph, name: str, values: list[int]) -> ir.Value:
-    """An int64 initializer."""
-    tensor = ir.tensor(np.array(values, np.int64), name=name)
-    value = ir.Value(name=name, shape=ir.Shape([len(values)]), type=ir.TensorType(tensor.dtype), const_value=tensor)
-    graph.initializers[name] = value
-    return value
+    return True
 
 
 PASS = Pass("tied_head", run)

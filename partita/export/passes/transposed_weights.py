@@ -61,10 +61,7 @@ def _reshaped_to(node: ir.Node, weight: StoredPart) -> tuple[int, ...] | None:
 def _interleaving(
     first: ir.Node, before: tuple[int, ...], split: tuple[int, ...]
 ) -> tuple[int, tuple[ir.Node, ir.Node]] | None:
-    """The axis of interleaved halves, and the nodes after `first` that belong to it; None where there are none.
-
-    `first` reshapes [..., 2*n, ...] to [..., 2, n, ...]; a Transpose swaps the two axes; a Reshape joins them again.
-    """
+    """The axis of interleaved halves, and the nodes after `first` that belong to it; None where there are none."""
     axes = [axis for axis in range(len(before)) if split == (*before[:axis], 2, before[axis] // 2, *before[axis + 1 :])]
     turn = only_consumer(first.outputs[0])
     last = only_consumer(turn.outputs[0]) if turn is not None and turn.op_type == "Transpose" else None

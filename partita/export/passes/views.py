@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from partita.export.passes.arithmetic import Array, UnknownError, compute_values
-from partita.export.passes.base import Pass, PassContext, added, remove_unread, rewrite_nodes, stand_in
+from partita.export.passes.base import Pass, PassContext, integers, remove_unread, rewrite_nodes, stand_in
 
 VIEWS = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity"})
 CHOICES = ((2, 3), (5, 7))
@@ -57,9 +57,7 @@ def _shortened(graph: ir.Graph, last: ir.Node) -> bool:
         return True
     sizes = _target(result)
     assert sizes is not None
-    name = "shape." + ".".join(map(str, sizes))
-    shape = added(graph, ir.tensor(np.array(sizes, np.int64), name=name), name)
-    stand_in(graph, result, ir.node("Reshape", [source, shape]))
+    stand_in(graph, result, ir.node("Reshape", [source, integers(graph, sizes)]))
     return True
 
 

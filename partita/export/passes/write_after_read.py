@@ -9,9 +9,11 @@ upstream of the node that writes, the written value gets a dependency on one num
 
 from __future__ import annotations
 
+import math
+
 import onnx_ir as ir
 
-from partita.export.passes.base import Pass, PassContext, over
+from partita.export.passes.base import Pass, PassContext, integers, over
 
 VIEWS = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity", "Transpose", "Cast"})
 """Operators whose output may share the memory of their input, or that ONNX Runtime fuses into their consumer (the last
@@ -59,9 +61,7 @@ def _wait(graph: ir.Graph, present: ir.Value, late: list[ir.Node]) -> None:
     shape, dtype, name = present.shape, present.dtype, present.name or ""
     assert shape is not None and dtype is not None and shape.is_static()
     sizes = [int(size) for size in shape.numpy()]
-    total = 1
-    for size in sizes:
-        total *= size
+    total = math.prod(sizes)
     anchor = present.producer()
     assert anchor is not None
     nodes: list[ir.Node] = []
@@ -73,15 +73,9 @@ def _wait(graph: ir.Graph, present: ir.Value, late: list[ir.Node]) -> None:
         nodes.append(node)
         return node.outputs[0]
 
-    def constant(label: str, values: list[int]) -> ir.Value:
-        tensor = ir.tensor(values, dtype=ir.DataType.INT64, name=f"{name}.{label}")
-        shape, kind = ir.Shape([len(values)]), ir.TensorType(tensor.dtype)
-        value = ir.Value(name=tensor.name, shape=shape, type=kind, const_value=tensor)
-        graph.initializers[value.name or ""] = value
-        return value
-
     present.name = f"{name}.early"
-    flat, zero, one = constant("flat", [-1]), constant("zero", [0]), constant("one", [1])
+    labelled = (("flat", [-1]), ("zero", [0]), ("one", [1]))
+    flat, zero, one = (integers(graph, values, f"{name}.{label}") for label, values in labelled)
     parts = [add("Reshape", [present, flat], dtype, [total])]
     for node in late:
         seen = node.outputs[0]
@@ -89,8 +83,8 @@ def _wait(graph: ir.Graph, present: ir.Value, late: list[ir.Node]) -> None:
         number = add("Slice", [add("Reshape", [seen, flat], seen.dtype, [-1]), zero, one, zero], seen.dtype, [1])
         parts.append(number if seen.dtype == dtype else add("Cast", [number], dtype, [1], to=int(dtype)))
     joined = add("Concat", parts, dtype, [total + len(late)], axis=0)
-    kept = add("Slice", [joined, zero, constant("size", [total]), zero], dtype, [total])
-    whole = add("Reshape", [kept, constant("shape", sizes)], dtype, sizes)
+    kept = add("Slice", [joined, zero, integers(graph, [total], f"{name}.size"), zero], dtype, [total])
+    whole = add("Reshape", [kept, integers(graph, sizes, f"{name}.shape")], dtype, sizes)
     for value in nodes:
         for output in value.outputs:
             if output.shape is not None and -1 in output.shape:

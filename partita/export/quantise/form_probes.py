@@ -13,11 +13,11 @@ import numpy as np
 import onnx_ir as ir
 
 from partita.errors import ProviderError
+from partita.export.passes.base import added
 from partita.export.quantise.forms import ExpertsCall, Form, Place, Weight
 from partita.export.quantise.write.weight_source import Layout, Packing, Sizes
 from partita.export.target import Kernels, ProbeResult, Target
-from partita.export.weights.element_types import to_ir
-from partita.export.weights.sources import Part
+from partita.export.weights import to_ir
 
 PROBED_WIDTH = 256
 """K and N of probed nodes: a multiple of every block size."""
@@ -69,7 +69,8 @@ def first_supported(
         return forms[0], replace(target.kernels, gather=target.kernels.gather or standard)
     said = []
     for form in forms:
-        for kernels in _both(target.kernels, form):
+        other = replace(target.kernels, symmetric=not target.kernels.symmetric)
+        for kernels in (target.kernels,) if form.one_scale else (target.kernels, other):
             answer = refusal_reason(target, form, kernels, packings(form, kernels), dtype)
             if not answer:
                 takes = _supports_lookups(target, form, kernels, looked_up(form, kernels), dtype)
@@ -99,11 +100,7 @@ def smaller_blocks(
     looked_up: Callable[[int], Sequence[Packing]],
     dtype: str,
 ) -> tuple[int, ...]:
-    """The block sizes of `sizes` that `target` supports, for weights whose rows the chosen size does not divide.
-
-    All are probed together, then one by one if that is rejected. `packings`, `looked_up`: size -> packings of products
-    and of embeddings.
-    """
+    """The block sizes of `sizes` that `target` supports, by their packings of products and of embeddings."""
     if target.ask is None:
         return tuple(size for size in sizes if size in USUAL)
 
@@ -117,18 +114,7 @@ def smaller_blocks(
     return tuple(sizes) if takes(sizes) else tuple(size for size in sizes if takes([size]))
 
 
-def _both(kernels: Kernels, form: Form) -> Sequence[Kernels]:
-    """The recorded variant, and the other one of zero points where the form has both."""
-    return (kernels,) if form.one_scale else (kernels, replace(kernels, symmetric=not kernels.symmetric))
-
-
-def refusal_reason(
-    target: Target,
-    form: Form,
-    kernels: Kernels,
-    packings: Sequence[Packing],
-    dtype: str,
-) -> str:
+def refusal_reason(target: Target, form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str) -> str:
     """The reason why `target` does not compute products with quantised weights; empty when it does."""
     assert target.ask is not None
     question = product_model(form, kernels, packings, dtype)
@@ -154,10 +140,7 @@ def _supports_lookups(target: Target, form: Form, kernels: Kernels, packings: Se
 
 
 def refused_experts(target: Target, form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str) -> str:
-    """The reason why `target` does not compute experts with quantised weights; empty when it does.
-
-    The record decides where it cannot be probed.
-    """
+    """Why `target` does not compute experts with quantised weights, by its record if unprobed; else empty."""
     if form.experts is None or target.ask is None:
         return "" if form.experts is not None else "cannot quantise them"
     answer = target.ask(_experts_model(form, kernels, packings, dtype), SIZES)
@@ -192,10 +175,7 @@ def product_model(
     width: int = PROBED_WIDTH,
     rows: int | None = None,
 ) -> bytes:
-    """A model with a product of x [1, tokens, width] and a weight [rows, width] for every packing.
-
-    `rows`: default `width`.
-    """
+    """A model with products of x [1, tokens, width] and weights [rows or width, width] of every packing."""
     place, hidden = _new_graph("x", to_ir(dtype), kernels, (1, tokens, width))
     made = []
     for index, packing in enumerate(packings):
@@ -209,9 +189,8 @@ def _lookup_model(form: Form, kernels: Kernels, packings: Sequence[Packing], dty
     place, ids = _new_graph("ids", ir.DataType.INT64, kernels, SIZES["ids"])
     made = []
     for index, packing in enumerate(packings):
-        weight = _zeros(
-            place, f"w{index}", form.look_up.layout, Sizes(packing, to_ir(dtype), PROBED_WIDTH, PROBED_WIDTH)
-        )
+        sizes = Sizes(packing, to_ir(dtype), PROBED_WIDTH, PROBED_WIDTH)
+        weight = _zeros(place, f"w{index}", form.look_up.layout, sizes)
         made.append(form.look_up.write(place, ids, weight))
     return _serialised(place, made)
 
@@ -224,19 +203,13 @@ def _new_graph(name: str, dtype: ir.DataType, kernels: Kernels, shape: tuple[int
 
 
 def _zeros(place: Place, name: str, layout: Layout, sizes: Sizes) -> Weight:
-    """A weight of zeros."""
-    values = tuple(_zero_part(place, name, part) for part in layout.parts(sizes))
-    return Weight(values, sizes.rows, sizes.width, sizes.packing)
-
-
-def _zero_part(place: Place, name: str, part: Part) -> ir.Value:
-    """One part of a zero weight; scales are 1."""
-    name = f"{name}.{part.label}" if part.label else name
-    array = np.ones(part.shape) if part.dtype.is_floating_point() else np.zeros(part.shape)
-    tensor = ir.tensor(array.astype(part.dtype.numpy()), dtype=part.dtype, name=name)
-    value = ir.Value(name=name, shape=ir.Shape(part.shape), type=ir.TensorType(part.dtype), const_value=tensor)
-    place.graph.initializers[name] = value
-    return value
+    """A weight of zeros; its scales are 1."""
+    values = []
+    for part in layout.parts(sizes):
+        array = np.ones(part.shape) if part.dtype.is_floating_point() else np.zeros(part.shape)
+        tensor = ir.tensor(array.astype(part.dtype.numpy()), dtype=part.dtype)
+        values.append(added(place.graph, tensor, f"{name}.{part.label}" if part.label else name))
+    return Weight(tuple(values), sizes.rows, sizes.width, sizes.packing)
 
 
 def _serialised(place: Place, outputs: Sequence[ir.Value]) -> bytes:

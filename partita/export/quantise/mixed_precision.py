@@ -1,9 +1,8 @@
 """Mixed precision: search for the bits of each weight within a budget. The result is a list of `--keep` settings.
 
-The divergence from the source model, the mean of log (p / q) over p, is measured with each weight quantised alone: the
-log of the expected perplexity ratio, with far less noise. Weights are ordered by the divergence that more bits save per
-byte: first to eight bits, then to the activation dtype. The mixes are the prefixes of that order, each measured with
-all weights quantised.
+The divergence from the source model, the mean of log (p / q) over p, is measured with each weight quantised alone.
+Weights are ordered by the divergence that more bits save per byte: first to eight bits, then to the activation dtype.
+The mixes are the prefixes of that order, each measured with all weights quantised.
 """
 
 from __future__ import annotations
@@ -21,9 +20,10 @@ import torch
 from partita.dtypes import PRECISIONS, dtype_numbered
 from partita.errors import ResourceError
 from partita.export.drafts import Graphs, quantise_again
+from partita.export.exporters import add_note
 from partita.export.progress import Stage, stage
+from partita.export.quantise import Keep, paths
 from partita.export.quantise.calibrate.reference import Parameters, parameter_names, put_back, untie
-from partita.export.quantise.keep_setting import Keep, paths
 from partita.export.quantise.plan import Plan
 from partita.export.quantise.write.rewrite import PlacedWeight
 from partita.export.quantise.write.weight_source import QuantisedSource
@@ -33,7 +33,6 @@ from partita.export.verify.quality import measured_tokens, perplexity
 from partita.export.verify.texts import Text, read_windows
 from partita.export.weights import memory_map
 from partita.export.weights.sources import WeightSource
-from partita.export.work import add_note
 from partita.observations.text_format import human_bytes
 from partita.package.records import Mix, TriedMix, UnitCost
 from partita.process import give_back
@@ -46,8 +45,7 @@ MOST_TOKENS, FEWEST_TOKENS, WINDOW_TOKENS = 2048, 256, 256
 MOST_LOGITS = 1 << 27
 """Maximum number of stored logits of the source model, 4 bytes each."""
 AIM = 0.75
-"""The divergence that the search aims at, as a fraction of the allowed one: the package also rounds activations, and is
-measured on other text."""
+"""Fraction of the allowed divergence: the package also rounds activations, and is measured on other text."""
 SAME_TEXT = (
     "{name} has no tokens beyond the part that quality is measured on, so the bits were chosen on the same text; its "
     "quality figures may be slightly better than on other text"
@@ -71,8 +69,8 @@ class Unit:
             return tuple(Keep(name, f"int{bits}") for name in self.patterns)
         dtype = dtype_numbered(int(self.placed[0].packed.dtype)).name
         precision = next(name for name, each in PRECISIONS.items() if each.bits is None and each.dtype == dtype)
-        readers = dict.fromkeys([*self.patterns, *(module for each in self.placed for module in each.modules)])
-        return tuple(Keep(name, precision) for name in readers)
+        readers = (module for each in self.placed for module in each.modules)
+        return tuple(Keep(name, precision) for name in dict.fromkeys([*self.patterns, *readers]))
 
     def size(self, bits: int, plan: Plan) -> int:
         """Size in the package in bytes."""
@@ -87,11 +85,7 @@ class Step(NamedTuple):
 
 
 class Mixes:
-    """All mixes of a package, each a prefix of `steps`, and their divergence from the source model on a text.
-
-    `model`: the transformers model with its own weights; `names`: checkpoint tensor -> parameters. Weights without a
-    choice of bits stay quantised. A calibration is not used: it comes later, and only makes the package better.
-    """
+    """All mixes of a package, each a prefix of `steps`, and their divergence from the source model on a text."""
 
     def __init__(
         self, model: Any, placed: Sequence[PlacedWeight], names: Parameters, plan: Plan, text: Text, progress: Stage
@@ -152,23 +146,21 @@ class Mixes:
 
 
 def search(graphs: Graphs) -> tuple[tuple[Keep, ...], Mix]:
-    """The settings of the mix within the budget, and the record of the search. Raises ResourceError when nothing fits.
-
-    With a ratio it is the smallest mix that keeps it by prediction; without one, or where none does, the largest.
-    """
-    draft, options, plan = graphs.draft, graphs.draft.work.options, graphs.draft.plan
+    """The settings of the mix within the budget, and a record. Raises ResourceError when nothing fits."""
+    draft, plan, work = graphs.draft, graphs.draft.plan, graphs.draft.work
+    options = work.options
     assert plan is not None
     check_size(graphs, options.max_weight_size, f"with {options.precision} for all weights")
     assert options.quality_text is not None
     path, measured = Path(options.quality_text), measured_tokens(options, draft.fake.parameters)
     count = max(FEWEST_TOKENS, min(MOST_TOKENS, MOST_LOGITS // draft.fake.vocab_size))
     sizes = draft.fake.vocab_size, min(WINDOW_TOKENS, draft.max_length), count, min(FEWEST_TOKENS, measured)
-    chosen = "quality-text" in draft.work.recorded_options
+    chosen = "quality-text" in work.recorded_options
     text = read_windows(path, "quality_text", draft.checkpoint, *sizes, after=measured, chosen=chosen, seed=1)
     unseen = text.name != path.name  # the rest of the file, or random tokens
     if not unseen:
-        add_note(draft.work, SAME_TEXT.format(name=text.name))
-    held = memory_map.resident_parameters(draft.checkpoint.tensors, draft.work.scratch)
+        add_note(work, SAME_TEXT.format(name=text.name))
+    held = memory_map.resident_parameters(draft.checkpoint.tensors, work.scratch)
     logit_bytes = 4 * text.tokens * draft.fake.vocab_size
     known_answer.check_memory(held, 0, logit_bytes, use=f"to choose precisions on {text.tokens:,} tokens", needed=True)
     placed = tuple(graphs.packing.placed.values())
@@ -177,8 +169,8 @@ def search(graphs: Graphs) -> tuple[tuple[Keep, ...], Mix]:
     def size_with(count: int) -> int:
         return quantise_again(graphs, keep_of(steps[:count])).file_bytes
 
-    with stage(draft.work.progress, "choose widths", draft.work.seconds, size) as current:
-        model = known_answer.load(draft.checkpoint, draft.work.scratch)
+    with stage(work.progress, "choose widths", work.seconds, size) as current:
+        model = known_answer.load(draft.checkpoint, work.scratch)
         names = parameter_names(model, draft.sources)
         with torch.no_grad(), quiet(), translate_errors("running the source model"):
             mixes = Mixes(model, placed, names, plan, text, current)
@@ -189,10 +181,7 @@ def search(graphs: Graphs) -> tuple[tuple[Keep, ...], Mix]:
                 taken = mixes.smallest(AIM * math.log(options.max_perplexity_ratio), taken)
             for count in (0, taken):
                 mixes.measure(count)
-    costs, tried = mixes.costs, mixes.tried
-    del model, mixes
-    give_back()
-    return keep_of(steps[:taken]), Mix(
+    record = Mix(
         text=text.name,
         text_sha256=text.sha256,
         tokens=text.tokens,
@@ -201,34 +190,28 @@ def search(graphs: Graphs) -> tuple[tuple[Keep, ...], Mix]:
         max_weight_size=options.max_weight_size,
         steps=len(steps),
         taken=taken,
-        costs=tuple(UnitCost(modules=unit.patterns, kl_mean=cost) for unit, cost in costs),
-        tried=tuple(tried[count] for count in sorted(tried)),
+        costs=tuple(UnitCost(modules=unit.patterns, kl_mean=cost) for unit, cost in mixes.costs),
+        tried=tuple(tried for _, tried in sorted(mixes.tried.items())),
     )
+    del model, mixes
+    give_back()
+    return keep_of(steps[:taken]), record
 
 
 def units(placed: Sequence[PlacedWeight], plan: Plan) -> list[Unit]:
     """The units that may get more bits: those with the bits of the package and without a `--keep` setting."""
-
-    def is_set(names: Sequence[str]) -> bool:
-        return any(keep.fits(name) for keep in plan.keep for name in names)
-
-    said = {_patterns(each) for each in placed if is_set((*_patterns(each), *paths(each.packed.parameters)))}
+    said = {_patterns(each) for each in placed if plan.setting((*_patterns(each), *paths(each.packed.parameters)))}
     free = [each for each in placed if each.packed.packing.grid.bits == plan.bits and _patterns(each) not in said]
-    layers = 1
-    while len(groups := _weights_by_place(free, layers)) > MOST_UNITS and layers < len(free):
-        layers += 1
-    return [Unit(tuple(group)) for group in groups]
-
-
-def _weights_by_place(placed: Sequence[PlacedWeight], layers: int) -> list[list[PlacedWeight]]:
-    """Weights grouped by their place in a layer, over `layers` of them; experts share their bits."""
-    groups: dict[tuple[str, int], list[PlacedWeight]] = {}
-    for each in placed:
-        parts = _patterns(each)[0].split(".")
-        number = next((int(part) for part in parts if part.isdigit()), 0)
-        role = ".".join("*" if part.isdigit() else part for part in parts)
-        groups.setdefault((role, number // layers), []).append(each)
-    return list(groups.values())
+    for layers in range(1, max(2, len(free) + 1)):  # of which weights at the same place form one unit
+        groups: dict[tuple[str, int], list[PlacedWeight]] = {}
+        for each in free:
+            parts = _patterns(each)[0].split(".")
+            number = next((int(part) for part in parts if part.isdigit()), 0)
+            role = ".".join("*" if part.isdigit() else part for part in parts)  # experts share their bits
+            groups.setdefault((role, number // layers), []).append(each)
+        if len(groups) <= MOST_UNITS:
+            break
+    return [Unit(tuple(group)) for group in groups.values()]
 
 
 def ordered_steps(costs: Sequence[tuple[Unit, float]], plan: Plan) -> tuple[Step, ...]:
@@ -262,14 +245,9 @@ def _patterns(placed: PlacedWeight) -> tuple[str, ...]:
 
 
 def _with_bits(packed: QuantisedSource, bits: int, plan: Plan) -> WeightSource:
-    """A quantised weight with other bits.
-
-    Block sizes that divide its rows are valid for any bits; where none does (an embedding), the block size stays.
-    """
+    """A quantised weight with other bits."""
     now = packed.packing
-    if bits == FULL:
-        return packed.floats
-    if now.grid.bits == bits:
-        return packed
-    other = plan.packed(bits, packed.width) or replace(now, grid=replace(now.grid, bits=bits))
-    return replace(packed, packing=other)
+    if bits == FULL or now.grid.bits == bits:
+        return packed.floats if bits == FULL else packed
+    # no block size divides the rows of an embedding: it stays
+    return replace(packed, packing=plan.packed(bits, packed.width) or replace(now, grid=replace(now.grid, bits=bits)))

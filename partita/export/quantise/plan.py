@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from partita.errors import UsageError
 from partita.export.options import BLOCK_SIZES, INTEGERS, ExportOptions
-from partita.export.quantise.calibrate.calibrated_weights import CalibratedWeights
+from partita.export.quantise import Keep, check_modules, read_keep
+from partita.export.quantise.calibrate import CalibratedWeights
 from partita.export.quantise.form_probes import (
     PROBED_WIDTH,
     first_supported,
@@ -16,7 +17,6 @@ from partita.export.quantise.form_probes import (
     smaller_blocks,
 )
 from partita.export.quantise.forms import Form, candidates
-from partita.export.quantise.keep_setting import Keep, check_modules, read_keep
 from partita.export.quantise.quantisers import Grid, without_text
 from partita.export.quantise.write.stored_integers import AsStored
 from partita.export.quantise.write.weight_source import Packing
@@ -43,45 +43,32 @@ class Plan:
     """Keeps stored integers; other weights stay floats unless a setting matches. None: every weight is quantised."""
 
     def packing(self, modules: Iterable[str], width: int, *, embedding: bool = False) -> Packing | None:
-        """The packing of a weight of `modules` with rows of `width`; None where it stays a float.
-
-        The last matching setting counts. `embedding`: it is only looked up, one row per token, so 8 bits cost little.
-        """
-        said = self._matching(modules)
-        left = None if self.stored is not None else 8 if embedding else self.bits
-        bits = said[-1].bits if said else left
+        """The packing of a weight with rows of `width`, by the last matching setting; None where it stays a float."""
+        setting = self.setting(modules)
+        default = None if self.stored is not None else 8 if embedding else self.bits
+        bits = default if setting is None else setting.bits
         if bits is None:
             return None
         return self.embedding_packing(bits, width) if embedding else self.packed(bits, width)
 
     def experts(self, modules: Iterable[str], widths: Collection[int]) -> Packing | None:
         """The packing of one layer's expert stacks, with rows of `widths`; None where they stay floats."""
-        said = self._matching(modules)
-        bits = said[-1].bits if said else None if self.stored is not None else self.bits
+        setting, default = self.setting(modules), None if self.stored is not None else self.bits
+        bits = default if setting is None else setting.bits
         if bits is None or self.form.experts is None or not self.kernels.experts:
             return None
         size = next(self._dividing(bits, *widths), None)
         return None if size is None else Packing(Grid(bits, self.kernels.symmetric), size, self.quantiser)
 
-    def half_precision_of(self, modules: Iterable[str]) -> str | None:
-        """The 16-bit storage dtype of a weight of `modules`, where a setting requests it."""
-        said = self._matching(modules)
-        return said[-1].stored if said else None
-
-    def requested_bits(self, modules: Iterable[str]) -> int | None:
-        """The bits that a setting requests for one of `modules`; None without one, or for floats."""
-        said = self._matching(modules)
-        return said[-1].bits if said else None
+    def setting(self, modules: Iterable[str]) -> Keep | None:
+        """The last setting that matches any of the modules."""
+        where = list(modules)
+        return next((keep for keep in reversed(self.keep) if any(keep.fits(module) for module in where)), None)
 
     def kept_by_setting(self, modules: Iterable[str]) -> bool:
         """Whether a setting keeps the weights of one of `modules` unquantised."""
-        said = self._matching(modules)
-        return bool(said) and said[-1].bits is None
-
-    def _matching(self, modules: Iterable[str]) -> list[Keep]:
-        """The settings that match any of the modules, in order."""
-        where = list(modules)
-        return [keep for keep in self.keep if any(keep.fits(module) for module in where)]
+        setting = self.setting(modules)
+        return setting is not None and setting.bits is None
 
     def packed(self, bits: int, width: int) -> Packing | None:
         """A packing for products with rows of `width`; None where blocks must divide a row and none does."""
@@ -105,10 +92,7 @@ class Plan:
 
     @property
     def calibration_bits(self) -> tuple[int, ...]:
-        """All bits to which weights may be quantised: of the package, of the settings, and of embeddings.
-
-        With stored integers, those of the settings only.
-        """
+        """All bits to which weights may be quantised: of the package unless stored, settings, embeddings."""
         return self.multiplied_bits if self.stored is not None else tuple(dict.fromkeys([*self.multiplied_bits, 8]))
 
     @property
@@ -127,11 +111,7 @@ def make_plan(
     has_experts: bool = False,
     stored: AsStored | None = None,
 ) -> Plan | None:
-    """The plan of an export; None when its precision quantises nothing.
-
-    `has_experts`: the model is a mixture of experts. `stored`: integers of a checkpoint to keep. Probes the target.
-    Raises UsageError for an unknown module, ProviderError where no kernel exists.
-    """
+    """The plan of an export; None where nothing is quantised. Probes the target. Raises UsageError, ProviderError."""
     bits = options.computing.bits
     if bits is None:
         return None
@@ -151,17 +131,19 @@ def make_plan(
     taken = [] if stored is None else stored.packings()
     multiplied_bits = plan.calibration_bits if options.searches else plan.multiplied_bits
 
+    def products(tried: Plan) -> list[Packing]:
+        return [found for bits in multiplied_bits if (found := tried.packed(bits, PROBED_WIDTH)) is not None]
+
+    def embeddings(tried: Plan) -> list[Packing]:
+        return [found for bits in plan.calibration_bits if (found := tried.embedding_packing(bits, PROBED_WIDTH))]
+
     def multiplied(form: Form, kernels: Kernels) -> list[Packing]:
-        tried = replace(plan, form=form, kernels=kernels)
         as_they_are = [replace(each, block_size=PROBED_WIDTH) if form.one_scale else each for each in taken]
-        rounded = [found for each in multiplied_bits if (found := tried.packed(each, PROBED_WIDTH)) is not None]
-        return [*as_they_are, *rounded]
+        return [*as_they_are, *products(replace(plan, form=form, kernels=kernels))]
 
     def looked_up(form: Form, kernels: Kernels) -> list[Packing]:
-        tried = replace(plan, form=form, kernels=kernels)
-        found = [tried.embedding_packing(each, PROBED_WIDTH) for each in plan.calibration_bits]
         as_they_are = [each for each in taken if supports_stored_lookup(form, each)]
-        return list(dict.fromkeys([*as_they_are, *(each for each in found if each is not None)]))
+        return list(dict.fromkeys([*as_they_are, *embeddings(replace(plan, form=form, kernels=kernels))]))
 
     dtype = options.computing.dtype
     option = ("activations", INTEGERS) if options.activations == INTEGERS else None
@@ -184,20 +166,14 @@ def make_plan(
     if form.one_scale:
         return plan
     most = max((plan.block_size or found.block_sizes[each] for each in plan.calibration_bits), default=0)
+    sizes = tuple(size for size in found.smaller if size < most)
+    probed = plan
 
     def in_blocks(size: int) -> list[Packing]:
-        tried = replace(plan, block_size=size)
-        return [packing for each in multiplied_bits if (packing := tried.packed(each, PROBED_WIDTH)) is not None]
-
-    sizes = tuple(size for size in found.smaller if size < most)
+        return products(replace(probed, block_size=size))
 
     def looked_up_in(size: int) -> list[Packing]:
-        tried = replace(plan, block_size=size)
-        return list(
-            dict.fromkeys(
-                each for bits in plan.calibration_bits if (each := tried.embedding_packing(bits, PROBED_WIDTH))
-            )
-        )
+        return list(dict.fromkeys(embeddings(replace(probed, block_size=size))))
 
     smaller = smaller_blocks(target, form, found, sizes, in_blocks, looked_up_in, dtype)
     return replace(plan, kernels=replace(found, smaller=smaller))

@@ -125,11 +125,7 @@ NEWTON_STEPS = 4
 
 
 def _erf_inv(x: Any) -> Any:
-    """The inverse of the error function in float32.
-
-    Winitzki's approximation ("A handy approximation for the error function and its inverse", 2008), then Newton's
-    method.
-    """
+    """The inverse of the error function in float32: Winitzki's approximation (2008), then Newton's method."""
     two, four, half, one = (op.Constant(value_float=value) for value in (4.33074, 6.802721, 0.5, 1.0))
     log = op.Log(op.Sub(one, op.Mul(x, x)))
     first = op.Add(two, op.Mul(half, log))

@@ -14,9 +14,9 @@ import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from partita.errors import UnsupportedModelError
-from partita.export.trace.attention import AttentionCall, Lowering, Reading
-from partita.export.trace.hooks import AttentionRequest, MaskFunction, MaskRule, additive_mask
-from partita.export.trace.operators import pad_last_axis
+from partita.export.trace import pad_last_axis
+from partita.export.trace.attention import AttentionCall, AttentionRequest, Lowering, Reading
+from partita.export.trace.hooks import MaskFunction, MaskRule, additive_mask
 from partita.export.trace.state import ModelStates
 
 CACHE_LENGTH = "CacheLength"
@@ -76,10 +76,7 @@ class Emitter:
         return mask
 
     def check(self) -> None:
-        """Raise UnsupportedModelError when the model built another number of masks than during the probe.
-
-        Rules are matched by order.
-        """
+        """Raise UnsupportedModelError for another number of masks than in the probe: rules are matched by order."""
         if len(self._masks) != len(self.probed.masks):
             raise UnsupportedModelError(
                 f"the model built {len(self.probed.masks)} masks when probed and {len(self._masks)} when "
@@ -109,6 +106,7 @@ class Emitter:
 
     def attend(self, request: AttentionRequest) -> torch.Tensor:
         """The attention output."""
+        assert request.mask is not None
         _, version, rule = self._masks.get(id(request.mask), (None, 0, None))
         if version != request.mask._version:
             rule = None
@@ -117,39 +115,24 @@ class Emitter:
         whole = statically_known_true(request.query.shape[2] == self.positions.shape[1])
         mask = request.mask if rule is None or not whole else None
         window = rule.window if rule is not None else None
-        layer = next((n for n, w in self.written.items() if w.keys is request.key and w.values is request.value), None)
-        reading = Reading(
-            request.query,
-            request.key,
-            request.value,
-            self.positions,
-            self.cursors,
-            request.scale,
-            request.softcap,
-            window,
-            mask,
-            request.sink,
-        )
+        keys, values = request.keys, request.values
+        layer = next((n for n, w in self.written.items() if w.keys is keys and w.values is values), None)
+        of_model = request.query, keys, values, mask, request.scale, request.softcap, request.sink, request.module
+        reading = Reading(*of_model, self.positions, self.cursors, window)
         if layer is None or self.written[layer].fused or (mask is not None and not self.lowering.takes_mask):
             if layer is not None:
                 # Keys of another layer: read the cache that its attention wrote.
                 present = self.written[layer].present
-                widths = request.key.shape[-1], request.value.shape[-1]
-                reading = replace(
-                    reading, keys=_narrowed(present[0], widths[0]), values=_narrowed(present[1], widths[1])
-                )
+                keys, values = _narrowed(present[0], keys.shape[-1]), _narrowed(present[1], values.shape[-1])
+                reading = replace(reading, keys=keys, values=values)
             if reading.keys.shape[2] != self.max_length:
                 raise UnsupportedModelError(
                     f"{request.module} attends to keys that it has not cached, which is not supported"
                 )
             return self.lowering.attend(reading)
         written = self.written[layer]
-        call = AttentionCall(
-            replace(reading, keys=written.key, values=written.value),
-            self.past["key", layer, 0],
-            self.past["value", layer, 0],
-            written.rolls,
-        )
+        new, past = replace(reading, keys=written.key, values=written.value), self.past
+        call = AttentionCall(new, past["key", layer, 0], past["value", layer, 0], written.rolls)
         output, *present_pair = self.lowering.emit(call)
         written.present, written.fused = (present_pair[0], present_pair[1]), True
         return output

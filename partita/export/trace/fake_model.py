@@ -18,12 +18,12 @@ from transformers import PreTrainedConfig
 from transformers.initialization import no_init_weights
 
 from partita.errors import PartitaError, ResourceError, UnsupportedModelError
-from partita.export.checkpoint.model_class import auto_class
+from partita.export.checkpoint import auto_class
 from partita.export.trace import experts
 from partita.export.trace.hooks import IMPLEMENTATION, register
 from partita.export.trace.rope import rereads_at, rope_by_length, static_up_to
 from partita.export.trace.state import ModelStates, probe, text_config
-from partita.export.weights.element_types import to_torch
+from partita.export.weights import to_torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,8 @@ class FakeModel:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Suppress warnings of torch, onnxscript and transformers that a user cannot act on."""
-    loggers = [
-        logging.getLogger(n) for n in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "transformers", "torch")
-    ]
+    names = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "transformers", "torch")
+    loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     bars = transformers.utils.logging.is_progress_bar_enabled()
     for logger in loggers:
@@ -84,10 +83,7 @@ def quiet() -> Iterator[None]:
 
 
 def build_fake_model(config: PreTrainedConfig, dtype: str, batch: int, max_length: int) -> FakeModel:
-    """Build the model of `config` without weights and probe its cache.
-
-    Raises UnsupportedModelError with the reason when the model cannot be built or probed.
-    """
+    """Build the model without weights and probe its cache. Raises UnsupportedModelError where that fails."""
     register()
     experts.register()
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -103,7 +99,11 @@ def build_fake_model(config: PreTrainedConfig, dtype: str, batch: int, max_lengt
     try:
         with quiet(), translate_errors("building the model from config.json"), _constructors_may_convert():
             module = _build(config, dtype).eval()
-            _refuse_by_modules(module)
+            experts.refuse_loops(module)
+            if getattr(text_config(module), "num_hidden_layers", 1) == 0:
+                raise UnsupportedModelError(
+                    f"{type(module).__name__} has no layers: num_hidden_layers is 0 in config.json"
+                )
             limit = static_up_to(module)
             by_length = limit is not None and limit < max_length
             rereads = rereads_at(module) if by_length else None
@@ -159,10 +159,7 @@ def _real_tensors(module: torch.nn.Module) -> list[RealTensor]:
 
 
 def _put_back(real: list[RealTensor]) -> None:
-    """Restore tensors that the model replaced while running, with the dtype that it left them in.
-
-    ctrl, for example, converts its table to the dtype of the hidden states.
-    """
+    """Restore tensors that the model replaced while running, with the dtype that it left them in."""
     for place, name, value in real:
         now = place.get(name)
         if isinstance(now, FakeTensor):
@@ -181,32 +178,22 @@ def _build(config: PreTrainedConfig, dtype: str) -> torch.nn.Module:
 
 
 def _from_config(config: PreTrainedConfig, dtype: str, attention: str | None) -> torch.nn.Module:
-    arguments: dict[str, Any] = {
-        "attn_implementation": attention,
-        "dtype": to_torch(dtype),
-        "trust_remote_code": False,
-    }
+    arguments: dict[str, Any] = {"attn_implementation": attention, "dtype": to_torch(dtype), "trust_remote_code": False}
+    model: Any
     try:
-        return auto_class(config).from_config(config, **arguments)  # type: ignore[no-any-return]
+        model = auto_class(config).from_config(config, **arguments)
     except DataDependentOutputException:
         # Some initialisations inspect their random weights, which are replaced anyway.
         with no_init_weights():
-            model: Any = auto_class(config).from_config(config, **arguments)
+            model = auto_class(config).from_config(config, **arguments)
         model.tie_weights()
-        return model  # type: ignore[no-any-return]
+    return model  # type: ignore[no-any-return]
 
 
 def experts_implementation(config: PreTrainedConfig, name: str) -> None:
     """Set the implementation of mixture-of-experts layers in the config and its sub-configs."""
     for part in (config, *(getattr(config, key) for key in config.sub_configs if getattr(config, key, None))):
         part._experts_implementation = name
-
-
-def _refuse_by_modules(model: torch.nn.Module) -> None:
-    """Raise UnsupportedModelError for modules that would fail later with an unclear error."""
-    experts.refuse_loops(model)
-    if getattr(text_config(model), "num_hidden_layers", 1) == 0:
-        raise UnsupportedModelError(f"{type(model).__name__} has no layers: num_hidden_layers is 0 in config.json")
 
 
 LACKING = {
@@ -218,10 +205,7 @@ LACKING = {
 
 @contextmanager
 def translate_errors(what: str) -> Iterator[None]:
-    """Convert any exception of the traced model code into UnsupportedModelError; PartitaErrors pass through.
-
-    A lack of memory or threads becomes a ResourceError.
-    """
+    """Convert errors of the model code into UnsupportedModelError, a lack of memory or threads into ResourceError."""
     try:
         yield
     except PartitaError:

@@ -26,6 +26,7 @@ from transformers import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
 from partita.errors import UnsupportedModelError
+from partita.export.trace.attention import AttentionRequest
 
 FAR = 1 << 20
 """A token beyond any window."""
@@ -65,24 +66,6 @@ class MaskRule:
     """The rule holds for any length, not only for a cache of N rows."""
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionRequest:
-    """One attention call, with every keyword accounted for.
-
-    query [B, H, S, D]; key [B, Hkv, N, D] and value [B, Hkv, N, Dv] over all rows of the cache; mask [B or 1, H or 1,
-    S, N], added to the scores; sink [H] or None: the score of an always visible key without a value.
-    """
-
-    module: str
-    query: torch.Tensor
-    key: torch.Tensor
-    value: torch.Tensor
-    mask: torch.Tensor
-    scale: float
-    softcap: float
-    sink: torch.Tensor | None
-
-
 class Plug(Protocol):
     """The interface used by the registered functions and the cache while a model runs."""
 
@@ -116,10 +99,7 @@ _active: list[Plug] = []
 
 
 class _Ones(TorchFunctionMode):
-    """Tracks tensors of ones: a padding mask made of them masks nothing.
-
-    Calls of torch's scaled_dot_product_attention with a mask go to our attention function.
-    """
+    """Tracks tensors of ones: a padding mask made of them masks nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,10 +127,7 @@ _ones: list[_Ones] = []
 
 @contextmanager
 def connect_plug(plug: Plug) -> Iterator[None]:
-    """Connect the registered functions to `plug` in the block.
-
-    Models that choose attention by class use transformers' own names; these get our masks.
-    """
+    """Connect the registered functions to `plug` in the block; transformers' own masks become ours."""
     _active.append(plug)
     _ones.append(_Ones())
     try:
@@ -197,11 +174,7 @@ def _replace_mask_functions(replace: Callable[[Callable[..., Any]], Callable[...
 
 
 def first_hidden(mask_function: MaskFunction, max_length: int) -> tuple[int, bool] | None:
-    """The first query that does not see all keys before it, and whether it sees only its own key (attention chunks).
-
-    That is the number of tokens in a window or chunk. None when every query of `max_length` sees all keys before it, or
-    the function cannot be evaluated.
-    """
+    """The first query that does not see all keys before it, and whether it sees only its own; None without one."""
     zero = torch.zeros((), dtype=torch.long)
 
     def visible(query: int) -> int:
@@ -271,10 +244,7 @@ def _is_causal_beyond(mask_function: MaskFunction) -> bool:
 def additive_mask(
     mask_function: MaskFunction, positions: torch.Tensor, max_length: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """The mask of eager attention for queries at `positions` [B, S] over N keys.
-
-    Returns [B, 1, S, N], 0 or the lowest number.
-    """
+    """The eager mask [B, 1, S, N], 0 or lowest, of queries at `positions` [B, S] over N keys."""
     rows = torch.arange(positions.shape[0], dtype=positions.dtype)[:, None, None, None]
     keys = torch.arange(max_length, dtype=positions.dtype)[None, None, None, :]
     queries = positions[:, None, :, None]
@@ -326,6 +296,6 @@ def _attention(
     if position_bias is not None:
         attention_mask = attention_mask + position_bias
     scale = float(scaling) if scaling is not None else float(query.shape[-1]) ** -0.5
-    request = AttentionRequest(name, query, key, value, attention_mask, scale, float(softcap or 0.0), s_aux)
+    request = AttentionRequest(query, key, value, attention_mask, scale, float(softcap or 0.0), s_aux, name)
     # contiguous as in eager attention: some models take a view of it
     return _active[-1].attend(request).contiguous(), None

@@ -60,25 +60,12 @@ class PlugCache(Cache):
         """Tokens before this step, for models that count from them; our masks use the positions input."""
         return self.plug.length()
 
-    @property
-    def is_sliding(self) -> list[bool]:
-        """False for all layers: the lowering handles windows."""
-        return [False] * len(self)
-
-    @property
-    def is_linear(self) -> list[bool]:
-        """False for all layers: the model handles linear layers."""
-        return [False] * len(self)
-
-    @property
-    def is_compileable(self) -> bool:
-        """True, so that models use their code path for static caches."""
-        return True
-
-    @property
-    def is_initialized(self) -> bool:
-        """True: nothing is allocated lazily."""
-        return True
+    is_sliding = is_linear = property(lambda self: [False] * len(self))
+    """The lowering handles windows, and the model its linear layers."""
+    is_compileable = True
+    """Models use their code path for static caches."""
+    is_initialized = True
+    """Nothing is allocated lazily."""
 
     def is_recording_past(self, layer_idx: int) -> bool:
         """False: no states are recorded for a rewind."""
@@ -145,11 +132,7 @@ def call(
     rows: torch.Tensor | None,
     keys: int | None = None,
 ) -> torch.Tensor:
-    """Logits [B, K, vocab] for the tokens `ids` [B, S] at `positions` [B, S]; `rows` [K]: indices into S; None: all.
-
-    `keys`: length of the padding mask of ones that the model gets; None: no mask. Raises UnsupportedModelError for a
-    model without a cache, and for one that requires inputs other than text.
-    """
+    """Logits [B, K, vocab] of `ids` [B, S]; `rows` [K] or all; `keys`: mask length. Raises UnsupportedModelError."""
     known = inspect.signature(model.forward).parameters
     required = [key for key, one in known.items() if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
     if needed := [key for key in required if key != "input_ids"]:

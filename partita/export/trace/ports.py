@@ -16,13 +16,12 @@ from partita.export.trace.attention import Cursor, Lowering
 from partita.export.trace.emitter import Key
 from partita.export.trace.fake_model import FakeModel
 from partita.export.trace.rope import static_up_to
-from partita.export.trace.state import LayerState
-from partita.export.weights.element_types import of_ir, of_torch
+from partita.export.weights import of_ir, of_torch
 from partita.observations.text_format import listing
 from partita.package.contract import Port, State
 
 if TYPE_CHECKING:
-    from partita.export.trace.operators import Form
+    from partita.export.trace import Form
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,9 @@ def state_table(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> dict[Ke
     """Every state of the model in the order of the graph's inputs."""
     table: dict[Key, State] = {}
     for layer in fake.probed.layers:
-        key_width, value_width = _widths(layer, lowering)
+        key_width, value_width = layer.key_width, layer.value_width
+        if lowering.same_kv_width and layer.fused:
+            key_width = value_width = max(key_width, value_width)
         window = layer.window if spec.rolls and lowering.rolls and layer.rolls else None
         for kind, width in (("key", key_width), ("value", value_width)):
             table[kind, layer.layer, 0] = State(
@@ -83,43 +84,21 @@ def state_table(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> dict[Ke
     return table
 
 
-def _widths(layer: LayerState, lowering: Lowering) -> tuple[int, int]:
-    """Head size of keys and values in the cache."""
-    if lowering.same_kv_width and layer.fused:
-        widest = max(layer.key_width, layer.value_width)
-        return widest, widest
-    return layer.key_width, layer.value_width
-
-
 def check_grows(fake: FakeModel, spec: TraceSpec) -> None:
     """Raise UnsupportedModelError for a model whose states or inputs do not fit the growing layout."""
-    said = "`cache=growing`"
-    if fake.probed.extras:
-        kind = fake.probed.extras[0].kind
-        raise UnsupportedModelError(
-            f"{said}: the model keeps {kind} states, which do not grow; omit it", option="cache"
-        )
-    if static_up_to(fake.module) is not None:  # whatever N is: sequences in this layout may be longer
-        raise UnsupportedModelError(
-            f"{said}: its rotary frequencies depend on the length of the text, an input that this layout "
-            "lacks; omit it",
-            option="cache",
-        )
-    if spec.sequence_length is not None:
-        raise UnsupportedModelError(
-            (
-                f"{said}: the model can only be traced for a fixed number of tokens, which this layout does "
-                "not have; omit it"
-            ),
-            option="cache",
-        )
+    kinds = "".join(extra.kind for extra in fake.probed.extras[:1])
+    for is_wrong, why in (
+        (kinds, f"the model keeps {kinds} states, which do not grow"),
+        # whatever N is: sequences in this layout may be longer
+        (static_up_to(fake.module), "its rotary frequencies depend on the length of the text, an input that it lacks"),
+        (spec.sequence_length, "the model can only be traced for a fixed number of tokens, which this layout lacks"),
+    ):
+        if is_wrong:
+            raise UnsupportedModelError(f"`cache=growing`: {why}; omit it", option="cache")
 
 
 def check_rolls(fake: FakeModel, spec: TraceSpec) -> None:
-    """Raise UsageError for a model without a layer that supports a window cache, and for a fixed number of tokens.
-
-    Padding to a fixed number would drop rows of the window.
-    """
+    """Raise UsageError without a layer for a window cache, and where padding would drop rows of the window."""
     said = "`cache=window`"
     layers = fake.probed.layers
     windows = sorted({layer.window for layer in layers if layer.window is not None})

@@ -151,8 +151,8 @@ class Pair:
         return self
 
 
-class _Mode(TorchFunctionMode):
-    """Returns pairs where torch would return complex tensors."""
+class ComplexAsPairs(TorchFunctionMode):
+    """In this block, complex tensors are created as pairs."""
 
     def __torch_function__(self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -162,10 +162,3 @@ class _Mode(TorchFunctionMode):
             length, angle = args
             return Pair(torch.stack([length * torch.cos(angle), length * torch.sin(angle)], dim=-1))
         return function(*args, **kwargs)
-
-
-@contextmanager
-def complex_as_pairs() -> Iterator[None]:
-    """In this block, complex tensors are created as pairs."""
-    with _Mode():
-        yield

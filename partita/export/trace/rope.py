@@ -75,19 +75,13 @@ class Rotary:
 
 
 def static_up_to(model: torch.nn.Module) -> int | None:
-    """The maximum length up to which no frequency changes; None when none depends on the length.
-
-    A graph for at most that length needs no length input: `rope_by_length(model, None)`.
-    """
+    """The length up to which no frequency changes, so that no length input is needed; None: none changes."""
     return min((rotary.context for rotary in rotaries(model)), default=None)
 
 
 def rereads_at(model: torch.nn.Module) -> int | None:
-    """`package.Graph.rereads_at`: the maximum length with the short factors of longrope.
-
-    Cached keys are invalid beyond it. None without longrope: transformers keeps cached keys when dynamic frequencies
-    change. Raises UnsupportedModelError when modules change at different lengths.
-    """
+    """`package.Graph.rereads_at`: the maximum length with the short factors of longrope; None without longrope."""
+    # dynamic frequencies: transformers keeps cached keys when they change
     found = {rotary.name: rotary.context for rotary in rotaries(model) if rotary.kind == "longrope"}
     if len(set(found.values())) > 1:
         told = ", ".join(f"{name} beyond {length}" for name, length in found.items())
@@ -101,26 +95,15 @@ def rotaries(model: torch.nn.Module) -> tuple[Rotary, ...]:
     for path, module in model.named_modules():
         given = getattr(module, "rope_type", None)
         for layer_type, name in given.items() if isinstance(given, dict) else ((None, given),):
-            kind = _kind_of(name)
-            if kind is not None:
+            kind: Kind | None = "dynamic" if "dynamic" in str(name) else "longrope" if name == "longrope" else None
+            if kind is not None:  # a rope type of `dynamic_rope_update`
                 found.append(Rotary(path if layer_type is None else f"{path}.{layer_type}", module, layer_type, kind))
     return tuple(found)
 
 
-def _kind_of(rope_type: object) -> Kind | None:
-    """The kind of a rope type in `dynamic_rope_update`; None for static ones."""
-    if not isinstance(rope_type, str):
-        return None
-    return "dynamic" if "dynamic" in rope_type else "longrope" if rope_type == "longrope" else None
-
-
 @contextmanager
 def rope_by_length(model: torch.nn.Module, length: torch.Tensor | None) -> Iterator[None]:
-    """In this block the rotary modules of `model` read the length from `length` [] instead of positions.
-
-    None: a length within the trained context. The modules are restored. Raises UnsupportedModelError for a module that
-    does not use transformers' functions.
-    """
+    """In this block rotary modules read the length from `length` []; None: the trained context."""
     sets: dict[torch.nn.Module, dict[str | None, Rotary]] = {}
     for rotary in rotaries(model):
         sets.setdefault(rotary.module, {})[rotary.layer_type] = rotary
@@ -148,7 +131,8 @@ def _forward_by_length(
 ) -> Callable[..., Any]:
     """The forward of a rotary module without transformers' wrapper."""
     forward = _inner_forward(module)
-    long = {key: _long_frequencies(rotary) for key, rotary in sets.items() if rotary.kind == "longrope"}
+    with _disable_current_modes():  # real numbers even within a trace
+        long = {key: each.at(each.context + 1) for key, each in sets.items() if each.kind == "longrope"}
 
     @torch.no_grad()
     def by_length(x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None) -> Any:
@@ -176,12 +160,6 @@ def _forward_by_length(
         return tree_map(lambda a, b: torch.where(beyond, a, b), wave(long[layer_type]), wave(rotary.own))
 
     return by_length
-
-
-def _long_frequencies(rotary: Rotary) -> torch.Tensor:
-    """The frequencies beyond the trained context, as real numbers even within a trace."""
-    with _disable_current_modes():
-        return rotary.at(rotary.context + 1)
 
 
 def _inner_forward(module: torch.nn.Module) -> Callable[..., Any]:

@@ -12,14 +12,8 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from partita.errors import UnsupportedModelError
-from partita.export.trace.hooks import (
-    AttentionRequest,
-    MaskFunction,
-    MaskRule,
-    additive_mask,
-    classify_mask,
-    connect_plug,
-)
+from partita.export.trace.attention import AttentionRequest
+from partita.export.trace.hooks import MaskFunction, MaskRule, additive_mask, classify_mask, connect_plug
 from partita.export.trace.plug_cache import PlugCache, call
 
 PROBE_TOKENS = 4
@@ -128,7 +122,7 @@ class Recorder:
 
     def attend(self, request: AttentionRequest) -> torch.Tensor:
         """Record the window; returns an output of the right shape."""
-        _, layer = self._caches.get(id(request.key), (None, None))
+        _, layer = self._caches.get(id(request.keys), (None, None))
         _, rule = self._masks.get(id(request.mask), (None, None))
         if id(request.mask) in self._refused:
             raise self._refused[id(request.mask)]
@@ -138,7 +132,7 @@ class Recorder:
         elif layer is not None:
             self.layer_states[layer] = replace(self.layer_states[layer], shared=True)
         batch, heads, length, _ = request.query.shape
-        return request.query.new_zeros(batch, length, heads, request.value.shape[-1])
+        return request.query.new_zeros(batch, length, heads, request.values.shape[-1])
 
     def length(self) -> Any:
         """Tokens cached before."""
@@ -166,10 +160,7 @@ class Recorder:
 
 
 def probe(model: torch.nn.Module, fake: FakeTensorMode, batch: int, max_length: int) -> ModelStates:
-    """Run `model` under `fake` and return its states.
-
-    Raises UnsupportedModelError when the model does not keep its state through transformers' cache.
-    """
+    """Run `model` under `fake`; its states. Raises UnsupportedModelError for states outside of the cache."""
     before = set(_own_tensors(model))
     first, ones = _first_run(model, fake, batch, max_length)
     if first.written:
@@ -198,10 +189,7 @@ def probe(model: torch.nn.Module, fake: FakeTensorMode, batch: int, max_length: 
 
 
 def _first_run(model: torch.nn.Module, fake: FakeTensorMode, batch: int, max_length: int) -> tuple[Recorder, bool]:
-    """The first way of calling the model that works, and whether it needs a padding mask of ones.
-
-    Raises the first error when none works.
-    """
+    """The first way of calling the model that works, and whether it needs a padding mask of ones."""
     failed: Exception | None = None
     for ones in (False, True):
         try:
@@ -245,14 +233,8 @@ def _run(
         positions = torch.zeros(ids.shape, dtype=torch.int32)
         recorder = Recorder(batch, positions, max_length, layer_count(model), length_as_tensor, extras)
         with connect_plug(recorder):
-            call(
-                model,
-                ids,
-                positions,
-                PlugCache(recorder),
-                torch.zeros(1, dtype=torch.long),
-                max_length if ones else None,
-            )
+            rows = torch.zeros(1, dtype=torch.long)
+            call(model, ids, positions, PlugCache(recorder), rows, max_length if ones else None)
     return recorder
 
 

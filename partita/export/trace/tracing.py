@@ -20,13 +20,13 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from partita.errors import UnsupportedModelError
 from partita.export.passes.cleaning import ROOT, clean, name_axes, name_nodes
 from partita.export.progress import SilentStage, Stage
+from partita.export.trace import DOMAINS
 from partita.export.trace.attention import Lowering
 from partita.export.trace.decompositions import TABLE, quick_export, skip_decompositions
 from partita.export.trace.emitter import CACHE_LENGTH, DOMAIN, ROLLED, Emitter, Key
 from partita.export.trace.experts import experts_form, has_stacked
 from partita.export.trace.fake_model import FakeModel, quiet, translate_errors
 from partita.export.trace.hooks import connect_plug
-from partita.export.trace.operators import DOMAINS
 from partita.export.trace.plug_cache import PlugCache, call
 from partita.export.trace.ports import (
     TORCH_POSITIONS,
@@ -39,10 +39,10 @@ from partita.export.trace.ports import (
     state_table,
 )
 from partita.export.trace.recurrence import read_states, replace_recurrences
-from partita.export.trace.replacements import complex_as_pairs, rows_by_position
+from partita.export.trace.replacements import ComplexAsPairs, rows_by_position
 from partita.export.trace.rope import rope_by_length
 from partita.export.trace.state import layer_count
-from partita.export.weights.element_types import to_torch
+from partita.export.weights import to_torch
 from partita.package.contract import Port, State
 
 EXAMPLE_TOKENS, EXAMPLE_ROWS, EXAMPLE_PAST = 3, 2, 5
@@ -72,20 +72,14 @@ class FixedLengthError(UnsupportedModelError):
 
 
 class RecordedGuards:
-    """The guards that a trace records on symbolic sizes.
-
-    A separate class, because torch reverts changes of module attributes.
-    """
+    """The guards of a trace on symbolic sizes; a class, because torch reverts changes of module attributes."""
 
     def __init__(self) -> None:
         self.shapes: list[ShapeEnv] = []
 
 
 class _Wrapper(torch.nn.Module):
-    """The model with flat inputs and outputs: tokens, positions, rows, cursors, past states -> logits, present states.
-
-    Without rows, logits of all tokens.
-    """
+    """The model with flat inputs (tokens, positions, rows, cursors, past) and outputs (logits, present)."""
 
     def __init__(self, fake: FakeModel, lowering: Lowering, table: Mapping[Key, State], spec: TraceSpec) -> None:
         super().__init__()
@@ -112,29 +106,19 @@ class _Wrapper(torch.nn.Module):
         if self.lowering.grows:
             keys = cursors[0].shape[1]
             places = _last_of(keys, size, self.spec.batch)
-        plug = Emitter(
-            self.fake.probed,
-            self.lowering,
-            keys,
-            layer_count(model),
-            places,
-            cursors,
-            dict(zip(self.keys, past, strict=True)),
-            self.rolling,
-        )
+        probed, states = self.fake.probed, dict(zip(self.keys, past, strict=True))
+        plug = Emitter(probed, self.lowering, keys, layer_count(model), places, cursors, states, self.rolling)
         length = lengths[0] if lengths else None
         with (
             connect_plug(plug),
-            complex_as_pairs(),
+            ComplexAsPairs(),
             rope_by_length(model, length),
             replace_recurrences(model, self.spec.form),
             rows_by_position(model, places, keys),
         ):
             cache = PlugCache(plug, hides_recurrent=read_states(model))
             wanted = rows[0] if rows else None
-            logits = call(
-                model, input_ids, position_ids, cache, wanted, keys if self.fake.probed.needs_ones_mask else None
-            )
+            logits = call(model, input_ids, position_ids, cache, wanted, keys if probed.needs_ones_mask else None)
         plug.check()
         return (logits, *(plug.present(key) for key in self.keys))
 
@@ -146,10 +130,7 @@ def _last_of(keys: Any, tokens: Any, batch: int) -> torch.Tensor:
 
 
 def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec, progress: Stage | None = None) -> TracedGraph:
-    """Trace `fake` with `lowering` into an ONNX graph of the sizes in `spec`. `progress` counts layers.
-
-    Raises UnsupportedModelError when a layer does not fit the lowering or the model code cannot be traced.
-    """
+    """Trace `fake` with `lowering` into an ONNX graph of the sizes in `spec`. Raises UnsupportedModelError."""
     if lowering.grows:
         check_grows(fake, spec)
     if spec.rolls:
@@ -188,7 +169,10 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec, progress: Stage 
     del onnx_program
     with quiet(), translate_errors("cleaning the graph"):
         _strip_weights(model, fake.module)
-        _settle_domains(model, {**dict(lowering.domains), **dict(DOMAINS[spec.form])}, spec.opset)
+        for node in ir.traversal.RecursiveGraphIterator(model.graph):
+            node.domain = "" if node.domain == "onnx" else node.domain  # of torch's symbolic operators
+        model.opset_imports.clear()
+        model.opset_imports.update({"": spec.opset, **dict(lowering.domains), **dict(DOMAINS[spec.form])})
         clean(model)
         _check_rolled(model)
         _settle_length(model, spec.batch)
@@ -258,7 +242,7 @@ def _trace_with_torch(
             shapes["cursors"] = tuple({1: total} for _ in arguments["cursors"])
             shapes["past"] = tuple({2: past} for _ in arguments["past"])
     try:
-        # Guards are looked at below: torch itself rejects some that hold for every size, and cannot tell.
+        # torch itself rejects some guards that hold for every size, hence `broken_guard`.
         with _each_layer(wrapper, progress):
             program = torch.export.export(
                 wrapper,
@@ -278,10 +262,7 @@ def _trace_with_torch(
 
 
 def broken_guard(taken: RecordedGuards, max_length: int) -> str | None:
-    """A guard that does not hold for every size; None when all hold.
-
-    All small sizes are tested, for guards on remainders, and those around powers of two, for bounds.
-    """
+    """A guard that does not hold for every small size and those around powers of two; None when all hold."""
     sizes = {*range(2, SMALL_SIZES), *(n + d for n in (2 ** np.arange(1, 25)).tolist() for d in (-1, 0, 1))}
     tried = sorted(size for size in {*sizes, max_length - 1, max_length} if 2 <= size <= max_length)
     granted = {guard.expr for env in taken.shapes for guard in env.guards}
@@ -294,10 +275,7 @@ def broken_guard(taken: RecordedGuards, max_length: int) -> str | None:
 
 
 def _settle_length(model: ir.Model, batch: int) -> None:
-    """Replace placeholders of the number of cached tokens by the first position, in a batch of one.
-
-    Raises UnsupportedModelError in a larger batch, whose sequences have different lengths.
-    """
+    """Replace placeholders of the number of cached tokens by the first position, in a batch of one."""
     graph = model.graph
     for node in [n for n in graph if n.domain == DOMAIN and n.op_type == CACHE_LENGTH]:
         users = node.outputs[0].uses()
@@ -340,10 +318,7 @@ def _check_rolled(model: ir.Model) -> None:
 
 
 def _strip_weights(model: ir.Model, module: torch.nn.Module) -> None:
-    """Rename initializers to the model's names, and drop the data of tensors that a checkpoint may store.
-
-    Those are parameters and persistent buffers; otherwise the initial value of a buffer would be folded into the graph.
-    """
+    """Rename initializers to the model's names, and drop the data of tensors that a checkpoint may store."""
     stored = {f"{ROOT}.{name}" for name in module.state_dict()}
     stored |= {f"{ROOT}.{name}" for name, _ in module.named_parameters(remove_duplicate=False)}
     for name, value in list(model.graph.initializers.items()):
@@ -365,16 +340,6 @@ def _apart(made: ir.Model) -> ir.Model:
         value.meta.clear()
     getattr(torch.fx.experimental.proxy_tensor, TORCH_KEEPS, {}).clear()
     return model
-
-
-def _settle_domains(model: ir.Model, domains: Mapping[str, int], opset: int) -> None:
-    """Rename the domain "onnx", which torch writes for symbolic operators, to ""."""
-    for node in ir.traversal.RecursiveGraphIterator(model.graph):
-        if node.domain == "onnx":
-            node.domain = ""
-    model.opset_imports.clear()
-    model.opset_imports[""] = opset
-    model.opset_imports.update(domains)
 
 
 def without_unread(item: TracedGraph) -> TracedGraph:

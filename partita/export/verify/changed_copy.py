@@ -45,16 +45,6 @@ Rounded = Callable[[], KnownAnswer | None]
 """The known answer with weights rounded to 16 bits; None where it cannot be computed."""
 
 
-def _share(file: Path, place: Path) -> None:
-    """Hard-link a file to another place; copy it where the file system has no links. Raises OSError."""
-    try:
-        os.link(file, place)
-    except OSError as error:
-        if error.errno not in NO_LINKS:
-            raise
-        shutil.copyfile(file, place)
-
-
 @contextmanager
 def changed_folder(
     folder: Path, manifest: Manifest, change: Callable[[ir.Model], ir.Model]
@@ -66,8 +56,14 @@ def changed_folder(
         beside_weights = [name for record in switchable for name in (record.file, record.known_answer) if name]
         linked = (WEIGHTS, KNOWN_ANSWER, *beside_weights)
         for shared in linked:
-            if (folder / shared).is_file():  # without --verify there is no known answer
-                _share(folder / shared, twin / shared)
+            if not (folder / shared).is_file():  # without --verify there is no known answer
+                continue
+            try:
+                os.link(folder / shared, twin / shared)
+            except OSError as error:
+                if error.errno not in NO_LINKS:
+                    raise
+                shutil.copyfile(folder / shared, twin / shared)
         files = [graph.file for graph in manifest.graph.files]
         for file in files:
             ir.save(change(ir.load(folder / file)), twin / file)

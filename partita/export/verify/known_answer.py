@@ -4,8 +4,6 @@ The source model runs in float32 with transformers' default attention for its ty
 transformers' cache; their logits come from one forward pass over the whole sequence. Only for a separate prefill graph,
 the logits after the prompt are computed with the cache. The sequence exceeds every window, attention chunk and original
 context of up to `CROSSED_TOKENS` tokens. Any execution provider can replay the answer without torch.
-
-Load the source model of a quantised checkpoint in float32, without the library of its format.
 """
 
 from __future__ import annotations
@@ -28,9 +26,9 @@ from safetensors.numpy import save as serialised
 from transformers import PreTrainedConfig, modeling_utils
 
 from partita.errors import PartitaError, ResourceError, UnsupportedModelError
+from partita.export.checkpoint import auto_class, of_text
 from partita.export.checkpoint.config_values import read_config
 from partita.export.checkpoint.description import Checkpoint
-from partita.export.checkpoint.model_class import auto_class, of_text
 from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo, read_json
 from partita.export.trace.fake_model import quiet, translate_errors
 from partita.export.trace.hooks import MaskFunction, first_hidden, mask_functions
@@ -56,8 +54,7 @@ DIFFERENT = 1e-3
 """Relative difference of two attention implementations; float32 rounding causes 1e-6 to 1e-4."""
 PROMPT_TEXT = (
     "Return the number of items in the list. If the list is empty, raise ValueError: the caller has to make sure "
-    "that there is "
-    "at least one item to count."
+    "that there is at least one item to count."
 )
 MEMORY_MARGIN = 1.15
 """Activations and loading, as a factor on the size of the float32 weights."""
@@ -103,15 +100,14 @@ def check_memory(
     """
     free = free_bytes()
     takes = int(parameters * 4 * MEMORY_MARGIN) + beside_bytes
-    without = "`verify=False`"
     if takes > free:
-        otherwise = "" if needed else f", or export with {without} and verify on a machine with more memory"
+        otherwise = "" if needed else ", or export with `verify=False` and verify on a machine with more memory"
         raise ResourceError(
             f"the source model needs about {human_bytes(takes)} {use}, but {human_bytes(int(free))} are "
             f"free; free memory, or make space for its float32 weights on the disk of `out`{otherwise}"
         )
     if cache_bytes > free:
-        otherwise = "" if needed else f", or with {without}"
+        otherwise = "" if needed else ", or with `verify=False`"
         raise ResourceError(
             f"the cache takes {human_bytes(cache_bytes)}, but {human_bytes(int(free))} are free; export "
             f"with a smaller `max_length` or `batch_size`{otherwise}"
@@ -119,10 +115,7 @@ def check_memory(
 
 
 def check_run_memory(manifest: Manifest) -> None:
-    """Raise ResourceError when running a package does not fit into memory.
-
-    The CPU provider converts to float32 where it has no 16-bit kernel, and repacks integers; both need a second copy.
-    """
+    """Raise ResourceError when running a package does not fit into memory, with the copies of the CPU provider."""
     graph = manifest.graph
     weights = manifest.source.parameters * 4 if manifest.packed is None else PACKED_COPIES * graph.weight_bytes
     free, needed = free_bytes(), weights + graph.cache_bytes
@@ -138,10 +131,7 @@ def free_bytes() -> float:
 
 
 def _cgroup_bytes_free() -> float:
-    """Memory left in the container's limit (Linux cgroup v2), in bytes; infinite without a limit.
-
-    Cached files count as used, including freshly written weights, and are reclaimed when needed.
-    """
+    """Memory left in the container's limit (Linux cgroup v2), in bytes; infinite without a limit."""
     root = Path("/sys/fs/cgroup")
     try:
         limit = (root / "memory.max").read_text().strip()
@@ -161,11 +151,7 @@ def clear_for(checkpoint: Checkpoint) -> None:
 
 
 def load(checkpoint: Checkpoint, scratch: Path | None = None) -> Any:
-    """The source model, in float32 with the default attention of its type.
-
-    Quantised checkpoints are dequantised, and adapters are merged. `scratch`: a folder on disk for the parameters of a
-    large model. Raises UnsupportedModelError when transformers cannot load it.
-    """
+    """The source model: float32, dequantised, adapters merged; `scratch`: on disk. Raises UnsupportedModelError."""
     clear_for(checkpoint)  # earlier data, sessions included
     config = of_text(read_config(checkpoint.folder, read_json(checkpoint.folder / "config.json")))
     with (
@@ -198,10 +184,7 @@ def load(checkpoint: Checkpoint, scratch: Path | None = None) -> Any:
 
 @contextmanager
 def _read_and_not_mapped() -> Iterator[None]:
-    """Have transformers read weights one by one instead of memory-mapping, as on Windows, in the block.
-
-    Mapped pages stay resident until the last weight is loaded: half of the float32 model for a 16-bit checkpoint.
-    """
+    """Have transformers read weights one by one instead of memory-mapping, as on Windows, in the block."""
     module: Any = modeling_utils
     opener = getattr(module, "safe_open", None)
     if opener is None:
@@ -300,10 +283,7 @@ def last_logits(model: Any, sequence: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _with_greedy_tokens(model: Any, sequence: torch.Tensor, steps: int, last: torch.Tensor) -> torch.Tensor:
-    """`sequence` [1, T] followed by `steps` greedy tokens; `last` [1, V]: the logits after its last token.
-
-    Generated with transformers' cache. A model that cannot use it runs the whole sequence again for every token.
-    """
+    """`sequence` [1, T] followed by `steps` greedy tokens; `last` [1, V]: the logits after its last token."""
     try:
         return _changed_between(model, sequence, steps, 1, lambda _: None)[0]
     except Exception as error:
@@ -325,10 +305,7 @@ def _read(model: Any, sequence: torch.Tensor, count: int, *, use_cache: bool) ->
 
 
 def _unlike_eager(model: Any, sequence: torch.Tensor, expected: torch.Tensor) -> str:
-    """The difference between `expected` [1, V], the logits after `sequence` [1, T], and those with eager attention.
-
-    Empty where they match, or where the model chose its attention when it was built.
-    """
+    """The difference between `expected` [1, V], the logits after `sequence` [1, T], and those with eager attention."""
     own = text_config(model)._attn_implementation
     if own == "eager":
         return ""
@@ -337,13 +314,11 @@ def _unlike_eager(model: Any, sequence: torch.Tensor, expected: torch.Tensor) ->
         apart = float((last_logits(model, sequence, 1) - expected).abs().max()) / (float(expected.abs().max()) or 1.0)
     finally:
         model.config._attn_implementation = own
+    if apart <= DIFFERENT:
+        return ""
     return (
-        ""
-        if apart <= DIFFERENT
-        else (
-            f"transformers' eager attention gives other logits than {own}, its default for "
-            f"{model.config.model_type} (by {apart:.1e} of the largest); {own} is the reference"
-        )
+        f"transformers' eager attention gives other logits than {own}, its default for "
+        f"{model.config.model_type} (by {apart:.1e} of the largest); {own} is the reference"
     )
 
 
@@ -362,10 +337,7 @@ def _reaches(model: Any, masks: Iterable[MaskFunction], max_length: int) -> dict
 def _changed_between(
     model: Any, sequence: torch.Tensor, steps: int, keep: int, change: Callable[[Any], object]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sequence with `steps` more greedy tokens, and the logits of these and of the `keep` tokens before.
-
-    The model is changed after the prompt; its cache is kept.
-    """
+    """The sequence with `steps` more greedy tokens, and the logits of these and of the `keep` tokens before."""
     name = cache_argument(model) or CACHE_ARGUMENTS[0]
     result = _read(model, sequence, keep, use_cache=True)
     logits, cache = [result.logits[0, -keep:]], {name: getattr(result, name)}
@@ -391,8 +363,7 @@ def save(answer: KnownAnswer, folder: Path, name: str = KNOWN_ANSWER) -> None:
     metadata = {"schema": SCHEMA, "reference": answer.reference, "not_exercised": "; ".join(answer.not_exercised)}
     if answer.own_frequencies:
         metadata["prompt_frequencies"] = "own"
-    content = serialised(tensors, metadata=metadata)
-    (folder / name).write_bytes(content)
+    (folder / name).write_bytes(serialised(tensors, metadata=metadata))
 
 
 def _prompt(checkpoint: Checkpoint, vocab_size: int, length: int) -> npt.NDArray[np.int64]:

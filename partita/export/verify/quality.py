@@ -83,10 +83,7 @@ class Measured:
     def note(
         self, at: tuple[list[int], list[int]], ours: torch.Tensor, theirs: torch.Tensor, scratch: torch.Tensor
     ) -> None:
-        """Record logits `ours` and `theirs` [R, vocab] for the tokens after R positions, `at` windows and places.
-
-        Both are overwritten, as is `scratch` [R, vocab].
-        """
+        """Record logits [R, vocab], overwritten as `scratch` is, after R positions `at` windows and places."""
         windows, places = np.array(at[0]), np.array(at[1])
         token = torch.from_numpy(self.tokens[windows, places + 1]).unsqueeze(-1)
         torch.log_softmax(ours, -1, out=scratch)
@@ -104,10 +101,7 @@ class Measured:
     def _note_likely(
         self, windows: npt.NDArray[np.int64], places: npt.NDArray[np.int64], mine: torch.Tensor, other: torch.Tensor
     ) -> None:
-        """Record the source model's likeliest tokens.
-
-        From log-probabilities [R, vocab] of the package and of itself.
-        """
+        """Record the source model's likeliest tokens."""
         known, tokens = other.topk(self.likely.shape[-1], dim=-1, sorted=False)
         whole = tokens.shape[-1] == other.shape[-1]
         shares, ours = torch.exp(known), mine.gather(-1, tokens)
@@ -236,10 +230,7 @@ def read_text(
     *,
     chosen: bool = True,
 ) -> Text:
-    """The first `count` tokens of the text in `path`, as windows; `note` gets a note about random tokens.
-
-    Raises UsageError as `texts.read_windows`.
-    """
+    """The first `count` tokens of a text in windows; `note` gets a note on random ones. Raises UsageError."""
     length, fewest = min(WINDOW_TOKENS, max_length), min(SHORTEST_TEXT, count)
     found = texts.read_windows(path, "quality_text", checkpoint, vocab_size, length, count, fewest, chosen=chosen)
     if found.sha256 == NO_TEXT:
@@ -297,11 +288,7 @@ def measure(
     scratch: Path | None = None,
     twin: str | None = None,
 ) -> Quality:
-    """Run the source model and the package in `folder` over the text, and store the source model's data there.
-
-    `source`: logits of the source model; missing ones are computed. `twin`: a description of the variant that
-    `open_scorer` opens. Raises the errors of loading and running either.
-    """
+    """Run the source model and the package over the text; `source`: stored logits; `twin`: the variant scored."""
     windows, vocab_size = text.windows, manifest.graph.vocab_size
     found = Measured.of(windows, vocab_size)
     blocks = _Blocks(found, vocab_size)
@@ -340,10 +327,7 @@ def _compare(
 
 
 class SourceLogits:
-    """Logits of the source model for a text, in an unnamed file, so that both models need not be in memory.
-
-    If the file is too small for all windows, each `fill` replaces what it holds.
-    """
+    """Logits of the source model in an unnamed file, for as many windows as fit; `fill` replaces them."""
 
     def __init__(self, text: Text, vocab_size: int, scratch: Path | None) -> None:
         """`scratch`: the folder of the file."""

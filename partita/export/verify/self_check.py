@@ -1,4 +1,4 @@
-"""Checks of the source model, run when an exported graph does not match it.
+"""Checks of the source model, run when an exported graph does not match it, and outputs of its modules on a text.
 
 Are its logits finite; is it causal; does its `generate` with a cache match its `forward` without one? If not, no graph
 with a cache can match both. For a 16-bit package: how far is the model itself in 16 bits from float32? Close router
@@ -8,21 +8,25 @@ decisions may change with rounding.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
+import transformers
 
 from partita.dtypes import Precision
 from partita.export.checkpoint.description import Checkpoint
-from partita.export.trace.fake_model import quiet
-from partita.export.verify.known_answer import PROMPT_TOKENS, KnownAnswer, last_logits, load
-from partita.export.weights.element_types import to_torch
+from partita.export.trace.fake_model import quiet, translate_errors
+from partita.export.verify.known_answer import PROMPT_TOKENS, KnownAnswer, check_memory, last_logits, load
+from partita.export.weights import memory_map, to_torch
 from partita.process import give_back
 
+Result = TypeVar("Result")
 HALVES = ("float16", "bfloat16")
 TOLERANCE = 1e-3
 """Relative; float32 sums in another order differ by 1e-6 to 1e-5."""
@@ -30,17 +34,26 @@ TOLERANCE = 1e-3
 
 def disagreement(checkpoint: Checkpoint, answer: KnownAnswer, scratch: Path | None = None) -> str | None:
     """The self-contradiction of the model, as a sentence; None without one, or where the check fails."""
+
+    def check(model: Any) -> str | None:
+        prompt = torch.from_numpy(answer.prompt)[None]
+        logits = model(input_ids=prompt[:, :PROMPT_TOKENS], use_cache=False).logits
+        if bool(torch.isnan(logits).any() or (logits == math.inf).any()):  # some models exclude tokens by -infinity
+            return (
+                f"{type(model).__name__} computes logits that are not finite in transformers: a "
+                "setting of config.json or a weight of this checkpoint is wrong"
+            )
+        return _not_causal(model, prompt[:, :PROMPT_TOKENS]) or _not_as_generated(model, prompt, len(answer.tokens))
+
+    return _try(check, checkpoint, scratch)
+
+
+def _try(run: Callable[[Any], Result | None], checkpoint: Checkpoint, scratch: Path | None) -> Result | None:
+    """The result of `run` on the source model; None where it fails: the model's own code may fail in any way."""
     try:
-        model = load(checkpoint, scratch)
         with quiet(), torch.no_grad():
-            prompt = torch.from_numpy(answer.prompt)[None]
-            if not _is_finite(model, prompt[:, :PROMPT_TOKENS]):
-                return (
-                    f"{type(model).__name__} computes logits that are not finite in transformers: a "
-                    "setting of config.json or a weight of this checkpoint is wrong"
-                )
-            return _not_causal(model, prompt[:, :PROMPT_TOKENS]) or _not_as_generated(model, prompt, len(answer.tokens))
-    except Exception:  # noqa: BLE001 - the model's own code may fail in any way; then the check gives no result
+            return run(load(checkpoint, scratch))
+    except Exception:  # noqa: BLE001 - see above
         return None
     finally:
         give_back()
@@ -54,71 +67,52 @@ def rounds(computing: Precision) -> bool:
 def rounding(
     checkpoint: Checkpoint, answer: KnownAnswer, computing: Precision, seen: float, scratch: Path | None = None
 ) -> str | None:
-    """The error of the source model itself in the 16-bit type of a package, as a sentence.
+    """The error of the source model itself in the 16-bit type of a package, in a sentence; None where it is small."""
 
-    None where it is small, or cannot be measured, e.g. for quantised weights. Small is less than half of the tolerance,
-    and less than a third of the package's error (`seen`), because a graph rounds in other places than torch.
-    """
-    if not rounds(computing):
-        return None
-    try:
-        model = load(checkpoint, scratch).to(to_torch(computing.dtype))
-        logits = torch.from_numpy(_logits(model, answer))
+    def compare(model: Any) -> str | None:
+        logits = torch.from_numpy(_logits(model.to(to_torch(computing.dtype)), answer))
         exact = torch.from_numpy(np.concatenate([answer.prefill_logits, answer.decode_logits]))
         error = _relative(logits, exact)
-    except Exception:  # noqa: BLE001 - as above
-        return None
-    finally:
-        give_back()
-    if error <= max(computing.tolerance / 2, seen / 3):
-        return None
-    differs = f"differs from its float32 result by {error:.1e} of the largest logit"
-    return (
-        f"{type(model).__name__} itself, run by torch in {computing.dtype}, "
-        f"{differs if math.isfinite(error) else 'has logits that are not finite'}, so this checkpoint "
-        "needs a higher precision"
-    )
+        # a graph rounds in other places than torch
+        if error <= max(computing.tolerance / 2, seen / 3):
+            return None
+        differs = f"differs from its float32 result by {error:.1e} of the largest logit"
+        return (
+            f"{type(model).__name__} itself, run by torch in {computing.dtype}, "
+            f"{differs if math.isfinite(error) else 'has logits that are not finite'}, so this checkpoint "
+            "needs a higher precision"
+        )
+
+    return _try(compare, checkpoint, scratch) if rounds(computing) else None
 
 
 def of_rounded_weights(
     checkpoint: Checkpoint, answer: KnownAnswer, computing: Precision, scratch: Path | None = None
 ) -> KnownAnswer | None:
     """The float32 known answer with weights rounded to 16 bits; None where it cannot be computed."""
-    try:
-        model = load(checkpoint, scratch)
-        dtype = to_torch(computing.dtype)
+
+    def compute(model: Any) -> KnownAnswer:
         for weight in model.state_dict().values():
             if weight.is_floating_point():
-                weight.copy_(weight.to(dtype))
-        logits = _logits(model, answer)
-    except Exception:  # noqa: BLE001 - as above
-        return None
-    finally:
-        give_back()
-    count = len(answer.prefill_logits)
-    reference = f"{answer.reference}, weights rounded to {computing.dtype}"
-    return replace(
-        answer,
-        prefill_logits=np.ascontiguousarray(logits[:count]),
-        decode_logits=np.ascontiguousarray(logits[count:]),
-        reference=reference,
-    )
+                weight.copy_(weight.to(to_torch(computing.dtype)))
+        logits, count = _logits(model, answer), len(answer.prefill_logits)
+        return replace(
+            answer,
+            prefill_logits=np.ascontiguousarray(logits[:count]),
+            decode_logits=np.ascontiguousarray(logits[count:]),
+            reference=f"{answer.reference}, weights rounded to {computing.dtype}",
+        )
+
+    return _try(compute, checkpoint, scratch)
 
 
 def _logits(model: Any, answer: KnownAnswer) -> npt.NDArray[np.float32]:
     """The logits of `model` for the known answer: [K + D, vocab]."""
     sequence, prompt = torch.from_numpy(np.concatenate([answer.prompt, answer.tokens]))[None], answer.prefill_logits
-    with quiet(), torch.no_grad():
-        logits = last_logits(model, sequence, len(prompt) + len(answer.tokens))
-        if answer.own_frequencies:
-            logits[: len(prompt)] = last_logits(model, sequence[:, : len(answer.prompt)], len(prompt))
+    logits = last_logits(model, sequence, len(prompt) + len(answer.tokens))
+    if answer.own_frequencies:
+        logits[: len(prompt)] = last_logits(model, sequence[:, : len(answer.prompt)], len(prompt))
     return logits.numpy()
-
-
-def _is_finite(model: Any, prompt: torch.Tensor) -> bool:
-    """Whether the logits after `prompt` [1, P] are finite; some models use -infinity to exclude tokens."""
-    logits = model(input_ids=prompt, use_cache=False).logits
-    return not bool(torch.isnan(logits).any() or (logits == math.inf).any())
 
 
 def _not_causal(model: Any, prompt: torch.Tensor) -> str | None:
@@ -166,3 +160,54 @@ def _relative(one: torch.Tensor, other: torch.Tensor) -> float:
     """Largest difference relative to the largest value."""
     scale = float(other.abs().max()) or 1.0
     return float((one - other).abs().max()) / scale
+
+
+VERSIONS = f"transformers {transformers.__version__}, torch {torch.__version__}, float32"
+
+
+class SourceOutputs:
+    """The source model, loaded once; each call runs it on the text and reads the requested modules."""
+
+    def __init__(self, checkpoint: Checkpoint, tokens: Sequence[int], scratch: Path) -> None:
+        """Load the model. Raises ResourceError when it does not fit, UnsupportedModelError when it cannot be loaded."""
+        parameters = memory_map.resident_parameters(checkpoint.tensors, scratch)
+        check_memory(parameters, 0, use="for the comparison", needed=True)
+        self.model = load(checkpoint, scratch)
+        self.modules = dict(self.model.named_modules())
+        self.tokens = torch.tensor([list(tokens)])
+
+    def __call__(self, wanted: Collection[tuple[str, str, int, int]]) -> dict[Any, npt.NDArray[np.float32]]:
+        """Values [T, ...] by module path, `input` or `output`, index, and number of tensors (0: any)."""
+        found: dict[tuple[str, str, int, int], npt.NDArray[np.float32] | None] = {}
+
+        def keep(name: str, kind: str, values: Any) -> None:
+            tensors = [value for value in values if isinstance(value, torch.Tensor)]
+            for key in wanted:
+                _, _, index, count = key
+                if key[:2] != (name, kind) or index >= len(tensors) or count not in (0, len(tensors)):
+                    continue
+                array = tensors[index].detach().float().numpy().copy()
+                array = array[0] if array.shape[:1] == (1,) else array
+                usable = key not in found and array.shape[:1] == (self.tokens.shape[1],)
+                found[key] = array if usable and tensors[index].is_floating_point() else None
+
+        def before(name: str, _: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+            keep(name, "input", (*args, *named.values()))
+
+        def after(name: str, _: Any, args: Any, result: Any) -> None:
+            keep(name, "output", result if isinstance(result, tuple) else (result,))
+
+        hooks = []
+        for name, kind in {key[:2] for key in wanted}:
+            module = self.modules.get(name)
+            if module is not None and kind == "input":
+                hooks.append(module.register_forward_pre_hook(partial(before, name), with_kwargs=True))
+            elif module is not None:
+                hooks.append(module.register_forward_hook(partial(after, name)))
+        try:
+            with quiet(), torch.no_grad(), translate_errors("running the source model"):
+                self.model(input_ids=self.tokens, use_cache=False)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return {key: array for key, array in found.items() if array is not None}

@@ -18,11 +18,11 @@ import numpy.typing as npt
 from partita.errors import GenerationError, ParityError, PartitaError, ProviderError, ResourceError
 from partita.export.checkpoint.companions import Reader
 from partita.export.checkpoint.description import Checkpoint
+from partita.export.exporters import Work, add_note
 from partita.export.progress import stage
 from partita.export.target import Smoke, Target
 from partita.export.verify import changed_copy, known_answer
 from partita.export.verify.quality import OpenScorer
-from partita.export.work import Work, add_note
 from partita.package.folder import Manifest
 from partita.package.records import SmokeRecord, Verification
 
@@ -70,7 +70,7 @@ class NotRunningError(GenerationError):
         return isinstance(self.__cause__, ProviderError)
 
 
-class SetAsideError(ParityError):
+class MismatchError(ParityError):
     """A lowering computes wrong results, and another may not."""
 
     def __init__(self, message: str, detail: str) -> None:
@@ -79,24 +79,17 @@ class SetAsideError(ParityError):
         """The detail of the replay."""
 
 
-class TargetParityError(SetAsideError):
+class TargetParityError(MismatchError):
     """The graph computes the model's results on the CPU provider, and not on its target."""
 
 
-class RoundingParityError(SetAsideError):
-    """The 16-bit graph exceeds the tolerance, and the model itself in 16 bits does not.
-
-    Another lowering may round less.
-    """
+class RoundingParityError(MismatchError):
+    """The 16-bit graph exceeds the tolerance, and the model in 16 bits does not: another may round less."""
 
 
 @contextmanager
 def opened_and_run(provider: str, folder: Path) -> Iterator[None]:
-    """Convert errors of opening and running a graph into NotRunningError.
-
-    `folder`: the hidden folder of the graph, which messages must not name. Errors unrelated to the graph pass through:
-    differing results, and a lack of memory or disk space.
-    """
+    """Convert errors of opening and running a graph into NotRunningError, without the hidden `folder`."""
     try:
         yield
     except (ParityError, ResourceError, NotRunningError, OSError, MemoryError):
@@ -116,11 +109,7 @@ def opened_and_run(provider: str, folder: Path) -> Iterator[None]:
 def run_all(
     work: Work, manifest: Manifest, smoke: Smoke | None, target: Target | None, *, measured: bool = False
 ) -> tuple[Verification | None, tuple[SmokeRecord, ...]]:
-    """The smoke runs on the CPU provider and the target, and the known answer on the target, as far as it can run here.
-
-    `measured`: the quality is measured on the CPU provider, which counts as a smoke run of whole batches. Raises
-    TargetParityError and NotRunningError.
-    """
+    """The smoke runs on the CPU provider and the target, and the known answer there. Raises TargetParityError."""
     has_copy = work.options.computing.cpu_dtype is not None
     verified = manifest.verification.status == "verified" and manifest.verification.twin is None
     same = target is not None and target.provider == CPU and not has_copy
@@ -136,10 +125,7 @@ def run_all(
 
 
 def run_on_cpu(work: Work, manifest: Manifest, smoke: Smoke | None, *, by_quality: bool = False) -> SmokeRecord:
-    """The smoke run on the CPU provider, of the float32 copy where that is verified instead of the package.
-
-    A replay of the known answer counts as one, and the quality measurement where `by_quality`. Raises NotRunningError.
-    """
+    """The smoke run on the CPU provider, of the float32 copy where that is verified. Raises NotRunningError."""
     has_copy = work.options.computing.cpu_dtype is not None
     packed = work.options.rounds  # then another graph was replayed
     if manifest.verification.status == "verified" and not packed:
@@ -149,18 +135,13 @@ def run_on_cpu(work: Work, manifest: Manifest, smoke: Smoke | None, *, by_qualit
         return SmokeRecord(chain=CPU, status="not_run", detail="no runtime was given")
     if by_quality:
         return SmokeRecord(chain=CPU, status="ran", detail=f"{TWIN}: {BY_QUALITY}" if has_copy else BY_QUALITY)
-    with stage(work.progress, "smoke run", work.seconds):
-        return _try_run(work, manifest, _run_float32_copy(smoke) if has_copy else smoke, CPU)
 
-
-def _run_float32_copy(smoke: Smoke) -> Smoke:
-    """A smoke run of the float32 copy of a bfloat16 package."""
-
-    def run(folder: Path, manifest: Manifest) -> SmokeRecord:
+    def run_float32_copy(folder: Path, manifest: Manifest) -> SmokeRecord:
         record = changed_copy.on_wide(folder, manifest, smoke)
         return record.model_copy(update={"detail": f"{TWIN}: {record.detail}"})
 
-    return run
+    with stage(work.progress, "smoke run", work.seconds):
+        return _try_run(work, manifest, run_float32_copy if has_copy else smoke, CPU)
 
 
 def _try_run(work: Work, manifest: Manifest, smoke: Smoke, provider: str) -> SmokeRecord:
@@ -176,10 +157,7 @@ def _try_run(work: Work, manifest: Manifest, smoke: Smoke, provider: str) -> Smo
 
 
 def _on_target(work: Work, manifest: Manifest, target: Target) -> tuple[Verification | None, SmokeRecord]:
-    """The known answer replayed on the target and its smoke run, as far as it can run here.
-
-    Raises TargetParityError for wrong results, NotRunningError when it does not open or run.
-    """
+    """The known answer replayed on the target and its smoke run, as far as it can run here."""
     alone = None
     if target.replay is not None and work.options.verify:
         with stage(work.progress, "verify target", work.seconds):
@@ -191,7 +169,12 @@ def _on_target(work: Work, manifest: Manifest, target: Target) -> tuple[Verifica
                     raise
                 alone = error
             else:
-                _refuse_other_results(work, target, result)
+                if result.status != "verified":
+                    raise TargetParityError(
+                        f"{work.options.checkpoint}: {target.provider} does not match the source model: "
+                        f"{result.detail}; nothing was written; choose another `attention` or another `target`",
+                        result.detail,
+                    )
                 return result, SmokeRecord(chain=target.provider, status="ran", detail=BY_REPLAY, replayed=True)
     if target.smoke is None:
         if alone is not None:
@@ -205,20 +188,8 @@ def _on_target(work: Work, manifest: Manifest, target: Target) -> tuple[Verifica
     return None, record
 
 
-def _refuse_other_results(work: Work, target: Target, result: Verification) -> None:
-    if result.status != "verified":
-        raise TargetParityError(
-            f"{work.options.checkpoint}: {target.provider} does not match the source model: "
-            f"{result.detail}; nothing was written; choose another `attention` or another `target`",
-            result.detail,
-        )
-
-
 def _record_unverified(work: Work, target: Target, error: NotRunningError) -> SmokeRecord:
-    """The record of a package whose float32 copy is verified and which does not run on a default target.
-
-    Raises the error again in other cases.
-    """
+    """The record of a package whose float32 copy is verified and which does not run on a default target."""
     if work.options.computing.cpu_dtype is None or not target.by_default or not error.refused_by_provider:
         raise error
     add_note(

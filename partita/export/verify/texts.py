@@ -64,10 +64,7 @@ class Tokens:
 
 
 def read(path: Path, option: str) -> tuple[str, str]:
-    """The text in a file (the beginning of a large one), and the SHA-256 of all its bytes.
-
-    Raises UsageError, which names the `option`.
-    """
+    """The beginning of a text file, and the SHA-256 of all of it. Raises UsageError with the `option`."""
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
@@ -104,12 +101,6 @@ def tokens(text: str, checkpoint: Checkpoint, vocab_size: int) -> Tokens | None:
     return Tokens([first] if begins else [], kept, tokenizer.unk_token_id)
 
 
-def _is_useless(found: Tokens, fewest: int) -> bool:
-    """Whether a text has fewer tokens than `fewest`, or mostly unknown ones."""
-    unknown = 0 if found.unknown_id is None else found.ids.count(found.unknown_id)
-    return len(found.ids) < fewest or unknown > MOST_UNKNOWN * len(found.ids)
-
-
 def read_windows(
     path: Path,
     option: str,
@@ -137,23 +128,26 @@ def read_windows(
         raise UsageError(
             f"`{option}={path}`: the checkpoint's tokenizer cannot be loaded, so no text can be used; omit `{option}`"
         )
-    if found is None or (not chosen and _is_useless(found.part(0, after + count), fewest)):
+    problem = "" if found is None else problem_of(found.part(0, after + count), fewest)
+    if found is None or (problem and not chosen):
         ids = np.random.Generator(np.random.PCG64(seed)).integers(0, vocab_size, count).tolist()
         return Text(RANDOM, NO_TEXT, Tokens([], ids).windows(length))
-    refuse_useless(found.part(0, after + count), fewest, path, option)
+    if problem:
+        raise UsageError(f"`{option}={path}`: {problem}")
     rest = found.part(after, after + count)
     if after and len(rest.ids) >= fewest:
         return Text(f"{path.name} after the part that quality is measured on", sha256, rest.windows(length))
     return Text(path.name, sha256, found.part(0, count).windows(length))
 
 
-def refuse_useless(found: Tokens, fewest: int, path: Path, option: str) -> None:
-    """Raise UsageError, which names the `option`, for a text with too few tokens, or mostly unknown ones."""
+def problem_of(found: Tokens, fewest: int) -> str:
+    """What is wrong with a text with too few tokens, or mostly unknown ones; empty otherwise."""
     if len(found.ids) < fewest:
-        raise UsageError(f"`{option}={path}`: too short: {len(found.ids):,} tokens; at least {fewest:,} are needed")
+        return f"too short: {len(found.ids):,} tokens; at least {fewest:,} are needed"
     unknown = 0 if found.unknown_id is None else found.ids.count(found.unknown_id)
     if unknown > MOST_UNKNOWN * len(found.ids):
-        raise UsageError(
-            f"`{option}={path}`: the tokenizer does not know {unknown:,} of its {len(found.ids):,} "
-            "tokens; use a text in a language of the model"
+        return (
+            f"the tokenizer does not know {unknown:,} of its {len(found.ids):,} tokens; use a text in a language of "
+            "the model"
         )
+    return ""

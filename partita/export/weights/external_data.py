@@ -22,7 +22,7 @@ from partita.export.checkpoint.naming import Sources, match_names
 from partita.export.checkpoint.weight_files import SHOWN_CHARACTERS, OpenFiles, TensorInfo, few, unreadable
 from partita.export.progress import Stage
 from partita.export.publish import is_written, scratch_in
-from partita.export.weights.element_types import CHECKPOINT, COMPUTING, to_ir
+from partita.export.weights import CHECKPOINT, COMPUTING, to_ir
 from partita.export.weights.origins import Origin, StoredTensor
 from partita.export.weights.sources import StoredPart, WeightSource, checkpoint_weight, weight_part
 from partita.observations.text_format import human_bytes, plural
@@ -39,17 +39,8 @@ COMPUTED = ("inv_freq", ".masked_bias", ".attn.bias")
 SPACE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def _raw(tensor: torch.Tensor) -> memoryview:
-    """Little-endian bytes of a contiguous tensor, without a copy; works for bfloat16, which numpy lacks."""
-    return tensor.reshape(-1).view(torch.uint8).numpy().data
-
-
 def attach(model: ir.Model, checkpoint: Checkpoint, sources: Sources, buffers: Mapping[str, torch.Tensor]) -> None:
-    """Attach the checkpoint tensor to every initializer without data.
-
-    `buffers`: the model's values of stored buffers that the checkpoint lacks. Raises CheckpointError with the missing
-    tensors and those with a shape or dtype other than the config requires.
-    """
+    """Attach the checkpoint tensor or buffer to every initializer without data. Raises CheckpointError."""
     missing, wrong = [], []
     for name, value in model.graph.initializers.items():
         if value.const_value is not None:
@@ -65,18 +56,19 @@ def attach(model: ir.Model, checkpoint: Checkpoint, sources: Sources, buffers: M
         elif problem := _misfit(origin, tuple(value.shape.numpy()), value.dtype):
             wrong.append(problem)
         elif value.dtype in COMPUTED_IN:
-            known_as = _name_of(origin, name)
+            known_as = origin.info.name if isinstance(origin, StoredTensor) else name
             value.const_value = checkpoint_weight(checkpoint, origin, value.dtype, name=known_as, parameter=name)
         else:
             with OpenFiles(checkpoint.folder) as files:
                 value.const_value = ir.tensor(origin.read_all(files).contiguous(), name=name)
     if missing or wrong:
+        strange = [name for name in sources.unmatched_tensors if not name.endswith(COMPUTED)]
         differences = [
             f"{what} {few(items, separator)}"
             for what, items, separator in (
                 ("missing from the weight files:", sorted(missing), ", "),
                 ("not expected by the model:", sorted(wrong), "; "),
-                ("not in the model:", _unknown(sources), ", "),
+                ("not in the model:", strange, ", "),
             )
             if items
         ]
@@ -87,10 +79,7 @@ def attach(model: ir.Model, checkpoint: Checkpoint, sources: Sources, buffers: M
 
 
 def absent_notes(checkpoint: Checkpoint, model: torch.nn.Module) -> list[str]:
-    """A note on tensors that the index of the checkpoint lists and no shard contains.
-
-    Raises CheckpointError where `model` needs one of them.
-    """
+    """A note on tensors in the index that no shard has. Raises CheckpointError where `model` needs one."""
     if not checkpoint.absent:
         return []
     there = match_names(model, checkpoint.tensors)
@@ -102,16 +91,6 @@ def absent_notes(checkpoint: Checkpoint, model: torch.nn.Module) -> list[str]:
             "checkpoint again, or save it again from its source"
         )
     return [f"{listed}; the model does not need them"]
-
-
-def _unknown(sources: Sources) -> list[str]:
-    """Tensors without a place in the model."""
-    return [name for name in sources.unmatched_tensors if not name.endswith(COMPUTED)]
-
-
-def _name_of(origin: Origin, name: str) -> str:
-    """The weight's name for users: that of the checkpoint, or of the model for a weight from several tensors."""
-    return origin.info.name if isinstance(origin, StoredTensor) else name
 
 
 def _misfit(origin: Origin, shape: tuple[int, ...], dtype: ir.DataType) -> str | None:
@@ -128,10 +107,7 @@ def _misfit(origin: Origin, shape: tuple[int, ...], dtype: ir.DataType) -> str |
 
 
 def unused_tensors(models: Iterable[ir.Model], checkpoint: Checkpoint, sources: Sources) -> list[str]:
-    """Unused checkpoint tensors by outermost unused module, with counts: `vision_tower (312 tensors, 381 MiB)`.
-
-    Second names of tied tensors and tensors that transformers computes are not listed.
-    """
+    """Unused checkpoint tensors by outermost unused module: `vision_tower (312 tensors, 381 MiB)`."""
     used = {name for m in models for w in _weights(m) for name in w.source.tensors} | sources.second_names()
     used |= sources.ignored_tensors
     left = [t for n, t in sorted(checkpoint.tensors.items()) if n not in used and not n.endswith(COMPUTED)]
@@ -203,10 +179,7 @@ def _filling(position: int, size: int) -> int:
 
 
 def write_data(models: Sequence[ir.Model], folder: Path, stage: Stage) -> DataFile:
-    """Write every large initializer of `models` to `folder`/model.onnx.data and reference it in the graphs.
-
-    Raises ResourceError when the disk is full.
-    """
+    """Write large initializers to `folder`/model.onnx.data, and refer to it. Raises ResourceError."""
     try:
         with (folder / WEIGHTS).open("wb") as stream, scratch_in(folder):
             writer = _Writer(stream, stage)
@@ -273,7 +246,8 @@ class _Writer:
             if index != current:
                 self._align(source.parts[index].size_bytes)
                 starts[index], current = self.position, index
-            self._write(_raw(piece))
+            # little-endian bytes without a copy; numpy lacks bfloat16
+            self._write(piece.reshape(-1).view(torch.uint8).numpy().data)
             written[index] += piece.nbytes
             self.stage.advance(piece.nbytes)
         for index, part in enumerate(source.parts):

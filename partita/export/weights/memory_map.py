@@ -30,9 +30,8 @@ SPACE_MARGIN = 1.05
 """Required disk space, as a factor on the size of the float32 weights."""
 SETTER = "set_param_for_module"
 """The function of transformers 5 that assigns a loaded parameter to a module."""
-WRITTEN_BYTES = 64 << 20
-TRIMMED_BYTES = 64 << 20
-"""Bytes loaded between calls that return freed memory to the system."""
+WRITTEN_BYTES = TRIMMED_BYTES = 64 << 20
+"""Bytes written at once, and loaded between calls that return freed memory to the system."""
 WAITS = "HF_DEACTIVATE_ASYNC_LOAD"
 """An environment variable with which transformers loads weights one by one."""
 LAYER = re.compile(r".*?\.\d+\.")
@@ -43,11 +42,7 @@ CAN = hasattr(mmap.mmap, "madvise") and hasattr(mmap, "MADV_DONTNEED") and hasat
 
 
 def resident_parameters(tensors: Mapping[str, TensorInfo], scratch: Path | None, written: int = 0) -> int:
-    """The number of parameters in memory at a time when a model is loaded with `scratch`.
-
-    All of them where the model stays in memory; otherwise twice the largest layer or other tensor. `written`: bytes
-    written to `scratch` before.
-    """
+    """The number of parameters in memory at a time when a model is loaded with `scratch`."""
     sizes: dict[str, int] = {}
     for name, info in tensors.items():
         layer = LAYER.match(name)
@@ -69,10 +64,7 @@ def _spills(parameters: int, scratch: Path | None, written: int = 0) -> bool:
 
 @contextlib.contextmanager
 def spilling(tensors: Mapping[str, TensorInfo], scratch: Path | None) -> Iterator[None]:
-    """Within the block, store the parameters that transformers loads of `tensors` in a file in `scratch`.
-
-    Small models stay in memory, as do all without `scratch` or disk space.
-    """
+    """In the block, large models load their parameters of `tensors` into a file in `scratch`, if it has room."""
     if not _spills(sum(math.prod(info.shape) for info in tensors.values()), scratch):
         yield
         return
@@ -115,7 +107,7 @@ def watch(model: torch.nn.Module) -> None:
     """Release a module's parameters after each run."""
     for module in model.modules():
         if any(hasattr(parameter, PAGES) for parameter in module._parameters.values()):
-            module.register_forward_hook(_after, always_call=True)
+            module.register_forward_hook(lambda module, *_: _release(module), always_call=True)
     let_go(model)
 
 
@@ -123,10 +115,6 @@ def let_go(model: torch.nn.Module) -> None:
     """Release all parameters that are in a file; written values persist."""
     for module in model.modules():
         _release(module)
-
-
-def _after(module: torch.nn.Module, *_: Any) -> None:
-    _release(module)
 
 
 def _release(module: torch.nn.Module) -> None:

@@ -18,7 +18,7 @@ from partita import dtypes
 from partita.errors import CheckpointError
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.weight_files import OpenFiles
-from partita.export.weights.element_types import of_ir, to_torch
+from partita.export.weights import of_ir, to_torch
 from partita.export.weights.origins import JoinedOrigin, Origin, StoredTensor, blocks
 
 SLICE_BYTES = 32 << 20
@@ -75,10 +75,7 @@ class WeightSource(ABC):
 
     @abstractmethod
     def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """The parts in order, in consecutive pieces of about `SLICE_BYTES`: index of the part, and the piece.
-
-        Dtypes that torch lacks are uint8. Raises CheckpointError.
-        """
+        """The parts in order: index and consecutive pieces of about `SLICE_BYTES`. Raises CheckpointError."""
 
     def rows_restored(self) -> Iterator[tuple[int, torch.Tensor]]:
         """The index of the first row, and some rows float32 from there; all rows in order."""
@@ -150,10 +147,7 @@ class StoredPart(ir.LazyTensor):
         return self.source.key, self.index
 
     def changed(self, change: Callable[[Origin], Origin], dtype: ir.DataType | None = None) -> StoredPart | None:
-        """The same weight with a changed origin, stored as `dtype`; None where it is quantised.
-
-        Raises ValueError if it is reshaped: its axes are gone.
-        """
+        """The weight with a changed origin, as `dtype`; None if quantised. Raises ValueError if reshaped."""
         if self.is_reshaped:
             raise ValueError(f"{self.name}: the axes of {list(self.part.shape)} are gone in {list(self.shape)}")
         if not isinstance(self.source, FloatSource):
@@ -227,10 +221,7 @@ def checkpoint_weight(
     name: str | None = None,
     parameter: str | None = None,
 ) -> StoredPart:
-    """A plain weight: one tensor of the checkpoint, or an origin from several, as `dtype`.
-
-    `parameter`: the name in the model, where it differs from `name`.
-    """
+    """A plain weight of a tensor or origin, as `dtype`. `parameter`: its name in the model, if another."""
     origin = StoredTensor(checkpoint.tensors[source]) if isinstance(source, str) else source
     name = name or min(info.name for info in origin.tensors())
     return StoredPart(FloatSource(checkpoint, origin, dtype, name, (parameter or name,)))

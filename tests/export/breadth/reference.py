@@ -40,7 +40,7 @@ def load(folder: Path, implementation: str | None = None) -> Any:
     import torch
     from transformers import AutoConfig
 
-    from partita.export.checkpoint.model_class import auto_class, of_text
+    from partita.export.checkpoint import auto_class, of_text
 
     config = of_text(AutoConfig.from_pretrained(folder))
     loaded: Any = auto_class(config).from_pretrained(

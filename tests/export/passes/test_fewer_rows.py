@@ -84,7 +84,7 @@ def test_all_rows_give_the_same_and_each_alone_gives_its_own(tmp_path: Path, lay
     model = made(*layers)
     found = freeing(model, INPUTS, OUTPUTS, (), asks=True)
     assert found is not None
-    found.apply()
+    found()
     (after,) = run(model, tmp_path, fed(TOKENS))
     np.testing.assert_array_equal(after, before)
     for row in range(ROWS):
@@ -99,7 +99,7 @@ def test_what_is_reshaped_tells_the_size_without_a_node_more() -> None:
     found = freeing(model, INPUTS, OUTPUTS, (), asks=False)
     assert found is not None
     count = len(list(model.graph))
-    found.apply()
+    found()
     assert len(list(model.graph)) == count
 
 
@@ -114,7 +114,7 @@ def test_a_size_that_hides_in_a_constant_shows_when_the_graph_is_run(tmp_path: P
     model = made(hidden)
     found = freeing(model, INPUTS, OUTPUTS, (), asks=True)
     assert found is not None
-    found.apply()
+    found()
     (out,) = run(model, tmp_path, fed(TOKENS[:1]))
     assert len(out) == ROWS, "not the one row that the runtime has a buffer for"
 

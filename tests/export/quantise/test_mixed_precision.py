@@ -17,10 +17,9 @@ from partita.errors import ParityError, ResourceError, UsageError
 from partita.export.checkpoint.description import open_checkpoint
 from partita.export.checkpoint.naming import match_names
 from partita.export.progress import SilentStage
-from partita.export.quantise import mixed_precision
+from partita.export.quantise import Keep, mixed_precision
 from partita.export.quantise.calibrate.reference import parameter_names
 from partita.export.quantise.forms import form
-from partita.export.quantise.keep_setting import Keep
 from partita.export.quantise.mixed_precision import FULL, Mixes, Unit, keep_of, ordered_steps, units
 from partita.export.quantise.plan import Plan
 from partita.export.quantise.write.rewrite import PlacedWeight

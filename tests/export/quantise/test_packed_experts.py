@@ -17,10 +17,10 @@ from partita.export.checkpoint.description import open_checkpoint
 from partita.export.checkpoint.naming import match_names
 from partita.export.checkpoint.weight_files import OpenFiles
 from partita.export.progress import SilentStage
-from partita.export.quantise.calibrate.calibrated_weights import CalibratedWeights
+from partita.export.quantise import Keep
+from partita.export.quantise.calibrate import CalibratedWeights
 from partita.export.quantise.calibrate.calibration import calibrate
 from partita.export.quantise.forms import form
-from partita.export.quantise.keep_setting import Keep
 from partita.export.quantise.mixed_precision import units
 from partita.export.quantise.plan import Plan, make_plan
 from partita.export.quantise.quantisers import Grid
@@ -29,7 +29,7 @@ from partita.export.quantise.write.products import routes
 from partita.export.quantise.write.rewrite import PlacedWeight
 from partita.export.quantise.write.weight_source import Packing, QuantisedSource, restored
 from partita.export.target import Kernels
-from partita.export.trace.experts.base import Experts
+from partita.export.trace.experts.standard import Experts
 from partita.export.verify.known_answer import load
 from partita.export.verify.texts import Text
 from partita.export.weights.sources import FloatSource, checkpoint_weight

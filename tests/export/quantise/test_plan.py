@@ -13,8 +13,8 @@ import pytest
 from partita.errors import ProviderError, UsageError
 from partita.export.checkpoint.description import open_checkpoint
 from partita.export.options import ExportOptions, check_options
+from partita.export.quantise import Keep, check_modules
 from partita.export.quantise.forms.blocks import GATHER, MATMUL
-from partita.export.quantise.keep_setting import Keep, check_modules
 from partita.export.quantise.plan import make_plan
 from partita.export.quantise.write.rewrite import Outcome, PlacedWeight, check_blocks, notes
 from partita.export.quantise.write.weight_source import QuantisedSource

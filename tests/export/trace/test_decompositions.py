@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from partita.errors import UnsupportedModelError
-from partita.export.trace.replacements import complex_as_pairs, rows_by_position
+from partita.export.trace.replacements import ComplexAsPairs, rows_by_position
 from tests.conftest import TinyCheckpoint
 
 
@@ -95,7 +95,7 @@ def rotated(x: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
 def test_a_rotation() -> None:
     x, angle = torch.randn(2, 5, 3, 8), torch.randn(2, 5, 4)
     wanted = rotated(x, angle)
-    with complex_as_pairs():
+    with ComplexAsPairs():
         found = rotated(x, angle)
     assert torch.allclose(found, wanted, atol=1e-6)
 
@@ -103,7 +103,7 @@ def test_a_rotation() -> None:
 def test_indices_of_every_kind() -> None:
     x = torch.randn(2, 3, 4, 2)
     whole = torch.view_as_complex(x)
-    with complex_as_pairs():
+    with ComplexAsPairs():
         pairs = torch.view_as_complex(x)
         for index in (0, (slice(None), 1), (..., 0), (slice(None), None, slice(1, 3))):
             assert torch.equal(torch.view_as_real(pairs[index]), torch.view_as_real(whole[index]))
@@ -111,7 +111,7 @@ def test_indices_of_every_kind() -> None:
 
 
 def test_what_is_not_known_is_refused() -> None:
-    with complex_as_pairs():
+    with ComplexAsPairs():
         pairs = torch.view_as_complex(torch.randn(3, 2))
         with pytest.raises(UnsupportedModelError, match=r"complex numbers \(conj\)"):
             pairs.conj()

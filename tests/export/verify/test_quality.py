@@ -26,13 +26,13 @@ from partita.demo import heldout_path
 from partita.errors import GenerationError, PackageError, UnsupportedModelError, UsageError
 from partita.export import writing
 from partita.export.checkpoint.description import open_checkpoint
+from partita.export.exporters import Work
 from partita.export.options import ExportOptions, check_options
 from partita.export.progress import Silent
 from partita.export.resolve import resolve
 from partita.export.verify import quality
 from partita.export.verify.quality import Logits, Scorer, kept_tokens, measured_tokens, read_text
 from partita.export.verify.smoke_run import Runtime
-from partita.export.work import Work
 from partita.library.exporting import replay
 from partita.package.folder import QUALITY, Manifest, check_files, read_manifest, record_file, write_manifest
 from partita.package.records import Evaluation, Verification

@@ -18,7 +18,7 @@ from partita.export.checkpoint.companions import probe_tokenizer
 from partita.export.checkpoint.description import Checkpoint, open_checkpoint
 from partita.export.quantise.calibrate import calibration
 from partita.export.verify import quality, texts
-from partita.export.verify.texts import Text, Tokens, refuse_useless, tokens
+from partita.export.verify.texts import Text, Tokens, problem_of, tokens
 from tests.conftest import TinyCheckpoint
 
 Reads = Callable[[Path, Checkpoint], Text]
@@ -114,10 +114,8 @@ def test_a_first_token_that_the_model_does_not_have_is_left_out(
 
 def test_a_few_unknown_tokens_do_no_harm() -> None:
     mixed = [0] * 128 + [1] * 128
-    refuse_useless(Tokens([], mixed, 0), 256, Path("text"), "calibrate")
-    refuse_useless(Tokens([], mixed), 256, Path("text"), "calibrate")
-    with pytest.raises(UsageError, match="does not know 129 of its 257 tokens"):
-        refuse_useless(Tokens([5], [*mixed, 0], 0), 256, Path("text"), "calibrate")
+    assert problem_of(Tokens([], mixed, 0), 256) == problem_of(Tokens([], mixed), 256) == ""
+    assert "does not know 129 of its 257 tokens" in problem_of(Tokens([5], [*mixed, 0], 0), 256)
 
 
 def test_a_text_that_nobody_has_chosen_is_no_reason_not_to_export(words: Checkpoint, tmp_path: Path) -> None:

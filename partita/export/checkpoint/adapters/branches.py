@@ -25,14 +25,14 @@ import torch
 
 from partita import dtypes
 from partita.errors import CheckpointError, UnsupportedModelError
-from partita.export.checkpoint.adapters.files import INSTEAD, Adapter
+from partita.export.checkpoint.adapters import INSTEAD, Adapter
 from partita.export.checkpoint.adapters.merge import Site, base_note, sites
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.weight_files import OpenFiles, few
 from partita.export.passes.base import take_names
 from partita.export.quantise.calibrate.reference import moves
 from partita.export.quantise.write.products import weight_of_product
-from partita.export.weights.element_types import of_ir
+from partita.export.weights import of_ir
 from partita.export.weights.origins import Places
 from partita.export.weights.sources import FloatSource
 from partita.package.contract import AdapterInput
@@ -103,11 +103,7 @@ class Branch:
 
 
 def match_switchable(checkpoint: Checkpoint, model: torch.nn.Module, name: str, adapter: Adapter) -> SwitchableAdapter:
-    """Match an adapter with the model, to add it as branches.
-
-    Raises CheckpointError for an adapter of another model, UnsupportedModelError for one that changes more than
-    MatMuls.
-    """
+    """Match an adapter with the model. Raises CheckpointError, UnsupportedModelError for more than MatMuls."""
     said = f"`with_adapters` {name}={adapter.folder}"
     if others := adapter.others():
         raise UnsupportedModelError(
@@ -121,11 +117,7 @@ def match_switchable(checkpoint: Checkpoint, model: torch.nn.Module, name: str, 
 def add_branches(
     model: ir.Model, adapters: Sequence[SwitchableAdapter], batch: int, *, fixed: bool
 ) -> dict[str, Branch]:
-    """Add a branch to every MatMul that an adapter of `adapters` changes, in place. Returns branches by the name of A.
-
-    `batch`: batch size of the graph. `fixed`: all sizes are fixed, and the rank is the largest. Raises
-    UnsupportedModelError for a module whose weight no plain MatMul of the graph reads.
-    """
+    """Add a branch to every MatMul that `adapters` change: name of A -> branch. Raises UnsupportedModelError."""
     made: dict[str, Branch] = {}
     apart = None if batch == 1 else batch if fixed else ROWS
     for node in list(model.graph):
@@ -243,10 +235,7 @@ def _input(graph: ir.Graph, port: AdapterInput) -> ir.Value:
 
 
 def parameters(each: SwitchableAdapter, branches: Iterable[Branch]) -> dict[str, npt.NDArray[Any]]:
-    """The values of an adapter for the inputs of the graphs, by name.
-
-    Raises CheckpointError for a value outside the range of the dtype.
-    """
+    """The values of an adapter for the graphs' inputs, by name. Raises CheckpointError outside of the dtype."""
     found: dict[str, npt.NDArray[Any]] = {}
     with OpenFiles(each.adapter.folder) as files:
         for branch in branches:

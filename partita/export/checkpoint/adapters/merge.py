@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -11,14 +10,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from partita.errors import CheckpointError, UnsupportedModelError
-from partita.export.checkpoint.adapters.files import (
-    INSTEAD,
-    Adapter,
-    AdapterTensor,
-    LowRank,
-    Matrices,
-    Shifted,
-)
+from partita.export.checkpoint.adapters import INSTEAD, Adapter, AdapterTensor, LowRank, Matrices, Shifted
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.naming import Sources, match_names
 from partita.export.checkpoint.weight_files import LazyArray, TensorInfo, few
@@ -65,11 +57,7 @@ class _Merging:
 
 
 def merge_adapter(checkpoint: Checkpoint, model: torch.nn.Module, adapter: Adapter) -> tuple[Checkpoint, list[str]]:
-    """The checkpoint with `adapter` merged into its weights, and notes for the user.
-
-    `model`: that of the checkpoint, without weights. Raises CheckpointError for an adapter of another model, with the
-    first five mismatches and their number, UnsupportedModelError for an adapter that cannot be merged exactly.
-    """
+    """The checkpoint with `adapter` merged, and notes. Raises CheckpointError for an adapter of another model."""
     assert isinstance(model, PreTrainedModel)
     work = _Merging(checkpoint, model, adapter)
     for name, value in adapter.whole.items():
@@ -154,12 +142,10 @@ def _misfit(work: _Merging, said: str, given: Shape, own: Shape) -> None:
 
 
 def _site(work: _Merging, name: str) -> Site | None:
-    """The location of a parameter by its name in the adapter; None where the model has none, which is recorded.
-
-    The name is that of a parameter of the model, or of a tensor that the model joins with others, e.g. an expert.
-    """
+    """The location of a parameter by its name in the adapter; None where the model has none, which is recorded."""
     if name not in work.names and name not in work.checkpoint.tensors:
-        name = next(iter(_renamed(work, name)), name)
+        # an earlier transformers called it so
+        name = next(iter(match_names(work.model, {name: TensorInfo(name, "", (1, 1), "float32")}).origins), name)
     origin = work.sources.of(name)
     if origin is not None and not isinstance(origin, StoredTensor):
         work.computed.append(name)
@@ -178,11 +164,6 @@ def _site(work: _Merging, name: str) -> Site | None:
         return Site(work.made.get(name, work.checkpoint.tensors[name]), name)
     work.unknown.append(name)
     return None
-
-
-def _renamed(work: _Merging, name: str) -> Iterator[str]:
-    """The current names of a parameter that an earlier transformers called `name`."""
-    yield from match_names(work.model, {name: TensorInfo(name, "", (1, 1), "float32")}).origins
 
 
 def _place(work: _Merging, name: str, site: Site, decoder: LazyArray) -> None:
@@ -223,14 +204,8 @@ def _refuse(work: _Merging) -> None:
             "that"
         )
     if work.unknown or misfits:
-        told = [
-            f"{what} {few(items, separator)}"
-            for what, items, separator in (
-                ("not in the model:", work.unknown, ", "),
-                ("of another shape:", misfits, "; "),
-            )
-            if items
-        ]
+        told = [f"not in the model: {few(work.unknown)}"] if work.unknown else []
+        told += [f"of another shape: {few(misfits, '; ')}"] if misfits else []
         base = work.adapter.config.base_model
         trained = f"; it was trained on {base[:120]}" if base else ""
         raise CheckpointError(f"{folder}: this adapter belongs to another model: {'; '.join(told)}{trained}")
@@ -242,10 +217,7 @@ def _refuse(work: _Merging) -> None:
 
 
 def base_note(checkpoint: Checkpoint, adapter: Adapter, done: str) -> list[str]:
-    """A note where the adapter names another base model. Only the last parts of the names are compared.
-
-    `done`: a participle for the note, e.g. "merged into".
-    """
+    """A note where the adapter names another base model. `done`: a participle for it, e.g. "merged into"."""
     base = adapter.config.base_model
     names = [text.rstrip("/").rpartition("/")[2].casefold() for text in (base, checkpoint.source_name)]
     if not base or names[0] == names[1]:

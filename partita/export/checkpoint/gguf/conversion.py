@@ -20,9 +20,9 @@ from filelock import FileLock
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, modeling_gguf_pytorch_utils
 
 from partita.errors import PartitaError, UnsupportedModelError
+from partita.export.checkpoint.gguf import dequantised
 from partita.export.checkpoint.gguf.header import MAGIC, GgufTensor, Header, read_header
 from partita.export.checkpoint.gguf.settings import complete_config, mapped_as
-from partita.export.checkpoint.gguf.types import dequantised
 from partita.export.checkpoint.gguf.weights import weights_of
 from partita.export.checkpoint.stored_formats import QuantisedTensors, StoredFloats
 from partita.export.checkpoint.weight_files import LAYOUTS, few
@@ -32,26 +32,11 @@ SUFFIX = ".gguf"
 FACTORS = "rope_freqs.weight"
 """Divisors of the rotary embedding's frequencies, as in llama 3.1."""
 SPLITS_AS_GPT2 = frozenset(
-    {
-        "gpt-2",
-        "phi-2",
-        "jina-es",
-        "jina-de",
-        "jina-v1-en",
-        "jina-v2-es",
-        "jina-v2-de",
-        "jina-v2-code",
-        "roberta-bpe",
-        "gigachat",
-        "a.x-4.0",
-        "mellum",
-        "modern-bert",
-        "mpt",
-        "olmo",
-        "jais",
-        "trillion",
+    (
+        *("gpt-2", "phi-2", "jina-es", "jina-de", "jina-v1-en", "jina-v2-es", "jina-v2-de", "jina-v2-code"),
+        *("roberta-bpe", "gigachat", "a.x-4.0", "mellum", "modern-bert", "mpt", "olmo", "jais", "trillion"),
         "granite-docling",
-    }
+    )
 )
 """llama.cpp's names of pre-tokenizers that split text as GPT-2 does (llama-vocab.cpp).
 
@@ -106,10 +91,7 @@ class ConvertedFile:
 
 
 def gguf_file(given: Path) -> Path | None:
-    """The GGUF file at `given`, or the only weights in that folder; None for other checkpoints.
-
-    Raises UnsupportedModelError for a folder with several.
-    """
+    """The GGUF file at `given`, or the only weights there, or None. Raises UnsupportedModelError for several."""
     if given.is_file() and (given.suffix == SUFFIX or _begins_as_one(given)):
         return given
     if not given.is_dir() or any((given / name).is_file() for layout in LAYOUTS for name in layout):
@@ -133,11 +115,7 @@ def _begins_as_one(path: Path) -> bool:
 
 
 def prepare(path: Path) -> ConvertedFile:
-    """Read the header of a GGUF file, and write its config and tokenizer into a temporary folder.
-
-    Raises CheckpointError when it is damaged, UnsupportedModelError for an architecture that transformers cannot read,
-    InstallationError without the package gguf.
-    """
+    """Write config and tokenizer of a GGUF file into a temporary folder. Raises as `read_header` does."""
     import gguf  # noqa: F401 - an ImportError is told with the extra that brings it
 
     header = read_header(path)
@@ -179,11 +157,7 @@ def _method(header: Header) -> str:
 
 
 def _with_factors(header: Header, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of the rotary embedding with the frequency factors of the file, the same at every length.
-
-    transformers supports factors for "longrope". With equal short and long factors and attention_factor 1, they compute
-    the same as llama.cpp.
-    """
+    """Settings of the rotary embedding with the frequency factors of the file, the same at every length."""
     tensor: GgufTensor = header.tensors[FACTORS]
     stored = np.memmap(header.path, np.uint8, "r", offset=tensor.start, shape=(1, tensor.size_bytes))
     factors = dequantised(stored, tensor.type.number).reshape(-1).astype(float).tolist()
@@ -191,16 +165,9 @@ def _with_factors(header: Header, raw: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(rope, dict) or rope.get("rope_type", "default") != "default":
         raise UnsupportedModelError(f"{header.path}: {FACTORS} and a rotary embedding of another type")
     most = raw.get("max_position_embeddings")
-    changed = {
-        **rope,
-        "rope_type": "longrope",
-        "short_factor": factors,
-        "long_factor": factors,
-        "attention_factor": 1.0,
-        "factor": 1.0,
-        "original_max_position_embeddings": most,
-    }
-    return {"rope_parameters": changed}
+    # transformers has factors for longrope only; with both equal, and attention_factor 1, it computes as llama.cpp
+    changed = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
+    return {"rope_parameters": {**rope, **changed, "factor": 1.0, "original_max_position_embeddings": most}}
 
 
 def _tokenizer(header: Header, folder: Path, file: str) -> tuple[str, ...]:
@@ -211,11 +178,6 @@ def _tokenizer(header: Header, folder: Path, file: str) -> tuple[str, ...]:
             tokenizer.save_pretrained(str(folder))
     except PartitaError as error:
         return (f"transformers cannot build a tokenizer from the GGUF file: {error.message[:200]}",)
-    return _splits_note(header)
-
-
-def _splits_note(header: Header) -> tuple[str, ...]:
-    """A note where transformers' tokenizer of the file splits text differently from llama.cpp."""
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
     said, known = header.settings.get("tokenizer.ggml.pre"), {*SPLITS_AS_GPT2, *GGUF_PRE_TOKENIZER_SPLITS}

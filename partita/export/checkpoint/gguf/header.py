@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.errors import CheckpointError, UnsupportedModelError
-from partita.export.checkpoint.gguf.types import BlockType, block_type
+from partita.export.checkpoint.gguf import BlockType, block_type
 from partita.export.checkpoint.weight_files import SHOWN_CHARACTERS, is_name, refuse_pointer
 from partita.observations.text_format import plural
 
@@ -90,11 +90,7 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """Read and validate the header of a GGUF file.
-
-    Raises CheckpointError when it is damaged or cut off, UnsupportedModelError for an unknown version, byte order or
-    tensor type, and for a part of a split file.
-    """
+    """Read the header of a GGUF file. Raises CheckpointError when damaged, UnsupportedModelError for other formats."""
     refuse_pointer(path)
     size = path.stat().st_size
     if size < 24:

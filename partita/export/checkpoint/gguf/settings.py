@@ -95,10 +95,7 @@ def mapped_as(architecture: str) -> str:
 
 
 def complete_config(header: Header, raw: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """`raw`, transformers' config of a file, with the settings that it does not read, and a note on ignored settings.
-
-    Raises UnsupportedModelError for unsupported settings that change the outputs.
-    """
+    """`raw` with the settings that transformers does not read, and a note. Raises UnsupportedModelError."""
     prefix = f"{header.architecture}."
     given = {name.removeprefix(prefix): value for name, value in header.settings.items() if name.startswith(prefix)}
     tables: Any = modeling_gguf_pytorch_utils.GGUF_TO_TRANSFORMERS_MAPPING
@@ -214,10 +211,7 @@ def _with_base(raw: Mapping[str, Any], layers: str, value: float) -> dict[str, A
 
 
 def _attention_scale(header: Header, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """query_pre_attn_scalar of gemma, which is not in the file.
-
-    It is the head size, or hidden size / heads in the largest models.
-    """
+    """query_pre_attn_scalar of gemma, which is not in the file."""
     if header.architecture not in LARGEST or "query_pre_attn_scalar" not in raw:
         return {}
     largest = raw.get("num_hidden_layers") == LARGEST[header.architecture]

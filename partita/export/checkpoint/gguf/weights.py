@@ -1,6 +1,4 @@
-"""Weights in a GGUF file: permuted rows of one or several tensors, or a whole tensor.
-
-Maps tensors of a GGUF file to parameters of a transformers model; no tensor data is read.
+"""Maps tensors of a GGUF file to parameters of a transformers model: permuted rows of tensors, or a whole tensor.
 
 transformers has a processor per architecture (`modeling_gguf_pytorch_utils`), which reverts the changes of llama.cpp's
 converter: it permutes query and key rows, subtracts 1 from norms, stacks experts. The processor runs here on row
@@ -21,9 +19,9 @@ import torch
 from transformers import PreTrainedConfig, modeling_gguf_pytorch_utils
 
 from partita.errors import CheckpointError, UnsupportedModelError
+from partita.export.checkpoint import auto_class
+from partita.export.checkpoint.gguf import AFFINE, BlockType, Bytes, dequantised
 from partita.export.checkpoint.gguf.header import GgufTensor, Header
-from partita.export.checkpoint.gguf.types import AFFINE, Bytes, dequantised
-from partita.export.checkpoint.model_class import auto_class
 from partita.export.checkpoint.stored_formats import AffineWeight, Parts, StoredFloats, StoredWeight
 from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo, few, first_line
 from partita.export.weights.origins import Region
@@ -35,35 +33,22 @@ class Rows:
 
     path: Path
     tensors: tuple[GgufTensor, ...]
-    """Tensors of one row length; `read` needs one type, too."""
+    """Tensors of one row length."""
     index: npt.NDArray[np.int64]
     """For each row, its index in the concatenated rows of the tensors."""
 
-    def read(self, region: Region, shape: tuple[int, ...]) -> tuple[Bytes, int]:
-        """The bytes of the blocks that `region` of a tensor of `shape` touches, [R, bytes], and their first column."""
-        places = self.index.reshape(shape[:-1])[tuple(slice(start, stop) for start, stop in region[:-1])].reshape(-1)
-        begin, end = region[-1]
-        block = self.tensors[0].type
-        first, last = begin // block.block, -(-end // block.block)
-        ends = np.cumsum([math.prod(tensor.shape[:-1]) for tensor in self.tensors])
-        found = np.empty((len(places), (last - first) * block.size_bytes), np.uint8)
-        for number, tensor in enumerate(self.tensors):
-            low = int(ends[number - 1]) if number else 0
-            here = (places >= low) & (places < ends[number])
-            found[here] = _mapped(self.path, tensor)[
-                places[here] - low, first * block.size_bytes : last * block.size_bytes
-            ]
-        return found, first * block.block
-
-    def of_each(self, region: Region, shape: tuple[int, ...]) -> Iterator[tuple[npt.NDArray[np.bool_], Rows]]:
-        """For each tensor with rows in `region`: a mask of these rows [R], and the rows."""
+    def read(self, region: Region, shape: tuple[int, ...]) -> Iterator[tuple[npt.NDArray[np.bool_], Bytes, BlockType]]:
+        """For each tensor with rows in `region` of a tensor of `shape`: a mask of these rows [R], the bytes of their
+        blocks [rows, bytes], which begin with the block of the region's first column, and the block type."""
         places = self.index.reshape(shape[:-1])[tuple(slice(start, stop) for start, stop in region[:-1])].reshape(-1)
         low = 0
         for tensor in self.tensors:
-            lines = math.prod(tensor.shape[:-1])
+            lines, kind = math.prod(tensor.shape[:-1]), tensor.type
             here = (places >= low) & (places < low + lines)
+            first, last = region[-1][0] // kind.block, -(-region[-1][1] // kind.block)
             if here.any():
-                yield here, Rows(self.path, (tensor,), places[here] - low)
+                columns = slice(first * kind.size_bytes, last * kind.size_bytes)
+                yield here, _mapped(self.path, tensor)[places[here] - low, columns], kind
             low += lines
 
 
@@ -73,11 +58,11 @@ def _mapped(path: Path, tensor: GgufTensor) -> Bytes:
     return np.memmap(path, np.uint8, "r", offset=tensor.start, shape=shape)
 
 
-def _as_region(values: npt.NDArray[Any], region: Region, first: int) -> torch.Tensor:
-    """Rows [R, columns from `first`] reshaped to `region`."""
+def _columns(values: npt.NDArray[Any], region: Region, block: int) -> torch.Tensor:
+    """The columns of `region` of rows that begin with its first block."""
     begin, end = region[-1]
-    cut = np.ascontiguousarray(values[:, begin - first : end - first])
-    return torch.from_numpy(cut).reshape([stop - start for start, stop in region])
+    first = begin // block * block
+    return torch.from_numpy(np.ascontiguousarray(values[:, begin - first : end - first]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,11 +75,8 @@ class RowWeight(StoredWeight):
         """The values in `region`, float32."""
         begin, end = region[-1]
         found = torch.empty(math.prod(stop - start for start, stop in region[:-1]), end - begin)
-        for here, rows in self.rows.of_each(region, self.shape) if found.numel() else ():
-            lines = len(rows.index)
-            part: Region = ((0, lines), region[-1])
-            raw, first = rows.read(part, (lines, self.shape[-1]))
-            found[torch.from_numpy(here)] = _as_region(dequantised(raw, rows.tensors[0].type.number), part, first)
+        for here, raw, kind in self.rows.read(region, self.shape) if found.numel() else ():
+            found[torch.from_numpy(here)] = _columns(dequantised(raw, kind.number), region, kind.block)
         return found.reshape([stop - start for start, stop in region])
 
 
@@ -111,16 +93,16 @@ class AffineRows(AffineWeight):
 
     def parts(self, region: Region, files: OpenFiles) -> Parts:
         """Integers, scales and the zero point in `region`."""
-        raw, first = self.rows.read(region, self.shape)
+        sizes, affine = [stop - start for start, stop in region], AFFINE[self.rows.tensors[0].type.name]
+        integers, scales = torch.empty(math.prod(sizes[:-1]), sizes[-1], dtype=torch.uint8), torch.empty(sizes)
+        scales = scales.reshape(integers.shape)
+        for here, raw, kind in self.rows.read(region, self.shape) if integers.numel() else ():
+            whole, factors = affine.split(raw.reshape(-1, kind.size_bytes))
+            wide, rows = np.repeat(factors, affine.group, axis=1).reshape(len(raw), -1), torch.from_numpy(here)
+            integers[rows] = _columns(whole.reshape(len(raw), -1), region, kind.block)
+            scales[rows] = _columns(wide, region, kind.block)
         zero = torch.tensor(1 << (self.bits - 1), dtype=torch.uint8)
-        if not raw.size:
-            nothing = torch.empty([stop - start for start, stop in region])
-            return Parts(nothing.to(torch.uint8), nothing, zero)
-        kind = AFFINE[self.rows.tensors[0].type.name]
-        blocks = raw.reshape(-1, self.rows.tensors[0].type.size_bytes)
-        integers, scales = kind.split(blocks)
-        wide = np.repeat(scales, kind.group, axis=1).reshape(len(raw), -1)
-        return Parts(_as_region(integers.reshape(len(raw), -1), region, first), _as_region(wide, region, first), zero)
+        return Parts(integers.reshape(sizes), scales.reshape(sizes), zero)
 
     def zero_points(self, files: OpenFiles) -> torch.Tensor:
         """The zero point of all blocks, [1] uint8."""
@@ -175,10 +157,7 @@ class _Made:
 
 
 def weights_of(header: Header, config: PreTrainedConfig, file: str) -> dict[str, StoredWeight]:
-    """Parameter name -> the weight in `file`, a GGUF file in the checkpoint's folder.
-
-    Raises UnsupportedModelError for tensors that transformers does not map, CheckpointError where shapes do not match.
-    """
+    """Parameter name -> its weight in `file`. Raises UnsupportedModelError without a mapping, CheckpointError."""
     with torch.device("meta"):
         model = auto_class(config).from_config(config)
     settings = {**config.to_dict(), "num_attention_heads": getattr(config, "num_attention_heads", None)}
@@ -187,7 +166,7 @@ def weights_of(header: Header, config: PreTrainedConfig, file: str) -> dict[str,
     tensors = {name: tensor for name, tensor in header.tensors.items() if name not in COMPUTED}
     firsts = dict(zip(tensors, np.cumsum([1, *map(_lines, tensors.values())]).tolist(), strict=False))
     one, other = (
-        _run(header.path, kind(config=settings), tensors, firsts, mapping, turn) for turn in (_plain, _changed)
+        _run(header.path, kind(config=settings), tensors, firsts, mapping, turn) for turn in (np.asarray, _changed)
     )
     placed = {tensor.name for sources in one.sources.values() for tensor in sources}
     if left := sorted(set(tensors) - placed):
@@ -227,10 +206,6 @@ def _lines(tensor: GgufTensor) -> int:
     return math.prod(tensor.shape[:-1]) if len(tensor.shape) > 1 else tensor.shape[0]
 
 
-def _plain(numbers: Array) -> Array:
-    return numbers
-
-
 def _changed(numbers: Array) -> Array:
     """An affine change of row numbers: it commutes with a permutation and not with other computation."""
     return 3.0 * numbers + 0.5
@@ -244,10 +219,7 @@ def _run(
     mapping: Mapping[str, str],
     turn: Any,
 ) -> _Made:
-    """Run a processor on the row numbers [..., 1], or on the indices in a vector.
-
-    Raises CheckpointError for a tensor that the processor rejects.
-    """
+    """Run a processor on the row numbers [..., 1], or on the indices in a vector."""
     made, parsed = _Made(), _Noting()
     for name, tensor in tensors.items():
         shape = (*tensor.shape[:-1], 1) if len(tensor.shape) > 1 else tensor.shape

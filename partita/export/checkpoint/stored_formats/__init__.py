@@ -1,7 +1,5 @@
 """Quantised storage formats, one module each: a reader of the tensors, and the values of the weights.
 
-Base classes of stored formats.
-
 A format makes one `StoredWeight` from the tensors of a layer, under the name of the unquantised weight. An
 `AffineWeight` has integers with a scale and an integer zero point per block, which a package can store unchanged.
 """
@@ -23,7 +21,7 @@ import torch
 from partita.errors import CheckpointError, UnsupportedModelError
 from partita.export.checkpoint.quantisation_method import DetectedMethod, refusal
 from partita.export.checkpoint.weight_files import SHOWN_CHARACTERS, OpenFiles, TensorInfo, few
-from partita.export.weights.element_types import unpack
+from partita.export.weights import unpack
 from partita.export.weights.origins import Region
 
 INTEGER = r"[IU](8|16|32|64)|torch\.u?int(8|16|32|64)"
@@ -170,6 +168,8 @@ class Sources:
     weight_tensors: set[str] = field(default_factory=set)
     """Tensors that belong to weights."""
     missing: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """Notes for the user, in sentences."""
     declarations: dict[str, Sequence[Claims]] = field(default_factory=dict)
     """Weight name -> alternative declarations of the settings; the tensors must match one."""
 
@@ -179,10 +179,7 @@ class Sources:
         return [info.name.removesuffix(end) for info in found if re.fullmatch(kind, info.dtype)]
 
     def take(self, name: str, kind: str = ANY) -> TensorInfo | None:
-        """The tensor of that name, marked as part of a weight; None, and recorded as missing, where it does not exist.
-
-        Raises CheckpointError for another dtype.
-        """
+        """The tensor of that name; None, and recorded as missing, without one. Raises CheckpointError."""
         info = self.optional(name, kind)
         if info is None:
             self.missing.append(name)
@@ -212,10 +209,7 @@ class Sources:
         return UnsupportedModelError(f"{self.folder}: the checkpoint is quantised: {self.method} {what}; {advice}")
 
     def number(self, *keys: str, least: int = 1) -> int | None:
-        """The first of some settings that exists; None where none exists.
-
-        Raises CheckpointError when it is not an integer or below `least`.
-        """
+        """The first of some settings that exists, or None. Raises CheckpointError for no integer from `least`."""
         key = next((key for key in keys if self.settings.get(key) is not None), None)
         value = None if key is None else self.settings[key]
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
@@ -234,15 +228,6 @@ class Sources:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
-    """The weights of a checkpoint as read by a format."""
-
-    weights: Sequence[StoredWeight]
-    notes: tuple[str, ...] = ()
-    """Notes for the user, in sentences."""
-
-
-@dataclass(frozen=True, slots=True)
 class StoredFormat:
     """A way to store quantised weights."""
 
@@ -251,15 +236,13 @@ class StoredFormat:
     """Names in `quantised.METHODS` that it reads."""
     summary: str
     """A description in one line."""
-    read: Callable[[Sources], Read]
-    """Reads every quantised weight. Raises CheckpointError, which names the tensor, and UnsupportedModelError."""
+    read: Callable[[Sources], Iterable[StoredWeight | None]]
+    """Reads every quantised weight; None for one that lacks tensors. Raises CheckpointError, which names the tensor,
+    and UnsupportedModelError."""
 
 
 def words(packed: torch.Tensor, bits: int, start: int, stop: int) -> torch.Tensor:
-    """Integers `start` .. `stop` of each row of int32 words [R, W], lowest bits first, as uint8 [R, stop - start].
-
-    3-bit integers may span two words.
-    """
+    """Integers `start` .. `stop` of rows of int32 words [R, W], lowest bits first; 3 bits may span two words."""
     if bits in (4, 8):
         return unpack(packed.contiguous().view(torch.uint8), bits, stop)[:, start:]
     wide = packed.to(torch.int64) & 0xFFFFFFFF
@@ -275,27 +258,11 @@ def words(packed: torch.Tensor, bits: int, start: int, stop: int) -> torch.Tenso
 def read_words(
     info: TensorInfo, others: tuple[int, int], packed: tuple[int, int], bits: int, files: OpenFiles, *, along: int
 ) -> torch.Tensor:
-    """Integers of a matrix of int32 words packed along axis `along`, as uint8 [others, packed].
-
-    `packed`: start and stop along that axis, in integers; `others`: start and stop along the other axis.
-    """
+    """Integers of int32 words packed along `along`, uint8 [others, packed]; both: start and stop."""
     groups = packed[0] // WORD  # 32 integers start at a word boundary for any number of bits
     here = groups * bits, -(-packed[1] * bits // WORD)
     found = files.read(info, (others, here) if along == 1 else (here, others))
     return words(found if along == 1 else found.T, bits, packed[0] - groups * WORD, packed[1] - groups * WORD)
-
-
-__all__ = [
-    "AffineWeight",
-    "Parts",
-    "QuantisedTensors",
-    "StoredFormat",
-    "StoredWeight",
-    "affine",
-    "format_of",
-    "names",
-    "read",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +304,7 @@ def affine(info: TensorInfo) -> AffineWeight | None:
 
 def names() -> tuple[str, ...]:
     """Names of all formats, sorted. Imports none of them."""
-    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name != "base"))
+    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__)))
 
 
 def format_of(method: str) -> StoredFormat | None:
@@ -351,23 +318,20 @@ def format_of(method: str) -> StoredFormat | None:
 
 
 def read(folder: Path, found: DetectedMethod, tensors: Mapping[str, TensorInfo]) -> QuantisedTensors:
-    """The tensors of a quantised checkpoint, with its weights as floats.
-
-    Raises UnsupportedModelError for an unsupported method, CheckpointError when tensors do not match each other.
-    """
+    """The tensors of a quantised checkpoint as floats. Raises UnsupportedModelError, CheckpointError."""
     known = format_of(found.method.name)
     if known is None:
         raise refusal(folder, found.method, found.evidence)
     sources = Sources(folder, found.method.name, found.settings, tensors)
-    made = known.read(sources)
+    weights = {weight.name: weight for weight in known.read(sources) if weight is not None}
     sources.raise_missing()
-    if not made.weights:
+    if not weights:
         raise CheckpointError(
             f"{folder}: the checkpoint is quantised: {found.method.name} ({found.evidence}), but none of its tensors "
             "is in this format; correct config.json, or download the weights again"
         )
     with OpenFiles(folder) as files:
-        for weight in made.weights:
+        for weight in weights.values():
             wrong = [contradiction(weight, claims, files) for claims in sources.declarations.get(weight.name, ())]
             if wrong and wrong[0] is not None and None not in wrong:
                 raise sources.wrong(wrong[0][0], f"{wrong[0][1]}; correct the settings, or quantise the model again")
@@ -378,7 +342,6 @@ def read(folder: Path, found: DetectedMethod, tensors: Mapping[str, TensorInfo])
                 f"{folder}: tensor {info.name[:SHOWN_CHARACTERS]} is {info.dtype}, but belongs to no "
                 f"weight quantised with {found.method.name}; download the weights again"
             )
-    weights = {weight.name: weight for weight in made.weights}
     both = sorted(name for name in weights if name in left)
     if both:
         raise CheckpointError(
@@ -386,4 +349,4 @@ def read(folder: Path, found: DetectedMethod, tensors: Mapping[str, TensorInfo])
             f"{found.method.name}; remove one of them"
         )
     all_tensors = {**left, **{name: weight.info for name, weight in weights.items()}}
-    return QuantisedTensors(found.method.name, all_tensors, weights, made.notes)
+    return QuantisedTensors(found.method.name, all_tensors, weights, tuple(sources.notes))

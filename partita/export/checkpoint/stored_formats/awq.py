@@ -23,9 +23,9 @@ from partita.export.checkpoint.stored_formats import (
     WORD,
     AffineWeight,
     Parts,
-    Read,
     Sources,
     StoredFormat,
+    StoredWeight,
     claims_of,
     words,
 )
@@ -67,7 +67,7 @@ def _unpacked(info: TensorInfo, lines: tuple[int, int], columns: tuple[int, int]
     return ordered[:, columns[0] - begin * PER_WORD : columns[1] - begin * PER_WORD]
 
 
-def _read(sources: Sources) -> Read:
+def _read(sources: Sources) -> list[StoredWeight | None]:
     version = str(sources.settings.get("version") or "gemm").lower()
     if version != "gemm":
         raise sources.refused(f"packed for the kernels {version[:40]}", "save it in AWQ's version gemm")
@@ -82,8 +82,7 @@ def _read(sources: Sources) -> Read:
             f"with activation scales ({stem}.scales)",
             "activation scales are not supported; export the unquantised checkpoint",
         )
-    found = [_weight(sources, stem, size) for stem in sources.stems(".qweight", INT32)]
-    return Read([weight for weight in found if weight is not None])
+    return [_weight(sources, stem, size) for stem in sources.stems(".qweight", INT32)]
 
 
 def _weight(sources: Sources, stem: str, size: int | None) -> _Weight | None:

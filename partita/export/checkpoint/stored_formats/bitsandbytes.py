@@ -34,7 +34,6 @@ from partita.export.checkpoint.stored_formats import (
     AffineWeight,
     Claims,
     Parts,
-    Read,
     Sources,
     StoredFormat,
     StoredWeight,
@@ -102,21 +101,12 @@ class _Table(StoredWeight):
         _, absmax, _, *others = self.tensors
         (first, last), (begin, end) = region
         low, high = first * width // self.block, -(-last * width // self.block)
-        scales = self._scales(absmax, others, low, high, files)
+        scales = files.read(absmax, ((low, high),))
+        if self.nested_blocks:
+            outer, table = (files.read(each, ((0, each.shape[0]),)).float() for each in others[:2])
+            scales = table[scales.long()] * outer[torch.arange(low, high) // self.nested_blocks] + self.offset
         places = torch.arange(first, last)[:, None] * width + torch.arange(begin, end)
-        return scales[places // self.block - low]
-
-    def _scales(
-        self, absmax: TensorInfo, others: list[TensorInfo], low: int, high: int, files: OpenFiles
-    ) -> torch.Tensor:
-        """Scales of blocks `low` .. `high`, float32."""
-        found = files.read(absmax, ((low, high),))
-        if not self.nested_blocks:
-            return found.float()
-        scales, table = others[:2]
-        outer = files.read(scales, ((0, scales.shape[0]),)).float()
-        inner = files.read(table, ((0, table.shape[0]),)).float()[found.long()]
-        return inner * outer[torch.arange(low, high) // self.nested_blocks] + self.offset
+        return scales.float()[places // self.block - low]
 
 
 @dataclass(frozen=True)
@@ -140,21 +130,19 @@ class _Rows(AffineWeight):
         return numbers * largest.unsqueeze(-1) * LARGEST
 
 
-def _read(sources: Sources) -> Read:
-    weights: list[StoredWeight | None] = []
-    for stem in sources.stems(".weight.absmax"):
-        weights.append(_table(sources, f"{stem}.weight"))
-    for stem in sources.stems(".SCB"):
-        weights.append(_rows(sources, stem))
+def _read(sources: Sources) -> list[StoredWeight | None]:
+    weights = [_table(sources, f"{stem}.weight") for stem in sources.stems(".weight.absmax")]
+    weights += [_rows(sources, stem) for stem in sources.stems(".SCB")]
     for stem in sources.stems(".weight_format"):
         _check_layout(sources, f"{stem}.weight_format")
-    found, given = [weight for weight in weights if weight is not None], sources.settings
+    given = sources.settings
     loaded: Claims = {
         key: ("bits", bits) for key, bits in (("load_in_4bit", 4), ("load_in_8bit", 8)) if given.get(key) is True
     }
     of_tables = claims_of(given, {"bnb_4bit_quant_type": "kind", "bnb_4bit_use_double_quant": "nested_blocks"})
-    sources.declarations |= {each.name: [loaded | (of_tables if isinstance(each, _Table) else {})] for each in found}
-    return Read(found)
+    for each in filter(None, weights):
+        sources.declarations[each.name] = [loaded | (of_tables if isinstance(each, _Table) else {})]
+    return weights
 
 
 def _check_layout(sources: Sources, name: str) -> None:
@@ -165,10 +153,8 @@ def _check_layout(sources: Sources, name: str) -> None:
         found = files.read(info, tuple((0, size) for size in info.shape))
     if bool(found.any()):
         raise sources.refused(
-            (
-                f"with integers in the tile layout of its kernels ({name} is {int(found.max())}; 1 is col32, "
-                "2 col_turing, 3 col_ampere)"
-            ),
+            f"with integers in the tile layout of its kernels ({name} is {int(found.max())}; 1 is col32, "
+            "2 col_turing, 3 col_ampere)",
             "only row-major integers are supported, export the unquantised checkpoint",
         )
 
@@ -202,24 +188,22 @@ def _table(sources: Sources, name: str) -> StoredWeight | None:
         return None
     shape, block, offset = settings.get("shape"), _number(settings, "blocksize"), settings.get("nested_offset") or 0.0
     rounded = getattr(torch, str(settings.get("dtype")), None)
-    if not _is_shape(shape) or not block or not isinstance(rounded, torch.dtype) or not isinstance(offset, int | float):
+    is_shape = isinstance(shape, list) and len(shape) == 2 and all(isinstance(n, int) and n > 0 for n in shape)
+    if not is_shape or not block or not isinstance(rounded, torch.dtype) or not isinstance(offset, int | float):
         raise sources.wrong(said.name, f"has shape {str(shape)[:40]} and blocks of {str(block)[:20]}")
     assert isinstance(shape, list)
     tensors = (data, absmax, table, *(each for each in others if each is not None))
-    numbers = _numbers(sources, table)
+    with OpenFiles(sources.folder) as files:  # the table, as far as it is stored as a vector
+        stored_table = (
+            files.read(table, ((0, 16),)) if len(table.shape) == 1 <= table.shape[0] // 16 else torch.empty(0)
+        )
+    numbers = tuple(stored_table.float().tolist())
     kind, style = str(settings["dtype"]), said.name.removeprefix(f"{name}{STATE}")
     found = _Table(name, (shape[0], shape[1]), tensors, kind, block, nested, float(offset), rounded, numbers, style)
     if not found.fits:
         shapes = ", ".join(str(list(each.shape)) for each in tensors)
         raise sources.wrong(name, f"is stored as {shapes}, but {said.name} has {shape} in blocks of {block}")
     return found
-
-
-def _numbers(sources: Sources, table: TensorInfo) -> tuple[float, ...]:
-    """The table, as far as it is stored as a vector; empty otherwise."""
-    with OpenFiles(sources.folder) as files:
-        found = files.read(table, ((0, 16),)) if len(table.shape) == 1 and table.shape[0] >= 16 else torch.empty(0)
-    return tuple(found.float().tolist())
 
 
 def _number(settings: Mapping[str, Any], key: str) -> int:
@@ -239,10 +223,6 @@ def _state(sources: Sources, info: TensorInfo) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise sources.wrong(info.name, "is not valid bitsandbytes JSON")
     return found
-
-
-def _is_shape(shape: Any) -> bool:
-    return isinstance(shape, list) and len(shape) == 2 and all(isinstance(n, int) and n > 0 for n in shape)
 
 
 FORMAT = StoredFormat(

@@ -32,14 +32,13 @@ from partita.export.checkpoint.stored_formats import (
     AffineWeight,
     Claims,
     Parts,
-    Read,
     Sources,
     StoredFormat,
     StoredWeight,
     claims_of,
     read_words,
 )
-from partita.export.checkpoint.stored_formats.fp8 import ACTIVATIONS, BLOCK, mark_activation_scales, scaled_weight
+from partita.export.checkpoint.stored_formats.fp8 import BLOCK, note_activations, scaled_weight
 from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
 from partita.export.weights.origins import Region
 
@@ -120,7 +119,7 @@ def _scales(info: TensorInfo, rows: tuple[int, int], groups: tuple[int, int], fi
     return files.read(info, (lines, groups if info.shape[1] > 1 else (0, 1))).float()
 
 
-def _read(sources: Sources) -> Read:
+def _read(sources: Sources) -> list[StoredWeight | None]:
     sparse, transform = sources.settings.get("sparsity_config"), sources.settings.get("transform_config")
     if isinstance(sparse, Mapping) and sparse.get("format", "dense") not in ("dense", None):
         raise sources.refused(f"with sparsity ({sparse['format']})", "save it without sparsity compression")
@@ -143,13 +142,10 @@ def _read(sources: Sources) -> Read:
             declared = 0 < len(list(structures)) == len(list(groups))
             weights.append(scaled_weight(sources, weight, scales, blocks, declared=declared))
             sources.optional(f"{stem}.weight_zero_point")
-    found = [weight for weight in weights if weight is not None]
-    said = list(_groups_with(sources.settings, "weights"))
-    sources.declarations |= {weight.name: [_declarations(each) for each in said] for weight in found}
-    notes = mark_activation_scales(sources)
-    if not notes and any(_groups_with(sources.settings, "input_activations")):
-        notes = (ACTIVATIONS.format(sources.method),)
-    return Read(found, notes)
+    said = [_declarations(each) for each in _groups_with(sources.settings, "weights")]
+    sources.declarations |= {weight.name: said for weight in weights if weight is not None}
+    note_activations(sources, declared=any(_groups_with(sources.settings, "input_activations")))
+    return weights
 
 
 def _declarations(said: Mapping[str, Any]) -> Claims:

@@ -18,7 +18,6 @@ import torch
 
 from partita.export.checkpoint.stored_formats import (
     FLOAT8,
-    Read,
     Sources,
     StoredFormat,
     StoredWeight,
@@ -69,11 +68,7 @@ def expand_scales(scales: TensorInfo, blocks: Sequence[int], region: Region, fil
 def blocks_of(
     sources: Sources, weight: TensorInfo, scales: TensorInfo, expected: Sequence[int], *, declared: bool = False
 ) -> tuple[int, ...]:
-    """Elements per scale along each axis. `expected`: block shape of the last axes, of the settings or the usual one.
-
-    `declared`: it is that of the settings, so that only it or one scale per tensor is valid. Raises
-    CheckpointError when the scales do not match the weight.
-    """
+    """Elements per scale along each axis; `declared`: `expected` is that of the settings. Raises CheckpointError."""
     shape, grid = weight.shape, (*scales.shape, *[1] * (len(weight.shape) - len(scales.shape)))
     missing = max(0, len(shape) - len(expected))
     said = (*[1] * missing, *expected[-len(shape) :])
@@ -109,27 +104,26 @@ def scaled_weight(
     *,
     declared: bool = False,
 ) -> ScaledWeight:
-    """The weight of a tensor of 8-bit floats and its scales. `name`: where it differs from the tensor's.
-
-    Raises CheckpointError when they do not match.
-    """
+    """The weight of 8-bit floats and scales. `name`: if not the tensor's. Raises CheckpointError."""
     dtype = scales.dtype if scales.dtype in ("float16", "bfloat16", "float32") else "bfloat16"
     blocks = blocks_of(sources, weight, scales, expected, declared=declared)
     return ScaledWeight(name or weight.name, weight.shape, (weight, scales), dtype, weight, scales, blocks)
 
 
-def mark_activation_scales(sources: Sources) -> tuple[str, ...]:
-    """Mark the scales of activations as used. Returns a note where there are any."""
+def note_activations(sources: Sources, *, declared: bool) -> None:
+    """Mark the scales of activations as used, and add a note where there are any, or the settings have them."""
     found = [stem + end for end in OF_ACTIVATIONS for stem in sources.stems(end)]
     sources.weight_tensors.update(found)
-    return (ACTIVATIONS.format(sources.method),) if found else ()
+    if found or declared:
+        sources.notes.append(ACTIVATIONS.format(sources.method))
 
 
-def _read(sources: Sources) -> Read:
+def _read(sources: Sources) -> list[StoredWeight | None]:
     expected = sources.settings.get("weight_block_size") or (BLOCK, BLOCK)
     if not isinstance(expected, list | tuple) or not all(isinstance(n, int) and n > 0 for n in expected):
         raise sources.refused(f"with blocks of {str(expected)[:40]!r}", "correct weight_block_size in config.json")
-    weights, declared = [], sources.settings.get("weight_block_size") is not None
+    weights: list[StoredWeight | None] = []
+    declared = sources.settings.get("weight_block_size") is not None
     for name in sources.stems("", FLOAT8):
         if any(name.endswith(end) for end in (*ENDS, *OF_ACTIVATIONS)):
             continue
@@ -137,10 +131,8 @@ def _read(sources: Sources) -> Read:
         if weight is not None and scales is not None:
             weights.append(scaled_weight(sources, weight, scales, expected, declared=declared))
             sources.declarations[name] = [claims_of(sources.settings, {"fmt": "kind"})]
-    notes = mark_activation_scales(sources)
-    if not notes and sources.settings.get("activation_scheme") == "dynamic":
-        notes = (ACTIVATIONS.format(sources.method),)
-    return Read(weights, notes)
+    note_activations(sources, declared=sources.settings.get("activation_scheme") == "dynamic")
+    return weights
 
 
 FORMAT = StoredFormat("fp8", ("fp8", "FBGEMM fp8"), "8-bit floats, one scale per block, row or tensor", _read)

@@ -14,7 +14,7 @@ all ones is refused: kernels differ in reading it as 0 or 2^bits.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,9 +27,9 @@ from partita.export.checkpoint.stored_formats import (
     WORD,
     AffineWeight,
     Parts,
-    Read,
     Sources,
     StoredFormat,
+    StoredWeight,
     claims_of,
     read_words,
 )
@@ -93,13 +93,12 @@ class _Weight(AffineWeight):
         return found
 
 
-def _read(sources: Sources) -> Read:
+def _read(sources: Sources) -> list[StoredWeight | None]:
     stored = str(sources.settings.get("checkpoint_format") or sources.settings.get("format") or "")
     if stored not in (*PLAIN, *SECOND):
         raise sources.refused(f"in the format {stored[:40]}", "save it in the format gptq or gptq_v2")
     less = 0 if stored in SECOND else 1
-    weights = [_weight(sources, stem, less) for stem in sources.stems(".qweight", INT32)]
-    return Read([weight for weight in weights if weight is not None])
+    return [_weight(sources, stem, less) for stem in sources.stems(".qweight", INT32)]
 
 
 def _weight(sources: Sources, stem: str, less: int) -> _Weight | None:
@@ -107,7 +106,9 @@ def _weight(sources: Sources, stem: str, less: int) -> _Weight | None:
     qzeros, g_idx = sources.take(f"{stem}.qzeros", INT32), sources.optional(f"{stem}.g_idx", INT32)
     if qweight is None or scales is None or qzeros is None:
         return None
-    _check_ranks(sources, (qweight, scales, qzeros))
+    for info in (qweight, scales, qzeros):
+        if len(info.shape) != 2:
+            raise sources.wrong(info.name, f"is {list(info.shape)}, not a matrix")
     rows = qweight.shape[1]
     settings = _settings_of(sources, stem)
     bits, size = settings["bits"], settings["group_size"]
@@ -140,18 +141,8 @@ def _weight(sources: Sources, stem: str, less: int) -> _Weight | None:
     return _Weight(name, (rows, width), tensors, scales.dtype, bits, 1, group, qweight, qzeros, scales, g_idx, less)
 
 
-def _check_ranks(sources: Sources, infos: Iterable[TensorInfo]) -> None:
-    """Raise CheckpointError for a tensor that is not a matrix."""
-    for info in infos:
-        if len(info.shape) != 2:
-            raise sources.wrong(info.name, f"is {list(info.shape)}, not a matrix")
-
-
 def _settings_of(sources: Sources, stem: str) -> dict[str, Any]:
-    """Settings of a module. GPTQModel's "dynamic" maps regular expressions to other settings; the first match counts.
-
-    "-:" marks modules that are not quantised.
-    """
+    """Settings of a module. GPTQModel's "dynamic" maps regular expressions to settings ("-:": not quantised)."""
     found: dict[str, Any] = {"bits": sources.number("bits"), "group_size": sources.number("group_size", least=-1)}
     found |= {key: sources.settings.get(key) for key in ("sym", "desc_act")}
     dynamic = sources.settings.get("dynamic")

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import torch
 
-from partita.export.checkpoint.stored_formats import BYTE, AffineWeight, Parts, Read, Sources, StoredFormat
+from partita.export.checkpoint.stored_formats import BYTE, AffineWeight, Parts, Sources, StoredFormat, StoredWeight
 from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
-from partita.export.weights.element_types import unpack
+from partita.export.weights import unpack
 from partita.export.weights.origins import Region
 
 TWICE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
@@ -50,9 +50,8 @@ class _Weight(AffineWeight):
         return torch.tensor(MIDDLE, dtype=torch.uint8)
 
 
-def _read(sources: Sources) -> Read:
-    found = [_weight(sources, stem) for stem in sources.stems(BLOCKS, BYTE)]
-    return Read([weight for weight in found if weight is not None])
+def _read(sources: Sources) -> list[StoredWeight | None]:
+    return [_weight(sources, stem) for stem in sources.stems(BLOCKS, BYTE)]
 
 
 def _weight(sources: Sources, stem: str) -> _Weight | None:

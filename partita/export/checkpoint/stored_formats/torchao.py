@@ -32,7 +32,6 @@ from partita.export.checkpoint.stored_formats import (
     FLOAT8,
     SIGNED_BYTE,
     Claims,
-    Read,
     Sources,
     StoredFormat,
     StoredWeight,
@@ -41,7 +40,7 @@ from partita.export.checkpoint.stored_formats import (
 from partita.export.checkpoint.stored_formats.compressed_tensors import of_integers
 from partita.export.checkpoint.stored_formats.fp8 import scaled_weight
 from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo, first_line
-from partita.export.weights.element_types import to_torch
+from partita.export.weights import to_torch
 from partita.export.weights.origins import Region
 
 DATA = "._weight_qdata"
@@ -92,7 +91,7 @@ class _PlainInt4(StoredWeight):
         return found[:, torch.arange(begin, end) // self.group - low]
 
 
-def _read(sources: Sources) -> Read:
+def _read(sources: Sources) -> list[StoredWeight | None]:
     weights: list[StoredWeight | None] = []
     declared = _declared(sources)
     fitting = set(sources.stems(DATA, f"{SIGNED_BYTE}|{FLOAT8}"))
@@ -115,10 +114,12 @@ def _read(sources: Sources) -> Read:
         if data is None or scales is None:
             continue
         if data.dtype in ("I8", "torch.int8"):
-            weights.append(of_integers(sources, name, data.shape, _bits(kind), data, scales, zeros))
+            said = _section(_section(kind, "_data"), "target_dtype").get("_data")  # else 8 bits
+            bits = re.fullmatch(r"int([1-8])", str(said))
+            weights.append(of_integers(sources, name, data.shape, int(bits[1]) if bits else 8, data, scales, zeros))
         else:
             weights.append(scaled_weight(sources, data, scales, (1, data.shape[-1]), name))
-    return Read([weight for weight in weights if weight is not None])
+    return weights
 
 
 def _declarations(settings: Mapping[str, Any], kind: Mapping[str, Any]) -> Claims:
@@ -161,18 +162,8 @@ def _plain_int4(sources: Sources, stem: str, name: str) -> StoredWeight | None:
     return _PlainInt4(name, (rows, width), (data, scale, zero), scale.dtype, width // groups, 4, kind)
 
 
-def _bits(kind: Mapping[str, Any]) -> int:
-    """Bits of an integer stored in a byte: the number in the file header, else 8."""
-    said = _section(_section(kind, "_data"), "target_dtype").get("_data")
-    found = re.fullmatch(r"int([1-8])", str(said))
-    return int(found[1]) if found else 8
-
-
 def _declared(sources: Sources) -> dict[str, Mapping[str, Any]]:
-    """Weight name -> the description in the file headers; empty without a readable one.
-
-    Raises CheckpointError when a file cannot be opened.
-    """
+    """Weight name -> the description in the file headers; empty without a readable one."""
     found: dict[str, Mapping[str, Any]] = {}
     for file in sorted({info.file for info in sources.tensors.values() if info.file.endswith(".safetensors")}):
         path = sources.folder / file

@@ -1,12 +1,10 @@
 """Quantise weights on a text: run the source model, and quantise every product by its inputs.
 
-All windows run in lockstep (`abreast`). Before a product, the inputs of all windows give the mean of x x^T; its weights
-are quantised and replaced in the model, so that later layers see the quantised ones. One such matrix exists at a time.
-Results are stored on disk until they are packed (`rounded`).
+All windows run in lockstep. Before a product, the inputs of all windows give the mean of x x^T; its weights are
+quantised and replaced in the model, so that later layers see the quantised ones. One such matrix exists at a time.
+Results are stored on disk until they are packed.
 
-Quantise the expert stacks of a layer on a text, each expert by its tokens.
-
-All windows wait before the experts, with their inputs and the router's choice. For each expert, the first stack is
+Before experts, all windows wait with their inputs and the router's choice. For each expert, the first stack is
 quantised by the mean of x x^T of its tokens; the quantised first stack then gives the inputs of the second. Experts
 with few tokens are quantised without the text.
 """
@@ -27,13 +25,13 @@ from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.naming import Sources
 from partita.export.checkpoint.weight_files import OpenFiles
 from partita.export.progress import Stage
-from partita.export.quantise.calibrate.calibrated_weights import CalibratedWeights
+from partita.export.quantise.calibrate import CalibratedWeights
 from partita.export.quantise.calibrate.lockstep import run_lockstep
 from partita.export.quantise.calibrate.reference import ROWS_ELEMENTS, Parameters, parameter_names, put_back
 from partita.export.quantise.quantisers import Round, quantiser
 from partita.export.quantise.write.rewrite import PlacedWeight
 from partita.export.quantise.write.weight_source import Packing, QuantisedSource, in_parts, restored
-from partita.export.trace.experts.base import Experts
+from partita.export.trace.experts.standard import Experts
 from partita.export.trace.fake_model import quiet, translate_errors
 from partita.export.verify import texts
 from partita.export.verify.known_answer import MEMORY_MARGIN, free_bytes
@@ -58,10 +56,7 @@ FEWEST_TOKENS = 2048
 
 
 def read_text(path: Path, checkpoint: Checkpoint, max_length: int) -> Text:
-    """The first windows of the text in `path`.
-
-    Raises UsageError when it is unreadable or too short, or without a tokenizer.
-    """
+    """The first windows of a text. Raises UsageError when it is unreadable or too short, or has no tokenizer."""
     vocabulary = int(checkpoint.config.get_text_config(decoder=True).vocab_size)
     length = min(texts.WINDOW_TOKENS, max_length)
     most = max(MOST_WINDOWS, -(-FEWEST_TOKENS // length))
@@ -71,23 +66,14 @@ def read_text(path: Path, checkpoint: Checkpoint, max_length: int) -> Text:
     return replace(found, windows=found.windows[:most])
 
 
-@dataclass(frozen=True, slots=True)
-class _WeightToQuantise:
-    """A checkpoint tensor that a module multiplies by."""
-
-    tensor: str
-    packing: Packing
+_Weight = tuple[str, Packing]
+"""A checkpoint tensor that a module multiplies by, and its packing."""
 
 
 def check_memory(
     placed: Iterable[PlacedWeight], parameters: int, hidden: int, text: Text, heads: int = 0, loaded: int = 0
 ) -> None:
-    """Raise ResourceError when free memory is below the peak of a calibration on `text`.
-
-    The peak includes the float32 model, the activations of one layer with its mask and attention weights (`heads`), and
-    for the widest product the moments, their float64 factor and inverse, and its weights. `loaded`: parameters already
-    in memory.
-    """
+    """Raise ResourceError when free memory is below the peak of a calibration. `loaded`: parameters in memory."""
     placed = tuple(placed)
     width = max((each.packed.width for each in placed), default=0)
     largest = max((each.packed.elements for each in placed if not each.of_experts), default=0)
@@ -115,18 +101,19 @@ def calibrate(
     rounded: CalibratedWeights,
     stage: Stage,
 ) -> list[str]:
-    """Quantise the weights of `placed` in `model`, a transformers model, in place, and store them in `rounded`.
-
-    Returns the weights that no module multiplies activations by, and the numbers of experts with too few tokens. Raises
-    CheckpointError for a weight or activation that is not finite, and what running the model raises.
-    """
-    _refuse_non_finite(model, checkpoint)
+    """Quantise the weights of `placed` in place, into `rounded`: uncalibrated ones, and numbers of unused experts."""
+    for name, parameter in model.named_parameters():
+        if not bool(torch.isfinite(parameter).all()):
+            raise CheckpointError(
+                f"{checkpoint.location}: tensor {name} contains NaN or infinite values and cannot be "
+                "quantised; the checkpoint is damaged"
+            )
     placed = tuple(placed)
     stacks = stacks_of(model, placed)
     in_stacks = {id(each) for pair in stacks.values() for each in (pair.up, pair.down)}
     weight_of, others = _weights_to_quantise(model, [each for each in placed if id(each) not in in_stacks], sources)
     names = parameter_names(model, sources)
-    left = {name: entry.tensor for name, entry in weight_of.items()} | {name: name for name in stacks}
+    left = {name: tensor for name, (tensor, _) in weight_of.items()} | {name: name for name in stacks}
     modules = {name: model.get_submodule(name) for name in left}
     ids = torch.from_numpy(text.windows)
     batches = [ids[start : start + WINDOWS_ABREAST] for start in range(0, len(ids), WINDOWS_ABREAST)]
@@ -144,7 +131,7 @@ def calibrate(
                     )
                 stage.advance(sum(each.packed.elements for each in (stacks[name].up, stacks[name].down)))
             else:
-                if rounds.take(modules[name], weight_of[name], given):
+                if rounds.take(modules[name], *weight_of[name], given):
                     del left[name]
                 stage.advance(modules[name].weight.numel())
             del given
@@ -165,17 +152,15 @@ class _Rounds:
     _moments: torch.Tensor | None = None
     _found: dict[Packing, Round] = field(default_factory=dict)
 
-    def take(self, module: Any, weight_of: _WeightToQuantise, given: Sequence[torch.Tensor]) -> bool:
+    def take(self, module: Any, tensor: str, packing: Packing, given: Sequence[torch.Tensor]) -> bool:
         """Quantise the weights of a module by its inputs `given`; False where it is not a product with them."""
         weight = module.weight.detach()
-        self.refuse_overflow(given, weight_of.tensor)
+        self.refuse_overflow(given, tensor)
         turned = _is_transposed(module, given[0])
         if turned is None:
             return False
-        rows = self._round(weight_of.packing, given)
-        found = in_parts(rows, weight.T.contiguous() if turned else weight)
-        packing = weight_of.packing
-        self.rounded.add(weight_of.tensor, packing.grid, packing.block_size, found, turned=turned)
+        found = in_parts(self._round(packing, given), weight.T.contiguous() if turned else weight)
+        self.rounded.add(tensor, packing.grid, packing.block_size, found, turned=turned)
         values = restored(found)[:, : weight.shape[0 if turned else 1]]
         weight.copy_(values.T if turned else values)
         return True
@@ -214,11 +199,12 @@ def moments(given: Iterable[torch.Tensor]) -> torch.Tensor:
 
 def _weights_to_quantise(
     model: Any, placed: Iterable[PlacedWeight], sources: Sources
-) -> tuple[dict[str, _WeightToQuantise], set[str]]:
+) -> tuple[dict[str, _Weight], set[str]]:
     """Module -> the weight to quantise, and the modules whose weights no module multiplies by directly."""
-    found: dict[str, _WeightToQuantise] = {}
+    found: dict[str, _Weight] = {}
     others: set[str] = set()
     names = parameter_names(model, sources)
+    embeddings = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Embedding)}
     for each in placed:
         packing = each.packed.packing
         known = [name for tensor in each.packed.tensors for name in names.single.get(tensor, ())]
@@ -231,24 +217,16 @@ def _weights_to_quantise(
             others.update(each.modules[:1])
             continue
         for tensor in sorted(each.packed.tensors):
-            modules = [
-                name.removesuffix(".weight") for name in names.single.get(tensor, ()) if name.endswith(".weight")
-            ]
-            modules = [name for name in modules if not isinstance(model.get_submodule(name), torch.nn.Embedding)]
+            readers = [name for name in names.single.get(tensor, ()) if name.endswith(".weight")]
+            modules = [name.removesuffix(".weight") for name in readers]
+            modules = [name for name in modules if name not in embeddings]
             own = [name for name in modules if name in each.modules]
-            if not own and any(_looks_up(model, name) for name in each.modules):  # the head has other weights here
+            if not own and not embeddings.isdisjoint(each.modules):  # the head has other weights here
                 others.update(each.modules[:1])
                 continue
             for module in own or modules:
-                found.setdefault(module, _WeightToQuantise(tensor, packing))
+                found.setdefault(module, (tensor, packing))
     return found, others
-
-
-def _looks_up(model: Any, name: str) -> bool:
-    try:
-        return isinstance(model.get_submodule(name), torch.nn.Embedding)
-    except AttributeError:  # a module of the graph only
-        return False
 
 
 def _keeps_columns(origin: Origin) -> bool:
@@ -286,16 +264,6 @@ def _is_transposed(module: Any, given: torch.Tensor) -> bool | None:
             if float((computed - expected).abs().max()) <= SAME * float(expected.abs().max()):
                 return turned
     return None
-
-
-def _refuse_non_finite(model: Any, checkpoint: Checkpoint) -> None:
-    """Raise CheckpointError for a parameter with NaN or infinity."""
-    for name, parameter in model.named_parameters():
-        if not bool(torch.isfinite(parameter).all()):
-            raise CheckpointError(
-                f"{checkpoint.location}: tensor {name} contains NaN or infinite values and cannot be "
-                "quantised; the checkpoint is damaged"
-            )
 
 
 FEWEST_EXPERT_TOKENS = 128
@@ -343,10 +311,7 @@ def _fits(module: Any, up: QuantisedSource, down: QuantisedSource) -> bool:
 def round_experts(
     model: Any, module: Any, stacks: Stacks, given: Sequence[Routed], names: Parameters, rounded: CalibratedWeights
 ) -> int:
-    """Quantise both stacks of `module` by its inputs `given`, store them in `rounded`, and replace them in the model.
-
-    Returns the number of experts that were quantised without the text. Raises CheckpointError.
-    """
+    """Quantise both stacks of `module` by inputs `given`; the number of experts without. Raises CheckpointError."""
     experts = Experts.of(module)
     flat = [(each.flatten(0, -2), index.flatten(0, -2)) for each, index in given]
     few: set[int] = set()

@@ -167,10 +167,7 @@ def _put_rows_back(origin: Origin, start: int, rows: torch.Tensor, targets: Mapp
 def _put_stacks_back(
     model: Any, placed: PlacedWeight, names: Parameters, stacked: Iterable[tuple[str, Origin]], rows_of: Rows
 ) -> None:
-    """`put_back` for parameters from several tensors: fill the tensors, then read the parameters through their origins.
-
-    Needs memory for one more weight in float32.
-    """
+    """`put_back` for parameters from several tensors: fill these, then read the parameters through their origins."""
     origin = placed.packed.origin
     places = Places(origin.tensors())
     flat = torch.empty(sum(math.prod(info.shape) for info in places.first))

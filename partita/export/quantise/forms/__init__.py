@@ -170,11 +170,7 @@ def form(name: str) -> Form:
 
 
 def candidates(*, rounds_activations: bool, standard: bool) -> tuple[Form, ...]:
-    """Forms to probe, in order of preference.
-
-    `rounds_activations`: integer products, with activations quantised to 8 bits. `standard`: ONNX operators first, for
-    a compiler, or a lowering without contrib operators.
-    """
+    """Forms to probe, best first. `rounds_activations`: integer products; `standard`: ONNX operators first."""
     order = ("matmul_nbits", "dequantize_linear")
     if rounds_activations:
         order = ("matmul_integer_to_float", "matmul_integer")

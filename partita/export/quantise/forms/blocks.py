@@ -94,10 +94,7 @@ def _dequantised_product(place: Place, hidden: ir.Value, bias: ir.Value | None, 
 
 
 def _dequantised_exact(model: ir.Model) -> None:
-    """Count the axis from the end, which prevents the fusion by ONNX Runtime: the product runs in float32.
-
-    If a later version fuses it, the activations are quantised and the tight tolerance fails.
-    """
+    """Count the axis from the end, which prevents the fusion by ONNX Runtime: the product runs in float32."""
     for node in model.graph:
         if node.op_type == RESTORE and "block_size" in node.attributes:
             node.attributes["axis"] = ir.AttrInt64("axis", -2)

@@ -70,10 +70,7 @@ def _integers(place: Place, hidden: ir.Value, scale: ir.Value, width: int) -> ir
 
 
 def _flat_integers(place: Place, hidden: ir.Value, scale: ir.Value, width: int) -> ir.Value:
-    """`_integers` for tokens along several axes.
-
-    They are reshaped to one axis, because QuantizeLinear has one scale axis.
-    """
+    """`_integers` for tokens along several axes."""
     kind, byte = hidden.dtype, ir.DataType.UINT8
     scales, rows = (
         place.node("Reshape", [value, _sizes(place, sizes)], dtype=kind, shape=None)
@@ -99,10 +96,7 @@ def _axis_of_tokens(hidden: ir.Value) -> int | None:
 
 
 def _zero_points(place: Place, hidden: ir.Value, scales: ir.Value) -> ir.Value:
-    """Zero points, one per token, shared by activations with the same number of tokens.
-
-    A constant for one token; otherwise computed from the scales, to have their shape.
-    """
+    """Zero points, one per token, shared by activations with the same number of tokens."""
     sizes = () if hidden.shape is None else tuple(str(size) for size in hidden.shape[:-1])
     if sizes and set(sizes) == {"1"}:
         return place.constant(np.array([MIDDLE], np.uint8), "rounding.zero_point_of_one")

@@ -49,12 +49,8 @@ def _round(left: torch.Tensor, factor: torch.Tensor, grid: Grid, size: int) -> Q
 
 
 def _factor(moments: torch.Tensor) -> torch.Tensor:
-    """The upper Cholesky factor of the inverse of H, damped, float32 [K, K].
-
-    Inputs that are always 0, e.g. padding of the last block, are independent of the others. Computed in float64,
-    because the smallest eigenvalues of H are below float32 precision.
-    """
-    damped = moments.to(torch.float64, copy=True)
+    """The upper Cholesky factor of the inverse of H, damped, float32 [K, K]."""
+    damped = moments.to(torch.float64, copy=True)  # the smallest eigenvalues of H are below float32 precision
     diagonal = damped.diagonal()
     share = DAMPING * diagonal.mean()
     diagonal[diagonal == 0] = 1.0

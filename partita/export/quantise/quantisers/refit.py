@@ -30,11 +30,7 @@ FINE = 8
 def fit(
     weights: torch.Tensor, grid: Grid, importance: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Steps [B, P], scales and zero points [P] with the least squared error of each column of `weights` [B, P], all
-    float32.
-
-    `importance` [B]: weight of each squared error; None: equal.
-    """
+    """Steps [B, P], scales and zero points [P] with the least squared error of `weights` [B, P] by `importance` [B]."""
     full, zeros = range_parameters(weights, grid)
     best = torch.full_like(full, -1.0)
     scales, chosen, ranges = full, zeros, full

@@ -51,10 +51,7 @@ def flatten_stack(plain: FloatSource) -> FloatSource:
 
 
 def stack_tensors(models: Iterable[ir.Model]) -> frozenset[str]:
-    """Checkpoint tensors of stacks from which a graph of the package selects matrices with Gather.
-
-    They stay unquantised in all graphs, to be stored once.
-    """
+    """Tensors of stacks from which a graph selects matrices with Gather: unquantised, to be stored once."""
     found: set[str] = set()
     for model in models:
         for node in model.graph:

@@ -86,31 +86,26 @@ def routes(node: ir.Node) -> bool:
     near = {node}
     for _ in range(ROUTER_STEPS):
         uses = (use for each in near for output in each.outputs for use in output.uses())
-        near = {use.node for use in uses if _leads_to_choice(use.node, use.idx)}
+        # of the inputs of an operator on experts, only the scores decide
+        near = {use.node for use in uses if use.node.op_type in SCORING | BEST or use.idx == 1}
         if any(each.op_type in CHOOSING for each in near):
             return True
         near = {each for each in near if each.op_type in SCORING}
     return False
 
 
-def _leads_to_choice(node: ir.Node, index: int) -> bool:
-    """Whether input `index` of `node` may decide which experts are chosen.
-
-    For an operator on experts, only its scores do.
-    """
-    return node.op_type in SCORING or node.op_type in BEST or (node.op_type in CHOOSING and index == 1)
-
-
 ORDERED = "ordered"
+INSTEAD = (
+    "add `requantise=True` to quantise the weights a second time, or set `precision` to fp16 or bf16 to keep "
+    "their values"
+)
+"""The remedy for a weight that cannot be packed as stored."""
 PACKED_ATTENTION = "packed_attention"
 """The pass that joins the query, key and value projections."""
 
 
 def taken_by_product(plan: Plan, modules: Iterable[str], plain: FloatSource) -> StoredPacking:
-    """The packing of a product's weight.
-
-    Raises UnsupportedModelError where it cannot be packed as stored, UsageError where a setting contradicts.
-    """
+    """The packing of a product's weight as stored. Raises UnsupportedModelError, UsageError for a setting."""
     stored, form = _of(plan), plan.form
     try:
         taken = stored.take([plain.origin], whole_rows=form.one_scale)
@@ -122,7 +117,7 @@ def taken_by_product(plan: Plan, modules: Iterable[str], plain: FloatSource) -> 
         if len(plain.tensors) > 1:
             apart = f"; `without_pass={PACKED_ATTENTION}` keeps queries, keys and values apart"
         raise UnsupportedModelError(
-            f"{plain.checkpoint.location}: {plain.name} cannot be stored unchanged: {error}{apart}; {_instead()}"
+            f"{plain.checkpoint.location}: {plain.name} cannot be stored unchanged: {error}{apart}; {INSTEAD}"
         ) from error
     _check_said(plan, modules, plain, taken)
     return taken
@@ -130,8 +125,8 @@ def taken_by_product(plan: Plan, modules: Iterable[str], plain: FloatSource) -> 
 
 def _check_said(plan: Plan, modules: Iterable[str], plain: FloatSource, taken: StoredPacking) -> None:
     """Raise UsageError where a setting requests other bits than the stored ones."""
-    said, bits = plan.requested_bits(modules), taken.packing.grid.bits
-    if said is not None and said != bits:
+    setting, bits = plan.setting(modules), taken.packing.grid.bits
+    if setting is not None and setting.bits not in (None, bits):
         raise UsageError(
             f"`keep`: {plain.name} is stored in {bits} bits, and would be quantised a second time; add "
             "`requantise=True`, or omit it"
@@ -158,7 +153,7 @@ def taken_by_experts(plan: Plan, modules: Iterable[str], weights: Sequence[Float
     except NotAsStoredError as error:
         raise UnsupportedModelError(
             f"{weights[0].checkpoint.location}: {weights[0].name} and {weights[1].name} cannot be stored "
-            f"unchanged: {error}; {_instead()}"
+            f"unchanged: {error}; {INSTEAD}"
         ) from error
     _check_said(plan, modules, weights[0], taken)
     return None if any(isinstance(origin, ReorderedOrigin) for origin in taken.origins) else taken
@@ -173,14 +168,6 @@ def reordered(place: Place, hidden: ir.Value, order: tuple[int, ...]) -> ir.Valu
         made = place.node("Gather", [hidden, index], dtype=hidden.dtype, shape=hidden.shape, attributes={"axis": -1})
         place.shared[key] = (made,)
     return place.shared[key][0]
-
-
-def _instead() -> str:
-    """The remedy for a weight that cannot be packed as stored."""
-    return (
-        "add `requantise=True` to quantise the weights a second time, or set `precision` to fp16 or bf16 "
-        "to keep their values"
-    )
 
 
 def _of(plan: Plan) -> AsStored:

@@ -8,8 +8,6 @@
 become the operators of the plan's form (`forms/`). A tied embedding and head share bytes where their layouts match. A
 stack of experts that a MatMul or Gemm reads as one matrix counts as a weight. Routers stay unquantised, because
 rounding them sends tokens to other experts. A note lists the weights that no quantisable node reads.
-
-Summary of quantised weights for the manifest and the notes of an export.
 """
 
 from __future__ import annotations
@@ -24,8 +22,8 @@ from partita.errors import UsageError
 from partita.export.passes.base import Pass, PassContext, drop_unused_initializers, over, replace
 from partita.export.passes.cleaning import MODULE
 from partita.export.passes.manager import run as run_passes
+from partita.export.quantise import Keep, paths
 from partita.export.quantise.forms import Place, Weight
-from partita.export.quantise.keep_setting import Keep, paths
 from partita.export.quantise.plan import Plan
 from partita.export.quantise.write import experts
 from partita.export.quantise.write.products import (
@@ -39,7 +37,7 @@ from partita.export.quantise.write.products import (
 )
 from partita.export.quantise.write.stored_integers import StoredPacking, is_stored
 from partita.export.quantise.write.weight_source import Layout, Packing, QuantisedSource
-from partita.export.weights.element_types import of_ir
+from partita.export.weights import of_ir
 from partita.export.weights.origins import ReorderedOrigin
 from partita.export.weights.sources import FloatSource, initializers, weight_part
 from partita.observations.text_format import human_bytes, plural
@@ -107,11 +105,10 @@ def quantise(
     *,
     rest: Plan | None = None,
 ) -> dict[str, int]:
-    """Quantise the weights of `model` by `plan`, in place. Returns the pass name with the number of replaced nodes.
+    """Quantise the weights of `model` by `plan`, in place: changes per pass. Raises PassError.
 
-    `rest`: a second plan that runs afterwards. Only products that it would quantise, too, are handled now, except the
-    head. `movable`: whether the source model can get the same rounded weight, without which the graph cannot be
-    verified. Raises PassError.
+    `rest`: a plan that runs afterwards: now only products that it would quantise, too, except the head. `movable`:
+    whether the source model can get the same rounded weight, without which the graph cannot be verified.
     """
 
     def run(model: ir.Model, context: PassContext) -> int:
@@ -166,7 +163,8 @@ class _Rewriter:
             with over(node):
                 count += self._experts(node)
                 plain = weight_of_product(node)
-                if plain is not None and not routes(node) and not self._is_for_next_plan(node, plain):
+                later = plain is not None and self.rest is not None and self._is_for(self.rest, node, plain)
+                if plain is not None and not routes(node) and not later:
                     found = self._packing(node, plain)
                     if found is not None:
                         heads[_tensor(plain)] = found.packing
@@ -182,15 +180,10 @@ class _Rewriter:
             self._count_unquantised()
         return count
 
-    def _is_for_next_plan(self, node: ir.Node, plain: FloatSource) -> bool:
-        """Whether a product is left to the plan that runs afterwards."""
-        if self.rest is None:
-            return False
-        packing = self.rest.packing(modules_of(node, plain), plain.origin.shape[1])
-        return packing is None or self._gives_logits(node)
-
-    def _gives_logits(self, node: ir.Node) -> bool:
-        """Whether a product is the head."""
+    def _is_for(self, rest: Plan, node: ir.Node, plain: FloatSource) -> bool:
+        """Whether a product is left to the plan that runs afterwards: one that stays a float there, or the head."""
+        if rest.packing(modules_of(node, plain), plain.origin.shape[1]) is None:
+            return True
         logits = {port.name for port in self.context.outputs if port.role == "logits"}
         near = [node]
         for _ in range(AFTER_HEAD):
@@ -211,9 +204,9 @@ class _Rewriter:
         elif self._keeps_stored(where, plain):
             taken = taken_by_look_up if embedding else taken_by_product
             return taken(self.plan, where, plain)
+        setting = self.plan.setting(where)
         packing = self.plan.packing(where, plain.origin.shape[1], embedding=embedding)
-        said = self.plan.requested_bits(where)
-        if packing is not None and said not in (None, packing.grid.bits):
+        if packing is not None and setting is not None and setting.bits not in (None, packing.grid.bits):
             self.outcome.otherwise[plain.name] = packing.grid.bits
         return None if packing is None else StoredPacking(packing, (plain.origin,))
 
@@ -255,7 +248,8 @@ class _Rewriter:
             self._weight(self._quantised_weight(plain, taken, form.layout, place), node, of_experts=True)
             for place, plain in enumerate(found)
         )
-        self._replace(node, form.write(self._place(node), experts.call_of(node, up, down)))
+        place = Place(self.graph, node, self.plan.kernels, self.shared)
+        self._replace(node, form.write(place, experts.call_of(node, up, down)))
         return True
 
     def _product(self, node: ir.Node, packed: QuantisedSource) -> None:
@@ -264,7 +258,7 @@ class _Rewriter:
         views = views_around(node)
         hidden = node.inputs[0] if views is None else views[0].inputs[0]
         assert hidden is not None
-        place = self._place(node)
+        place = Place(self.graph, node, self.plan.kernels, self.shared)
         if isinstance(packed.origin, ReorderedOrigin):
             hidden = reordered(place, hidden, packed.origin.order)
         made = self.plan.form.product.write(place, hidden, bias, self._weight(packed, node))
@@ -279,28 +273,22 @@ class _Rewriter:
         if node.op_type != "Gather" or node.inputs[1] is not tokens or node.attributes.get_int("axis", 0) != 0:
             return False
         weight = weight_part(node.inputs[0])
-        if (
-            weight is None
-            or weight.shape.rank() != 2
-            or weight.is_reshaped
-            or not isinstance(weight.source, FloatSource)
-        ):
+        if weight is None or weight.shape.rank() != 2 or weight.is_reshaped:
+            return False
+        if not isinstance(weight.source, FloatSource):
             return False
         found = self._packing(node, weight.source, embedding=True)
-        ties = form.look_up.layout == form.product.layout and not _setting_matches(self.plan, node)
-        if found is not None and ties:
+        own_setting = self.plan.setting([node.metadata_props.get(MODULE, "")])
+        if found is not None and own_setting is None and form.look_up.layout == form.product.layout:
             # tied: the bytes of the head
             found = replace_fields(found, packing=heads.get(_tensor(weight.source), found.packing))
         if found is None or not self.plan.kernels.gather or weight.source.origin.shape[1] % found.packing.block_size:
             return False
         packed = self._quantised_weight(weight.source, found, form.look_up.layout)
         assert tokens is not None
-        self._replace(node, form.look_up.write(self._place(node), tokens, self._weight(packed, node)))
+        place = Place(self.graph, node, self.plan.kernels, self.shared)
+        self._replace(node, form.look_up.write(place, tokens, self._weight(packed, node)))
         return True
-
-    def _place(self, node: ir.Node) -> Place:
-        """The position of the nodes that replace `node`."""
-        return Place(self.graph, node, self.plan.kernels, self.shared)
 
     def _replace(self, node: ir.Node, value: ir.Value, dead: tuple[ir.Node, ...] = ()) -> None:
         """Replace the output of `node` by `value`, and remove dead nodes of `dead`."""
@@ -309,11 +297,7 @@ class _Rewriter:
         replace(self.graph, node, new, dead)
 
     def _weight(self, packed: QuantisedSource, node: ir.Node, *, of_experts: bool = False) -> Weight:
-        """A weight for node writers."""
-        return Weight(self._parts(packed, node, of_experts), packed.rows, packed.width, packed.packing)
-
-    def _parts(self, packed: QuantisedSource, node: ir.Node, of_experts: bool) -> tuple[ir.Value, ...]:
-        """The initializers of a weight, created once per graph."""
+        """A weight for node writers, with initializers created once per graph."""
         key, module = packed.key, node.metadata_props.get(MODULE, "")
         if key not in self.values:
             name = f"{packed.name}.{packed.packing.name}"
@@ -327,7 +311,7 @@ class _Rewriter:
         modules = () if known is None else known.modules
         values = self.values[key] if known is None else known.values
         self.outcome.placed[key] = PlacedWeight(packed, tuple(dict.fromkeys([*modules, module])), values, of_experts)
-        return self.values[key]
+        return Weight(self.values[key], packed.rows, packed.width, packed.packing)
 
     def _settle_values(self) -> None:
         """Set the values of each weight to its used initializers: a form may have reshaped the bytes."""
@@ -365,11 +349,6 @@ def modules_of(node: ir.Node, plain: FloatSource) -> list[str]:
     return [node.metadata_props.get(MODULE, ""), *(path for each in owners for path in paths(each.parameters))]
 
 
-def _setting_matches(plan: Plan, node: ir.Node) -> bool:
-    """Whether a setting matches the module of `node`."""
-    return any(keep.fits(node.metadata_props.get(MODULE, "")) for keep in plan.keep)
-
-
 def _tensor(plain: FloatSource) -> str:
     """The checkpoint tensors of a weight, as one name."""
     return " ".join(sorted(plain.tensors))
@@ -383,21 +362,17 @@ def summary(plan: Plan, outcome: Outcome) -> PackedWeights:
         packing = replace_fields(each.packed.packing, quantiser=each.packed.quantiser)
         packing = replace_fields(packing, block_size=0) if whole else packing
         kinds.setdefault(packing, []).append(each.packed)
+    experts_form = plan.form.experts if any(each.of_experts for each in outcome.placed.values()) else None
+    by_experts = "" if experts_form is None else f", experts by {experts_form.operator}"
     return PackedWeights(
         kinds=tuple(_kind(packing, weights) for packing, weights in kinds.items()),
         accuracy_level=plan.kernels.accuracy_level,
         form=plan.form.name,
-        reads=_reads(plan, outcome),
+        reads=f"{plan.form.summary}{by_experts}",
         activations=plan.activations,
         kept=tuple(f"{keep.pattern}={keep.precision}" for keep in plan.keep),
         not_packed=tuple(not_packed(outcome)),
     )
-
-
-def _reads(plan: Plan, outcome: Outcome) -> str:
-    """The operators that read quantised weights."""
-    experts = plan.form.experts if any(each.of_experts for each in outcome.placed.values()) else None
-    return plan.form.summary if experts is None else f"{plan.form.summary}, experts by {experts.operator}"
 
 
 def _kind(packing: Packing, weights: list[QuantisedSource]) -> PackedKind:

@@ -59,10 +59,7 @@ class AsStored:
     """(weight, bits) -> whether every zero point is the middle of the range; a cache."""
 
     def packings(self) -> list[Packing]:
-        """One packing per number of bits, with and without zero points, in the smallest stored blocks.
-
-        Reads the zero points.
-        """
+        """One packing per number of bits, and with zero points or not, in the smallest stored blocks."""
         found: dict[tuple[int, bool], int] = {}
         with OpenFiles(self.checkpoint.folder) as files:
             for weight in self._weights():
@@ -161,10 +158,7 @@ def _part(
 
 
 def rows(checkpoint: Checkpoint, origin: Origin, packing: Packing) -> Iterator[tuple[int, Quantised]]:
-    """The index of the first row, and some rows from there; all rows of a weight [N, K] as stored, in order.
-
-    Raises CheckpointError when the values of a block have several scales.
-    """
+    """First row and rows of a weight [N, K] as stored, in order. Raises CheckpointError for mixed blocks."""
     size, grid, width = packing.block_size, packing.grid, origin.shape[1]
     with OpenFiles(checkpoint.folder) as files:
         for region in blocks(origin.shape, ROWS_ELEMENTS):

@@ -20,10 +20,10 @@ import torch
 from partita.errors import CheckpointError
 from partita.export.checkpoint.weight_files import OpenFiles
 from partita.export.publish import unnamed_file
-from partita.export.quantise.calibrate.calibrated_weights import CalibratedWeights
+from partita.export.quantise.calibrate import CalibratedWeights
 from partita.export.quantise.quantisers import Grid, Packing, Quantised, Round, quantiser, without_text
 from partita.export.quantise.write import stored_integers
-from partita.export.weights.element_types import of_ir, pack, to_torch, unpack
+from partita.export.weights import of_ir, pack, to_torch, unpack
 from partita.export.weights.origins import blocks
 from partita.export.weights.sources import SLICE_BYTES, FloatSource, Part, WeightSource, non_finite_message
 
@@ -125,7 +125,7 @@ class InColumns(Layout):
     def parts(self, weight: Sizes | QuantisedSource) -> tuple[Part, ...]:
         """Integers, scales, and zero points unless they are the middle of the range."""
         grid, shape = weight.packing.grid, (weight.blocks_per_row, weight.rows)
-        kind = integer_type(grid.bits, signed=grid.symmetric)
+        kind = ir.DataType[f"{'' if grid.symmetric else 'U'}INT{grid.bits}"]
         parts = (
             Part((weight.width, weight.rows), kind),
             Part(shape[1:] if self.one_scale else shape, weight.dtype, SCALES),
@@ -133,10 +133,7 @@ class InColumns(Layout):
         return parts if grid.symmetric else (*parts, Part(shape, kind, ZEROS))
 
     def pieces(self, weight: QuantisedSource) -> Iterator[tuple[int, torch.Tensor]]:
-        """All integers are computed before the first is written, because they come in rows and are written in columns.
-
-        A temporary file holds them, one byte each.
-        """
+        """The parts as the layout writes them. Raises CheckpointError for NaN, infinity or a scale out of range."""
         grid, scales, zeros = weight.packing.grid, [], []
         with unnamed_file() as file:
             for _, rows in weight.rows_quantised():
@@ -189,16 +186,6 @@ class InBlocks(InRows):
             Part((*shape, weight.packing.block_size), ir.DataType.UINT8),
             Part((*shape, 1), weight.dtype, SCALES),
         )
-
-
-def integer_type(bits: int, *, signed: bool) -> ir.DataType:
-    """ONNX's integer type of this size."""
-    return {
-        (4, True): ir.DataType.INT4,
-        (4, False): ir.DataType.UINT4,
-        (8, True): ir.DataType.INT8,
-        (8, False): ir.DataType.UINT8,
-    }[bits, signed]
 
 
 def _signed(integers: torch.Tensor, weight: QuantisedSource) -> torch.Tensor:
@@ -274,10 +261,7 @@ class QuantisedSource(WeightSource):
         return without_text(name)
 
     def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """The parts as the layout writes them.
-
-        Raises CheckpointError when a weight is NaN or infinite, or a scale is outside the range of the dtype.
-        """
+        """The parts as the layout writes them. Raises CheckpointError for NaN, infinity or a scale out of range."""
         return self.layout.pieces(self)
 
     def rows_quantised(self) -> Iterator[tuple[int, Quantised]]:
@@ -335,11 +319,7 @@ class QuantisedSource(WeightSource):
 
 @contextmanager
 def workers() -> Iterator[tuple[int, ThreadPoolExecutor]]:
-    """Threads that quantise some rows each, and their number: that of torch's own threads.
-
-    torch's threads would synchronise after every operation on a few rows, which takes longer than the computation on a
-    busy machine.
-    """
+    """Threads that quantise some rows each, as many as torch's own, which would synchronise too often."""
     count = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,7 +1,5 @@
 """Lowerings of attention and cache, one file each. The file name is the value of ``--attention``.
 
-The interface of a lowering of attention and cache.
-
 A lowering emits nodes for one attention call: they write the new keys and values into the static cache and attend to
 all valid ones.
 """
@@ -31,7 +29,7 @@ GROWING: Final = "growing"
 
 def names() -> tuple[str, ...]:
     """Names of all lowerings with a static cache, sorted. Imports none of them."""
-    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in ("base", GROWING)))
+    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__)))
 
 
 def by_preference() -> tuple[Lowering, ...]:
@@ -43,7 +41,8 @@ def lowering(name: str) -> Lowering:
     """The lowering with this name. Raises UsageError, which lists the names, where there is none."""
     if name not in (*names(), GROWING):
         raise UsageError(f"`attention={name}`: unknown lowering; choose one of auto, {', '.join(names())}")
-    found = importlib.import_module(f"{__name__}.{name}").LOWERING
+    module = importlib.import_module(f"{__name__}.{'primitives' if name == GROWING else name}")
+    found = module.GROWS if name == GROWING else module.LOWERING
     assert isinstance(found, Lowering)
     return found
 
@@ -66,27 +65,34 @@ class Cursor:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """Attention over all rows of a cache.
+class AttentionRequest:
+    """One attention call of a model, with every keyword accounted for.
 
-    query [B, H, S, D], keys [B, Hkv, N, D], values [B, Hkv, N, Dv]; positions [B, S] int32; cursors in the order of
-    `Lowering.cursors`.
+    query [B, H, S, D]; keys [B, Hkv, N, D] and values [B, Hkv, N, Dv] over all rows of the cache.
     """
 
     query: torch.Tensor
     keys: torch.Tensor
     values: torch.Tensor
-    positions: torch.Tensor
-    cursors: tuple[torch.Tensor, ...]
+    mask: torch.Tensor | None
+    """[B or 1, H or 1, S, N], added to the scores. In a `Reading` None: causal, within the window."""
     scale: float
     softcap: float
     """0 without a softcap."""
-    window: int | None
-    """Number of keys that a query sees, including its own; None: all before it."""
-    mask: torch.Tensor | None
-    """[B or 1, H or 1, S, N], added to the scores instead of the causal rule and the window; None: the rule applies."""
     sink: torch.Tensor | None
     """[H]: score of an always visible key without a value; None without a sink."""
+    module: str
+    """Class of the module that attends, for messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading(AttentionRequest):
+    """Attention over all rows of a cache: positions [B, S] int32; cursors in the order of `Lowering.cursors`."""
+
+    positions: torch.Tensor
+    cursors: tuple[torch.Tensor, ...]
+    window: int | None
+    """Number of keys that a query sees, including its own; None: all before it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from partita.export.trace import pad_last_axis
 from partita.export.trace.attention import AttentionCall, Cursor, Lowering, primitives
-from partita.export.trace.operators import pad_last_axis
 
 if TYPE_CHECKING:
     import torch

@@ -44,10 +44,7 @@ def write(
 
 
 def _attend(reading: Reading) -> torch.Tensor:
-    """Attention of [B, H, S, D] over all rows of the cache; returns [B, S, H, Dv].
-
-    The operator has no sink: a layer with one is written in primitives.
-    """
+    """Attention of [B, H, S, D] over all rows of the cache; returns [B, S, H, Dv]."""
     import torch.onnx.ops as onnx_ops
 
     if reading.sink is not None:

@@ -7,14 +7,19 @@
 The write is a ScatterElements, which providers run in place when past and present share a buffer; a Where over the
 whole cache is not valid in place on WebGPU. Positions are the only cursor: a key is visible when it is not after its
 query, so later rows are never visible. Tensors have at most four dimensions, operators are from opset 18 or older.
+
+`GROWS` is the same over a growing cache, in optimum's layout, so that its ORTModelForCausalLM loads it: present is
+Concat(past, new), with P and P + S rows from P = 0, so every step copies the whole cache. The mask [B, T] has length
+T = P + S; an entry of 0 hides left padding.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from partita.export.trace.attention import Lowering, Reading
-from partita.export.trace.operators import product, reshape
+from partita.export.trace import product, reshape
+from partita.export.trace.attention import GROWING, Cursor, Lowering, Reading
 
 if TYPE_CHECKING:
     import torch
@@ -48,10 +53,7 @@ def attention_mask(positions: torch.Tensor, window: int | None, max_length: int)
 
 
 def attend(reading: Reading, padding: torch.Tensor | None = None) -> torch.Tensor:
-    """Attention of [B, H, S, D] over all rows of the cache; returns [B, S, H, Dv].
-
-    `padding` [B, N]: 0 for rows that are never visible; then N is symbolic.
-    """
+    """Attention of [B, H, S, D] over all rows: [B, S, H, Dv]. `padding` [B, N]: 0 for rows never visible."""
     import torch
 
     batch, heads, length, width = reading.query.shape
@@ -103,4 +105,27 @@ LOWERING = Lowering(
     same_kv_width=False,
     fused="none",
     appends_in_batches=True,
+)
+
+
+def _append(
+    past: torch.Tensor, new: torch.Tensor, positions: torch.Tensor, cursors: tuple[torch.Tensor, ...]
+) -> torch.Tensor:
+    """past [B, Hkv, P, D] followed by new [B, Hkv, S, D]."""
+    import torch.onnx.ops as onnx_ops
+
+    # ONNX's operator, because the trace does not know that T, the length of the mask, is P + S
+    shape = (*past.shape[:2], cursors[0].shape[1], past.shape[3])
+    return onnx_ops.symbolic("onnx::Concat", (past, new), {"axis": 2}, dtype=past.dtype, shape=shape, version=13)
+
+
+GROWS = replace(
+    LOWERING,
+    name=GROWING,
+    rank=9,
+    merit="the cache layout of optimum, in standard operators",
+    cursors=(Cursor("attention_mask", "mask", "int64", per_row=True, per_key=True),),
+    write=_append,
+    attend=lambda reading: attend(reading, reading.cursors[0]),
+    grows=True,
 )

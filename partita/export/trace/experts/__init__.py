@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from partita.errors import UnsupportedModelError
 from partita.export.trace.experts import contrib, standard
-from partita.export.trace.experts.base import Call, Experts
 from partita.export.trace.experts.contrib import Gate
+from partita.export.trace.experts.standard import Call, Experts
 
 if TYPE_CHECKING:
     import torch
 
+    from partita.export.trace import Form
     from partita.export.trace.experts.signs import Signs
-    from partita.export.trace.operators import Form
 
 __all__ = ["IMPLEMENTATION", "Forms", "experts_form", "has_stacked", "refuse_loops", "register"]
 
@@ -52,11 +52,7 @@ _active: list[Forms] = []
 
 @contextmanager
 def experts_form(form: Form, tokens: int | None, *, stacked: bool = True) -> Iterator[Forms]:
-    """Write experts as `form` in the block. `tokens`: B*S, None when it is symbolic.
-
-    `stacked`: the model has experts that transformers passes to the registered function; otherwise no signs are
-    tracked.
-    """
+    """Write experts as `form` in the block. `tokens`: B*S, None: symbolic; `stacked`: in transformers' stacks."""
     from partita.export.trace.experts.signs import Signs
 
     forms = Forms(form, tokens, Signs())
@@ -88,10 +84,7 @@ LOOPS = frozenset({"top_k_index", "expert_size"})
 
 
 def refuse_loops(model: torch.nn.Module) -> None:
-    """Raise UnsupportedModelError for experts outside transformers' interface.
-
-    They loop over the experts that tokens select, which torch cannot trace.
-    """
+    """Raise UnsupportedModelError for experts that loop over selected experts outside the interface."""
     for name, module in model.named_modules():
         loops = LOOPS.intersection(inspect.signature(module.forward).parameters)
         if loops and not hasattr(module, STACKED):

@@ -29,7 +29,7 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import _disable_current_modes
 
-from partita.export.trace.experts.base import Call, Experts, Function, routing
+from partita.export.trace.experts.standard import Call, Experts, Function, routing
 
 if TYPE_CHECKING:
     import torch

@@ -14,84 +14,28 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 MAKES = frozenset(
-    {
-        "softmax",
-        "sigmoid",
-        "exp",
-        "softplus",
-        "relu",
-        "abs",
-        "sqrt",
-        "rsqrt",
-        "square",
-        "norm",
-        "zeros",
-        "zeros_like",
-        "new_zeros",
-        "ones",
-        "ones_like",
-        "new_ones",
-        "one_hot",
-    }
+    (
+        *("softmax", "sigmoid", "exp", "softplus", "relu", "abs", "sqrt", "rsqrt", "square", "norm", "one_hot"),
+        *("zeros", "zeros_like", "new_zeros", "ones", "ones_like", "new_ones"),
+    )
 )
 """Operations whose results are never negative."""
 PASSES = frozenset(
-    {
-        "gather",
-        "take_along_dim",
-        "index_select",
-        "getitem",
-        "view",
-        "reshape",
-        "flatten",
-        "transpose",
-        "permute",
-        "t",
-        "squeeze",
-        "unsqueeze",
-        "expand",
-        "contiguous",
-        "clone",
-        "detach",
-        "type",
-        "float",
-        "half",
-        "bfloat16",
-        "sum",
-        "mean",
-        "amax",
-        "max",
-        "topk",
-        "sort",
-        "repeat",
-        "repeat_interleave",
-        "chunk",
-        "split",
-        "cat",
-        "concat",
-    }
+    (
+        *("gather", "take_along_dim", "index_select", "getitem", "topk", "sort", "sum", "mean", "amax", "max"),
+        *("view", "reshape", "flatten", "transpose", "permute", "t", "squeeze", "unsqueeze", "expand", "repeat"),
+        *("contiguous", "clone", "detach", "type", "float", "half", "bfloat16", "repeat_interleave"),
+        *("chunk", "split", "cat", "concat"),
+    )
 )
 """Operations whose results are not negative if their inputs are not; numbers among the arguments are sizes and axes."""
 LIKE = frozenset({"type_as", "to", "expand_as", "view_as", "reshape_as"})
 """Operations whose results are not negative if the first argument is not; the second one gives the dtype or shape."""
 COMPUTES = frozenset(
-    {
-        "mul",
-        "multiply",
-        "imul",
-        "rmul",
-        "div",
-        "true_divide",
-        "truediv",
-        "itruediv",
-        "add",
-        "iadd",
-        "radd",
-        "masked_fill",
-        "where",
-        "scatter",
-        "maximum",
-    }
+    (
+        *("mul", "multiply", "imul", "rmul", "div", "true_divide", "truediv", "itruediv"),
+        *("add", "iadd", "radd", "masked_fill", "where", "scatter", "maximum"),
+    )
 )
 """Operations whose results are not negative if their inputs, including numbers, are not."""
 RAISES = frozenset({"clamp", "clamp_min", "clip"})
@@ -131,7 +75,8 @@ class Signs(TorchFunctionMode):
             lower = kwargs.get("min", args[1] if len(args) > 1 else None)
             return all(map(self.never_negative, tensors)) or (isinstance(lower, int | float) and lower >= 0)
         if name in COMPUTES:
-            numbers = [n for n in _positional(name, given) if isinstance(n, int | float)]
+            values = given[2:] if name == "scatter" else given  # the axis of a scatter comes before its values
+            numbers = [n for n in values if isinstance(n, int | float)]
             return all(map(self.never_negative, tensors)) and all(number >= 0 for number in numbers)
         return name in PASSES | LIKE and bool(tensors) and all(map(self.never_negative, tensors))
 
@@ -141,11 +86,6 @@ class Signs(TorchFunctionMode):
                 self._known[tensor] = True
             elif tensor in self._known:
                 del self._known[tensor]
-
-
-def _positional(name: str, given: list[Any]) -> list[Any]:
-    """Arguments that are values: the axis of a scatter comes before its values."""
-    return given[2:] if name == "scatter" else given
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:

@@ -2,11 +2,8 @@
 
 transformers has one function per recurrence, shared by models, as a place to plug in faster kernels
 (`use_kernel_func_from_hub_with_fallback`). The functions listed here are replaced in a trace, because the originals
-loop over tokens, or start from zeros in every step. Others are traced unchanged.
-
-The replacement of a transformers function for a recurrence.
-
-Emit one `com.microsoft::LinearAttention` node: a recurrence over any number of tokens.
+loop over tokens, or start from zeros in every step. Others are traced unchanged. One `com.microsoft::LinearAttention`
+node is a recurrence over any number of tokens:
 
     gated        S = exp(decay) S + k v';                            output = scale q' S
     gated_delta  S = exp(decay) S + beta k (v - S' k)', S decayed;   output = scale q' S
@@ -28,14 +25,14 @@ from typing import Any
 
 import torch
 
-from partita.export.trace.operators import Form
+from partita.export.trace import Form
 
 __all__ = ["Recurrence", "read_states", "recurrences", "replace_recurrences", "used_by"]
 
 
 def recurrences() -> dict[str, Recurrence]:
     """Name of a transformers function -> its replacement."""
-    names = sorted(info.name for info in pkgutil.iter_modules(__path__) if info.name != "base")
+    names = sorted(info.name for info in pkgutil.iter_modules(__path__))
     found = [importlib.import_module(f"{__name__}.{name}").RECURRENCE for name in names]
     assert all(isinstance(entry, Recurrence) for entry in found)
     return {function: entry for entry in found for function in entry.functions}
@@ -62,7 +59,7 @@ def replace_recurrences(model: torch.nn.Module, form: Form) -> Iterator[None]:
             for name, recurrence in known.items():
                 if hasattr(module, name):
                     stack.callback(setattr, module, name, getattr(module, name))
-                    setattr(module, name, recurrence.written(form))
+                    setattr(module, name, partial(recurrence.run, form))
         yield
 
 
@@ -88,10 +85,6 @@ class Recurrence:
     """It reads the layer's last state itself: the model gets no state, and always takes its code path for several
     tokens."""
 
-    def written(self, form: Form) -> Function:
-        """The replacement in this form."""
-        return partial(self.run, form)
-
 
 def linear_attention(
     query: torch.Tensor,
@@ -114,15 +107,11 @@ def linear_attention(
     inputs: list[torch.Tensor] = [*packed, state, decay.reshape(batch, length, -1)]
     if beta is not None:
         inputs.append(beta)
+    rule = "gated" if beta is None else "gated_delta"
     output, present = onnx_ops.symbolic_multi_out(
         "com.microsoft::LinearAttention",
         inputs,
-        {
-            "q_num_heads": heads,
-            "kv_num_heads": heads,
-            "update_rule": "gated" if beta is None else "gated_delta",
-            "scale": scale,
-        },
+        {"q_num_heads": heads, "kv_num_heads": heads, "update_rule": rule, "scale": scale},
         dtypes=(value.dtype, state.dtype),
         shapes=((batch, length, heads * value_width), state.shape),
         version=1,

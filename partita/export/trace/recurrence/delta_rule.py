@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from partita.export.trace.operators import Form
+from partita.export.trace import Form
 from partita.export.trace.recurrence import Recurrence, linear_attention
 
 CHUNK = 64
@@ -40,7 +40,11 @@ def run(
     """
     heads, length, dtype = value.shape[2], value.shape[1], query.dtype
     query, key, value, g, beta = _prepared(query, key, value, g, beta, norm=use_qk_l2norm_in_kernel)
-    state, scale = _initial(initial_state, key, heads, value.shape[-1]), key.shape[-1] ** -0.5
+    scale = key.shape[-1] ** -0.5
+    if initial_state is None:
+        state = key.new_zeros(key.shape[0], heads, key.shape[-1], value.shape[-1])
+    else:
+        state = initial_state.to(torch.float32)
     if form == "contrib":
         output, state = linear_attention(query, key, value, state, g, beta, scale)
         return output.to(dtype), state if output_final_state else None
@@ -72,13 +76,6 @@ def _prepared(
 def _normed(tensor: torch.Tensor) -> torch.Tensor:
     """Vectors of length 1 along the last axis."""
     return tensor * torch.rsqrt((tensor * tensor).sum(dim=-1, keepdim=True) + NORM_EPSILON)
-
-
-def _initial(state: torch.Tensor | None, key: torch.Tensor, heads: int, value_width: int) -> torch.Tensor:
-    """The initial state in float32; zeros without one."""
-    if state is None:
-        return key.new_zeros(key.shape[0], heads, key.shape[-1], value_width)
-    return state.to(torch.float32)
 
 
 def chunk(
@@ -129,7 +126,4 @@ def invert_triangular(system: torch.Tensor) -> torch.Tensor:
     return inverse
 
 
-RECURRENCE = Recurrence(
-    functions=("torch_chunk_gated_delta_rule", "chunk_kimi_delta_attention"),
-    run=run,
-)
+RECURRENCE = Recurrence(functions=("torch_chunk_gated_delta_rule", "chunk_kimi_delta_attention"), run=run)

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from partita.errors import UnsupportedModelError
+from partita.export.trace import Form
 from partita.export.trace.hooks import last_state
-from partita.export.trace.operators import Form
 from partita.export.trace.recurrence import Recurrence, linear_attention
 
 
@@ -37,7 +37,11 @@ def run(
 
     hidden_states, dt, z [B, H, S], A [H, N], B, C [B, N, S], D, delta_bias [H].
     """
-    step = _time_step(dt, delta_bias, softplus=delta_softplus)
+    step = dt.to(torch.float32)
+    if delta_bias is not None:
+        step = step + delta_bias.to(torch.float32)[..., None]
+    if delta_softplus:
+        step = torch.nn.functional.softplus(step)
     if form == "contrib":
         step = step.transpose(1, 2)
         tokens = hidden_states.to(torch.float32).transpose(1, 2)
@@ -64,12 +68,6 @@ def run(
     return (output, state.to(hidden_states.dtype)) if return_last_state else output
 
 
-def _time_step(dt: torch.Tensor, bias: torch.Tensor | None, *, softplus: bool) -> torch.Tensor:
-    """The time step, [B, H, S] in float32."""
-    step = dt.to(torch.float32) if bias is None else dt.to(torch.float32) + bias.to(torch.float32)[..., None]
-    return torch.nn.functional.softplus(step) if softplus else step
-
-
 def _initial(hidden_states: torch.Tensor, A: torch.Tensor) -> torch.Tensor:
     """The initial state [B, H, N] in float32; zeros without one."""
     state = last_state()
@@ -83,7 +81,4 @@ def _initial(hidden_states: torch.Tensor, A: torch.Tensor) -> torch.Tensor:
     return state.to(torch.float32)
 
 
-RECURRENCE = Recurrence(
-    functions=("mamba_selective_scan",),
-    run=run,
-)
+RECURRENCE = Recurrence(functions=("mamba_selective_scan",), run=run)

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from partita.export.trace import Form
 from partita.export.trace.hooks import last_state
-from partita.export.trace.operators import Form
 from partita.export.trace.recurrence import Recurrence, linear_attention
 
 CHUNK = 64
@@ -117,8 +117,4 @@ def _output(
     return (output, state) if with_state else output
 
 
-RECURRENCE = Recurrence(
-    functions=("mamba2_chunk_scan",),
-    run=run,
-    reads_state=True,
-)
+RECURRENCE = Recurrence(functions=("mamba2_chunk_scan",), run=run, reads_state=True)

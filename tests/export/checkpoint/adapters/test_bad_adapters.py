@@ -11,11 +11,11 @@ from safetensors.torch import load_file, save_file
 
 from partita.cli import run
 from partita.errors import CheckpointError, PackageError, PartitaError, UnsupportedModelError, UsageError
+from partita.export.checkpoint import auto_class
+from partita.export.checkpoint.adapters import read_adapter
 from partita.export.checkpoint.adapters.branches import match_switchable
-from partita.export.checkpoint.adapters.files import read_adapter
 from partita.export.checkpoint.adapters.merge import merge_adapter
 from partita.export.checkpoint.description import open_checkpoint
-from partita.export.checkpoint.model_class import auto_class
 from partita.export.pipeline import ExportOptions, export
 from tests.adapters import PREFIX, save_adapter
 from tests.conftest import Exported, TinyCheckpoint

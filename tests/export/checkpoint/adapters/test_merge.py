@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from partita.export.checkpoint.adapters.files import read_adapter
+from partita.export.checkpoint import auto_class
+from partita.export.checkpoint.adapters import read_adapter
 from partita.export.checkpoint.adapters.merge import merge_adapter
 from partita.export.checkpoint.description import open_checkpoint
-from partita.export.checkpoint.model_class import auto_class
 from partita.export.verify.known_answer import load
 from partita.package.folder import KNOWN_ANSWER, read_manifest
 from tests.adapters import PREFIX, save_adapter

@@ -44,7 +44,7 @@ def test_integers_and_scales_make_the_numbers_of_the_library(name):
     require("gguf")
     import gguf
 
-    from partita.export.checkpoint.gguf.types import AFFINE as KINDS
+    from partita.export.checkpoint.gguf import AFFINE as KINDS
 
     raw, width = random_rows(name)
     kind = gguf.GGMLQuantizationType[name]
@@ -64,8 +64,8 @@ def test_any_region_is_that_of_the_whole(name, tmp_path):
     import gguf
     import torch
 
+    from partita.export.checkpoint.gguf import block_type
     from partita.export.checkpoint.gguf.header import GgufTensor
-    from partita.export.checkpoint.gguf.types import block_type
     from partita.export.checkpoint.gguf.weights import Rows, row_weight
     from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
 

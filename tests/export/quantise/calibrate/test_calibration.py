@@ -21,8 +21,7 @@ from partita.errors import CheckpointError, PartitaError, ResourceError, UsageEr
 from partita.export.checkpoint.description import open_checkpoint
 from partita.export.checkpoint.naming import match_names
 from partita.export.progress import SilentStage
-from partita.export.quantise.calibrate import calibration
-from partita.export.quantise.calibrate.calibrated_weights import CalibratedWeights
+from partita.export.quantise.calibrate import CalibratedWeights, calibration
 from partita.export.quantise.calibrate.lockstep import run_lockstep
 from partita.export.quantise.quantisers import Grid
 from partita.export.quantise.write.rewrite import PlacedWeight

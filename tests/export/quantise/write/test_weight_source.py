@@ -15,7 +15,7 @@ from partita.export.checkpoint.description import open_checkpoint
 from partita.export.quantise.quantisers import Grid
 from partita.export.quantise.write import weight_source as packed_module
 from partita.export.quantise.write.weight_source import Packing, QuantisedSource
-from partita.export.weights.element_types import pack, unpack
+from partita.export.weights import pack, unpack
 from partita.export.weights.sources import FloatSource, StoredPart, checkpoint_weight
 from tests.conftest import TinyCheckpoint
 
