@@ -25,7 +25,7 @@ from partita.library.loading import open_engine
 from partita.library.sampling import Sampling
 from partita.options.groups import Process, ProviderChain
 from partita.package.folder import read_manifest
-from partita.runtime.generate.choice.logprobs import IMPOSSIBLE, token_logprobs
+from partita.runtime.generate.choice.sampling import IMPOSSIBLE, token_logprobs
 from partita.runtime.generate.loop import Engine as Loop
 from partita.runtime.generate.text.tokens import load_text
 from partita.runtime.ort.binding import Binding
