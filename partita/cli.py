@@ -65,10 +65,7 @@ VERBS = (
         "chat",
         "generation:ChatCommand",
         "Talk to a model whose tokenizer has a chat template.",
-        (
-            "chat ./package --system 'You answer in one sentence.'",
-            "chat ./package --temperature 0.7 --provider cpu",
-        ),
+        ("chat ./package --system 'You answer in one sentence.'", "chat ./package --temperature 0.7 --provider cpu"),
     ),
     Verb(
         "serve",
@@ -83,28 +80,19 @@ VERBS = (
         "verify",
         "inspection:VerifyCommand",
         "Replay the known answer of a package on a provider.",
-        (
-            "verify ./package --provider cpu",
-            "verify ./package-int4 --json",
-        ),
+        ("verify ./package --provider cpu", "verify ./package-int4 --json"),
     ),
     Verb(
         "evaluate",
         "inspection:EvaluateCommand",
         "Measure the perplexity of a package and its source model.",
-        (
-            "evaluate ./package-int4 --provider cpu",
-            "evaluate ./package --json",
-        ),
+        ("evaluate ./package-int4 --provider cpu", "evaluate ./package --json"),
     ),
     Verb(
         "inspect",
         "inspection:InspectCommand",
         "Show the contents of a package, without running it.",
-        (
-            "inspect ./package --against ./other-package",
-            "inspect model.onnx --view markdown",
-        ),
+        ("inspect ./package --against ./other-package", "inspect model.onnx --view markdown"),
     ),
     Verb(
         "push",
@@ -143,19 +131,13 @@ VERBS = (
         "bench",
         "bench:BenchCommand",
         "Benchmark one prompt on several providers.",
-        (
-            "bench ./package --providers webgpu cpu",
-            "bench ./package --against ./package-int4 --provider cpu",
-        ),
+        ("bench ./package --providers webgpu cpu", "bench ./package --against ./package-int4 --provider cpu"),
     ),
     Verb(
         "providers",
         "inspection:ProvidersCommand",
         "Show which execution providers run on this machine.",
-        (
-            "providers --json",
-            "providers --view markdown",
-        ),
+        ("providers --json", "providers --view markdown"),
     ),
     Verb(
         "doctor",
@@ -170,43 +152,26 @@ REPORT_VERBS = (
         "show",
         "reports:ShowCommand",
         "Show a report: what happened, what to do, the tables.",
-        (
-            "show run.json",
-            "show run.json --full",
-        ),
+        ("show run.json", "show run.json --full"),
     ),
-    Verb(
-        "html",
-        "reports:HtmlCommand",
-        "Write a report as one HTML page.",
-        ("html run.json --out run.html",),
-    ),
+    Verb("html", "reports:HtmlCommand", "Write a report as one HTML page.", ("html run.json --out run.html",)),
     Verb(
         "markdown",
         "reports:MarkdownCommand",
         "Write a report as Markdown, for CI job summaries.",
-        (
-            "markdown run.json >> $GITHUB_STEP_SUMMARY",
-            "markdown run.json --out run.md",
-        ),
+        ("markdown run.json >> $GITHUB_STEP_SUMMARY", "markdown run.json --out run.md"),
     ),
     Verb(
         "explain",
         "reports:ExplainCommand",
         "Show everything known about one node.",
-        (
-            "explain run.json layers.0.mlp.up_proj/MatMul",
-            "explain run.json layers.0.mlp.up_proj/MatMul --json",
-        ),
+        ("explain run.json layers.0.mlp.up_proj/MatMul", "explain run.json layers.0.mlp.up_proj/MatMul --json"),
     ),
     Verb(
         "diff",
         "reports:DiffCommand",
         "Show what changed between two reports.",
-        (
-            "diff last-week.json today.json",
-            "diff last-week.json today.json --view markdown",
-        ),
+        ("diff last-week.json today.json", "diff last-week.json today.json --view markdown"),
     ),
     Verb(
         "check",
@@ -219,18 +184,8 @@ REPORT_VERBS = (
     ),
 )
 CACHE_VERBS = (
-    Verb(
-        "list",
-        "generation:CacheListCommand",
-        "List the exported packages.",
-        ("list",),
-    ),
-    Verb(
-        "remove",
-        "generation:CacheRemoveCommand",
-        "Remove an exported package.",
-        ("remove my-checkpoint",),
-    ),
+    Verb("list", "generation:CacheListCommand", "List the exported packages.", ("list",)),
+    Verb("remove", "generation:CacheRemoveCommand", "Remove an exported package.", ("remove my-checkpoint",)),
 )
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 1000}
 """Width of the help: that of the terminal, or 80 columns."""
@@ -278,16 +233,8 @@ def _help_alone(context: typer.Context) -> None:
         raise Exit(USAGE)
 
 
-@report.callback()
-def common_report(context: typer.Context) -> None:
-    """Inspect, compare and check partition reports."""
-    _help_alone(context)
-
-
-@cache.callback()
-def common_cache(context: typer.Context) -> None:
-    """List or remove packages that were exported once for `run` and other verbs."""
-    _help_alone(context)
+report.callback()(_help_alone)
+cache.callback()(_help_alone)
 
 
 def _show_version(wanted: bool) -> None:

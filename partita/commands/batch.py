@@ -36,6 +36,8 @@ from partita.library.generation import sampling_options
 from partita.library.notes import chunk_ignored
 from partita.library.sampling import SEED_BITS, Sampling
 from partita.observations.text_format import plural
+from partita.options.fields import group
+from partita.options.groups import ProviderChain
 from partita.options.sampling import SamplingValues
 from partita.package.folder import Manifest
 from partita.runtime.chain.pins import parse_pins
@@ -125,7 +127,7 @@ def run_batch(
                         chain_source=target.source,
                         options=SamplingValues(**{**options.sampling.figures(), "seed": filed.seed}),
                         adapter=options.adapter,
-                        threads=options.chain_options.threads,
+                        threads=options.threads,
                         load_seconds=model.load_seconds,
                         slots=engine.slots,
                         input=str(options.input),
@@ -178,9 +180,10 @@ def run_on_cluster(options: GenerateOptions, given: Sampling, manifest: Manifest
     setup = setup_of(
         options.package,
         manifest,
-        options.chain_options,
+        group(options, ProviderChain),
         options.choice,
         options.speculation,
+        graph_capture=options.graph_capture,
         prefill_chunk=options.prefill_chunk,
         adapter=options.adapter,
         format=looked.format,

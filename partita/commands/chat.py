@@ -20,7 +20,7 @@ from partita.commands.terminal import note, stdout_console, write_stdout
 from partita.errors import INTERRUPTED, PartitaError, UsageError
 from partita.files import reserve
 from partita.foreign.folder import open_folder
-from partita.library.chain import Target, read_chain_options
+from partita.library.chain import Target, read_chain
 from partita.library.conversation import Conversation
 from partita.library.engine.base import Engine, ReportRequest
 from partita.library.engine.requests import Ticket
@@ -64,7 +64,7 @@ class ChatOptions(RunGroups, ChatCommand):
 def run(given: ChatCommand) -> int:
     """Check the options, then chat; returns the exit code."""
     options = group(given, ChatOptions)
-    target = read_chain_options(options.chain_options)
+    target = read_chain(options)
     options = replace(options, package=package_of(options.package, options), revision=None)
     manifest = open_folder(options.package, options.choice)
     check_adapter(options.package, manifest, options.adapter)

@@ -8,7 +8,7 @@ from partita.commands.audience import TERMINAL, print_target_notes
 from partita.commands.outputs import data_files, prepare, requested_view
 from partita.errors import ParityError, ProviderError
 from partita.foreign.folder import Choice
-from partita.library.chain import chain_of, read_by
+from partita.library.chain import read_by
 from partita.library.drifting import measure_drift, read_sides
 from partita.options.drift import DriftCommand
 
@@ -20,7 +20,7 @@ def run(options: DriftCommand) -> int:
     model = Path(options.model)
     given = [model, *Choice.of(options).input_paths, *map(Path, (options.inputs or {}).values())]
     given += data_files(model) if options.out is not None and model.is_file() else ()
-    showing = prepare(requested_view(options), VIEWS, read_by(chain_of(options), *given))
+    showing = prepare(requested_view(options), VIEWS, read_by(options, *given))
     target, reference, python = read_sides(options)
     print_target_notes(target)
     found = measure_drift(options, target, reference, python, audience=TERMINAL)

@@ -12,7 +12,7 @@ from partita.commands.results import EvaluateResult
 from partita.commands.terminal import Bars, finite, print_record, stdout_console
 from partita.export.progress import stage
 from partita.foreign.folder import open_folder
-from partita.library.chain import chain_of, read_chain_options
+from partita.library.chain import read_chain
 from partita.library.engine.jobs import run_job
 from partita.library.loading import in_child
 from partita.observations.text_format import nats, plural
@@ -25,13 +25,13 @@ from partita.partition_reports.sections.model import Column, text_column
 
 def run(options: EvaluateCommand) -> int:
     """Check the package's hashes, read its text, print the result."""
-    package, target = Path(options.package), read_chain_options(chain_of(options))
+    package, target = Path(options.package), read_chain(options)
     manifest = open_folder(package)
     check_files(package, manifest, hashes=True)
     with Bars() as bars, stage(bars, "evaluate", {}):
         result = run_job(
             "partita.library.verifying:evaluate",
-            *(package, manifest, target, options.threads),
+            *(package, manifest, target),
             chain=target.chain,
             in_worker=in_child(target, "auto"),
             on_chain=partial(print_chain_notes, target),

@@ -12,7 +12,7 @@ from partita.commands.models import package_of
 from partita.commands.outputs import Sink, refuse_two_on_stdout, reserve_output
 from partita.files import STDIN, reserve
 from partita.foreign.folder import open_folder
-from partita.library.chain import read_chain_options
+from partita.library.chain import read_chain
 from partita.library.engine.speculation import check_speculation
 from partita.library.sampling import complete_sampling_for
 from partita.options.fields import group
@@ -29,7 +29,7 @@ def run(given: GenerateCommand) -> int:
         from partita.commands.batch import check_cluster_options
 
         check_cluster_options(options)
-    target = read_chain_options(options.chain_options)
+    target = read_chain(options, graph_capture=options.graph_capture)
     check_limits(options.limits, target.requested_names)
     without = options.input is not None or (options.save_prefix is not None and options.system is not None)
     prompts = [] if without else read_prompts(prompts_given)

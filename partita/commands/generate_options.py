@@ -6,14 +6,13 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from partita.check.requirements import Limits
 from partita.commands.terminal import note
 from partita.errors import UsageError
 from partita.foreign.folder import Choice
-from partita.library.chain import ChainOptions, chain_of, read_by
+from partita.library.chain import read_by
 from partita.library.engine.speculation import Speculation
 from partita.library.sampling import Sampling
 from partita.observations.text_format import listing
@@ -28,11 +27,6 @@ class RunGroups(RunOptions):
     package: Path
     prefix: Path | None
     stop: tuple[str, ...]
-
-    @property
-    def chain_options(self) -> ChainOptions:
-        """The provider chain."""
-        return chain_of(self)
 
     @property
     def sampling(self) -> Sampling:
@@ -52,7 +46,7 @@ class RunGroups(RunOptions):
     @property
     def reads(self) -> tuple[Path, ...]:
         """Files and folders that the run reads."""
-        return read_by(self.chain_options, self.package, *self.choice.input_paths, *self.speculation.input_paths)
+        return read_by(self, self.package, *self.choice.input_paths, *self.speculation.input_paths)
 
 
 class GenerateOptions(RunGroups, GenerateCommand):
@@ -62,11 +56,6 @@ class GenerateOptions(RunGroups, GenerateCommand):
     save_prefix: Path | None
     input: Path | None
     output: Path | None
-
-    @property
-    def chain_options(self) -> ChainOptions:
-        """The provider chain."""
-        return replace(chain_of(self), graph_capture=self.graph_capture)
 
     @property
     def limits(self) -> Limits:

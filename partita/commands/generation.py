@@ -98,7 +98,6 @@ def open_with(
     engine = open_engine(
         options.package,
         manifest,
-        options.chain_options,
         target,
         options.choice,
         observe=observe,
@@ -165,7 +164,7 @@ def check_placement(options: GenerateOptions, target: Target) -> None:
 
     placing = PlaceOptions(
         options.package,
-        threads=options.chain_options.threads,
+        threads=options.threads,
         runs=LIMIT_RUNS,
         probe_seconds=0.0,
         **asdict(options.limits),
@@ -269,7 +268,7 @@ class PrintedGeneration:
             options=SamplingValues(**options.sampling.figures()),
             adapter=options.adapter,
             prefill_chunk_tokens=generation.chunk.tokens,
-            threads=options.chain_options.threads,
+            threads=options.threads,
             load_seconds=self.model.load_seconds,
             tokenizer_load_seconds=self.model.text_seconds,
             rows=tuple(

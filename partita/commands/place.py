@@ -13,7 +13,7 @@ from partita.commands.outputs import Sink, data_files, refuse_two_on_stdout, res
 from partita.commands.terminal import note
 from partita.errors import INTERRUPTED, PartitaError, UsageError
 from partita.foreign.folder import Choice
-from partita.library.chain import chain_of, read_by
+from partita.library.chain import read_by
 from partita.library.notes import not_used
 from partita.library.place.placement import place_model, read_place
 from partita.library.run_report import limits_error
@@ -47,7 +47,7 @@ def _reserve_report(options: PlaceCommand) -> Sink | None:
     given = [model, *Choice.of(options).input_paths, *map(Path, (options.inputs or {}).values())]
     if report.exists() and model.is_file():  # a report that does not exist yet is no input
         given += data_files(model)
-    return reserve_output(report, "report", read_by(chain_of(options), *given), option="--report")
+    return reserve_output(report, "report", read_by(options, *given), option="--report")
 
 
 def _finish(options: PlaceCommand, sink: Sink | None, report: Report, error: PartitaError | None) -> int:

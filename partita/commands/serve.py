@@ -16,7 +16,7 @@ from partita.commands.terminal import print_record, write_stderr
 from partita.errors import UsageError
 from partita.export.hub import HUB_ID
 from partita.foreign.folder import Choice, open_folder
-from partita.library.chain import chain_of, read_chain_options
+from partita.library.chain import read_chain
 from partita.library.engine.speculation import Speculation
 from partita.library.sampling import CHECKPOINT
 from partita.observations.text_format import plural
@@ -46,8 +46,7 @@ def run(options: ServeCommand) -> int:
         drain_seconds=options.drain_timeout,
     )
     keys = _checked(options)
-    where, placement, choice = chain_of(options), Limits.of(options), Choice.of(options)
-    target = read_chain_options(where)
+    placement, choice, target = Limits.of(options), Choice.of(options), read_chain(options)
     check_limits(placement, target.requested_names)
 
     from partita.serve.app import Endpoints, guard_app, make_app, model_names
@@ -64,7 +63,6 @@ def run(options: ServeCommand) -> int:
     model_names({name: adapters_of(manifest) for name, manifest in zip(names, manifests, strict=True)})
     metrics = Metrics()
     serving = Serving(
-        where,
         target,
         choice,
         options.adapter,

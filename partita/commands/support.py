@@ -9,7 +9,7 @@ from pathlib import Path
 from partita.commands.audience import TERMINAL
 from partita.commands.outputs import STDOUT, RequestedView, Showing, data_files, prepare, requested_view, reserve_output
 from partita.errors import INTERRUPTED, UsageError
-from partita.library.chain import chain_of, read_by
+from partita.library.chain import read_by
 from partita.library.place.support import chain_options, measure_support
 from partita.observations.text_format import listing
 from partita.options.fields import describe_fields
@@ -52,7 +52,7 @@ def run(options: SupportCommand) -> int:
     if [bool(words), model is not None, options.everything].count(True) != 1:
         raise UsageError("name operators (e.g. Cast com.microsoft:MatMulNBits), a model, or --all; use exactly one")
     given = () if model is None else (model, *data_files(model))
-    views = _views(options, VIEWS, "support table", read_by(chain_of(chain_options(options)), *given))
+    views = _views(options, VIEWS, "support table", read_by(chain_options(options), *given))
     found, interrupted = measure_support(replace(options, operators=words, model=model), TERMINAL)
     for view in views:
         view.show(found)

@@ -14,7 +14,7 @@ from partita.commands.terminal import finite, print_record, stdout_console
 from partita.errors import ParityError
 from partita.foreign.evidence import read_evidence
 from partita.foreign.folder import Choice, open_folder
-from partita.library.chain import Target, chain_of, read_chain_options
+from partita.library.chain import Target, read_chain
 from partita.library.engine.jobs import run_job
 from partita.library.loading import in_child
 from partita.observations.text_format import NOT_KNOWN, plural
@@ -38,7 +38,7 @@ def run(options: VerifyCommand) -> int:
     A folder that Partita did not write is compared with its original model, `reference`. Raises PackageError without.
     """
     package, choice, reference = Path(options.package), Choice.of(options), options.reference
-    target = read_chain_options(chain_of(options))
+    target = read_chain(options)
     manifest = open_folder(package, choice)
     if reference is not None and manifest.foreign is not None and choice.max_length is None:
         window, longest = read_evidence(package).window, manifest.graph.longest or 0
@@ -47,7 +47,7 @@ def run(options: VerifyCommand) -> int:
     check_files(package, manifest, hashes=True)
     result = run_job(
         "partita.library.verifying:verify_with",
-        *(package, manifest, reference, target, options.threads),
+        *(package, manifest, reference, target),
         chain=target.chain,
         in_worker=in_child(target, "auto"),
         on_chain=partial(print_chain_notes, target),

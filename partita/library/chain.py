@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ from partita.errors import UsageError
 from partita.files import STDIN
 from partita.observations.records import ChainEntry
 from partita.observations.text_format import listing
-from partita.options.fields import PathText
 from partita.options.groups import ProviderChain, ProviderValues
 from partita.providers.base import Provider
 from partita.providers.generic import parse_libraries
@@ -23,48 +22,16 @@ GIVEN = "given"
 """Source of a chain in a report."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChainOptions:
-    """The chain and its options as the user set them."""
-
-    provider: str | None = None
-    """The chain; None for the best usable provider, then cpu."""
-    provider_options: Mapping[str, ProviderValues] = field(default_factory=dict)
-    provider_libraries: Mapping[str, PathText] = field(default_factory=dict)
-    pins: tuple[str, ...] = ()
-    threads: int | None = None
-    graph_capture: bool = False
-    """Enable graph capture: record a decode step once and replay it."""
-    source: str = GIVEN
-    """Source of the chain in a report."""
-    skipped: tuple[ChainEntry, ...] = ()
-    """Installed providers that the default chain leaves out."""
-
-    def with_names(self, target: Target) -> ChainOptions:
-        """These options with the chain's names, so that a worker process does not choose the default again."""
-        names = ",".join(provider.ort_name for provider in target.chain)
-        return replace(self, provider=names, source=target.source, skipped=target.skipped)
+def _entries(options: ProviderChain) -> list[str | tuple[str, ProviderValues]]:
+    """The entries of `providers`; a text is a single one."""
+    return [options.providers] if isinstance(options.providers, str) else list(options.providers or ())
 
 
-def chain_of(options: ProviderChain) -> ChainOptions:
-    """The chain of a command's options. Raises UsageError."""
-    given = options.providers
-    entries = [given] if isinstance(given, str) else list(given or ())
-    if given is not None and not entries:
-        raise UsageError("`providers` is empty; name at least one, or omit it for the best usable provider")
-    return ChainOptions(
-        provider=None if given is None else ",".join(each if isinstance(each, str) else each[0] for each in entries),
-        provider_options=_merged([dict([entry]) for entry in entries if not isinstance(entry, str)], options),
-        provider_libraries={name: os.fspath(path) for name, path in (options.provider_libraries or {}).items()},
-        pins=tuple(options.pins),
-        threads=options.threads,
-    )
-
-
-def _merged(named: Sequence[Mapping[str, ProviderValues]], options: ProviderChain) -> dict[str, ProviderValues]:
+def _merged(options: ProviderChain) -> dict[str, ProviderValues]:
     """Options given with the providers' names, merged with `provider_options`. Raises UsageError for a duplicate."""
     found: dict[str, dict[str, Any]] = {}
-    for word, values in (pair for given in (*named, options.provider_options or {}) for pair in given.items()):
+    named = [entry for entry in _entries(options) if not isinstance(entry, str)]
+    for word, values in (*named, *(options.provider_options or {}).items()):
         for name, value in values.items():
             if name in found.setdefault(word, {}):
                 written = f"`provider_options={word}.{name}={value}`"
@@ -73,14 +40,11 @@ def _merged(named: Sequence[Mapping[str, ProviderValues]], options: ProviderChai
     return dict(found)
 
 
-def read_by(where: ChainOptions, *given: Path) -> tuple[Path, ...]:
+def read_by(options: ProviderChain, *given: Path) -> tuple[Path, ...]:
     """Input files and folders: `given`, existing paths in the chain's options, and stdin."""
-    options = (value for values in where.provider_options.values() for value in values.values())
-    values = [
-        value
-        for value in (*options, *(os.fspath(path) for path in where.provider_libraries.values()))
-        if isinstance(value, str)
-    ]
+    settings = (value for values in _merged(options).values() for value in values.values())
+    libraries = (os.fspath(path) for path in (options.provider_libraries or {}).values())
+    values = [value for value in (*settings, *libraries) if isinstance(value, str)]
     # Path.exists() raises for an option that is too long for a name.
     return (*given, *(Path(value) for value in values if value and os.path.exists(value)), STDIN)  # noqa: PTH110
 
@@ -111,6 +75,7 @@ class Target:
     pins: tuple[str, ...]
     notes: tuple[str, ...]
     """Notes for the user and the report."""
+    threads: int | None = None
     by_default: str | None = None
     """Why this chain is the default; empty if the user named it."""
     skipped: tuple[ChainEntry, ...] = ()
@@ -122,14 +87,16 @@ class Target:
         return () if self.by_default else tuple(provider.ort_name for provider in self.chain)
 
 
-def read_chain_options(given: ChainOptions) -> Target:
+def read_chain(options: ProviderChain, *, graph_capture: bool = False) -> Target:
     """Check every option before anything is loaded. Raises UsageError.
 
-    Without a chain, the installed providers are checked in worker processes.
+    Without a chain, the installed providers are checked in worker processes. `graph_capture`: record a decode step once
+    and replay it.
     """
-    libraries = parse_libraries(given.provider_libraries, all_names())
-    by_default, skipped = None, given.skipped
-    if given.provider is None:
+    libraries = parse_libraries(options.provider_libraries or {}, all_names())
+    by_default: str | None = None
+    skipped: tuple[ChainEntry, ...] = ()
+    if options.providers is None:
         from partita.runtime.chain.open_chain import chain_entry
         from partita.runtime.chain.provider_check import best_chain
         from partita.runtime.ort.registry import available_ort_names
@@ -138,15 +105,17 @@ def read_chain_options(given: ChainOptions) -> Target:
         chain, source, by_default = best.chain, f"default: {best.reason}", best.reason
         skipped = tuple(map(chain_entry, best.skipped))
     else:
-        chain = parse_chain(given.provider, libraries)
-        source = given.source
+        names = [entry if isinstance(entry, str) else entry[0] for entry in _entries(options)]
+        if not names:
+            raise UsageError("`providers` is empty; name at least one, or omit it for the best usable provider")
+        chain, source = parse_chain(",".join(names), libraries), GIVEN
     unused = [library.name for library in libraries if library not in chain]
     if unused:
-        names = ", ".join(provider.name for provider in chain)
-        what = f"`provider_libraries`: {unused[0]} is not in the provider chain ({names})"
+        listed = ", ".join(provider.name for provider in chain)
+        what = f"`provider_libraries`: {unused[0]} is not in the provider chain ({listed})"
         raise UsageError(f"{what}; add it to `providers`")
-    options = parse_options(given.provider_options, chain)
-    if given.graph_capture:
-        options = _recording(chain, options)
-    notes = tuple(unchecked_notes(options, chain))
-    return Target(chain, source, options, given.pins, notes, by_default, skipped)
+    settings = parse_options(_merged(options), chain)
+    if graph_capture:
+        settings = _recording(chain, settings)
+    notes = tuple(unchecked_notes(settings, chain))
+    return Target(chain, source, settings, tuple(options.pins), notes, options.threads, by_default, skipped)

@@ -19,10 +19,11 @@ from partita.files import temporary_directory
 from partita.foreign.folder import Choice, open_folder
 from partita.library.api import from_fields
 from partita.library.audience import QUIET, Audience
-from partita.library.chain import ChainOptions, Target, chain_of, read_chain_options
+from partita.library.chain import Target, read_chain
 from partita.library.engine.jobs import run_job
 from partita.library.loading import in_child
 from partita.options.drift import DriftOptions
+from partita.options.groups import ProviderChain
 from partita.package.folder import Manifest
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def read_sides(options: DriftOptions) -> tuple[Target, Target, Path | str | None
 
     Raises UsageError; PackageError for a source model whose checkpoint is not known.
     """
-    path, target = Path(options.model), read_chain_options(chain_of(options))
+    path, target = Path(options.model), read_chain(options)
     if path.is_dir():
         for name in ("shapes", "inputs"):
             if getattr(options, name):
@@ -68,8 +69,7 @@ def read_sides(options: DriftOptions) -> tuple[Target, Target, Path | str | None
         return target, target, source_checkpoint(options, path)
     if against is not None and (os.sep in against or Path(against).is_dir()):
         return target, target, interpreter(Path(against))
-    given = ChainOptions(against or CPU_CHAIN, provider_libraries={}, threads=options.threads)
-    reference = read_chain_options(given)
+    reference = read_chain(ProviderChain(against or CPU_CHAIN, threads=options.threads))
     if reference.chain == target.chain and not (target.options or target.pins):
         names = ",".join(provider.name for provider in target.chain)
         raise UsageError(
@@ -137,7 +137,7 @@ def compare(
     if path.is_dir():
         manifest = open_folder(path, Choice.of(options))
         if other is not None:
-            local = Side(folder, read_chain_options(ChainOptions(CPU_CHAIN)).chain)
+            local = Side(folder, read_chain(ProviderChain(CPU_CHAIN)).chain)
         with audience.busy("running the reference"):
             steps = package_steps(local, manifest)
     else:
@@ -227,7 +227,7 @@ def locate(folder: Path, manifest: Manifest, checkpoint: Checkpoint) -> str:
     from partita.drift.step_comparison import Settings
     from partita.runtime.time_limit import LateError
 
-    tested = Side(folder, read_chain_options(ChainOptions(CPU_CHAIN)).chain)
+    tested = Side(folder, read_chain(ProviderChain(CPU_CHAIN)).chain)
     settings = Settings(deadline=time.monotonic() + LOCATE_SECONDS)
     try:
         with temporary_directory() as scratch:

@@ -140,8 +140,7 @@ def files_of(path: Path) -> tuple[Path, ...]:
     """Every file that is read: those of a folder, or an ONNX file with its external data."""
     if path.is_dir():
         return (path, *(child for child in path.rglob("*") if child.is_file()))
-    from partita.runtime.contents.weightless import read_light
-    from partita.runtime.place.model_file import data_files
+    from partita.runtime.place.model_file import data_files, read_light
 
     try:
         return (path, *(path.parent / name for name in sorted(data_files(read_light(path)))))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 from partita.errors import UsageError
-from partita.foreign.folder import Choice, open_folder
+from partita.foreign.folder import AS_IT_IS, Choice, open_folder
 from partita.library.api import from_fields
 from partita.library.audience import LOGGER, QUIET, Audience
-from partita.library.chain import ChainOptions, Target, chain_of, read_chain_options
+from partita.library.chain import Target, read_chain
 from partita.library.engine.base import Engine
 from partita.library.model import Model
 from partita.library.notes import idle, inference_notes, not_used, unverified_note
@@ -37,13 +36,10 @@ def load(options: LoadOptions) -> Model:
     honoured.
     """
     folder, choice = Path(options.package), Choice.of(options)
-    given = replace(chain_of(options), graph_capture=options.graph_capture)
-    target = read_chain_options(given)
+    target = read_chain(options, graph_capture=options.graph_capture)
     manifest = open_folder(folder, choice)
     # The program may change its working folder, and files of the package are read later, too.
-    engine = open_engine(
-        folder.absolute(), manifest, given, target, choice, observe=options.observe, process=options.process
-    )
+    engine = open_engine(folder.absolute(), manifest, target, choice, observe=options.observe, process=options.process)
     _log_chain(target, engine, manifest)
     return Model(engine)
 
@@ -63,9 +59,8 @@ def in_child(target: Target, process: Process) -> bool:
 def open_engine(
     folder: Path,
     manifest: Manifest,
-    given: ChainOptions,
     target: Target,
-    choice: Choice,
+    choice: Choice = AS_IT_IS,
     *,
     observe: bool = True,
     process: Process = "auto",
@@ -83,25 +78,17 @@ def open_engine(
         return RemoteEngine(
             folder,
             manifest,
-            given,
             target,
+            choice,
             observe=observe,
             refusal_seconds=refusal_seconds,
             audience=audience,
-            choice=choice,
             with_text=with_text,
         )
     from partita.library.engine.local import LocalEngine
 
     return LocalEngine(
-        folder,
-        manifest,
-        target,
-        threads=given.threads,
-        observe=observe,
-        refusal_seconds=refusal_seconds,
-        audience=audience,
-        choice=choice,
+        folder, manifest, target, choice, observe=observe, refusal_seconds=refusal_seconds, audience=audience
     )
 
 

@@ -38,7 +38,6 @@ def verify_with(
     manifest: Manifest,
     reference: str | None,
     target: Target,
-    threads: int | None,
     *,
     on_chain: Callable[[Sequence[Resolution]], object] = len,
     audience: Audience = QUIET,
@@ -49,20 +48,19 @@ def verify_with(
     folder without a reference, and the errors of `verify_against`.
     """
     if reference is not None:
-        return verify_against(folder, manifest, reference, target, threads, on_chain=on_chain, audience=audience)
+        return verify_against(folder, manifest, reference, target, on_chain=on_chain, audience=audience)
     if manifest.foreign is not None:
         raise PackageError(
             f"{folder}: Partita did not export it, so it has no known answer", remedy=COMPARE.filled(folder=folder)
         )
     with _explained(audience):
-        return replay(folder, target.chain, on_chain=on_chain, **_opening(manifest, target, threads))
+        return replay(folder, target.chain, on_chain=on_chain, **_opening(manifest, target))
 
 
 def evaluate(
     folder: Path,
     manifest: Manifest,
     target: Target,
-    threads: int | None,
     *,
     on_chain: Callable[[Sequence[Resolution]], object] = len,
     audience: Audience = QUIET,
@@ -73,13 +71,13 @@ def evaluate(
     when the chain cannot be honoured, ResourceError, and GenerationError when a run fails.
     """
     with _explained(audience):
-        return measure(folder, target.chain, on_chain=on_chain, **_opening(manifest, target, threads))
+        return measure(folder, target.chain, on_chain=on_chain, **_opening(manifest, target))
 
 
-def _opening(manifest: Manifest, target: Target, threads: int | None) -> dict[str, Any]:
+def _opening(manifest: Manifest, target: Target) -> dict[str, Any]:
     """Arguments with which replays and measurements open a package."""
     pins = parse_pins(target.pins, target.chain)
-    return {"threads": threads, "manifest": manifest, "options": target.options, "pins": pins}
+    return {"threads": target.threads, "manifest": manifest, "options": target.options, "pins": pins}
 
 
 @contextmanager
@@ -96,7 +94,6 @@ def verify_against(
     manifest: Manifest,
     reference: str,
     target: Target,
-    threads: int | None,
     *,
     on_chain: Callable[[Sequence[Resolution]], object] = len,
     audience: Audience = QUIET,
@@ -125,9 +122,7 @@ def verify_against(
         answer = known_answer.compute(checkpoint, graph.vocab_size, graph.max_length, scratch=scratch)
         known_answer.save(answer, scratch)
         with _explained(audience):
-            found = replay(
-                folder, target.chain, on_chain=on_chain, answers=scratch, **_opening(manifest, target, threads)
-            )
+            found = replay(folder, target.chain, on_chain=on_chain, answers=scratch, **_opening(manifest, target))
     bits = precision(graph.precision).bits
     if bits is None:
         return found

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from partita.library.engine.requests import RequestOutput
-from partita.runtime.generate.choice.logprobs import TokenLogprobs
+from partita.runtime.generate.choice.sampling import TokenLogprobs
 from partita.runtime.generate.text.tokens import INCOMPLETE, Text
 from partita.serve.protocol import ChatRequest, CompletionsBase
 

@@ -18,7 +18,7 @@ from partita.check.requirements import Limits
 from partita.errors import GenerationError, PackageError, PartitaError, UsageError
 from partita.foreign.folder import AS_IT_IS, Choice
 from partita.library.audience import Audience
-from partita.library.chain import ChainOptions, Target
+from partita.library.chain import Target
 from partita.library.engine.base import BatchOptions, Engine, ReportRequest, Restarts
 from partita.library.engine.requests import RequestOutput, Ticket, Work
 from partita.library.engine.speculation import NO_SPECULATION, Speculation, check_speculation
@@ -67,7 +67,6 @@ class Delivery(NamedTuple):
 class Serving:
     """Options of served packages."""
 
-    chain_options: ChainOptions
     target: Target
     choice: Choice = AS_IT_IS
     adapter: str | None = None
@@ -317,9 +316,8 @@ def open_served(
     check_adapter(folder, manifest, serving.adapter)
     check_speculation(folder, manifest, serving.speculation)
     reading = _reading(folder, manifest, serving)
-    where, target, choice = serving.chain_options, serving.target, serving.choice
     with audience.busy(f"opening {name}"):
-        engine = open_engine(folder, manifest, where, target, choice, process=serving.process)
+        engine = open_engine(folder, manifest, serving.target, serving.choice, process=serving.process)
     try:
         for line in _notes(engine, manifest):
             audience.note(line)

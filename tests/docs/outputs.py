@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 
 from partita import cli
+from partita.options.groups import ProviderChain
 from partita.partition_reports import storage
 from tests.conftest import require_dry_run
 from tests.docs import recordings, serve_tutorial
@@ -94,7 +95,7 @@ def refused() -> str:
 def not_used() -> str:
     """The note on a provider of the chain that does not start."""
     from partita.commands.audience import print_chain_notes
-    from partita.library.chain import ChainOptions, read_chain_options
+    from partita.library.chain import read_chain
     from partita.providers.resolve import Resolution, parse_chain
     from partita.runtime.chain.provider_state import unavailable
 
@@ -103,7 +104,7 @@ def not_used() -> str:
     why = recordings.why_not(cuda, entry.reason or "", entry.evidence)
     err = io.StringIO()
     with redirect_stderr(err):
-        target = read_chain_options(ChainOptions("cuda,cpu"))
+        target = read_chain(ProviderChain("cuda,cpu"))
         print_chain_notes(target, (unavailable(Resolution(cuda, "active"), why), Resolution(cpu, "active")))
     return err.getvalue()
 

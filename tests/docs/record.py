@@ -89,13 +89,13 @@ def of_report(given: dict[str, Any]) -> dict[str, Any]:
 def dry(name: str) -> None:
     """Place `package` as CUDA on an H100 would, in this process, whose environment points at stub libraries."""
 
-    from partita.library.chain import chain_of, read_chain_options
+    from partita.library.chain import read_chain
     from partita.library.place.place_run import place
     from partita.options.placement import PlaceOptions
 
     options = PlaceOptions(Path("package"), "cuda,cpu", dry_run=True, device="h100")
     with seen() as built:
-        place(options, read_chain_options(chain_of(options)))
+        place(options, read_chain(options))
     write(name, built[0])
 
 

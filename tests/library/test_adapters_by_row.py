@@ -11,18 +11,18 @@ import pytest
 
 import partita
 from partita.errors import GenerationError, UsageError
-from partita.foreign.folder import AS_IT_IS
-from partita.library.chain import ChainOptions, read_chain_options
+from partita.library.chain import read_chain
 from partita.library.engine.base import BatchOptions, Engine
 from partita.library.engine.requests import Work
 from partita.library.loading import open_engine
 from partita.library.sampling import Sampling
+from partita.options.groups import ProviderChain
 from partita.package.contract import AdapterInput
 from partita.package.folder import adapter_file, read_manifest, write_manifest
 from partita.runtime.ort.adapters import read_adapter
 from tests.runtime.handmade_packages import ALL, VOCAB, adapter, handmade, known_tokens
 
-CPU = ChainOptions(provider="cpu", threads=1)
+CPU = ProviderChain(providers="cpu", threads=1)
 RANKS = {"loud": 3, "small": 1}
 SYSTEM = tuple((7 * i + 3) % VOCAB for i in range(20))
 ASKED: list[tuple[tuple[int, ...], str | None]] = [
@@ -45,10 +45,8 @@ def opened() -> Iterator[Opened]:
 
     def factory(folder: Path, *, child: bool = False) -> Any:
         """An engine with an open batch."""
-        target = read_chain_options(CPU)
-        engine = open_engine(
-            folder, read_manifest(folder), CPU, target, AS_IT_IS, observe=False, process="child" if child else "this"
-        )
+        target = read_chain(CPU)
+        engine = open_engine(folder, read_manifest(folder), target, observe=False, process="child" if child else "this")
         engines.append(engine)
         engine.open(BatchOptions())
         return engine

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from partita.errors import GenerationError
-from partita.library.chain import ChainOptions, read_chain_options
+from partita.library.chain import read_chain
 from partita.library.conversation import Conversation
 from partita.library.engine.base import BatchOptions
 from partita.library.engine.local import LocalEngine
 from partita.library.engine.requests import Work
 from partita.library.sampling import Sampling
+from partita.options.groups import ProviderChain
 from partita.package.folder import read_manifest
 from partita.runtime.generate.loop import Engine as Loop
 from tests.runtime.handmade_packages import ALL, LENGTH, VOCAB, handmade, known_tokens
@@ -58,8 +59,8 @@ def talk(tmp_path: Path) -> Iterator[Any]:
 
     def factory(states: Sequence[str] = ALL, batch: int = 1, *, forgets: bool = False, count: int = 3) -> Conversation:
         folder = handmade(tmp_path / str(len(engines)), states=states, batch=batch)
-        where = read_chain_options(ChainOptions(provider="cpu", threads=1))
-        engine = LocalEngine(folder, read_manifest(folder), where, threads=1, observe=False)
+        where = read_chain(ProviderChain(providers="cpu", threads=1))
+        engine = LocalEngine(folder, read_manifest(folder), where, observe=False)
         engines.append(engine)
         text: Any = Numbers(forgets=forgets)
         sampling = Sampling(temperature=0.0, max_new_tokens=count)

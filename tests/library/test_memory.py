@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from partita.library.chain import ChainOptions, read_chain_options
+from partita.library.chain import read_chain
 from partita.library.engine.base import BatchOptions, ReportRequest
 from partita.library.engine.local import LocalEngine
 from partita.library.engine.requests import Work
 from partita.library.sampling import Sampling
+from partita.options.groups import ProviderChain
 from partita.package.folder import read_manifest
 from partita.runtime.generate.record import recorder
 from partita.runtime.ort import binding
@@ -20,7 +22,7 @@ from tests.runtime.handmade_packages import VOCAB, handmade
 
 LOOPS, ROUNDS, EACH = 24, 22, 90
 # Threads that spin for each other on cores that other tests use take four times as long.
-CPU = ChainOptions(provider="cpu", threads=2, provider_options={"cpu": {"spinning": "0"}})
+CPU = ProviderChain(providers="cpu", threads=2, provider_options={"cpu": {"spinning": "0"}})
 Samples = list[tuple[float, float]]
 
 
@@ -29,8 +31,8 @@ def sampled(folder: Path) -> tuple[Samples, Samples]:
     as they come, with a report between them.
     """
     native, blocks = Samples(), Samples()
-    target = read_chain_options(CPU)
-    with LocalEngine(folder, read_manifest(folder), target, threads=2, observe=True) as engine:
+    target = read_chain(CPU)
+    with closing(LocalEngine(folder, read_manifest(folder), target, observe=True)) as engine:
         engine.open(BatchOptions())
         for turn in range(1, ROUNDS + 1):
             for number in range(EACH):

@@ -24,9 +24,10 @@ from partita.errors import PackageError, UsageError
 from partita.files import STDIN
 from partita.foreign.folder import open_folder
 from partita.library.api import public
-from partita.library.chain import ChainOptions, read_by
+from partita.library.chain import read_by
 from partita.library.contents import contents_hash
 from partita.library.engine.local import LocalEngine
+from partita.options.groups import ProviderChain
 from partita.runtime.ort.binding import Binding
 from tests.conftest import REPOSITORY
 from tests.foreign.test_any_decoder import LOOKED_UP, folder_of
@@ -800,7 +801,7 @@ def test_an_option_may_be_longer_than_the_name_of_a_file(tmp_path: Path) -> None
     table = tmp_path / "table.csv"
     table.touch()
     options = {"qnn": {"profiling_file_path": str(table), "op_packages": "x" * 5000}}
-    assert read_by(ChainOptions(provider_options=options), tmp_path) == (tmp_path, table, STDIN)
+    assert read_by(ProviderChain(provider_options=options), tmp_path) == (tmp_path, table, STDIN)
 
 
 # What a run over a file goes on with: only with what gives the same answers, in folders of other exporters too

@@ -18,9 +18,9 @@ import pytest
 
 from partita.check.requirements import Limits
 from partita.library.audience import QUIET
-from partita.library.chain import ChainOptions, read_chain_options
+from partita.library.chain import read_chain
 from partita.library.engine.speculation import NO_SPECULATION, Speculation
-from partita.options.groups import Process
+from partita.options.groups import Process, ProviderChain
 from partita.package.folder import read_manifest
 from partita.serve.app import Endpoints, guard_app, make_app
 from partita.serve.gate import Gate, ServerLimits
@@ -32,7 +32,7 @@ CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 LONG: dict[str, Any] = {"model": "tiny", "prompt": "return", "max_tokens": 120, "temperature": 0, "ignore_eos": True}
 SECONDS = 60.0
 """Longest wait for what takes a moment."""
-CPU = ChainOptions("cpu", threads=1)
+CPU = ProviderChain("cpu", threads=1)
 SYSTEM = "return the value of the item in the list"
 
 
@@ -90,8 +90,8 @@ def running(
 ) -> Iterator[Running]:
     """A server of these packages on a free port."""
     metrics, limits = Metrics(), limits or ServerLimits()
-    target, placed = read_chain_options(CPU), placement or Limits()
-    serving = Serving(CPU, target, process=process, speculation=speculation, placement=placed)
+    target, placed = read_chain(CPU), placement or Limits()
+    serving = Serving(target, process=process, speculation=speculation, placement=placed)
     listens = threading.Event()
     with ExitStack() as stack:
         listening = stack.enter_context(bind("127.0.0.1", 0))

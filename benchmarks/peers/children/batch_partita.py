@@ -14,11 +14,12 @@ def opener() -> Open:
     import onnx  # noqa: F401, RUF100 - imports are not to count as loading a model
     import onnxruntime  # noqa: F401, RUF100
 
-    from partita.library.chain import ChainOptions, read_chain_options
+    from partita.library.chain import read_chain
     from partita.library.engine.base import BatchOptions
     from partita.library.engine.local import LocalEngine
     from partita.library.engine.requests import Work
     from partita.library.sampling import Sampling
+    from partita.options.groups import ProviderChain
     from partita.package.folder import read_manifest
 
     class Ours:
@@ -42,8 +43,8 @@ def opener() -> Open:
             return [list(ticket.result.tokens) for ticket in tickets]
 
     def open_engine(model: Path, threads: int, length: int) -> Opened:
-        manifest, target = read_manifest(model), read_chain_options(ChainOptions(provider="cpu", threads=threads))
-        engine = LocalEngine(model, manifest, target, threads=threads, observe=False)
+        manifest, target = read_manifest(model), read_chain(ProviderChain(providers="cpu", threads=threads))
+        engine = LocalEngine(model, manifest, target, observe=False)
         alone = "yes" if manifest.graph.takes_fewer_rows else "no"
         settings = {"attention": manifest.graph.attention, "rows by themselves": alone}
         ours: Any = Ours(engine)

@@ -44,7 +44,7 @@ from partita.library.sampling import SEED_BITS, Sampling
 from partita.observations.records import Record
 from partita.observations.text_format import plural
 from partita.options.generation import TokenIds
-from partita.runtime.generate.choice.logprobs import TokenLogprobs
+from partita.runtime.generate.choice.sampling import TokenLogprobs
 from partita.runtime.generate.text.tokens import Text
 
 AHEAD = 64

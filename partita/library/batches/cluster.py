@@ -29,9 +29,10 @@ from partita.extras import explain
 from partita.foreign.folder import Choice, open_folder
 from partita.library.batches.batch_run import WorkerFact, run_rows
 from partita.library.batches.rows import AnswerRow, InputRow, RowDefaults, check_defaults
-from partita.library.chain import ChainOptions, read_chain_options
+from partita.library.chain import read_chain
 from partita.library.contents import contents_hash
 from partita.library.engine.speculation import NO_SPECULATION, Speculation
+from partita.options.groups import ProviderChain
 from partita.package.folder import Manifest
 from partita.providers.resolve import parse_chain
 from partita.remedies import Remedy
@@ -59,9 +60,10 @@ class Setup:
     package: Path
     contents: str
     """Version of Partita, and hash of the package."""
-    chain_options: ChainOptions
+    chain: ProviderChain
     choice: Choice
     speculation: Speculation
+    graph_capture: bool = False
     token_ids: bool = False
     format: str = "jsonl"
     """Format of the prompt file."""
@@ -72,19 +74,21 @@ class Setup:
 def setup_of(
     package: Path,
     manifest: Manifest,
-    where: ChainOptions,
+    chain: ProviderChain,
     choice: Choice,
     speculation: Speculation = NO_SPECULATION,
     **options: Any,
 ) -> Setup:
     """The settings of workers, with absolute paths, because their working folders differ. `options`: more `Setup`
     fields."""
-    libraries = {name: str(Path(path).expanduser().absolute()) for name, path in where.provider_libraries.items()}
+    libraries = {
+        name: str(Path(path).expanduser().absolute()) for name, path in (chain.provider_libraries or {}).items()
+    }
     contract, draft = choice.contract, speculation.draft
     return Setup(
         package.absolute(),
         _contents(package, manifest),
-        replace(where, provider_libraries=libraries),
+        replace(chain, provider_libraries=libraries),
         replace(choice, contract=None if contract is None else contract.absolute()),
         replace(speculation, draft=None if draft is None else str(Path(draft).absolute())),
         **options,
@@ -112,7 +116,7 @@ class Worker:
         from partita.library.loading import open_engine
         from partita.library.model import Model
 
-        folder, choice, where = setup.package, setup.choice, setup.chain_options
+        folder, choice = setup.package, setup.choice
         manifest = open_folder(folder, choice)
         if _contents(folder, manifest) != setup.contents:
             raise PackageError(
@@ -122,8 +126,8 @@ class Worker:
                 ),
                 path=folder,
             )
-        target = read_chain_options(where)
-        model = Model(open_engine(folder, manifest, where, target, choice, observe=False, process="this"))
+        target = read_chain(setup.chain, graph_capture=setup.graph_capture)
+        model = Model(open_engine(folder, manifest, target, choice, observe=False, process="this"))
         engine = model.scheduler(
             prefill_chunk=setup.prefill_chunk,
             adapter=setup.adapter,
@@ -190,18 +194,18 @@ class Cluster:
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False
         context.max_errored_blocks = -1  # for blocks whose workers died; other errors come as results
-        count, threads, gpus = _shares(ray, self.workers, self.setup.chain_options)
+        count, threads, gpus = _shares(ray, self.workers, self.setup.chain)
         size = max(LEAST_BLOCK, BLOCK_TURNS * self.slots, math.ceil(self.rows / MOST_BLOCKS))
         size = max(1, min(size, self.rows // (2 * count)))  # so that every worker gets blocks of a short file
         blocks = list(_put(ray, rows, size))
         if not blocks:
             return
-        where = replace(self.setup.chain_options, threads=threads)
+        chain = replace(self.setup.chain, threads=threads)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Ray 2.64 renames max_task_retries; the extra allows earlier versions
             results = ray.data.from_arrow_refs(blocks).map_batches(
                 Worker,
-                fn_constructor_args=(replace(self.setup, chain_options=where), defaults),
+                fn_constructor_args=(replace(self.setup, chain=chain), defaults),
                 batch_size=None,
                 batch_format="pyarrow",
                 compute=ray.data.ActorPoolStrategy(size=min(count, len(blocks))),
@@ -257,12 +261,13 @@ def connect_ray(address: str) -> Iterator[Any]:
             ray.shutdown()
 
 
-def _shares(ray: Any, workers: int | None, where: ChainOptions) -> tuple[int, int, int]:
+def _shares(ray: Any, workers: int | None, chain: ProviderChain) -> tuple[int, int, int]:
     """Number of workers, and the threads and GPUs of each."""
-    leads = where.provider is not None and "CUDA_VISIBLE_DEVICES" in parse_chain(where.provider)[0].variables
+    named = chain.providers
+    leads = isinstance(named, str) and "CUDA_VISIBLE_DEVICES" in parse_chain(named)[0].variables
     on_gpu = leads and ray.cluster_resources().get("GPU", 0) >= 1
     nodes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
     nodes = [cpus for cpus in nodes if cpus] or [1]
     count = workers or (int(ray.cluster_resources()["GPU"]) if on_gpu else len(nodes))
-    threads = where.threads or max(1, min(nodes) // math.ceil(count / len(nodes)))
+    threads = chain.threads or max(1, min(nodes) // math.ceil(count / len(nodes)))
     return count, threads, int(on_gpu)

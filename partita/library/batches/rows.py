@@ -18,7 +18,7 @@ from partita.messages import as_field, rename_options
 from partita.observations.text_format import listing
 from partita.options.fields import check_fields, describe_fields
 from partita.options.sampling import GREEDY
-from partita.runtime.generate.choice.logprobs import TokenLogprobs
+from partita.runtime.generate.choice.sampling import TokenLogprobs
 from partita.runtime.generate.prefix_file import PrefixContent, ids_after, prompt_after, system_of
 from partita.runtime.generate.text.chat_templates import OTHER_NAMES, Message
 from partita.runtime.generate.text.stop_strings import check_stops

@@ -30,7 +30,6 @@ from partita.library.bench.entries import (
     read_subjects,
     report_files,
 )
-from partita.library.chain import read_chain_options
 from partita.library.engine.base import ReportRequest
 from partita.library.engine.remote import RemoteEngine
 from partita.library.model import Model
@@ -126,7 +125,7 @@ class Plan:
         check_providers(options, chains)
         self.entries = read_entries(options, self.subjects, chains)
         self.baseline = read_baseline(options.baseline, self.entries, options.provider_libraries or {})
-        self.reads = read_paths(options, self.entries)
+        self.reads = read_paths(options)
         """Paths that outputs must not overwrite."""
         self.files = report_files(options, self.entries)
         self.notes = tuple(dict.fromkeys(line for entry in self.entries for line in entry.notes))
@@ -246,7 +245,7 @@ class Racer:
 
     def __post_init__(self) -> None:
         """Create the record of its figures."""
-        chain = tuple(provider.ort_name for provider in self.entry.chain)
+        chain = tuple(provider.ort_name for provider in self.entry.target.chain)
         self.lane = Lane(self.entry.name, chain, package=self.entry.subject.name)
 
     @property
@@ -264,11 +263,10 @@ class Racer:
         self.engine = RemoteEngine(
             subject.path.absolute(),
             subject.manifest,
-            self.entry.chain_options,
-            read_chain_options(self.entry.chain_options),
+            self.entry.target,
+            subject.choice,
             observe=observe,
             refusal_seconds=0.0,
-            choice=subject.choice,
             load_timeout=self.options.timeout_seconds,
         )
         self.model = Model(self.engine)
@@ -277,7 +275,7 @@ class Racer:
         """Open the package and record the state of its chain."""
         self.open()
         assert self.engine is not None
-        opened, names = self.engine.opened, {provider.ort_name: provider.name for provider in self.entry.chain}
+        opened, names = self.engine.opened, {provider.ort_name: provider.name for provider in self.entry.target.chain}
         self.lane.load_seconds = opened.load_seconds
         lost = [entry for entry in opened.chain if entry.status != "active"]
         inactive = [not_used(names.get(entry.provider, entry.provider), entry, with_remedy=False) for entry in lost]

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from partita.errors import GenerationError, ReportError, UsageError
 from partita.files import refuse_same, reserve
 from partita.foreign.folder import AS_IT_IS, Choice, is_foreign, open_folder
-from partita.library.chain import ChainOptions, read_by, read_chain_options
+from partita.library.chain import Target, read_by, read_chain
 from partita.library.engine.requests import prompt_rows
-from partita.observations.records import ChainEntry
 from partita.options.bench import BenchOptions
 from partita.options.fields import PathText
+from partita.options.groups import ProviderChain
 from partita.package.folder import Manifest, check_files
 from partita.providers.base import Provider
 from partita.providers.generic import parse_libraries
@@ -30,8 +30,7 @@ class Entry:
 
     name: str
     subject: Subject
-    chain: tuple[Provider, ...]
-    chain_options: ChainOptions
+    target: Target
     notes: tuple[str, ...]
     """Notes for the user."""
     stem: str
@@ -44,10 +43,8 @@ class Lineup:
 
     text: str
     chain: tuple[Provider, ...]
-    note: str = ""
-    """Why it is the default; empty if the user named it."""
-    skipped: tuple[ChainEntry, ...] = ()
-    """Source of the chain, as in `ChainOptions`."""
+    default: Target | None = None
+    """The default chain; None if the user named it."""
 
     @property
     def name(self) -> str:
@@ -89,9 +86,8 @@ def check_providers(options: BenchOptions, chains: Sequence[Lineup]) -> None:
 
 def default_chain(options: BenchOptions) -> Lineup:
     """The default chain and the reason for it."""
-    target = read_chain_options(ChainOptions(threads=options.threads))
-    names = ",".join(provider.name for provider in target.chain)
-    return Lineup(names, target.chain, f"provider {names}, by default: {target.by_default}", target.skipped)
+    target = read_chain(ProviderChain(threads=options.threads))
+    return Lineup(",".join(provider.name for provider in target.chain), target.chain, target)
 
 
 def read_entries(options: BenchOptions, subjects: Sequence[Subject], chains: Sequence[Lineup]) -> tuple[Entry, ...]:
@@ -106,9 +102,9 @@ def read_baseline(asked: str | None, entries: Sequence[Entry], libraries: Mappin
         return None
     chain = parse_chain(asked, parse_libraries(libraries, all_names()), argument="baseline")
     first = [entry for entry in entries if entry.subject is entries[0].subject]
-    found = next((entry.name for entry in first if entry.chain == chain), None)
+    found = next((entry.name for entry in first if entry.target.chain == chain), None)
     if found is None:
-        there = " ".join(",".join(provider.name for provider in entry.chain) for entry in first)
+        there = " ".join(",".join(provider.name for provider in entry.target.chain) for entry in first)
         raise UsageError(f"`baseline={asked}`: not among the measured chains: {there}")
     return found
 
@@ -116,19 +112,23 @@ def read_baseline(asked: str | None, entries: Sequence[Entry], libraries: Mappin
 def _read_entry(options: BenchOptions, subject: Subject, lineup: Lineup, *, several: bool) -> Entry:
     """One contender with its providers' options. `several`: there are other packages."""
     names = {word.lower() for provider in lineup.chain for word in provider.names()}
-    where = ChainOptions(
-        provider=lineup.text,
-        provider_options=_of_chain(options.provider_options, names),
-        provider_libraries=_of_chain(options.provider_libraries, names),
-        threads=options.threads,
-        skipped=lineup.skipped,
+    target = read_chain(
+        ProviderChain(
+            lineup.text,
+            provider_options=_of_chain(options.provider_options, names),
+            provider_libraries=_of_chain(options.provider_libraries, names),
+            threads=options.threads,
+        )
     )
-    notes = (*([lineup.note] if lineup.note else []), *read_chain_options(where).notes)
+    notes = target.notes
+    if lineup.default is not None:
+        notes = (f"provider {lineup.name}, by default: {lineup.default.by_default}", *notes)
+        target = replace(target, skipped=lineup.default.skipped)
     stem = lineup.name.replace(",", "-")
     if not several:
-        return Entry(lineup.name, subject, lineup.chain, where, notes, stem)
+        return Entry(lineup.name, subject, target, notes, stem)
     name = f"{subject.name} on {lineup.name}"
-    return Entry(name, subject, lineup.chain, where, notes, f"{subject.path.resolve().name}-{stem}")
+    return Entry(name, subject, target, notes, f"{subject.path.resolve().name}-{stem}")
 
 
 def _of_chain(given: Mapping[str, T] | None, names: set[str]) -> dict[str, T]:
@@ -136,13 +136,10 @@ def _of_chain(given: Mapping[str, T] | None, names: set[str]) -> dict[str, T]:
     return {word: value for word, value in (given or {}).items() if word.lower() in names}
 
 
-def read_paths(options: BenchOptions, entries: Sequence[Entry]) -> set[Path]:
+def read_paths(options: BenchOptions) -> tuple[Path, ...]:
     """All input paths, which outputs must not overwrite."""
-    return {
-        path
-        for entry in entries
-        for path in read_by(entry.chain_options, *packages_of(options), *Choice.of(options).input_paths)
-    }
+    given = ProviderChain(provider_options=options.provider_options, provider_libraries=options.provider_libraries)
+    return read_by(given, *packages_of(options), *Choice.of(options).input_paths)
 
 
 def report_files(options: BenchOptions, entries: Sequence[Entry]) -> dict[str, Path]:
@@ -150,7 +147,7 @@ def report_files(options: BenchOptions, entries: Sequence[Entry]) -> dict[str, P
     if options.reports is None:
         return {}
     folder = Path(options.reports)
-    reads = read_paths(options, entries)
+    reads = read_paths(options)
     for read in reads:
         refuse_same(folder, read, "`reports`")
     try:

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from partita.errors import GenerationError, ReportError, UsageError
 from partita.foreign.folder import AS_IT_IS, Choice, open_folder
@@ -57,27 +55,25 @@ from partita.runtime.ort.errors import NoKernelError
 
 
 class LocalEngine(Scheduler):
-    """A loaded package; see `Engine`. Close it, or use it as a context manager."""
+    """A loaded package; see `Engine`. Close it."""
 
     def __init__(
         self,
         folder: Path,
         manifest: Manifest,
         target: Target,
+        choice: Choice = AS_IT_IS,
         *,
-        threads: int | None = None,
         observe: bool = True,
         refusal_seconds: float = REFUSAL_SECONDS,
         audience: Audience = QUIET,
-        choice: Choice = AS_IT_IS,
     ) -> None:
         """Open the package. `choice`: of a foreign folder, for reports.
 
         Raises PackageError, ResourceError, UsageError; ProviderError when the chain cannot be honoured, explained by
         experiments of at most `refusal_seconds`.
         """
-        self.folder, self.target, self.threads = folder, target, threads
-        self.audience, self._choice = audience, choice
+        self.folder, self.target, self._choice, self.audience = folder, target, choice, audience
         self._recorded: BatchOptions | None = None
         """Options of the recorded requests."""
         self._notes: dict[str, None] = {}
@@ -89,7 +85,7 @@ class LocalEngine(Scheduler):
             self.runner = load_runner(
                 folder,
                 target.chain,
-                threads=threads,
+                threads=target.threads,
                 observe=observe,
                 manifest=manifest,
                 options=target.options,
@@ -98,7 +94,7 @@ class LocalEngine(Scheduler):
         except (ChainError, NoKernelError) as error:
             raise package_refused(error, refusal_seconds, audience) from error
         super().__init__(manifest, _rules(self.runner))
-        self._drafters = Drafters(folder, target, threads)
+        self._drafters = Drafters(folder, target)
         self._closing = weakref.finalize(self, _free, self.runner, self._drafters, self._process)
         graphs = self.runner.graphs
         self.opened = OpenedPackage(
@@ -147,7 +143,7 @@ class LocalEngine(Scheduler):
                     **last.speculation.as_options,
                     **option_texts(self.target, self._choice),
                 },
-                threads=self.threads,
+                threads=self.target.threads,
                 prompt_tokens=recorder.longest,
                 max_new_tokens=recorder.max_new_tokens,
                 limits=request.limits,
@@ -181,12 +177,12 @@ class LocalEngine(Scheduler):
         `reference`: the source model of a foreign folder.
         """
         check_files(self.folder, self.manifest, hashes=True)
-        return verify_with(self.folder, self.manifest, reference, self.target, self.threads, audience=self.audience)
+        return verify_with(self.folder, self.manifest, reference, self.target, audience=self.audience)
 
     def evaluate(self) -> Evaluation:
         """Measure the quality of the package on the chain, in a separate session."""
         check_files(self.folder, self.manifest, hashes=True)
-        return evaluate(self.folder, self.manifest, self.target, self.threads, audience=self.audience)
+        return evaluate(self.folder, self.manifest, self.target, audience=self.audience)
 
     def close(self) -> None:
         """End all requests and free the sessions. May be called repeatedly, from any thread."""
@@ -244,14 +240,6 @@ class LocalEngine(Scheduler):
             self._prefixes = {(file, adapter): replace(found, adapter=adapter)}
         return self._prefixes[file, adapter]
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def _chunk_tokens(options: BatchOptions) -> int:
     """Prompt tokens per run."""
@@ -282,8 +270,8 @@ Drafting = tuple[Callable[[], Drafter] | None, DraftControl | None]
 class Drafters:
     """Drafters for one loaded package. Measured times and acceptance rates are kept for later requests."""
 
-    def __init__(self, folder: Path, target: Target, threads: int | None) -> None:
-        self._folder, self._target, self._threads = folder, target, threads
+    def __init__(self, folder: Path, target: Target) -> None:
+        self._folder, self._target = folder, target
         self._lengths: dict[str | None, DraftLength] = {}
         self._drafts: dict[str, Runner] = {}
 
@@ -328,7 +316,11 @@ class Drafters:
         manifest = open_folder(folder, AS_IT_IS)
         try:
             runner = load_runner(
-                folder, self._target.chain, threads=self._threads, manifest=manifest, options=self._draft_options()
+                folder,
+                self._target.chain,
+                threads=self._target.threads,
+                manifest=manifest,
+                options=self._draft_options(),
             )
         except (ChainError, NoKernelError) as error:
             raise package_refused(error, 0.0) from error

@@ -19,7 +19,7 @@ from typing import Any
 from partita.errors import GenerationError, PartitaError, ProviderError
 from partita.foreign.folder import AS_IT_IS, Choice
 from partita.library.audience import QUIET, Audience
-from partita.library.chain import ChainOptions, Target
+from partita.library.chain import Target
 from partita.library.engine.base import (
     CLOSED,
     FORKED,
@@ -78,13 +78,12 @@ class RemoteEngine(EngineState):
         self,
         folder: Path,
         manifest: Manifest,
-        where: ChainOptions,
         target: Target,
+        choice: Choice = AS_IT_IS,
         *,
         observe: bool = True,
         refusal_seconds: float,
         audience: Audience = QUIET,
-        choice: Choice = AS_IT_IS,
         with_text: bool = True,
         load_timeout: float | None = None,
     ) -> None:
@@ -95,7 +94,7 @@ class RemoteEngine(EngineState):
         """
         super().__init__(manifest)
         self.folder = folder
-        self._load = folder, where.with_names(target), choice
+        self._load = folder, target, choice
         self._load_options = {
             "observe": observe,
             "refusal_seconds": refusal_seconds,

@@ -19,7 +19,7 @@ from partita.options.fields import MAX_SEED, check_fields
 from partita.options.generation import AdapterNames, TokenIds
 from partita.package.folder import Manifest
 from partita.runtime.generate.checks import check_budget, check_prompt
-from partita.runtime.generate.choice.logprobs import TokenLogprobs
+from partita.runtime.generate.choice.sampling import TokenLogprobs
 from partita.runtime.generate.text.stop_strings import check_stops
 from partita.runtime.generate.text.tokens import TextStream, stop_token_ids
 

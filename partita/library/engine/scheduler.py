@@ -42,8 +42,7 @@ from partita.library.engine.requests import (
 )
 from partita.library.sampling import Sampling
 from partita.package.folder import Manifest
-from partita.runtime.generate.choice.logprobs import RecordingSampler
-from partita.runtime.generate.choice.sampling import make_sampler
+from partita.runtime.generate.choice.sampling import RecordingSampler, make_sampler
 from partita.runtime.generate.loop import Engine as Loop
 from partita.runtime.generate.record.recorder import Step
 from partita.runtime.generate.request import Request, most_shared

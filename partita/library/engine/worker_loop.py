@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from partita.errors import PartitaError
 from partita.foreign.folder import Choice, open_folder
-from partita.library.chain import ChainOptions, read_chain_options
+from partita.library.chain import Target
 from partita.library.engine.base import OpenedPackage
 from partita.library.engine.jobs import pushing_audience
 from partita.library.engine.requests import RequestOutput, Ticket, Work
-from partita.runtime.generate.choice.logprobs import TokenLogprobs
+from partita.runtime.generate.choice.sampling import TokenLogprobs
 from partita.runtime.generate.record.recorder import Step
 from partita.runtime.generate.text.tokens import Text, load_text
 from partita.runtime.worker.child import Channel, handle_message
@@ -101,7 +101,7 @@ class Host:
     # --- verbs --------------------------------------------------------------------------------------------------------
 
     def load(
-        self, folder: Path, where: ChainOptions, choice: Choice, *, observe: bool, refusal_seconds: float, text: bool
+        self, folder: Path, target: Target, choice: Choice, *, observe: bool, refusal_seconds: float, text: bool
     ) -> OpenedPackage:
         """Open the package, and with `text` its tokenizer. Then other verbs are methods of the engine."""
         from partita.library.engine.local import LocalEngine
@@ -110,12 +110,11 @@ class Host:
         self.engine = engine = LocalEngine(
             folder,
             manifest,
-            read_chain_options(where),
-            threads=where.threads,
+            target,
+            choice,
             observe=observe,
             refusal_seconds=refusal_seconds,
             audience=pushing_audience(self._channel),
-            choice=choice,
         )
         if text:
             self._text = load_text(folder, manifest.tokenizer, manifest.graph.max_length)

@@ -9,7 +9,7 @@ from partita.errors import PartitaError, UsageError
 from partita.foreign.folder import Choice
 from partita.library.api import from_fields
 from partita.library.audience import QUIET, Audience
-from partita.library.chain import Target, chain_of, read_chain_options
+from partita.library.chain import Target, read_chain
 from partita.library.engine.jobs import despite_crashes, run_job
 from partita.library.loading import in_child
 from partita.library.report import Report
@@ -48,7 +48,7 @@ def place(options: PlaceOptions) -> Report:
 def read_place(options: PlaceOptions) -> Target:
     """The chain of a placement, after checking every option that needs nothing loaded. Raises UsageError."""
     _check_options(options)
-    target = read_chain_options(chain_of(options))
+    target = read_chain(options)
     check_limits(Limits.of(options), target.requested_names)
     if options.dry_run and target.chain[0].ort_name != CUDA.ort_name:
         raise UsageError(

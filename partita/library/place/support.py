@@ -11,7 +11,7 @@ import partita
 from partita.errors import PackageError, ProviderError, UsageError
 from partita.library.api import from_fields
 from partita.library.audience import QUIET, Audience
-from partita.library.chain import Target, chain_of, read_chain_options
+from partita.library.chain import Target, read_chain
 from partita.library.place.dry_run import dry_environment
 from partita.machine.records import MachineReport
 from partita.messages import did_you_mean, nearest
@@ -47,7 +47,7 @@ def support(options: SupportOptions) -> SupportTable:
 def measure_support(options: SupportOptions, audience: Audience = QUIET) -> tuple[SupportTable, bool]:
     """The table, and whether Ctrl-C interrupted it. Raises UsageError, PackageError, ProviderError."""
     _check_options(options)
-    target = read_chain_options(chain_of(chain_options(options)))
+    target = read_chain(chain_options(options))
     provider = _one_of(target, options)
     what, scope = _measurement_task(options)
 

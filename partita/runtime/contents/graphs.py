@@ -13,8 +13,7 @@ from partita.package.contract import Contract
 from partita.package.folder import path_inside, refuse_absent, unreadable
 from partita.remedies import FROM_CHECKPOINT
 from partita.runtime.contents.modules import UNKNOWN, TensorEntry, Weight, external_file, initializers, weights_in
-from partita.runtime.contents.weightless import read_light
-from partita.runtime.place.model_file import all_nodes, data_files
+from partita.runtime.place.model_file import all_nodes, data_files, read_light
 from partita.runtime.place.onnx_model import read_port
 
 if TYPE_CHECKING:

@@ -15,13 +15,12 @@ from partita.errors import UsageError
 from partita.observations.cpu import AttentionChoice, CpuSession
 from partita.observations.names import CPU
 from partita.providers.resolve import Resolution
-from partita.runtime.contents.weightless import read_light
 from partita.runtime.cpu import huge_pages
 from partita.runtime.cpu.attention import VARIABLE, Attention, by_word, choose
 from partita.runtime.cpu.cores import cpu_flags, integer_unit, usable_cores
 from partita.runtime.cpu.huge_pages import Range
 from partita.runtime.ort.session import Opening, Session
-from partita.runtime.place.model_file import all_graphs, all_nodes
+from partita.runtime.place.model_file import all_graphs, all_nodes, read_light
 
 SPINNING = "session.intra_op.allow_spinning"
 STOPPING = "session.force_spinning_stop"

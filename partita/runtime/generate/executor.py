@@ -15,8 +15,8 @@ from partita.providers.resolve import Resolution
 from partita.runtime.cpu.settings import will_repeat
 from partita.runtime.generate.adapters import NOTHING, Adapters, InputValues, stack_values
 from partita.runtime.generate.bound_graph import FEW_TOKENS, BoundGraph, LoadedGraph
-from partita.runtime.generate.cache.base import Span
 from partita.runtime.generate.cache.cache import Cache
+from partita.runtime.generate.cache.fixed_states import Span
 from partita.runtime.generate.choice.device_choice import DeviceChoice
 from partita.runtime.generate.feeds import as_declared, logit_positions, logits_port, port_by_role
 from partita.runtime.generate.planner import Capacity, GraphName, StepPlan

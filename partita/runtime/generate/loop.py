@@ -13,9 +13,8 @@ from partita.errors import GenerationError
 from partita.observations.text_format import plural
 from partita.runtime.generate.checks import check_prompt, length_remedy
 from partita.runtime.generate.choice.drafting import NO_DRAFTS, DraftControl, Drafts, VerifiedDraft, draft, get_ready
-from partita.runtime.generate.choice.logprobs import RecordingSampler
 from partita.runtime.generate.choice.next_tokens import NextTokens
-from partita.runtime.generate.choice.sampling import Sampler
+from partita.runtime.generate.choice.sampling import RecordingSampler, Sampler
 from partita.runtime.generate.executor import Runner
 from partita.runtime.generate.planner import Policy, RowView, StepPlan, plan_step, prompts_first, rows_at_work_first
 from partita.runtime.generate.prefixes import Prefixes

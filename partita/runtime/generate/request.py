@@ -11,9 +11,8 @@ import numpy.typing as npt
 
 from partita.errors import GenerationError
 from partita.observations.text_format import plural
-from partita.runtime.generate.cache.base import RowStates
-from partita.runtime.generate.choice.logprobs import RecordingSampler, TokenLogprobs
-from partita.runtime.generate.choice.sampling import Sampler
+from partita.runtime.generate.cache.fixed_states import RowStates
+from partita.runtime.generate.choice.sampling import RecordingSampler, Sampler, TokenLogprobs
 from partita.runtime.generate.planner import RowView
 
 if TYPE_CHECKING:

@@ -14,9 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.runtime.generate.bound_graph import BoundGraph
-from partita.runtime.generate.choice.logprobs import RecordingSampler
 from partita.runtime.generate.choice.next_tokens import NextTokens
-from partita.runtime.generate.choice.sampling import Sampler, greedy
+from partita.runtime.generate.choice.sampling import RecordingSampler, Sampler, greedy
 from partita.runtime.generate.executor import Runner
 from partita.runtime.generate.planner import StepPlan
 from partita.runtime.generate.request import Row, endings

@@ -124,16 +124,6 @@ def _fewer_operands(variant: Variant) -> Iterator[Idea]:
     yield Idea("attribute", change, swap=Swap("2 operands", str(len(terms))))
 
 
-def attributes_at_default(variant: Variant) -> Iterator[Idea]:
-    """All optional attributes omitted, if there are several."""
-    operator = operator_of(variant)
-    going = {attribute.name: None for attribute in variant.node.attribute if may_omit(attribute, operator)}
-    if len(going) > 1:
-        yield Idea(
-            "attribute", Change(attributes=going), "attributes at their defaults", factors=("attribute", "attribute")
-        )
-
-
 def may_omit(attribute: onnx.AttributeProto, operator: Operator | None) -> bool:
     """Whether an attribute is optional and differs from its default."""
     if (

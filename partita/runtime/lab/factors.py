@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from partita.observations.facts import AS_IS, COMBINED, NEIGHBOURS, OPTION, OTHER_FORM, Swap
 from partita.observations.text_format import listing
-from partita.runtime.lab.added_inputs import added_inputs
-from partita.runtime.lab.attribute_factors import attribute_text, attributes_at_default, may_omit, other_attributes
+from partita.runtime.lab.attribute_factors import attribute_text, may_omit, other_attributes
 from partita.runtime.lab.change import (
     Change,
     Idea,
@@ -23,16 +22,27 @@ from partita.runtime.lab.change import (
     optional_outputs,
     vary,
 )
-from partita.runtime.lab.schema import OLDEST_OPSET, Operator, history
+from partita.runtime.lab.forms import Form, forms
+from partita.runtime.lab.schema import OLDEST_OPSET, Operator, Slot, element_in, history
 from partita.runtime.lab.type_factors import other_types
-from partita.runtime.lab.variant import Variant, variant_model
-from partita.runtime.place.tensor_types import element_of, is_fixed, padded_sizes, rank_of, sizes_of, tensor_types
+from partita.runtime.lab.variant import ExperimentInput, Variant, variant_model, zeros
+from partita.runtime.place.tensor_types import (
+    element_of,
+    is_fixed,
+    padded_sizes,
+    rank_of,
+    sizes_of,
+    tensor_type,
+    tensor_types,
+)
 
 if TYPE_CHECKING:
     import onnx
 
 MOST_COMBINED = 36
 """Maximum number of two-factor changes per node."""
+AXES = "axes"
+"""Without this input, a node uses all axes of its first input."""
 USUAL_RANK = 4
 MOST_VERSIONS = 6
 FIXED = Change(fixed=True)
@@ -66,11 +76,10 @@ def single(variant: Variant) -> tuple[Variation, ...]:
 
 def combine_factors(variant: Variant) -> tuple[Variation, ...]:
     """Variations of two factors at once."""
-    order = ("rank", "attribute", "static_shape", "output_shape", "type", "opset")
-    parts = {factor.name: factor.combined for factor in factors() if factor.combined is not None}
     found = [as_it_is(variant)]
-    for name in sorted(parts, key=lambda name: order.index(name) if name in order else len(order)):
-        found = [each for before in found for each in (before, *before.then(parts[name](before.variant)))]
+    for combined in (factor.combined for factor in factors()):
+        if combined is not None:
+            found = [each for before in found for each in (before, *before.then(combined(before.variant)))]
     return tuple(each for each in found if len(each.factors) > 1)
 
 
@@ -90,12 +99,12 @@ def kind_of(name: str) -> str:
 def factors() -> tuple[Factor, ...]:
     """Every factor, in the order of testing."""
     return (
-        Factor("rank", "known ranks", known_ranks, known_ranks),
+        Factor("rank", "known ranks", known_ranks),
         Factor("static_shape", "fixed sizes", static_shapes, lambda variant: iter(list(static_shapes(variant))[-1:])),
-        Factor("output_shape", "declared sizes of outputs", declared_outputs, partly_known_outputs),
+        Factor("output_shape", "declared sizes of outputs", declared_outputs),
         Factor("type", "other types", other_types, other_types),
         Factor("opset", "other opsets", other_versions, reduced_versions),
-        Factor("attribute", "other attributes", other_attributes, attributes_at_default),
+        Factor("attribute", "other attributes", other_attributes),
         Factor("input", "other inputs", other_inputs),
     )
 
@@ -130,7 +139,10 @@ def _other_sizes(variant: Variant) -> dict[str, tuple[int, ...]]:
 def declared_outputs(variant: Variant) -> Iterator[Idea]:
     """Sizes of the run for all outputs whose sizes cannot be inferred; symbolic inputs are fixed as well."""
     fixed = vary(variant, FIXED) or variant
-    sizes = {name: padded_sizes(variant.output_types[name]) for name in _open_outputs(variant, fixed)}
+    wanted = variant.output_types.keys() - variant.declared.keys()
+    known = tensor_types(variant_model(fixed)) if wanted else {}
+    open_outputs = [name for name in variant.output_types if name in wanted and not is_fixed(known.get(name))]
+    sizes = {name: padded_sizes(variant.output_types[name]) for name in open_outputs}
     if not sizes:
         return
     written = listing([f"[{','.join(map(str, each))}]" for each in sizes.values()])
@@ -140,20 +152,6 @@ def declared_outputs(variant: Variant) -> Iterator[Idea]:
     else:
         both = FIXED | Change(declared=sizes)
         yield Idea("output_shape", both, f"all sizes fixed and {words}", factors=("static_shape", "output_shape"))
-
-
-def partly_known_outputs(variant: Variant) -> Iterator[Idea]:
-    """Sizes of the run for outputs whose sizes can be partly inferred, if the inputs' sizes are fixed."""
-    fixed = vary(variant, FIXED) or variant
-    if fixed == variant and all(kind is not None for kind in _open_outputs(variant, fixed).values()):
-        yield from declared_outputs(variant)
-
-
-def _open_outputs(variant: Variant, fixed: Variant) -> dict[str, onnx.TypeProto | None]:
-    """Outputs whose sizes are known from the run but cannot be inferred, with their inferred types."""
-    wanted = variant.output_types.keys() - variant.declared.keys()
-    known = tensor_types(variant_model(fixed)) if wanted else {}
-    return {name: known.get(name) for name in variant.output_types if name in wanted and not is_fixed(known.get(name))}
 
 
 def _versions(variant: Variant) -> Iterator[tuple[Operator, Change, Swap]]:
@@ -209,9 +207,6 @@ def other_inputs(variant: Variant) -> Iterator[Idea]:
         yield Idea("input", Change(omitted_inputs=frozenset({position})), f"the optional input {name}", removes=True)
     for position, name in outputs.items():
         yield Idea("input", Change(omitted_outputs=frozenset({position})), f"the optional output {name}", removes=True)
-    if len(inputs) + len(outputs) > 1:  # some go together, e.g. past and present
-        bare = Change(omitted_inputs=frozenset(inputs), omitted_outputs=frozenset(outputs))
-        yield Idea("input", bare, "any optional input or output", removes=True)
     yield from added_inputs(variant)
     yield from _constants(variant, operator)
     yield from _other_ranks(variant)
@@ -298,3 +293,65 @@ def _other_ranks(variant: Variant) -> Iterator[Idea]:
             other = sizes[-rank:] if len(sizes) > rank else (1,) * (rank - len(sizes)) + sizes
             change = Change(sizes={name: other for name, own in shapes.items() if own == sizes})
             yield Idea("input", change, swap=Swap(f"{rank} dimensions", str(len(sizes))))
+
+
+# --- optional inputs that a node lacks, with type and sizes as in an example of its operator ---
+
+
+def added_inputs(variant: Variant) -> Iterator[Idea]:
+    """Each optional input that the node lacks, as a constant."""
+    operator = operator_of(variant)
+    for position, slot in enumerate(operator.inputs if operator is not None else ()):
+        absent = position >= len(variant.node.input) or not variant.node.input[position]
+        if operator is not None and slot.optional and absent:
+            value = next(_values(variant, operator, position, slot), None)
+            if value is not None:
+                feed = ExperimentInput(value.name, tensor_type(value.data_type, value.dims), value)
+                yield Idea("input", Change(added={position: feed}), f"the optional input {slot.name}")
+
+
+def _values(variant: Variant, operator: Operator, position: int, slot: Slot) -> Iterator[onnx.TensorProto]:
+    """Possible values of an absent input: zeros, then those of examples."""
+    import numpy as np
+    import onnx
+
+    name = f"added{position}"
+    for form in forms(operator):
+        port = form.inputs[position] if position < len(form.inputs) else None
+        kind = element_in(port.kind) if port is not None else None
+        if port is None or kind is None or form.kind != "form" or form.node:
+            continue
+        element = _bound(variant, operator, slot) or kind.number
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(element)
+        if slot.name == AXES:
+            first = variant.feed(variant.node.input[0])
+            rank = rank_of(variant.fixed.get(first.name) or first.kind) if first is not None else None
+            if rank:
+                yield onnx.numpy_helper.from_array(np.arange(rank, dtype=dtype), name)
+            return
+        for sizes in _sizes(variant, form, port.shape):
+            yield zeros(name, element, sizes)
+        if port.values:
+            yield onnx.numpy_helper.from_array(np.array(port.values).astype(dtype).reshape(port.shape), name)
+
+
+def _bound(variant: Variant, operator: Operator, slot: Slot) -> int | None:
+    """Element type of an input that has the type variable of the slot."""
+    for position, name in enumerate(variant.node.input):
+        other, feed = operator.input(position), variant.feed(name)
+        if other is not None and feed is not None and other.variable == slot.variable:
+            return element_of(feed.kind)
+    return None
+
+
+def _sizes(variant: Variant, form: Form, shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """The shape of the example with the node's sizes in place of equal sizes of the example's inputs."""
+    pairs: list[tuple[int, int]] = []
+    for port, name in zip(form.inputs, variant.node.input, strict=False):
+        feed = variant.feed(name)
+        sizes = sizes_of(variant.fixed.get(name) or feed.kind) if feed is not None else None
+        if port is not None and sizes is not None and len(sizes) == len(port.shape):
+            pairs += zip(port.shape, sizes, strict=True)
+    for ordered in (pairs[::-1], pairs):
+        known = dict(reversed(ordered)) | {1: 1}
+        yield tuple(known.get(size, size) for size in shape)

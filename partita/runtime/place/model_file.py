@@ -21,6 +21,7 @@ from partita.observations.facts import GraphNode
 from partita.package.folder import GET_AGAIN, MANIFEST, SHOWN, export_again_remedy, path_inside, refuse_absent
 from partita.remedies import FROM_CHECKPOINT
 from partita.runtime.cpu.attention import Attention, find_attention
+from partita.untrusted_files import MOST_BYTES, check_size
 
 if TYPE_CHECKING:
     import onnx
@@ -78,6 +79,26 @@ def read_model_file(path: Path, folder: Path) -> ModelFile:
         data_files=data_files(model),
         attention=find_attention(model),
     )
+
+
+def read_light(path: Path) -> onnx.ModelProto:
+    """Read a model without its external data.
+
+    Raises ValueError if the file is truncated or no ONNX file, OSError if it cannot be read.
+    """
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    check_size(path, MOST_BYTES)
+    try:
+        proto: onnx.ModelProto = onnx.ModelProto.FromString(path.read_bytes())
+    except DecodeError as error:
+        raise ValueError("it is truncated, or not a protobuf message") from error
+    if not proto.HasField("graph") or not proto.opset_import:
+        raise ValueError("it has no graph or no operator set")
+    if bad := bytes_for_text(proto):
+        raise ValueError(f"its {bad} is not UTF-8")
+    return proto
 
 
 def nodes_of(model: bytes) -> tuple[tuple[GraphNode, ...], tuple[GraphNode, ...]]:

@@ -6,6 +6,7 @@ import json
 import os
 import random
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +16,25 @@ from partita.errors import GenerationError, ProviderError
 from partita.library.batches.batch_run import BatchRunResult, run_file, run_rows
 from partita.library.batches.prompt_files import scan_file
 from partita.library.batches.rows import AnswerRow, InputRow, RowDefaults
-from partita.library.chain import ChainOptions, read_chain_options
+from partita.library.chain import read_chain
 from partita.library.engine.base import BatchOptions
 from partita.library.engine.local import LocalEngine
 from partita.library.sampling import Sampling, Suggestion, complete_sampling
+from partita.options.groups import ProviderChain
 from partita.package.folder import read_manifest
 from partita.runtime.ort.binding import Binding
 from tests.conftest import Exported, TinyCheckpoint
 from tests.runtime.handmade_packages import ALL, handmade, known_tokens
 
-CPU = read_chain_options(ChainOptions(provider="cpu", threads=1))
+CPU = read_chain(ProviderChain(providers="cpu", threads=1))
 DEFAULTS = RowDefaults(complete_sampling(Sampling(max_new_tokens=9), Suggestion()), base_seed=11)
 HEAVY = pytest.mark.heavy
 
 
-def opened(folder: Path) -> LocalEngine:
-    engine = LocalEngine(folder, read_manifest(folder), CPU, threads=1, observe=False)
+def opened(folder: Path) -> closing[LocalEngine]:
+    engine = LocalEngine(folder, read_manifest(folder), CPU, observe=False)
     engine.open(BatchOptions())
-    return engine
+    return closing(engine)
 
 
 def answered(

@@ -28,8 +28,8 @@ from partita.library.batches.cluster import Cluster, Setup, Worker, setup_of
 from partita.library.batches.journal import journal_path
 from partita.library.batches.prompt_files import scan_file
 from partita.library.batches.rows import RowDefaults
-from partita.library.chain import ChainOptions
 from partita.library.sampling import Sampling
+from partita.options.groups import ProviderChain
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint, require
 from tests.runtime.handmade_packages import handmade, known_tokens
 
@@ -76,7 +76,7 @@ class Files:
     def setup(self) -> Setup:
         manifest = open_folder(self.package)
         return replace(
-            setup_of(self.package, manifest, ChainOptions(provider="cpu", threads=1), AS_IT_IS), token_ids=True
+            setup_of(self.package, manifest, ProviderChain(providers="cpu", threads=1), AS_IT_IS), token_ids=True
         )
 
     def answer(self, setup: Setup) -> None:

@@ -16,17 +16,16 @@ import pytest
 
 import tests.runtime.handmade_packages as hand
 from partita.errors import GenerationError, PackageError, ProviderError, ReportError, UsageError
-from partita.foreign.folder import AS_IT_IS
-from partita.library.chain import ChainOptions, read_chain_options
+from partita.library.chain import read_chain
 from partita.library.engine.base import BatchOptions, Engine, ReportRequest
 from partita.library.engine.local import LocalEngine
 from partita.library.engine.requests import RequestOutput, Ticket, Work
 from partita.library.engine.speculation import Speculation
 from partita.library.loading import open_engine
 from partita.library.sampling import Sampling
-from partita.options.groups import Process
+from partita.options.groups import Process, ProviderChain
 from partita.package.folder import read_manifest
-from partita.runtime.generate.choice.logprobs import IMPOSSIBLE, token_logprobs
+from partita.runtime.generate.choice.sampling import IMPOSSIBLE, token_logprobs
 from partita.runtime.generate.loop import Engine as Loop
 from partita.runtime.generate.text.tokens import load_text
 from partita.runtime.ort.binding import Binding
@@ -34,7 +33,7 @@ from tests.drafts import always_draft, knowing
 from tests.runtime.handmade_packages import ALL, LENGTH, VOCAB, handmade, known_logits, known_tokens
 
 KEYS = ("key",)
-CPU = ChainOptions(provider="cpu", threads=1)
+CPU = ProviderChain(providers="cpu", threads=1)
 PROMPTS = [tuple((5 * i + n) % VOCAB for i in range(1 + (7 * n) % 19)) for n in range(1, 8)]
 Opened = Callable[..., Any]
 
@@ -47,8 +46,8 @@ def opened() -> Iterator[Opened]:
     def factory(folder: Path, *, child: bool = False, **options: Any) -> Any:
         """An engine with an open batch; `options` are those of the batch."""
         process: Process = "child" if child else "this"
-        target = read_chain_options(CPU)
-        engine = open_engine(folder, read_manifest(folder), CPU, target, AS_IT_IS, observe=False, process=process)
+        target = read_chain(CPU)
+        engine = open_engine(folder, read_manifest(folder), target, observe=False, process=process)
         engines.append(engine)
         engine.open(BatchOptions(**options))
         return engine

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from partita.errors import ProviderError, UsageError
-from partita.library.chain import ChainOptions, read_chain_options
+from partita.library.chain import read_chain
+from partita.options.groups import ProviderChain
 from partita.package.contract import Contract, GraphFile, Port, State
 from partita.runtime.chain.graph_capture import check_contract, on_host
 
@@ -84,10 +85,10 @@ def test_a_graph_whose_steps_have_other_shapes_is_refused(described, said):
 
 def test_the_option_is_that_of_the_provider_that_leads_the_chain():
     for chain, option in (("cuda,cpu", ("cuda", "enable_cuda_graph")), ("webgpu", ("webgpu", "enableGraphCapture"))):
-        target = read_chain_options(ChainOptions(provider=chain, graph_capture=True))
+        target = read_chain(ProviderChain(chain), graph_capture=True)
         assert target.options[option[0]] == {option[1]: "1"}
     with pytest.raises(UsageError, match="cpu, the first provider, does not support graph capture; cuda and webgpu do"):
-        read_chain_options(ChainOptions(provider="cpu", graph_capture=True))
+        read_chain(ProviderChain("cpu"), graph_capture=True)
     with pytest.raises(UsageError, match="is set to off"):
         off = {"cuda": {"enable_cuda_graph": "0"}}
-        read_chain_options(ChainOptions(provider="cuda", graph_capture=True, provider_options=off))
+        read_chain(ProviderChain("cuda", provider_options=off), graph_capture=True)

@@ -7,28 +7,34 @@ from collections.abc import Mapping, Sequence
 from partita import dtypes
 from partita.observations.facts import StateFact
 from partita.package.contract import State
-from partita.runtime.generate.cache.base import RowShapes, RowStates, Span
-from partita.runtime.generate.cache.fixed_states import KINDS, FixedStates, InPlace, RecurrentStates, RollingStates
+from partita.runtime.generate.cache.fixed_states import (
+    KINDS,
+    FixedStates,
+    RecurrentStates,
+    RollingStates,
+    RowShapes,
+    RowStates,
+    Span,
+    States,
+)
 from partita.runtime.generate.cache.growing_states import GrowingStates, moves
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import HOST_MEMORY, Buffer
 from partita.runtime.ort.session import Session
 
-Store = InPlace | GrowingStates
-"""The states of one kind, of all layers."""
 MANY = 1 << 40
 """More tokens than any row can have."""
 
 
-def _stores(states: Sequence[State], session: Session, batch: int) -> tuple[Store, ...]:
+def _stores(states: Sequence[State], session: Session, batch: int) -> tuple[States, ...]:
     """A store for each kind of state: states that stay in one buffer, and states that every step allocates."""
-    listed: dict[type[InPlace], list[State]] = {FixedStates: [], RecurrentStates: [], RollingStates: []}
+    listed: dict[type[States], list[State]] = {FixedStates: [], RecurrentStates: [], RollingStates: []}
     for state in states:
         if not moves(state):
             kind = RollingStates if state.rolls else FixedStates if state.kind in KINDS else RecurrentStates
             listed[kind].append(state)
     moving = [state for state in states if moves(state)]
-    kept: tuple[Store, ...] = tuple(kind(some, session) for kind, some in listed.items() if some)
+    kept: tuple[States, ...] = tuple(kind(some, session) for kind, some in listed.items() if some)
     return (*kept, GrowingStates(moving, session, batch)) if moving else kept
 
 

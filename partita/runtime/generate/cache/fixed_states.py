@@ -15,10 +15,19 @@ import numpy.typing as npt
 
 from partita.observations.facts import StateFact
 from partita.package.contract import State
-from partita.runtime.generate.cache.base import Place, RowShapes, RowStates, Span
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import Buffer
 from partita.runtime.ort.session import Session
+
+Span = tuple[int, int] | None
+"""Rows of the batch, first and end (exclusive); None: all."""
+Place = int | slice
+"""A row of the batch, or a slice of all rows if they hold the same sequence."""
+RowStates = Mapping[str, npt.NDArray[Any]]
+"""The states of one row on the host, by the graph's input name, without the batch axis. Keys and values have one entry
+per token: [KV, T, D]. bfloat16 is stored as uint16."""
+RowShapes = Mapping[str, tuple[tuple[int, ...], str]]
+"""Shape and dtype of each state."""
 
 
 @dataclass(slots=True)
@@ -59,8 +68,8 @@ TOKENS_AXIS = 2
 """Types of keys and values."""
 
 
-class InPlace:
-    """One buffer per state, which a step reads as past and writes as present.
+class States:
+    """One buffer per state, which a step reads as past and writes as present, unless a subclass differs.
 
     The rows' cursors determine which entries are valid.
     """
@@ -71,9 +80,12 @@ class InPlace:
     """Whether entries beyond a row's cursor are never read."""
 
     def __init__(self, states: Sequence[State], session: Session) -> None:
-        self.states = tuple(states)
-        self.buffers: tuple[Buffer, ...] = tuple(session.state_buffer(s.past, s.shape, s.dtype) for s in self.states)
+        self.states, self._session = tuple(states), session
+        self.buffers = [self._first_buffer(state) for state in self.states]
         self._residences = tuple(Residence(buffer.address()) for buffer in self.buffers)
+
+    def _first_buffer(self, state: State) -> Buffer:
+        return self._session.state_buffer(state.past, state.shape, state.dtype)
 
     def named(self) -> Iterable[tuple[str, Buffer]]:
         """The buffer of each state, by the graph's input name."""
@@ -184,10 +196,10 @@ class InPlace:
 
     def release(self) -> None:
         """Free the buffers."""
-        self.buffers = tuple(buffer.released() for buffer in self.buffers)
+        self.buffers = [buffer.released() for buffer in self.buffers]
 
 
-class FixedStates(InPlace):
+class FixedStates(States):
     """Keys and values of all tokens. Entries beyond a row's cursor are overwritten by its next tokens."""
 
     padding_is_safe = True
@@ -205,7 +217,7 @@ class FixedStates(InPlace):
         return tokens <= filled and self._readable
 
 
-class RollingStates(InPlace):
+class RollingStates(States):
     """Keys and values of a sliding window: the graph drops the oldest entries and moves the others up.
 
     While a row's tokens fit the window, entries are placed as in `FixedStates`; after that, it cannot be rewound.
@@ -237,7 +249,7 @@ def _window_tokens(state: State) -> int:
     return min(state.window or 0, state.shape[TOKENS_AXIS])
 
 
-class RecurrentStates(InPlace):
+class RecurrentStates(States):
     """Recurrent and convolution states, zero before a row's first token. They cannot be rewound."""
 
     @property

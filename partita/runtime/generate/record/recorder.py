@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from partita.package.contract import PhaseName
-from partita.runtime.generate.choice.logprobs import TokenLogprobs
+from partita.runtime.generate.choice.sampling import TokenLogprobs
 from partita.runtime.generate.request import Finish, Row
 
 
