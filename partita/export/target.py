@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 
@@ -18,7 +19,7 @@ from partita.export.trace import CONTRIB, Form
 from partita.export.trace.attention import Lowering, by_preference, lowering
 from partita.export.weights.sources import weight_part
 from partita.package.folder import Manifest
-from partita.package.records import ProbedLowering, SmokeRecord, Verification
+from partita.package.records import ProbedLowering, SmokeRecord, TargetRecord, Verification
 
 AUTO = "auto"
 
@@ -189,6 +190,17 @@ def manifest_record(way: Way, answer: ProbeResult, disagrees: str) -> ProbedLowe
         unasked=answer.untested,
         disagrees=disagrees,
     )
+
+
+def target_record(
+    target: Target | None, result: Verification | None, how: str | None = None, **found: Any
+) -> TargetRecord | None:
+    """The manifest record of a target, with `found`; None without one. `result`: of the known answer on it."""
+    if target is None:
+        return None
+    if result is not None:
+        found |= {"verification": result.status, "detail": result.detail}
+    return TargetRecord(provider=target.provider, source=target.source, how=how or target.how, **found)
 
 
 def describe(answer: ProbeResult) -> str:
