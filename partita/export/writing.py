@@ -65,6 +65,10 @@ from partita.process import peak_rss_bytes
 
 Result = TypeVar("Result")
 TOOLS = ("partita", "torch", "transformers", "onnx", "onnx-ir", "onnxscript", "safetensors", "numpy", "tokenizers")
+SAME_TEXT = (
+    "quality is measured on the text of `calibrate`, so its figures are better than on other text; set another one "
+    "with `quality_text`"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +123,9 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
         tokenizer = probe_tokenizer(work.folder, checkpoint.companions(), work.notes)
         if tokenizer.loads:
             work.notes += chat_notes(runtime.reader, work.folder, tokenizer.kind)
-    _note_same_text(exported, work, text)
+    found = None if exported.packed is None else exported.packed.calibration
+    if found is not None and text is not None and found.text_sha256 == text.sha256:
+        add_note(work, SAME_TEXT)
     manifest = _manifest(exported, work, source, _graph(exported, options, data.size_bytes), data, tokenizer.kind)
     if options.verify:  # other processes may have written to the disk
         _check_memory_of_answer(exported, options, memory_map.resident_parameters(checkpoint.tensors, work.scratch))
@@ -159,17 +165,6 @@ def _rounded_parameters(exported: Exported) -> int:
     if exported.calibrate is None or exported.packed is None:
         return 0
     return sum(kind.parameters for kind in exported.packed.kinds)
-
-
-def _note_same_text(exported: Exported, work: Work, text: Text | None) -> None:
-    """Add a note where quality is measured on the calibration text."""
-    found = None if exported.packed is None else exported.packed.calibration
-    if found is not None and text is not None and found.text_sha256 == text.sha256:
-        add_note(
-            work,
-            "quality is measured on the text of `calibrate`, so its figures are better than on other "
-            "text; set another one with `quality_text`",
-        )
 
 
 @contextmanager

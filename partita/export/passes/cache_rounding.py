@@ -205,7 +205,10 @@ def apply(folder: Path, manifest: Manifest, text: Text, open_reader: OpenScorer,
         )
     turned = {past: found for model in models.values() for past, found in _rotations(model).items()}
     largest = _largest(folder, manifest, text, open_reader, named, turned, stage)
-    scales = {past: _scale(values) for past, values in largest.items()}
+    scales = {  # [1, KV heads, 1, head size]; 1 for a channel that is always 0
+        past: np.where(values > 0, values / LARGEST, np.float32(1)).astype(np.float32)[None, :, None, :]
+        for past, values in largest.items()
+    }
     for file, model in models.items():
         ir.save(round_cache(model, scales), folder / file)
     return _recorded(folder, manifest, text, named)
@@ -245,12 +248,6 @@ def _largest(
     if odd:
         raise ParityError(f"the cached values of {odd[0]} are not finite, so its cache cannot be quantised")
     return largest
-
-
-def _scale(largest: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Scales [1, KV heads, 1, head size]; 1 for a channel that is always 0."""
-    scale = np.where(largest > 0, largest / LARGEST, np.float32(1)).astype(np.float32)
-    return scale[None, :, None, :]
 
 
 def _recorded(folder: Path, manifest: Manifest, text: Text, named: set[str]) -> Manifest:
