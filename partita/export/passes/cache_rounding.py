@@ -84,52 +84,31 @@ def ask_window(options: ExportOptions, target: Target | None) -> None:
         raise ProviderError(
             f"{said} is not known to support a window cache ({OPERATOR} with sliding_window_cache); {rest}"
         )
-    if target.supports is not None and not target.supports([window_question(options.computing.dtype)])[0]:
+    if target.supports is not None and not target.supports([question(options.computing.dtype, window=True)])[0]:
         raise ProviderError(f"{said} has no kernel of {OPERATOR} with sliding_window_cache here; {rest}")
 
 
-def window_question(dtype: str) -> Question:
-    """A model of one GroupQueryAttention with a window cache in `dtype`, and the sizes of its inputs."""
-    model, sizes = _one_node(to_ir(dtype), to_ir(dtype), local_window_size=LENGTH, sliding_window_cache=1)
-    return bytes(ir.to_proto(model).SerializeToString()), sizes
-
-
-def question(dtype: str) -> Question:
-    """A model of one GroupQueryAttention with an int8 cache and activations of `dtype`, and its input sizes."""
-    model, sizes = _one_node(to_ir(dtype), ir.DataType.INT8)
-    one = np.ones((1, KV_HEADS, 1, SIZE), np.float32)
-    _round_node(model.graph, model.graph[0], {"past_key": one, "past_value": one})
-    return bytes(ir.to_proto(model).SerializeToString()), sizes
-
-
-def _one_node(
-    dtype: ir.DataType, cached: ir.DataType, **attributes: int
-) -> tuple[ir.Model, dict[str, tuple[int, ...]]]:
-    """A model of one GroupQueryAttention with activations of `dtype` and a cache of `cached`, and its input sizes."""
-    sizes: dict[str, tuple[int, ...]] = {"query": (1, 1, HEADS * SIZE)}
-    sizes |= dict.fromkeys(("key", "value"), (1, 1, KV_HEADS * SIZE))
-    kinds = dict.fromkeys(sizes, dtype)
-    sizes |= dict.fromkeys(("past_key", "past_value"), (1, KV_HEADS, LENGTH, SIZE))
-    kinds |= dict.fromkeys(("past_key", "past_value"), cached)
-    sizes |= {"last": (1,), "total": ()}
-    kinds |= dict.fromkeys(("last", "total"), ir.DataType.INT32)
+def question(dtype: str, *, window: bool = False) -> Question:
+    """A model of one GroupQueryAttention in `dtype` with an int8 or a window cache, and the sizes of its inputs."""
+    kind, new, past = to_ir(dtype), (1, 1, KV_HEADS * SIZE), (1, KV_HEADS, LENGTH, SIZE)
+    cached = kind if window else ir.DataType.INT8
+    inputs: dict[str, tuple[tuple[int, ...], ir.DataType]] = {"query": ((1, 1, HEADS * SIZE), kind)}
+    inputs |= {"key": (new, kind), "value": (new, kind), "past_key": (past, cached), "past_value": (past, cached)}
+    inputs |= {"last": ((1,), ir.DataType.INT32), "total": ((), ir.DataType.INT32)}
     given = [
-        ir.Value(name=name, shape=ir.Shape(list(shape)), type=ir.TensorType(kinds[name]))
-        for name, shape in sizes.items()
+        ir.Value(name=name, shape=ir.Shape(size), type=ir.TensorType(kind)) for name, (size, kind) in inputs.items()
     ]
-    numbers = {"num_heads": HEADS, "kv_num_heads": KV_HEADS, **attributes}
-    node = ir.Node(
-        DOMAIN,
-        OPERATOR,
-        given,
-        attributes=[ir.AttrInt64(name, number) for name, number in numbers.items()],
-        num_outputs=3,
-        name="asked",
-    )
-    for output, name in zip(node.outputs, ("output", "present_key", "present_value"), strict=True):
-        output.name = name
+    numbers = {"num_heads": HEADS, "kv_num_heads": KV_HEADS}
+    numbers |= {"local_window_size": LENGTH, "sliding_window_cache": 1} if window else {}
+    attributes = [ir.AttrInt64(name, number) for name, number in numbers.items()]
+    made = [ir.Value(name=name) for name in ("output", "present_key", "present_value")]
+    node = ir.Node(DOMAIN, OPERATOR, given, attributes, outputs=made, name="asked")
     graph = ir.Graph(given, node.outputs, nodes=[node], opset_imports={"": OPSET, DOMAIN: 1}, name="asked")
-    return ir.Model(graph, ir_version=IR_VERSION), sizes
+    if not window:
+        one = np.ones((1, KV_HEADS, 1, SIZE), np.float32)
+        _round_node(graph, node, {"past_key": one, "past_value": one})
+    model = ir.to_proto(ir.Model(graph, ir_version=IR_VERSION))
+    return bytes(model.SerializeToString()), {name: size for name, (size, _) in inputs.items()}
 
 
 def rounds(model: ir.Model) -> tuple[str, ...]:
