@@ -30,14 +30,7 @@ from partita.export.progress import stage
 from partita.export.verify import changed_copy, known_answer, quality, self_check
 from partita.export.verify.known_answer import KnownAnswer
 from partita.export.verify.quality import SourceLogits
-from partita.export.verify.smoke_run import (
-    CPU,
-    RoundingParityError,
-    Runtime,
-    opened_and_run,
-    run_all,
-    run_on_cpu,
-)
+from partita.export.verify.smoke_run import CPU, RoundingParityError, Runtime, opened_and_run, run_all, run_on_cpu
 from partita.export.verify.texts import Text
 from partita.export.weights import external_data as weights
 from partita.export.weights import memory_map
@@ -392,11 +385,8 @@ def _verify(exported: Exported, work: Work, manifest: Manifest, runtime: Runtime
 
 def _locate(exported: Exported, work: Work, manifest: Manifest, runtime: Runtime) -> str:
     """Where a wrong graph first differs from the source model, as the end of a sentence."""
-    if (
-        runtime.locate is None
-        or work.options.computing.cpu_dtype is not None
-        or work.options.computing.bits is not None
-    ):
+    computing = work.options.computing
+    if runtime.locate is None or computing.cpu_dtype is not None or computing.bits is not None:
         return ""  # another graph than the package's was verified
     return f"; {runtime.locate(work.folder, manifest, exported.checkpoint)}"
 

@@ -231,11 +231,7 @@ class Manifest(Record):
 
     @property
     def tolerance(self) -> float:
-        """Maximum max_rel_error against the float32 source model.
-
-        That of float32 where nothing is rounded, or the model has the same rounded weights. Raises KeyError for an
-        unknown precision.
-        """
+        """Maximum max_rel_error against the float32 model, of rounded or equal weights. Raises KeyError."""
         if self.rounded_cache is not None:
             return TOLERANCES[ROUNDED_CACHE]
         narrow = self.narrow if self.packed is None else None
@@ -335,10 +331,7 @@ def _remove_first(folder: Path) -> Remedy:
 
 
 def check_files(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
-    """Check that every file exists inside the folder, with the recorded size and, on request, hash.
-
-    Raises PackageError for the first mismatch, or when a verified package does not list its known answer.
-    """
+    """Check that every file is in the folder, with its size and, on request, hash. Raises PackageError."""
     needed = {WEIGHTS, *(graph.file for graph in manifest.graph.files)}
     for record in manifest.files:
         path = path_inside(folder, record.name)
@@ -431,10 +424,7 @@ def path_inside(folder: Path, name: str) -> Path:
 
 
 def check_folder(folder: Path, names: Iterable[str] | None = None, kind: type[PartitaError] = PackageError) -> None:
-    """Raise `kind` when a file of a model folder is not a regular file inside it, before any of them is opened.
-
-    `names`: only these files. Links to blobs of the surrounding Hugging Face cache are allowed.
-    """
+    """Raise `kind` when a file (of `names`) is no regular file of the folder or blob of its Hugging Face cache."""
     for place in PLACES:
         home = folder / place
         if not home.is_dir():

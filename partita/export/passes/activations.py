@@ -18,14 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from partita.export.passes.arithmetic import (
-    Array,
-    UnknownError,
-    above,
-    below,
-    compute_values,
-    subgraphs_around,
-)
+from partita.export.passes.arithmetic import Array, UnknownError, above, below, compute_values, subgraphs_around
 from partita.export.passes.base import Pass, PassContext, discard, rewrite_nodes, stand_in
 
 CURVES = frozenset({"Sigmoid", "Tanh", "Erf"})

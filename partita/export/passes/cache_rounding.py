@@ -302,11 +302,7 @@ def _rotation(node: ir.Node, cos: ir.Value | None, sin: ir.Value | None, interle
 
 
 def largest_at_any(keys: Floats, rotation: Rotation, length: int) -> Floats:
-    """The largest absolute value of each channel for a token at any of `length` positions, [KV heads, head size].
-
-    `keys`: [rows, KV heads, tokens, head size], rotated, each token at the position of its index. Channels without
-    rotation keep their largest value.
-    """
+    """The largest absolute value of each channel of `keys` [rows, KV heads, tokens, D] at any of `length` positions."""
     found: Floats = np.abs(keys).max(axis=(0, 2))
     one, other = rotation.pairs
     a, b = keys[..., one].astype(np.float64), keys[..., other].astype(np.float64)

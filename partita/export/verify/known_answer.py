@@ -66,11 +66,7 @@ PACKED_COPIES = 3
 
 @dataclass(frozen=True, slots=True)
 class KnownAnswer:
-    """Prompt, greedy tokens and logits.
-
-    prompt [P] int64; tokens [D] int64; prefill_logits [K, V] float32 of the prompt's last K tokens; decode_logits [D,
-    V] float32.
-    """
+    """Prompt [P] and greedy tokens [D], int64; float32 logits [K, V] of the prompt's end and [D, V] of the tokens."""
 
     prompt: npt.NDArray[np.int64]
     tokens: npt.NDArray[np.int64]
