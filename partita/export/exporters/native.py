@@ -170,14 +170,14 @@ def _make_batch_symbolic(graphs: Graphs) -> bool:
     draft = graphs.draft
     if draft.work.options.batch_size == 1 or draft.work.options.static_shapes or graphs.chosen.grows:
         return False
-    if graphs.freed is None:
+    if graphs.fewer_rows is None:
         on_host = draft.target is None or draft.target.provider == CPU
         found = [freeing(t.model, t.inputs, t.outputs, t.states, asks=on_host) for t in graphs.traced_graphs]
-        graphs.freed = None not in found
+        graphs.fewer_rows = None not in found
         for each in found:
-            if each is not None and graphs.freed:
+            if each is not None and graphs.fewer_rows:
                 each()
-    return graphs.freed
+    return graphs.fewer_rows
 
 
 def _by_row(ports: tuple[Port, ...], batch: int, rows: int | str) -> tuple[Port, ...]:

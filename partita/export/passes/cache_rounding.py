@@ -63,28 +63,22 @@ Scales = Mapping[str, npt.NDArray[np.float32]]
 
 
 def ask(options: ExportOptions, target: Target | None) -> None:
-    """Raise ProviderError where the target does not support the node, before anything is written."""
-    if options.cache_precision is None or target is None or target.supports is None:
+    """Raise ProviderError where the target does not support the cache, before anything is written."""
+    if target is None:
         return
-    if not target.supports([question(options.computing.dtype)])[0]:
+    dtype, rest = options.computing.dtype, "nothing was written; omit it, or choose another `target`, e.g. cpu"
+    rounds, windows = options.cache_precision is not None, options.cache == WINDOW
+    if rounds and target.supports is not None and not target.supports([question(dtype)])[0]:
         raise ProviderError(
             f"`cache_precision={options.cache_precision}`: {target.provider} has no kernel for {OPERATOR} "
-            f"with {options.computing.dtype} activations and a cache of {ROUNDED}; nothing was written; "
-            "omit it, or choose another `target`, e.g. cpu"
+            f"with {dtype} activations and a cache of {ROUNDED}; {rest}"
         )
-
-
-def ask_window(options: ExportOptions, target: Target | None) -> None:
-    """Raise ProviderError where the target is not known to support a window cache or the node."""
-    if options.cache != WINDOW or target is None:
-        return
     said = f"`cache={WINDOW}`: {target.provider}"
-    rest = "nothing was written; omit it, or choose another `target`, e.g. cpu"
-    if not target.rolls:
+    if windows and not target.rolls:
         raise ProviderError(
             f"{said} is not known to support a window cache ({OPERATOR} with sliding_window_cache); {rest}"
         )
-    if target.supports is not None and not target.supports([question(options.computing.dtype, window=True)])[0]:
+    if windows and target.supports is not None and not target.supports([question(dtype, window=True)])[0]:
         raise ProviderError(f"{said} has no kernel of {OPERATOR} with sliding_window_cache here; {rest}")
 
 
