@@ -6,7 +6,7 @@
     x ─ Swish ─ y                                                       after, with onnx24, where there is a kernel
 
 The result depends on x alone, element by element, and equals the activation on a grid of numbers. Supported: SiLU,
-GELU by the error function or tanh, and x * _sigmoid(1.702 x).
+GELU by the error function or tanh, and x * sigmoid(1.702 x).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ dtype. Vectors (norms and biases) stay float32.
 
 `--keep MODULE=fp16` or `bf16` in a quantised package: weights stored in 16 bits and cast on loading.
 
-A package that computes in 16 bits needs no change (see `half_precision.py`).
+A package that computes in 16 bits needs no change.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def check_memory(
 ) -> None:
     """Raise ResourceError when the source model, or the cache of the replay, does not fit into memory.
 
-    `parameters`: those in memory (`spilled.resident_parameters`), in float32. The cache is not allocated at the same
+    `parameters`: those in memory (`memory_map.resident_parameters`), in float32. The cache is not allocated at the same
     time; `beside_bytes` are. `use`: the purpose, for the message; `needed`: the package cannot be written without.
     """
     free = free_bytes()
