@@ -332,23 +332,24 @@ def _remove_first(folder: Path) -> Remedy:
 
 def check_files(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
     """Check that every file is in the folder, with its size and, on request, hash. Raises PackageError."""
+
+    def broken(path: Path, what: str) -> PackageError:
+        if manifest.foreign is None and read_manifest(folder) != manifest:
+            raise PackageError(f"{folder}: was replaced by another export during reading; run the command again")
+        return PackageError(f"{path}: {what}", remedy=export_again_remedy(folder, manifest))
+
     needed = {WEIGHTS, *(graph.file for graph in manifest.graph.files)}
     for record in manifest.files:
         path = path_inside(folder, record.name)
         if not path.is_file():
-            _refuse_replaced(folder, manifest)
-            raise PackageError(f"{path}: missing from the package", remedy=export_again_remedy(folder, manifest))
+            raise broken(path, "missing from the package")
         if hashes or record.name in needed or path.stat().st_size != record.size_bytes:
             refuse_absent(path)
         size = path.stat().st_size
         if size != record.size_bytes:
-            _refuse_replaced(folder, manifest)
-            problem = f"{size:,} bytes, the manifest states {record.size_bytes:,}"
-            raise PackageError(f"{path}: {problem}", remedy=export_again_remedy(folder, manifest))
+            raise broken(path, f"{size:,} bytes, the manifest states {record.size_bytes:,}")
         if hashes and record.sha256 and sha256_of(path) != record.sha256:
-            _refuse_replaced(folder, manifest)
-            problem = "changed since export: its SHA-256 does not match the manifest"
-            raise PackageError(f"{path}: {problem}", remedy=export_again_remedy(folder, manifest))
+            raise broken(path, "changed since export: its SHA-256 does not match the manifest")
     if manifest.verification.status == "verified" and manifest.file(KNOWN_ANSWER) is None:
         problem = f"verified, but its manifest does not list {KNOWN_ANSWER}"
         raise PackageError(f"{folder}: {problem}", remedy=export_again_remedy(folder, manifest))
@@ -400,12 +401,6 @@ def refuse_absent(path: Path) -> None:
 def unreadable(path: Path) -> PackageError:
     """The error for a file or folder of a package without read permission."""
     return PackageError(f"{path}: permission denied", remedy=permission(path))
-
-
-def _refuse_replaced(folder: Path, manifest: Manifest) -> None:
-    """Raise PackageError when the package was replaced since `manifest` was read."""
-    if manifest.foreign is None and read_manifest(folder) != manifest:
-        raise PackageError(f"{folder}: was replaced by another export during reading; run the command again")
 
 
 def path_inside(folder: Path, name: str) -> Path:

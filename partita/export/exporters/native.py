@@ -30,6 +30,7 @@ from partita.export.quantise.write.stored_integers import AsStored
 from partita.export.resolve import check_merged, takes_stored
 from partita.export.target import Target
 from partita.export.trace.attention import GROWING
+from partita.export.trace.experts import has_stacked
 from partita.export.trace.fake_model import build_fake_model
 from partita.export.verify.smoke_run import CPU
 from partita.export.weights import external_data as weights
@@ -106,7 +107,7 @@ def attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Varia
             modules = [name for name, _ in fake.module.named_modules() if name]
             matrices = [name for name, weight in fake.module.named_parameters() if weight.dim() > 1]
             modules += [path for name in matrices for path in paths([name])]
-            has_experts = any(hasattr(module, "is_concatenated") for module in fake.module.modules())
+            has_experts = has_stacked(fake.module)
             stored = AsStored(checkpoint) if takes_stored(options, checkpoint) else None
             plan = make_plan(options, target, modules, work.notes.append, has_experts=has_experts, stored=stored)
             prompt_plan = prefill_plan(options, target, plan)
