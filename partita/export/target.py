@@ -7,8 +7,7 @@ standard ones otherwise; without a probe, ONNX Runtime's where the lowering need
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -217,13 +216,6 @@ def describe(answer: ProbeResult) -> str:
 
 def skeleton(model: ir.Model) -> bytes:
     """The serialised model with references to a missing file instead of weights."""
-    with weights_away(model):
-        return bytes(ir.to_proto(model).SerializeToString())
-
-
-@contextmanager
-def weights_away(model: ir.Model) -> Iterator[None]:
-    """Within the block, checkpoint weights are references to a missing file."""
     kept: dict[str, ir.TensorProtocol] = {}
     for name, value in model.graph.initializers.items():
         weight = weight_part(value)
@@ -233,7 +225,7 @@ def weights_away(model: ir.Model) -> Iterator[None]:
                 "weights", 0, weight.nbytes, weight.dtype, shape=weight.shape, name=name, base_dir=""
             )
     try:
-        yield
+        return bytes(ir.to_proto(model).SerializeToString())
     finally:
         for name, tensor in kept.items():
             model.graph.initializers[name].const_value = tensor
