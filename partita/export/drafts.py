@@ -107,7 +107,7 @@ class Graphs:
     """Name of input A -> adapter branch."""
     unpacked: list[tuple[ir.Model, PassContext]] = field(default_factory=list)
     """The graphs from before quantisation; copies where it may be repeated."""
-    freed: bool | None = None
+    fewer_rows: bool | None = None
     """Whether they also run smaller batches; None until tested."""
 
     @property
@@ -135,7 +135,7 @@ class Draft:
     narrow: Narrow | None = None
     """How weights are stored in 16 bits and computed in float32; None without them."""
     adapters: Adapters = field(default_factory=Adapters)
-    known: dict[Way, Graphs] = field(default_factory=dict)
+    variants: dict[Way, Graphs] = field(default_factory=dict)
     known_answers: dict[tuple[int, frozenset[object], str], known_answer.KnownAnswer] = field(default_factory=dict)
     """By prompt length, quantised weights, and adapter."""
     _sources: Sources | None = None
@@ -149,9 +149,9 @@ class Draft:
 
     def graphs(self, way: Way) -> Graphs:
         """The graphs of a variant, cached. Raises UnsupportedModelError when the model does not fit it."""
-        if way not in self.known:
-            self.known[way] = self._trace(way)
-        return self.known[way]
+        if way not in self.variants:
+            self.variants[way] = self._trace(way)
+        return self.variants[way]
 
     @property
     def supports(self) -> NodeSupport | None:
@@ -315,7 +315,7 @@ def quantise_again(graphs: Graphs, keep: Sequence[Keep]) -> Graphs:
         passes={name: count for name, count in graphs.passes.items() if name in of_traces},
         packing=Outcome(kept_for_selection=graphs.packing.kept_for_selection),
         prompts=Outcome(),
-        freed=None,
+        fewer_rows=None,
     )
     _store(again)
     return again

@@ -24,6 +24,7 @@ from partita.export.target import (
     manifest_record,
     rank,
     skeleton,
+    target_record,
     usual,
 )
 from partita.export.trace import CONTRIB
@@ -173,18 +174,10 @@ class Variants(Attempts):
 
     def record(self, result: Verification | None) -> TargetRecord | None:
         """The manifest record of the target; None without one. `result`: of the known answer on it."""
-        if self.target is None:
-            return None
-        results = self.probe_results if self.target.ask is not None else {}
-        return TargetRecord(
-            provider=self.target.provider,
-            source=self.target.source,
-            how=self.target.how,
-            asked=tuple(manifest_record(way, found, self.mismatches.get(way, "")) for way, found in results.items()),
-            unfit={str(way): str(error) for way, error in self.misfits.items()},
-            verification=result.status if result is not None else "not_run",
-            detail=result.detail if result is not None else "",
-        )
+        results = self.probe_results if self.target is not None and self.target.ask is not None else {}
+        asked = tuple(manifest_record(way, found, self.mismatches.get(way, "")) for way, found in results.items())
+        unfit = {str(way): str(error) for way, error in self.misfits.items()}
+        return target_record(self.target, result, asked=asked, unfit=unfit)
 
 
 def _one_token(traced: TracedGraph) -> dict[str, tuple[int, ...]]:

@@ -42,11 +42,10 @@ def respond(request: Mapping[str, Any]) -> dict[str, Any]:
     except KeyError:
         tasks = {}
     if TASK in tasks and "out" in request:
-        shutil.copytree(request["checkpoint"], "view", copy_function=shutil.copy if os.name == "nt" else os.symlink)
-        config = Path("view", "config.json")
-        settings = json.loads(config.read_text(encoding="utf-8"))
-        config.unlink()
-        config.write_text(json.dumps(config_for_4(settings)), encoding="utf-8")
+        copy, ignore = shutil.copy if os.name == "nt" else os.symlink, shutil.ignore_patterns("config.json")
+        shutil.copytree(request["checkpoint"], "view", ignore=ignore, copy_function=copy)
+        settings = json.loads(Path(request["checkpoint"], "config.json").read_text(encoding="utf-8"))
+        Path("view", "config.json").write_text(json.dumps(config_for_4(settings)), encoding="utf-8")
         options = {"task": TASK, "library_name": LIBRARY, "framework": "pt", "local_files_only": True}
         exporter.main_export("view", request["out"], do_validation=False, **options, **request["options"])
     installed = {each.metadata["Name"]: each.version for each in metadata.distributions()}

@@ -49,8 +49,7 @@ EXPORTERS: dict[str, Callable[[Checkpoint, Work, Target | None], Attempts]] = {
     "native": native.attempts,
     OPTIMUM: optimum.attempts,
 }
-Refusal = UnsupportedModelError | ParityError
-Offer = Callable[[Refusal, Checkpoint, ExportOptions], Refusal]
+Offer = Callable[[optimum.Refusal, Checkpoint, ExportOptions], optimum.Refusal]
 """Adds to the error for a model another way to export it."""
 __all__ = ["ExportOptions", "Summary", "TargetParityError", "check_options", "export"]
 
@@ -117,7 +116,6 @@ def _run(
     for note in (*checkpoint.notes, *notes(options, checkpoint)):
         add_note(work, note)
     cache_rounding.ask(options, target)
-    cache_rounding.ask_window(options, target)
     if options.exporter != OPTIMUM and in_question(options, target):
         with stage(work.progress, "probe target", work.seconds, of=options.precision):
             work.options = options = with_activations(options, target, work.notes.append)

@@ -7,10 +7,10 @@ standard ones otherwise; without a probe, ONNX Runtime's where the lowering need
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 
@@ -18,7 +18,7 @@ from partita.export.trace import CONTRIB, Form
 from partita.export.trace.attention import Lowering, by_preference, lowering
 from partita.export.weights.sources import weight_part
 from partita.package.folder import Manifest
-from partita.package.records import ProbedLowering, SmokeRecord, Verification
+from partita.package.records import ProbedLowering, SmokeRecord, TargetRecord, Verification
 
 AUTO = "auto"
 
@@ -191,6 +191,17 @@ def manifest_record(way: Way, answer: ProbeResult, disagrees: str) -> ProbedLowe
     )
 
 
+def target_record(
+    target: Target | None, result: Verification | None, how: str | None = None, **found: Any
+) -> TargetRecord | None:
+    """The manifest record of a target, with `found`; None without one. `result`: of the known answer on it."""
+    if target is None:
+        return None
+    if result is not None:
+        found |= {"verification": result.status, "detail": result.detail}
+    return TargetRecord(provider=target.provider, source=target.source, how=how or target.how, **found)
+
+
 def describe(answer: ProbeResult) -> str:
     """`supports 310 of 316 nodes, not GroupQueryAttention (6)`."""
     if answer.failure:
@@ -205,13 +216,6 @@ def describe(answer: ProbeResult) -> str:
 
 def skeleton(model: ir.Model) -> bytes:
     """The serialised model with references to a missing file instead of weights."""
-    with weights_away(model):
-        return bytes(ir.to_proto(model).SerializeToString())
-
-
-@contextmanager
-def weights_away(model: ir.Model) -> Iterator[None]:
-    """Within the block, checkpoint weights are references to a missing file."""
     kept: dict[str, ir.TensorProtocol] = {}
     for name, value in model.graph.initializers.items():
         weight = weight_part(value)
@@ -221,7 +225,7 @@ def weights_away(model: ir.Model) -> Iterator[None]:
                 "weights", 0, weight.nbytes, weight.dtype, shape=weight.shape, name=name, base_dir=""
             )
     try:
-        yield
+        return bytes(ir.to_proto(model).SerializeToString())
     finally:
         for name, tensor in kept.items():
             model.graph.initializers[name].const_value = tensor

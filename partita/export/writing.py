@@ -30,14 +30,7 @@ from partita.export.progress import stage
 from partita.export.verify import changed_copy, known_answer, quality, self_check
 from partita.export.verify.known_answer import KnownAnswer
 from partita.export.verify.quality import SourceLogits
-from partita.export.verify.smoke_run import (
-    CPU,
-    RoundingParityError,
-    Runtime,
-    opened_and_run,
-    run_all,
-    run_on_cpu,
-)
+from partita.export.verify.smoke_run import CPU, RoundingParityError, Runtime, opened_and_run, run_all, run_on_cpu
 from partita.export.verify.texts import Text
 from partita.export.weights import external_data as weights
 from partita.export.weights import memory_map
@@ -65,6 +58,10 @@ from partita.process import peak_rss_bytes
 
 Result = TypeVar("Result")
 TOOLS = ("partita", "torch", "transformers", "onnx", "onnx-ir", "onnxscript", "safetensors", "numpy", "tokenizers")
+SAME_TEXT = (
+    "quality is measured on the text of `calibrate`, so its figures are better than on other text; set another one "
+    "with `quality_text`"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +116,9 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
         tokenizer = probe_tokenizer(work.folder, checkpoint.companions(), work.notes)
         if tokenizer.loads:
             work.notes += chat_notes(runtime.reader, work.folder, tokenizer.kind)
-    _note_same_text(exported, work, text)
+    found = None if exported.packed is None else exported.packed.calibration
+    if found is not None and text is not None and found.text_sha256 == text.sha256:
+        add_note(work, SAME_TEXT)
     manifest = _manifest(exported, work, source, _graph(exported, options, data.size_bytes), data, tokenizer.kind)
     if options.verify:  # other processes may have written to the disk
         _check_memory_of_answer(exported, options, memory_map.resident_parameters(checkpoint.tensors, work.scratch))
@@ -159,17 +158,6 @@ def _rounded_parameters(exported: Exported) -> int:
     if exported.calibrate is None or exported.packed is None:
         return 0
     return sum(kind.parameters for kind in exported.packed.kinds)
-
-
-def _note_same_text(exported: Exported, work: Work, text: Text | None) -> None:
-    """Add a note where quality is measured on the calibration text."""
-    found = None if exported.packed is None else exported.packed.calibration
-    if found is not None and text is not None and found.text_sha256 == text.sha256:
-        add_note(
-            work,
-            "quality is measured on the text of `calibrate`, so its figures are better than on other "
-            "text; set another one with `quality_text`",
-        )
 
 
 @contextmanager
@@ -397,11 +385,8 @@ def _verify(exported: Exported, work: Work, manifest: Manifest, runtime: Runtime
 
 def _locate(exported: Exported, work: Work, manifest: Manifest, runtime: Runtime) -> str:
     """Where a wrong graph first differs from the source model, as the end of a sentence."""
-    if (
-        runtime.locate is None
-        or work.options.computing.cpu_dtype is not None
-        or work.options.computing.bits is not None
-    ):
+    computing = work.options.computing
+    if runtime.locate is None or computing.cpu_dtype is not None or computing.bits is not None:
         return ""  # another graph than the package's was verified
     return f"; {runtime.locate(work.folder, manifest, exported.checkpoint)}"
 

@@ -15,15 +15,7 @@ from partita.foreign.evidence import LAYER, NOTHING, Evidence, Written, contradi
 from partita.foreign.folder import MERGED, Phase
 from partita.foreign.ports import INTEGERS, Meaning, by_name, called_otherwise, fits, logits_of, tokens_by_use
 from partita.foreign.shapes import CORRECT, Shapes, ShorterLimit, batch_axis, length_of, longest_of
-from partita.foreign.states import (
-    Pair,
-    contradiction_of,
-    layer_in,
-    pair_up,
-    rolls,
-    rows_axis,
-    window_of,
-)
+from partita.foreign.states import Pair, contradiction_of, layer_in, pair_up, rolls, rows_axis, window_of
 from partita.observations.text_format import listing, plural
 from partita.package.contract import Contract, Dimension, GraphFile, Port, Role, State
 from partita.package.records import PortSource

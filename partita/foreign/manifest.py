@@ -27,14 +27,7 @@ from partita.foreign.ports import adapter_files, adapter_inputs, adapter_records
 from partita.foreign.shapes import LONGEST
 from partita.observations.text_format import listing
 from partita.package.contract import state_bytes
-from partita.package.folder import (
-    GET_AGAIN,
-    FileRecord,
-    Graph,
-    Manifest,
-    Source,
-    TokenizerKind,
-)
+from partita.package.folder import GET_AGAIN, FileRecord, Graph, Manifest, Source, TokenizerKind
 from partita.package.records import ForeignRecord, Verification
 
 NO_ANSWER = "not exported by Partita, so it has no known answer"

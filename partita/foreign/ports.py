@@ -63,29 +63,20 @@ def _sign(
 
 COLUMN = ((None, 1),)
 """One number per sequence, as some exporters declare it."""
+PLACES = ((3, None, None),)
+"""Time, row and column of an image, which are equal for text tokens."""
+LENGTHS = "seq(uence)?_?len(gth)?"
 INPUTS = (
     _sign("tokens", r"input_?ids|token_?ids|tokens|ids|input_tokens", INTEGERS, 1, 2),
     _sign("mask", r"attention_?mask|attn_?mask|mask|past_?mask", FLAGS, 2),
     _sign(
-        "positions",
-        r"position_?ids|positions?|cache_position|pos_ids|input_?pos(itions?)?",
-        INTEGERS,
-        1,
-        2,
-        shapes=((3, None, None),),  # time, row and column of an image, which are equal for text tokens
+        "positions", r"pos(ition_?|_)ids|positions?|cache_position|input_?pos(itions?)?", INTEGERS, 1, 2, shapes=PLACES
     ),
     _sign("cache_branch", r"use_cache_branch|use_cache", frozenset({"bool"}), 0, 1),
     _sign("logits_kept", r"(num_)?logits_to_keep", INTEGERS, 0, 1),
-    _sign("total_length", r"total_?seq(uence)?_?len(gth)?", INTEGERS, 0, 1),
+    _sign("total_length", rf"total_?{LENGTHS}", INTEGERS, 0, 1),
     _sign("last_index", r"seqlens_k", INTEGERS, 1, shapes=COLUMN),
-    _sign(
-        "write_start",
-        r"past_?seq(uence)?_?len(gth)?s?|past_len(gth)?|start_pos(ition)?",
-        INTEGERS,
-        0,
-        1,
-        shapes=COLUMN,
-    ),
+    _sign("write_start", rf"past_?{LENGTHS}s?|past_len(gth)?|start_pos(ition)?", INTEGERS, 0, 1, shapes=COLUMN),
 )
 """Inputs by the names that exporters use. An input of another type or rank does not match."""
 
@@ -196,9 +187,5 @@ def adapter_inputs(graph: GraphFacts, *, files: bool) -> tuple[AdapterInput, ...
             dtype=port.dtype,
         )
         for port in graph.defaults
-        if files or port.name in graph.empty or _open(port)
+        if files or port.name in graph.empty or any(not isinstance(size, int) for size in port.shape or ())
     )
-
-
-def _open(port: PortFact) -> bool:
-    return any(not isinstance(size, int) for size in port.shape or ())

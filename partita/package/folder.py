@@ -231,11 +231,7 @@ class Manifest(Record):
 
     @property
     def tolerance(self) -> float:
-        """Maximum max_rel_error against the float32 source model.
-
-        That of float32 where nothing is rounded, or the model has the same rounded weights. Raises KeyError for an
-        unknown precision.
-        """
+        """Maximum max_rel_error against the float32 model, of rounded or equal weights. Raises KeyError."""
         if self.rounded_cache is not None:
             return TOLERANCES[ROUNDED_CACHE]
         narrow = self.narrow if self.packed is None else None
@@ -335,27 +331,25 @@ def _remove_first(folder: Path) -> Remedy:
 
 
 def check_files(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
-    """Check that every file exists inside the folder, with the recorded size and, on request, hash.
+    """Check that every file is in the folder, with its size and, on request, hash. Raises PackageError."""
 
-    Raises PackageError for the first mismatch, or when a verified package does not list its known answer.
-    """
+    def broken(path: Path, what: str) -> PackageError:
+        if manifest.foreign is None and read_manifest(folder) != manifest:
+            raise PackageError(f"{folder}: was replaced by another export during reading; run the command again")
+        return PackageError(f"{path}: {what}", remedy=export_again_remedy(folder, manifest))
+
     needed = {WEIGHTS, *(graph.file for graph in manifest.graph.files)}
     for record in manifest.files:
         path = path_inside(folder, record.name)
         if not path.is_file():
-            _refuse_replaced(folder, manifest)
-            raise PackageError(f"{path}: missing from the package", remedy=export_again_remedy(folder, manifest))
+            raise broken(path, "missing from the package")
         if hashes or record.name in needed or path.stat().st_size != record.size_bytes:
             refuse_absent(path)
         size = path.stat().st_size
         if size != record.size_bytes:
-            _refuse_replaced(folder, manifest)
-            problem = f"{size:,} bytes, the manifest states {record.size_bytes:,}"
-            raise PackageError(f"{path}: {problem}", remedy=export_again_remedy(folder, manifest))
+            raise broken(path, f"{size:,} bytes, the manifest states {record.size_bytes:,}")
         if hashes and record.sha256 and sha256_of(path) != record.sha256:
-            _refuse_replaced(folder, manifest)
-            problem = "changed since export: its SHA-256 does not match the manifest"
-            raise PackageError(f"{path}: {problem}", remedy=export_again_remedy(folder, manifest))
+            raise broken(path, "changed since export: its SHA-256 does not match the manifest")
     if manifest.verification.status == "verified" and manifest.file(KNOWN_ANSWER) is None:
         problem = f"verified, but its manifest does not list {KNOWN_ANSWER}"
         raise PackageError(f"{folder}: {problem}", remedy=export_again_remedy(folder, manifest))
@@ -409,12 +403,6 @@ def unreadable(path: Path) -> PackageError:
     return PackageError(f"{path}: permission denied", remedy=permission(path))
 
 
-def _refuse_replaced(folder: Path, manifest: Manifest) -> None:
-    """Raise PackageError when the package was replaced since `manifest` was read."""
-    if manifest.foreign is None and read_manifest(folder) != manifest:
-        raise PackageError(f"{folder}: was replaced by another export during reading; run the command again")
-
-
 def path_inside(folder: Path, name: str) -> Path:
     """`folder/name`. Raises PackageError when it leaves the folder, or is neither a regular file nor a folder."""
     parts = PurePosixPath(name)
@@ -431,10 +419,7 @@ def path_inside(folder: Path, name: str) -> Path:
 
 
 def check_folder(folder: Path, names: Iterable[str] | None = None, kind: type[PartitaError] = PackageError) -> None:
-    """Raise `kind` when a file of a model folder is not a regular file inside it, before any of them is opened.
-
-    `names`: only these files. Links to blobs of the surrounding Hugging Face cache are allowed.
-    """
+    """Raise `kind` when a file (of `names`) is no regular file of the folder or blob of its Hugging Face cache."""
     for place in PLACES:
         home = folder / place
         if not home.is_dir():

@@ -208,7 +208,10 @@ class PhaseQuality(Record):
 
 
 class LikelyDivergence(Record):
-    """The divergence over the source model's likeliest tokens, with all others as one: a lower bound."""
+    """The divergence over the source model's likeliest tokens, with all others as one.
+
+    It is a lower bound of the full divergence. The package contains the data to measure it again on any provider.
+    """
 
     tokens: int
     """Number of likeliest tokens per position. With the whole vocabulary it is the full divergence."""

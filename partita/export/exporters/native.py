@@ -30,6 +30,7 @@ from partita.export.quantise.write.stored_integers import AsStored
 from partita.export.resolve import check_merged, takes_stored
 from partita.export.target import Target
 from partita.export.trace.attention import GROWING
+from partita.export.trace.experts import has_stacked
 from partita.export.trace.fake_model import build_fake_model
 from partita.export.verify.smoke_run import CPU
 from partita.export.weights import external_data as weights
@@ -106,7 +107,7 @@ def attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Varia
             modules = [name for name, _ in fake.module.named_modules() if name]
             matrices = [name for name, weight in fake.module.named_parameters() if weight.dim() > 1]
             modules += [path for name in matrices for path in paths([name])]
-            has_experts = any(hasattr(module, "is_concatenated") for module in fake.module.modules())
+            has_experts = has_stacked(fake.module)
             stored = AsStored(checkpoint) if takes_stored(options, checkpoint) else None
             plan = make_plan(options, target, modules, work.notes.append, has_experts=has_experts, stored=stored)
             prompt_plan = prefill_plan(options, target, plan)
@@ -170,14 +171,14 @@ def _make_batch_symbolic(graphs: Graphs) -> bool:
     draft = graphs.draft
     if draft.work.options.batch_size == 1 or draft.work.options.static_shapes or graphs.chosen.grows:
         return False
-    if graphs.freed is None:
+    if graphs.fewer_rows is None:
         on_host = draft.target is None or draft.target.provider == CPU
         found = [freeing(t.model, t.inputs, t.outputs, t.states, asks=on_host) for t in graphs.traced_graphs]
-        graphs.freed = None not in found
+        graphs.fewer_rows = None not in found
         for each in found:
-            if each is not None and graphs.freed:
+            if each is not None and graphs.fewer_rows:
                 each()
-    return graphs.freed
+    return graphs.fewer_rows
 
 
 def _by_row(ports: tuple[Port, ...], batch: int, rows: int | str) -> tuple[Port, ...]:

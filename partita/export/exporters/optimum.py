@@ -1,7 +1,4 @@
-"""optimum's exporter, run in a separate environment.
-
-optimum-onnx needs transformers before 4.58, Partita transformers 5. The result is read as a foreign folder.
-"""
+"""optimum's exporter in an environment with transformers before 4.58; the result is read as a foreign folder."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from partita.export.checkpoint.description import Checkpoint
 from partita.export.exporters import Attempts, Exported, Work
 from partita.export.options import AUTO, OPTIMUM, ExportOptions, check_options, max_length
 from partita.export.progress import stage
-from partita.export.target import Target
+from partita.export.target import Target, target_record
 from partita.export.verify import known_answer
 from partita.package.records import TargetRecord, Verification
 from partita.remedies import Remedy
@@ -58,11 +55,7 @@ class _Attempt(Attempts):
         return f"exported by {', '.join(' '.join(tool) for tool in taken.tools.items())}"
 
     def record(self, result: Verification | None) -> TargetRecord | None:
-        if self.target is None:
-            return None
-        found: dict[str, Any] = {} if result is None else {"verification": result.status, "detail": result.detail}
-        provider, source = self.target.provider, self.target.source
-        return TargetRecord(provider=provider, source=source, how="optimum writes one graph", **found)
+        return target_record(self.target, result, how="optimum writes one graph")
 
 
 def attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> _Attempt:

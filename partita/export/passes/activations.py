@@ -6,7 +6,7 @@
     x ─ Swish ─ y                                                       after, with onnx24, where there is a kernel
 
 The result depends on x alone, element by element, and equals the activation on a grid of numbers. Supported: SiLU,
-GELU by the error function or tanh, and x * _sigmoid(1.702 x).
+GELU by the error function or tanh, and x * sigmoid(1.702 x).
 """
 
 from __future__ import annotations
@@ -18,14 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from partita.export.passes.arithmetic import (
-    Array,
-    UnknownError,
-    above,
-    below,
-    compute_values,
-    subgraphs_around,
-)
+from partita.export.passes.arithmetic import Array, UnknownError, above, below, compute_values, subgraphs_around
 from partita.export.passes.base import Pass, PassContext, discard, rewrite_nodes, stand_in
 
 CURVES = frozenset({"Sigmoid", "Tanh", "Erf"})

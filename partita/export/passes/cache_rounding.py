@@ -63,73 +63,46 @@ Scales = Mapping[str, npt.NDArray[np.float32]]
 
 
 def ask(options: ExportOptions, target: Target | None) -> None:
-    """Raise ProviderError where the target does not support the node, before anything is written."""
-    if options.cache_precision is None or target is None or target.supports is None:
+    """Raise ProviderError where the target does not support the cache, before anything is written."""
+    if target is None:
         return
-    if not target.supports([question(options.computing.dtype)])[0]:
+    dtype, rest = options.computing.dtype, "nothing was written; omit it, or choose another `target`, e.g. cpu"
+    rounds, windows = options.cache_precision is not None, options.cache == WINDOW
+    if rounds and target.supports is not None and not target.supports([question(dtype)])[0]:
         raise ProviderError(
             f"`cache_precision={options.cache_precision}`: {target.provider} has no kernel for {OPERATOR} "
-            f"with {options.computing.dtype} activations and a cache of {ROUNDED}; nothing was written; "
-            "omit it, or choose another `target`, e.g. cpu"
+            f"with {dtype} activations and a cache of {ROUNDED}; {rest}"
         )
-
-
-def ask_window(options: ExportOptions, target: Target | None) -> None:
-    """Raise ProviderError where the target is not known to support a window cache or the node."""
-    if options.cache != WINDOW or target is None:
-        return
     said = f"`cache={WINDOW}`: {target.provider}"
-    rest = "nothing was written; omit it, or choose another `target`, e.g. cpu"
-    if not target.rolls:
+    if windows and not target.rolls:
         raise ProviderError(
             f"{said} is not known to support a window cache ({OPERATOR} with sliding_window_cache); {rest}"
         )
-    if target.supports is not None and not target.supports([window_question(options.computing.dtype)])[0]:
+    if windows and target.supports is not None and not target.supports([question(dtype, window=True)])[0]:
         raise ProviderError(f"{said} has no kernel of {OPERATOR} with sliding_window_cache here; {rest}")
 
 
-def window_question(dtype: str) -> Question:
-    """A model of one GroupQueryAttention with a window cache in `dtype`, and the sizes of its inputs."""
-    model, sizes = _one_node(to_ir(dtype), to_ir(dtype), local_window_size=LENGTH, sliding_window_cache=1)
-    return bytes(ir.to_proto(model).SerializeToString()), sizes
-
-
-def question(dtype: str) -> Question:
-    """A model of one GroupQueryAttention with an int8 cache and activations of `dtype`, and its input sizes."""
-    model, sizes = _one_node(to_ir(dtype), ir.DataType.INT8)
-    one = np.ones((1, KV_HEADS, 1, SIZE), np.float32)
-    _round_node(model.graph, model.graph[0], {"past_key": one, "past_value": one})
-    return bytes(ir.to_proto(model).SerializeToString()), sizes
-
-
-def _one_node(
-    dtype: ir.DataType, cached: ir.DataType, **attributes: int
-) -> tuple[ir.Model, dict[str, tuple[int, ...]]]:
-    """A model of one GroupQueryAttention with activations of `dtype` and a cache of `cached`, and its input sizes."""
-    sizes: dict[str, tuple[int, ...]] = {"query": (1, 1, HEADS * SIZE)}
-    sizes |= dict.fromkeys(("key", "value"), (1, 1, KV_HEADS * SIZE))
-    kinds = dict.fromkeys(sizes, dtype)
-    sizes |= dict.fromkeys(("past_key", "past_value"), (1, KV_HEADS, LENGTH, SIZE))
-    kinds |= dict.fromkeys(("past_key", "past_value"), cached)
-    sizes |= {"last": (1,), "total": ()}
-    kinds |= dict.fromkeys(("last", "total"), ir.DataType.INT32)
+def question(dtype: str, *, window: bool = False) -> Question:
+    """A model of one GroupQueryAttention in `dtype` with an int8 or a window cache, and the sizes of its inputs."""
+    kind, new, past = to_ir(dtype), (1, 1, KV_HEADS * SIZE), (1, KV_HEADS, LENGTH, SIZE)
+    cached = kind if window else ir.DataType.INT8
+    inputs: dict[str, tuple[tuple[int, ...], ir.DataType]] = {"query": ((1, 1, HEADS * SIZE), kind)}
+    inputs |= {"key": (new, kind), "value": (new, kind), "past_key": (past, cached), "past_value": (past, cached)}
+    inputs |= {"last": ((1,), ir.DataType.INT32), "total": ((), ir.DataType.INT32)}
     given = [
-        ir.Value(name=name, shape=ir.Shape(list(shape)), type=ir.TensorType(kinds[name]))
-        for name, shape in sizes.items()
+        ir.Value(name=name, shape=ir.Shape(size), type=ir.TensorType(kind)) for name, (size, kind) in inputs.items()
     ]
-    numbers = {"num_heads": HEADS, "kv_num_heads": KV_HEADS, **attributes}
-    node = ir.Node(
-        DOMAIN,
-        OPERATOR,
-        given,
-        attributes=[ir.AttrInt64(name, number) for name, number in numbers.items()],
-        num_outputs=3,
-        name="asked",
-    )
-    for output, name in zip(node.outputs, ("output", "present_key", "present_value"), strict=True):
-        output.name = name
+    numbers = {"num_heads": HEADS, "kv_num_heads": KV_HEADS}
+    numbers |= {"local_window_size": LENGTH, "sliding_window_cache": 1} if window else {}
+    attributes = [ir.AttrInt64(name, number) for name, number in numbers.items()]
+    made = [ir.Value(name=name) for name in ("output", "present_key", "present_value")]
+    node = ir.Node(DOMAIN, OPERATOR, given, attributes, outputs=made, name="asked")
     graph = ir.Graph(given, node.outputs, nodes=[node], opset_imports={"": OPSET, DOMAIN: 1}, name="asked")
-    return ir.Model(graph, ir_version=IR_VERSION), sizes
+    if not window:
+        one = np.ones((1, KV_HEADS, 1, SIZE), np.float32)
+        _round_node(graph, node, {"past_key": one, "past_value": one})
+    model = ir.to_proto(ir.Model(graph, ir_version=IR_VERSION))
+    return bytes(model.SerializeToString()), {name: size for name, (size, _) in inputs.items()}
 
 
 def rounds(model: ir.Model) -> tuple[str, ...]:
@@ -205,7 +178,10 @@ def apply(folder: Path, manifest: Manifest, text: Text, open_reader: OpenScorer,
         )
     turned = {past: found for model in models.values() for past, found in _rotations(model).items()}
     largest = _largest(folder, manifest, text, open_reader, named, turned, stage)
-    scales = {past: _scale(values) for past, values in largest.items()}
+    scales = {  # [1, KV heads, 1, head size]; 1 for a channel that is always 0
+        past: np.where(values > 0, values / LARGEST, np.float32(1)).astype(np.float32)[None, :, None, :]
+        for past, values in largest.items()
+    }
     for file, model in models.items():
         ir.save(round_cache(model, scales), folder / file)
     return _recorded(folder, manifest, text, named)
@@ -245,12 +221,6 @@ def _largest(
     if odd:
         raise ParityError(f"the cached values of {odd[0]} are not finite, so its cache cannot be quantised")
     return largest
-
-
-def _scale(largest: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Scales [1, KV heads, 1, head size]; 1 for a channel that is always 0."""
-    scale = np.where(largest > 0, largest / LARGEST, np.float32(1)).astype(np.float32)
-    return scale[None, :, None, :]
 
 
 def _recorded(folder: Path, manifest: Manifest, text: Text, named: set[str]) -> Manifest:
@@ -326,11 +296,7 @@ def _rotation(node: ir.Node, cos: ir.Value | None, sin: ir.Value | None, interle
 
 
 def largest_at_any(keys: Floats, rotation: Rotation, length: int) -> Floats:
-    """The largest absolute value of each channel for a token at any of `length` positions, [KV heads, head size].
-
-    `keys`: [rows, KV heads, tokens, head size], rotated, each token at the position of its index. Channels without
-    rotation keep their largest value.
-    """
+    """The largest absolute value of each channel of `keys` [rows, KV heads, tokens, D] at any of `length` positions."""
     found: Floats = np.abs(keys).max(axis=(0, 2))
     one, other = rotation.pairs
     a, b = keys[..., one].astype(np.float64), keys[..., other].astype(np.float64)

@@ -110,13 +110,17 @@ def match_norm(nodes: Sequence[ir.Node], source: ir.Value, result: ir.Value) -> 
     if found.shape != rows.shape or not np.isfinite(found[..., :-1, :]).all():
         return None
     if np.isfinite(found[..., -1, :]).all():
-        epsilons = _epsilons(numbers, width)
+        # added to the mean or to the sum of squares, or a floor under the root of the sum
+        each = [*numbers, *(number / width for number in numbers), *(number * number / width for number in numbers)]
+        epsilons = [epsilon for epsilon in dict.fromkeys(each) if epsilon >= SMALLEST_EPSILON]
     else:
         epsilons, rows, found = [0.0], rows[..., :-1, :], found[..., :-1, :]
     for centred in (False, True):
+        x = rows - rows.mean(-1, keepdims=True) if centred else rows
         for epsilon in epsilons:
-            normal = _normal(rows, epsilon, centred=centred).reshape(-1, width)
-            norm = _with_scale(normal, found.reshape(-1, width), given, centred=centred, epsilon=epsilon)
+            normal = x / np.sqrt((x * x).mean(-1, keepdims=True) + epsilon)
+            both = normal.reshape(-1, width), found.reshape(-1, width)
+            norm = _with_scale(*both, given, centred=centred, epsilon=epsilon)
             if norm is not None:
                 return norm
     return None
@@ -128,17 +132,6 @@ def _rows(random: np.random.Generator, numbers: Sequence[float], width: int) -> 
     centres = [1e-1, 1e-1, 1e-2, 1e-3, *[0.0] * 2 * len(numbers)]
     drawn = random.standard_normal((len(sizes), width)) * np.array(sizes)[:, None] + np.array(centres)[:, None]
     return np.concatenate([drawn, np.zeros((1, width))])
-
-
-def _epsilons(numbers: Sequence[float], width: int) -> list[float]:
-    """Possible epsilons: added to the mean or to the sum of squares, or a floor under the root of the sum."""
-    each = [*numbers, *(number / width for number in numbers), *(number * number / width for number in numbers)]
-    return [epsilon for epsilon in dict.fromkeys(each) if epsilon >= SMALLEST_EPSILON]
-
-
-def _normal(rows: Array, epsilon: float, *, centred: bool) -> Array:
-    rows = rows - rows.mean(-1, keepdims=True) if centred else rows
-    return np.asarray(rows / np.sqrt((rows * rows).mean(-1, keepdims=True) + epsilon))
 
 
 def _with_scale(

@@ -10,7 +10,7 @@ dtype. Vectors (norms and biases) stay float32.
 
 `--keep MODULE=fp16` or `bf16` in a quantised package: weights stored in 16 bits and cast on loading.
 
-A package that computes in 16 bits needs no change (see `half_precision.py`).
+A package that computes in 16 bits needs no change.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from partita.export.checkpoint.stored_formats import StoredFloats
 from partita.export.checkpoint.weight_files import TensorInfo
 from partita.export.passes.base import Pass, PassContext, drop_unused_initializers, over, take_names
 from partita.export.passes.cleaning import MODULE
+from partita.export.passes.manager import question as node_question
 from partita.export.passes.manager import run as run_passes
 from partita.export.quantise.calibrate.reference import parameter_names
 from partita.export.quantise.plan import Plan
@@ -42,7 +43,7 @@ from partita.export.weights.sources import FloatSource, StoredPart, weight_part
 from partita.package.records import HalfPrecisionWeights
 
 WIDE = "float32"
-OPSET, IR_VERSION = 21, 10
+OPSET = 21
 WIDTH = 64
 
 
@@ -166,12 +167,8 @@ def _is_rounded(source: FloatSource, how: Narrow) -> bool:
 
 def _fits(part: StoredPart, how: Narrow) -> bool:
     """Whether it is to be stored in 16 bits."""
-    source = part.source
-    if how.exactly and isinstance(source, FloatSource):
-        infos = list(source.origin.tensors())
-        if any(info.dtype != how.dtype or not _is_float(info) for info in infos):
-            return False
-    return is_matrix(part)
+    rounded = how.exactly and isinstance(part.source, FloatSource) and _is_rounded(part.source, how)
+    return is_matrix(part) and not rounded
 
 
 def is_matrix(part: StoredPart) -> bool:
@@ -232,13 +229,10 @@ def question(operator: str, dtype: str) -> Question:
     kind = ir.TensorType(to_ir(dtype))
     matrix = ir.Value(name="w", shape=ir.Shape([WIDTH, WIDTH]), type=kind)
     hidden = ir.Value(name="x", shape=ir.Shape([1, 1, WIDTH]), type=kind)
-    ids = ir.Value(name="x", shape=ir.Shape([1, 1]), type=ir.TensorType(ir.DataType.INT64))
-    looks_up = operator == "Gather"
-    given, inputs = (ids, [matrix, ids]) if looks_up else (hidden, [hidden, matrix])
-    node = ir.Node("", operator, inputs, name="asked", outputs=[ir.Value(name="y")])
-    graph = ir.Graph([given, matrix], node.outputs, nodes=[node], opset_imports={"": OPSET}, name="asked")
-    sizes = {"w": (WIDTH, WIDTH), "x": (1, 1) if looks_up else (1, 1, WIDTH)}
-    return bytes(ir.to_proto(ir.Model(graph, ir_version=IR_VERSION)).SerializeToString()), sizes
+    ids = ir.Value(name="ids", shape=ir.Shape([1, 1]), type=ir.TensorType(ir.DataType.INT64))
+    asked = node_question(ir.node(operator, [matrix, ids] if operator == "Gather" else [hidden, matrix]), OPSET)
+    assert asked is not None
+    return asked
 
 
 def keep_narrow(

@@ -137,7 +137,8 @@ def _projection(value: ir.Value | None, through: frozenset[str]) -> Projection |
             continue
         bias = None
         if node.op_type == "Add":
-            bias = next((each for each in node.inputs if _is_vector(each, value)), None)
+            own = ir.Shape([last_size(value)])
+            bias = next((each for each in node.inputs if each and weight_part(each) and each.shape == own), None)
             rest = next((each for each in node.inputs if each is not bias), None)
             node = None if rest is None or only_consumer(rest) is None else rest.producer()
             if bias is None or node is None:
@@ -148,11 +149,6 @@ def _projection(value: ir.Value | None, through: frozenset[str]) -> Projection |
             return None
         return Projection(source, weight, bias, value) if part.shape.rank() == 2 else None
     return None
-
-
-def _is_vector(bias: ir.Value | None, value: ir.Value) -> bool:
-    """Whether `bias` is a weight [n] for a value [..., n]."""
-    return weight_part(bias) is not None and bias is not None and bias.shape == ir.Shape([last_size(value)])
 
 
 def _joined_type(products: Sequence[Projection]) -> ir.Value | None:

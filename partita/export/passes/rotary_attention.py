@@ -52,7 +52,9 @@ def _rewritten(graph: ir.Graph, node: ir.Node, positions: ir.Value, context: Pas
     length = context.spec.max_length
     found = [rotation_of(end, positions, length) for index in (0, 1) if (end := _viewed_value(node, index)) is not None]
     pair = [each for each in found if each is not None]
-    if len(pair) != 2 or not _same_rotation(*pair) or not _fits(pair[0]):
+    if len(pair) != 2 or len({each.interleaved for each in pair}) != 1 or not _fits(pair[0]):
+        return False
+    if not np.array_equal(pair[0].cos, pair[1].cos) or not np.array_equal(pair[0].sin, pair[1].sin):
         return False
     tables = [table_in(graph, label, array, pair[0]) for label, array in _arrays(pair[0])]
     inputs = [*node.inputs, *[None] * (COS - len(node.inputs))]
@@ -88,15 +90,6 @@ def _viewed_value(node: ir.Node, index: int) -> ir.Value | None:
             return value
         value = producer.inputs[0]
     return None
-
-
-def _same_rotation(one: Rotation, other: Rotation) -> bool:
-    """Whether query and key have the same rotation."""
-    return (
-        one.interleaved == other.interleaved
-        and np.array_equal(one.cos, other.cos)
-        and np.array_equal(one.sin, other.sin)
-    )
 
 
 def _fits(rotation: Rotation) -> bool:

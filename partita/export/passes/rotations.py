@@ -173,8 +173,9 @@ def _at_axis(trial: _DrawnRuns, axis: int, places: Sequence[Array], tables: Sequ
     last = int(changed[-1]) + 1 if changed.size else 0
     for turned in dict.fromkeys((width, last + last % 2)):
         for taken, interleaved in PAIRINGS:
-            order = _order(width, turned, taken=taken, interleaved=interleaved)
             first, second = _pairs(turned, interleaved=interleaved)
+            order = np.arange(width)  # the source index of each number
+            order[first], order[second] = _pairs(turned, interleaved=taken)
             ones = np.zeros(trial.sizes)
             ones[..., order[first]] = 1.0
             waves = [trial.run(ones, where).take(0, axis=3 - axis) for where in places]  # [B, S, D] of the first head
@@ -191,14 +192,6 @@ def _at_axis(trial: _DrawnRuns, axis: int, places: Sequence[Array], tables: Sequ
                 moved = None if taken == interleaved else order
                 return Rotation(trial.source, trial.result, axis, interleaved, cos, sin, moved)
     return None
-
-
-def _order(width: int, turned: int, *, taken: bool, interleaved: bool) -> Array:
-    """The source index of each of `width` numbers when the pairing of the first `turned` changes."""
-    order = np.arange(width)
-    for place, source in zip(_pairs(turned, interleaved=interleaved), _pairs(turned, interleaved=taken), strict=True):
-        order[place] = source
-    return order
 
 
 def _pairs(turned: int, *, interleaved: bool) -> tuple[Array, Array]:

@@ -8,7 +8,7 @@ The chain must keep the order of elements for every symbolic size: it is run on 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -40,7 +40,8 @@ def _shortened(graph: ir.Graph, last: ir.Node) -> bool:
         return False
     chain: list[ir.Node] = []
     found: tuple[ir.Value, int] | None = None
-    for node in _upwards(last):
+    node: ir.Node | None = last
+    while node is not None and node.op_type in VIEWS and node.domain == "":
         chain.insert(0, node)
         source = node.inputs[0]
         if source is None or source.const_value is not None:
@@ -48,6 +49,7 @@ def _shortened(graph: ir.Graph, last: ir.Node) -> bool:
         kept = _keeps(chain, source, result)
         if kept == "all" or (kept == "order" and len(chain) > 1 and _target(result) is not None):
             found = source, len(chain) if kept == "order" else 0
+        node = source.producer()
     if found is None:
         return False
     source, left = found
@@ -59,15 +61,6 @@ def _shortened(graph: ir.Graph, last: ir.Node) -> bool:
     assert sizes is not None
     stand_in(graph, result, ir.node("Reshape", [source, integers(graph, sizes)]))
     return True
-
-
-def _upwards(last: ir.Node) -> Iterator[ir.Node]:
-    """The views that end with `last`, the last first."""
-    node: ir.Node | None = last
-    while node is not None and node.op_type in VIEWS and node.domain == "":
-        yield node
-        source = node.inputs[0]
-        node = None if source is None else source.producer()
 
 
 def _keeps(chain: Sequence[ir.Node], source: ir.Value, result: ir.Value) -> str:

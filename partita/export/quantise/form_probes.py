@@ -177,22 +177,17 @@ def product_model(
 ) -> bytes:
     """A model with products of x [1, tokens, width] and weights [rows or width, width] of every packing."""
     place, hidden = _new_graph("x", to_ir(dtype), kernels, (1, tokens, width))
-    made = []
-    for index, packing in enumerate(packings):
-        weight = _zeros(place, f"w{index}", form.product.layout, Sizes(packing, to_ir(dtype), rows or width, width))
-        made.append(form.product.write(place, hidden, None, weight))
-    return _serialised(place, made)
+    sizes = [Sizes(packing, to_ir(dtype), rows or width, width) for packing in packings]
+    weights = [_zeros(place, f"w{index}", form.product.layout, each) for index, each in enumerate(sizes)]
+    return _serialised(place, [form.product.write(place, hidden, None, weight) for weight in weights])
 
 
 def _lookup_model(form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str) -> bytes:
     """A model with a row lookup for every packing."""
     place, ids = _new_graph("ids", ir.DataType.INT64, kernels, SIZES["ids"])
-    made = []
-    for index, packing in enumerate(packings):
-        sizes = Sizes(packing, to_ir(dtype), PROBED_WIDTH, PROBED_WIDTH)
-        weight = _zeros(place, f"w{index}", form.look_up.layout, sizes)
-        made.append(form.look_up.write(place, ids, weight))
-    return _serialised(place, made)
+    sizes = [Sizes(packing, to_ir(dtype), PROBED_WIDTH, PROBED_WIDTH) for packing in packings]
+    weights = [_zeros(place, f"w{index}", form.look_up.layout, each) for index, each in enumerate(sizes)]
+    return _serialised(place, [form.look_up.write(place, ids, weight) for weight in weights])
 
 
 def _new_graph(name: str, dtype: ir.DataType, kernels: Kernels, shape: tuple[int, ...]) -> tuple[Place, ir.Value]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -77,11 +77,8 @@ class Unit:
         return sum(part.size_bytes for each in self.placed for part in _with_bits(each.packed, bits, plan).parts)
 
 
-class Step(NamedTuple):
-    """More bits for one unit."""
-
-    unit: Unit
-    bits: int
+Step = tuple[Unit, int]
+"""A unit, and its higher bits."""
 
 
 class Mixes:
@@ -113,7 +110,7 @@ class Mixes:
     def measure(self, count: int) -> TriedMix:
         """The measurement of the mix with `count` steps, cached."""
         if count not in self.tried:
-            bits = {step.unit.patterns: step.bits for step in self.steps[:count]}
+            bits = {unit.patterns: more for unit, more in self.steps[:count]}
             for unit, _ in self.costs:
                 self._set(unit, bits.get(unit.patterns, self.plan.bits))
             kl_mean, ratio = self._divergence()
@@ -149,9 +146,8 @@ def search(graphs: Graphs) -> tuple[tuple[Keep, ...], Mix]:
     """The settings of the mix within the budget, and a record. Raises ResourceError when nothing fits."""
     draft, plan, work = graphs.draft, graphs.draft.plan, graphs.draft.work
     options = work.options
-    assert plan is not None
+    assert plan is not None and options.quality_text is not None
     check_size(graphs, options.max_weight_size, f"with {options.precision} for all weights")
-    assert options.quality_text is not None
     path, measured = Path(options.quality_text), measured_tokens(options, draft.fake.parameters)
     count = max(FEWEST_TOKENS, min(MOST_TOKENS, MOST_LOGITS // draft.fake.vocab_size))
     sizes = draft.fake.vocab_size, min(WINDOW_TOKENS, draft.max_length), count, min(FEWEST_TOKENS, measured)
@@ -164,12 +160,11 @@ def search(graphs: Graphs) -> tuple[tuple[Keep, ...], Mix]:
     logit_bytes = 4 * text.tokens * draft.fake.vocab_size
     known_answer.check_memory(held, 0, logit_bytes, use=f"to choose precisions on {text.tokens:,} tokens", needed=True)
     placed = tuple(graphs.packing.placed.values())
-    size = sum(Unit((each,)).size(FULL, plan) for each in placed)
 
     def size_with(count: int) -> int:
         return quantise_again(graphs, keep_of(steps[:count])).file_bytes
 
-    with stage(work.progress, "choose widths", work.seconds, size) as current:
+    with stage(work.progress, "choose widths", work.seconds, Unit(placed).size(FULL, plan)) as current:
         model = known_answer.load(draft.checkpoint, work.scratch)
         names = parameter_names(model, draft.sources)
         with torch.no_grad(), quiet(), translate_errors("running the source model"):
@@ -219,14 +214,14 @@ def ordered_steps(costs: Sequence[tuple[Unit, float]], plan: Plan) -> tuple[Step
     steps: list[Step] = []
     for before, after in pairwise(dict.fromkeys(bits for bits in (plan.bits, 8, FULL) if bits >= plan.bits)):
         worth = [(cost / max(1, unit.size(after, plan) - unit.size(before, plan)), unit) for unit, cost in costs]
-        steps += [Step(unit, after) for _, unit in sorted(worth, key=lambda pair: -pair[0])]
+        steps += [(unit, after) for _, unit in sorted(worth, key=lambda pair: -pair[0])]
     return tuple(steps)
 
 
 def keep_of(steps: Sequence[Step]) -> tuple[Keep, ...]:
     """The `--keep` settings of a mix."""
-    last = {step.unit.patterns: step for step in steps}
-    return tuple(keep for step in last.values() for keep in step.unit.keep(step.bits))
+    last = {unit.patterns: (unit, bits) for unit, bits in steps}
+    return tuple(keep for unit, bits in last.values() for keep in unit.keep(bits))
 
 
 def check_size(graphs: Graphs, most: int | None, how: str) -> None:

@@ -112,18 +112,13 @@ def build_fake_model(config: PreTrainedConfig, dtype: str, batch: int, max_lengt
             translate_errors("running the model once on fake tensors"),
             rope_by_length(module, None),
             experts.experts_form("standard", None),
+            _tensors_restored(module),
         ):
-            real = _real_tensors(module)
             probed = probe(module, mode, batch, max_length)
-            _put_back(real)
     finally:
         handle.remove()
     vocabulary = int(text_config(module).vocab_size)
     return FakeModel(module, mode, dtype, probed, vocabulary, by_length, rereads)
-
-
-RealTensor = tuple[dict[str, Any], str, torch.Tensor]
-"""The holder of a real tensor, its name there, and the tensor."""
 
 
 @contextmanager
@@ -147,19 +142,17 @@ def _constructors_may_convert() -> Iterator[None]:
         torch.nn.Module._apply = swapping  # type: ignore[method-assign]
 
 
-def _real_tensors(module: torch.nn.Module) -> list[RealTensor]:
-    """Buffers and tensor attributes with values."""
-    return [
+@contextmanager
+def _tensors_restored(module: torch.nn.Module) -> Iterator[None]:
+    """Restore buffers and tensors that the model replaces while running, in the dtype of their new value."""
+    real = [
         (place, name, value)
         for each in module.modules()
         for place in (vars(each), each._buffers)
         for name, value in place.items()
         if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
     ]
-
-
-def _put_back(real: list[RealTensor]) -> None:
-    """Restore tensors that the model replaced while running, with the dtype that it left them in."""
+    yield
     for place, name, value in real:
         now = place.get(name)
         if isinstance(now, FakeTensor):

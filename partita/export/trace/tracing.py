@@ -104,8 +104,10 @@ class _Wrapper(torch.nn.Module):
         keys: Any = self.spec.max_length
         places = position_ids
         if self.lowering.grows:
-            keys = cursors[0].shape[1]
-            places = _last_of(keys, size, self.spec.batch)
+            keys = cursors[0].shape[1]  # the tokens of a step are the last
+            places = torch.arange(keys - size, keys, dtype=TORCH_POSITIONS)[None]
+            if self.spec.batch > 1:
+                places = places + torch.zeros(self.spec.batch, 1, dtype=TORCH_POSITIONS)
         probed, states = self.fake.probed, dict(zip(self.keys, past, strict=True))
         plug = Emitter(probed, self.lowering, keys, layer_count(model), places, cursors, states, self.rolling)
         length = lengths[0] if lengths else None
@@ -121,12 +123,6 @@ class _Wrapper(torch.nn.Module):
             logits = call(model, input_ids, position_ids, cache, wanted, keys if probed.needs_ones_mask else None)
         plug.check()
         return (logits, *(plug.present(key) for key in self.keys))
-
-
-def _last_of(keys: Any, tokens: Any, batch: int) -> torch.Tensor:
-    """Cache positions [B, S] of the tokens of a step: the last of `keys` rows."""
-    places = torch.arange(keys - tokens, keys, dtype=TORCH_POSITIONS)[None]
-    return places if batch == 1 else places + torch.zeros(batch, 1, dtype=TORCH_POSITIONS)
 
 
 def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec, progress: Stage | None = None) -> TracedGraph:

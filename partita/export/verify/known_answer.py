@@ -66,11 +66,7 @@ PACKED_COPIES = 3
 
 @dataclass(frozen=True, slots=True)
 class KnownAnswer:
-    """Prompt, greedy tokens and logits.
-
-    prompt [P] int64; tokens [D] int64; prefill_logits [K, V] float32 of the prompt's last K tokens; decode_logits [D,
-    V] float32.
-    """
+    """Prompt [P] and greedy tokens [D], int64; float32 logits [K, V] of the prompt's end and [D, V] of the tokens."""
 
     prompt: npt.NDArray[np.int64]
     tokens: npt.NDArray[np.int64]
@@ -95,7 +91,7 @@ def check_memory(
 ) -> None:
     """Raise ResourceError when the source model, or the cache of the replay, does not fit into memory.
 
-    `parameters`: those in memory (`spilled.resident_parameters`), in float32. The cache is not allocated at the same
+    `parameters`: those in memory (`memory_map.resident_parameters`), in float32. The cache is not allocated at the same
     time; `beside_bytes` are. `use`: the purpose, for the message; `needed`: the package cannot be written without.
     """
     free = free_bytes()

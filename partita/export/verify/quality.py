@@ -66,19 +66,11 @@ class Measured:
     def of(cls, windows: npt.NDArray[np.int64], vocab_size: int) -> Measured:
         """An empty record for `windows` [W, L]."""
         shape = len(windows), windows.shape[1] - 1
-        kept = (*shape, kept_tokens(len(windows) * (windows.shape[1] - 1), vocab_size))
-        return cls(
-            windows,
-            np.full(shape, np.nan),
-            np.full(shape, np.nan),
-            np.zeros(shape, np.int64),
-            np.full(shape, np.nan),
-            np.zeros(shape, np.bool_),
-            np.zeros(kept, np.int32),
-            np.full(kept, np.nan, np.float32),
-            np.full(shape, np.nan, np.float32),
-            np.full(shape, np.nan),
-        )
+        kept = (*shape, kept_tokens(math.prod(shape), vocab_size))
+        losses, original, divergence, likely_divergence = (np.full(shape, np.nan) for _ in range(4))
+        likely, rest = np.full(kept, np.nan, np.float32), np.full(shape, np.nan, np.float32)
+        best, agrees, tokens = np.zeros(shape, np.int64), np.zeros(shape, np.bool_), np.zeros(kept, np.int32)
+        return cls(windows, losses, original, best, divergence, agrees, tokens, likely, rest, likely_divergence)
 
     def note(
         self, at: tuple[list[int], list[int]], ours: torch.Tensor, theirs: torch.Tensor, scratch: torch.Tensor
@@ -135,18 +127,14 @@ def perplexity(loss: float) -> float:
 def quality_of(text: Text, found: Measured, provider: str) -> Quality:
     """The quality record."""
     heard = ~np.isnan(found.losses)
-    ours, theirs = (float(losses[heard].mean()) for losses in (found.losses, found.original))
     return Quality(
         text=text.name,
         text_sha256=text.sha256,
-        tokens=int(heard.sum()),
         window_tokens=text.windows.shape[1],
         provider=provider,
-        original_perplexity=perplexity(theirs),
-        perplexity=perplexity(ours),
-        perplexity_ratio=perplexity(ours - theirs),
-        top1_agreement=float(found.agrees[heard].mean()),
-        kl_mean=float(found.divergence[heard].mean()),
+        original_perplexity=perplexity(float(found.original[heard].mean())),
+        perplexity=perplexity(float(found.losses[heard].mean())),
+        **_figures(found, heard),
         kl_p99=float(np.quantile(found.divergence[heard], 0.99)),
         likely=LikelyDivergence(
             tokens=found.likely.shape[-1],
@@ -161,21 +149,20 @@ def phases_of(found: Measured, goes_on: int | None) -> tuple[PhaseQuality, ...]:
     """The figures of the two halves of the windows, where they are run by different graphs."""
     if goes_on is None:
         return ()
-    phases = []
-    for phase, part in (("prefill", slice(None, goes_on)), ("decode", slice(goes_on, None))):
-        heard = ~np.isnan(found.losses[:, part])
-        if heard.any():
-            ours, theirs = (losses[:, part][heard].mean() for losses in (found.losses, found.original))
-            phases.append(
-                PhaseQuality(
-                    phase=phase,
-                    tokens=int(heard.sum()),
-                    perplexity_ratio=perplexity(ours - theirs),
-                    top1_agreement=float(found.agrees[:, part][heard].mean()),
-                    kl_mean=float(found.divergence[:, part][heard].mean()),
-                )
-            )
-    return tuple(phases)
+    heard, prompt = ~np.isnan(found.losses), np.arange(found.losses.shape[1]) < goes_on
+    phases = (("prefill", heard & prompt), ("decode", heard & ~prompt))
+    return tuple(PhaseQuality(phase=phase, **_figures(found, part)) for phase, part in phases if part.any())
+
+
+def _figures(found: Measured, heard: npt.NDArray[np.bool_]) -> dict[str, Any]:
+    """The figures of the record over some positions."""
+    ours, theirs = (float(losses[heard].mean()) for losses in (found.losses, found.original))
+    return {
+        "tokens": int(heard.sum()),
+        "perplexity_ratio": perplexity(ours - theirs),
+        "top1_agreement": float(found.agrees[heard].mean()),
+        "kl_mean": float(found.divergence[heard].mean()),
+    }
 
 
 SCHEMA = "partita.quality/1"

@@ -13,7 +13,7 @@ import pytest
 import partita
 from partita.errors import PartitaError, ProviderError, UsageError
 from partita.export.options import ExportOptions, check_options
-from partita.export.passes.cache_rounding import ask_window, window_question
+from partita.export.passes.cache_rounding import ask, question
 from partita.export.target import Target
 from partita.export.trace.state import LayerState
 from partita.library.exporting import export
@@ -203,12 +203,12 @@ def target(**known: object) -> Target:
 
 def test_a_target_that_is_not_known_to_do_it_or_has_no_kernel_is_refused() -> None:
     options = ExportOptions("there", Path("out"), cache="window")
-    ask_window(options, target(rolls=True, supports=supported_by_cpu))
+    ask(options, target(rolls=True, supports=supported_by_cpu))
     with pytest.raises(ProviderError, match="not known to support a window cache"):
-        ask_window(options, target(supports=supported_by_cpu))
+        ask(options, target(supports=supported_by_cpu))
     with pytest.raises(ProviderError, match="has no kernel of GroupQueryAttention with sliding_window_cache"):
-        ask_window(options, target(rolls=True, supports=lambda questions: [False] * len(questions)))
-    assert supported_by_cpu([window_question("float32")]) == [True]
+        ask(options, target(rolls=True, supports=lambda questions: [False] * len(questions)))
+    assert supported_by_cpu([question("float32", window=True)]) == [True]
 
 
 def test_a_provider_that_might_leave_it_out_of_account_does_not_run_it(pair: tuple[Path, Path]) -> None:

@@ -69,7 +69,7 @@ def made(folder: Path, weights: list[PlacedWeight], plan: Plan = PLAN) -> Mixes:
 
 def test_every_step_is_judged_as_the_model_that_it_makes(tiny_checkpoint: TinyCheckpoint) -> None:
     found = made(tiny_checkpoint("llama"), placed(tiny_checkpoint("llama")))
-    assert [step.bits for step in found.steps] == [8] * 4 + [FULL] * 4
+    assert [bits for _, bits in found.steps] == [8] * 4 + [FULL] * 4
     costs = [cost for _, cost in found.costs]
     assert costs == sorted(costs, reverse=True) and min(costs) > 0
     with torch.no_grad():
@@ -84,7 +84,7 @@ def test_every_step_is_judged_as_the_model_that_it_makes(tiny_checkpoint: TinyCh
 
 def test_what_saves_most_for_a_byte_is_made_wider_first(tiny_checkpoint: TinyCheckpoint) -> None:
     gate, down, *_ = (Unit((each,)) for each in placed(tiny_checkpoint("llama"), NAMES[:2]))
-    assert [step.unit for step in ordered_steps([(gate, 1.0), (down, 3.0)], PLAN)] == [down, gate, down, gate]
+    assert [unit for unit, _ in ordered_steps([(gate, 1.0), (down, 3.0)], PLAN)] == [down, gate, down, gate]
     assert gate.size(4, PLAN) < gate.size(8, PLAN) < gate.size(FULL, PLAN) == 4 * 64 * 96
 
 
@@ -93,7 +93,7 @@ def test_what_was_said_of_modules_stays(tiny_checkpoint: TinyCheckpoint) -> None
     weights = placed(tiny_checkpoint("llama"), plan=plan)
     assert [unit.patterns for unit in units(weights, plan)] == [(name,) for name in (NAMES[0], *NAMES[2:])]
     found = made(tiny_checkpoint("llama"), weights, plan)
-    assert keep_of(found.steps[:1]) == (Keep(found.steps[0].unit.patterns[0], "int8"),)
+    assert keep_of(found.steps[:1]) == (Keep(found.steps[0][0].patterns[0], "int8"),)
     every = keep_of(found.steps[:6])
     assert {keep.precision for keep in every} == {"fp32"} and len(every) == 3
 

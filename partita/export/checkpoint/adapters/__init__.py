@@ -119,18 +119,8 @@ class Shifted:
 CONFIG = "adapter_config.json"
 HANDLED = frozenset(
     (
-        *(
-            "peft_type",
-            "r",
-            "lora_alpha",
-            "rank_pattern",
-            "alpha_pattern",
-            "use_rslora",
-            "use_dora",
-            "lora_bias",
-            "bias",
-        ),
-        *("modules_to_save", "ensure_weight_tying", "base_model_name_or_path", "init_lora_weights"),
+        *("peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "lora_bias"),
+        *("bias", "modules_to_save", "ensure_weight_tying", "base_model_name_or_path", "init_lora_weights"),
     )
 )
 WITHOUT_EFFECT = frozenset(

@@ -156,9 +156,7 @@ class _Reader:
 
     def take(self, count: int) -> bytes:
         """The next `count` bytes."""
-        if count > self.size - self.at:
-            raise self.wrong(f"its header needs {count:,} bytes at {self.at:,}, but the file has {self.size:,}")
-        self.at += count
+        self.skip(count)
         return self.data[self.at - count : self.at]
 
     def number(self, kind: str) -> Any:

@@ -102,7 +102,8 @@ def complete_config(header: Header, raw: Mapping[str, Any]) -> tuple[dict[str, A
     known: Mapping[str, str | None] = tables["config"].get(mapped_as(header.architecture), {})
     read = {name for name, key in known.items() if key is not None}  # None: transformers ignores it
     read -= {"context_length"}  # read for gpt2 as n_ctx, which its config does not use
-    made = {**raw, **_sizes(given, read, raw)}
+    sizes = {key: given[name] for name, key in SIZES.items() if name not in read and isinstance(given.get(name), int)}
+    made = {key: sizes.get(key, value) for key, value in raw.items()}
     left = {
         name: value
         for name, value in given.items()
@@ -139,15 +140,6 @@ def _ends(header: Header, raw: Mapping[str, Any]) -> dict[str, Any]:
         said.append(own)
     found = list(dict.fromkeys((*said, *header.ends)))
     return {"eos_token_id": found if len(found) > 1 else found[0]} if found else {}
-
-
-def _sizes(given: Mapping[str, Any], read: set[str], raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Sizes in the file that transformers does not read, as config settings."""
-    return {
-        key: given[name]
-        for name, key in SIZES.items()
-        if key in raw and name not in read and isinstance(given.get(name), int)
-    }
 
 
 def _check_scaling(header: Header, left: dict[str, Any]) -> None:

@@ -197,7 +197,9 @@ def weights_of(header: Header, config: PreTrainedConfig, file: str) -> dict[str,
             found[name] = _whole(header, kind(config=settings), name, sources[0], own[0], mapping)
         else:
             raise CheckpointError(f"{header.path}: {few([tensor.name for tensor in sources])} do not match each other")
-    _check_experts(header, found, shapes)
+    if wrong := [name for name, weight in found.items() if shapes.get(name, weight.shape) != weight.shape]:
+        texts = [f"{n} is {list(found[n].shape)}, but its settings require {list(shapes[n])}" for n in wrong]
+        raise CheckpointError(f"{header.path}: settings and tensors do not match: {few(texts, '; ')}")
     return found
 
 
@@ -296,14 +298,3 @@ def _whole(
 
     shape = process(np.ones(tensor.shape, np.float32)).shape
     return WholeWeight(name, shape, (info,), "float32", header.path, tensor, process)
-
-
-def _check_experts(header: Header, found: Mapping[str, StoredWeight], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise CheckpointError for parameters whose shape does not match the file's settings."""
-    wrong = [
-        f"{name} is {list(weight.shape)}, but its settings require {list(shapes[name])}"
-        for name, weight in found.items()
-        if name in shapes and shapes[name] != weight.shape
-    ]
-    if wrong:
-        raise CheckpointError(f"{header.path}: settings and tensors do not match: {few(wrong, '; ')}")

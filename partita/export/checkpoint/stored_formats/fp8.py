@@ -16,13 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from partita.export.checkpoint.stored_formats import (
-    FLOAT8,
-    Sources,
-    StoredFormat,
-    StoredWeight,
-    claims_of,
-)
+from partita.export.checkpoint.stored_formats import FLOAT8, Sources, StoredFormat, StoredWeight, claims_of
 from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
 from partita.export.weights.origins import Region
 

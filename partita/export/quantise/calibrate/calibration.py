@@ -31,6 +31,7 @@ from partita.export.quantise.calibrate.reference import ROWS_ELEMENTS, Parameter
 from partita.export.quantise.quantisers import Round, quantiser
 from partita.export.quantise.write.rewrite import PlacedWeight
 from partita.export.quantise.write.weight_source import Packing, QuantisedSource, in_parts, restored
+from partita.export.trace.experts import STACKED
 from partita.export.trace.experts.standard import Experts
 from partita.export.trace.fake_model import quiet, translate_errors
 from partita.export.verify import texts
@@ -268,8 +269,6 @@ def _is_transposed(module: Any, given: torch.Tensor) -> bool | None:
 
 FEWEST_EXPERT_TOKENS = 128
 """Experts with fewer tokens are quantised without the text."""
-STACKED = "is_concatenated"
-"""An attribute that transformers sets on modules with stacked experts in a known layout."""
 Routed = tuple[torch.Tensor, torch.Tensor]
 """Inputs of experts [..., H], and the chosen experts of each token [..., K]."""
 
@@ -345,7 +344,7 @@ def _round(
                 few.add(number)
                 found = in_parts(packed.quantised, weights)
             else:
-                by = calibrated(given.T @ given / len(given), packing.grid, packing.block_size)
+                by = calibrated(moments([given]), packing.grid, packing.block_size)
                 found = in_parts(by, weights)
             rounded.add_rows(packed.origin, packing.grid, packing.block_size, region[0][0], found)
     rounded.complete(packed.origin, packing.grid, packing.block_size)

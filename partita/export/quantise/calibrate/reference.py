@@ -91,7 +91,9 @@ def untie(model: Any, placed: Sequence[PlacedWeight], names: Parameters) -> None
         if all(modules <= set(each.modules) for each in placed if tensor in each.packed.tensors):
             continue  # quantised alike for all uses: stays one tensor
         for name in shared[1:]:  # head and embedding were quantised differently, or one was not
-            _set(model, name, torch.nn.Parameter(_get(model, name).detach().clone(), requires_grad=False))
+            own = torch.nn.Parameter(model.get_parameter(name).detach().clone(), requires_grad=False)
+            module, _, last = name.rpartition(".")
+            setattr(model.get_submodule(module), last, own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,7 @@ def put_back(model: Any, placed: PlacedWeight, names: Parameters, rows_of: Rows)
     for tensor in placed.packed.tensors:
         found = names.single[tensor]
         own = [name for name in found if name.rpartition(".")[0] in placed.modules]
-        targets[tensor] = [_get(model, name).detach() for name in own or found]
+        targets[tensor] = [model.get_parameter(name).detach() for name in own or found]
     for start, rows in rows_of:
         _put_rows_back(placed.packed.origin, start, rows, targets)
 
@@ -178,9 +180,9 @@ def _put_stacks_back(
     tensors = Leaves(lambda info, region: values[info][tuple(slice(begin, end) for begin, end in region)])
     for info, value in values.items():
         for name in names.single.get(info.name, ()):
-            _get(model, name).detach().copy_(value)
+            model.get_parameter(name).detach().copy_(value)
     for name, where in stacked:
-        parameter = _get(model, name).detach()
+        parameter = model.get_parameter(name).detach()
         for region in blocks(where.shape, ROWS_ELEMENTS):
             parameter[tuple(slice(begin, end) for begin, end in region)] = where.read(region, tensors)
 
@@ -200,15 +202,3 @@ def _written(value: Any) -> np.ndarray[Any, Any]:
     tensor = value.const_value
     assert isinstance(tensor, ir.ExternalTensor)
     return np.memmap(tensor.path, np.uint8, "r", offset=tensor.offset or 0, shape=(tensor.nbytes,))
-
-
-def _get(model: Any, name: str) -> torch.Tensor:
-    module, _, last = name.rpartition(".")
-    found = getattr(model.get_submodule(module), last)
-    assert isinstance(found, torch.Tensor)
-    return found
-
-
-def _set(model: Any, name: str, parameter: torch.nn.Parameter) -> None:
-    module, _, last = name.rpartition(".")
-    setattr(model.get_submodule(module), last, parameter)

@@ -86,7 +86,7 @@ class Outcome:
     """Weights of modules that a setting keeps unquantised -> number of elements."""
     unquantised: dict[tuple[str, ir.DataType], dict[str, int]] = field(default_factory=dict)
     """(operator, dtype) -> other unquantised weights with their number of elements."""
-    otherwise: dict[str, int] = field(default_factory=dict)
+    lookup_bits: dict[str, int] = field(default_factory=dict)
     """Embeddings whose setting requests bits that the form does not look up -> their bits."""
     half_precision: dict[object, Narrowed] = field(default_factory=dict)
     """Weight key -> weights rounded to 16 bits and stored in them."""
@@ -207,7 +207,7 @@ class _Rewriter:
         setting = self.plan.setting(where)
         packing = self.plan.packing(where, plain.origin.shape[1], embedding=embedding)
         if packing is not None and setting is not None and setting.bits not in (None, packing.grid.bits):
-            self.outcome.otherwise[plain.name] = packing.grid.bits
+            self.outcome.lookup_bits[plain.name] = packing.grid.bits
         return None if packing is None else StoredPacking(packing, (plain.origin,))
 
     def _keeps_stored(self, where: Sequence[str], *weights: FloatSource) -> bool:
@@ -404,7 +404,7 @@ def notes(plan: Plan, outcome: Outcome) -> list[str]:
     nothing = [] if outcome.placed else [f"no weight of this model can be quantised to int{plan.bits}"]
     nothing += [
         f"`keep`: {name} has {bits} bits anyway: {plan.form.summary} does not support other widths for lookups"
-        for name, bits in sorted(outcome.otherwise.items())
+        for name, bits in sorted(outcome.lookup_bits.items())
     ]
     return [*nothing, *_smaller_blocks(plan, outcome), *(f"not quantised: {phrase}" for phrase in not_packed(outcome))]
 

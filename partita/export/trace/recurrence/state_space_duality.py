@@ -91,10 +91,7 @@ def _initial(state: torch.Tensor | None, tokens: torch.Tensor, key: torch.Tensor
 def chunk(
     new: torch.Tensor, key: torch.Tensor, query: torch.Tensor, decay: torch.Tensor, state: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output [B, H, C, P] and state [B, H, P, N] after C tokens.
-
-    new [B, H, C, P], key, query [B, H, C, N], decay [B, H, C].
-    """
+    """Output [B, H, C, P] and state [B, H, P, N]; new [B, H, C, P], key, query [B, H, C, N], decay [B, H, C]."""
     length = new.shape[2]
     if length == 1:
         state = decay.exp()[..., None] * state + new.transpose(2, 3) * key
