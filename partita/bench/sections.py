@@ -13,17 +13,7 @@ from partita.partition_reports.outcome import FEW_STEPS, TOO_FEW
 from partita.partition_reports.render.html import render
 from partita.partition_reports.render.show import Views
 from partita.partition_reports.render.view import View
-from partita.partition_reports.sections.model import (
-    Block,
-    Column,
-    Document,
-    Line,
-    Pairs,
-    Section,
-    Table,
-    table,
-    text_column,
-)
+from partita.partition_reports.sections.model import Block, Document, Head, Line, Pairs, Section, Table, numbers, table
 from partita.partition_reports.sections.shared import runtime_name
 
 MARKS = {"differs": "", "within_noise": "~", "too_few_rounds": "?"}
@@ -85,8 +75,8 @@ def _describe(package: PackageFacts) -> str:
 def speed(bench: Bench) -> Section:
     """Tokens per second, ratio and step times per phase."""
     rounds = max((entry.rounds for entry in bench.contenders), default=0)
-    heads = (text_column("contender"), text_column("phase"))
-    figures = (Column(title) for title in ("tokens/s", "slowest", "fastest", "ratio", "p50 ms", "p95 ms"))
+    heads = ("contender", "phase")
+    figures = numbers("tokens/s", "slowest", "fastest", "ratio", "p50 ms", "p95 ms")
     rows = [row for entry in bench.contenders for row in _speed_rows(entry, bench.baseline, rounds)]
     about = f"medians of {plural(rounds, 'round')}, with the slowest and the fastest"
     made = table(f"Speed: {about}", (*heads, *figures), rows, obvious=True)
@@ -120,7 +110,7 @@ def _render_ratio(ratio: Ratio | None) -> str:
 
 def _start(bench: Bench) -> Section:
     """Single figures, and whether the tokens are the same."""
-    heads = (text_column("contender"), *(Column(title) for title in ("first token ms", "load s", "peak memory")))
+    heads: tuple[Head, ...] = ("contender", *numbers("first token ms", "load s", "peak memory"))
     rows = [
         (
             entry.name,
@@ -131,7 +121,7 @@ def _start(bench: Bench) -> Section:
         )
         for entry in bench.contenders
     ]
-    blocks: list[Block] = [table("Start, memory and tokens", (*heads, text_column("tokens")), rows, obvious=True)]
+    blocks: list[Block] = [table("Start, memory and tokens", (*heads, "tokens"), rows, obvious=True)]
     # The verdict has those of other contenders.
     unused = (entry for entry in bench.contenders if entry.name == bench.baseline)
     blocks += [Line(line, entry.name) for entry in unused for line in entry.unused_providers]
@@ -169,8 +159,8 @@ def _placement(bench: Bench) -> Table:
             moved = None if why.copy_bytes_per_token is None else round(why.copy_bytes_per_token)
             counts = (why.nodes, why.fallback_nodes, why.partitions, why.copies)
             rows.append((entry.name, short_provider(why.provider), *map(str, counts), human_bytes(moved)))
-    heads = (Column(title) for title in ("nodes", "fallbacks", "partitions", "copies", "bytes/token"))
-    return table("Placement in decode", (text_column("contender"), text_column("provider"), *heads), rows)
+    heads = numbers("nodes", "fallbacks", "partitions", "copies", "bytes/token")
+    return table("Placement in decode", ("contender", "provider", *heads), rows)
 
 
 def _host_time(bench: Bench, caption: str) -> Table:
@@ -180,8 +170,8 @@ def _host_time(bench: Bench, caption: str) -> Table:
         if (why := entry.host_time) is not None:
             shares = (entry.node_share, why.provider_share, why.fallback_share, why.wait_share)
             rows.append((entry.name, *map(percent, shares)))
-    heads = (Column(title) for title in ("share of step", "on provider", "fallbacks", "Memcpy nodes"))
-    return table(caption, (text_column("contender"), *heads), rows)
+    heads = numbers("share of step", "on provider", "fallbacks", "Memcpy nodes")
+    return table(caption, ("contender", *heads), rows)
 
 
 def _notes(bench: Bench) -> Iterator[Section]:

@@ -19,7 +19,7 @@ from partita.options.flags import with_flags
 from partita.partition_reports.outcome import failure_of, is_known
 from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.render.show import Views
-from partita.partition_reports.sections.model import Document, Row, Section, table, text_column
+from partita.partition_reports.sections.model import Document, Row, Section, table
 from partita.partition_reports.speculation import rows_of
 
 BASELINE = {
@@ -202,7 +202,7 @@ def headline(result: GateResult) -> str:
 def document(result: GateResult) -> Document:
     """The document; failed requirements come first."""
     ranked = sorted(result.outcomes, key=lambda outcome: outcome.met)
-    heads = (text_column("requirement"), text_column("passed"), text_column("value"))
+    heads = ("requirement", "passed", "value")
     rows = [Row((outcome.check, "yes" if outcome.met else "NO", outcome.detail)) for outcome in ranked]
     section = Section("checks", "Checks", (table("Requirements", heads, rows, obvious=True),))
     return Document(

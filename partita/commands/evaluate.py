@@ -20,7 +20,7 @@ from partita.options.inspection import EvaluateCommand
 from partita.package.folder import Manifest, check_files
 from partita.package.records import Evaluation, Quality
 from partita.partition_reports.render.terminal import Page
-from partita.partition_reports.sections.model import Column, text_column
+from partita.partition_reports.sections.model import Column
 
 
 def run(options: EvaluateCommand) -> int:
@@ -63,7 +63,7 @@ def show(package: Path, manifest: Manifest, result: Evaluation, console: Console
         page.pairs(
             [("text", f"{stored.text}, {result.tokens:,} predicted tokens, windows of {stored.window_tokens} tokens")]
         )
-    columns = (text_column("figure"), Column("here"), Column("at export"))
+    columns = (Column("figure", number=False), Column("here"), Column("at export"))
     page.table(columns, list(_rows(result, stored)))
     page.pairs([("divergence", _bound(result, stored))])
 

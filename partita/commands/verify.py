@@ -22,7 +22,7 @@ from partita.options.inspection import VerifyCommand
 from partita.package.folder import Manifest, check_files
 from partita.package.records import StepError, Verification
 from partita.partition_reports.render.terminal import ALARM, GOOD, Page
-from partita.partition_reports.sections.model import Column, text_column
+from partita.partition_reports.sections.model import Column
 from partita.remedies import Remedy
 
 LOCATE = Remedy(
@@ -95,11 +95,11 @@ def show(package: Path, result: Verification, console: Console) -> None:
     told = "none" if result.tolerance is None else f"{result.tolerance:g} (largest relative error)"
     page.pairs([("reference", result.reference or NOT_KNOWN), ("tolerance", f"{told}{ties}")])
     columns = (
-        text_column("step"),
-        text_column("output"),
+        Column("step", number=False),
+        Column("output", number=False),
         Column("max abs err"),
         Column("max rel err"),
-        text_column("greedy tokens"),
+        Column("greedy tokens", number=False),
     )
     page.table(columns, [_step_row(step) for step in result.steps])
 

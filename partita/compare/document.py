@@ -19,16 +19,7 @@ from partita.observations.text_format import (
     tally,
 )
 from partita.partition_reports.render.show import Views
-from partita.partition_reports.sections.model import (
-    Block,
-    Column,
-    Document,
-    Group,
-    Line,
-    Pairs,
-    Section,
-    table,
-)
+from partita.partition_reports.sections.model import Block, Column, Document, Group, Line, Pairs, Section, table
 
 NAMES = 12
 """Maximum number of names in a line; --json has all."""

@@ -6,14 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from partita.diagnosis import (
-    inlined_nodes,
-    listed_nodes,
-    naming,
-    native_log,
-    sequence_map,
-    unnamed_subgraph_nodes,
-)
+from partita.diagnosis import inlined_nodes, listed_nodes, naming, native_log, sequence_map, unnamed_subgraph_nodes
 from partita.diagnosis.compiled_subgraphs import COMPILED, compiled_subgraphs, file_nodes
 from partita.diagnosis.graphs import FOLDED, MEMCPY_OPS, OptimisedGraph, index_graph
 from partita.diagnosis.inlined_nodes import inlined_branches

@@ -10,16 +10,16 @@ from partita.observations.text_format import NOT_KNOWN, listing, named_provider,
 from partita.partition_reports.render.show import Views
 from partita.partition_reports.sections.model import (
     Block,
-    Column,
     Document,
+    Head,
     Line,
-    Pairs,
     Plot,
     Point,
     Row,
     Section,
+    numbers,
+    pairs,
     table,
-    text_column,
 )
 
 LARGEST_HALF = 65504.0
@@ -130,8 +130,7 @@ def _first(found: Drift) -> Section | None:
     ]
     if shown.largest is not None and shown.largest_reference is not None:
         rows.append(("largest value", f"{shown.largest:.4g}, reference {shown.largest_reference:.4g}"))
-    pairs = Pairs("First difference", tuple((name, (value,)) for name, value in rows))
-    return Section("first", "First over tolerance", (pairs,))
+    return Section("first", "First over tolerance", (pairs("First difference", rows),))
 
 
 def _growth(found: Drift) -> Section | None:
@@ -141,14 +140,7 @@ def _growth(found: Drift) -> Section | None:
     limit = max(part.tolerance for part in found.layers)
     points = tuple(Point(part.name, part.error) for part in found.layers)
     plot = Plot("error in the whole graph, by layer", points, limit)
-    columns = (
-        text_column("layer"),
-        Column("own error"),
-        Column("in the graph"),
-        Column("largest"),
-        Column("reference"),
-        text_column(""),
-    )
+    columns: tuple[Head, ...] = ("layer", *numbers("own error", "in the graph", "largest", "reference"), "")
     shown = table("Errors by layer", columns, map(_row, found.layers), obvious=True, most=ROWS, rest=_more)
     return Section("layers", "Layers", (plot, shown))
 
@@ -164,7 +156,7 @@ def _nodes(found: Drift) -> Section | None:
     """Nodes of the first layer over tolerance, or all nodes."""
     if not found.nodes:
         return None
-    columns = (text_column("node"), Column("own error"), Column("in the graph"), text_column(""))
+    columns: tuple[Head, ...] = ("node", *numbers("own error", "in the graph"), "")
     rows = []
     for part in found.nodes:
         name, own, in_graph, _, _, over = _row(part).cells

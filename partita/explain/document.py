@@ -29,12 +29,13 @@ from partita.partition_reports.sections.model import (
     Column,
     Document,
     Group,
+    Head,
     Line,
-    Pairs,
     Section,
     Table,
+    numbers,
+    pairs,
     table,
-    text_column,
 )
 from partita.partition_reports.sections.shared import REASONS_PAGE
 
@@ -80,7 +81,7 @@ def _matches(found: Matches) -> Table:
     for entry in found.matches:
         where = " / ".join(dict.fromkeys(named_provider(entry.providers.get(phase)) for phase in phases))
         rows.append((entry.node, entry.op_type or NOT_KNOWN, where or NOT_KNOWN, entry.reason or ""))
-    heads = [text_column(title) for title in ("node", "operator", "provider", "reason")]
+    heads = ("node", "operator", "provider", "reason")
     return table("Matching nodes", heads, rows, rest=_more_nodes(len(rows)), most=MOST, obvious=True)
 
 
@@ -90,7 +91,7 @@ def _more_nodes(count: int) -> Callable[[int], str]:
 
 def _opening(explanation: Explanation) -> Iterator[Block]:
     """Identity, placement in each phase, fused nodes and copies."""
-    yield Pairs("The node", tuple((name, (value,)) for name, value in _identity(explanation)))
+    yield pairs("The node", _identity(explanation))
     yield from _places(explanation)
     yield from _fused_from(explanation)
     for place in explanation.places:
@@ -98,21 +99,18 @@ def _opening(explanation: Explanation) -> Iterator[Block]:
             yield Line(f"{_render_copy(place.copy_performed)}{_render_why(place)}", f"copy{in_phases([place.phase])}")
 
 
-def _identity(explanation: Explanation) -> list[tuple[str, str]]:
+def _identity(explanation: Explanation) -> list[tuple[str, str | None]]:
     """Facts that do not depend on the phase."""
     seen = list(dict.fromkeys(source for place in explanation.places for source in place.sources))
-    rows = [
-        (
-            "runs as" if any(place.kind == "replaced" for place in explanation.places) else "operator",
-            _render_operators(explanation),
-        ),
+    replaced = any(place.kind == "replaced" for place in explanation.places)
+    return [
+        ("runs as" if replaced else "operator", _render_operators(explanation)),
         ("module", explanation.module),
         ("layer", None if explanation.layer is None else str(explanation.layer)),
         ("source line", explanation.source_line),
         ("preferred provider", explanation.preferred_provider),
         ("sources", ", ".join(seen)),
     ]
-    return [(name, value) for name, value in rows if value]
 
 
 def _render_operators(explanation: Explanation) -> str | None:
@@ -140,14 +138,15 @@ def _places(explanation: Explanation) -> Iterator[Table]:
         return
     rows = [(name, *(render(place) for place in places)) for name, render in facts]
     known = [row for row in rows if set(row[1:]) != {NOT_KNOWN}]
-    yield table("In each phase", (text_column(""), *(Column(place.phase) for place in places)), known, obvious=True)
+    yield table("In each phase", ("", *(Column(place.phase) for place in places)), known, obvious=True)
 
 
 def _parts(explanation: Explanation) -> Table:
     """The nodes that replace it, in every phase."""
-    heads = (
-        *(text_column(title) for title in ("replaced by", "phase", "operator", "provider")),
-        *(Column("position"), Column("share of node time"), text_column("reason")),
+    heads: tuple[Head, ...] = (
+        *("replaced by", "phase", "operator", "provider"),
+        *numbers("position", "share of node time"),
+        "reason",
     )
     rows = []
     for place in explanation.places:
@@ -229,8 +228,8 @@ def _reasons(explanation: Explanation) -> Iterator[Section]:
             rows = [(f"evidence ({why.evidence_kind})", why.evidence), ("remedy", why.remedy)]
             rows += [] if at else [(f"cost{in_phases([entry.phase])}", _render_cost(entry)) for entry in entries]
             rows.append(("see", f"{REASONS_PAGE}#{why.reason}"))
-            pairs = Pairs("Reason", tuple((name, (value,)) for name, value in rows))
-            yield Section(f"why{number}-{at}", f"{title}: {why.reason}", (pairs, *_probe_table(why), *_lost(why)))
+            shown = pairs("Reason", rows)
+            yield Section(f"why{number}-{at}", f"{title}: {why.reason}", (shown, *_probe_table(why), *_lost(why)))
 
 
 def _lost(why: SkippedProvider) -> Iterator[Block]:
@@ -239,8 +238,7 @@ def _lost(why: SkippedProvider) -> Iterator[Block]:
     for entry in why.other_reasons:
         rank = describe_rank(entry.reason, entry.basis) or "unknown rank"
         rows = [(f"evidence ({entry.evidence_kind})", entry.evidence), ("precedence", f"{rank}; {why.reason}: {own}")]
-        pairs = Pairs("Reason of lower precedence", tuple((name, (value,)) for name, value in rows))
-        yield Group(f"{entry.reason}: lower precedence", (pairs,))
+        yield Group(f"{entry.reason}: lower precedence", (pairs("Reason of lower precedence", rows),))
 
 
 def _capture(explanation: Explanation) -> Iterator[Section]:
@@ -282,7 +280,7 @@ def _probe_table(why: SkippedProvider) -> Iterator[Block]:
     count = plural(len(why.variants), "probe")
     done = f"({new} in this run, {len(why.variants) - new} from the cache)"
     quoted = list(dict.fromkeys(trial.message for trial in why.variants if trial.message))
-    heads = (text_column("property"), text_column("change"), text_column("outcome"), Column("message"))
+    heads = ("property", "change", "outcome", Column("message"))
     rows = [_probe_row(trial, quoted) for trial in why.variants]
     yield table(f"{count}: this node {model}, on {why.provider} {done}", heads, rows)
     yield from (Line(f"[{number}] {text}") for number, text in enumerate(quoted, 1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from partita.inspection.records import ContractFacts, GraphFacts, Inspection, ModulePrecision, PortFacts
 from partita.inspection.texts import adapter_text, domain_name, shape_text, storage_text, summary
@@ -14,11 +14,12 @@ from partita.partition_reports.sections.model import (
     Column,
     Document,
     Fold,
+    Head,
     Line,
-    Pairs,
     Section,
+    numbers,
+    pairs,
     table,
-    text_column,
 )
 
 OPERATORS = 20
@@ -65,11 +66,6 @@ def _findings(found: Inspection) -> Iterator[Line]:
             yield Line(str(remedy), "remedy")
 
 
-def _pairs(caption: str, rows: Iterable[tuple[str, str | None]]) -> Pairs:
-    """Names and values, without empty values."""
-    return Pairs(caption, tuple((name, (value,)) for name, value in rows if value))
-
-
 def _model(found: Inspection) -> Section | None:
     model = found.model
     rows = (
@@ -81,7 +77,7 @@ def _model(found: Inspection) -> Section | None:
         ("layout", model.layout),
         ("omitted", model.omitted or None),
     )
-    shown = _pairs("Model", rows)
+    shown = pairs("Model", rows)
     return Section("model", "Model", (shown,)) if shown.rows else None
 
 
@@ -102,12 +98,12 @@ def _graph(graph: GraphFacts) -> Section:
         counts = {entry.operator: entry.nodes for entry in graph.operators if entry.domain == domain}
         rows.append((f"of {domain_name(domain)}", tally(counts, OPERATORS)))
     rows += [(key, value) for key, value in graph.metadata.items()]
-    heads = (text_column("input or output"), text_column("role"), text_column("type"), text_column("shape"))
+    heads = ("input or output", "role", "type", "shape")
     ports = [
         *(_port_row(port) for port in graph.inputs),
         *((f"-> {name}", *rest) for name, *rest in map(_port_row, graph.outputs)),
     ]
-    blocks: tuple[Block, ...] = (_pairs("Graph", rows),)
+    blocks: tuple[Block, ...] = (pairs("Graph", rows),)
     if ports:
         blocks += (table("Inputs and outputs", heads, ports, obvious=True, most=ROWS, rest=_more),)
     return Section(f"graph-{graph.file}", f"Graph {graph.file}", blocks)
@@ -148,7 +144,7 @@ def _contract(found: Inspection) -> Section | None:
         ("prompts", _prompts(contract)),
         ("recomputed", None if contract.rereads_at is None else f"beyond {contract.rereads_at:,} tokens"),
     )
-    return Section("contract", "Contract", (_pairs("Contract", rows),))
+    return Section("contract", "Contract", (pairs("Contract", rows),))
 
 
 def _foreign(found: Inspection) -> Section | None:
@@ -165,9 +161,9 @@ def _foreign(found: Inspection) -> Section | None:
         ("adapter inputs", plural(foreign.adapter_inputs, "optional input") if foreign.adapter_inputs else None),
     ]
     ports = [(port.name, port.meaning, port.source) for port in foreign.ports]
-    blocks: list[Block] = [_pairs("Layout", rows)]
+    blocks: list[Block] = [pairs("Layout", rows)]
     if ports:
-        heads = (text_column("input or output"), text_column("meaning"), text_column("source"))
+        heads = ("input or output", "meaning", "source")
         shown = table("Ports", heads, ports, obvious=True, most=ROWS, rest=_more)
         blocks.append(Fold(f"meaning of {plural(len(ports), 'port')} and its source", (shown,)))
     blocks += [Line(note, "note") for note in foreign.notes]
@@ -186,7 +182,7 @@ def _cache(found: Inspection) -> Section | None:
         key = (state.kind, state.dtype, f"{shape_text(state.shape)}{grows}{window}")
         alike.setdefault(key, []).append(state.layer)
     rows = [(kind, f"{len(layers)}", dtype, shape) for (kind, dtype, shape), layers in alike.items()]
-    heads = (text_column("state"), Column("layers"), text_column("type"), text_column("shape"))
+    heads = ("state", Column("layers"), "type", "shape")
     parts = [f"{cache.bytes_per_token:,} bytes per token"] if cache.bytes_per_token else []
     parts += [f"{human_bytes(cache.fixed_bytes)} independent of the length"] if cache.fixed_bytes else []
     layout = "" if cache.layout == "fixed" else f"; layout: {cache.layout}"
@@ -202,12 +198,12 @@ def _weights(found: Inspection) -> Section | None:
     rows = [
         (kind.dtype, f"{kind.tensors:,}", f"{kind.elements:,}", human_bytes(kind.size_bytes)) for kind in weights.kinds
     ]
-    heads = (text_column("type"), Column("tensors"), Column("elements"), Column("bytes"))
+    heads: tuple[Head, ...] = ("type", *numbers("tensors", "elements", "bytes"))
     largest = [
         (tensor.name, tensor.dtype, shape_text(tensor.shape), human_bytes(tensor.size_bytes), tensor.file)
         for tensor in weights.largest
     ]
-    titles = (text_column("tensor"), text_column("type"), text_column("shape"), Column("bytes"), text_column("in"))
+    titles = ("tensor", "type", "shape", Column("bytes"), "in")
     return Section(
         "weights",
         "Weights",
@@ -251,7 +247,7 @@ def _modules(modules: Sequence[ModulePrecision]) -> Section | None:
                     human_bytes(sum(member.size_bytes for member in members)),
                 )
             )
-    heads = (text_column("module"), text_column("stored as"), Column("modules"), Column("weights"), Column("bytes"))
+    heads: tuple[Head, ...] = ("module", "stored as", *numbers("modules", "weights", "bytes"))
     shown = table("Precision by module", heads, rows, obvious=True, most=ROWS, rest=_more)
     return Section("modules", "Precision by module", (shown,))
 
@@ -275,10 +271,10 @@ def _provenance(found: Inspection) -> Section | None:
         ("verified", made.verification),
         ("quality", made.quality),
     )
-    shown = _pairs("Provenance", rows)
+    shown = pairs("Provenance", rows)
     blocks: tuple[Block, ...] = (shown,) if shown.rows else ()
     if made.source_files:
-        heads = (text_column("file of the checkpoint"), Column("bytes"), text_column("SHA-256"))
+        heads = ("file of the checkpoint", Column("bytes"), "SHA-256")
         listed = [(file.name, human_bytes(file.size_bytes), file.sha256 or "-") for file in made.source_files]
         blocks += (table("Files of the checkpoint", heads, listed, obvious=True, rest=_more),)
     return Section("provenance", "Provenance", blocks) if blocks else None
@@ -292,7 +288,7 @@ def _adapters(found: Inspection) -> Section | None:
     by_row = found.contract is not None and found.contract.adapters_by_row
     if any(not adapter.merged for adapter in found.adapters):
         rows.append(("rows of a batch", "may use different adapters" if by_row else "share one adapter"))
-    return Section("adapters", "Adapters", (_pairs("Adapters", rows),))
+    return Section("adapters", "Adapters", (pairs("Adapters", rows),))
 
 
 def _files(found: Inspection) -> Section | None:
@@ -303,7 +299,7 @@ def _files(found: Inspection) -> Section | None:
         (file.name, "missing" if file.size_bytes is None else human_bytes(file.size_bytes), file.sha256 or "-")
         for file in found.files
     ]
-    heads = (text_column("file"), Column("bytes"), text_column("SHA-256"))
+    heads = ("file", Column("bytes"), "SHA-256")
     shown: tuple[Block, ...] = (table("Files", heads, rows, obvious=True, most=ROWS, rest=_more),)
     if found.kind == "package" and any(file.sha256 for file in found.files):
         shown += (Line("hashes from the manifest; partita verify checks them", tone="quiet"),)
@@ -323,4 +319,4 @@ def _companions(found: Inspection) -> Section:
         ("licence", f"unknown: {licence.source}" if licence.name is None else f"{licence.name} ({licence.source})"),
         ("licence text", licence.link),
     )
-    return Section("companions", "Tokenizer and licence", (_pairs("Tokenizer and licence", rows),))
+    return Section("companions", "Tokenizer and licence", (pairs("Tokenizer and licence", rows),))

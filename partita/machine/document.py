@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from partita.machine.records import MachineReport, ProviderEntry
 from partita.observations.text_format import decimals, human_bytes, listing, plural
 from partita.partition_reports.render.show import Views
-from partita.partition_reports.sections.model import Block, Column, Document, Line, Pairs, Section, table
+from partita.partition_reports.sections.model import Block, Column, Document, Line, Section, pairs, table
 
 SHOWN = ("ep.version", "ep.full_device_name", "description")
 """Device metadata shown in the view; --json has all of it."""
@@ -55,11 +55,7 @@ def _runtime(report: MachineReport) -> Section:
     for gpu in report.gpus or ():
         newest = f", CUDA up to {gpu.cuda_driver}" if gpu.cuda_driver else ""
         rows.append(("NVIDIA GPU", f"{gpu.name}, {human_bytes(gpu.memory_bytes)}, driver {gpu.driver}{newest}"))
-    return Section("runtime", "ONNX Runtime", (_pairs("ONNX Runtime", rows),))
-
-
-def _pairs(caption: str, rows: Iterable[tuple[str, str]]) -> Pairs:
-    return Pairs(caption, tuple((name, (value,)) for name, value in rows))
+    return Section("runtime", "ONNX Runtime", (pairs("ONNX Runtime", rows),))
 
 
 def _providers(report: MachineReport) -> Section:
@@ -124,4 +120,4 @@ def _devices(report: MachineReport) -> Section | None:
         for entry in report.providers
         for device in entry.devices
     ]
-    return Section("devices", "Devices", (_pairs("Devices", rows),)) if rows else None
+    return Section("devices", "Devices", (pairs("Devices", rows),)) if rows else None

@@ -21,64 +21,29 @@ from partita.partition_reports.timing import NodeTimes
 TIMING_NOTE = "no times: this was a dry run without a device"
 BY_VALUES = frozenset(
     {
-        "BeamSearch",
-        "Compress",
-        "GreedySearch",
-        "If",
-        "Loop",
-        "NonMaxSuppression",
-        "NonZero",
-        "Optional",
-        "OptionalGetElement",
-        "RemovePadding",
-        "Sampling",
-        "Scan",
-        "SequenceAt",
-        "SequenceMap",
-        "SplitToSequence",
-        "StringNormalizer",
-        "StringSplit",
-        "Unique",
-        "WhisperBeamSearch",
+        *("BeamSearch", "Compress", "GreedySearch", "If", "Loop", "NonMaxSuppression", "NonZero", "Optional"),
+        *("OptionalGetElement", "RemovePadding", "Sampling", "Scan", "SequenceAt", "SequenceMap", "SplitToSequence"),
+        *("StringNormalizer", "StringSplit", "Unique", "WhisperBeamSearch"),
     }
 )
 """Operators whose output sizes depend on input values, or on the execution of control-flow subgraphs."""
-SIZE_INPUTS: dict[str, tuple[int, ...]] = {
-    "AffineGrid": (1,),
-    "BlackmanWindow": (0,),
-    "CenterCropPad": (1,),
-    "Col2Im": (1, 2),
-    "ConstantOfShape": (0,),
-    "CropAndResize": (3,),
-    "DFT": (1, 2),
-    "Expand": (1,),
-    "HammingWindow": (0,),
-    "HannWindow": (0,),
-    "MaxUnpool": (2,),
-    "MelWeightMatrix": (0, 1),
-    "OneHot": (1,),
-    "Pad": (1, 3),
-    "Range": (0, 1, 2),
-    "ReduceL1": (1,),
-    "ReduceL2": (1,),
-    "ReduceLogSum": (1,),
-    "ReduceLogSumExp": (1,),
-    "ReduceMax": (1,),
-    "ReduceMean": (1,),
-    "ReduceMin": (1,),
-    "ReduceProd": (1,),
-    "ReduceSum": (1,),
-    "ReduceSumSquare": (1,),
-    "Reshape": (1,),
-    "Resize": (1, 2, 3),
-    "STFT": (1, 3),
-    "Slice": (1, 2, 3, 4),
-    "Split": (1,),
-    "Tile": (1,),
-    "TopK": (1,),
-    "Upsample": (1,),
+SIZE_INPUTS = {
+    (0,): "BlackmanWindow ConstantOfShape HammingWindow HannWindow",
+    (0, 1): "MelWeightMatrix",
+    (0, 1, 2): "Range",
+    (1,): (
+        "AffineGrid CenterCropPad Expand OneHot ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean "
+        "ReduceMin ReduceProd ReduceSum ReduceSumSquare Reshape Split Tile TopK Upsample"
+    ),
+    (1, 2): "Col2Im DFT",
+    (1, 2, 3): "Resize",
+    (1, 2, 3, 4): "Slice",
+    (1, 3): "Pad STFT",
+    (2,): "MaxUnpool",
+    (3,): "CropAndResize",
 }
-"""Operator -> positions of the inputs whose values determine its output sizes."""
+"""Positions of the inputs whose values determine the output sizes -> operators."""
+POSITIONS = {operator: positions for positions, operators in SIZE_INPUTS.items() for operator in operators.split()}
 SHAPE_READERS = frozenset({"Shape", "Size"})
 RANDOM = frozenset(
     {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
@@ -164,7 +129,7 @@ def _tensors_of_unknown_size(index: SessionIndex) -> frozenset[str]:
 
 def _sizes_known(node: GraphNode, known_values: set[str]) -> bool:
     """Whether the values that determine output sizes are known."""
-    positions = SIZE_INPUTS.get(node.op_type, ())
+    positions = POSITIONS.get(node.op_type, ())
     return all(
         not node.inputs[position] or node.inputs[position] in known_values
         for position in positions

@@ -7,18 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from partita.observations.text_format import decimals, plural
 from partita.partition_reports.render.show import Views
-from partita.partition_reports.sections.model import (
-    Block,
-    Column,
-    Document,
-    Fold,
-    Line,
-    Pairs,
-    Section,
-    Table,
-    table,
-    text_column,
-)
+from partita.partition_reports.sections.model import Block, Column, Document, Fold, Line, Section, Table, pairs, table
 from partita.support.records import Assignments, ModelNeed, OperatorEntry, SupportTable, VersionEntry
 
 FEW_OPERATORS = 8
@@ -88,7 +77,7 @@ def _measurement(found: SupportTable) -> Section:
     """Provider, versions, and size of the measurement."""
     provider, versions = found.provider, found.versions
     device = f"dry run as {provider.device}" if provider.device else ", ".join(provider.devices)
-    pairs = [
+    rows = [
         ("provider", f"{provider.name} ({provider.ort_name})" + (f", {device}" if device else "")),
         ("plugin", provider.plugin or ""),
         ("options", ", ".join(f"{name}={value}" for name, value in provider.options.items())),
@@ -101,8 +90,7 @@ def _measurement(found: SupportTable) -> Section:
         ("scope", found.scope),
         ("measured", _size(found)),
     ]
-    rows = tuple((name, (value,)) for name, value in pairs if value)
-    return Section("asked", "Measurement", (Pairs("Measurement", rows),))
+    return Section("asked", "Measurement", (pairs("Measurement", rows),))
 
 
 def _size(found: SupportTable) -> str:
@@ -123,7 +111,7 @@ def _needs(found: SupportTable) -> Iterator[Section]:
     if found.model_operators:
         order = {"supported": 1}
         rows = [_need_row(need) for need in sorted(found.model_operators, key=lambda need: order.get(need.outcome, 0))]
-        heads = (text_column("operator"), text_column("types"), Column("nodes"), text_column("outcome"))
+        heads = ("operator", "types", Column("nodes"), "outcome")
         yield Section("model", "Operators of the model", (table("Operators of the model", heads, rows, obvious=True),))
 
 
@@ -164,13 +152,7 @@ def _blocks(entries: Sequence[OperatorEntry], *, whole: bool) -> Iterator[Block]
 
 def _version_table(caption: str, rows: Sequence[tuple[OperatorEntry, VersionEntry]]) -> Table:
     """One row per version of an operator."""
-    heads = (
-        text_column("operator"),
-        text_column("supported"),
-        text_column("supported types"),
-        text_column("unsupported types"),
-        text_column("unsupported forms"),
-    )
+    heads = ("operator", "supported", "supported types", "unsupported types", "unsupported forms")
     cells = [
         (
             f"{entry.full_name}-{version.since}",

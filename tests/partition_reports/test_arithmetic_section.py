@@ -8,7 +8,7 @@ import pytest
 
 from partita.observations.facts import GraphNode, RunWindow, SessionFacts
 from partita.partition_reports.records import Report
-from partita.partition_reports.sections.arithmetic import section
+from partita.partition_reports.sections.arithmetic import floats_section
 from partita.partition_reports.sections.model import Line, Table
 from partita.partition_reports.views import html, markdown, text
 from tests.partition_reports.samples import CPU, GPU, PACKAGE, event, exported, report_of, run_facts, session_facts
@@ -59,7 +59,7 @@ def report(precision: str, *sessions: SessionFacts) -> Report:
 
 def told(found: Report) -> tuple[list[str], dict[str, tuple[object, ...]]]:
     """The lines of the section, and the rows of its table by operator and type."""
-    shown = section(found)
+    shown = floats_section(found)
     assert shown is not None and shown.title == "16-bit arithmetic"
     (table,) = [block for block in shown.blocks if isinstance(block, Table)]
     lines = [str(block.text) for block in shown.blocks if isinstance(block, Line)]
@@ -112,7 +112,7 @@ def test_a_compiler_does_not_say() -> None:
         )
         for phase in built.phases
     )
-    found = section(built.model_copy(update={"phases": phases}))
+    found = floats_section(built.model_copy(update={"phases": phases}))
     assert found is not None and [str(block.text) for block in found.blocks if isinstance(block, Line)] == [
         "CPU compiled nodes and does not report the type of their arithmetic."
     ]
@@ -121,7 +121,7 @@ def test_a_compiler_does_not_say() -> None:
 @pytest.mark.parametrize("precision", ["fp32", "int4", "q4f16"])
 def test_other_packages_have_no_such_section(precision: str) -> None:
     ran = session(COMPUTED, {GATHER: "float16", PRODUCT: "float16", SUM: "float16"})
-    assert section(report(precision, ran)) is None
+    assert floats_section(report(precision, ran)) is None
 
 
 def test_a_report_of_before_has_no_such_section() -> None:
@@ -130,7 +130,7 @@ def test_a_report_of_before_has_no_such_section() -> None:
     for phase in written["phases"]:
         for node in phase["nodes"]:
             del node["element_type"], node["matrix_type"]
-    assert section(built) is not None and section(Report.model_validate(written)) is None
+    assert floats_section(built) is not None and floats_section(Report.model_validate(written)) is None
 
 
 def test_every_view_has_it() -> None:

@@ -23,7 +23,7 @@ from partita.explain.node_explanation import Explanation, Matches, find
 from partita.machine.records import Device, Gpu, MachineReport, OnnxRuntime, ProviderEntry
 from partita.partition_reports.render.show import print_text
 from partita.partition_reports.render.terminal import Page
-from partita.partition_reports.sections.model import Column, text_column
+from partita.partition_reports.sections.model import Column
 from partita.partition_reports.views import brief, text
 from partita.runtime.chain.advice import rows_of
 from tests.bench import test_contenders
@@ -237,7 +237,7 @@ def test_a_brief_report_has_at_most_ten_lines(name: str, width: int) -> None:
 
 
 def test_a_table_that_is_too_wide_is_several_with_whole_names_and_numbers_in_each() -> None:
-    columns = [text_column("operator"), Column("nodes"), text_column("on")]
+    columns = [Column("operator", number=False), Column("nodes"), Column("on", number=False)]
     columns += [Column(title, group=phase) for phase in ("prefill", "decode") for title in (f"{phase} ms", "share")]
     name = "model.layers.11.self_attn/Add_1"
     rows = [(name, "1,024", "WebGpu 1,000, CPU 24", "2,619.75", "100.0 %", "0.013", "under 0.1 %")]

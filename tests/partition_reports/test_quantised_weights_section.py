@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from partita.observations.records import PackageQuality
 from partita.partition_reports.records import Report
+from partita.partition_reports.sections.arithmetic import quantised_section
 from partita.partition_reports.sections.model import Line, Table
-from partita.partition_reports.sections.quantised_weights import section
 from partita.partition_reports.views import html, markdown, text
 from tests.partition_reports.samples import recorded_facts, report_of
 
@@ -31,12 +31,12 @@ def of_precision(precision: str, operators: dict[str, str]) -> Report:
 
 
 def test_a_package_of_floats_has_no_such_section() -> None:
-    assert section(of_precision("fp32", {})) is None
+    assert quantised_section(of_precision("fp32", {})) is None
 
 
 def test_packed_and_floating_products_are_counted_by_operator_and_provider() -> None:
     report = of_precision("int4", {"MatMul": "MatMulNBits", "Gather": "GatherBlockQuantized"})
-    found = section(report)
+    found = quantised_section(report)
     assert found is not None and found.title == "Quantised weights"
     (table,) = [block for block in found.blocks if isinstance(block, Table)]
     (line,) = [block for block in found.blocks if isinstance(block, Line)]
@@ -63,7 +63,7 @@ def test_phases_that_compute_otherwise_are_told_apart() -> None:
         )
         for phase in report.phases
     )
-    found = section(report.model_copy(update={"phases": phases}))
+    found = quantised_section(report.model_copy(update={"phases": phases}))
     assert found is not None
     first, second = [str(block.text) for block in found.blocks if isinstance(block, Line)]
     count = sum(
@@ -75,7 +75,7 @@ def test_phases_that_compute_otherwise_are_told_apart() -> None:
 
 def test_a_package_whose_weights_nobody_computes_with_is_said() -> None:
     report = of_precision("int8", {"MatMul": "Mul", "Gemm": "Mul", "FusedMatMul": "Mul"})
-    found = section(report)
+    found = quantised_section(report)
     assert found is not None and [block.text for block in found.blocks if isinstance(block, Line)] == [
         "No node computes with quantised weights."
     ]
@@ -90,7 +90,7 @@ def test_what_a_compiler_was_given_is_told_apart_from_what_computes_with_it() ->
         row = phase.file_nodes[0].model_copy(update={"ran_as": (whole.name,)})
         rows = tuple(row.model_copy(update={"op_type": operator}) for operator in operators)
         phases.append(phase.model_copy(update={"nodes": (whole,), "file_nodes": rows}))
-    found = section(report.model_copy(update={"phases": tuple(phases)}))
+    found = quantised_section(report.model_copy(update={"phases": tuple(phases)}))
     assert found is not None
     said = [str(block.text) for block in found.blocks if isinstance(block, Line)]
     assert said[0].startswith("2 nodes of decode read") and "floating point" not in said[0]
@@ -100,7 +100,7 @@ def test_what_a_compiler_was_given_is_told_apart_from_what_computes_with_it() ->
 
 
 def test_weights_that_are_restored_in_every_run_are_said() -> None:
-    found = section(of_precision("int4", {"MatMul": "DequantizeLinear"}))
+    found = quantised_section(of_precision("int4", {"MatMul": "DequantizeLinear"}))
     assert found is not None and "dequantise weights first" in str(
         next(b for b in found.blocks if isinstance(b, Line)).text
     )

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from partita.observations.text_format import (
-    NOT_KNOWN,
-    decimals,
-    families,
-    human_bytes,
-    in_phases,
-    per_run,
-    plural,
-)
+from partita.observations.text_format import NOT_KNOWN, decimals, families, human_bytes, in_phases, per_run, plural
 from partita.partition_reports.cost import waiting_us
 from partita.partition_reports.outcome import is_timed
 from partita.partition_reports.records import Copy, Phase, Report
@@ -20,15 +12,15 @@ from partita.partition_reports.sections.anchors import node_anchors
 from partita.partition_reports.sections.model import (
     Block,
     Cell,
-    Column,
     Fold,
+    Head,
     Line,
     Link,
     Row,
     Section,
     Table,
+    numbers,
     table,
-    text_column,
 )
 from partita.partition_reports.sections.shared import best_observed, copied_bytes, placements, subgraph_suffix
 from partita.partition_reports.verdict import merge_phases
@@ -83,13 +75,13 @@ def _family_table(report: Report, phases: Sequence[Phase]) -> Table:
         wait = waiting_us(copies) if all(copy.kind == "memcpy_node" for copy in copies) else None
         time = [decimals(wait, 1e-3)] if timed else []
         rows.append((tensor, way, f"{len(copies):,}", copied_bytes(copies), *time, cause))
-    heads = [text_column("tensor"), text_column("direction"), Column("copies"), Column("bytes")]
-    heads += [Column("wait, ms")] if timed else []
+    figures = numbers("copies", "bytes", *(["wait, ms"] if timed else []))
+    heads: tuple[Head, ...] = ("tensor", "direction", *figures, "caused by")
     caption = (
         f"{plural(len(phase.copies), 'copy')} between devices{_where(phases)}; bytes{' and wait' if timed else ''}"
     )
     caption += f" {per_run(phase.name)}"
-    return table(caption, [*heads, text_column("caused by")], rows, rest=rest)
+    return table(caption, heads, rows, rest=rest)
 
 
 def _find_families(copies: Sequence[Copy]) -> dict[tuple[str, str, str], list[Copy]]:
@@ -128,13 +120,8 @@ def _copy_table(report: Report, phases: Sequence[Phase]) -> Table:
     phase, anchors = best_observed(phases), node_anchors(report)
     targets = {node.name: anchors[phase.name, node.position] for node in phase.nodes}
     timed = is_timed(report)
-    heads = [
-        text_column("tensor"),
-        text_column("direction"),
-        Column("bytes"),
-        *([Column("wait and copy, ms")] if timed else []),
-    ]
-    heads += [text_column("copied by"), text_column("caused by")]
+    figures = numbers("bytes", *(["wait and copy, ms"] if timed else []))
+    heads: tuple[Head, ...] = ("tensor", "direction", *figures, "copied by", "caused by")
     caption = f"Copies{_where(phases)}, in execution order"
     return table(caption, heads, [_copy_row(copy, targets, timed=timed) for copy in phase.copies])
 

@@ -24,14 +24,7 @@ from partita.observations.text_format import (
 from partita.partition_reports.cost import waiting_us
 from partita.partition_reports.file_nodes import ran_by
 from partita.partition_reports.groups import provider_of, share_of, total_us
-from partita.partition_reports.outcome import (
-    counted_rows,
-    fallbacks_of,
-    is_folded,
-    key_of,
-    preferred_of,
-    used_phases,
-)
+from partita.partition_reports.outcome import counted_rows, fallbacks_of, is_folded, key_of, preferred_of, used_phases
 from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.sections.actions import for_reason, situation_of
 from partita.partition_reports.sections.anchors import (
@@ -48,13 +41,14 @@ from partita.partition_reports.sections.model import (
     Command,
     Fold,
     Group,
+    Head,
     Line,
     Link,
     Row,
     Section,
     Table,
+    numbers,
     table,
-    text_column,
 )
 from partita.partition_reports.sections.shared import REASONS_PAGE, copied_bytes
 
@@ -206,13 +200,9 @@ def _rejected(report: Report) -> Iterator[Table]:
         )
         for part in report.rejected_parts
     ]
-    heads = [text_column(title) for title in ("file", "provider", "smallest rejected part", "evidence")]
+    heads = ("file", "provider", "smallest rejected part", "evidence", "minimal", Column("parts tried"))
     if rows:
-        yield table(
-            "Rejected parts of the graph, found by bisection",
-            [*heads, text_column("minimal"), Column("parts tried")],
-            rows,
-        )
+        yield table("Rejected parts of the graph, found by bisection", heads, rows)
 
 
 def _render_probing(probing: Probing) -> str:
@@ -297,11 +287,7 @@ class Writer:
         blocks += _other_providers(members)
         if len({entry.evidence for entry in members}) > 1:
             rows = [(name, first_of(entry.evidence for entry in entries)) for name, entries in by_node.items()]
-            blocks.append(
-                Fold(
-                    "Evidence node by node", (table("Evidence", (text_column("node"), text_column("evidence")), rows),)
-                )
-            )
+            blocks.append(Fold("Evidence node by node", (table("Evidence", ("node", "evidence"), rows),)))
         nodes = self.nodes(by_node)
         blocks.append(Fold(f"{plural(len(nodes.rows), 'node')} with cost", (nodes,)))
         blocks += _experiments(members)
@@ -309,11 +295,10 @@ class Writer:
 
     def nodes(self, by_node: Mapping[str, Sequence[Fallback]]) -> Table:
         """Each node with its cost."""
-        heads = (
-            *(text_column(title) for title in ("node", "operator", "phases", "source line")),
-            *(Column(title) for title in ("host ms", "copies", "copied bytes")),
-            text_column("harmless"),
-            text_column("why"),
+        heads: tuple[Head, ...] = (
+            *("node", "operator", "phases", "source line"),
+            *numbers("host ms", "copies", "copied bytes"),
+            *("harmless", "why"),
         )
         return table("Affected nodes", heads, [self.row(entries) for entries in by_node.values()])
 
@@ -430,6 +415,6 @@ def _experiments(members: Sequence[Fallback]) -> Iterator[Fold]:
             )
             for trial in trials
         ]
-        heads = [text_column(title) for title in ("change", "property", "outcome", "message")]
+        heads = ("change", "property", "outcome", "message")
         title = f"{plural(len(trials), 'probe')} of {nodes[0]}{more}"
-        yield Fold(title, (table(title, [*heads, text_column("cached")], rows),))
+        yield Fold(title, (table(title, [*heads, "cached"], rows),))

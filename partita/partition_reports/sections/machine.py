@@ -9,7 +9,7 @@ from partita.observations.records import Environment, Memory
 from partita.observations.text_format import decimals, human_bytes, listing, name_some, plural, tally
 from partita.partition_reports.records import Report
 from partita.partition_reports.request_records import BlockingNode, DryRunFacts, GraphCapture
-from partita.partition_reports.sections.model import Block, Fold, Group, Line, Pairs, Section, table, text_column
+from partita.partition_reports.sections.model import Block, Fold, Group, Line, Pairs, Section, table
 from partita.partition_reports.sections.shared import runtime_name
 
 Pair = tuple[str, tuple[str, ...]]
@@ -135,7 +135,7 @@ def _capture(verdict: GraphCapture) -> Group:
         blocks.append(Line(name_some((node.node for node in nodes), NAMED_BLOCKING), "nodes"))
     if verdict.blocking:
         rows = [(node.node, node.op_type or "unknown", node.provider, node.cause_text) for node in verdict.blocking]
-        heads = [text_column(title) for title in ("node", "operator", "provider", "reason")]
+        heads = ("node", "operator", "provider", "reason")
         title = f"{plural(len(rows), 'node')} that block the CUDA graph of {verdict.file}"
         blocks.append(Fold(title, (table(title, heads, rows),)))
     return Group(f"CUDA graph capture of {verdict.file}: {outcome}", tuple(blocks))

@@ -26,6 +26,10 @@ class Column:
     """Adjacent columns of one group stay together."""
 
 
+Head = Column | str
+"""A column, or the title of a column of text."""
+
+
 @dataclass(frozen=True, slots=True)
 class Link:
     """Text with a link within the page, for views with links."""
@@ -180,7 +184,7 @@ class Document:
 
 def table(
     caption: str,
-    columns: Iterable[Column],
+    columns: Iterable[Head],
     rows: Iterable[Row | Sequence[Cell]],
     *,
     name: int = 0,
@@ -189,13 +193,19 @@ def table(
     most: int = 12,
 ) -> Table:
     """A table from columns and rows of cells."""
+    heads = tuple(Column(column, number=False) if isinstance(column, str) else column for column in columns)
     made = tuple(row if isinstance(row, Row) else Row(tuple(row)) for row in rows)
-    return Table(caption, tuple(columns), made, name, rest, obvious, most)
+    return Table(caption, heads, made, name, rest, obvious, most)
 
 
-def text_column(title: str) -> Column:
-    """A column of text."""
-    return Column(title, number=False)
+def numbers(*titles: str) -> tuple[Column, ...]:
+    """Columns of numbers."""
+    return tuple(map(Column, titles))
+
+
+def pairs(caption: str, rows: Iterable[tuple[str, str | None]]) -> Pairs:
+    """Names with one value each, without empty values."""
+    return Pairs(caption, tuple((name, (value,)) for name, value in rows if value))
 
 
 def text_of(cell: Cell) -> str:

@@ -12,7 +12,7 @@ from partita.partition_reports.groups import op_type_of, provider_of
 from partita.partition_reports.outcome import fallbacks_of
 from partita.partition_reports.records import NodePlacement, Phase, Report
 from partita.partition_reports.sections.anchors import fallback_anchors, node_anchors
-from partita.partition_reports.sections.model import Cell, Column, Fold, Link, Row, Section, Table, table, text_column
+from partita.partition_reports.sections.model import Cell, Column, Fold, Head, Link, Row, Section, Table, numbers, table
 from partita.partition_reports.sections.shared import placements
 
 NAMED = 8
@@ -55,16 +55,8 @@ def _node_table(report: Report, phases: Sequence[Phase]) -> Table:
             _render_replaced(node),
         )
         rows.append(Row(cells, anchors[last.name, node.position]))
-    heads = [
-        Column("position"),
-        text_column("node"),
-        text_column("operator"),
-        text_column("provider"),
-        Column("layer"),
-        text_column("module"),
-    ]
-    heads += [Column(f"{phase.name} host ms") for phase in timed]
-    heads += [Column("output"), text_column("reason"), text_column("replaces")]
+    heads: list[Head] = [Column("position"), "node", "operator", "provider", Column("layer"), "module"]
+    heads += [*numbers(*(f"{phase.name} host ms" for phase in timed), "output"), "reason", "replaces"]
     runs = "the last run" if last.name == "run" else f"the last run of {last.name}"
     return table(f"Nodes in execution order; output: bytes in {runs}", heads, rows, name=1)
 

@@ -8,15 +8,7 @@ from dataclasses import dataclass
 
 from partita.observations.native_text import cut
 from partita.observations.records import ChainEntry
-from partita.observations.text_format import (
-    decimals,
-    in_phases,
-    listing,
-    percent,
-    plural,
-    short_provider,
-    tally,
-)
+from partita.observations.text_format import decimals, in_phases, listing, percent, plural, short_provider, tally
 from partita.partition_reports.file_nodes import file_counts
 from partita.partition_reports.groups import op_type_of, provider_of
 from partita.partition_reports.outcome import (
@@ -37,13 +29,7 @@ from partita.partition_reports.outcome import (
 from partita.partition_reports.records import FileNode, Phase, Report
 from partita.partition_reports.sections.actions import top_actions
 from partita.partition_reports.sections.anchors import reason_anchor
-from partita.partition_reports.sections.fallbacks import (
-    by_reason,
-    count_text,
-    harm_text,
-    reason_text,
-    reason_title,
-)
+from partita.partition_reports.sections.fallbacks import by_reason, count_text, harm_text, reason_text, reason_title
 from partita.partition_reports.sections.model import Cell, Command, Link, Tone
 from partita.partition_reports.sections.shared import (
     COPY_OPERATORS,

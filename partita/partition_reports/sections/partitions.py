@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from partita.observations.text_format import (
-    decimals,
-    families,
-    human_bytes,
-    in_phases,
-    per_run,
-    plural,
-    short_provider,
-)
+from partita.observations.text_format import decimals, families, human_bytes, in_phases, per_run, plural, short_provider
 from partita.partition_reports.records import BoundaryTensor, Partition, Phase, PhaseCost, Report
-from partita.partition_reports.sections.model import Block, Column, Fold, Line, Section, Table, table, text_column
+from partita.partition_reports.sections.model import Block, Column, Fold, Head, Line, Section, Table, numbers, table
 from partita.partition_reports.sections.shared import best_observed, in_bytes, placements, span
 
 
@@ -37,7 +29,7 @@ def section(report: Report) -> Section | None:
 
 def _partition_table(phase: Phase, where: str) -> Table:
     """One row per partition."""
-    heads = (Column("#"), text_column("provider"), Column("nodes"), Column("positions"))
+    heads: tuple[Head, ...] = (Column("#"), "provider", *numbers("nodes", "positions"))
     parts = phase.partitions
 
     def rest(shown: int) -> str:
@@ -46,7 +38,7 @@ def _partition_table(phase: Phase, where: str) -> Table:
 
     caption = f"{plural(len(parts), 'partition')}{where}, in execution order; bytes {per_run(phase.name)}"
     rows = [_partition_row(part) for part in parts]
-    return table(caption, (*heads, text_column("tensors in"), text_column("tensors out")), rows, rest=rest)
+    return table(caption, (*heads, "tensors in", "tensors out"), rows, rest=rest)
 
 
 def _partition_row(part: Partition) -> tuple[str, ...]:
@@ -97,7 +89,7 @@ def _crossing_blocks(phase: Phase, where: str) -> Iterator[Block]:
 
     caption = f"{plural(len(crossing), 'tensor')} between partitions{where}; bytes {per_run(phase.name)}"
     rows = [(name, f"{len(tensors):,}", _total_bytes(tensors)) for name, tensors in groups.items()]
-    yield table(caption, (text_column("tensor"), Column("tensors"), Column("bytes")), rows, rest=rest)
+    yield table(caption, ("tensor", *numbers("tensors", "bytes")), rows, rest=rest)
     names = {str(part.index): f"{part.index} ({short_provider(part.provider)})" for part in phase.partitions}
     each = [
         (
@@ -108,7 +100,7 @@ def _crossing_blocks(phase: Phase, where: str) -> Iterator[Block]:
         )
         for tensor, origin in crossing
     ]
-    heads = (text_column("tensor"), text_column("from partition"), text_column("to partition"), Column("bytes"))
+    heads = ("tensor", "from partition", "to partition", Column("bytes"))
     yield Fold(f"All tensors between partitions{where}", (table(caption, heads, each),))
 
 

@@ -16,17 +16,7 @@ from partita.observations.text_format import (
 from partita.partition_reports.file_nodes import added_nodes, file_counts, folded_nodes
 from partita.partition_reports.outcome import TOO_FEW, is_timed, status_of, too_few_steps
 from partita.partition_reports.records import Cache, Phase, PhaseCost, ProviderShare, Report, Totals
-from partita.partition_reports.sections.model import (
-    Block,
-    Column,
-    Fold,
-    Line,
-    Pairs,
-    Section,
-    Table,
-    table,
-    text_column,
-)
+from partita.partition_reports.sections.model import Block, Column, Fold, Line, Pairs, Section, Table, numbers, table
 from partita.partition_reports.sections.shared import bytes_per_token, count_and_bytes
 from partita.partition_reports.speculation import Speculation
 
@@ -60,9 +50,7 @@ def figures(report: Report) -> Table:
         rows += speed_figures(phases)
     if report.cache is not None and status_of(report.cache) != "no_cache":
         rows.append(("KV cache", *(_render_in_place(report.cache) for _ in phases)))
-    return table(
-        "The phases in figures", [text_column("figure"), *(Column(phase.name) for phase in phases)], rows, obvious=True
-    )
+    return table("The phases in figures", ["figure", *(Column(phase.name) for phase in phases)], rows, obvious=True)
 
 
 def _node_figures(phases: Sequence[Phase]) -> Iterator[Figure]:
@@ -178,7 +166,7 @@ def cache_section(report: Report) -> Section | None:
         (entry.name, entry.kind, entry.memory, human_bytes(entry.size_bytes), "yes" if entry.in_place else "NO")
         for entry in cache.entries
     ]
-    heads = (text_column("state"), text_column("kind"), text_column("memory"), Column("size"), text_column("in place"))
+    heads = ("state", "kind", "memory", Column("size"), "in place")
     blocks.append(Fold("All states", (table("States of the KV cache", heads, rows),)))
     return Section("cache", "KV cache", tuple(blocks))
 
@@ -221,14 +209,7 @@ def speculation_section(report: Report) -> Section | None:
         )
         for entry in found.widths
     ]
-    heads = (
-        Column("input tokens"),
-        Column("steps"),
-        Column("tokens"),
-        Column("tokens per step"),
-        Column("step p50, ms"),
-        Column("relative to 1 token"),
-    )
+    heads = numbers("input tokens", "steps", "tokens", "tokens per step", "step p50, ms", "relative to 1 token")
     steps = table("Steps by input tokens per row", heads, rows)
     blocks: list[Block] = [Line(_acceptance_text(found)), Line(seconds), steps]
     if found.drafted:

@@ -29,7 +29,7 @@ from partita.partition_reports.records import (
     Report,
     Subgraphs,
 )
-from partita.partition_reports.sections.model import Block, Column, Line, Section, Table, table, text_column
+from partita.partition_reports.sections.model import Block, Column, Head, Line, Section, Table, numbers, table
 from partita.partition_reports.sections.shared import is_copy, on_providers, placements
 
 Groups = Callable[[Phase], Sequence[GroupShare]]
@@ -98,8 +98,8 @@ def group_table(
     rows = [
         _group_row(name, [groups.get(name) for groups in by_phase], wanted, added=added, timed=timed) for name in names
     ]
-    heads = [text_column(title), Column("nodes"), *([Column("added")] if added else [])]
-    heads += [text_column("fallbacks")] if wanted else []
+    heads: list[Head] = [title, *numbers("nodes", *(["added"] if added else []))]
+    heads += ["fallbacks"] if wanted else []
     for phase in phases if timed else ():
         heads += [Column(f"{phase.name} ms", group=phase.name), Column("share", group=phase.name)]
 

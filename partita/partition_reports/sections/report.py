@@ -15,10 +15,9 @@ from partita.partition_reports.sections import (
     partitions,
     phases,
     placement,
-    quantised_weights,
     request,
 )
-from partita.partition_reports.sections.model import Block, Fold, Line, Pairs, Section, Table, table, text_column
+from partita.partition_reports.sections.model import Block, Fold, Line, Pairs, Section, Table, table
 
 NAMED_CONFLICTS = 12
 """Maximum named nodes with conflicting sources; the fold has all."""
@@ -40,7 +39,7 @@ def _all_checks(report: Report) -> Table:
     """Every check, failed ones first."""
     ranked = sorted(report.checks, key=lambda check: check.passed)
     rows = [(check.name, "passed" if check.passed else "FAILED", check.detail) for check in ranked]
-    return table("Checks", [text_column(title) for title in ("check", "result", "detail")], rows)
+    return table("Checks", ("check", "result", "detail"), rows)
 
 
 def _conflicts(report: Report) -> Iterator[Block]:
@@ -57,7 +56,7 @@ def _conflicts(report: Report) -> Iterator[Block]:
             (entry.node, entry.phase, entry.detail, ", ".join(source.replace("_", " ") for source in entry.sources))
             for entry in report.conflicts
         ]
-        heads = [text_column(title) for title in ("node", "phase", "detail", "sources")]
+        heads = ("node", "phase", "detail", "sources")
         yield Fold("All conflicts", (table("Conflicts between sources", heads, rows),))
 
 
@@ -77,8 +76,8 @@ PARTS = (
     machine.dry_run_section,
     fallbacks.section,
     placement.section,
-    quantised_weights.section,
-    arithmetic.section,
+    arithmetic.quantised_section,
+    arithmetic.floats_section,
     placement.layers_section,
     partitions.section,
     copies.section,
