@@ -33,7 +33,6 @@ from partita.observations.text_format import nats
 from partita.package.folder import MANIFEST, FileRecord, Manifest, linked_sha256, not_exported, path_inside, sha256_of
 from partita.runtime.contents.graphs import ReadGraph, read_graph
 from partita.runtime.contents.modules import UNKNOWN, TensorEntry, module_precisions
-from partita.runtime.place.onnx_model import PROTOBUF_LIMIT_BYTES
 from partita.untrusted_files import read_json_value
 
 LARGEST = 8
@@ -95,15 +94,9 @@ def inspect(
 
 
 def _wrong_files(folder: Path, read: Sequence[ReadGraph], manifest: Manifest | None) -> list[PackageError]:
-    """Errors about files that are missing, truncated or too large."""
+    """Errors about files that are missing or truncated."""
     found = []
     for graph in read:
-        size = graph.facts.size_bytes
-        if size > PROTOBUF_LIMIT_BYTES:
-            why = (
-                f"{size:,} bytes; ONNX Runtime cannot open an ONNX file above 2 GiB; store its weights as external data"
-            )
-            found.append(PackageError(f"{folder / graph.facts.file}: {why}"))
         found += _wrong_data(folder, graph)
     if manifest is None:
         return found

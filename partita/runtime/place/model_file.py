@@ -21,13 +21,13 @@ from partita.observations.facts import GraphNode
 from partita.package.folder import GET_AGAIN, MANIFEST, SHOWN, export_again_remedy, path_inside, refuse_absent
 from partita.remedies import FROM_CHECKPOINT
 from partita.runtime.cpu.attention import Attention, find_attention
-from partita.untrusted_files import MOST_BYTES, check_size
 
 if TYPE_CHECKING:
     import onnx
     from google.protobuf.descriptor import Descriptor  # type: ignore[import-untyped]
     from google.protobuf.message import Message  # type: ignore[import-untyped]
 
+PROTOBUF_LIMIT_BYTES = 2**31 - 1
 MODULE, CLASS, SOURCE = "partita.module", "partita.class", "partita.source"
 SCOPES, CLASSES = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy"
 STACK = "pkg.torch.onnx.stack_trace"
@@ -81,6 +81,13 @@ def read_model_file(path: Path, folder: Path) -> ModelFile:
     )
 
 
+def check_protobuf_size(path: Path) -> None:
+    """Raise ValueError for a file above the limit of protobuf messages."""
+    size = path.stat().st_size
+    if size > PROTOBUF_LIMIT_BYTES:
+        raise ValueError(f"{size:,} bytes; an ONNX file above 2 GiB must store its weights as external data")
+
+
 def read_light(path: Path) -> onnx.ModelProto:
     """Read a model without its external data.
 
@@ -89,7 +96,7 @@ def read_light(path: Path) -> onnx.ModelProto:
     import onnx
     from google.protobuf.message import DecodeError
 
-    check_size(path, MOST_BYTES)
+    check_protobuf_size(path)
     try:
         proto: onnx.ModelProto = onnx.ModelProto.FromString(path.read_bytes())
     except DecodeError as error:

@@ -24,6 +24,7 @@ from partita.runtime.place.model_file import (
     all_tensors,
     bytes_for_text,
     check_external_data,
+    check_protobuf_size,
     data_files,
     defines,
     graph_node,
@@ -33,7 +34,6 @@ from partita.runtime.place.model_file import (
 if TYPE_CHECKING:
     import onnx
 
-PROTOBUF_LIMIT_BYTES = 2**31 - 1
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 DIVIDING: Mapping[str, tuple[int, ...]] = {
     "Div": (1,),
@@ -169,12 +169,11 @@ def _parse(path: Path) -> onnx.ModelProto:
             raise PackageError(f"{path}: {stranger.description}", remedy=stranger.remedy)
         if path.exists() and not path.is_file():
             raise PackageError(f"{path}: not a regular file; choose an ONNX file or a package")
-        size = path.stat().st_size
         refuse_absent(path)
-        if size > PROTOBUF_LIMIT_BYTES:
-            raise PackageError(
-                f"{path}: {size:,} bytes; an ONNX file above 2 GiB must store its weights as external data"
-            )
+        try:
+            check_protobuf_size(path)
+        except ValueError as error:
+            raise PackageError(f"{path}: {error}") from error
         proto: onnx.ModelProto = onnx.ModelProto.FromString(path.read_bytes())
     except FileNotFoundError as error:
         raise PackageError(f"{path}: no such file; choose an ONNX file or a package") from error
