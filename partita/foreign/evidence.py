@@ -28,7 +28,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from partita.errors import PackageError, UsageError
-from partita.foreign.folder import GENAI_CONFIG
+from partita.foreign.layouts import GENAI_CONFIG
 from partita.foreign.states import Kind, Pair, layer_in
 from partita.package.contract import CONTEXT_LENGTHS, Record, Role, State
 from partita.package.folder import GET_AGAIN, refuse_absent

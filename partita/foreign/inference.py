@@ -12,7 +12,7 @@ from partita.errors import PackageError
 from partita.foreign import GraphFacts, PortFact, Size
 from partita.foreign.dataflow import GQA, frequencies_change_at
 from partita.foreign.evidence import LAYER, NOTHING, Evidence, Written, contradiction
-from partita.foreign.folder import MERGED, Phase
+from partita.foreign.layouts import MERGED, Phase
 from partita.foreign.ports import INTEGERS, Meaning, by_name, called_otherwise, fits, logits_of, tokens_by_use
 from partita.foreign.shapes import CORRECT, Shapes, ShorterLimit, batch_axis, length_of, longest_of
 from partita.foreign.states import Pair, contradiction_of, layer_in, pair_up, rolls, rows_axis, window_of
