@@ -33,7 +33,6 @@ from partita.observations.text_format import nats
 from partita.package.folder import MANIFEST, FileRecord, Manifest, linked_sha256, not_exported, path_inside, sha256_of
 from partita.runtime.contents.graphs import ReadGraph, read_graph
 from partita.runtime.contents.modules import UNKNOWN, TensorEntry, module_precisions
-from partita.runtime.place.onnx_model import PROTOBUF_LIMIT_BYTES
 from partita.untrusted_files import read_json_value
 
 LARGEST = 8
@@ -98,12 +97,6 @@ def _wrong_files(folder: Path, read: Sequence[ReadGraph], manifest: Manifest | N
     """Errors about files that are missing, truncated or too large."""
     found = []
     for graph in read:
-        size = graph.facts.size_bytes
-        if size > PROTOBUF_LIMIT_BYTES:
-            why = (
-                f"{size:,} bytes; ONNX Runtime cannot open an ONNX file above 2 GiB; store its weights as external data"
-            )
-            found.append(PackageError(f"{folder / graph.facts.file}: {why}"))
         found += _wrong_data(folder, graph)
     if manifest is None:
         return found
@@ -249,10 +242,7 @@ def _adapters(manifest: Manifest | None) -> tuple[AdapterFacts, ...]:
 def _files(
     path: Path, folder: Path, manifest: Manifest | None, read: Sequence[ReadGraph], *, hashes: bool
 ) -> tuple[FileFacts, ...]:
-    """Files of the manifest, or all files of a folder without one.
-
-    For an ONNX file: the file and its external data, with `hashes` only.
-    """
+    """Files of the manifest or folder; for an ONNX file, with `hashes` only, the file and its external data."""
     if path.is_file():
         data = (name for graph in read for name in graph.facts.data_files if _is_inside(folder, name))
         return tuple(_file(folder, name, None, hashes=True) for name in (path.name, *data)) if hashes else ()

@@ -23,7 +23,6 @@ from partita.errors import GenerationError, UsageError
 from partita.files import write_bytes
 from partita.package.folder import Manifest, path_inside, sha256_of
 from partita.remedies import Remedy
-from partita.runtime.generate.cache.fixed_states import RowShapes
 from partita.runtime.generate.request import Prefix
 from partita.runtime.generate.text.chat_templates import conversation
 from partita.runtime.generate.text.tokens import Text
@@ -31,6 +30,7 @@ from partita.untrusted_files import MOST_BYTES, check_size, parsed_record
 
 if TYPE_CHECKING:
     from partita.runtime.generate.bound_graph import LoadedGraph
+    from partita.runtime.generate.cache.fixed_states import RowShapes
 
 
 SCHEMA: Final = "partita.prefix/1"

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor  # type: ignore[import-untyped]
     from google.protobuf.message import Message  # type: ignore[import-untyped]
 
+PROTOBUF_LIMIT_BYTES = (1 << 31) - 1
+"""Maximum bytes of a protobuf message."""
 MODULE, CLASS, SOURCE = "partita.module", "partita.class", "partita.source"
 SCOPES, CLASSES = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy"
 STACK = "pkg.torch.onnx.stack_trace"
@@ -59,16 +61,11 @@ def read_model_file(path: Path, folder: Path) -> ModelFile:
 
     Raises PackageError when the file is damaged, or its external data is outside the package `folder`.
     """
-    import onnx
-    from google.protobuf.message import DecodeError
-
     refuse_absent(path)
     try:
-        model = onnx.load(path, load_external_data=False)
-    except (DecodeError, ValueError, OSError) as error:
+        model = read_light(path)
+    except (ValueError, OSError) as error:
         raise PackageError(f"{path}: not a readable ONNX file ({error})", remedy=FROM_CHECKPOINT) from error
-    if bad := bytes_for_text(model):
-        raise PackageError(f"{path}: damaged: its {bad} is not UTF-8", remedy=FROM_CHECKPOINT)
     check_external_data(model, path, folder)
     initializers = {tensor.name: tensor for tensor in model.graph.initializer}
     return ModelFile(
@@ -90,6 +87,8 @@ def read_light(path: Path) -> onnx.ModelProto:
     from google.protobuf.message import DecodeError
 
     check_size(path, MOST_BYTES)
+    if (size := path.stat().st_size) > PROTOBUF_LIMIT_BYTES:
+        raise ValueError(f"{size:,} bytes; above 2 GiB, it must store its weights as external data")
     try:
         proto: onnx.ModelProto = onnx.ModelProto.FromString(path.read_bytes())
     except DecodeError as error:

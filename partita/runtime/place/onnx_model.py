@@ -19,6 +19,7 @@ from partita.observations.facts import GraphNode
 from partita.observations.text_format import plural
 from partita.package.folder import refuse_absent, unreadable
 from partita.runtime.place.model_file import (
+    PROTOBUF_LIMIT_BYTES,
     all_graphs,
     all_nodes,
     all_tensors,
@@ -33,7 +34,6 @@ from partita.runtime.place.model_file import (
 if TYPE_CHECKING:
     import onnx
 
-PROTOBUF_LIMIT_BYTES = 2**31 - 1
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 DIVIDING: Mapping[str, tuple[int, ...]] = {
     "Div": (1,),

@@ -120,10 +120,7 @@ def _types_by_runtime(
 
 
 def _look_into_functions(model: onnx.ModelProto) -> bool:
-    """Set output types of operators that onnx defines as a function without an inference rule, e.g. GroupNormalization.
-
-    Returns whether any was set.
-    """
+    """Set output types of operators that onnx defines as a function without an inference rule; whether any was set."""
     import onnx
     import onnx.inliner
 
