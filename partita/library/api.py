@@ -121,7 +121,9 @@ def _taking(options: Callable[..., Any], function: Any, before: int) -> Any:
 
 def _describe(call: Any, first: list[inspect.Parameter], options: Callable[..., Any], function: Any) -> None:
     """Give a function the signature of its options dataclass, and its docstring a line for each argument."""
-    parameters = [each.replace(annotation=_plain(each.annotation)) for each in _parameters(options)]
+    parameters = [
+        each.replace(annotation=_plain(each.annotation)) for each in inspect.signature(options).parameters.values()
+    ]
     returns = inspect.signature(function).return_annotation
     call.__signature__ = inspect.Signature([*first, *parameters], return_annotation=returns)
     helps = {each.argument: _help_of(each) for each in describe_fields(cast("type[Any]", options))}
@@ -134,10 +136,6 @@ def _help_of(each: DescribedField) -> str:
     """The help text of an option, with the names of arguments in place of options of the command line."""
     text = re.sub(r"--([a-z][a-z-]*)", lambda match: f"`{match[1].replace('-', '_')}`", each.option.help)
     return f"False: {text[0].lower()}{text[1:]}" if each.field.default is True else text
-
-
-def _parameters(options: Callable[..., Any]) -> list[inspect.Parameter]:
-    return list(inspect.signature(options).parameters.values())
 
 
 def _plain(annotation: Any) -> Any:

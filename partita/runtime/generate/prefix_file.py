@@ -62,15 +62,12 @@ def identity(folder: Path, manifest: Manifest, graphs: Sequence[LoadedGraph], ad
     digest = hashlib.sha256()
     for name in sorted(set(names)):
         record = manifest.file(name)
-        digest.update((record.sha256 if record is not None else "").encode() or _hash_of(folder, name))
+        known = "" if record is None else record.sha256
+        digest.update((known or sha256_of(path_inside(folder, name))).encode())
     if manifest.foreign is not None:  # its contract may be set by the user
         roles = [(port.name, port.role) for file in manifest.graph.files for port in (*file.inputs, *file.outputs)]
         digest.update(json.dumps(roles).encode())
     return digest.hexdigest()
-
-
-def _hash_of(folder: Path, name: str) -> bytes:
-    return sha256_of(path_inside(folder, name)).encode()
 
 
 def write_prefix(path: Path, prefix: Prefix, said: PrefixContent, package: str) -> int:
