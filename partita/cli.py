@@ -24,7 +24,7 @@ import typer
 from typer.exceptions import Abort, Exit, TyperException
 
 import partita
-from partita import streams
+from partita import process
 from partita.commands.build import Verb, group_of
 from partita.errors import INTERRUPTED, PartitaError, ProviderError, ResourceError, public_type
 from partita.remedies import fix_for, permission
@@ -69,7 +69,7 @@ VERBS = (
     ),
     Verb(
         "serve",
-        "serve:ServeCommand",
+        "generation:ServeCommand",
         "Serve models over HTTP with OpenAI's API.",
         (
             "serve ./package --provider cpu --port 8000",
@@ -87,18 +87,21 @@ VERBS = (
         "inspection:EvaluateCommand",
         "Measure the perplexity of a package and its source model.",
         ("evaluate ./package-int4 --provider cpu", "evaluate ./package --json"),
+        "verify:evaluate",
     ),
     Verb(
         "inspect",
         "inspection:InspectCommand",
         "Show the contents of a package, without running it.",
         ("inspect ./package --against ./other-package", "inspect model.onnx --view markdown"),
+        "inspection:inspect",
     ),
     Verb(
         "push",
         "export:PushCommand",
         "Upload a package to the Hugging Face hub.",
         ("push ./package me/my-model", "push ./package me/my-model --private"),
+        "export:push",
     ),
     Verb(
         "place",
@@ -111,12 +114,13 @@ VERBS = (
     ),
     Verb(
         "drift",
-        "drift:DriftCommand",
+        "placement:DriftCommand",
         "Find the layer and node whose output on a provider is wrong.",
         (
             "drift ./package --provider webgpu",
             "drift model.onnx --shape x=1,3,224,224 --provider webgpu,cpu --out drift.html --view html",
         ),
+        "place:drift",
     ),
     Verb(
         "support",
@@ -126,6 +130,7 @@ VERBS = (
             "support Resize com.microsoft:MatMulNBits --provider webgpu",
             "support --model model.onnx --provider cpu --out support.json",
         ),
+        "place:support",
     ),
     Verb(
         "bench",
@@ -138,12 +143,14 @@ VERBS = (
         "inspection:ProvidersCommand",
         "Show which execution providers run on this machine.",
         ("providers --json", "providers --view markdown"),
+        "inspection:show_providers",
     ),
     Verb(
         "doctor",
         "inspection:DoctorCommand",
         "Show versions, hardware, providers and problems, for a bug report.",
         ("doctor", "doctor --json"),
+        "inspection:doctor",
     ),
 )
 """In the order of the help."""
@@ -261,8 +268,8 @@ def main() -> None:
     # Released builds of ONNX Runtime send usage data unless this is set (docs/Privacy.md); users opt in with 0.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     gc.set_threshold(200_000)  # at the default, collections are a fifth of the time that importing torch takes
-    streams.open_null_device()
-    streams.own_process = True
+    process.open_null_device()
+    process.own_process = True
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             _accept_all_text(stream)
@@ -353,7 +360,7 @@ def _explain_exception(error: BaseException, debug: bool) -> tuple[str, str, int
     if isinstance(error, MemoryError):
         ours = ResourceError("out of memory; close other models, or use a smaller one")
     if ours is not None:
-        from partita.options.flags import with_flags
+        from partita.options.fields import with_flags
 
         return public_type(ours), with_flags(str(ours)), ours.exit_code, ours
     hint = "" if debug else "; this is a bug in Partita, --debug shows where"
@@ -361,10 +368,7 @@ def _explain_exception(error: BaseException, debug: bool) -> tuple[str, str, int
 
 
 def _fail(error: BaseException, *, debug: bool, as_json: bool = False) -> int:
-    """Print an error and return its exit code: one line and its nodes on stderr, with --json also a record.
-
-    Control characters, e.g. of file names, are replaced.
-    """
+    """Print an error and return its exit code: one line and its nodes on stderr, with --json also a record."""
     if debug:
         traceback.print_exception(error)
     kind, message, code, ours = _explain_exception(error, debug)
@@ -382,7 +386,7 @@ def _table(error: PartitaError | None) -> list[str]:
     """Lines of the table of an error's nodes; empty without nodes."""
     if not isinstance(error, ProviderError) or not error.nodes:
         return []
-    from partita.commands.refusal import render_refusal
+    from partita.commands.results import render_refusal
 
     return render_refusal(error.nodes).splitlines()
 
@@ -399,8 +403,8 @@ def _print_json(kind: str, message: str, code: int, error: PartitaError | None) 
 
 def _system_error(error: OSError) -> str:
     """The message for an error of the operating system, with a remedy."""
-    if streams.is_closed(error):
-        return streams.CLOSED
+    if process.is_closed(error):
+        return process.CLOSED
     reason = f"{error.strerror or error}"
     if isinstance(error, PermissionError):
         if not isinstance(error.filename, str):

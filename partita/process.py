@@ -1,17 +1,23 @@
-"""Memory of a process as the operating system reports it, in bytes."""
+"""This process: its memory in bytes, and standard streams that were closed when it started (`partita ... >&-`).
+
+psutil is imported when it is used, because the command line imports this module first.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import gc
+import os
 import sys
+from contextlib import suppress
 from pathlib import Path
-
-import psutil
 
 
 def rss_bytes() -> int:
     """Resident memory now."""
+    import psutil
+
     return int(psutil.Process().memory_info().rss)
 
 
@@ -21,6 +27,8 @@ def peak_rss_bytes(process: int | None = None) -> int:
     On Linux from VmHWM of /proc: ru_maxrss of getrusage(2) includes the peak of the parent before exec. The current
     size is a lower bound, because Linux counts the two separately.
     """
+    import psutil
+
     if sys.platform == "win32":
         return int(psutil.Process(process).memory_info().peak_wset)
     present = int(psutil.Process(process).memory_info().rss)
@@ -57,6 +65,8 @@ def address_space_free() -> float:
         return float("inf")
     import resource
 
+    import psutil
+
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return float("inf")
@@ -74,3 +84,41 @@ def _status(wanted: str, process: int | None = None) -> int | None:
         if name == wanted:
             return int(value.split()[0]) * 1024
     return None
+
+
+STDIN, STDOUT, STDERR = range(3)
+own_process = False
+"""Whether this process is a command or worker of Partita, in which file descriptors may be redirected."""
+CLOSED = "standard output is closed; redirect it to a file or to /dev/null"
+
+
+def open_null_device() -> None:
+    """Open the null device in place of closed streams, so that no other file gets their descriptors.
+
+    stdin is opened for writing and stdout for reading, so that their use fails, also in children. Python sets a closed
+    stream to None, loses its output silently and sends `print(file=sys.stderr)` to stdout.
+    """
+    for descriptor, way in ((STDIN, os.O_WRONLY), (STDOUT, os.O_RDONLY), (STDERR, os.O_WRONLY)):
+        fill(descriptor, way)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(STDOUT, "w", encoding="utf-8", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(STDERR, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+def is_closed(error: OSError) -> bool:
+    """Whether an error comes from the closed stdout: EBADF without a file name."""
+    return error.errno == errno.EBADF and error.filename is None
+
+
+def fill(descriptor: int, way: int) -> None:
+    """Open a closed descriptor on the null device."""
+    with suppress(OSError):
+        os.fstat(descriptor)
+        return
+    null = os.open(os.devnull, way)
+    if null != descriptor:
+        os.dup2(null, descriptor)
+        os.close(null)
+    else:
+        os.set_inheritable(descriptor, True)

@@ -20,13 +20,13 @@ from typing import Any, Protocol
 
 import pytest
 
-from partita import streams
+from partita import process
 from partita.commands import terminal
 from tests import traces
 from tests.checkpoints import save_random_model
 
 pytest_plugins = ["tests.environments"]
-streams.own_process = True  # tests read ONNX Runtime's log
+process.own_process = True  # tests read ONNX Runtime's log
 terminal.LONG_STAGE_SECONDS = math.inf  # what is on stderr does not depend on the speed of the machine
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -312,7 +312,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
         from partita.export.pipeline import ExportOptions, export
         from partita.library.exporting import replay, scorer
         from partita.library.place.target import supported_by_cpu
-        from partita.runtime.ort.adapters import write_adapter
+        from partita.runtime.ort.buffers import write_adapter
 
         options = {"max_length": 64, **options}
         key = json.dumps([str(checkpoint), options], sort_keys=True, default=str)

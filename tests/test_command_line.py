@@ -25,13 +25,11 @@ from partita.errors import UsageError
 from partita.export.progress import stage
 from partita.library.batches.rows import SAMPLED as OF_ROWS
 from partita.options.bench import BenchOptions
-from partita.options.drift import DriftOptions
 from partita.options.export import ExportOptions
-from partita.options.fields import PathText, Range, check_fields, describe_fields
-from partita.options.flags import option_groups
+from partita.options.fields import PathText, Range, check_fields, describe_fields, option_groups
 from partita.options.groups import LoadOptions, ProgressOptions
 from partita.options.inspection import InspectOptions, ProvidersOptions
-from partita.options.placement import PlaceOptions, SupportOptions
+from partita.options.placement import DriftOptions, PlaceOptions, SupportOptions
 from partita.options.sampling import Sampling
 
 NAMED_FILE = re.compile(r"=(PATH|FILE|FOLDER)")
@@ -161,8 +159,8 @@ def test_a_verb_or_option_that_is_not_there_names_the_nearest_and_where_help_is(
 
 def test_several_values_are_a_list(monkeypatch):
     found = {}
-    for module in ("support", "bench", "generate"):
-        monkeypatch.setattr(f"partita.commands.{module}.run", lambda options: found.update({type(options): options}))
+    for function in ("place.support", "bench.run", "generate.run"):
+        monkeypatch.setattr(f"partita.commands.{function}", lambda options: found.update({type(options): options}))
     monkeypatch.setattr("partita.commands.build.check_early", lambda options: None)
     assert run(["support", "Cast", "com.microsoft:MatMulNBits", "--provider", "cpu"]) == 0
     assert run(["bench", "package", "--providers", "webgpu", "cpu", "--against", "a", "--against", "b"]) == 0

@@ -13,7 +13,7 @@ import pytest
 from partita import errors
 from partita.errors import PartitaError
 from partita.messages import as_field, rename_options
-from partita.options.flags import with_flags
+from partita.options.fields import with_flags
 from partita.remedies import Remedy
 from tests.conftest import REPOSITORY
 

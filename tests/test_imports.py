@@ -33,11 +33,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "tokenizer_limits": "untrusted_files",
         "demo": "",
         "signals": "",
-        "streams": "",
         "files": "remedies errors signals",
         "extras": "remedies errors",
         "dtypes": "",
-        "paths": "errors",
         "package": "messages remedies errors foreign_paths untrusted_files dtypes",
         "observations": "remedies",
         "diagnosis": "remedies observations",
@@ -53,11 +51,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         "machine": "remedies errors observations partition_reports",
         "inspection": "remedies package observations partition_reports",
         "support": "messages remedies errors dtypes observations partition_reports",
-        "providers": "messages remedies errors extras paths observations",
+        "providers": "messages remedies errors extras files observations",
         "foreign": "messages options remedies errors untrusted_files dtypes package observations runtime",
         "runtime": """
             messages options remedies errors foreign_paths process untrusted_files tokenizer_limits
-            signals streams files extras dtypes paths package observations diagnosis machine
+            signals files extras dtypes package observations diagnosis machine
             inspection support providers
         """,
         "export": """
@@ -66,7 +64,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         """,
         "library": """
             messages options remedies errors foreign_paths process untrusted_files demo signals
-            files extras dtypes paths package observations diagnosis partition_reports compare explain
+            files extras dtypes package observations diagnosis partition_reports compare explain
             check drift bench machine inspection support providers foreign runtime export
         """,
         "serve": """
@@ -75,11 +73,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         """,
         "commands": """
             messages options remedies errors foreign_paths process untrusted_files demo signals
-            files extras dtypes paths package observations diagnosis partition_reports compare explain
+            files extras dtypes package observations diagnosis partition_reports compare explain
             check drift bench machine inspection support providers foreign runtime export library serve
         """,
         "cli": """
-            messages options remedies errors demo signals streams extras package observations
+            messages options remedies errors demo process signals extras package observations
             diagnosis partition_reports compare explain check drift bench machine inspection providers
             runtime export library commands
         """,

@@ -23,9 +23,8 @@ from platformdirs.windows import Windows
 
 from partita.cli import REPORT_VERBS, VERBS, run
 from partita.errors import ReportError
-from partita.files import STDIN, reserve, write_text
+from partita.files import CACHE_VARIABLE, STDIN, cache_folder, reserve, write_text
 from partita.options.fields import PathText, describe_fields
-from partita.paths import CACHE_VARIABLE, cache_folder
 from tests.conftest import Exported, TinyCheckpoint
 from tests.test_cli import child_environment
 

@@ -169,8 +169,8 @@ def test_no_file_gets_the_number_of_a_closed_stream() -> None:
     """What native code prints would be written into it."""
     program = """
 import os
-from partita import streams
-streams.open_null_device()
+from partita import process
+process.open_null_device()
 assert os.open(os.devnull, os.O_RDONLY) > 2
 for descriptor, use in ((0, lambda: os.read(0, 1)), (1, lambda: os.write(1, b"x"))):
     assert os.get_inheritable(descriptor)

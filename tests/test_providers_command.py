@@ -16,7 +16,7 @@ from rich.console import Console
 
 from partita import extras
 from partita.cli import run
-from partita.commands import providers as verb
+from partita.commands import inspection
 from partita.errors import UsageError
 from partita.machine.records import EnvironmentFinding, MachineReport, ProviderEntry
 from partita.options.inspection import ProvidersCommand
@@ -79,12 +79,12 @@ def test_the_table_reads_at_80_columns_without_colour(machine):
 
 def test_json_is_valid_against_the_published_schema(capsys, monkeypatch, machine):
     monkeypatch.setattr("partita.runtime.machine.describe_machine", lambda extra: machine)
-    verb.run(ProvidersCommand(as_json=True))
+    inspection.show_providers(ProvidersCommand(as_json=True))
     printed = json.loads(capsys.readouterr().out)
     jsonschema.validate(printed, json.loads(SCHEMA.read_text(encoding="utf-8")))
     assert printed["schema"] == "partita.providers/1"
     assert MachineReport.model_validate(printed) == machine
-    verb.run(ProvidersCommand())
+    inspection.show_providers(ProvidersCommand())
     captured = capsys.readouterr()
     assert captured.out.startswith("usable: ") and captured.err == ""
 
@@ -123,7 +123,7 @@ def test_the_doctor_does_not_import_what_it_describes():
 def test_a_library_that_is_none_is_found_before_anything_is_tried(monkeypatch):
     monkeypatch.setattr("partita.runtime.machine.describe_machine", lambda extra: pytest.fail("it was tried"))
     with pytest.raises(UsageError, match="does not exist"):
-        verb.run(ProvidersCommand(provider_libraries={"x": "/no/such/library.so"}))
+        inspection.show_providers(ProvidersCommand(provider_libraries={"x": "/no/such/library.so"}))
 
 
 @pytest.mark.parametrize(

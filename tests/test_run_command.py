@@ -19,7 +19,7 @@ from partita.cli import run
 from partita.errors import UsageError
 from partita.export.hub import HUB_ID
 from partita.library import model_cache
-from partita.library.audience import Audience
+from partita.library.api import Audience
 from partita.options.export import ExportOptions
 from partita.package.folder import read_manifest, write_manifest
 from tests.conftest import DEMO_CHECKPOINT, TinyCheckpoint, require

@@ -29,7 +29,7 @@ QUOTED = {
     ("runtime/lab/placement.py", "f'Node ({NODE}) '"): "ONNX Runtime",
     ("runtime/lab/placement.py", "f' for node `{NODE}` of type'"): "ONNX Runtime",
     ("runtime/ort/errors.py", "OUR_OWN"): "ONNX Runtime",
-    ("runtime/ort/run_log.py", "UNPACKED"): "ONNX Runtime",
+    ("runtime/ort/registry.py", "UNPACKED"): "ONNX Runtime",
     ("runtime/ort/registry.py", "'ORT Build Info: '"): "ONNX Runtime",
     ("runtime/cpu/cores.py", "'model name'"): "/proc/cpuinfo",
 }

@@ -15,7 +15,7 @@ from partita.compare.rows import Change, Comparison, count_names
 from partita.errors import ReportError
 from partita.observations.records import Record
 from partita.observations.text_format import decimals, listing, name_some, plural
-from partita.options.flags import with_flags
+from partita.options.fields import with_flags
 from partita.partition_reports.outcome import failure_of, is_known
 from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.render.show import Views

@@ -11,7 +11,7 @@ from partita.check.requirements import PHASE_MEASURES, Limits, Measure, Requirem
 from partita.compare.reports import PlacedRow, placed_rows
 from partita.observations.names import CPU
 from partita.observations.text_format import decimals, listing, name_some, plural, short_provider
-from partita.options.flags import with_flags
+from partita.options.fields import with_flags
 from partita.partition_reports.copies import subgraph_copies
 from partita.partition_reports.file_nodes import ran_by
 from partita.partition_reports.outcome import (

@@ -16,8 +16,7 @@ from typing import Self
 from partita.errors import UsageError
 from partita.observations.names import CPU
 from partita.observations.text_format import listing
-from partita.options.fields import group
-from partita.options.flags import option_flags
+from partita.options.fields import group, option_flags
 from partita.options.groups import PlacementLimits
 
 SELECTORS = ("phase", "op", "module", "provider", "reason")

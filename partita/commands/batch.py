@@ -26,11 +26,10 @@ from partita.commands.results import BatchResult, ClusterResult
 from partita.commands.terminal import draws_progress, fold, note, print_record, stderr
 from partita.errors import INTERRUPTED, PartitaError, ResourceError, UsageError
 from partita.library.batches.batch_run import PIPE, BatchRunResult, Progress, run_file, run_rows
-from partita.library.batches.journal import interrupted_text
+from partita.library.batches.journal import contents_hash, interrupted_text
 from partita.library.batches.prompt_files import InputFile, scan_file
 from partita.library.batches.rows import AnswerRow, InputRow, RowDefaults, check_defaults
 from partita.library.chain import Target
-from partita.library.contents import contents_hash
 from partita.library.engine.base import ReportRequest
 from partita.library.generation import sampling_options
 from partita.library.notes import chunk_ignored

@@ -11,8 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from partita.bench.records import Bench
-from partita.commands.generate_options import parse_ids, read_prompts
-from partita.commands.models import package_of
+from partita.commands.generate_options import package_of, parse_ids, read_prompts
 from partita.commands.outputs import Sink, print_written, reserve_output, show_and_write
 from partita.commands.terminal import Spinner, note
 from partita.errors import INTERRUPTED, UsageError

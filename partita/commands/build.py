@@ -57,6 +57,8 @@ class Verb:
     """Its line in the list of commands."""
     examples: tuple[str, ...]
     """Command lines without program and group."""
+    run: str = ""
+    """`MODULE:FUNCTION` in `partita.commands`; empty: that of its group."""
 
     def record(self) -> type[Any]:
         """The class of its options."""
@@ -83,7 +85,7 @@ def group_of(verbs: Sequence[Verb], run: str, prefix: str = "") -> type[TyperGro
         def get_command(self, ctx: Any, cmd_name: str) -> Any:
             if self.commands.get(cmd_name) is None and cmd_name in by_name:
                 verb = by_name[cmd_name]
-                self.commands[cmd_name] = _command(verb, run.format(name=verb.name), prefix)
+                self.commands[cmd_name] = _command(verb, verb.run or run.format(name=verb.name), prefix)
             return super().get_command(ctx, cmd_name)
 
         def format_commands(self, ctx: Any, formatter: Any) -> None:

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from partita.commands.chat_lines import Lines, open_lines
-from partita.commands.generate_options import RunGroups, argument_text
+from partita.commands.generate_options import RunGroups, argument_text, package_of
 from partita.commands.generation import open_batch, open_with, print_notes
-from partita.commands.models import package_of
 from partita.commands.outputs import print_written
 from partita.commands.terminal import note, stdout_console, write_stdout
 from partita.errors import INTERRUPTED, PartitaError, UsageError

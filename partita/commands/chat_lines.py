@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from partita.errors import UsageError
-from partita.paths import cache_folder
+from partita.files import cache_folder
 
 if TYPE_CHECKING:
     from prompt_toolkit.history import History

@@ -1,22 +1,26 @@
-"""`partita export`: exports, replays the known answer in the runtime, and prints the summary."""
+"""`partita export` exports, replays the known answer in the runtime, prints the summary; `partita push` uploads."""
 
 from __future__ import annotations
 
 import shlex
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import partita
 from partita import dtypes
-from partita.commands.audience import TERMINAL
 from partita.commands.results import ExportResult
-from partita.commands.terminal import Bars, fold, note, print_record, write_stdout
+from partita.commands.terminal import TERMINAL, Bars, Spinner, draws_progress, fold, note, print_record, write_stdout
 from partita.dtypes import EXACT
+from partita.errors import UsageError
+from partita.export.hub import HUB_ID, upload
 from partita.library.exporting import own_compile_cache, run_export
 from partita.observations.text_format import human_bytes, nats, plural
-from partita.options.export import ExportCommand
-from partita.options.flags import with_flags
-from partita.package.folder import Manifest
+from partita.options.export import ExportCommand, PushCommand
+from partita.options.fields import with_flags
+from partita.package.folder import Manifest, check_files, read_manifest
 from partita.package.records import PackedKind, PackedWeights, Verification
 
 if TYPE_CHECKING:
@@ -312,3 +316,23 @@ def _verification(result: Verification) -> str:
     if result.status != "verified":
         return f"no: {result.detail}"
     return f"yes: {result.detail}"
+
+
+def push(options: PushCommand) -> None:
+    """Check the package, upload it, and print the address of the commit.
+
+    Raises PackageError for a damaged package, UsageError for a repository that the hub refuses.
+    """
+    package, name = Path(options.package), options.repository
+    found = HUB_ID.fullmatch(name)
+    if found is None or found["name"] != name:
+        raise UsageError(f"`repository`: {name!r} is not of the form OWNER/NAME")
+    manifest = read_manifest(package)
+    check_files(package, manifest, hashes=False)
+    source = f"{manifest.source.checkpoint}, {manifest.graph.precision}, Partita {partita.__version__}"
+    title = f"uploading {package} to {name}"
+    if draws_progress():  # huggingface_hub draws its own bars
+        note(title)
+    with nullcontext() if draws_progress() else Spinner(title):
+        address = upload(package, name, source, private=options.private)
+    write_stdout(f"{address}\n")

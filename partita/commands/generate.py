@@ -7,8 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from partita.check.requirements import check_limits
-from partita.commands.generate_options import GenerateOptions, argument_text, check_options, parse_ids, read_prompts
-from partita.commands.models import package_of
+from partita.commands.generate_options import (
+    GenerateOptions,
+    argument_text,
+    check_options,
+    package_of,
+    parse_ids,
+    read_prompts,
+)
 from partita.commands.outputs import Sink, refuse_two_on_stdout, reserve_output
 from partita.files import STDIN, reserve
 from partita.foreign.folder import open_folder

@@ -1,4 +1,4 @@
-"""The options of `partita generate` in groups, and their checks."""
+"""The options of `partita generate` in groups, their checks, and the package of a MODEL argument."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from partita.check.requirements import Limits
-from partita.commands.terminal import note
+from partita.commands.terminal import TERMINAL, Bars, note
 from partita.errors import UsageError
 from partita.foreign.folder import Choice
 from partita.library.chain import read_by
 from partita.library.engine.speculation import Speculation
+from partita.library.model_cache import folder_of
 from partita.library.sampling import Sampling
 from partita.observations.text_format import listing
-from partita.options.fields import group
+from partita.options.fields import PathText, group
 from partita.options.generation import GenerateCommand, RunOptions
+from partita.options.groups import ForeignFolder, SourceOptions
+from partita.providers.resolve import parse_chain
 from partita.runtime.generate.text.tokens import MOST_BYTES
 
 
@@ -153,3 +156,25 @@ def _read_stdin() -> str:
     except UnicodeDecodeError as error:
         raise UsageError(f"stdin is not UTF-8 (byte {error.start}); convert it first, e.g. with iconv") from error
     return text.removesuffix("\r\n" if text.endswith("\r\n") else "\n")
+
+
+def package_of(model: PathText, options: SourceOptions) -> Path:
+    """The folder that runs MODEL: itself, or the package that it is exported to for the first provider of the chain.
+
+    `options`: those of the verb, with `providers` or `chains`. Raises what `folder_of` raises.
+    """
+    chain = getattr(options, "providers", None) or next(iter(getattr(options, "chains", None) or ()), None)
+    by_library = getattr(options, "provider_libraries", None)
+    target = parse_chain(chain)[0].name if isinstance(chain, str) and not by_library else None
+    source = argument_text(os.fspath(model), "MODEL")
+    foreign = group(options, ForeignFolder) if isinstance(options, ForeignFolder) else None
+    with Bars() as bars:
+        return folder_of(
+            source,
+            options.precision,
+            target,
+            revision=options.revision,
+            foreign=foreign,
+            progress=bars,
+            audience=TERMINAL,
+        )

@@ -14,10 +14,18 @@ from functools import partial
 from os.path import commonprefix
 from typing import TYPE_CHECKING
 
-from partita.commands.audience import TERMINAL, print_note, print_target_notes, unused_provider_notes
 from partita.commands.generate_options import GenerateOptions, RunGroups, parse_ids
 from partita.commands.outputs import STDOUT, Sink, print_written
-from partita.commands.terminal import fold, note, print_record, write_stderr, write_stdout
+from partita.commands.terminal import (
+    TERMINAL,
+    fold,
+    note,
+    print_note,
+    print_record,
+    print_target_notes,
+    write_stderr,
+    write_stdout,
+)
 from partita.errors import INTERRUPTED, GenerationError, PartitaError
 from partita.files import Output
 from partita.library.chain import Target
@@ -25,10 +33,10 @@ from partita.library.engine.base import Engine, ReportRequest
 from partita.library.generation import Generation, sampling_options
 from partita.library.loading import open_engine
 from partita.library.model import Model
-from partita.library.notes import chunk_ignored, idle, inference_notes, placeholder_note, unverified_note
+from partita.library.notes import chunk_ignored, opened_notes, placeholder_note
 from partita.library.run_report import limits_error
 from partita.observations.text_format import human_bytes, percent, plural
-from partita.options.flags import option_flags
+from partita.options.fields import option_flags
 from partita.options.placement import PlaceOptions
 from partita.options.sampling import SamplingValues
 from partita.package.folder import Manifest
@@ -147,8 +155,7 @@ def print_notes(
 ) -> None:
     """Notes for the user before the first token."""
     print_target_notes(target)
-    known = (*unused_provider_notes(target, model.chain), *map(idle, model.engine.opened.idle_providers))
-    known += (*unverified_note(model.manifest.verification), *inference_notes(model.manifest))
+    known = opened_notes(target, model.engine.opened, model.manifest)
     for line in filter(None, (*known, placeholder_note(options.package, ids), *notes)):
         print_note(line)
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from partita.commands.terminal import note, stdout_console, write_stdout, write_stdout_bytes
 from partita.errors import PackageError, ReportError, UsageError
 from partita.files import STDIN, Output, reserve
 from partita.observations.text_format import listing
-from partita.options.fields import PathText
 from partita.partition_reports.render.show import load_view
 from partita.remedies import shell
 
@@ -113,24 +112,11 @@ class Showing:
             note(f"{self.file_kind or _called(self.view)}: {self.sink.path}{hint}")
 
 
-class ViewOptions(Protocol):
-    """Options of a verb that has views."""
+def requested_view(options: Any, usual: str = "text", *, full: bool = False) -> RequestedView:
+    """The view named by --view or a short form, else the `usual` one. Raises UsageError if two differ.
 
-    @property
-    def view(self) -> str | None:
-        """Name of the view."""
-
-    @property
-    def out(self) -> PathText | None:
-        """File for it; None: stdout."""
-
-    @property
-    def as_json(self) -> bool:
-        """Short form of the view `json`."""
-
-
-def requested_view(options: ViewOptions, usual: str = "text", *, full: bool = False) -> RequestedView:
-    """The view named by --view or a short form, else the `usual` one. Raises UsageError if two differ."""
+    `options`: of a verb with `view`, `out` and `as_json`.
+    """
     named = {
         "--view": options.view,
         "--full": "text" if full else None,

@@ -1,23 +1,38 @@
-"""`partita place`: placement of the nodes of any ONNX model, copies and reasons; also on CUDA without a GPU.
+"""`partita place`, `drift` and `support`: where nodes run and why, which are wrong, and which a provider can run.
 
-The report is printed and written first; what then ends the command is a run that failed, a limit that is not met, or
-Ctrl-C.
+A result is printed and written first; what then ends the command is a failed run, a limit or a tolerance, or Ctrl-C.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from partita.commands.audience import TERMINAL, print_target_notes
-from partita.commands.outputs import Sink, data_files, refuse_two_on_stdout, reserve_output, show_and_write
-from partita.commands.terminal import note
-from partita.errors import INTERRUPTED, PartitaError, UsageError
+from partita.commands.outputs import (
+    STDOUT,
+    RequestedView,
+    Showing,
+    Sink,
+    data_files,
+    prepare,
+    refuse_two_on_stdout,
+    requested_view,
+    reserve_output,
+    show_and_write,
+)
+from partita.commands.terminal import TERMINAL, note, print_target_notes
+from partita.errors import INTERRUPTED, ParityError, PartitaError, ProviderError, UsageError
 from partita.foreign.folder import Choice
 from partita.library.chain import read_by
+from partita.library.drifting import measure_drift, read_sides
 from partita.library.notes import not_used
 from partita.library.place.placement import place_model, read_place
+from partita.library.place.support import chain_options, measure_support
 from partita.library.run_report import limits_error
-from partita.options.placement import PlaceCommand
+from partita.observations.text_format import listing
+from partita.options.fields import describe_fields
+from partita.options.placement import DriftCommand, PlaceCommand, SupportCommand
 from partita.partition_reports import storage
 from partita.partition_reports.records import Report
 from partita.partition_reports.render.show import REPORT_VIEWS, load_view
@@ -51,10 +66,7 @@ def _reserve_report(options: PlaceCommand) -> Sink | None:
 
 
 def _finish(options: PlaceCommand, sink: Sink | None, report: Report, error: PartitaError | None) -> int:
-    """Write and print the report, then the error; returns the exit code.
-
-    Raises `error`, why a run failed, or ProviderError for a limit.
-    """
+    """Write and print the report; returns the exit code. Raises `error`, or ProviderError for a limit."""
     for entry in report.chain:
         if entry.status != "active":
             note(f"note: {not_used(entry.provider, entry)}")
@@ -66,3 +78,88 @@ def _finish(options: PlaceCommand, sink: Sink | None, report: Report, error: Par
     if over is not None:
         raise over
     return INTERRUPTED if report.interruptions else 0
+
+
+DRIFT_VIEWS = "partita.drift.document"
+
+
+def drift(options: DriftCommand) -> int:
+    """Compare and show. Then raises ParityError on a difference, ProviderError if no node ran on the provider."""
+    model = Path(options.model)
+    given = [model, *Choice.of(options).input_paths, *map(Path, (options.inputs or {}).values())]
+    given += data_files(model) if options.out is not None and model.is_file() else ()
+    showing = prepare(requested_view(options), DRIFT_VIEWS, read_by(options, *given))
+    target, reference, python = read_sides(options)
+    print_target_notes(target)
+    found = measure_drift(options, target, reference, python, audience=TERMINAL)
+    showing.show(found)
+    if found.is_within and found.unused_because is None:
+        return 0
+    from partita.drift.document import headline
+
+    kind = ProviderError if found.is_within else ParityError
+    raise kind(f"{model}: {headline(found)}")
+
+
+SUPPORT_VIEWS = "partita.support.sections"
+DIFF_VIEWS = "partita.compare.document"
+DIFF = "diff"
+"""First argument of a comparison of two tables."""
+OPTIONS = {"json": "--out"}
+"""View -> its option for a file, if it has another name."""
+
+
+def _views(options: SupportCommand, folder: str, what: str, reads: Iterable[Path]) -> list[Showing]:
+    """Every requested view with its output. Raises UsageError if two would go to stdout."""
+    reads, view = tuple(reads), requested_view(replace(options, out=None)).view
+    given = {"json": options.out, "markdown": options.markdown, "html": options.html}
+    files = {name: Path(path) for name, path in given.items() if path is not None}
+    on_stdout = [name for name, path in files.items() if path == STDOUT]
+    if len(on_stdout) + (view != "text") > 1:
+        raise UsageError("two views are written to stdout; give a file for one of them")
+    places, found = list(files.values()), []
+    for index, (name, path) in enumerate(files.items()):
+        option = OPTIONS.get(name, f"--{name}")
+        sink = reserve_output(path, what, (*reads, *places[:index]), option=option)
+        found.append(Showing(load_view(name, folder), sink, what))
+    return found if on_stdout else [*found, prepare(RequestedView(view), folder)]
+
+
+def support(options: SupportCommand) -> int:
+    """Measure, show, and return the exit code. Raises UsageError, PackageError, ProviderError, ReportError."""
+    words: tuple[str, ...] = tuple(options.operators or ())
+    if words and words[0] == DIFF:
+        return _diff(words[1:], options)
+    model = None if options.model is None else Path(options.model)
+    only = next(iter(words), "")
+    if model is None and len(words) == 1 and (only.endswith(".onnx") or Path(only).is_dir()):
+        words, model = (), Path(only)
+    if [bool(words), model is not None, options.everything].count(True) != 1:
+        raise UsageError("name operators (e.g. Cast com.microsoft:MatMulNBits), a model, or --all; use exactly one")
+    given = () if model is None else (model, *data_files(model))
+    views = _views(options, SUPPORT_VIEWS, "support table", read_by(chain_options(options), *given))
+    found, interrupted = measure_support(replace(options, operators=words, model=model), TERMINAL)
+    for view in views:
+        view.show(found)
+    return INTERRUPTED if interrupted else 0
+
+
+def _diff(files: Sequence[str], options: SupportCommand) -> int:
+    """Show the differences between two tables, and return the exit code. Raises UsageError, ReportError."""
+    shown = ("operators", "out", "markdown", "html", "view", "as_json")
+    given = [each for each in describe_fields(SupportCommand) if each.name not in shown]
+    refused = [each.flag for each in given if getattr(options, each.name) != each.field.default]
+    if refused:
+        raise UsageError(f"support diff compares two tables written by --out; omit {listing(refused)}")
+    if len(files) != 2:
+        raise UsageError("support diff needs two tables: partita support diff A.json B.json")
+    from partita.compare.support_tables import compare_tables
+    from partita.partition_reports import storage
+    from partita.support.records import SCHEMA, SupportTable
+
+    paths = [Path(file) for file in files]
+    views = _views(options, DIFF_VIEWS, "difference of support tables", paths)
+    first, second = (storage.read_one_of(path, {SCHEMA: SupportTable}) for path in paths)
+    for view in views:
+        view.show(compare_tables(first, second, names=(files[0], files[1])))
+    return 0

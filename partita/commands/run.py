@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 from partita.commands import chat, generate
-from partita.commands.models import package_of
+from partita.commands.generate_options import package_of
 from partita.commands.terminal import note, write_stdout
 from partita.errors import UsageError
 from partita.library import model_cache

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partita.check.requirements import Limits, check_limits
-from partita.commands.audience import TERMINAL, print_note, print_target_notes
-from partita.commands.models import package_of
+from partita.commands.generate_options import package_of
 from partita.commands.results import ServedModel, ServeResult
-from partita.commands.terminal import print_record, write_stderr
+from partita.commands.terminal import TERMINAL, print_note, print_record, print_target_notes, write_stderr
 from partita.errors import UsageError
 from partita.export.hub import HUB_ID
 from partita.foreign.folder import Choice, open_folder
@@ -21,7 +20,7 @@ from partita.library.engine.speculation import Speculation
 from partita.library.sampling import CHECKPOINT
 from partita.observations.text_format import plural
 from partita.options.fields import PathText
-from partita.options.serve import ServeCommand
+from partita.options.generation import ServeCommand
 from partita.remedies import Remedy
 
 if TYPE_CHECKING:

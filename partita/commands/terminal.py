@@ -28,12 +28,18 @@ from rich.progress import (
 )
 
 from partita.export.progress import Stage, Unit
+from partita.library.api import Audience
 from partita.observations.text_format import human_bytes
-from partita.options.flags import with_flags
+from partita.options.fields import with_flags
 from partita.options.groups import ProgressOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pydantic import BaseModel
+
+    from partita.library.chain import Target
+    from partita.providers.resolve import Resolution
 
 
 ESCAPED = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
@@ -232,3 +238,30 @@ class _Bar:
 
     def advance(self, amount: int) -> None:
         self.bars.advance(self.task, amount)
+
+
+def print_note(text: str) -> None:
+    """Print a note on stderr."""
+    note(f"note: {text}")
+
+
+TERMINAL = Audience(print_note, Spinner)
+
+
+def print_target_notes(target: Target) -> None:
+    """Print notes on stderr before a model is opened."""
+    if target.by_default is not None:
+        names = ",".join(provider.name for provider in target.chain)
+        print_note(f"provider {names}, by default: {target.by_default}")
+    for line in target.notes:
+        print_note(line)
+
+
+def print_chain_notes(target: Target, resolutions: Sequence[Resolution]) -> None:
+    """Print notes on stderr after a model was opened: the chain and its unused providers."""
+    from partita.library.notes import not_used
+
+    print_target_notes(target)
+    for entry in resolutions:
+        if entry.status != "active":
+            print_note(not_used(entry.provider.name, entry))

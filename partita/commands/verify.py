@@ -1,4 +1,4 @@
-"""`partita verify`: replay a package's known answer on a provider and print the deviation of each step."""
+"""`partita verify` replays a package's known answer on a provider; `partita evaluate` measures its perplexity there."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from pathlib import Path
 
 from rich.console import Console
 
-from partita.commands.audience import TERMINAL, print_chain_notes
-from partita.commands.results import VerifyResult
-from partita.commands.terminal import finite, print_record, stdout_console
+from partita.commands.results import EvaluateResult, VerifyResult
+from partita.commands.terminal import TERMINAL, Bars, finite, print_chain_notes, print_record, stdout_console
 from partita.errors import ParityError
+from partita.export.progress import stage
 from partita.foreign.evidence import read_evidence
 from partita.foreign.folder import Choice, open_folder
 from partita.library.chain import Target, read_chain
 from partita.library.engine.jobs import run_job
 from partita.library.loading import in_child
-from partita.observations.text_format import NOT_KNOWN, plural
-from partita.options.inspection import VerifyCommand
+from partita.observations.text_format import NOT_KNOWN, nats, plural
+from partita.options.inspection import EvaluateCommand, VerifyCommand
 from partita.package.folder import Manifest, check_files
-from partita.package.records import StepError, Verification
+from partita.package.records import Evaluation, Quality, StepError, Verification
 from partita.partition_reports.render.terminal import ALARM, GOOD, Page
 from partita.partition_reports.sections.model import Column
 from partita.remedies import Remedy
@@ -108,3 +108,84 @@ def _step_row(step: StepError) -> tuple[str, ...]:
     """Text of the error of one step."""
     tokens = "equal" if step.tokens_equal else "DIFFERENT"
     return (step.step, step.output, f"{step.max_abs_error:.3e}", f"{step.max_rel_error:.3e}", tokens)
+
+
+def evaluate(options: EvaluateCommand) -> int:
+    """Check the package's hashes, read its text, print the perplexity next to the source model's."""
+    package, target = Path(options.package), read_chain(options)
+    manifest = open_folder(package)
+    check_files(package, manifest, hashes=True)
+    with Bars() as bars, stage(bars, "evaluate", {}):
+        result = run_job(
+            "partita.library.verifying:evaluate",
+            *(package, manifest, target),
+            chain=target.chain,
+            in_worker=in_child(target, "auto"),
+            on_chain=partial(print_chain_notes, target),
+            audience=TERMINAL,
+        )
+    if options.as_json:
+        print_record(_as_record(package, manifest, result))
+    else:
+        show_evaluation(package, manifest, result, stdout_console())
+    return 0
+
+
+def _as_record(package: Path, manifest: Manifest, result: Evaluation) -> EvaluateResult:
+    """The result for `--json`."""
+    return EvaluateResult(
+        package=str(package),
+        precision=manifest.graph.precision,
+        at_export=manifest.quality,
+        **finite(result.model_dump()),
+    )
+
+
+def show_evaluation(package: Path, manifest: Manifest, result: Evaluation, console: Console) -> None:
+    """The result as text: figures measured now, next to those of the export."""
+    page = Page(console)
+    page.put(f"{package}: {manifest.graph.precision} on {result.provider}")
+    stored = manifest.quality
+    if stored is not None:
+        page.pairs(
+            [("text", f"{stored.text}, {result.tokens:,} predicted tokens, windows of {stored.window_tokens} tokens")]
+        )
+    columns = (Column("figure", number=False), Column("here"), Column("at export"))
+    page.table(columns, list(_rows(result, stored)))
+    page.pairs([("divergence", _bound(result, stored))])
+
+
+def _bound(now: Evaluation, stored: Quality | None) -> str:
+    """Description of the measured divergence."""
+    if now.kl_tokens is None or now.kl_share is None:
+        return "not measured: the package lacks the source model's probabilities; export it again"
+    told = (
+        f"here: lower bound from the {plural(now.kl_tokens, 'likeliest token')} of the source model "
+        f"({now.kl_share:.1%} of its probability; all other tokens counted as one)"
+    )
+    kept = None if stored is None else stored.likely
+    if kept is None:
+        return told
+    return f"{told}; at export: {nats(kept.kl_mean)}, 99th percentile {nats(kept.kl_p99, 3)}"
+
+
+def _rows(now: Evaluation, stored: Quality | None) -> list[tuple[str, ...]]:
+    """Figures measured now and at export."""
+    here = (
+        ("perplexity", f"{now.perplexity:.3f}"),
+        ("perplexity, source model", f"{now.original_perplexity:.3f}"),
+        ("ratio", f"{now.perplexity_ratio:.4f}"),
+        ("same best token", f"{now.top1_agreement:.1%}"),
+        ("KL divergence, mean", _at_least(now.kl_mean_at_least, 4)),
+        ("KL divergence, 99th percentile", _at_least(now.kl_p99_at_least, 3)),
+    )
+    before = [""] * len(here)
+    if stored is not None:
+        before = [f"{stored.perplexity:.3f}", f"{stored.original_perplexity:.3f}", f"{stored.perplexity_ratio:.4f}"]
+        before += [f"{stored.top1_agreement:.1%}", nats(stored.kl_mean), nats(stored.kl_p99, 3)]
+    return [(name, figure, old) for (name, figure), old in zip(here, before, strict=True)]
+
+
+def _at_least(value: float | None, digits: int) -> str:
+    """A divergence that is a lower bound; empty for None."""
+    return "" if value is None else f">= {nats(value, digits)}"

@@ -1,4 +1,4 @@
-"""Decorators and errors of the public Python API.
+"""Decorators and errors of the public Python API, and receivers of its notes: the log by default.
 
 A wrong argument raises `ArgumentError`, which is also a ValueError and a TypeError.
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import operator
 import os
 import re
 import textwrap
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar, cast, get_args, get_origin
 
 from partita.errors import PartitaError, ResourceError, UsageError
@@ -94,44 +96,34 @@ def public(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def from_fields(options: Callable[P, Options]) -> Callable[[Callable[[Options], T]], Callable[P, T]]:
-    """A decorator: callers pass the fields of an options dataclass, and the function gets the dataclass.
-
-    The options are checked; see `partita.options.checked`.
-    """
-
-    def decorate(function: Callable[[Options], T]) -> Callable[P, T]:
-        @public
-        @functools.wraps(function)
-        def call(*args: P.args, **kwargs: P.kwargs) -> T:
-            return function(check_fields(options(*args, **kwargs)))
-
-        _describe(call, [], options, function)
-        return call
-
-    return decorate
+    """A decorator: callers pass the fields of an options dataclass, and the function gets the checked dataclass."""
+    return lambda function: _taking(options, function, 0)
 
 
 def method_from_fields(
     options: Callable[P, Options],
 ) -> Callable[[Callable[[Owner, Options], T]], Callable[Concatenate[Owner, P], T]]:
-    """`takes` for a method, or for a function with another argument before the options."""
+    """`from_fields` for a method, or for a function with another argument before the options."""
+    return lambda function: _taking(options, function, 1)
 
-    def decorate(function: Callable[[Owner, Options], T]) -> Callable[Concatenate[Owner, P], T]:
-        @public
-        @functools.wraps(function)
-        def call(owner: Owner, /, *args: P.args, **kwargs: P.kwargs) -> T:
-            return function(owner, check_fields(options(*args, **kwargs)))
 
-        first = next(iter(inspect.signature(function).parameters.values()))
-        _describe(call, [first], options, function)
-        return call
+def _taking(options: Callable[..., Any], function: Any, before: int) -> Any:
+    """The function with the fields of the options as arguments, after `before` others."""
 
-    return decorate
+    @public
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args[:before], check_fields(options(*args[before:], **kwargs)))
+
+    _describe(call, [*inspect.signature(function).parameters.values()][:before], options, function)
+    return call
 
 
 def _describe(call: Any, first: list[inspect.Parameter], options: Callable[..., Any], function: Any) -> None:
     """Give a function the signature of its options dataclass, and its docstring a line for each argument."""
-    parameters = [each.replace(annotation=_plain(each.annotation)) for each in _parameters(options)]
+    parameters = [
+        each.replace(annotation=_plain(each.annotation)) for each in inspect.signature(options).parameters.values()
+    ]
     returns = inspect.signature(function).return_annotation
     call.__signature__ = inspect.Signature([*first, *parameters], return_annotation=returns)
     helps = {each.argument: _help_of(each) for each in describe_fields(cast("type[Any]", options))}
@@ -146,10 +138,24 @@ def _help_of(each: DescribedField) -> str:
     return f"False: {text[0].lower()}{text[1:]}" if each.field.default is True else text
 
 
-def _parameters(options: Callable[..., Any]) -> list[inspect.Parameter]:
-    return list(inspect.signature(options).parameters.values())
-
-
 def _plain(annotation: Any) -> Any:
     """A type without what the command line knows of it."""
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+
+
+LOGGER = logging.getLogger("partita")
+"""Silent until a program configures logging; without a handler, Python would print warnings."""
+LOGGER.addHandler(logging.NullHandler())
+
+
+@dataclass(frozen=True, slots=True)
+class Audience:
+    """Receives notes and progress of a function that may take long."""
+
+    note: Callable[[str], object] = LOGGER.warning
+    """Called with a note for the user, before or with the result."""
+    busy: Callable[[str], AbstractContextManager[object]] = nullcontext
+    """Context manager of a long operation, called with its title."""
+
+
+QUIET = Audience()

@@ -17,13 +17,12 @@ from partita.errors import InstallationError, PackageError, PartitaError, UsageE
 from partita.extras import explain
 from partita.files import temporary_directory
 from partita.foreign.folder import Choice, open_folder
-from partita.library.api import from_fields
-from partita.library.audience import QUIET, Audience
+from partita.library.api import QUIET, Audience, from_fields
 from partita.library.chain import Target, read_chain
 from partita.library.engine.jobs import run_job
 from partita.library.loading import in_child
-from partita.options.drift import DriftOptions
 from partita.options.groups import ProviderChain
+from partita.options.placement import DriftOptions
 from partita.package.folder import Manifest
 
 if TYPE_CHECKING:

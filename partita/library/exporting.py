@@ -16,8 +16,7 @@ from partita.export.options import ExportOptions, check
 from partita.export.progress import Progress, Silent, stage
 from partita.extras import checked_versions
 from partita.files import temporary_directory
-from partita.library.api import from_fields
-from partita.library.audience import LOGGER, QUIET, Audience
+from partita.library.api import LOGGER, QUIET, Audience, from_fields
 from partita.options.export import ExportOptions as Options
 from partita.options.fields import group
 from partita.package.folder import Graph, Manifest, TokenizerKind
@@ -84,7 +83,7 @@ def run_export(given: Options, progress: Progress | None = None, audience: Audie
         from partita.export.pipeline import export as write
         from partita.library.drifting import locate
         from partita.library.place.target import supported_by_cpu
-        from partita.runtime.ort.adapters import write_adapter
+        from partita.runtime.ort.buffers import write_adapter
 
     options = group(given, ExportOptions)
     with stage(shown, "find target", {}):
@@ -141,10 +140,7 @@ def _warn_without_integer_unit(audience: Audience) -> None:
 
 
 def _choose_target(options: Options, audience: Audience = QUIET) -> Target | None:
-    """The target; None when the user set a lowering and no target.
-
-    Raises UsageError, and ProviderError when the target cannot be probed.
-    """
+    """The target; None when the user set a lowering and no target. Raises UsageError, ProviderError."""
     if options.target is None and (options.attention != "auto" or options.cache != "fixed"):
         if options.target_default:
             raise UsageError("`target_default` needs `target`, the provider it belongs to; add it")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple, NoReturn
 
 from partita.diagnosis.session_index import PHASES
@@ -218,16 +219,7 @@ class Generation:
     @property
     def results(self) -> tuple[CompletionResult, ...]:
         """Text, token ids, finish reason and sampling options of each prompt."""
-        return tuple(
-            CompletionResult(
-                ticket.completion.text(),
-                tuple(ticket.completion.tokens),
-                len(ticket.completion.prompt),
-                self.progress.finish(ticket),
-                ticket.sampling,
-            )
-            for ticket in self._tickets()
-        )
+        return tuple(replace(ticket.result, finish_reason=self.progress.finish(ticket)) for ticket in self._tickets())
 
     def _tickets(self) -> list[Ticket]:
         """The requests; runs them to their end unless iterated."""

@@ -11,8 +11,7 @@ from partita.errors import PackageError, UsageError
 from partita.foreign.folder import AS_IT_IS, Choice, open_folder
 from partita.foreign_paths import recognise
 from partita.inspection.records import Inspection
-from partita.library.api import public
-from partita.options.fields import check_fields
+from partita.library.api import from_fields
 from partita.options.inspection import InspectOptions
 from partita.package.folder import COMPANIONS, Manifest, check_folder, refuse_absent, unreadable
 
@@ -44,38 +43,16 @@ def inspect(
 ) -> Comparison: ...
 
 
-@public
-def inspect(
-    package: str | os.PathLike[str],
-    *,
-    against: str | os.PathLike[str] | None = None,
-    variant: str | None = None,
-    contract: str | os.PathLike[str] | None = None,
-    max_length: int | None = None,
-    hashes: bool = False,
-    against_variant: str | None = None,
-    against_contract: str | os.PathLike[str] | None = None,
-) -> Inspection | Comparison:
+@from_fields(InspectOptions)
+def inspect(options: InspectOptions) -> Inspection | Comparison:
     """Contents of a package, a folder of ONNX files or an ONNX file: graphs, contract, states, precision, provenance.
 
     With `against`, the differences to that package, folder or file. Errors such as a damaged manifest or a missing file
-    are in `findings`. `variant`, `contract` and `max_length`: for a foreign folder, see `load`; `against_variant` and
-    `against_contract`: for the folder `against`. `hashes`: compute missing SHA-256 hashes of files. Imports neither
-    onnxruntime nor torch, and loads no weights otherwise.
+    are in `findings`. Imports neither onnxruntime nor torch, and loads no weights without `hashes`.
 
     Raises ArgumentError, and PackageError if the path contains no model.
     """
-    options = InspectOptions(
-        package,
-        against=against,
-        variant=variant,
-        contract=contract,
-        max_length=max_length,
-        hashes=hashes,
-        against_variant=against_variant,
-        against_contract=against_contract,
-    )
-    return run_inspection(check_fields(options))
+    return run_inspection(options)
 
 
 def run_inspection(options: InspectOptions) -> Inspection | Comparison:

@@ -7,12 +7,11 @@ from typing import get_args
 
 from partita.errors import UsageError
 from partita.foreign.folder import AS_IT_IS, Choice, open_folder
-from partita.library.api import from_fields
-from partita.library.audience import LOGGER, QUIET, Audience
+from partita.library.api import LOGGER, QUIET, Audience, from_fields
 from partita.library.chain import Target, read_chain
 from partita.library.engine.base import Engine
 from partita.library.model import Model
-from partita.library.notes import idle, inference_notes, not_used, unverified_note
+from partita.library.notes import opened_notes
 from partita.options.groups import LoadOptions, Process
 from partita.package.folder import Manifest
 
@@ -97,14 +96,5 @@ def _log_chain(target: Target, engine: Engine, manifest: Manifest) -> None:
     if target.by_default is not None:
         names = ", ".join(provider.name for provider in target.chain)
         LOGGER.info("providers %s, by default: %s", names, target.by_default)
-    notes = list(target.notes)
-    for entry in engine.opened.chain:
-        if entry.status != "active":
-            notes.append(not_used(entry.provider, entry))
-    notes += [
-        *map(idle, engine.opened.idle_providers),
-        *unverified_note(manifest.verification),
-        *inference_notes(manifest),
-    ]
-    for line in notes:
+    for line in (*target.notes, *opened_notes(target, engine.opened, manifest)):
         LOGGER.warning(line)

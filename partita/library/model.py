@@ -6,14 +6,14 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn, Self
 
 from partita.errors import GenerationError, ParityError, ReportError, UsageError
 from partita.files import reserve
-from partita.library.api import ArgumentError, method_from_fields, public
-from partita.library.audience import LOGGER
-from partita.library.engine.base import CLOSED, FORKED, BatchOptions, Engine, PrefixRequest, PrefixSaved, ReportRequest
+from partita.library.api import LOGGER, ArgumentError, method_from_fields, public
+from partita.library.engine.base import CLOSED, FORKED, BatchOptions, Engine, PrefixSaved, ReportRequest
 from partita.library.engine.requests import (
     Work,
     adapters_of,
@@ -223,9 +223,7 @@ class Model:
         reserve(path, "prefix", (self.folder,), option="file")
         with self._beginning:
             self._last = None
-            return engine.save_prefix(
-                PrefixRequest(said.tokens, str(path), said.text, said.system, prefill_chunk, adapter)
-            )
+            return engine.save_prefix(replace(said, adapter=adapter), str(path), prefill_chunk)
 
     @public
     def verify(self, reference: str | os.PathLike[str] | None = None) -> Verification:

@@ -18,16 +18,16 @@ import partita
 from partita.errors import PackageError, UsageError
 from partita.export.hub import HubModel, at_revision, check_model, find_model, model_folder
 from partita.export.progress import Progress
+from partita.files import CACHE_VARIABLE, cache_folder
 from partita.foreign.folder import is_foreign
 from partita.foreign.layouts import files_of_other_variants
 from partita.foreign_paths import GGUF, WEIGHTS, recognise
-from partita.library.audience import QUIET, Audience
+from partita.library.api import QUIET, Audience
 from partita.library.exporting import own_compile_cache, run_export
 from partita.observations.text_format import listing
 from partita.options.export import ExportOptions
 from partita.options.groups import ForeignFolder, PrecisionName
 from partita.package.folder import MANIFEST, is_package, read_manifest, sha256_of
-from partita.paths import CACHE_VARIABLE, cache_folder
 
 KIND = "packages"
 """The part of the cache folder that packages are in."""

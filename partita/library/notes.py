@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from partita.library.engine.base import Chunk
+from partita.library.chain import Target
+from partita.library.engine.base import Chunk, OpenedPackage
 from partita.observations.records import ChainEntry, remedy_of
 from partita.package.folder import Manifest
 from partita.package.records import Verification
@@ -20,6 +21,22 @@ def not_used(name: str, entry: ChainEntry | Resolution, *, with_remedy: bool = T
     said = f"{name} is not used: {entry.reason}: {entry.evidence}"
     remedy = remedy_of(entry.remedies) if isinstance(entry, ChainEntry) else entry.remedy
     return f"{said}; {remedy}" if with_remedy and remedy is not None else said
+
+
+def opened_notes(target: Target, opened: OpenedPackage, manifest: Manifest) -> tuple[str, ...]:
+    """Notes on an opened package: unused providers of the named chain, providers without nodes, and its model."""
+    entries = opened.chain[len(target.skipped) :]
+    unused = (
+        not_used(provider.name, entry)
+        for provider, entry in zip(target.chain, entries, strict=True)
+        if entry.status != "active"
+    )
+    return (
+        *unused,
+        *map(idle, opened.idle_providers),
+        *unverified_note(manifest.verification),
+        *inference_notes(manifest),
+    )
 
 
 def idle(name: str) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 
 import partita
@@ -23,43 +22,25 @@ from partita.remedies import shell
 from partita.runtime.chain.advice import package_facts
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOptions:
-    """The user's options that a report shows. None: not applicable to the command."""
-
-    verb: str
-    path: Path
-    """Name of the package or model."""
-    chain: tuple[str, ...]
-    chain_source: str
-    options: Mapping[str, str]
-    threads: int | None
-    prompt_tokens: int | None = None
-    max_new_tokens: int | None = None
-    prefill_chunk_tokens: int | None = None
-    runs: int | None = None
-    limits: Limits = field(default_factory=Limits)
-    skipped: tuple[ChainEntry, ...] = ()
-    """Installed providers that the default chain leaves out because they could not start."""
-
-
 def make_report(
     folder: Path,
     manifest: Manifest,
     facts: RunFacts,
     chain: Sequence[ChainEntry],
     environment: Environment,
-    asked: RequestOptions,
+    request: Request,
+    limits: Limits,
 ) -> Report:
     """The report of one run of a package. Does not load ONNX Runtime: the run may have been in a worker process."""
-    return join(facts, chain, environment, asked, package=package_facts(folder, manifest))
+    return join(facts, chain, environment, request, limits, package=package_facts(folder, manifest))
 
 
 def join(
     facts: RunFacts,
     chain: Sequence[ChainEntry],
     environment: Environment,
-    asked: RequestOptions,
+    request: Request,
+    limits: Limits,
     *,
     package: PackageFacts | None = None,
     model: ModelFacts | None = None,
@@ -72,21 +53,9 @@ def join(
         package=package,
         model=model,
         device=device,
-        judge=lambda report: exceeded_limits(report, asked.limits),
-        request=Request(
-            verb=asked.verb,
-            path=str(asked.path),
-            chain=asked.chain,
-            chain_source=asked.chain_source,
-            options=dict(asked.options),
-            threads=asked.threads,
-            prompt_tokens=asked.prompt_tokens,
-            max_new_tokens=asked.max_new_tokens,
-            prefill_chunk_tokens=asked.prefill_chunk_tokens,
-            runs=asked.runs,
-            limits=asked.limits.by_option(),
-        ),
-        chain=(*asked.skipped, *chain),
+        judge=lambda report: exceeded_limits(report, limits),
+        request=request,
+        chain=tuple(chain),
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         partita_version=partita.__version__,
     )

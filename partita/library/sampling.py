@@ -11,7 +11,8 @@ from partita.errors import PackageError
 from partita.foreign_paths import GENAI_CONFIG
 from partita.observations.text_format import listing
 from partita.options.fields import SamplingOption, check_fields
-from partita.options.sampling import GREEDY, Sampling, sampling_options
+from partita.options.sampling import GREEDY, sampling_options
+from partita.options.sampling import Sampling as Sampling
 from partita.package.folder import GET_AGAIN
 from partita.remedies import FROM_CHECKPOINT, Remedy
 from partita.untrusted_files import is_number, read_json_value
@@ -133,16 +134,6 @@ class _Reader:
             f"{self.path}: {name} is {value!r}, which is not a valid sampling setting; correct it, or omit `sampling`"
         )
 
-
-__all__ = [
-    "CHECKPOINT",
-    "MAX_NEW_TOKENS",
-    "SEED_BITS",
-    "Sampling",
-    "complete_sampling",
-    "complete_sampling_for",
-    "ignored_options",
-]
 
 MAX_NEW_TOKENS = 128
 """Default if neither the caller nor the checkpoint sets a number."""

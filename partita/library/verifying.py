@@ -14,7 +14,7 @@ from partita.dtypes import precision
 from partita.errors import PackageError, UsageError
 from partita.extras import explain
 from partita.files import temporary_directory
-from partita.library.audience import QUIET, Audience
+from partita.library.api import QUIET, Audience
 from partita.library.chain import Target
 from partita.library.place.probing import package_refused
 from partita.package.folder import Manifest

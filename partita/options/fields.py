@@ -4,16 +4,19 @@ The command line is built from these dataclasses (`partita.commands.build`), fun
 fields as arguments, and they check rows of prompt files and requests of the server. Imports nothing heavy.
 """
 
+import functools
 import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields, replace
+from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from partita.errors import UsageError
+from partita.messages import as_flag, rename_options
 
 T = TypeVar("T")
 PathText: TypeAlias = str | os.PathLike[str]
@@ -273,3 +276,30 @@ def path_of(given: PathText | None) -> Path | None:
 def group(options: Any, cls: type[T]) -> T:
     """An instance of `cls` with its fields from `options`."""
     return cls(**{field.name: getattr(options, field.name) for field in fields(cls)})  # type: ignore[arg-type]
+
+
+MODULES = ("bench", "export", "generation", "groups", "inspection", "placement", "reports", "sampling")
+
+
+def option_groups() -> list[type[Any]]:
+    """Every dataclass of options."""
+    modules = [import_module(f"partita.options.{name}") for name in MODULES]
+    values = [each for module in modules for each in vars(module).values()]
+    return [each for each in values if isinstance(each, type) and is_dataclass(each)]
+
+
+@functools.cache
+def option_flags() -> Mapping[str, str]:
+    """Flag of the command line by the name of the argument, of every option of every verb."""
+    found = (each for cls in option_groups() for each in describe_fields(cls))
+    return {each.argument: each.flag for each in found if not each.option.positional}
+
+
+def with_flags(text: str) -> str:
+    """A message with its options as flags: `--max-length 5` for `` `max_length=5` ``. Words of this process's command
+    line stay as they are.
+    """
+    if "`" not in text:
+        return text
+    typed = (part for word in sys.argv for part in (word, word.partition("=")[2]))
+    return rename_options(text, option_flags(), as_flag, typed)

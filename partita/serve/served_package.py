@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 from partita.check.requirements import Limits
 from partita.errors import GenerationError, PackageError, PartitaError, UsageError
 from partita.foreign.folder import AS_IT_IS, Choice
-from partita.library.audience import Audience
+from partita.library.api import Audience
 from partita.library.chain import Target
 from partita.library.engine.base import BatchOptions, Engine, ReportRequest, Restarts
 from partita.library.engine.requests import RequestOutput, Ticket, Work
 from partita.library.engine.speculation import NO_SPECULATION, Speculation, check_speculation
 from partita.library.loading import in_child, open_engine
-from partita.library.notes import idle, inference_notes, not_used, unverified_note
+from partita.library.notes import opened_notes
 from partita.library.run_report import limits_error
 from partita.library.sampling import suggestion
 from partita.observations.text_format import plural
@@ -188,10 +188,7 @@ class ServedPackage:
         return Work((0,), Sampling(temperature=0.0, max_new_tokens=most))
 
     def _check_again(self) -> None:
-        """Check a restarted package, whose placement may have changed, before it answers requests.
-
-        Raises ProviderError when the placement exceeds the limits, and the errors of the run.
-        """
+        """Check a restarted package, whose placement may have changed. Raises ProviderError and errors of the run."""
         self._run(self._first)
         notes = ("created when the model was reloaded",)
         self._new_report(ReportRequest("length", complete=False, limits=self._serving.placement, notes=notes))
@@ -319,7 +316,7 @@ def open_served(
     with audience.busy(f"opening {name}"):
         engine = open_engine(folder, manifest, serving.target, serving.choice, process=serving.process)
     try:
-        for line in _notes(engine, manifest):
+        for line in _notes(engine, serving.target):
             audience.note(line)
         served = ServedPackage(name, engine, reading, serving, metrics, log, prefix)
         if known:
@@ -356,14 +353,12 @@ def _has_template(text: Text) -> bool:
     return True
 
 
-def _notes(engine: Engine, manifest: Manifest) -> list[str]:
+def _notes(engine: Engine, target: Target) -> list[str]:
     """Notes on an opened package, for the operator."""
-    opened, graph, lacks = engine.opened, manifest.graph, not_exported(manifest.source.unused)
-    notes = [not_used(entry.provider, entry) for entry in opened.chain if entry.status != "active"]
-    notes += [*map(idle, opened.idle_providers), *unverified_note(manifest.verification)]
-    if lacks:
+    manifest, graph = engine.manifest, engine.manifest.graph
+    notes = [*opened_notes(target, engine.opened, manifest)]
+    if lacks := not_exported(manifest.source.unused):
         notes.append(f"not in the package: {lacks}")
-    notes += inference_notes(manifest)
     if manifest.switchable and graph.batch_size > 1 and not graph.adapters_by_row:
         notes.append(
             f"the {graph.batch_size} rows share one adapter: requests with another adapter wait until the "

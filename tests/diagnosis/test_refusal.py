@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from partita.commands.refusal import MOST_ROWS, SINGLE_NODES, render_refusal
+from partita.commands.results import MOST_ROWS, SINGLE_NODES, render_refusal
 from partita.diagnosis.refusal import refused_nodes
 from partita.observations.facts import AssignedNode
 from partita.observations.records import ChainEntry

@@ -83,7 +83,7 @@ def exported(name: str) -> str:
 
 def refused() -> str:
     """The error of a chain that cannot run everything, with its table."""
-    from partita.commands.refusal import render_refusal
+    from partita.commands.results import render_refusal
 
     with place_of_examples() as folder:
         (folder / "tiny").mkdir()
@@ -94,7 +94,7 @@ def refused() -> str:
 
 def not_used() -> str:
     """The note on a provider of the chain that does not start."""
-    from partita.commands.audience import print_chain_notes
+    from partita.commands.terminal import print_chain_notes
     from partita.library.chain import read_chain
     from partita.providers.resolve import Resolution, parse_chain
     from partita.runtime.chain.provider_state import unavailable
@@ -132,10 +132,10 @@ def drifted() -> str:
 
 def evaluated() -> str:
     """What `partita evaluate` prints."""
-    from partita.commands.evaluate import show
+    from partita.commands.verify import show_evaluation
 
     manifest = recordings.exported("export_int4").manifest
-    return on_a_page(lambda console: show(Path("package-int4"), manifest, recordings.evaluated(), console))
+    return on_a_page(lambda console: show_evaluation(Path("package-int4"), manifest, recordings.evaluated(), console))
 
 
 def bench() -> str:

@@ -158,8 +158,9 @@ def test_what_the_package_cannot_be_given_is_said_wherever_it_is_looked_at(
     assert run(["inspect", str(package)]) == 0 and "image input is not supported" in " ".join(
         capsys.readouterr().out.split()
     )
-    opened: Any = SimpleNamespace(opened=SimpleNamespace(chain=(), idle=()))
-    assert f"not in the package: {said}" in _notes(opened, manifest)
+    engine: Any = SimpleNamespace(manifest=manifest, opened=SimpleNamespace(chain=(), idle=()))
+    target: Any = SimpleNamespace(chain=(), skipped=())
+    assert f"not in the package: {said}" in _notes(engine, target)
     assert run(["place", str(package), "-e", "cpu", "--report", str(tmp_path / "r.json"), "--json"]) == 0
     assert "image input is not supported" in " ".join(partita.Report.read(tmp_path / "r.json").to_text().split())
 

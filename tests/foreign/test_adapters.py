@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 
 import partita
 from partita import cli
-from partita.runtime.ort.adapters import write_adapter
+from partita.runtime.ort.buffers import write_adapter
 from tests.foreign.conftest import KNOWN, Sample, changed
 
 PROMPT, TOKENS = KNOWN["prompt"], KNOWN["tokens"]

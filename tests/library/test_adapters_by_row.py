@@ -19,7 +19,7 @@ from partita.library.sampling import Sampling
 from partita.options.groups import ProviderChain
 from partita.package.contract import AdapterInput
 from partita.package.folder import adapter_file, read_manifest, write_manifest
-from partita.runtime.ort.adapters import read_adapter
+from partita.runtime.ort.buffers import read_adapter
 from tests.runtime.handmade_packages import ALL, VOCAB, adapter, handmade, known_tokens
 
 CPU = ProviderChain(providers="cpu", threads=1)

@@ -24,8 +24,8 @@ from partita.errors import PackageError, UsageError
 from partita.files import STDIN
 from partita.foreign.folder import open_folder
 from partita.library.api import public
+from partita.library.batches.journal import contents_hash
 from partita.library.chain import read_by
-from partita.library.contents import contents_hash
 from partita.library.engine.local import LocalEngine
 from partita.options.groups import ProviderChain
 from partita.runtime.ort.binding import Binding

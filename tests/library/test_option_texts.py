@@ -14,7 +14,7 @@ from onnx import parser
 import partita
 from partita.cli import run
 from partita.demo import checkpoint_path
-from partita.options.flags import with_flags
+from partita.options.fields import with_flags
 from partita.remedies import Remedy
 from tests.remedies import alternatives
 

@@ -16,7 +16,7 @@ from partita.bench.comparison import judge, sentences
 from partita.bench.records import Bench
 from partita.check import gate
 from partita.check.requirements import Limits
-from partita.commands.refusal import render_refusal
+from partita.commands.results import render_refusal
 from partita.compare.reports import compare
 from partita.diagnosis.refusal import refused_nodes
 from partita.explain.node_explanation import Explanation, Matches, find

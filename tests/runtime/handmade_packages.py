@@ -39,7 +39,7 @@ from partita.package.folder import (
     write_manifest,
 )
 from partita.package.records import Verification
-from partita.runtime.ort.adapters import write_adapter
+from partita.runtime.ort.buffers import write_adapter
 
 VOCAB, WIDTH, LENGTH, DECAY = 64, 8, 48, 0.9
 WIDE = 320

@@ -17,7 +17,7 @@ import httpx2 as httpx
 import pytest
 
 from partita.check.requirements import Limits
-from partita.library.audience import QUIET
+from partita.library.api import QUIET
 from partita.library.chain import read_chain
 from partita.library.engine.speculation import NO_SPECULATION, Speculation
 from partita.options.groups import Process, ProviderChain

@@ -33,8 +33,8 @@ def test_every_reason_is_on_the_page():
 
 
 def test_the_page_has_the_time_limits_of_experiments_and_the_cache_variable():
+    from partita.files import CACHE_VARIABLE
     from partita.options.placement import PlaceOptions
-    from partita.paths import CACHE_VARIABLE
     from partita.runtime.lab.laboratory import MODEL_SECONDS, PATIENCE, START_SECONDS
 
     page = " ".join(reasons_text().split())

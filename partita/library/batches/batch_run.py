@@ -13,9 +13,8 @@ from typing import Any, Literal
 
 from partita.errors import GenerationError, UsageError
 from partita.files import refuse_same, reserve
-from partita.library.api import public
-from partita.library.audience import LOGGER
-from partita.library.batches.journal import GOES_ON, Journal, journal_path
+from partita.library.api import LOGGER, public
+from partita.library.batches.journal import GOES_ON, Journal, contents_hash, journal_path
 from partita.library.batches.prompt_files import (
     ANSWER_FORMATS,
     PROMPT_FORMATS,
@@ -36,7 +35,6 @@ from partita.library.batches.rows import (
     error_row,
     work_of,
 )
-from partita.library.contents import contents_hash
 from partita.library.engine.base import Engine
 from partita.library.engine.requests import RequestOutput, Ticket, options, stops
 from partita.library.model import Model

@@ -28,9 +28,9 @@ from partita.errors import PackageError, PartitaError, ProviderError, UsageError
 from partita.extras import explain
 from partita.foreign.folder import Choice, open_folder
 from partita.library.batches.batch_run import WorkerFact, run_rows
+from partita.library.batches.journal import contents_hash
 from partita.library.batches.rows import AnswerRow, InputRow, RowDefaults, check_defaults
 from partita.library.chain import read_chain
-from partita.library.contents import contents_hash
 from partita.library.engine.speculation import NO_SPECULATION, Speculation
 from partita.options.groups import ProviderChain
 from partita.package.folder import Manifest

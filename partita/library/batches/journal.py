@@ -1,4 +1,4 @@
-"""The journal of a run, OUTPUT.partial: the answers so far, with which an interrupted run resumes.
+"""The journal of a run, OUTPUT.partial: the answers so far, with which an interrupted run resumes; hashes of packages.
 
 The first line identifies the run: input, package, options. Each further line is an answer, in order of completion. When
 every row has an answer, they are written to the output in row order and the journal is removed.
@@ -15,16 +15,17 @@ import time
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, Any, Self
 
 from pydantic import TypeAdapter, ValidationError
 
-from partita.errors import ResourceError, UsageError
+from partita.errors import PackageError, ResourceError, UsageError
 from partita.files import resolve_path
-from partita.library.audience import LOGGER
+from partita.library.api import LOGGER
 from partita.library.batches.rows import AnswerRow
 from partita.observations.text_format import listing, plural
+from partita.package.folder import COMPANIONS, Manifest, sha256_of, unreadable
 
 SCHEMA = "partita.batch/1"
 START = json.dumps({"schema": SCHEMA})[:-1].encode()
@@ -285,3 +286,28 @@ def _locked(path: Path) -> IO[bytes]:
 def _cannot_write(path: Path, error: OSError) -> ResourceError:
     what = "free disk space" if error.errno in FULL else "fix the cause"
     return ResourceError(f"{path}: cannot be written ({error.strerror or error}); {what}: {GOES_ON}")
+
+
+OF_OTHERS = ("genai_config.json",)
+"""Additional files of foreign folders."""
+
+
+def contents_hash(folder: Path, manifest: Manifest) -> str:
+    """SHA-256 of the manifest and of editable files such as the tokenizer's.
+
+    Graphs and weights count by their hashes in the manifest; those of a foreign folder are hashed. Raises PackageError
+    for an unreadable file.
+    """
+    digest = hashlib.sha256(manifest.model_dump_json(exclude={"created"}).encode())
+    homes = {"", *(str(PurePosixPath(file.file).parent) for file in manifest.graph.files)}
+    companions = {str(PurePosixPath(home, name)) for home in homes for name in (*COMPANIONS, *OF_OTHERS)}
+    there = {name for name in companions if (folder / name).is_file()}
+    for name in sorted(there | {record.name for record in manifest.files if not record.sha256}):
+        try:
+            found = sha256_of(folder / name)
+        except PermissionError as error:
+            raise unreadable(folder / name) from error
+        except OSError as error:
+            raise PackageError(f"{folder / name}: cannot be read ({error.strerror or error})") from error
+        digest.update(f"{name}\0{found}\0".encode())
+    return digest.hexdigest()

@@ -178,10 +178,7 @@ def import_arrow() -> tuple[Any, Any]:
 
 
 def _table_rows(path: Path) -> Iterator[InputRow]:
-    """The rows of a table; null and NaN are missing values.
-
-    Raises GenerationError for an invalid or damaged Parquet file, and for an unknown column.
-    """
+    """The rows of a table; null and NaN are missing values. Raises GenerationError for a damaged file or column."""
     _, parquet = import_arrow()
     index = 0
     try:

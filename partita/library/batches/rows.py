@@ -216,10 +216,7 @@ def _tokens(data: Mapping[str, Any], given: str, defaults: RowDefaults, text: Te
 
 
 def _conversation(value: Any, system: str | None, *, fixed: bool) -> list[Message]:
-    """The messages of a row, after the system message unless they begin with one.
-
-    `fixed`: `system` is not a default that the row's own message replaces. Raises UsageError if the two differ.
-    """
+    """The messages of a row, after the system message unless they begin with one; `fixed`: only `system` may be it."""
     several = conversations(value)
     if len(several) != 1:
         raise UsageError("messages contains several conversations; a row has one")

@@ -16,8 +16,7 @@ from partita.bench.comparison import judge, sentences
 from partita.bench.contenders import Lane, build_contenders, choose_baseline, complete_rounds, shown_rounds
 from partita.bench.records import Bench, RoundResult
 from partita.errors import PartitaError, ProviderError, ReportError, UsageError
-from partita.library.api import from_fields, public
-from partita.library.audience import LOGGER
+from partita.library.api import LOGGER, from_fields, public
 from partita.library.bench.entries import (
     Entry,
     Subject,
@@ -142,8 +141,7 @@ class Plan:
 def _race(
     options: BenchOptions, entries: Sequence[Entry], files: dict[str, Path], say: ReportProgress
 ) -> tuple[list[Racer], bool]:
-    """Run the rounds; return the racers and whether Ctrl-C ended them. Raises KeyboardInterrupt without a
-    measurement."""
+    """Run the rounds; return the racers and whether Ctrl-C ended them, which without a measurement it raises."""
     contest = Race(entries, options, say)
     try:
         with contest:

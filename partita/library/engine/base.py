@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from partita.check.requirements import Limits
 from partita.errors import GenerationError, PartitaError, UsageError
@@ -21,6 +22,7 @@ from partita.package.folder import Manifest
 from partita.package.records import Evaluation, Verification
 from partita.partition_reports.records import Report
 from partita.runtime.generate.checks import check_budget, check_prompt
+from partita.runtime.generate.prefix_file import PrefixContent
 from partita.runtime.generate.record.recorder import Step
 from partita.runtime.generate.text.tokens import Text
 
@@ -69,20 +71,6 @@ class Chunk:
     """The number that the package supports."""
     is_fixed: bool
     """The prefill graph has this fixed size."""
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixRequest:
-    """A prefix to compute and save."""
-
-    tokens: tuple[int, ...]
-    file: str
-    text: str | None = None
-    """Text of the tokens."""
-    system: str | None = None
-    """System message of the tokens."""
-    prefill_chunk: int | None = None
-    adapter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +125,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which has no forks
     os.register_at_fork(after_in_child=ThisProcess.update)
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """A loaded package and its requests. One thread at a time steps it; any thread may submit and cancel.
 
     Requests share the rows of the batch, first come, first served. An error of a run ends all requests in the batch; an
@@ -145,125 +133,22 @@ class Engine(Protocol):
     """
 
     folder: Path
-    manifest: Manifest
     opened: OpenedPackage
-    chunk: Chunk
-    """Prompt tokens per run of the open batch."""
-    lost_by: PartitaError | None
-    """The error of a run that ended requests since `open`."""
-
-    copied_tokens: int
-    """Total prompt tokens copied from a prefix or another row instead of prefilled."""
-    restarts: Restarts | None
-    """For a worker process: how to restart it; None: when it ends, its requests end with an error."""
-
-    @property
-    def is_running(self) -> bool:
-        """False after the worker process ended and could not be restarted."""
-
-    @property
-    def slots(self) -> int:
-        """Rows of the batch."""
-
-    @property
-    def running(self) -> int:
-        """Number of unfinished requests with a row."""
-
-    @property
-    def waiting(self) -> int:
-        """Number of requests without a row yet."""
-
-    def use_text(self, text: Text | None) -> None:
-        """Set the package's tokenizer, with which later requests get text; None: no text."""
-
-    def open(self, options: BatchOptions, *, longest: int | None = None, takes_turns: bool = True) -> Chunk:
-        """Open a batch for requests and begin a new record for `report`, or share the open batch if its options are
-        equal.
-
-        `longest`: tokens of the longest prompt, if known. `takes_turns`: requests come and go; False for the prompts of
-        one call. Raises GenerationError while requests with other options are running, and for a prefix of another
-        package; UsageError.
-        """
-
-    def submit(
-        self, work: Work, listener: Listener | None = None, on_step: Callable[[Step], object] | None = None
-    ) -> Ticket:
-        """Queue a request.
-
-        `listener` is called with its pieces and `on_step` with its steps, in the thread that steps. Raises
-        GenerationError for an invalid prompt, UsageError for an invalid option.
-        """
-
-    def step(self) -> bool:
-        """Run a step, or wait for one of the worker process, and pass requests their pieces. False if no request is
-        open.
-
-        Raises exceptions of listeners after all have received their pieces.
-        """
-
-    def wait(self, seconds: float | None = None) -> bool:
-        """Block until `step` has work, for at most `seconds`; return whether it has."""
-
-    def retry(self) -> None:
-        """Try again to restart a worker process, if the last attempt is long enough ago."""
-
-    def extend(self, ticket: Ticket, tokens: Sequence[int], sampling: Sampling) -> None:
-        """Begin the next turn of a kept request: run `tokens` after its history, then generate with `sampling`.
-
-        Raises GenerationError for invalid tokens, UsageError.
-        """
-
-    def rewind(self, ticket: Ticket, tokens: int) -> bool:
-        """Remove the last `tokens` of a kept request's history.
-
-        False if its cache cannot be rewound; then the next turn prefills the rest again. Raises GenerationError if no
-        token remains.
-        """
-
-    def release(self, ticket: Ticket) -> None:
-        """Free the row of a kept request that has finished."""
-
-    def report(self, request: ReportRequest) -> Report:
-        """The partition report of the steps since `open`. Raises ReportError without steps."""
-
-    def verify(self, reference: str | None = None) -> Verification:
-        """Replay the package's reference logits, or those of `reference`, in separate sessions."""
-
-    def evaluate(self) -> Evaluation:
-        """Measure the quality of the package in a separate session."""
-
-    def save_prefix(self, request: PrefixRequest) -> PrefixSaved:
-        """Prefill a prefix and write its states to a file. No request may be running.
-
-        Raises GenerationError for invalid tokens and for states that cannot be read back, ReportError when the file
-        cannot be written.
-        """
-
-    def close(self) -> None:
-        """End all requests and free the sessions. May be called repeatedly, from any thread."""
-
-
-class EngineState:
-    """State and checks shared by all engines."""
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
         self.chunk = Chunk(0, is_fixed=False)
+        """Prompt tokens per run of the open batch."""
         self.lost_by: PartitaError | None = None
-        self.restarts: Restarts | None = None
+        """The error of a run that ended requests since `open`."""
         self.copied_tokens = 0
+        """Total prompt tokens copied from a prefix or another row instead of prefilled."""
+        self.restarts: Restarts | None = None
+        """For a worker process: how to restart it; None: when it ends, its requests end with an error."""
         self._closed = False
         self._process = ThisProcess.id
         self._stepping = threading.RLock()
         """Held by the thread that steps or otherwise changes requests."""
-
-    @property
-    def is_running(self) -> bool:
-        """True: there is no worker process."""
-        return True
-
-    def retry(self) -> None:
-        """Do nothing: there is no worker process."""
 
     def __reduce__(self) -> NoReturn:
         raise ArgumentError("a scheduler cannot be pickled or copied; load the package in the other process")
@@ -274,6 +159,108 @@ class EngineState:
             raise GenerationError(CLOSED)
         if ThisProcess.id != self._process:
             raise GenerationError(FORKED)
+
+    @property
+    def is_running(self) -> bool:
+        """False after the worker process ended and could not be restarted."""
+        return True
+
+    @property
+    @abstractmethod
+    def slots(self) -> int:
+        """Rows of the batch."""
+
+    @property
+    @abstractmethod
+    def running(self) -> int:
+        """Number of unfinished requests with a row."""
+
+    @property
+    @abstractmethod
+    def waiting(self) -> int:
+        """Number of requests without a row yet."""
+
+    @abstractmethod
+    def use_text(self, text: Text | None) -> None:
+        """Set the package's tokenizer, with which later requests get text; None: no text."""
+
+    @abstractmethod
+    def open(self, options: BatchOptions, *, longest: int | None = None, takes_turns: bool = True) -> Chunk:
+        """Open a batch for requests and begin a new record for `report`, or share the open batch if its options are
+        equal.
+
+        `longest`: tokens of the longest prompt, if known. `takes_turns`: requests come and go; False for the prompts of
+        one call. Raises GenerationError while requests with other options are running, and for a prefix of another
+        package; UsageError.
+        """
+
+    @abstractmethod
+    def submit(
+        self, work: Work, listener: Listener | None = None, on_step: Callable[[Step], object] | None = None
+    ) -> Ticket:
+        """Queue a request.
+
+        `listener` is called with its pieces and `on_step` with its steps, in the thread that steps. Raises
+        GenerationError for an invalid prompt, UsageError for an invalid option.
+        """
+
+    @abstractmethod
+    def step(self) -> bool:
+        """Run a step, or wait for one of the worker process, and pass requests their pieces. False if no request is
+        open.
+
+        Raises exceptions of listeners after all have received their pieces.
+        """
+
+    @abstractmethod
+    def wait(self, seconds: float | None = None) -> bool:
+        """Block until `step` has work, for at most `seconds`; return whether it has."""
+
+    def retry(self) -> None:  # noqa: B027 - an engine in this process has nothing to start
+        """Try again to restart a worker process, if there is one and the last attempt is long enough ago."""
+
+    @abstractmethod
+    def extend(self, ticket: Ticket, tokens: Sequence[int], sampling: Sampling) -> None:
+        """Begin the next turn of a kept request: run `tokens` after its history, then generate with `sampling`.
+
+        Raises GenerationError for invalid tokens, UsageError.
+        """
+
+    @abstractmethod
+    def rewind(self, ticket: Ticket, tokens: int) -> bool:
+        """Remove the last `tokens` of a kept request's history.
+
+        False if its cache cannot be rewound; then the next turn prefills the rest again. Raises GenerationError if no
+        token remains.
+        """
+
+    @abstractmethod
+    def release(self, ticket: Ticket) -> None:
+        """Free the row of a kept request that has finished."""
+
+    @abstractmethod
+    def report(self, request: ReportRequest) -> Report:
+        """The partition report of the steps since `open`. Raises ReportError without steps."""
+
+    @abstractmethod
+    def verify(self, reference: str | None = None) -> Verification:
+        """Replay the package's reference logits, or those of `reference`, in separate sessions."""
+
+    @abstractmethod
+    def evaluate(self) -> Evaluation:
+        """Measure the quality of the package in a separate session."""
+
+    @abstractmethod
+    def save_prefix(self, prefix: PrefixContent, file: str, prefill_chunk: int | None = None) -> PrefixSaved:
+        """Prefill a prefix, with its adapter, and write its states to a file. No request may be running.
+
+        Raises GenerationError for invalid tokens and for states that cannot be read back, ReportError when the file
+        cannot be written.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End all requests and free the sessions. May be called repeatedly, from any thread."""
 
 
 def at_rest(ticket: Ticket) -> tuple[int, ...]:

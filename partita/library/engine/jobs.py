@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 from partita.errors import PartitaError, ProviderError, ResourceError
-from partita.library.audience import QUIET, Audience
+from partita.library.api import QUIET, Audience
 from partita.observations.names import EXPERIMENTS, RUN
 from partita.providers.base import Provider
 from partita.runtime.worker.child import Channel, serve

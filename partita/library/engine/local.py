@@ -9,16 +9,16 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from partita.check.requirements import Limits
 from partita.errors import GenerationError, ReportError, UsageError
 from partita.foreign.folder import AS_IT_IS, Choice, open_folder
-from partita.library.audience import QUIET, Audience
+from partita.library.api import QUIET, Audience
 from partita.library.chain import Target
 from partita.library.engine.base import (
     BUSY,
     BatchOptions,
     Chunk,
     OpenedPackage,
-    PrefixRequest,
     PrefixSaved,
     ReportRequest,
 )
@@ -26,13 +26,14 @@ from partita.library.engine.scheduler import RowRules, Scheduler
 from partita.library.engine.speculation import Speculation
 from partita.library.notes import gave_up
 from partita.library.place.probing import REFUSAL_SECONDS, package_refused, probe_package
-from partita.library.run_report import RequestOptions, make_report, option_texts
+from partita.library.run_report import make_report, option_texts
 from partita.library.verifying import evaluate, verify_with
 from partita.observations.facts import RunFacts
 from partita.observations.records import ChainEntry, Environment
 from partita.package.folder import Manifest, check_files
 from partita.package.records import Evaluation, Verification
 from partita.partition_reports.records import Report
+from partita.partition_reports.request_records import Request as Asked
 from partita.runtime.chain.open_chain import ChainError, chain_entry, idle_providers
 from partita.runtime.chain.pins import parse_pins
 from partita.runtime.generate.checks import check_chunk
@@ -112,7 +113,7 @@ class LocalEngine(Scheduler):
 
     def report_facts(
         self, request: ReportRequest
-    ) -> tuple[RunFacts, tuple[ChainEntry, ...], Environment, RequestOptions]:
+    ) -> tuple[RunFacts, tuple[ChainEntry, ...], Environment, Asked, Limits]:
         """The data of the report. Steps wait while it is collected, but not while the report is built."""
         with self._stepping:
             last, runner = self._recorded, self.runner
@@ -132,9 +133,9 @@ class LocalEngine(Scheduler):
                 facts = with_optimised(facts, [entry.session for entry in runner.graphs])
             recorder = runner.recorder
             adapters = " / ".join(name or "none" for name in recorder.adapters) if any(recorder.adapters) else None
-            asked = RequestOptions(
+            asked = Asked(
                 verb="generate",
-                path=self.folder,
+                path=str(self.folder),
                 chain=tuple(resolution.provider.ort_name for resolution in runner.resolutions),
                 chain_source=self.target.source,
                 options={
@@ -146,30 +147,28 @@ class LocalEngine(Scheduler):
                 threads=self.target.threads,
                 prompt_tokens=recorder.longest,
                 max_new_tokens=recorder.max_new_tokens,
-                limits=request.limits,
-                skipped=self.target.skipped,
+                limits=request.limits.by_option(),
                 prefill_chunk_tokens=runner.capacity.chunk_of(_chunk_tokens(last), recorder.longest),
             )
             seconds = request.probe_seconds
             facts, chain = probe_package(facts, runner.resolutions, self.folder, seconds, self.audience)
-            return facts, tuple(map(chain_entry, chain)), environment(), asked
+            entries = (*self.target.skipped, *map(chain_entry, chain))
+            return facts, entries, environment(), asked, request.limits
 
-    def save_prefix(self, request: PrefixRequest) -> PrefixSaved:
+    def save_prefix(self, prefix: PrefixContent, file: str, prefill_chunk: int | None = None) -> PrefixSaved:
         """Prefill a prefix and write its states to a file; see `Engine.save_prefix`."""
         with self._stepping:
             self._check_open()
             self._end_cancelled()
             if self.running or self.waiting:
                 raise GenerationError(BUSY)
-            loop = self._open_batch(BatchOptions(request.prefill_chunk, request.adapter), takes_turns=False)
+            loop = self._open_batch(BatchOptions(prefill_chunk, prefix.adapter), takes_turns=False)
             self._recorded = self._batch = None
-            row, seconds = loop.join(Request(request.tokens)), 0.0
+            row, seconds = loop.join(Request(prefix.tokens)), 0.0
             while (step := loop.step()) is not None:
                 seconds += step.run_seconds
-            said = PrefixContent(request.tokens, request.text, request.system, request.adapter)
-            saved = loop.save_prefix(row)
-            size = write_prefix(Path(request.file), saved, said, self._identity(request.adapter))
-            return PrefixSaved(len(request.tokens), size, seconds)
+            size = write_prefix(Path(file), loop.save_prefix(row), prefix, self._identity(prefix.adapter))
+            return PrefixSaved(len(prefix.tokens), size, seconds)
 
     def verify(self, reference: str | None = None) -> Verification:
         """Check the package's files, and replay its reference logits in separate sessions.

@@ -18,16 +18,15 @@ from typing import Any
 
 from partita.errors import GenerationError, PartitaError, ProviderError
 from partita.foreign.folder import AS_IT_IS, Choice
-from partita.library.audience import QUIET, Audience
+from partita.library.api import QUIET, Audience
 from partita.library.chain import Target
 from partita.library.engine.base import (
     CLOSED,
     FORKED,
     BatchOptions,
     Chunk,
-    EngineState,
+    Engine,
     OpenedPackage,
-    PrefixRequest,
     PrefixSaved,
     ReportRequest,
     Restarts,
@@ -54,6 +53,7 @@ from partita.package.folder import Manifest
 from partita.package.records import Evaluation, Verification
 from partita.partition_reports.records import Report
 from partita.remedies import Remedy
+from partita.runtime.generate.prefix_file import PrefixContent
 from partita.runtime.generate.record.recorder import Step
 from partita.runtime.generate.text.tokens import Text
 from partita.runtime.worker.parent import Worker, WorkerLostError
@@ -71,7 +71,7 @@ LOAD_AGAIN = Remedy("load the package again")
 WITHOUT = Remedy("remove {provider} from the chain")
 
 
-class RemoteEngine(EngineState):
+class RemoteEngine(Engine):
     """A loaded package in a worker process; see `Engine`."""
 
     def __init__(
@@ -268,9 +268,9 @@ class RemoteEngine(EngineState):
         found: Evaluation = self._call("evaluate")
         return found
 
-    def save_prefix(self, request: PrefixRequest) -> PrefixSaved:
+    def save_prefix(self, prefix: PrefixContent, file: str, prefill_chunk: int | None = None) -> PrefixSaved:
         """Prefill a prefix in the worker and write its states to a file."""
-        saved: PrefixSaved = self._call("save_prefix", request)
+        saved: PrefixSaved = self._call("save_prefix", prefix, file, prefill_chunk)
         return saved
 
     def abort(self, how: str) -> None:

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
 from partita.errors import PartitaError, UsageError
-from partita.library.api import ArgumentError
-from partita.library.audience import LOGGER
+from partita.library.api import LOGGER, ArgumentError
 from partita.library.sampling import CHECKPOINT, Sampling, complete_sampling_for
 from partita.observations.text_format import plural
 from partita.options.fields import MAX_SEED, check_fields

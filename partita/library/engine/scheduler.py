@@ -24,7 +24,7 @@ from partita.library.engine.base import (
     FORKED,
     BatchOptions,
     Chunk,
-    EngineState,
+    Engine,
     ThisProcess,
     check_rewind,
     check_turn,
@@ -66,7 +66,7 @@ class RowRules:
     """Text length above which a row changes the rotary frequencies of other rows. None: rows are independent."""
 
 
-class Scheduler(EngineState, ABC):
+class Scheduler(Engine, ABC):
     """The requests of a loaded package, and their steps. See `Engine` for the methods."""
 
     def __init__(self, manifest: Manifest, rules: RowRules) -> None:
@@ -299,10 +299,7 @@ class Scheduler(EngineState, ABC):
         return len(gone)
 
     def _admit(self) -> int:
-        """Give free rows to waiting requests in order; return the number of handled requests.
-
-        If no row is free and none is running, rows of kept requests are freed.
-        """
+        """Give free rows (if none runs, also those of kept requests) to waiting requests; the number handled."""
         if not self._can_begin():
             return 0
         if not self.running and not (None in self._rows and self._is_independent()):
@@ -415,10 +412,7 @@ class Scheduler(EngineState, ABC):
         return RequestOutput(text, taken, logprobs, completion.finish)
 
     def _over(self, ticket: Ticket, reason: str, error: PartitaError | None = None, surplus: int = 0) -> RequestOutput:
-        """End a request and free its row unless it is kept; return its last piece.
-
-        `surplus`: tokens of its row after the end of its answer.
-        """
+        """End a request, free its row unless it is kept; return its last piece. `surplus`: tokens after its answer."""
         completion, loop = ticket.completion, self._loop
         text = completion.end()
         completion.finish = reason

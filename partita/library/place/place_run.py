@@ -10,18 +10,18 @@ from pathlib import Path
 from partita.check.requirements import Limits
 from partita.errors import PartitaError
 from partita.foreign.folder import Choice, open_folder
-from partita.library.audience import QUIET, Audience
+from partita.library.api import QUIET, Audience
 from partita.library.chain import Target
 from partita.library.engine.jobs import NONE_CRASHED, Crashed
 from partita.library.place.dry_run import check_dry_run, dry_run_facts, with_capture
 from partita.library.place.probing import decode_sizes, explain_refusal, with_probes
-from partita.library.run_report import RequestOptions, join, option_texts
+from partita.library.run_report import join, option_texts
 from partita.observations.names import EXPERIMENTS
 from partita.observations.records import PackageFacts
 from partita.options.placement import PlaceOptions
 from partita.package.folder import sha256_of
 from partita.partition_reports.records import Report
-from partita.partition_reports.request_records import ModelFacts, ModelInput
+from partita.partition_reports.request_records import ModelFacts, ModelInput, Request
 from partita.runtime.chain.advice import package_facts
 from partita.runtime.chain.open_chain import ChainError, chain_entry
 from partita.runtime.chain.pins import parse_pins
@@ -88,9 +88,10 @@ def place(
         facts = replace(facts, failure=str(error).removeprefix(f"{options.model}: "))
     report = join(
         replace(facts, notes=(*facts.notes, *notes)),
-        tuple(map(chain_entry, resolutions)),
+        (*target.skipped, *map(chain_entry, resolutions)),
         environment(),
         _request_of(options, target),
+        Limits.of(options),
         package=opened.package,
         model=opened.model,
         device=device,
@@ -140,18 +141,20 @@ def _place_file(options: PlaceOptions, where: OpenOptions, audience: Audience) -
     return _PlacedModel(placed, {path.name: model}, by_file, by_file, model=facts)
 
 
-def _request_of(options: PlaceOptions, target: Target) -> RequestOptions:
+def _request_of(options: PlaceOptions, target: Target) -> Request:
     """The request, for the report."""
     shapes = [size_text(name, sizes) for name, sizes in (options.shapes or {}).items()]
     files = [f"{name}={os.fspath(path)}" for name, path in (options.inputs or {}).items()]
-    return RequestOptions(
+    return Request(
         verb="place",
-        path=Path(options.model),
+        path=os.fspath(options.model),
         chain=tuple(provider.ort_name for provider in target.chain),
         chain_source=target.source,
         options=option_texts(target, Choice.of(options), shape=shapes, input=files),
         threads=options.threads,
         runs=options.runs,
-        limits=Limits.of(options),
-        skipped=target.skipped,
+        prompt_tokens=None,
+        max_new_tokens=None,
+        prefill_chunk_tokens=None,
+        limits=Limits.of(options).by_option(),
     )

@@ -7,8 +7,7 @@ from pathlib import Path
 from partita.check.requirements import Limits, check_limits
 from partita.errors import PartitaError, UsageError
 from partita.foreign.folder import Choice
-from partita.library.api import from_fields
-from partita.library.audience import QUIET, Audience
+from partita.library.api import QUIET, Audience, from_fields
 from partita.library.chain import Target, read_chain
 from partita.library.engine.jobs import despite_crashes, run_job
 from partita.library.loading import in_child

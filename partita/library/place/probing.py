@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from partita.errors import ProviderError
-from partita.library.audience import QUIET, Audience
+from partita.library.api import QUIET, Audience
 from partita.observations.facts import RunFacts
 from partita.observations.names import CPU
 from partita.providers.resolve import Resolution, known_providers

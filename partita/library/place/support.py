@@ -9,8 +9,7 @@ from typing import Any
 
 import partita
 from partita.errors import PackageError, ProviderError, UsageError
-from partita.library.api import from_fields
-from partita.library.audience import QUIET, Audience
+from partita.library.api import QUIET, Audience, from_fields
 from partita.library.chain import Target, read_chain
 from partita.library.place.dry_run import dry_environment
 from partita.machine.records import MachineReport

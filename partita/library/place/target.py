@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from partita.errors import PartitaError, ProviderError, UsageError
 from partita.export.target import Kernels, NodeSupport, Probe, ProbeResult, Question, ReplayTarget, Smoke, Target
-from partita.library.audience import QUIET, Audience
+from partita.library.api import QUIET, Audience
 from partita.observations.names import CPU
 from partita.options.fields import PathText
 from partita.options.groups import ProviderValues
@@ -51,8 +51,7 @@ def find_target(
     ProviderError when the provider cannot be probed here and the default is not allowed.
     """
     from partita.runtime.chain.provider_check import best_chain, check
-    from partita.runtime.ort.registry import available_ort_names
-    from partita.runtime.ort.run_log import unpacks_weights
+    from partita.runtime.ort.registry import available_ort_names, unpacks_weights
 
     available = available_ort_names()
     if name is None:
@@ -119,10 +118,7 @@ def _not_usable(
 
 
 def _one_provider(name: str, libraries: tuple[Provider, ...] = ()) -> Provider:
-    """The provider `name`, which may be in `libraries`.
-
-    Raises UsageError for a chain, an unknown name, or a library of another provider.
-    """
+    """The provider `name`, which may be in `libraries`. Raises UsageError for another, or an unused library."""
     chain = parse_chain(name, libraries, argument="target")
     if len(chain) != 1:
         raise UsageError(f"`target={name}`: name one provider; a package is exported for one and also runs on others")

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from partita.errors import ProviderError
-from partita.paths import CACHE_VARIABLE, cache_folder
+from partita.files import CACHE_VARIABLE, cache_folder
 from partita.providers.cuda_dry_run.devices import PREFIX, Device
 from partita.providers.cuda_dry_run.symbols import (
     COMMON,

@@ -13,7 +13,6 @@ from partita.diagnosis.records import Fallback
 from partita.errors import PackageError, ProviderRefusal, RefusedNode
 from partita.observations.records import PackageFacts, PackageQuality
 from partita.package.folder import MANIFEST, Manifest, not_exported, read_manifest, sha256_of
-from partita.package.records import Quality
 from partita.remedies import Remedy
 
 ALLOW_CPU = Remedy("append cpu to the chain to allow CPU fallback", options=("--provider", "{chain},cpu"))
@@ -35,13 +34,8 @@ def package_facts(folder: Path, manifest: Manifest) -> PackageFacts:
         checkpoint=manifest.source.checkpoint,
         target=manifest.target.provider if manifest.target is not None else "",
         omitted=not_exported(manifest.source.unused),
-        quality=None if manifest.quality is None else _quality(manifest.quality),
+        quality=None if manifest.quality is None else PackageQuality.copy_of(manifest.quality),
     )
-
-
-def _quality(measured: Quality) -> PackageQuality:
-    """The report's record of a package's measured quality."""
-    return PackageQuality(**{name: getattr(measured, name) for name in PackageQuality.model_fields})
 
 
 def _identity(folder: Path, manifest: Manifest) -> str:

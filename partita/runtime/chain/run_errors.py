@@ -123,10 +123,7 @@ def _values_origin(model: OnnxModel, given: Collection[str]) -> str:
 
 
 def _provider_of(session: Session, node: str) -> str | None:
-    """The provider that ran a node of the plan; None if unknown.
-
-    The list of nodes may lack nodes of the first provider, but not of the CPU provider.
-    """
+    """The provider that ran a node of the plan; None if unknown. Lists may lack nodes of other providers than CPU."""
     listed = session.assigned()
     if listed is None or not session.plan or not any(node in stream for stream in session.plan):
         return None

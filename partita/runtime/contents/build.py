@@ -242,10 +242,7 @@ def _adapters(manifest: Manifest | None) -> tuple[AdapterFacts, ...]:
 def _files(
     path: Path, folder: Path, manifest: Manifest | None, read: Sequence[ReadGraph], *, hashes: bool
 ) -> tuple[FileFacts, ...]:
-    """Files of the manifest, or all files of a folder without one.
-
-    For an ONNX file: the file and its external data, with `hashes` only.
-    """
+    """Files of the manifest or folder; for an ONNX file, with `hashes` only, the file and its external data."""
     if path.is_file():
         data = (name for graph in read for name in graph.facts.data_files if _is_inside(folder, name))
         return tuple(_file(folder, name, None, hashes=True) for name in (path.name, *data)) if hashes else ()

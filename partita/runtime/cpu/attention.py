@@ -75,7 +75,8 @@ def find_attention(model: onnx.ModelProto) -> Attention | None:
     for node in model.graph.node:
         if node.op_type != OPERATOR or len(node.input) <= PAST_KEY:
             continue
-        past, given = shapes.get(node.input[PAST_KEY]), _attributes(node)
+        past = shapes.get(node.input[PAST_KEY])
+        given = {entry.name: entry.f if entry.type == entry.FLOAT else entry.i for entry in node.attribute}
         if past is None or past.elem_type != FLOAT32 or _naive_anyway(node, given):
             continue
         dims = [size.dim_value for size in past.shape.dim]
@@ -87,11 +88,6 @@ def find_attention(model: onnx.ModelProto) -> Attention | None:
         return None
     batch, length = (max(column) for column in zip(*sizes, strict=True))
     return Attention(frozenset(found), batch, min(PREFILL_TOKENS, length), length)
-
-
-def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
-    """Numbers among the attributes."""
-    return {entry.name: entry.f if entry.type == entry.FLOAT else entry.i for entry in node.attribute}
 
 
 def _naive_anyway(node: onnx.NodeProto, given: Mapping[str, Any]) -> bool:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from partita import streams
+from partita import process
 from partita.errors import UsageError
 from partita.observations.cpu import AttentionChoice, CpuSession
 from partita.observations.names import CPU
@@ -142,7 +142,7 @@ def _attention_choice(
     option, variable = cpu.options.get("attention", ""), os.environ.get(VARIABLE, "")
     said = by_word(option, variable)
     if said is not None and (attention is not None or said.reason == "option"):
-        if not streams.own_process and (said.path == "naive") != (variable not in ("", "0")):
+        if not process.own_process and (said.path == "naive") != (variable not in ("", "0")):
             needed = "1" if said.path == "naive" else "0"
             raise UsageError(
                 f"`provider_options`: cpu.attention={said.path} needs a separate process, or the environment "
@@ -152,7 +152,7 @@ def _attention_choice(
     if attention is None or active[0] is not cpu:
         return None
     choice = choose(attention, threads, avx512="avx512f" in cpu_flags())
-    if choice is not None and choice.path == "naive" and not streams.own_process:
+    if choice is not None and choice.path == "naive" and not process.own_process:
         detail = f"ONNX Runtime's default: Partita sets {VARIABLE} in its own processes only"
         return AttentionChoice(path="flash", reason="environment", detail=detail)
     return choice

@@ -11,8 +11,7 @@ from partita.package.contract import AdapterInput, GraphFile
 from partita.package.folder import Manifest, path_inside
 from partita.remedies import FROM_CHECKPOINT, Remedy
 from partita.runtime.generate.checks import check_adapter
-from partita.runtime.ort.adapters import read_adapter
-from partita.runtime.ort.buffers import Buffer, host_buffer
+from partita.runtime.ort.buffers import Buffer, host_buffer, read_adapter
 
 SHOWN = 5
 OTHER_ADAPTER = Remedy("use an adapter that was exported for this model")

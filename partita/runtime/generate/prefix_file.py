@@ -23,7 +23,6 @@ from partita.errors import GenerationError, UsageError
 from partita.files import write_bytes
 from partita.package.folder import Manifest, path_inside, sha256_of
 from partita.remedies import Remedy
-from partita.runtime.generate.cache.fixed_states import RowShapes
 from partita.runtime.generate.request import Prefix
 from partita.runtime.generate.text.chat_templates import conversation
 from partita.runtime.generate.text.tokens import Text
@@ -31,6 +30,7 @@ from partita.untrusted_files import MOST_BYTES, check_size, parsed_record
 
 if TYPE_CHECKING:
     from partita.runtime.generate.bound_graph import LoadedGraph
+    from partita.runtime.generate.cache.fixed_states import RowShapes
 
 
 SCHEMA: Final = "partita.prefix/1"
@@ -62,15 +62,12 @@ def identity(folder: Path, manifest: Manifest, graphs: Sequence[LoadedGraph], ad
     digest = hashlib.sha256()
     for name in sorted(set(names)):
         record = manifest.file(name)
-        digest.update((record.sha256 if record is not None else "").encode() or _hash_of(folder, name))
+        known = "" if record is None else record.sha256
+        digest.update((known or sha256_of(path_inside(folder, name))).encode())
     if manifest.foreign is not None:  # its contract may be set by the user
         roles = [(port.name, port.role) for file in manifest.graph.files for port in (*file.inputs, *file.outputs)]
         digest.update(json.dumps(roles).encode())
     return digest.hexdigest()
-
-
-def _hash_of(folder: Path, name: str) -> bytes:
-    return sha256_of(path_inside(folder, name)).encode()
 
 
 def write_prefix(path: Path, prefix: Prefix, said: PrefixContent, package: str) -> int:

@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from partita.errors import GenerationError
 from partita.observations.text_format import plural
-from partita.runtime.generate.cache.fixed_states import RowStates
 from partita.runtime.generate.choice.sampling import RecordingSampler, Sampler, TokenLogprobs
 from partita.runtime.generate.planner import RowView
 
 if TYPE_CHECKING:
     from partita.runtime.generate.cache.cache import Cache
+    from partita.runtime.generate.cache.fixed_states import RowStates
 
 
 Tokens = npt.NDArray[np.int64]

@@ -153,10 +153,7 @@ def _listed_model(folder: Path, manifest: Manifest, graph: GraphFile) -> ModelFi
 
 
 def _check_ports(path: Path, contract: Contract, graph: GraphFile, model: ModelFile) -> None:
-    """Raise PackageError when a graph's inputs and outputs differ from the contract.
-
-    The graph may have more outputs, and a prefill graph may lack past states.
-    """
+    """Raise PackageError when a graph's ports differ from the contract; more outputs, or fewer states, are allowed."""
     pasts = {state.past for state in contract.states}
     required = {port.name for port in graph.adapter_inputs if port.name in model.inputs}  # the others have a default
     listed = {*(port.name for port in graph.inputs), *pasts, *required}

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
 from partita.observations.facts import COMBINED, Swap
+from partita.runtime.lab.graph import constant_of
 from partita.runtime.lab.schema import Operator, Slot, find_operator
-from partita.runtime.lab.values import constant_of
 from partita.runtime.lab.variant import ExperimentInput, Variant, is_signed, size_of, variant_model, zeros
 from partita.runtime.place.model_file import reads
 from partita.runtime.place.tensor_types import (

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from partita.observations.facts import AS_IS, COMBINED, NEIGHBOURS, OPTION, OTHER_FORM, Swap
 from partita.observations.text_format import listing
-from partita.runtime.lab.attribute_factors import attribute_text, may_omit, other_attributes
 from partita.runtime.lab.change import (
     Change,
     Idea,
@@ -23,8 +22,8 @@ from partita.runtime.lab.change import (
     vary,
 )
 from partita.runtime.lab.forms import Form, forms
+from partita.runtime.lab.node_factors import attribute_text, may_omit, other_attributes, other_types
 from partita.runtime.lab.schema import OLDEST_OPSET, Operator, Slot, element_in, history
-from partita.runtime.lab.type_factors import other_types
 from partita.runtime.lab.variant import ExperimentInput, Variant, variant_model, zeros
 from partita.runtime.place.tensor_types import (
     element_of,

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from partita.runtime.lab.graph import CannotProbeError, Graph, cut_proto
+from partita.runtime.lab.graph import CannotProbeError, Graph, constant_of, cut_proto
 from partita.runtime.lab.schema import find_operator, plain_domain
-from partita.runtime.lab.values import constant_of
 from partita.runtime.lab.variant import Variant, node_variant, part_model
 from partita.runtime.place.model_file import all_nodes
 from partita.runtime.place.tensor_types import sizes_of, tensor_type

@@ -18,10 +18,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, get_args
 
+from partita.files import cache_folder
 from partita.files import replace as replace_file
 from partita.observations.facts import FAILED, Outcome
 from partita.observations.native_text import FULL, cut
-from partita.paths import cache_folder
 from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.chain.provider_check import PROBE_MODEL

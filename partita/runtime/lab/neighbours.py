@@ -124,8 +124,12 @@ def quantised_groups(graph: Graph, name: str) -> Iterator[tuple[Swap, onnx.Model
         if node.op_type in QUANTISING:
             element = element_of(known[tensor]) if (tensor := _quantised_tensor(node)) in known else None
             users.setdefault(element, []).append(own)
+    named = {
+        old: name_some([f"{each} ({nodes[each].op_type})" for each in members], MOST_NAMED)
+        for old, members in users.items()
+    }
     found = [
-        (Swap(_name(new), _name(old), f"in {name_some(_with_operators(nodes, users[old]), MOST_NAMED)}"), old, new)
+        (Swap(_name(new), _name(old), f"in {named[old]}"), old, new)
         for old in QUANTISED
         if set(users.get(old, ())) - {name}
         for new in QUANTISED
@@ -145,10 +149,6 @@ def _group(nodes: Mapping[str, onnx.NodeProto], name: str) -> list[str]:
 
 def _name(element: int) -> str:
     return dtypes.dtype_numbered(element).name
-
-
-def _with_operators(nodes: Mapping[str, onnx.NodeProto], names: Iterable[str]) -> list[str]:
-    return [f"{name} ({nodes[name].op_type})" for name in names]
 
 
 def _quantised_tensor(node: onnx.NodeProto) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from partita import dtypes
+from partita.errors import PackageError
+from partita.remedies import FROM_CHECKPOINT, Remedy
 from partita.runtime.ort.errors import buffer_error, run_error
 
 HOST_MEMORY, CUDA_MEMORY = "Cpu", "Cuda"
@@ -273,3 +276,39 @@ def _model(node: Any, inputs: list[Any], outputs: list[Any], initializers: list[
     graph = onnx.helper.make_graph([node], "g", inputs, outputs, initializers)
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 14)], ir_version=8)
     return bytes(model.SerializeToString())
+
+
+# --- adapter files: values by name, bound like other inputs -----------------------------------------------------------
+# RunOptions.add_active_adapter has no effect on runs with bound inputs (onnxruntime_pybind_iobinding.cc, 1.31).
+
+VERSION = 1
+FAILURES: tuple[type[Exception], ...] = (*NATIVE_ERRORS, KeyError)
+"""A value of another type raises KeyError."""
+TYPES = {"tensor(float)": "float32", "tensor(float16)": "float16"}
+
+
+def write_adapter(path: Path, values: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Write `values` by input name, float32 or float16."""
+    adapter = ort.AdapterFormat()
+    adapter.set_adapter_version(VERSION)
+    adapter.set_model_version(VERSION)
+    arrays = {name: np.ascontiguousarray(value) for name, value in values.items()}
+    adapter.set_parameters({name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()})
+    adapter.export_adapter(str(path))
+
+
+def read_adapter(path: Path, remedy: Remedy = FROM_CHECKPOINT) -> dict[str, tuple[Buffer, tuple[int, ...]]]:
+    """The values of an adapter file with their shapes, in host memory. Raises PackageError if it is damaged."""
+    try:
+        adapter = ort.AdapterFormat.read_adapter(str(path))
+        return {name: _buffer(value) for name, value in adapter.get_parameters().items()}
+    except FAILURES as error:
+        raise PackageError(f"{path}: damaged ({str(error).splitlines()[0][:200]})", remedy=remedy) from error
+
+
+def _buffer(value: Any) -> tuple[Buffer, tuple[int, ...]]:
+    """A numpy copy of a value, because the value's memory belongs to its file."""
+    dtype, shape = TYPES[value.data_type()], tuple(value.shape())
+    buffer = host_buffer(shape, dtype)
+    buffer.host[...] = value.numpy()
+    return buffer, shape

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
-from partita import streams
+from partita import process
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 STAMP = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ (?=\[[VIWEF]:onnxruntime:)")
@@ -37,9 +37,9 @@ def captured_output(descriptors: tuple[int, ...] = (1, 2)) -> Iterator[CapturedL
     """Redirect file descriptors 1 and 2 to a temporary file, and return its lines at the end.
 
     Some providers write to descriptor 1, which is for results. The descriptors are always restored. Lines have no time
-    stamps and colours. In a program that imports Partita (`streams.own_process` is False), nothing is redirected.
+    stamps and colours. In a program that imports Partita (`process.own_process` is False), nothing is redirected.
     """
-    if not streams.own_process:
+    if not process.own_process:
         yield CapturedLog()
         return
     with _CAPTURING:
@@ -48,8 +48,8 @@ def captured_output(descriptors: tuple[int, ...] = (1, 2)) -> Iterator[CapturedL
 
 def _capture(descriptors: tuple[int, ...]) -> Iterator[CapturedLog]:
     captured = CapturedLog()
-    for descriptor in (streams.STDOUT, streams.STDERR):  # otherwise the file below would get this number
-        streams.fill(descriptor, os.O_WRONLY)
+    for descriptor in (process.STDOUT, process.STDERR):  # otherwise the file below would get this number
+        process.fill(descriptor, os.O_WRONLY)
     with tempfile.TemporaryFile() as sink:
         python = _flush_streams(sys.stdout, sys.stderr)
         saved = {descriptor: os.dup(descriptor) for descriptor in descriptors}

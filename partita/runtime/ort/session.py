@@ -16,12 +16,11 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from partita import streams
-from partita.files import temporary_directory
+from partita import process
+from partita.files import profiles_folder, temporary_directory
 from partita.observations.cpu import CpuSession
 from partita.observations.facts import AssignedNode
 from partita.observations.names import CPU
-from partita.paths import profiles_folder
 from partita.providers.cuda_dry_run.stub_build import BUILD_VARIABLE
 from partita.providers.resolve import Resolution
 from partita.runtime.ort.binding import FATAL, ON_HOST, Binding, FreshMemory
@@ -383,7 +382,7 @@ def _open_with_signals_held(path: Path, active: Sequence[Resolution], opening: O
 @contextmanager
 def _own_settings(opening: Opening) -> Iterator[None]:
     """Set ONNX Runtime's log level and environment variables while a session opens, in Partita's own processes only."""
-    if not streams.own_process:
+    if not process.own_process:
         yield
         return
     before = {name: os.environ.get(name) for name in opening.environment}
@@ -415,7 +414,7 @@ def _without_links(path: Path, opening: Opening) -> Opening:
 
 def _log_level(opening: Opening) -> int:
     """Minimum severity to log; nothing if the log would go to the stderr of a user's program."""
-    if not streams.own_process:
+    if not process.own_process:
         return FATAL
     if opening.verbose:
         return VERBOSE

@@ -59,16 +59,11 @@ def read_model_file(path: Path, folder: Path) -> ModelFile:
 
     Raises PackageError when the file is damaged, or its external data is outside the package `folder`.
     """
-    import onnx
-    from google.protobuf.message import DecodeError
-
     refuse_absent(path)
     try:
-        model = onnx.load(path, load_external_data=False)
-    except (DecodeError, ValueError, OSError) as error:
+        model = read_light(path)
+    except (ValueError, OSError) as error:
         raise PackageError(f"{path}: not a readable ONNX file ({error})", remedy=FROM_CHECKPOINT) from error
-    if bad := bytes_for_text(model):
-        raise PackageError(f"{path}: damaged: its {bad} is not UTF-8", remedy=FROM_CHECKPOINT)
     check_external_data(model, path, folder)
     initializers = {tensor.name: tensor for tensor in model.graph.initializer}
     return ModelFile(

@@ -200,10 +200,7 @@ def _run_session(
 
 
 def _runs_on_cpu(model: OnnxModel, session: Session, binding: Binding) -> bool | None:
-    """Whether the CPU provider runs the model on the bound inputs.
-
-    None if unknown: for large weights, which it loads again, and for a model or inputs that it does not open.
-    """
+    """Whether the CPU provider runs the model on the bound inputs; None if unknown, also for large weights."""
     if model.weight_bytes > LIMIT_BYTES:
         return None
     cpu = Resolution(known_providers()["cpu"], "active")

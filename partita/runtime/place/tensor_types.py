@@ -131,10 +131,7 @@ def _without_rank(single: onnx.ModelProto, found: Mapping[str, onnx.TypeProto]) 
 
 
 def _look_into_functions(model: onnx.ModelProto) -> bool:
-    """Set output types of operators that onnx defines as a function without an inference rule, e.g. GroupNormalization.
-
-    Returns whether any was set.
-    """
+    """Set output types of operators that onnx defines as a function without an inference rule; whether any was set."""
     import onnx
     import onnx.inliner
 

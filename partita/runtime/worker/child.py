@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
-from partita import streams
+from partita import process
 from partita.errors import PartitaError
 
 POSIX = os.name == "posix"
@@ -151,7 +151,7 @@ def _portable(error: BaseException) -> BaseException:
 def main() -> None:
     """Run the module of this process and exit without unloading native libraries, some of which crash then."""
     module_name, folder = sys.argv[1:3]
-    streams.own_process = True
+    process.own_process = True
     warnings.simplefilter("ignore")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the channel handles it
     source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")

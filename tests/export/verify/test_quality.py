@@ -20,8 +20,8 @@ from safetensors.numpy import load_file, save_file
 
 import partita
 from partita import cli
-from partita.commands.evaluate import show
 from partita.commands.export import _quality
+from partita.commands.verify import show_evaluation
 from partita.demo import heldout_path
 from partita.errors import GenerationError, PackageError, UnsupportedModelError, UsageError
 from partita.export import writing
@@ -304,5 +304,5 @@ def test_a_package_of_before_has_no_divergence_to_repeat(
 
 def shown(package: Path, manifest: Manifest, now: Evaluation) -> str:
     stream = io.StringIO()
-    show(package, manifest, now, Console(file=stream, width=200, color_system=None))
+    show_evaluation(package, manifest, now, Console(file=stream, width=200, color_system=None))
     return stream.getvalue()

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from partita import streams
+from partita import process
 from partita.errors import UsageError
 from partita.providers.resolve import parse_chain, resolve
 from partita.runtime.cpu import settings
@@ -132,7 +132,7 @@ def test_whoever_said_something_is_obeyed(monkeypatch):
 
 
 def test_the_process_of_another_program_keeps_its_variables(monkeypatch):
-    monkeypatch.setattr(streams, "own_process", False)
+    monkeypatch.setattr(process, "own_process", False)
     assert chosen(ATTENTION)[1].path == "flash"
     naive = resolve(parse_chain("cpu"), ["CPUExecutionProvider"], {"cpu": {"attention": "naive"}})
     with pytest.raises(UsageError, match=f"{VARIABLE}=1"):

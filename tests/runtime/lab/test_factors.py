@@ -11,10 +11,10 @@ from onnx import TensorProto, parser
 
 from partita.diagnosis.reasons.table import REASONS
 from partita.observations.facts import OPTION
-from partita.runtime.lab.attribute_factors import other_attributes
 from partita.runtime.lab.factors import as_it_is, combine_factors, factors, single
 from partita.runtime.lab.forms import as_example, forms
 from partita.runtime.lab.graph import cut_graph
+from partita.runtime.lab.node_factors import other_attributes
 from partita.runtime.lab.schema import find_operator, history, operators
 from partita.runtime.lab.variant import Variant, fingerprint, node_variant, variant_model
 from partita.runtime.place.onnx_model import read_onnx

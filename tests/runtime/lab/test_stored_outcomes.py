@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from partita.paths import CACHE_VARIABLE
+from partita.files import CACHE_VARIABLE
 from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.lab.laboratory import FORMAT, Cache, ModelOutcome, cache_for

@@ -11,8 +11,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
-from partita.runtime.lab.graph import CannotProbeError, Graph, cut_graph
-from partita.runtime.lab.values import find_constants, known_values
+from partita.runtime.lab.graph import CannotProbeError, Graph, cut_graph, find_constants, known_values
 from partita.runtime.lab.variant import ZEROS, fingerprint, node_variant, part_model, variant_model, zeros_needed
 from partita.runtime.place.onnx_model import read_onnx
 

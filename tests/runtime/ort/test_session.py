@@ -242,10 +242,10 @@ def test_stderr_is_restored_even_when_the_block_fails(capfd):
 def test_a_process_without_a_stream_can_still_open_sessions(prepared):
     script = (
         "import os, sys\n"
-        "from partita import streams\n"
+        "from partita import process\n"
         "from partita.runtime.ort.native_log import captured_output\n"
         f"{prepared}\n"
-        "streams.own_process = True\n"
+        "process.own_process = True\n"
         "with captured_output() as c: os.write(2, b'within\\n')\n"
         "os._exit(c.lines != ('within',))"
     )
@@ -257,10 +257,10 @@ def test_pending_text_of_a_closed_stdout_does_not_go_to_the_log(redirection):
     """It is pending when the descriptors change, and cannot be written then."""
     script = (
         "import os\n"
-        "from partita import streams\n"
+        "from partita import process\n"
         "from partita.runtime.ort.native_log import captured_output\n"
-        "streams.open_null_device()\n"
-        "streams.own_process = True\n"
+        "process.open_null_device()\n"
+        "process.own_process = True\n"
         "print('pending')\n"
         "with captured_output() as c: os.write(2, b'within\\n')\n"
         "os.write(2, b'after\\n')\n"

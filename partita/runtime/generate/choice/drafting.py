@@ -8,6 +8,7 @@ for sampling; only the number of steps changes.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -142,18 +143,15 @@ class DraftLength:
     """
 
     def __init__(self) -> None:
-        self._by_rows: dict[int, _Measured] = {}
+        self._by_rows = defaultdict[int, _Measured](_Measured)
 
     def count(self, live: int) -> int:
         """Draft tokens per row for the next step of `live` rows; 0 for none."""
-        return self._of(live).count()
+        return self._by_rows[live].count()
 
     def record(self, live: int, drafted: int, seconds: float, verified: Sequence[VerifiedDraft]) -> None:
         """A decode step with `drafted` tokens per row took `seconds`, drafting included."""
-        self._of(live).record(drafted, seconds, verified)
-
-    def _of(self, live: int) -> _Measured:
-        return self._by_rows.setdefault(live, _Measured())
+        self._by_rows[live].record(drafted, seconds, verified)
 
 
 class _Measured:

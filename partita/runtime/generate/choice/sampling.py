@@ -57,10 +57,7 @@ def draw(weights: Values, uniform: float) -> int:
 
 
 def _reaches(values: Values, target: float, side: Literal["left", "right"]) -> int:
-    """The index where the cumulative sum of `values` reaches (left) or exceeds (right) `target`.
-
-    If rounding leaves the sum below it, the last index with a value above 0.
-    """
+    """Where the cumulative sum of `values` reaches (left) or exceeds (right) `target`; else the last value above 0."""
     begin = 0
     if len(values) > 4 * BLOCK:
         bounds = np.cumsum(np.add.reduceat(values, np.arange(0, len(values), BLOCK)), dtype=np.float64)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -190,19 +190,8 @@ def _memory_facts(runner: Runner) -> Memory:
 
 def step_fact(step: Step) -> StepFact:
     """A step as a fact."""
-    return StepFact(
-        step.phase,
-        step.new_tokens,
-        step.run_seconds,
-        step.overhead_seconds,
-        step.observed,
-        step.row_tokens,
-        step.is_repeated,
-        step.width,
-        step.drafted,
-        step.accepted,
-        step.draft_seconds,
-    )
+    named = {each.name: getattr(step, each.name) for each in fields(StepFact) if each.name not in ("tokens", "seconds")}
+    return StepFact(tokens=step.new_tokens, seconds=step.run_seconds, **named)
 
 
 def first_token_seconds(steps: Sequence[Step]) -> float | None:

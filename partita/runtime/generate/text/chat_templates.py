@@ -91,10 +91,7 @@ def rendered(render: Render, messages: Sequence[Message]) -> str:
 def _left_out(
     render: Render, form: Callable[[Sequence[Message]], list[Message]], messages: Sequence[Message], text: str
 ) -> str | None:
-    """Role of the first message that `text` omits; None without one.
-
-    A message is present if its content is in the text after the previous one, or the text changes with it.
-    """
+    """Role of the first message whose content `text` neither contains nor depends on; None without one."""
     contents = [message["content"].strip() for message in messages]
     # A short content may be in the text by chance: "a" is in the name of a role.
     has = _looking_in(text)
@@ -121,10 +118,7 @@ def _left_out(
 
 
 def _looking_in(text: str) -> Callable[[str], bool]:
-    """A function that tests whether `text` contains a part, fast for parts in the order of the text.
-
-    After many misses it searches no more.
-    """
+    """A function that tests whether `text` contains a part, fast for parts in order; it gives up after many misses."""
     place, misses = 0, 0
 
     def has(part: str) -> bool:

@@ -360,10 +360,7 @@ class TextStream:
 
 
 def _context(text: Text, prompt: Sequence[int]) -> tuple[list[int], int]:
-    """The last tokens of a prompt from a character boundary, and how many of them are whole characters.
-
-    Without a boundary nearby (invalid bytes), all count as whole.
-    """
+    """The last tokens of a prompt from a nearby character boundary, if any, and how many are whole characters."""
     for back in range(CONTEXT_TOKENS, CONTEXT_TOKENS + MOST_BACK):
         tokens = list(prompt[-back:])
         for whole in range(len(tokens), max(-1, len(tokens) - LONGEST_BYTES), -1):

@@ -1,21 +1,25 @@
-"""`partita doctor`: versions, hardware, providers and problems of the installation, to paste into a bug report."""
+"""`partita inspect`, `providers` and `doctor`: a package, or this machine, without running anything."""
 
 from __future__ import annotations
 
 import os
 import platform
 from importlib import metadata
+from pathlib import Path
 
+from partita.commands.outputs import prepare, requested_view
 from partita.commands.results import DoctorResult
 from partita.commands.terminal import print_record, write_stdout
+from partita.foreign.folder import Choice
+from partita.library.inspecting import choice_of_other, files_of, run_inspection
 from partita.library.place.support import providers
 from partita.observations.text_format import human_bytes
-from partita.options.inspection import DoctorCommand
+from partita.options.inspection import DoctorCommand, InspectCommand, ProvidersCommand
 from partita.runtime.cpu.cores import cpu_name
 from partita.runtime.machine import PACKAGES
 
 
-def run(options: DoctorCommand) -> None:
+def doctor(options: DoctorCommand) -> None:
     """Collect the facts and print them. Imports none of the packages whose versions it prints."""
     result = DoctorResult(
         python=platform.python_version(),
@@ -53,3 +57,27 @@ def describe(result: DoctorResult) -> list[str]:
     lines = [f"{name:<{wide}}  {' '.join(value.split())}" for name, value in rows]
     problems = [f"problem: {found.reason}: {found.evidence}; {found.remedy}" for found in machine.findings]
     return [*lines, *(problems or ["no problems found"])]
+
+
+INSPECTION_VIEWS = "partita.inspection.document"
+DIFF_VIEWS = "partita.compare.document"
+
+
+def inspect(options: InspectCommand) -> None:
+    """Inspect and show. Problems of the folder are findings, not errors. Raises UsageError, PackageError."""
+    path, view = Path(options.package), requested_view(options)
+    reads = (*files_of(path), *Choice.of(options).input_paths, *choice_of_other(options).input_paths)
+    if options.against is not None:
+        reads = (*reads, *files_of(Path(options.against)))
+    showing = prepare(view, INSPECTION_VIEWS if options.against is None else DIFF_VIEWS, reads)
+    showing.show(run_inspection(options))
+
+
+MACHINE_VIEWS = "partita.machine.document"
+
+
+def show_providers(options: ProvidersCommand) -> None:
+    """Check every provider and show the results. Raises UsageError for an unusable library."""
+    libraries = options.provider_libraries or {}
+    showing = prepare(requested_view(options), MACHINE_VIEWS, [Path(path) for path in libraries.values()])
+    showing.show(providers(provider_libraries=libraries))
