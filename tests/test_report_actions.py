@@ -13,14 +13,14 @@ import typer.main
 
 from partita import cli
 from partita.diagnosis.actions import CHECKPOINT, steps_for
+from partita.diagnosis.reasons.base import Step
 from partita.diagnosis.reasons.table import REASONS
 from partita.diagnosis.records import VariantRecord
-from partita.diagnosis.steps import Step
 from partita.partition_reports.records import Report
-from partita.partition_reports.sections.actions import for_reason, situation_of, top_actions
 from partita.partition_reports.sections.fallbacks import by_reason
 from partita.partition_reports.sections.model import Command
 from partita.partition_reports.sections.overview import glance
+from partita.partition_reports.sections.shared import for_reason, situation_of, top_actions
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
 from tests.partition_reports import pages
 from tests.partition_reports.reports import REPORTS, recorded

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from partita.compare.support_tables import compare_tables
+from partita.compare.packages import compare_tables
 from partita.partition_reports.render.show import load_view
 from partita.support.records import SupportTable
 

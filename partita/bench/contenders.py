@@ -10,11 +10,10 @@ from typing import Literal
 
 from partita.bench.records import Contender, Difference, HostTimeParts, PhaseSpeed, Ratio, RoundResult, Spread
 from partita.observations.names import CPU
-from partita.partition_reports.copies import is_memcpy
-from partita.partition_reports.cost import per, total_bytes
-from partita.partition_reports.file_nodes import file_counts
+from partita.partition_reports.cost import per, split_time, total_bytes
+from partita.partition_reports.groups import file_counts
+from partita.partition_reports.partitions import is_memcpy
 from partita.partition_reports.records import Report
-from partita.partition_reports.time_split import split_time
 from partita.partition_reports.timing import percentile
 
 FEWEST_ROUNDS = 4

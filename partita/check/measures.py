@@ -12,10 +12,10 @@ from partita.compare.reports import PlacedRow, placed_rows
 from partita.observations.names import CPU
 from partita.observations.text_format import decimals, listing, name_some, plural, short_provider
 from partita.options.fields import with_flags
-from partita.partition_reports.copies import subgraph_copies
-from partita.partition_reports.file_nodes import ran_by
+from partita.partition_reports.groups import ran_by
 from partita.partition_reports.outcome import (
     TOO_FEW,
+    describe_cache,
     failure_of,
     is_in_place,
     is_known,
@@ -23,8 +23,8 @@ from partita.partition_reports.outcome import (
     status_of,
     too_few_steps,
 )
+from partita.partition_reports.partitions import subgraph_copies
 from partita.partition_reports.records import Phase, Report
-from partita.partition_reports.verdict import describe_cache
 
 SIGNS: dict[str, Callable[[float, float], bool]] = {
     "=": operator.eq,

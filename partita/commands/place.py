@@ -153,7 +153,7 @@ def _diff(files: Sequence[str], options: SupportCommand) -> int:
         raise UsageError(f"support diff compares two tables written by --out; omit {listing(refused)}")
     if len(files) != 2:
         raise UsageError("support diff needs two tables: partita support diff A.json B.json")
-    from partita.compare.support_tables import compare_tables
+    from partita.compare.packages import compare_tables
     from partita.partition_reports import storage
     from partita.support.records import SCHEMA, SupportTable
 

@@ -78,7 +78,7 @@ def _kinds() -> dict[str, type[Record]]:
 def explain(options: ExplainCommand) -> None:
     """Show everything about one node. Raises UsageError, after listing matches, unless `node` matches exactly one."""
     from partita.explain import node_explanation
-    from partita.explain.sentences import render_no_single
+    from partita.explain.document import render_no_single
 
     file, view = Path(options.file), requested_view(options)
     showing = prepare(view, EXPLAIN_VIEWS, (file,))

@@ -12,12 +12,11 @@ from partita.compare.rows import Comparison, Row, Rule, Side, compare_rows, is_m
 from partita.diagnosis.records import Fallback, SkippedProvider
 from partita.observations.names import UNKNOWN
 from partita.observations.text_format import listing, plural, short_provider
-from partita.partition_reports.copies import is_memcpy, subgraph_copies
-from partita.partition_reports.file_nodes import added_nodes, file_counts, ran_by, report_rows
-from partita.partition_reports.groups import provider_of
+from partita.partition_reports.groups import added_nodes, file_counts, provider_of, ran_by, report_rows
 from partita.partition_reports.outcome import (
     TOO_FEW,
     active_of,
+    cache_text,
     failure_of,
     is_in_place,
     is_known,
@@ -25,8 +24,8 @@ from partita.partition_reports.outcome import (
     status_of,
     too_few_steps,
 )
+from partita.partition_reports.partitions import is_memcpy, subgraph_copies
 from partita.partition_reports.records import Copy, FileNode, NodePlacement, Phase, Report
-from partita.partition_reports.verdict import cache_text
 
 RELATED = 0.5
 """Minimum share of common node names, relative to the larger report, for reports of one model."""

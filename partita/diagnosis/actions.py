@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from partita.diagnosis.reasons.base import Step
 from partita.diagnosis.reasons.table import REASONS
 from partita.diagnosis.records import VariantRecord
-from partita.diagnosis.steps import Step
 from partita.observations.records import PackageFacts
 from partita.observations.text_format import short_provider
 from partita.remedies import Remedy

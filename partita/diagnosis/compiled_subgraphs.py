@@ -9,8 +9,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 
 from partita.diagnosis import naming
-from partita.diagnosis.graphs import FOLDED, edges
-from partita.diagnosis.regions import connected
+from partita.diagnosis.graphs import FOLDED, connected, edges
 from partita.observations.facts import AssignedNode, GraphNode
 from partita.observations.names import CPU
 

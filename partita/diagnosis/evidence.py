@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from partita.diagnosis.inlined_nodes import NODE_GROUP, with_blank
 from partita.diagnosis.probe_conclusions import conclusions, opening
@@ -18,25 +17,8 @@ from partita.observations.log_pattern import LogPattern
 from partita.observations.names import CPU
 from partita.observations.records import ChainEntry
 
-Basis = Literal[
-    "pin",
-    "nowhere",
-    "line",
-    "vague_line",
-    "blank_line",
-    "graph_line",
-    "alone",
-    "together",
-    "forms",
-    "alone_said",
-    "alone_left",
-    "part",
-    "budget",
-    "origin",
-    "entry",
-    "nothing",
-]
-"""Source of a finding; `GROUNDS` describes each."""
+Basis = str
+"""Source of a finding: a key of `GROUNDS`, which describes it."""
 GROUNDS: Mapping[Basis, str] = {
     "pin": "a pin covers the node",
     "nowhere": "no source shows the node's provider",

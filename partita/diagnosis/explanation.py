@@ -1,19 +1,19 @@
-"""Reasons why a node is not on the preferred providers of the chain."""
+"""Reasons why a node is not on the preferred providers of the chain, and nodes of a refused chain. Pure."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from partita.diagnosis.evidence import CONFIRM, Context
+from partita.diagnosis.evidence import CONFIRM, Context, name_in, names_a_node
 from partita.diagnosis.precedence import explain, findings
 from partita.diagnosis.probe_conclusions import fullest
 from partita.diagnosis.reasons.table import REASONS
 from partita.diagnosis.records import Fallback, SkippedProvider, VariantRecord
-from partita.diagnosis.session_index import SessionIndex, choose_provider
-from partita.observations.facts import FAILED, AssignedNode, RejectedPart
-from partita.observations.names import INLINED, UNKNOWN
+from partita.diagnosis.session_index import EVERY_PHASE, SessionIndex, choose_provider, index_session
+from partita.observations.facts import FAILED, AssignedNode, RejectedPart, SessionFacts
+from partita.observations.names import CPU, INLINED, UNKNOWN
 from partita.observations.records import ChainEntry, PhaseName
 
 
@@ -73,7 +73,7 @@ def explain_node(
         explain_provider(index, name, op_type, provider, entry, in_subgraph=in_subgraph)
         for entry in preferred_entries(chain, provider)
     ]
-    names = (name, *index.replaces(name, in_subgraph=in_subgraph))
+    names = (name,) if in_subgraph else (name, *index.replaces(name))
     known = (index.of_file(each, in_subgraph=in_subgraph) or index.subgraph_nodes.get(each) for each in names)
     origins = (node.source for node in known if node is not None)
     return Fallback.copy_of(
@@ -136,7 +136,7 @@ def _context_of(
     about the node of the main graph.
     """
     facts = index.facts.of(skipped.provider)
-    names = index.probed_as(name, in_subgraph=in_subgraph)
+    names = () if in_subgraph else index.probed_as(name)
     blank = () if in_subgraph else index.blank_log.get(skipped.provider, {}).get(name, ())
     part = _part_of(facts.rejected, names)
     inside = [facts.probes[each] for each in (part.nodes if part is not None else ()) if each in facts.probes]
@@ -150,7 +150,7 @@ def _context_of(
         log=(*blank, *(line for each in dict.fromkeys((name, *names)) for line in index.log.get(each, ()))),
         patterns=facts.patterns,
         session_log=index.graph_log,
-        pin=_pin_of(index, name, in_subgraph=in_subgraph),
+        pin=None if in_subgraph else _pin_of(index, name),
         probe=fullest(facts.probes, names),
         rejected_part=part,
         fails_alone=any(probe.variants and probe.variants[0].outcome in FAILED for probe in inside),
@@ -161,17 +161,16 @@ def _context_of(
     )
 
 
-def _pin_of(index: SessionIndex, name: str, *, in_subgraph: bool) -> str | None:
+def _pin_of(index: SessionIndex, name: str) -> str | None:
     """The pin of a node, or of a node that it replaces; None without one.
 
     A listed node that ONNX Runtime added when it rewrote pinned nodes has their pin, e.g. the Reshapes around the Gemm
     that replaces a MatMul and an Add. Nodes added after the list have no pin.
     """
     pins = index.facts.pins
-    names = index.probed_as(name, in_subgraph=True) if in_subgraph else (name, *index.replaces(name))
-    own = next((pins[each] for each in names if each in pins), None)
+    own = next((pins[each] for each in (name, *index.replaces(name)) if each in pins), None)
     around = set(index.rewritten_with.get(name, ()))
-    if in_subgraph or own is not None or not pins or not around or name not in index.listed_names:
+    if own is not None or not pins or not around or name not in index.listed_names:
         return own
     works = [other for other in index.file_nodes_of if not around.isdisjoint(index.replaces(other))]
     found = {next((pins[each] for each in (other, *index.replaces(other)) if each in pins), None) for other in works}
@@ -192,21 +191,16 @@ def nodes_to_probe(index: SessionIndex, chain: Sequence[ChainEntry], entry: Chai
 
     A fused node is replaced by its file nodes; a node without a name stays.
     """
-    placed = [
-        (name, index.op_type(name), choose_provider(index.providers_by_source[name]), False) for name in index.order
-    ]
-    placed += [
-        (node.name, node.op_type, node.provider, node.name in index.same_name_nodes) for node in _subgraph_nodes(index)
-    ]
+    placed = [(name, index.op_type(name), choose_provider(index.providers_by_source[name])) for name in index.order]
+    inner = (node for node in _subgraph_nodes(index) if node.name not in index.same_name_nodes)
+    placed += [(node.name, node.op_type, node.provider) for node in inner]
     undecided = {reason.code for reason in REASONS.values() if reason.needs_probes}
     found: list[str] = []
-    for name, op_type, provider, in_subgraph in placed:
+    for name, op_type, provider in placed:
         if provider is not None and provider != entry.provider and entry in preferred_entries(chain, provider):
-            reason, finding = explain(_context_of(index, name, op_type, provider, entry, in_subgraph=in_subgraph))
+            reason, finding = explain(_context_of(index, name, op_type, provider, entry))
             if reason.code in undecided or finding.basis == "vague_line":
-                found += [
-                    each for each in index.probed_as(name, in_subgraph=in_subgraph) if _can_be_probed(index, each)
-                ]
+                found += [each for each in index.probed_as(name) if _can_be_probed(index, each)]
     return tuple(dict.fromkeys(found))
 
 
@@ -218,3 +212,65 @@ def _can_be_probed(index: SessionIndex, name: str) -> bool:
         or name in index.possible_functions
         or name.startswith(INLINED)
     )
+
+
+FallbackNode = tuple[str, str | None, str, bool]
+"""Name, operator and provider of a node outside the chain, and whether it is a control-flow subgraph's node with a name
+of the main graph.
+"""
+
+
+def refused_nodes(facts: SessionFacts, chain: tuple[ChainEntry, ...]) -> tuple[Fallback, ...]:
+    """Every node that is on no active provider of `chain`, in execution order, with reason and evidence per provider.
+
+    `provider` of a row is the provider that would run the node. Memcpy nodes are omitted: they follow from the others.
+    """
+    index = index_session(facts)
+    if not chain:
+        return ()
+    allowed = frozenset(entry.provider for entry in chain if entry.status == "active")
+    fallbacks = _in_order(index, [*_assigned_outside_chain(index, allowed), *_placed_outside_chain(index, allowed)])
+    phase = next(phase for phase in EVERY_PHASE if phase in facts.phases)
+    return tuple(
+        explain_node(index, phase, name, op_type, provider, chain, in_subgraph=in_subgraph)
+        for name, op_type, provider, in_subgraph in fallbacks
+    )
+
+
+def _assigned_outside_chain(index: SessionIndex, allowed: frozenset[str]) -> Iterator[FallbackNode]:
+    """Entries of the assignment list outside the chain, including each node without a name."""
+    inside = set(map(id, index.listed_in_subgraphs)) - set(map(id, index.listed_in_either))
+    for node in index.facts.assigned or ():
+        if node.provider not in allowed:
+            yield node.name, node.op_type, node.provider, id(node) in inside and node.name in index.same_name_nodes
+
+
+def _placed_outside_chain(index: SessionIndex, allowed: frozenset[str]) -> Iterator[FallbackNode]:
+    """Nodes without an entry that another source places on a provider outside the chain, or that the log rejects."""
+    for name in index.order:
+        if name in index.listed_names:
+            continue
+        providers = frozenset().union(*index.providers_by_source[name].values())
+        if providers and not providers & allowed:
+            yield name, index.op_type(name), min(providers), False
+        elif not providers and _is_rejected(index, name):
+            yield name, index.op_type(name), CPU if CPU in index.facts.registered else UNKNOWN, False
+
+
+def _is_rejected(index: SessionIndex, name: str) -> bool:
+    """Whether a log line that matches a pattern of a provider names the node."""
+    known = index.facts.providers.values()
+    patterns = [pattern for each in known for pattern in each.patterns if names_a_node(pattern)]
+    return any(name_in(line, pattern, name) for line in index.log.get(name, ()) for pattern in patterns)
+
+
+def _in_order(index: SessionIndex, nodes: list[FallbackNode]) -> list[FallbackNode]:
+    """Nodes in execution order, each name once in the main graph and once in control-flow subgraphs.
+
+    Nodes that are not in the plan come last, in the given order.
+    """
+    position = {name: number for number, name in enumerate(index.order)}
+    named = {(node[0], node[3]): node for node in reversed(nodes) if node[0]}
+    nameless = [node for node in nodes if not node[0]]
+    last = len(position)
+    return [*sorted(named.values(), key=lambda node: last if node[3] else position.get(node[0], last)), *nameless]

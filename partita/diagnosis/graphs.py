@@ -1,12 +1,15 @@
-"""The producer and the consumers of each tensor, in the file's graph and in the optimised graph. Pure.
+"""The tensors of the file's graph and of the executed graph, and both graphs cut at shared tensors. Pure.
 
 In the optimised graph a copied tensor has two names, one per memory: `hidden` and `hidden_WebGpuExecutionProvider`.
+Fusion and changes of layout preserve the names of tensors, but not the names of nodes. The nodes between the cuts are a
+region: its executed nodes compute the same tensors as its file nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from partita.observations.facts import GraphNode
 
@@ -88,3 +91,121 @@ def edges(nodes: Mapping[str, GraphNode]) -> tuple[dict[str, str], dict[str, lis
         for tensor in filter(None, node.inputs):
             readers.setdefault(tensor, []).append(name)
     return makers, readers
+
+
+Nodes = Mapping[str, GraphNode]
+Node = TypeVar("Node", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Names of the nodes between the cuts, in order."""
+
+    file: list[str]
+    executed: list[str]
+    changed: list[str]
+    """Executed nodes that the file does not have, or has with another operator or other outputs."""
+    added: list[str]
+    """Executed nodes that the file does not have, or has with another operator."""
+
+
+class Cut:
+    """The nodes of both graphs in topological order, and the tensors that both graphs produce.
+
+    Args:
+        file: Nodes of the file.
+        executed: Nodes of the executed graph, with the file's names of tensors and without copies.
+        inputs: Names of the graph's inputs.
+    """
+
+    def __init__(self, file: Nodes, executed: Nodes, inputs: Iterable[str]) -> None:
+        self.file, self.executed = file, executed
+        makers, _ = edges(file)
+        self.shared = makers.keys() & edges(executed)[0].keys()
+        self.sources = {each for each in self.shared if file[makers[each]].op_type not in FOLDED}.union(inputs)
+
+    def regions(self) -> Iterator[Region]:
+        """The regions with nodes of both graphs in which ONNX Runtime changed nodes.
+
+        A region is omitted if its executed nodes do not read all inputs of its file nodes.
+        """
+        for file, executed in self._connected():
+            added = [name for name in executed if is_other(self.executed[name], self.file.get(name))]
+            moved = [name for name in executed if name in self.file and self._outputs_differ(name)]
+            needed = {tensor for name in file for tensor in self.file[name].inputs if tensor in self.sources}
+            there = {tensor for name in file for tensor in self.file[name].outputs}
+            there |= {tensor for name in executed for tensor in self.executed[name].inputs}
+            if file and (added or moved) and needed <= there:
+                yield Region(file, executed, [name for name in executed if name in (*added, *moved)], added)
+
+    def _outputs_differ(self, name: str) -> bool:
+        return self.executed[name].outputs != self.file[name].outputs
+
+    def _computed(self) -> dict[str, GraphNode]:
+        """File nodes that depend on shared tensors or on inputs of a changed node, without constants."""
+        makers, _ = edges(self.file)
+        known = {*self.sources}
+        for name, node in self.executed.items():
+            if is_other(node, self.file.get(name)) or self._outputs_differ(name):
+                known.update(filter(None, node.inputs))
+        found: dict[str, GraphNode] = {}
+        for name, node in self.file.items():
+            reads = (each in known or makers.get(each) in found for each in node.inputs)
+            if node.op_type not in FOLDED and any(reads):
+                found[name] = node
+        return found
+
+    def _connected(self) -> Iterator[tuple[list[str], list[str]]]:
+        """Groups of nodes connected by tensors of only one graph, or by tensors that both graphs produce."""
+        tensors: dict[tuple[str, str], list[tuple[str, str]]] = {}
+        for side, nodes in (("file", self._computed()), ("executed", self.executed)):
+            own = edges(nodes)[0].keys() - self.shared
+            for name, node in nodes.items():
+                tensors[side, name] = [(side, each) for each in (*node.inputs, *node.outputs) if each in own]
+                tensors[side, name] += [("both", each) for each in node.outputs if each in self.shared]
+        for group in connected(tensors):
+            yield [name for side, name in group if side == "file"], [name for side, name in group if side == "executed"]
+
+    def fits(self, region: Region, owners: Mapping[str, str]) -> bool:
+        """Whether the executed nodes have the same dependencies and outputs as the file nodes joined with them.
+
+        `owners`: file node -> executed node. Nodes without an owner are passed through.
+        """
+        works = {name: name for name in owners.values()}
+        return self._flow(region.executed, self.executed, works) == self._flow(region.file, self.file, owners)
+
+    def _flow(self, names: Iterable[str], nodes: Nodes, owners: Mapping[str, str]) -> dict[str, set[str]]:
+        """The owners whose outputs each owner reads, and the owner that produces each shared tensor."""
+        found: dict[str, set[str]] = {}
+        made: dict[str, set[str]] = {}
+        for name in names:
+            before = {owner for tensor in nodes[name].inputs for owner in made.get(tensor, ())}
+            if name in owners:
+                found.setdefault(owners[name], set()).update(before - {owners[name]})
+                before = {owners[name]}
+            made |= dict.fromkeys(filter(None, nodes[name].outputs), before)
+        return found | {f"tensor {tensor}": before for tensor, before in made.items() if tensor in self.shared}
+
+
+def is_other(node: GraphNode, before: GraphNode | None) -> bool:
+    """Whether the file has no such node, or has it with another operator."""
+    return before is None or (before.op_type, before.domain) != (node.op_type, node.domain)
+
+
+def connected(nodes: Mapping[Node, Iterable[Hashable]]) -> list[list[Node]]:
+    """Groups of nodes that have tensors in common, directly or through other nodes, in the order of `nodes`."""
+    parent: dict[Hashable, Hashable] = {}
+
+    def root(key: Hashable) -> Hashable:
+        while parent.setdefault(key, key) != key:
+            parent[key] = parent[parent[key]]
+            key = parent[key]
+        return key
+
+    for node, tensors in nodes.items():
+        for tensor in tensors:
+            parent[root(("tensor", tensor))] = root(("node", node))
+    groups: dict[Hashable, list[Node]] = {}
+    for node in nodes:
+        groups.setdefault(root(("node", node)), []).append(node)
+    return list(groups.values())

@@ -183,16 +183,6 @@ def _callers(local: Iterable[str], left: Sequence[GraphNode]) -> dict[str, tuple
     return found
 
 
-def called_in_subgraphs(facts: SessionFacts, order: Sequence[str], names: Iterable[str]) -> Parts:
-    """`_callers` for nodes in control-flow subgraphs; `names` are also in the main graph.
-
-    A function that graph and branch call has nodes of the same names in both: `called_twice` of
-    tests/diagnosis/test_listed_nodes.py.
-    """
-    local = [name for name in names if name.startswith(INLINED)]
-    return _callers(local, removed_nodes(facts.subgraph_nodes, facts, order)) if local else {}
-
-
 def may_be_part_of(facts: SessionFacts, order: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Node of an inlined function -> all removed file nodes, one of which contains it."""
     parts = (*_nodes_without_name(facts, order), *_of_local_functions(facts, order))
@@ -239,7 +229,6 @@ def blank_lines(
 
 
 PREFIX = r"_if_(?P<side>then|else)_branch_(token_\d+_)?"
-WORDS = re.compile(rf"^({PREFIX.replace('?P<side>', '?:')})+")
 INLINED_NODE = re.compile(rf"(?P<branch>{PREFIX})(?P<op>[A-Za-z]\w*?)(_token_\d+)?")
 
 
@@ -250,44 +239,21 @@ def inlined_branches(facts: SessionFacts, order: Sequence[str]) -> dict[str, tup
     if not names:
         return {}
     gone = removed_nodes(facts.subgraph_nodes, facts, order)
-    found = _by_tensors(facts.optimised or (), names, gone)
-    joined = set(found.values())
+    found: dict[str, tuple[str, ...]] = {}
     groups: dict[tuple[str, str], list[str]] = {}
     for name, match in names.items():
-        if name not in found:
-            groups.setdefault((match["branch"], match["op"]), []).append(name)
+        groups.setdefault((match["branch"], match["op"]), []).append(name)
     for (branch, op), alike in groups.items():
-        open_nodes = [
-            node.name for node in gone if node.op_type == op and node.name not in joined and _is_in(node, branch)
+        inner = [
+            (node.name,) for node in gone if node.op_type == op and node.subgraph_attribute == f"{_side(branch)}_branch"
         ]
         rivals = [each for each, ops in groups if ops == op and _side(each) == _side(branch)]
-        if len(open_nodes) == len(alike) and len(rivals) == 1:
-            found |= dict(zip(alike, open_nodes, strict=True))
-    return {name: (inner,) for name, inner in found.items()}
-
-
-def _by_tensors(optimised: Iterable[GraphNode], names: Iterable[str], gone: Sequence[GraphNode]) -> dict[str, str]:
-    """Executed nodes -> the only file node with the same output names."""
-    inlined = frozenset(names)
-    found: dict[str, str] = {}
-    for node in optimised:
-        made = {WORDS.sub("", output): words[0] for output in node.outputs if (words := WORDS.match(output))}
-        if node.name in inlined and made:
-            behind = [
-                each.name
-                for each in gone
-                if each.op_type == node.op_type and any(_is_in(each, made[o]) for o in each.outputs if o in made)
-            ]
-            if len(behind) == 1:
-                found[node.name] = behind[0]
+        if len(inner) == len(alike) and len(rivals) == 1:
+            found |= dict(zip(alike, inner, strict=True))
     return found
 
 
-def _is_in(node: GraphNode, name: str) -> bool:
-    """Whether a file node is in the (innermost) branch in an executed name."""
-    return node.subgraph_attribute == f"{_side(name)}_branch"
-
-
 def _side(name: str) -> str:
+    """The (innermost) branch in an executed name."""
     sides = [match["side"] for match in re.finditer(PREFIX, name)]
     return sides[-1] if sides else ""

@@ -14,8 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from partita.diagnosis import naming
-from partita.diagnosis.graphs import FOLDED, MEMCPY_OPS, OptimisedGraph, edges
-from partita.diagnosis.regions import Cut, Nodes, connected
+from partita.diagnosis.graphs import FOLDED, MEMCPY_OPS, Cut, Nodes, OptimisedGraph, connected, edges
 from partita.observations.facts import GraphNode
 from partita.observations.names import INLINED
 
@@ -273,12 +272,8 @@ def _join_regions(
 def _divide(region: _Region, added: Sequence[str], functions: Collection[str]) -> None:
     """Join file nodes of a region, `functions` only by name and operator. `added`: executed nodes not in the file."""
     region.executed_by_file_node.update({node.name: node.name for node in region.executed if node.name in region.names})
-    called = region.called_after()
-    for name, nodes in called.items():
-        if len(nodes) == 1:
-            region.executed_by_file_node.update(
-                dict.fromkeys(_path_to_operator(region, name, nodes[0], called), nodes[0].name)
-            )
+    called = region.called_after().items()
+    region.executed_by_file_node.update({name: nodes[0].name for name, nodes in called if len(nodes) == 1})
     for op in dict.fromkeys(node.op_type for node in region.executed):
         same = [name for name in region.unmatched_file_nodes if region.file.nodes[name].op_type == op]
         region.pair_in_order([node for node in region.unmatched_executed_nodes if node.op_type == op], same)
@@ -290,25 +285,6 @@ def _divide(region: _Region, added: Sequence[str], functions: Collection[str]) -
         free = [node.name for node in region.unmatched_executed_nodes] or added
         left = (name for name in region.unmatched_file_nodes if name not in functions)
         region.executed_by_file_node.update(dict.fromkeys(left, free[len(free) // 2]))
-
-
-def _path_to_operator(region: _Region, end: str, node: ExecutedNode, called: Collection[str]) -> list[str]:
-    """The file node `end` that gives `node` its name, and its producers up to the operator of `node`.
-
-    A fused Conv and Relu is a Conv with the name of the Relu's output.
-    """
-    path = [end]
-    while not node.is_related(region.file.nodes[path[-1]]):
-        sources = region.file.before(path[-1]).items()
-        before = {
-            each
-            for tensor, each in sources
-            if each in region.unmatched_file_nodes and len(region.file.readers[tensor]) == 1
-        }
-        if len(before) != 1 or not before.isdisjoint(called):
-            return [end]
-        path += before
-    return path
 
 
 def _groups(file: _File, region: _Region) -> list[list[str]]:
@@ -365,13 +341,9 @@ def _join_in_order(
 
     named = region.called_after()
     for name, nodes in named.items():
-        ends = [(node, _path_to_operator(region, name, node, named)[-1]) for node in nodes]
-        suited = ((node, end) for node, end in ends if node.provider in (None, listed[name]))
-        named[name] = [node for node, end in suited if node.op_type is None or node.is_related(exported[end])]
+        suited = [node for node in nodes if node.provider in (None, listed[name])]
+        named[name] = [node for node in suited if node.op_type is None or node.is_related(exported[name])]
     join_single(named)
-    for name in [name for name in named if name in region.executed_by_file_node]:
-        (node,) = named[name]
-        region.executed_by_file_node.update(dict.fromkeys(_path_to_operator(region, name, node, named), node.name))
     while join_single(related()):
         pass
     groups = {names[0]: names for names in _groups(file, region)}

@@ -10,7 +10,7 @@ An entry without evidence counts as in a subgraph, so that a check never passes 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from partita.diagnosis import naming
@@ -36,8 +36,6 @@ class MainGraph:
     op_types: Mapping[str, str | None]
     providers: Mapping[str, str]
     """Provider of a node by other sources than the list: the profile, or the devices of the plan."""
-    ran_on: Mapping[str, str]
-    """Provider of a node by the profile."""
     compiled: Collection[AssignedNode]
     """Entries in its compiled subgraphs."""
     has_subgraphs: bool
@@ -124,17 +122,6 @@ class _File:
         known = naming.replaced_by(name, self.names)
         return bool(known) and known[-1] not in self.subgraph_names
 
-    def on_main_provider(self, listed: Sequence[AssignedNode], places: Sequence[int], main: MainGraph) -> Sequence[int]:
-        """The entries of a name on the provider of the main graph's node; all entries if only the main graph has it.
-
-        The list may lack nodes of a provider that prefers another layout.
-        """
-        name = listed[places[0]].name
-        provider = main.ran_on.get(name)
-        if provider is None or (self.graph[name] and not self.subgraph_nodes[name]):
-            return places
-        return [place for place in places if listed[place].provider == provider]
-
 
 def _by_name(
     listed: Sequence[AssignedNode], main: MainGraph, file: _File, groups: Mapping[Key, Sequence[int]]
@@ -142,9 +129,7 @@ def _by_name(
     """The shares without an optimised graph, from the numbers of nodes of a name in the file and in the plan."""
     shares: list[Share] = []
     for (name, _), places in groups.items():
-        chosen, similar = _main_share(
-            listed, file.on_main_provider(listed, places, main), main.counts.get(name, 0), main
-        )
+        chosen, similar = _main_share(listed, places, main.counts.get(name, 0), main)
         rest = [place for place in places if place not in chosen]
         if file.made_of_main(name):
             inside = 0
@@ -178,23 +163,21 @@ def _by_graph(
     for key, places in groups.items():
         within = in_subgraphs.get(key, [])
         count = max(there[key], main.counts.get(key[0], 0))
-        chosen, similar = _main_share(listed, file.on_main_provider(listed, places, main), count, main)
+        chosen, similar = _main_share(listed, places, count, main)
         rest = [place for place in places if place not in chosen]
-        inside = _matching(listed, rest, within)
+        inside = set(rest[: len(within)])
         made = made or bool(Counter(within) - Counter(listed[place].op_type for place in inside))
         gone = [place for place in rest if place not in inside]
         if len(inside) < len(within):  # one of the graphs has an unlisted node; which one is unknown
             alike = [place for place in chosen if listed[place].op_type in within]
             inside |= set(alike[: len(within) - len(inside)])
         found[key] = NameMatches(similar, inside, gone)
-    known = {name for name, _ in groups}
-    after = {name for node in optimised if node.name not in known for name in _called_after(node.name)}
     shares: list[Share] = []
     for (name, _), each in found.items():
         most = len(each.removed)
         if file.subgraph_nodes[name]:
             most = min(most, max(file.subgraph_nodes[name] - len(each.in_subgraphs), 0)) if file.graph[name] else most
-        elif file.graph[name] or not made or file.made_of_main(name) or name in after:
+        elif file.graph[name] or not made or file.made_of_main(name):
             most = 0
         shares.append(({*each.matched, *each.removed[most:]}, {*each.in_subgraphs, *each.removed[:most]}))
     return shares
@@ -239,24 +222,3 @@ def _main_share(
     least = min(map(likeness, chosen))
     doubtful = least[1] is False and provider is None
     return chosen, chosen | {place for place in places if doubtful and likeness(place) == least}
-
-
-def _matching(listed: Sequence[AssignedNode], places: Sequence[int], operators: Sequence[str]) -> set[int]:
-    """Entries with these operators; if there are too few, also others, because a fusion may preserve a name."""
-    left = Counter(operators)
-    same = set[int]()
-    for place in places:
-        if left[listed[place].op_type] > 0:
-            left[listed[place].op_type] -= 1
-            same.add(place)
-    others = [place for place in places if place not in same]
-    return {*same, *others[: len(operators) - len(same)]}
-
-
-def _called_after(made: str) -> Iterator[str]:
-    """Listed names in the name of a node that was added after the list: `NAME/GeluFusion/`, `fused NAME`."""
-    yield from naming.heads(made)
-    blank = made.find(" ")
-    while blank >= 0:
-        yield made[blank + 1 :]
-        blank = made.find(" ", blank + 1)

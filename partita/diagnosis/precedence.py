@@ -64,52 +64,33 @@ PRECEDENCE: tuple[Rank, ...] = (
 
 @cache
 def rows() -> tuple[Rank, ...]:
-    """The table with the codes of every row. Raises ValueError for a finding without a row and vice versa."""
+    """The table with the codes of every row."""
     found = {(reason.code, basis) for reason in REASONS.values() for basis in reason.bases}
-    named = {(code, rank.basis) for rank in PRECEDENCE for code in rank.codes}
-    table = tuple(
-        rank
-        if rank.codes
-        else replace(rank, codes=tuple(code for code in CODES if (code, rank.basis) in found - named))
+    found -= {(code, rank.basis) for rank in PRECEDENCE for code in rank.codes}
+    return tuple(
+        rank if rank.codes else replace(rank, codes=tuple(code for code in CODES if (code, rank.basis) in found))
         for rank in PRECEDENCE
     )
-    placed = {(code, rank.basis) for rank in table for code in rank.codes}
-    for pairs, problem in ((found - placed, "has no rank"), (placed - found, "has a rank, but no reason finds it")):
-        if pairs:
-            listed = ", ".join(f"{code} on basis {basis}" for code, basis in sorted(pairs))
-            raise ValueError(f"{listed} {problem} in {__name__}.PRECEDENCE")
-    return table
 
 
 @cache
 def ranks() -> dict[tuple[ReasonCode, Basis], int]:
-    """The rank of every code and basis. Raises ValueError for one with two ranks, and the errors of `rows`."""
-    places: dict[tuple[ReasonCode, Basis], int] = {}
-    for code, basis in ((code, rank.basis) for rank in rows() for code in rank.codes):
-        if (code, basis) in places:
-            raise ValueError(f"{code} on basis {basis} has two ranks")
-        places[code, basis] = len(places)
-    return places
+    """The rank of every code and basis."""
+    pairs = [(code, rank.basis) for rank in rows() for code in rank.codes]
+    return {pair: number for number, pair in enumerate(pairs)}
 
 
 def findings(context: Context) -> list[tuple[Reason, Finding]]:
     """Every reason that applies, with its finding, in the order of the table; the first decides.
 
-    Raises LookupError without any reason (`unexplained` always applies), and for a finding on a basis that is not in
-    `found_on` of its reason.
+    `unexplained` always applies. Raises KeyError for a finding on a basis that is not in `found_on` of its reason.
     """
     applying = [(reason, finding) for reason in REASONS.values() for finding in reason.findings(context)]
-    if not applying:
-        raise LookupError(f"{context.node}: no reason applies")
-    places = ranks()
-    for reason, finding in applying:
-        if (reason.code, finding.basis) not in places:
-            raise LookupError(f"{reason.code} on basis {finding.basis} has no rank in {__name__}.PRECEDENCE")
-    return sorted(applying, key=lambda pair: places[pair[0].code, pair[1].basis])
+    return sorted(applying, key=lambda pair: ranks()[pair[0].code, pair[1].basis])
 
 
 def explain(context: Context) -> tuple[Reason, Finding]:
-    """The reason that decides, and its finding. Raises what `findings` raises."""
+    """The reason that decides, and its finding."""
     return findings(context)[0]
 
 

@@ -48,12 +48,11 @@ class FallbackCost(Record):
     """The reason for `harmless`, as text."""
 
 
-class SkippedProvider(Record):
-    """A provider of the chain before the node's provider, and why it does not run the node."""
+class Why(Record):
+    """Why a provider of the chain does not run a node."""
 
-    provider: str
-    """ONNX Runtime's name."""
     reason: Code
+    """A provider-level reason if the provider is unavailable."""
     evidence_kind: EvidenceKind
     evidence: str
     remedy: str
@@ -67,7 +66,14 @@ class SkippedProvider(Record):
     """Other reasons with evidence, in the order of precedence, without probes."""
 
 
-class Fallback(Record):
+class SkippedProvider(Why):
+    """A provider of the chain before the node's provider, and why it does not run the node."""
+
+    provider: str
+    """ONNX Runtime's name."""
+
+
+class Fallback(Why):
     """A node that is not on the preferred provider, with the reason."""
 
     phase: PhaseName
@@ -75,21 +81,8 @@ class Fallback(Record):
     op_type: str | None
     preferred_provider: str
     provider: str
-    reason: Code
-    """A provider-level reason when the preferred provider is unavailable."""
-    evidence_kind: EvidenceKind
-    evidence: str
-    remedy: str
     module: str | None
     source_line: str | None
-    variants: tuple[VariantRecord, ...] = ()
-    """Probes of this node, the unchanged node first."""
-    missing_probes: str = ""
-    """Why experiments are missing or incomplete; empty when they are complete or not needed."""
-    basis: str = ""
-    """Source of the evidence, an entry of the precedence table: `line`, `alone`."""
-    other_reasons: tuple[SkippedProvider, ...] = ()
-    """Other reasons with evidence for the preferred provider, in the order of precedence."""
     skipped: tuple[SkippedProvider, ...] = ()
     """The other providers of the chain before the node's provider, in order."""
     cost: FallbackCost | None = None
@@ -98,18 +91,7 @@ class Fallback(Record):
     @property
     def preferred(self) -> tuple[SkippedProvider, ...]:
         """Every provider of the chain before the node's provider, and why it does not run the node."""
-        first = SkippedProvider(
-            provider=self.preferred_provider,
-            reason=self.reason,
-            evidence_kind=self.evidence_kind,
-            evidence=self.evidence,
-            remedy=self.remedy,
-            variants=self.variants,
-            missing_probes=self.missing_probes,
-            basis=self.basis,
-            other_reasons=self.other_reasons,
-        )
-        return (first, *self.skipped)
+        return (SkippedProvider.copy_of(self, provider=self.preferred_provider), *self.skipped)
 
     @property
     def codes(self) -> tuple[str, ...]:
@@ -133,5 +115,5 @@ class Fallback(Record):
         if not available or len(available) == len(self.preferred):
             return self
         first, *others = available
-        own = {name: getattr(first, name) for name in SkippedProvider.model_fields if name != "provider"}
+        own = {name: getattr(first, name) for name in Why.model_fields}
         return self.model_copy(update={**own, "preferred_provider": first.provider, "skipped": tuple(others)})

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from partita.diagnosis import inlined_nodes, listed_nodes, naming, native_log, sequence_map, unnamed_subgraph_nodes
+from partita.diagnosis import inlined_nodes, listed_nodes, naming, native_log, unnamed_subgraph_nodes
 from partita.diagnosis.compiled_subgraphs import COMPILED, compiled_subgraphs, file_nodes
 from partita.diagnosis.graphs import FOLDED, MEMCPY_OPS, OptimisedGraph, index_graph
 from partita.diagnosis.inlined_nodes import inlined_branches
@@ -44,9 +44,8 @@ class SessionIndex:
     """Listed nodes that are or may be in control-flow subgraphs."""
     listed_in_either: tuple[AssignedNode, ...]
     """Nodes of `listed_in_subgraphs` that may also be in the main graph."""
-    same_name_nodes: dict[str, tuple[str, ...]]
-    """Name of both a node of the order and a node of `listed_in_subgraphs` -> the file nodes in control-flow subgraphs
-    that the listed node replaces."""
+    same_name_nodes: frozenset[str]
+    """Names of both a node of the order and a node of `listed_in_subgraphs`."""
     events: tuple[NodeEvent, ...]
     """Events of the main graph. The time of a control-flow node includes its subgraphs, whose events are omitted."""
     subgraphs: frozenset[str]
@@ -101,14 +100,14 @@ class SessionIndex:
     def module(self, name: str, *, in_subgraph: bool = False) -> str | None:
         """Module path of a node: from the file, else from the name, else the common path of its file nodes.
 
-        `in_subgraph`, here and in other methods: the node with this name in a control-flow subgraph.
+        `in_subgraph`, here and in `of_file`: the node with this name in a control-flow subgraph.
         """
         node = self.of_file(name, in_subgraph=in_subgraph)
         if node is not None:
             return node.module
         by_name = naming.module_of(name, self.modules)
-        replaced = self.replaces(name, in_subgraph=in_subgraph)
-        known = (self.of_file(each, in_subgraph=in_subgraph) or self.subgraph_nodes.get(each) for each in replaced)
+        replaced = () if in_subgraph else self.replaces(name)
+        known = (self.file_nodes.get(each) or self.subgraph_nodes.get(each) for each in replaced)
         return by_name or naming.common_module(node.module for node in known if node is not None)
 
     def of_file(self, name: str, *, in_subgraph: bool = False) -> GraphNode | None:
@@ -130,9 +129,9 @@ class SessionIndex:
             return None
         return self.listed_in_subgraphs
 
-    def replaces(self, name: str, *, in_subgraph: bool = False) -> tuple[str, ...]:
+    def replaces(self, name: str) -> tuple[str, ...]:
         """File nodes that an executed node replaces, without the file node of its own name."""
-        return self.same_name_nodes.get(name, ()) if in_subgraph else self.file_nodes_of.get(name, ())
+        return self.file_nodes_of.get(name, ())
 
     def is_added(self, name: str) -> bool:
         """Whether ONNX Runtime added an executed node, which replaces no file node."""
@@ -141,20 +140,17 @@ class SessionIndex:
         known = name in self.file_nodes or self.file_nodes_of.get(name)
         return not known and not any(name in nodes for nodes in self.replacement_candidates.values())
 
-    def probed_as(self, name: str, *, in_subgraph: bool = False) -> tuple[str, ...]:
+    def probed_as(self, name: str) -> tuple[str, ...]:
         """Nodes whose experiments apply to a node: itself and the file nodes that it replaces.
 
-        Experiments on a function do not apply to its nodes. With `in_subgraph`, the name itself is excluded, because
-        its experiments are about the node of the main graph.
+        Experiments on a function do not apply to its nodes.
         """
-        if in_subgraph:
-            return () if name.startswith(INLINED) else self.replaces(name, in_subgraph=True)
         return (name,) if name in self.possible_functions or name.startswith(INLINED) else (name, *self.replaces(name))
 
 
 def index_session(facts: SessionFacts) -> SessionIndex:
     """Index the facts of one session by node name."""
-    facts, copies = sequence_map.with_file_names(facts)
+    facts, copies = unnamed_subgraph_nodes.with_file_names(facts)
     facts = inlined_nodes.with_names(facts, _main_graph_events(facts.events)[0])
     exported = {node.name: node for node in facts.graph if node.name}
     events, subgraph_nodes = _main_graph_events(facts.events)
@@ -188,14 +184,12 @@ def index_session(facts: SessionFacts) -> SessionIndex:
     assigned = {node.name: node for node in (*listed.in_subgraphs, *listed.main_graph)}
     ours = set(map(id, listed.main_graph))
     providers_by_node = _collect_providers(facts, events, order, compiled, listed.main_graph)
-    both = {node.name for node in listed.in_subgraphs if node.name in present}
     parts = {name: unfolded.get(name) or owners for name, owners in functions.items() if not name.startswith(INLINED)}
     parts |= unnamed_owners
     by_name = unnamed_subgraph_nodes.owners_by_name(facts, order, unfolded)
     unfolded |= {name: owners for name, owners in by_name.items() if name not in copies.names}
     within = {**copies.owners, **{copies.names[name]: own for name, own in by_name.items() if name in copies.names}}
     unfolded |= {name: owners for name, owners in unnamed_owners.items() if len(owners) == 1}
-    subgraph_owners = inlined_nodes.called_in_subgraphs(facts, order, both)
     if optimised is None:
         joined = join_in_order(
             _executed(order, events, providers_by_node),
@@ -214,7 +208,7 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         listed_names=frozenset(node.name for node in listed.main_graph),
         listed_in_subgraphs=listed.in_subgraphs,
         listed_in_either=tuple(node for node in listed.in_subgraphs if id(node) in ours),
-        same_name_nodes={name: subgraph_owners.get(name, ()) for name in both},
+        same_name_nodes=present.intersection(node.name for node in listed.in_subgraphs),
         events=events,
         subgraphs=seen_inside,
         ran={event.name: event for event in events},
@@ -222,7 +216,7 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         present=present,
         order_source=order_source,
         providers_by_source=providers_by_node,
-        log=sequence_map.log_lines(
+        log=unnamed_subgraph_nodes.log_lines(
             native_log.lines_by_node(facts.log, {*order, *exported, *assigned, *copies.names}), copies
         ),
         graph_log=native_log.lines_about_the_graph(facts.log, _every_pattern(facts)),
@@ -289,7 +283,6 @@ def _main_graph(
         counts=Counter(order if facts.plan is None else (name for stream in facts.plan for name in stream)),
         op_types=op_types,
         providers=_providers_by_device(facts) | ran_on,
-        ran_on=ran_on,
         compiled=frozenset(node for nodes in compiled.values() for node in nodes),
         has_subgraphs=any(op_types.get(name) in holders for name in order),
         control_flow=CONTROL_FLOW,

@@ -13,8 +13,7 @@ from partita.observations.names import CPU, UNKNOWN
 from partita.observations.records import PhaseName, Record, Source
 from partita.observations.text_format import clean
 from partita.partition_reports.cost import total_bytes, waiting_us
-from partita.partition_reports.file_nodes import ran_by
-from partita.partition_reports.groups import is_about, provider_of, share_of, total_us
+from partita.partition_reports.groups import is_about, provider_of, ran_by, share_of, total_us
 from partita.partition_reports.outcome import active_of, failure_of, fallbacks_of
 from partita.partition_reports.records import Copy, FileNode, NodePlacement, Phase, RejectedPart, Report, SourceConflict
 from partita.partition_reports.request_records import BlockingNode
@@ -45,29 +44,29 @@ class Place(Record):
     kind: PlaceKind
     node: str
     """Plan node that executes it: itself, or the fused node that contains it."""
-    position: int | None
+    position: int | None = None
     plan_nodes: int
     """Nodes in the plan of the phase."""
     op_type: str | None
     provider: str | None
-    sources: tuple[Source, ...]
-    partition: int | None
-    partition_nodes: int | None
-    replaces: tuple[str, ...]
+    sources: tuple[Source, ...] = ()
+    partition: int | None = None
+    partition_nodes: int | None = None
+    replaces: tuple[str, ...] = ()
     """File nodes that the plan node runs, without one of its own name."""
     replaces_op_types: tuple[str, ...] = ()
     """Their operators; empty if unknown."""
-    host_us_per_run: float | None
-    time_share: float | None
-    output_bytes: int | None
-    copy_performed: Copy | None = Field(alias="copy")
+    host_us_per_run: float | None = None
+    time_share: float | None = None
+    output_bytes: int | None = None
+    copy_performed: Copy | None = Field(default=None, alias="copy")
     """The copy that it performs."""
-    caused_by: tuple[Cause, ...]
+    caused_by: tuple[Cause, ...] = ()
     """Nodes that require that copy."""
-    copies_caused: tuple[Copy, ...]
-    copy_bytes_caused: int | None
+    copies_caused: tuple[Copy, ...] = ()
+    copy_bytes_caused: int | None = None
     """Total bytes of `copies_caused` per run."""
-    copy_wait_us_caused: float | None
+    copy_wait_us_caused: float | None = None
 
 
 class Explanation(Record):
@@ -271,61 +270,38 @@ def _places_in(report: Report, phase: Phase, name: str) -> Iterator[Place]:
     """The places of a node in one phase: in the plan, in a fused node, or in other parts of the report only."""
     row = next((row for row in phase.file_nodes if row.name == name), None)
     names = {name} if row is None else {name, *row.ran_as}
+
+    def outside(kind: PlaceKind, node: str, op_type: str | None = None, provider: str | None = None) -> Place:
+        nodes = len(phase.nodes)
+        return Place(
+            phase=phase.name,
+            file=phase.file,
+            kind=kind,
+            node=node,
+            plan_nodes=nodes,
+            op_type=op_type,
+            provider=provider,
+        )
+
     executed = [(at, node) for at, node in enumerate(phase.nodes) if node.name in names]
     if executed:
         yield from (_in_plan(report, phase, node, position, name) for position, node in executed)
         for part in phase.subgraphs.function_nodes if phase.subgraphs else ():
             if part.name in names:
-                yield _outside(phase, part.name, "subgraph", op_type=part.op_type, provider=part.provider)
+                yield outside("subgraph", part.name, part.op_type, part.provider)
         return
     if row is not None:
-        yield _outside(phase, name, "folded", op_type=row.op_type, provider=row.provider)
+        yield outside("folded", name, row.op_type, row.provider)
         return
-    for copy in phase.copies:
-        if copy.name == name:
-            yield _outside(phase, name, "border", copy=copy)
-            return
-    for inner in phase.subgraphs.on_cpu if phase.subgraphs else ():
-        if inner.name == name:
-            yield _outside(phase, name, "subgraph", op_type=inner.op_type, provider=CPU)
-            return
-    listed = [entry for entry in report.fallbacks if entry.phase == phase.name and entry.node == name]
-    if listed:
-        yield _outside(phase, name, "listed", op_type=listed[0].op_type, provider=listed[0].provider)
-
-
-def _outside(
-    phase: Phase,
-    name: str,
-    kind: PlaceKind,
-    *,
-    op_type: str | None = None,
-    provider: str | None = None,
-    copy: Copy | None = None,
-) -> Place:
-    """A place outside the plan."""
-    return Place(
-        phase=phase.name,
-        file=phase.file,
-        kind=kind,
-        node=name,
-        position=None,
-        plan_nodes=len(phase.nodes),
-        op_type=op_type,
-        provider=provider,
-        sources=(copy.source,) if copy is not None else (),
-        partition=None,
-        partition_nodes=None,
-        replaces=(),
-        host_us_per_run=None,
-        time_share=None,
-        output_bytes=None,
-        copy=copy,
-        caused_by=(),
-        copies_caused=(),
-        copy_bytes_caused=None,
-        copy_wait_us_caused=None,
-    )
+    copy = next((copy for copy in phase.copies if copy.name == name), None)
+    inner = next((node for node in (phase.subgraphs.on_cpu if phase.subgraphs else ()) if node.name == name), None)
+    listed = next((entry for entry in report.fallbacks if (entry.phase, entry.node) == (phase.name, name)), None)
+    if copy is not None:
+        yield outside("border", name).model_copy(update={"copy_performed": copy, "sources": (copy.source,)})
+    elif inner is not None:
+        yield outside("subgraph", name, inner.op_type, CPU)
+    elif listed is not None:
+        yield outside("listed", name, listed.op_type, listed.provider)
 
 
 def _in_plan(report: Report, phase: Phase, node: NodePlacement, position: int, name: str) -> Place:

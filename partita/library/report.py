@@ -22,8 +22,8 @@ from partita.observations.text_format import short_provider
 from partita.options.fields import check_fields
 from partita.options.reports import CheckOptions
 from partita.partition_reports import records, storage
+from partita.partition_reports.outcome import placement_text
 from partita.partition_reports.render.show import load_view
-from partita.partition_reports.verdict import placement_text
 from partita.providers.resolve import parse_chain
 
 NAMES = 5
@@ -98,7 +98,7 @@ class Report(records.Report):
         """
         found = node_explanation.find(self, node)
         if isinstance(found, node_explanation.Matches):
-            from partita.explain.sentences import render_no_single
+            from partita.explain.document import render_no_single
 
             listed = ", ".join(match.node for match in found.matches[:NAMES])
             raise UsageError(f"{render_no_single(found)}{f': {listed}' if listed else ''}")

@@ -10,19 +10,16 @@ from partita.diagnosis.session_index import EVERY_PHASE, SessionIndex, index_ses
 from partita.observations.facts import RunFacts, SessionFacts, StateFact, StepFact
 from partita.observations.records import ChainEntry, Environment, PackageFacts, PhaseName
 from partita.partition_reports import dry_run
-from partita.partition_reports.checks import run_checks
-from partita.partition_reports.copies import find_copies
 from partita.partition_reports.cost import phase_cost, tokens_per_run, with_costs
-from partita.partition_reports.file_nodes import find_file_nodes
-from partita.partition_reports.groups import with_groups
-from partita.partition_reports.partitions import find_partitions
+from partita.partition_reports.groups import find_file_nodes, with_groups
+from partita.partition_reports.outcome import summarise
+from partita.partition_reports.partitions import find_copies, find_partitions
 from partita.partition_reports.placement import find_conflicts, find_subgraphs, in_layers, place_nodes
 from partita.partition_reports.records import Cache, CacheState, Phase, RejectedPart, Report, Totals
 from partita.partition_reports.request_records import DryRunFacts, ModelFacts, Request
-from partita.partition_reports.sources import state_sources
+from partita.partition_reports.sources import run_checks, state_sources
 from partita.partition_reports.speculation import speculation_figures
 from partita.partition_reports.timing import node_time_note, node_times, step_times
-from partita.partition_reports.verdict import summarise
 
 
 def build_report(

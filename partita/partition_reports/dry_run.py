@@ -12,8 +12,8 @@ from dataclasses import replace
 from partita.diagnosis.session_index import CONTROL_FLOW, SessionIndex, choose_provider
 from partita.observations.facts import GraphNode, RunFacts
 from partita.observations.names import CPU
-from partita.partition_reports.copies import is_memcpy
 from partita.partition_reports.groups import provider_of
+from partita.partition_reports.partitions import is_memcpy
 from partita.partition_reports.records import NodePlacement, Phase
 from partita.partition_reports.request_records import BlockingCause, BlockingNode
 from partita.partition_reports.timing import NodeTimes

@@ -96,67 +96,62 @@ def find_conflicts(index: SessionIndex, phase: PhaseName) -> tuple[SourceConflic
     Either sources name different providers, or none; or a node is in one of two graphs only; or an experiment
     contradicts its log line.
     """
-    found = []
+    found = (*_conflicting_providers(index), *_conflicting_graphs(index), *_conflicting_probes(index))
+    return tuple(SourceConflict(phase=phase, node=node, detail=text, sources=sources) for node, text, sources in found)
+
+
+Conflict = tuple[str, str, tuple[Source, ...]]
+"""Node, detail and sources."""
+
+
+def _conflicting_providers(index: SessionIndex) -> Iterator[Conflict]:
+    """Nodes on different providers, or on none."""
     for name in index.order:
         by_source = index.providers_by_source[name]
         providers = frozenset().union(*by_source.values()) if by_source else frozenset()
         if len(providers) != 1:
             detail = _describe(by_source) if by_source else "no source names a provider for this node"
-            sources = tuple(by_source) or (index.order_source,)
-            found.append(SourceConflict(phase=phase, node=name, detail=detail, sources=sources))
-    return (
-        *found,
-        *_conflicting_graphs(index, phase),
-        *_conflicting_copies(index, phase),
-        *_conflicting_probes(index, phase),
-    )
+            yield name, detail, tuple(by_source) or (index.order_source,)
 
 
-def _conflicting_graphs(index: SessionIndex, phase: PhaseName) -> Iterator[SourceConflict]:
-    """Nodes in the plan only, or in the optimised graph only."""
-    if index.optimised is None or index.order_source != "plan_file":
-        return
-    for names, others, detail in (
-        (index.order, index.optimised.nodes, "in the plan but not in the optimised graph"),
-        (index.optimised.nodes, index.present, "in the optimised graph but not in the plan"),
-    ):
-        for name in names:
-            if name not in others:
-                sources: tuple[Source, ...] = ("plan_file", "optimised_model")
-                yield SourceConflict(phase=phase, node=name, detail=detail, sources=sources)
+def _conflicting_graphs(index: SessionIndex) -> Iterator[Conflict]:
+    """Nodes in the plan only, or in the optimised graph only; a different number of Memcpy nodes in log and plan.
 
-
-def _conflicting_copies(index: SessionIndex, phase: PhaseName) -> Iterator[SourceConflict]:
-    """A different number of Memcpy nodes in log and plan.
-
-    Not checked with control flow, because the log then includes copies in its subgraphs.
+    With control flow the log includes copies in its subgraphs, so that the numbers are not compared.
     """
-    logged = sum(native_log.MEMCPY_ADDED.search(line) is not None for line in index.facts.log)
-    planned = len(native_log.inserted_copies(index.order, {name: index.op_type(name) for name in index.order}))
+    if index.order_source != "plan_file":
+        return
+    if index.optimised is not None:
+        for names, others, detail in (
+            (index.order, index.optimised.nodes, "in the plan but not in the optimised graph"),
+            (index.optimised.nodes, index.present, "in the optimised graph but not in the plan"),
+        ):
+            yield from ((name, detail, ("plan_file", "optimised_model")) for name in names if name not in others)
+    logged, planned = _count_copies(index)
     operators = (*(node.op_type for node in index.facts.graph), *map(index.op_type, index.order))
-    has_subgraphs = not CONTROL_FLOW.isdisjoint(operators)
-    if has_subgraphs or logged == planned or index.order_source != "plan_file":
-        return
-    if not native_log.is_at_info(index.facts.log):
-        return
-    detail = f"the log reports {logged} inserted, the plan has {planned}"
-    sources: tuple[Source, ...] = ("native_log", "plan_file")
-    yield SourceConflict(phase=phase, node="Memcpy", detail=detail, sources=sources)
+    if CONTROL_FLOW.isdisjoint(operators) and logged != planned and native_log.is_at_info(index.facts.log):
+        yield "Memcpy", f"the log reports {logged} inserted, the plan has {planned}", ("native_log", "plan_file")
 
 
-def _conflicting_probes(index: SessionIndex, phase: PhaseName) -> Iterator[SourceConflict]:
+def _count_copies(index: SessionIndex) -> tuple[int, int]:
+    """Number of inserted copies in the log, and of Memcpy nodes in the order."""
+    logged = sum(native_log.MEMCPY_ADDED.search(line) is not None for line in index.facts.log)
+    return logged, len(native_log.inserted_copies(index.order, {name: index.op_type(name) for name in index.order}))
+
+
+def _conflicting_probes(index: SessionIndex) -> Iterator[Conflict]:
     """Nodes for which a provider logs that it has no kernel, and which it supports unchanged in an experiment."""
     for provider, known in index.facts.providers.items():
         patterns = [each for each in known.patterns if each.reason == "no_kernel_op" and names_a_node(each)]
         for name, probe in known.probes.items():
             first = next(iter(probe.variants), None)
-            lines = (line for line in index.log.get(name, ()) if any(name_in(line, each, name) for each in patterns))
             if first is None or first.outcome != "supported" or first.function_inlined or name in index.same_name_nodes:
                 continue
-            if (line := next(lines, None)) is not None:
-                detail = f"native_log: {line.strip()}; probe: {provider} supports the unchanged node in isolation"
-                sources: tuple[Source, ...] = ("native_log", "probe")
-                yield SourceConflict(phase=phase, node=name, detail=detail, sources=sources)
+            for line in index.log.get(name, ()):
+                if any(name_in(line, each, name) for each in patterns):
+                    text = f"native_log: {line.strip()}; probe: {provider} supports the unchanged node in isolation"
+                    yield name, text, ("native_log", "probe")
+                    break
 
 
 def _describe(by_source: ProvidersBySource) -> str:
@@ -169,9 +164,7 @@ def find_subgraphs(index: SessionIndex) -> Subgraphs | None:
     listed = index.in_subgraphs()
     if listed is None:
         return None
-    # Copies in the branches of an If may have equal lines.
-    inserted = sum(native_log.MEMCPY_ADDED.search(line) is not None for line in index.facts.log)
-    in_plan = len(native_log.inserted_copies(index.order, {name: index.op_type(name) for name in index.order}))
+    inserted, in_plan = _count_copies(index)  # copies in the branches of an If may have equal lines
     logged = native_log.is_at_info(index.facts.log)
     nodes = [_subgraph_node(index, node) for node in listed]
     on_cpu = tuple(node for node in nodes if node.provider == CPU)
@@ -188,14 +181,13 @@ def find_subgraphs(index: SessionIndex) -> Subgraphs | None:
 def _subgraph_node(index: SessionIndex, node: AssignedNode) -> SubgraphNode:
     """A listed node with the file nodes that it is part of."""
     same_name = node.name in index.same_name_nodes
-    own = () if same_name else index.function_of.get(node.name, ())
-    replaces = (index.replaces(node.name, in_subgraph=same_name) or own) if node.name else ()
+    own = index.replaces(node.name) or index.function_of.get(node.name, ())
     return SubgraphNode(
         name=node.name,
         op_type=node.op_type,
         provider=node.provider,
         module=index.module(node.name, in_subgraph=same_name) if node.name else None,
-        replaces=replaces,
+        replaces=() if same_name or not node.name else own,
     )
 
 

@@ -130,11 +130,14 @@ class Partition(Record):
     boundary: tuple[BoundaryTensor, ...]
 
 
+CopyDirection = Literal["host_to_device", "device_to_host", "host_to_host", "device_to_device", "unknown"]
+
+
 class Copy(Record):
     """A copy of a tensor between devices."""
 
     kind: Literal["memcpy_node", "session_input", "session_output"]
-    direction: Literal["host_to_device", "device_to_host", "host_to_host", "device_to_device", "unknown"]
+    direction: CopyDirection
     name: str
     """Name of the Memcpy node, graph input or graph output."""
     tensor: str | None = None

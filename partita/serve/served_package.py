@@ -30,8 +30,8 @@ from partita.observations.text_format import plural
 from partita.options.groups import Process
 from partita.options.sampling import Sampling
 from partita.package.folder import Manifest, not_exported
+from partita.partition_reports.outcome import summarise
 from partita.partition_reports.records import Report, SourceStatement
-from partita.partition_reports.verdict import summarise
 from partita.runtime.generate.checks import check_adapter
 from partita.runtime.generate.prefix_file import read_content
 from partita.runtime.generate.text.tokens import Text, load_text, stop_token_ids

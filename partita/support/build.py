@@ -7,15 +7,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from partita import dtypes
-from partita.support.measurements import Measurement, Measurements, ModelNodes, Outcome
 from partita.support.records import (
     Assignments,
     Condition,
     Counts,
     FormEntry,
+    Measurement,
+    Measurements,
     Message,
     ModelNeed,
+    ModelNodes,
     OperatorEntry,
+    Outcome,
     ProviderFacts,
     SupportLevel,
     SupportTable,

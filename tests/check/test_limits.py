@@ -9,7 +9,7 @@ from partita.check.requirements import Limits, check_limits
 from partita.errors import UsageError
 from partita.options.fields import check_fields
 from partita.options.groups import PlacementLimits
-from partita.partition_reports.verdict import verdict_of
+from partita.partition_reports.outcome import verdict_of
 from partita.partition_reports.views.text import VIEW
 from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, mixed_facts, report_of
 

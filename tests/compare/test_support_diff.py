@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 
 from partita.cli import run
-from partita.compare.support_tables import compare_tables as compare
+from partita.compare.packages import compare_tables as compare
 from partita.partition_reports.render.show import print_text
 from partita.partition_reports.storage import to_json
 from tests.support.tables import answer, form, table

@@ -46,13 +46,6 @@ def test_nothing_is_guessed_where_some_were_folded_or_two_branches_could_be_mean
     assert found((MUL, OTHER), TWO) == {}
 
 
-def test_tensors_of_the_optimised_graph_tell_which_is_which():
-    optimised = (node(OTHER, "Mul", ("h",), ("_if_then_branch_token_1_mb",)), node(MUL, "Mul", ("h",), ("p",)))
-    assert found((MUL, OTHER), TWO, optimised=optimised) == {OTHER: ("b",), MUL: ("a",)}
-    nested = (node(MUL, "Mul", ("h",), ("_if_then_branch__if_else_branch_mc",)),)
-    assert found((MUL,), TWO, optimised=nested) == {MUL: ("c",)}, "the innermost branch has it"
-
-
 def test_experiments_are_made_with_the_node_of_the_file_and_outweigh_the_line():
     line = f"CUDA kernel not found in registries for Op type: Mul node name: {MUL}"
     facts = facts_of((MUL,), TWO[:1], log=(line,))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from partita.commands.results import MOST_ROWS, SINGLE_NODES, render_refusal
-from partita.diagnosis.refusal import refused_nodes
+from partita.diagnosis.explanation import refused_nodes
 from partita.observations.facts import AssignedNode
 from partita.observations.records import ChainEntry
 from partita.runtime.chain import advice

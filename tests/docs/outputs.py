@@ -194,7 +194,7 @@ def copy_tutorial_models(folder: Path) -> None:
 
 def verdicts(*names: str) -> str:
     """The first sentence of each of these reports."""
-    from partita.partition_reports.verdict import verdict_of
+    from partita.partition_reports.outcome import verdict_of
 
     return "\n\n".join(textwrap.fill(verdict_of(recordings.report(name)), WIDTH) for name in names)
 

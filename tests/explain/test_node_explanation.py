@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from partita.diagnosis.records import FallbackCost, VariantRecord
+from partita.explain.document import headline, render_no_single
 from partita.explain.node_explanation import Explanation, Matches, find
-from partita.explain.sentences import headline, render_no_single
 from partita.observations import facts
 from partita.observations.records import Probing
 from partita.partition_reports.records import RejectedPart, SourceConflict, SubgraphNode, Subgraphs

@@ -18,8 +18,8 @@ from onnx import helper
 
 import partita
 from partita.errors import PackageError
+from partita.inspection.document import storage_text
 from partita.inspection.records import Inspection
-from partita.inspection.texts import storage_text
 from partita.library.inspecting import read
 from partita.package.folder import MANIFEST, read_manifest
 from partita.partition_reports.render.show import load_view

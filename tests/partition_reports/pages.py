@@ -6,8 +6,7 @@ from typing import Any
 
 from partita.diagnosis.records import Fallback, FallbackCost, VariantRecord
 from partita.partition_reports.cost import phase_cost
-from partita.partition_reports.file_nodes import without_file
-from partita.partition_reports.groups import with_groups
+from partita.partition_reports.groups import with_groups, without_file
 from partita.partition_reports.records import Copy, NodePlacement, Partition, Phase, RejectedPart, Report
 from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, mixed_facts, recorded_facts, report_of
 

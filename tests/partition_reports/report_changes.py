@@ -8,7 +8,7 @@ from typing import Any
 from partita.diagnosis.records import SkippedProvider
 from partita.observations.facts import AssignedNode, GraphNode
 from partita.observations.records import ChainEntry
-from partita.partition_reports.file_nodes import join_rows
+from partita.partition_reports.groups import join_rows
 from partita.partition_reports.records import NodePlacement, Phase, PhaseCost, Report
 from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, MIXED_PLAN, event, mixed_facts, report_of
 

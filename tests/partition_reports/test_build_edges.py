@@ -11,9 +11,8 @@ import pytest
 
 from partita.observations.facts import AssignedNode, SessionFacts
 from partita.observations.names import UNKNOWN
-from partita.partition_reports.copies import is_memcpy
-from partita.partition_reports.file_nodes import added_nodes, placed
-from partita.partition_reports.partitions import SESSION
+from partita.partition_reports.groups import added_nodes, placed
+from partita.partition_reports.partitions import SESSION, is_memcpy
 from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.views import text
 from tests.partition_reports.samples import (

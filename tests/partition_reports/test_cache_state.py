@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from partita.check.gate import Gate, check
-from partita.partition_reports.outcome import is_in_place, status_of
+from partita.partition_reports.outcome import describe_cache, is_in_place, status_of, summarise
 from partita.partition_reports.sections.phases import cache_section, figures
-from partita.partition_reports.verdict import describe_cache, summarise
 from tests.partition_reports.samples import recorded_facts, report_of
 
 REPORT = report_of(recorded_facts())

@@ -8,9 +8,9 @@ import pytest
 
 from partita.observations.facts import GraphNode, PortFact, StateFact
 from partita.observations.records import ChainEntry
-from partita.partition_reports.checks import check_phase
 from partita.partition_reports.cost import with_costs
 from partita.partition_reports.records import Subgraphs
+from partita.partition_reports.sources import check_phase
 from partita.partition_reports.views.text import VIEW
 from tests.partition_reports.samples import (
     CPU_CHAIN,

@@ -9,8 +9,8 @@ import pytest
 
 from partita.observations.facts import GraphNode, PortFact
 from partita.partition_reports.dry_run import blocking_nodes
+from partita.partition_reports.outcome import verdict_of
 from partita.partition_reports.request_records import DryRunFacts, GraphCapture, ModelFacts, ModelInput
-from partita.partition_reports.verdict import verdict_of
 from partita.partition_reports.views.text import VIEW
 from tests.partition_reports.samples import (
     CPU,

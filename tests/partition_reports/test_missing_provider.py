@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from partita.partition_reports.outcome import fallbacks_of
+from partita.partition_reports.outcome import fallbacks_of, summarise
 from partita.partition_reports.sections.fallbacks import by_reason, section
 from partita.partition_reports.sections.model import Group
 from partita.partition_reports.sections.overview import glance
-from partita.partition_reports.verdict import summarise
 from partita.partition_reports.views import html, markdown
 from partita.partition_reports.views.brief import brief
 from tests.partition_reports.report_changes import mixed

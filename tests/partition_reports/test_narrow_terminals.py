@@ -18,7 +18,7 @@ from partita.check import gate
 from partita.check.requirements import Limits
 from partita.commands.results import render_refusal
 from partita.compare.reports import compare
-from partita.diagnosis.refusal import refused_nodes
+from partita.diagnosis.explanation import refused_nodes
 from partita.explain.node_explanation import Explanation, Matches, find
 from partita.machine.records import Device, Gpu, MachineReport, OnnxRuntime, ProviderEntry
 from partita.partition_reports.render.show import print_text

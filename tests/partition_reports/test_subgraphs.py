@@ -9,13 +9,13 @@ import pytest
 
 from partita.compare.reports import compare
 from partita.diagnosis.session_index import index_session
+from partita.explain.document import headline
 from partita.explain.node_explanation import Explanation, find
-from partita.explain.sentences import headline
 from partita.observations.facts import AssignedNode, GraphNode, PortFact, SessionFacts
 from partita.partition_reports.outcome import state_name
 from partita.partition_reports.placement import find_subgraphs
 from partita.partition_reports.records import Report, Subgraphs
-from partita.partition_reports.sections.nodes import section as nodes_section
+from partita.partition_reports.sections.placement import section as nodes_section
 from partita.partition_reports.views.text import VIEW
 from tests.partition_reports.report_changes import each_phase, mixed
 from tests.partition_reports.samples import (

@@ -11,10 +11,9 @@ from partita.check.measures import find
 from partita.check.requirements import Vocabulary, parse_requirement
 from partita.compare.reports import compare
 from partita.partition_reports import storage
-from partita.partition_reports.outcome import state_name
+from partita.partition_reports.outcome import state_name, summarise, verdict_of
 from partita.partition_reports.sections.overview import glance
 from partita.partition_reports.sections.shared import speed_text
-from partita.partition_reports.verdict import summarise, verdict_of
 from partita.partition_reports.views import html, markdown
 from partita.partition_reports.views.brief import brief
 from tests.partition_reports.report_changes import compiled, each_phase, mixed, renamed

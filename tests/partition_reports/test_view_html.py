@@ -12,12 +12,11 @@ import pytest
 
 from partita.cli import run
 from partita.partition_reports import storage
+from partita.partition_reports.outcome import verdict_of
 from partita.partition_reports.records import Subgraphs
 from partita.partition_reports.render.html import read_part
 from partita.partition_reports.sections import overview
-from partita.partition_reports.verdict import verdict_of
 from partita.partition_reports.views import html
-from partita.partition_reports.views._page import layer_map
 from partita.partition_reports.views.brief import brief
 from tests.partition_reports import pages
 from tests.partition_reports.html_tree import Element, read, section, words
@@ -225,7 +224,7 @@ def test_the_map_has_every_node_once_per_phase_in_layer_order(deep: Element) -> 
 
 
 def test_a_node_is_told_by_letter_and_name_too() -> None:
-    letters = layer_map.pick_letters(["CUDAExecutionProvider", CPU, "CoreMLExecutionProvider", GPU, "unknown", "***"])
+    letters = html.pick_letters(["CUDAExecutionProvider", CPU, "CoreMLExecutionProvider", GPU, "unknown", "***"])
     assert letters[CPU] == "C" and letters["unknown"] == "?"
     assert len(set(letters.values())) == len(letters)
 
@@ -296,7 +295,7 @@ def test_contrast_is_enough(mode: str) -> None:
     for text in ("text", "muted", "link", "good", "mild", "warn", "bad"):
         for ground in ("page", "panel"):
             assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
-    for number in (*range(layer_map.COLOURS), "u"):
+    for number in (*range(html.COLOURS), "u"):
         assert contrast(colours["on"], colours[f"e{number}"]) >= 4.5, f"letter on e{number}"
         for ground in ("page", "panel"):
             assert contrast(colours[f"e{number}"], colours[ground]) >= 3, f"e{number} on {ground}"

@@ -12,9 +12,9 @@ from rich.console import Console
 
 from partita.observations.records import InstalledWheel
 from partita.observations.text_format import clean, decimals, families, human_bytes, plural, tally
-from partita.partition_reports.sections.actions import top_actions
+from partita.partition_reports.outcome import verdict_of
 from partita.partition_reports.sections.fallbacks import by_reason
-from partita.partition_reports.verdict import verdict_of
+from partita.partition_reports.sections.shared import top_actions
 from partita.partition_reports.views import html, text
 from tests.partition_reports.reports import many_inputs, recorded
 from tests.partition_reports.samples import (

@@ -15,7 +15,7 @@ from partita.observations.text_format import clean, decimals
 from partita.partition_reports.outcome import counted_rows, fallbacks_of, used_phases
 from partita.partition_reports.records import Report
 from partita.partition_reports.render.shortening import LEFT_OUT, shown_blocks, shown_rows
-from partita.partition_reports.sections import copies, fallbacks, partitions, phases, placement
+from partita.partition_reports.sections import fallbacks, partitions, phases, placement
 from partita.partition_reports.sections.model import Block, Command, Fold, Group, Line, Pairs, Section, Table, text_of
 from partita.partition_reports.sections.overview import glance
 from partita.partition_reports.sections.report import sections
@@ -164,7 +164,9 @@ def sizes_of(part: Section | None, column: str) -> set[int]:
 def test_partitions_copies_and_fallbacks_are_counted_as_in_the_report(shown: Shown) -> None:
     report, used = shown.report, used_phases(shown.report)
     assert sizes_of(partitions.section(report), "#") == {len(phase.partitions) for phase in used}
-    assert sizes_of(copies.section(report), "copied by") == {len(phase.copies) for phase in used if phase.copies}
+    assert sizes_of(partitions.copies_section(report), "copied by") == {
+        len(phase.copies) for phase in used if phase.copies
+    }
     nodes = {entry.node for entry in report.fallbacks}
     if nodes:
         found = fallbacks.section(report)

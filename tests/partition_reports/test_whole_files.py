@@ -10,13 +10,12 @@ import pytest
 from partita.check.gate import Gate, check
 from partita.check.requirements import Limits, Vocabulary, parse_requirement
 from partita.compare.reports import compare
+from partita.explain.document import headline
 from partita.explain.node_explanation import Explanation, find
-from partita.explain.sentences import headline
 from partita.observations.facts import AssignedNode, SessionFacts
-from partita.partition_reports.outcome import state_name
+from partita.partition_reports.outcome import state_name, verdict_of
 from partita.partition_reports.records import NodePlacement, Report
 from partita.partition_reports.sections.overview import glance
-from partita.partition_reports.verdict import verdict_of
 from tests.partition_reports.report_changes import each_node
 from tests.partition_reports.samples import (
     CPU,

@@ -7,11 +7,11 @@ import io
 import pytest
 from rich.console import Console
 
-from partita.partition_reports.file_nodes import added_nodes, placed
+from partita.partition_reports.groups import added_nodes, placed
 from partita.partition_reports.outcome import preferred_of, used_phases
 from partita.partition_reports.sections.overview import glance
 from partita.partition_reports.views import brief
-from partita.partition_reports.views._page.layer_map import draw_map
+from partita.partition_reports.views.html import draw_map
 from tests.recordings.runs import GOLDEN, NAMES, golden, report
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from partita.support.build import build_table
-from partita.support.measurements import Measurement, Measurements
-from partita.support.records import ProviderFacts, SupportTable, Versions
+from partita.support.records import Measurement, Measurements, ProviderFacts, SupportTable, Versions
 
 
 def answer(operator: str, outcome: str, *types: str, kind: str = "types", **given: Any) -> Measurement:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from partita.support.build import Deciding, deciding_factors, short, support_level
-from partita.support.measurements import ModelNodes
+from partita.support.records import ModelNodes
 from tests.support.tables import answer, form, table
 
 FLOAT, HALF, WHOLE = "T=tensor(float)", "T=tensor(float16)", "T=tensor(int64)"

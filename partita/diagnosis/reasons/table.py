@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from partita.diagnosis.reasons import finders
-from partita.diagnosis.reasons.base import Reason
-from partita.diagnosis.reasons.finders import OTHER_OPERATOR
-from partita.diagnosis.steps import (
+from partita.diagnosis.reasons.base import (
     ASK_OPTIONS,
     ASK_PROVIDER,
     HALF,
@@ -21,7 +19,9 @@ from partita.diagnosis.steps import (
     STANDARD,
     STATIC,
     WITHOUT_OPTIONS,
+    Reason,
 )
+from partita.diagnosis.reasons.finders import OTHER_OPERATOR
 from partita.observations.facts import OPTION
 
 DECLARE_SIZES = (

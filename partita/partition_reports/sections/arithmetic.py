@@ -10,8 +10,7 @@ from typing import Any
 from partita.diagnosis.compiled_subgraphs import COMPILED
 from partita.dtypes import EXACT, PRECISIONS, bits_of
 from partita.observations.text_format import listing, plural, short_provider
-from partita.partition_reports.file_nodes import ran_by
-from partita.partition_reports.groups import op_type_of, provider_of
+from partita.partition_reports.groups import op_type_of, provider_of, ran_by
 from partita.partition_reports.outcome import used_phases
 from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.sections.model import Block, Line, Section, Table, numbers, table

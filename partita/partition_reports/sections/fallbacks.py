@@ -22,18 +22,9 @@ from partita.observations.text_format import (
     tally,
 )
 from partita.partition_reports.cost import waiting_us
-from partita.partition_reports.file_nodes import ran_by
-from partita.partition_reports.groups import provider_of, share_of, total_us
+from partita.partition_reports.groups import provider_of, ran_by, share_of, total_us
 from partita.partition_reports.outcome import counted_rows, fallbacks_of, is_folded, key_of, preferred_of, used_phases
 from partita.partition_reports.records import Phase, Report
-from partita.partition_reports.sections.actions import for_reason, situation_of
-from partita.partition_reports.sections.anchors import (
-    fallback_anchors,
-    finding_key,
-    first_of,
-    node_anchors,
-    reason_anchor,
-)
 from partita.partition_reports.sections.model import (
     Block,
     Cell,
@@ -50,7 +41,17 @@ from partita.partition_reports.sections.model import (
     numbers,
     table,
 )
-from partita.partition_reports.sections.shared import REASONS_PAGE, copied_bytes
+from partita.partition_reports.sections.shared import (
+    REASONS_PAGE,
+    copied_bytes,
+    fallback_anchors,
+    finding_key,
+    first_of,
+    for_reason,
+    node_anchors,
+    reason_anchor,
+    situation_of,
+)
 
 NAMED = 8
 """Maximum families of nodes, or nodes of a cell, that are named."""

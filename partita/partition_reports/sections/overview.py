@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from partita.observations.native_text import cut
 from partita.observations.records import ChainEntry
 from partita.observations.text_format import decimals, in_phases, listing, percent, plural, short_provider, tally
-from partita.partition_reports.file_nodes import file_counts
-from partita.partition_reports.groups import op_type_of, provider_of
+from partita.partition_reports.cost import split_time, whole_percent
+from partita.partition_reports.groups import file_counts, op_type_of, provider_of
 from partita.partition_reports.outcome import (
     StateName,
     active_of,
@@ -21,14 +21,14 @@ from partita.partition_reports.outcome import (
     is_folded,
     is_timed,
     main_phase,
+    placement_text,
     preferred_of,
     state_name,
     used_phases,
+    verdict_of,
     was_interrupted,
 )
 from partita.partition_reports.records import FileNode, Phase, Report
-from partita.partition_reports.sections.actions import top_actions
-from partita.partition_reports.sections.anchors import reason_anchor
 from partita.partition_reports.sections.fallbacks import by_reason, count_text, harm_text, reason_text, reason_title
 from partita.partition_reports.sections.model import Cell, Command, Link, Tone
 from partita.partition_reports.sections.shared import (
@@ -36,35 +36,25 @@ from partita.partition_reports.sections.shared import (
     first_clause,
     in_bytes,
     placements,
+    reason_anchor,
     runtime_name,
     speed_text,
     subgraph_suffix,
+    top_actions,
 )
-from partita.partition_reports.time_split import split_time, whole_percent
-from partita.partition_reports.verdict import placement_text, verdict_of
 from partita.remedies import shell
 
-SIGNS: dict[StateName, str] = {
-    "all": "✓",
-    "nearly": "◕",
-    "partly": "◐",
-    "none": "✕",
-    "refused": "⊘",
-    "empty": "○",
-    "nothing": "–",
-    "failed": "✕",
+SIGNS: dict[StateName, tuple[str, Tone]] = {
+    "all": ("✓", "good"),
+    "nearly": ("◕", "mild"),
+    "partly": ("◐", "warn"),
+    "none": ("✕", "bad"),
+    "refused": ("⊘", "bad"),
+    "empty": ("○", "good"),
+    "nothing": ("–", "bad"),
+    "failed": ("✕", "bad"),
 }
-"""A symbol for each state, in addition to its colour."""
-TONES: dict[StateName, Tone] = {
-    "all": "good",
-    "nearly": "mild",
-    "partly": "warn",
-    "none": "bad",
-    "refused": "bad",
-    "empty": "good",
-    "nothing": "bad",
-    "failed": "bad",
-}
+"""A symbol for each state, and its tone."""
 HEADLINE_SHARE = 0.1
 """The headline names copies or fallback nodes with at least this share of the node time."""
 LONGEST = 240
@@ -152,7 +142,8 @@ def find_state(report: Report) -> State:
     """The outcome of the report."""
     name = state_name(report)
     shown = "partly" if name == "none" and is_default_without_first(report) else name
-    return State(name, TONES[shown], SIGNS[shown], _render_headline(report, name))
+    sign, tone = SIGNS[shown]
+    return State(name, tone, sign, _render_headline(report, name))
 
 
 def _render_headline(report: Report, name: StateName) -> str:

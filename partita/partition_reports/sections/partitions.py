@@ -1,13 +1,45 @@
-"""Partitions in execution order, tensors between them, and their cost."""
+"""Partitions and the tensors between them; copies between devices."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from partita.observations.text_format import decimals, families, human_bytes, in_phases, per_run, plural, short_provider
-from partita.partition_reports.records import BoundaryTensor, Partition, Phase, PhaseCost, Report
-from partita.partition_reports.sections.model import Block, Column, Fold, Head, Line, Section, Table, numbers, table
-from partita.partition_reports.sections.shared import best_observed, in_bytes, placements, span
+from partita.observations.text_format import (
+    NOT_KNOWN,
+    decimals,
+    families,
+    human_bytes,
+    in_phases,
+    per_run,
+    plural,
+    short_provider,
+)
+from partita.partition_reports.cost import waiting_us
+from partita.partition_reports.outcome import is_timed, merge_phases
+from partita.partition_reports.records import BoundaryTensor, Copy, Partition, Phase, PhaseCost, Report
+from partita.partition_reports.sections.model import (
+    Block,
+    Cell,
+    Column,
+    Fold,
+    Head,
+    Line,
+    Link,
+    Row,
+    Section,
+    Table,
+    numbers,
+    table,
+)
+from partita.partition_reports.sections.shared import (
+    best_observed,
+    copied_bytes,
+    in_bytes,
+    node_anchors,
+    placements,
+    span,
+    subgraph_suffix,
+)
 
 
 def section(report: Report) -> Section | None:
@@ -119,3 +151,118 @@ def _render_cost(cost: PhaseCost) -> str:
         if cost.host_wait_us_per_token:
             line += f", {decimals(cost.host_wait_us_per_token, 1e-3)} ms wait"
     return line
+
+
+TIMED = (
+    "The time of a copy includes the wait for the device. -: unknown; "
+    "ONNX Runtime does not profile copies of session inputs and outputs."
+)
+UNTIMED = "-: unknown, because the size depends on values."
+
+
+def copies_section(report: Report) -> Section | None:
+    """Copies between devices, by family and one by one; None if no nodes are known."""
+    placed = placements(report)
+    if not placed:
+        return None
+    copying = tuple(phase for phases in placed for phase in phases if phase.copies)
+    if not copying:
+        inside = "".join(dict.fromkeys(subgraph_suffix(phase) for phases in placed for phase in phases))
+        return Section("copies", "Copies", (Line(_render_none(report, inside)),))
+    blocks: list[Block] = []
+    for phases in merge_phases(copying):
+        blocks += [_family_table(report, phases), Fold(f"All copies{_where(phases)}", (_copy_table(report, phases),))]
+    blocks.append(Line(TIMED if is_timed(report) else UNTIMED, tone="quiet"))
+    return Section("copies", "Copies", tuple(blocks))
+
+
+def _render_none(report: Report, inside: str) -> str:
+    """Text for no copies, as far as known. `inside`: text about copies in control flow."""
+    known = any(entry.source == "memory_info" and entry.available for entry in report.sources)
+    bound = "every session input and output is bound in the memory that ONNX Runtime expects"
+    where = f" outside control flow{inside}" if inside else ""
+    return f"None: no Memcpy node{where}, and {bound if known else 'copies of session inputs and outputs are unknown'}."
+
+
+def _where(phases: Sequence[Phase]) -> str:
+    """` in prefill and decode`."""
+    return in_phases(phase.name for phase in phases)
+
+
+def _family_table(report: Report, phases: Sequence[Phase]) -> Table:
+    """One row for copies whose direction, tensor and cause differ only in numbers, such as the layer."""
+    phase, timed = best_observed(phases), is_timed(report)
+    alike = _find_families(phase.copies)
+
+    def rest(shown: int) -> str:
+        others = [copy for copies in list(alike.values())[shown:] for copy in copies]
+        return f"and {plural(len(others), 'more copy')}: {copied_bytes(others)} {per_run(phase.name)}"
+
+    rows = []
+    for (tensor, cause, way), copies in alike.items():
+        wait = waiting_us(copies) if all(copy.kind == "memcpy_node" for copy in copies) else None
+        time = [decimals(wait, 1e-3)] if timed else []
+        rows.append((tensor, way, f"{len(copies):,}", copied_bytes(copies), *time, cause))
+    figures = numbers("copies", "bytes", *(["wait, ms"] if timed else []))
+    heads: tuple[Head, ...] = ("tensor", "direction", *figures, "caused by")
+    caption = (
+        f"{plural(len(phase.copies), 'copy')} between devices{_where(phases)}; bytes{' and wait' if timed else ''}"
+    )
+    caption += f" {per_run(phase.name)}"
+    return table(caption, heads, rows, rest=rest)
+
+
+def _find_families(copies: Sequence[Copy]) -> dict[tuple[str, str, str], list[Copy]]:
+    """Copies by tensor, cause and direction; names that differ only in numbers are merged."""
+    names = families(_tensor_of(copy) for copy in copies)
+    family_of = {member: name for name, members in names.items() for member in members}
+    causes = families(_render_cause(copy) for copy in copies)
+    cause_of = {member: name for name, members in causes.items() for member in members}
+    alike: dict[tuple[str, str, str], list[Copy]] = {}
+    for copy in copies:
+        key = (family_of[_tensor_of(copy)], cause_of[_render_cause(copy)], _way_of(copy))
+        alike.setdefault(key, []).append(copy)
+    return alike
+
+
+def _tensor_of(copy: Copy) -> str:
+    return copy.name if copy.kind != "memcpy_node" else copy.tensor or NOT_KNOWN
+
+
+def _way_of(copy: Copy) -> str:
+    """Direction of the copy, and whether it is a session input or output."""
+    way = "unknown" if copy.direction == "unknown" else f"to {copy.direction.rpartition('_to_')[2]}"
+    return way if copy.kind == "memcpy_node" else f"{copy.kind.replace('_', ' ')}, {way}"
+
+
+def _render_cause(copy: Copy) -> str:
+    """The nodes that require a copy, or why they are unknown."""
+    if not copy.caused_by:
+        return f"unknown: {copy.cause_missing_reason}" if copy.cause_missing_reason else "session input or output"
+    first, *others = copy.caused_by
+    return f"{first} and {plural(len(others), 'more node')}" if others else first
+
+
+def _copy_table(report: Report, phases: Sequence[Phase]) -> Table:
+    """Every copy of phases with equal placement."""
+    phase, anchors = best_observed(phases), node_anchors(report)
+    targets = {node.name: anchors[phase.name, node.position] for node in phase.nodes}
+    timed = is_timed(report)
+    figures = numbers("bytes", *(["wait and copy, ms"] if timed else []))
+    heads: tuple[Head, ...] = ("tensor", "direction", *figures, "copied by", "caused by")
+    caption = f"Copies{_where(phases)}, in execution order"
+    return table(caption, heads, [_copy_row(copy, targets, timed=timed) for copy in phase.copies])
+
+
+def _copy_row(copy: Copy, targets: Mapping[str, str], *, timed: bool) -> Row:
+    """One copy. `targets`: node -> anchor of its row."""
+    copied_by: Cell = "the session" if copy.kind != "memcpy_node" else _linked(copy.name, copy.name, targets)
+    cause = _linked(_render_cause(copy), copy.caused_by[0] if copy.caused_by else "", targets)
+    cells: list[Cell] = [_tensor_of(copy), _way_of(copy), human_bytes(copy.bytes_per_run)]
+    cells += [decimals(copy.host_us_per_run, 1e-3)] if timed else []
+    return Row((*cells, copied_by, cause))
+
+
+def _linked(text: str, node: str, targets: Mapping[str, str]) -> Cell:
+    """Text with a link to the row of a node, if there is one."""
+    return Link(text, targets[node]) if node in targets else text

@@ -13,7 +13,7 @@ from partita.observations.text_format import (
     plural,
     short_provider,
 )
-from partita.partition_reports.file_nodes import added_nodes, file_counts, folded_nodes
+from partita.partition_reports.groups import added_nodes, file_counts, folded_nodes
 from partita.partition_reports.outcome import TOO_FEW, is_timed, status_of, too_few_steps
 from partita.partition_reports.records import Cache, Phase, PhaseCost, ProviderShare, Report, Totals
 from partita.partition_reports.sections.model import Block, Column, Fold, Line, Pairs, Section, Table, numbers, table

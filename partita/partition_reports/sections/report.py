@@ -6,17 +6,7 @@ from collections.abc import Iterator
 
 from partita.observations.text_format import listing, plural
 from partita.partition_reports.records import Report
-from partita.partition_reports.sections import (
-    arithmetic,
-    copies,
-    fallbacks,
-    machine,
-    nodes,
-    partitions,
-    phases,
-    placement,
-    request,
-)
+from partita.partition_reports.sections import arithmetic, fallbacks, machine, partitions, phases, placement
 from partita.partition_reports.sections.model import Block, Fold, Line, Pairs, Section, Table, table
 
 NAMED_CONFLICTS = 12
@@ -80,12 +70,12 @@ PARTS = (
     arithmetic.floats_section,
     placement.layers_section,
     partitions.section,
-    copies.section,
+    partitions.copies_section,
     phases.cache_section,
-    nodes.section,
+    placement.nodes_section,
     checks_section,
     sources_section,
-    request.section,
+    machine.request_section,
     machine.section,
 )
 """In display order, the most important first."""

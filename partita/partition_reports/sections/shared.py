@@ -1,18 +1,21 @@
-"""Texts and helpers shared by several sections."""
+"""Texts, anchors, keys of similar findings and suggested actions, shared by several sections."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from partita.diagnosis.actions import Action, Situation, each, steps_for, steps_for_provider
+from partita.diagnosis.records import Fallback, SkippedProvider
+from partita.observations.codes import PROVIDER_CODES
 from partita.observations.records import Environment
 from partita.observations.text_format import decimals, human_bytes, plural, short_provider
-from partita.partition_reports.copies import subgraph_copies
 from partita.partition_reports.cost import total_bytes
 from partita.partition_reports.groups import Node
-from partita.partition_reports.outcome import TOO_FEW, too_few_steps, used_phases
+from partita.partition_reports.outcome import TOO_FEW, merge_phases, too_few_steps, used_phases
+from partita.partition_reports.partitions import subgraph_copies
 from partita.partition_reports.records import Copy, Phase, PhaseCost, Report
-from partita.partition_reports.verdict import merge_phases
+from partita.remedies import split
 
 REASONS_PAGE = "docs/reasons.md"
 """Documentation of the reason codes, with an anchor for each."""
@@ -105,3 +108,121 @@ def first_clause(text: str) -> str:
     """`Put a provider that supports the operator first in --provider`: a text up to its first comma or bracket."""
     words = re.split(r"[;:,]\s|\s\(", text, maxsplit=1)[0]
     return words[:1].upper() + words[1:]
+
+
+def node_anchors(report: Report) -> dict[tuple[str, int], str]:
+    """(phase, position) -> anchor in the list of nodes; phases with equal placement share rows."""
+    groups = node_groups(report)
+    return {
+        (phase.name, node.position): f"{groups[phase.name]}{node.position}"
+        for phase in report.phases
+        for node in phase.nodes
+    }
+
+
+def node_groups(report: Report) -> dict[str, str]:
+    """Phase -> prefix of its row anchors, to be followed by the node's position."""
+    merged = enumerate(merge_phases(report.phases))
+    return {phase.name: f"n{number}-" for number, phases in merged for phase in phases}
+
+
+def fallback_anchors(report: Report) -> dict[tuple[str, str, str], str]:
+    """(phase, node, provider) -> anchor of its fallback, for nodes with a fallback.
+
+    The provider distinguishes nodes in control-flow subgraphs from plan nodes of the same name. Phases with equal
+    findings share an anchor.
+    """
+    known = finding_key(report)
+    keys = {
+        (entry.phase, entry.node, entry.provider): (entry.provider, entry.node, known(entry))
+        for entry in report.fallbacks
+    }
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys.values()))}
+    return {place: f"w{numbers[key]}" for place, key in keys.items()}
+
+
+def reason_anchor(number: int) -> str:
+    """Anchor of a reason's group, by its number in display order."""
+    return f"r{number}"
+
+
+OPERATOR_EVIDENCE = ("logged", "probed")
+"""Kinds of evidence that apply to the operator of a node."""
+
+
+def finding_key(report: Report) -> Callable[[Fallback], object]:
+    """A function that returns the finding of a node for every preferred provider, for grouping."""
+    parts = {name: number for number, part in enumerate(report.rejected_parts) for name in part.nodes}
+
+    def key(entry: Fallback) -> object:
+        part = parts.get(entry.node)
+        about_operator = part is None and any(map(_is_about_operator, entry.preferred))
+        return tuple(map(_known, entry.preferred)), part, entry.op_type if about_operator else None
+
+    return key
+
+
+def _known(why: SkippedProvider) -> object:
+    """The finding for one provider, without the texts that Partita writes."""
+    trials = tuple((trial.factor, trial.after, trial.outcome, trial.neg_added) for trial in why.variants)
+    return why.provider, why.reason, why.evidence_kind, trials, bool(why.missing_probes)
+
+
+def _is_about_operator(why: SkippedProvider) -> bool:
+    return why.evidence_kind in OPERATOR_EVIDENCE and why.reason not in PROVIDER_CODES
+
+
+def first_of(texts: Iterable[str]) -> str:
+    """The first of several texts, with the number of different texts if there are several."""
+    different = list(dict.fromkeys(texts))
+    return different[0] + (f" (one of {len(different)})" if len(different) > 1 else "")
+
+
+OF_FOLDER = ("variant", "contract", "max-length")
+OF_INPUTS = ("shape", "input")
+"""Options of a request other than provider options, by command-line name; those of `OF_INPUTS` are repeatable."""
+
+
+def situation_of(report: Report) -> Situation:
+    """Context of a report, for the placeholders of an action."""
+    options = report.request.options
+    # Provider options have the form PROVIDER.OPTION.
+    provider_options = {name: value for name, value in options.items() if "." in name}
+    several = {name: split(options.get(name, "")) for name in (*OF_INPUTS, "pin", "provider-library")}
+    if report.model is None:  # --input of a generation is a prompt
+        opened = [word for name in OF_FOLDER if name in options for word in each(f"--{name}", (options[name],))]
+    else:
+        opened = [word for name in OF_INPUTS for word in each(f"--{name}", several[name])]
+    return Situation(
+        report.package,
+        report.request.path,
+        report.request.chain,
+        provider_options,
+        report.dry_run.device if report.dry_run is not None else "",
+        several["pin"],
+        several["provider-library"],
+        tuple(opened),
+    )
+
+
+def for_reason(report: Report, code: str, entries: Sequence[Fallback]) -> list[Action]:
+    """The actions for a reason that apply to this report."""
+    return steps_for(
+        situation_of(report),
+        code,
+        entries[0].preferred_provider,
+        unprobed=any(entry.missing_probes for entry in entries),
+        trials=[entry.variants for entry in entries],
+    )
+
+
+def top_actions(report: Report, groups: Sequence[tuple[tuple[str, str], Sequence[Fallback]]]) -> Iterator[Action]:
+    """The actions for unavailable providers, and for the first reason with actions."""
+    for entry in report.chain:
+        if entry.status == "unavailable":
+            yield from steps_for_provider(situation_of(report), entry.reason, entry.provider)
+    for (reason, _), entries in groups:
+        found = for_reason(report, reason, entries)
+        if found:
+            yield from found
+            return

@@ -11,7 +11,15 @@ from rich.style import Style
 from partita.diagnosis.records import Fallback
 from partita.observations.native_text import cut
 from partita.observations.text_format import in_phases, name_some, plural, short_provider
-from partita.partition_reports.outcome import active_of, counted_rows, key_of, main_phase, preferred_of
+from partita.partition_reports.outcome import (
+    active_of,
+    cache_text,
+    counted_rows,
+    key_of,
+    main_phase,
+    placement_text,
+    preferred_of,
+)
 from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.render.blocks import TONES
 from partita.partition_reports.render.terminal import ALARM, BOLD, INDENT, PLAIN, Page, terminal_view
@@ -19,7 +27,6 @@ from partita.partition_reports.sections.fallbacks import GroupKey, by_reason, co
 from partita.partition_reports.sections.model import Command, text_of
 from partita.partition_reports.sections.overview import Overview, find_flags, find_state, glance
 from partita.partition_reports.sections.shared import count_and_bytes, placements, speed_text, subgraph_suffix
-from partita.partition_reports.verdict import cache_text, placement_text
 
 MOST_LINES = 10
 NAMED = 1

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from partita.diagnosis.refusal import refused_nodes
+from partita.diagnosis.explanation import refused_nodes
 from partita.errors import PartitaError, ProviderError
 from partita.observations.text_format import listing, plural
 from partita.package.contract import Contract, GraphFile

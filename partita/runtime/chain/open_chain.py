@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from partita.diagnosis.refusal import refused_nodes
+from partita.diagnosis.explanation import refused_nodes
 from partita.errors import PartitaError, ProviderError, RefusedNode, UsageError
 from partita.observations.facts import SessionFacts
 from partita.observations.names import CPU

@@ -19,7 +19,7 @@ from partita.runtime.lab.graph import CannotProbeError, Graph, cut_graph, cut_pr
 from partita.runtime.lab.laboratory import Cache, Lab, ModelOutcome
 from partita.runtime.lab.schema import Operator, find_operator, operators, types_of
 from partita.runtime.lab.variant import fingerprint, node_variant, part_model, variant_model, zeros_needed
-from partita.support import measurements as support
+from partita.support import records as support
 
 if TYPE_CHECKING:
     import onnx

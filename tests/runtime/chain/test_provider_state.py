@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import parser
 
-from partita.diagnosis.refusal import refused_nodes
+from partita.diagnosis.explanation import refused_nodes
 from partita.observations.names import EXPERIMENTS, RUN
 from partita.observations.records import ChainEntry
 from partita.providers.resolve import Resolution, known_providers, parse_chain, resolve

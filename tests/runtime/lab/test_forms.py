@@ -9,7 +9,7 @@ from partita.runtime.lab.forms import TypedForm, as_example, assignments, forms,
 from partita.runtime.lab.schema import Operator, operators, parse_type, spell_type
 from partita.runtime.lab.tables import Plan
 from partita.runtime.lab.variant import variant_model
-from partita.support.measurements import Outcome
+from partita.support.records import Outcome
 
 
 def version(name: str, since: int, domain: str = "") -> Operator:

@@ -1,1 +1,0 @@
-"""Data for the pictures of the HTML page."""
