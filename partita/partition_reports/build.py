@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from partita.diagnosis.explanation import find_fallbacks
-from partita.diagnosis.records import Fallback
+from partita.diagnosis.records import Fallback, KernelPath
 from partita.diagnosis.session_index import EVERY_PHASE, SessionIndex, index_session
 from partita.observations.facts import RunFacts, SessionFacts, StateFact, StepFact
 from partita.observations.records import ChainEntry, Environment, PackageFacts, PhaseName
@@ -15,6 +15,7 @@ from partita.partition_reports.copies import find_copies
 from partita.partition_reports.cost import phase_cost, tokens_per_run, with_costs
 from partita.partition_reports.file_nodes import find_file_nodes
 from partita.partition_reports.groups import with_groups
+from partita.partition_reports.kernel_paths import kernel_paths
 from partita.partition_reports.partitions import find_partitions
 from partita.partition_reports.placement import find_conflicts, find_subgraphs, in_layers, place_nodes
 from partita.partition_reports.records import Cache, CacheState, Phase, RejectedPart, Report, Totals
@@ -49,11 +50,12 @@ def build_report(
     indexes = tuple(index_session(session) for session in facts.sessions)
     if device is not None:
         indexes = tuple(map(dry_run.without_sizes, indexes))
-    phases, fallbacks = [], list[Fallback]()
+    phases, fallbacks, paths = [], list[Fallback](), list[KernelPath]()
     rows = package.batch_size if package is not None else 1
     for name, index in _phase_sessions(indexes):
         phase = _build_phase(index, name, facts.steps, rows, chain, timed=device is None)
         phases.append(phase)
+        paths += kernel_paths(index, phase)
         found = find_fallbacks(index, name, chain)
         fallbacks += with_costs(found, phase, chain[0], timed=device is None) if found else ()
     report = Report(
@@ -66,6 +68,7 @@ def build_report(
         chain=chain,
         phases=tuple(phases),
         fallbacks=tuple(fallbacks),
+        kernel_paths=tuple(paths),
         rejected_parts=find_rejected(facts.sessions, chain),
         probing=facts.probing,
         interruptions=facts.interruptions,

@@ -109,6 +109,13 @@ def _place(buffer: Buffer, part: BufferRows) -> tuple[str, int, int, tuple[int, 
     return part.device, buffer.device_id, dtypes.dtype_named(buffer.dtype).number, part.shape, part.address
 
 
+@dataclass(slots=True)
+class RunLevel:
+    """Minimum severity that the runs of a session log."""
+
+    severity: int = FATAL
+
+
 class Binding:
     """Inputs and outputs of one session, bound to buffers once and run many times."""
 
@@ -120,13 +127,15 @@ class Binding:
         records: bool = False,
         notes_loops: bool = False,
         watchers: Sequence[Callable[[Binding], object]] = (),
+        level: RunLevel | None = None,
     ) -> None:
         """`records`: the session supports graph capture, which this binding uses only after `replay`. `notes_loops`:
-        the session is or was profiled. `watchers`: called with this binding before each run."""
+        the session is or was profiled. `watchers`: called with this binding before each run. `level`: of the log."""
         # Attributes are destroyed in this order: the binding must be destroyed before the session.
         self._io = native.io_binding()
         self._native, self._file, self._notes_loops, self._watchers = native, file, notes_loops, watchers
         self._options = _run_options(NOT_RECORDED if records else DEFAULT_GRAPH)
+        self._level = level or RunLevel()
         self._recorded: int | None = None
         self._replaying: Any = None
         self._outputs: list[str] = []
@@ -193,8 +202,11 @@ class Binding:
         """
         for watch in self._watchers:
             watch(self)
+        options = options or self._options
+        if options.log_severity_level != self._level.severity:
+            options.log_severity_level = self._level.severity
         try:
-            self._native.run_with_iobinding(self._io, options or self._options)
+            self._native.run_with_iobinding(self._io, options)
         except NATIVE_ERRORS as error:
             if self._notes_loops:
                 _notes.failed = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ from partita.observations.names import CPU
 from partita.paths import profiles_folder
 from partita.providers.cuda_dry_run.stub_build import BUILD_VARIABLE
 from partita.providers.resolve import Resolution
-from partita.runtime.ort.binding import FATAL, ON_HOST, Binding, FreshMemory
+from partita.runtime.ort.binding import FATAL, ON_HOST, Binding, FreshMemory, RunLevel
 from partita.runtime.ort.buffers import (
     CUDA_MEMORY,
     HOST_MEMORY,
@@ -130,6 +131,9 @@ class Session:
         self.watchers: list[Callable[[Binding], object]] = []
         """Called with a binding of this session before each of its runs."""
         self._recorded = 0
+        self.run_log: dict[str, tuple[str, ...]] = {}
+        """Phase -> log lines of its first run in `listening`."""
+        self._level = RunLevel()
         self.profiling = opening.observe
         self._native, self._cleanup = native, cleanup
         self._keepers: dict[tuple[str, int] | bytes, Any] = {}
@@ -252,7 +256,26 @@ class Session:
             records=self.captures,
             notes_loops=self.opening.observe,
             watchers=self.watchers,
+            level=self._level,
         )
+
+    @contextmanager
+    def listening(self, phase: str) -> Iterator[None]:
+        """Capture the log at INFO of a profiled run, and keep it if it is the first of its phase.
+
+        Not outside the main thread, where the redirection could outlast a run that does not end.
+        """
+        is_main = threading.current_thread() is threading.main_thread()
+        if not (self.profiling and streams.own_process and is_main) or self.opening.quiet:
+            yield
+            return
+        with captured_output() as captured:
+            self._level.severity = INFO
+            try:
+                yield
+            finally:
+                self._level.severity = FATAL
+        self.run_log.setdefault(phase, captured.lines)
 
     def next_recording(self) -> int:
         """A new number for a captured graph."""

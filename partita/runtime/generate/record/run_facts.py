@@ -28,6 +28,7 @@ from partita.runtime.ort.errors import one_line
 from partita.runtime.ort.evidence import unread_profile
 from partita.runtime.ort.session import NativeFailureError, Session, open_native
 from partita.runtime.place.model_file import all_nodes, graph_node, reads, subgraphs_of
+from partita.runtime.place.node_form import with_forms
 
 if TYPE_CHECKING:
     import onnx
@@ -292,13 +293,14 @@ def _read_nodes(path: Path) -> tuple[GraphNode, ...]:
         graph = onnx.load(path, load_external_data=False).graph
     except DecodeError as error:
         raise ValueError(f"the optimised graph is not a valid ONNX file ({error})") from error
-    return tuple(
+    nodes = (
         replace(
             with_captured(graph_node(node), node),
             subgraph_nodes=tuple(graph_node(inner) for body in subgraphs_of(node) for inner in all_nodes(body)),
         )
         for node in graph.node
     )
+    return with_forms(graph, nodes)
 
 
 def with_captured(known: GraphNode, node: onnx.NodeProto) -> GraphNode:
