@@ -7,12 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from partita.diagnosis import native_log
+from partita.diagnosis.compiled_subgraphs import COMPILED
 from partita.diagnosis.session_index import SessionIndex, choose_provider
 from partita.observations.codes import EvidenceKind
 from partita.observations.facts import NodeEvent
 from partita.observations.kernel_rows import ABSENT, KernelRow
 from partita.observations.names import UNKNOWN
 
+IN_COMPILED = "the provider compiles nodes and does not report their kernels"
 NO_EVIDENCE = "neither the log and the profile nor a rule of the provider names the kernel"
 
 
@@ -43,6 +45,8 @@ def find_paths(index: SessionIndex, phase: str) -> Iterator[FoundPath]:
     lines = index.facts.run_log.get(phase)
     for name in index.order:
         provider, operator = choose_provider(index.providers_by_source[name]), index.op_type(name)
+        if provider is not None and operator == COMPILED:
+            yield FoundPath(name, provider, None, "none", IN_COMPILED)
         rows = index.facts.of(provider).kernels if provider is not None else ()
         rows = tuple(row for row in rows if operator in row.operators)
         if provider is not None and rows:

@@ -193,6 +193,11 @@ class BoundGraph:
         return seconds
 
     @property
+    def replays(self) -> int | None:
+        """Number of runs that replayed a captured run; None without graph capture."""
+        return None if self._recording is None else self._recording.replays
+
+    @property
     def repeats(self) -> bool:
         """Whether `repeat` is possible: no profiled run, and no growing buffer or mask."""
         fixed = self._mask is None and self._rope is None and not self._cache.has_moving

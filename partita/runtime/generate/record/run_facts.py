@@ -70,6 +70,7 @@ def run_facts(
             *_prompt_notes(runner),
             *_earlier_notes(seen),
             *_choice_notes(runner),
+            *_capture_notes(runner),
             *unread_profile(sum(step.observed for step in steps), seen),
         ),
         speculation=speculation,
@@ -127,6 +128,14 @@ def _choice_notes(runner: Runner) -> tuple[str, ...]:
         f"all logits and a selection on the host take {choice.copy_seconds * 1e3:.3f} ms; samplers that need all "
         "logits copy them",
     )
+
+
+def _capture_notes(runner: Runner) -> tuple[str, ...]:
+    """The note on graph capture."""
+    replays = runner.replays
+    if replays is None:
+        return ()
+    return (f"graph capture: {plural(replays, 'decode step')} replayed a captured run; profiled steps did not",)
 
 
 def _earlier_notes(seen: Sequence[RunWindow]) -> tuple[str, ...]:
