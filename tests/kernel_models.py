@@ -14,12 +14,14 @@ from onnx import TensorProto, compose, helper, numpy_helper
 CONTRIB = "com.microsoft"
 FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
 Array = npt.NDArray[Any]
+Inputs = dict[str, tuple[int, tuple[int, ...]]]
+"""Element type and shape by name."""
 
 
 def save(
     path: Path,
     nodes: Sequence[onnx.NodeProto],
-    inputs: dict[str, tuple[int, tuple[int, ...]]],
+    inputs: Inputs,
     constants: dict[str, Array],
     *,
     opset: int = 21,
@@ -59,12 +61,12 @@ def packed(
         constants["zeros"] = np.full((size, blocks), 2 ** (bits - 1), np.float32)
     if order:
         constants["order"] = (np.arange(size) // block).astype(np.int32)
-    inputs = {"x": (FLOAT, (rows, size))}
+    inputs: Inputs = {"x": (FLOAT, (rows, size))}
     if not constant:
         inputs["w"] = (TensorProto.UINT8, constants.pop("w").shape)
     names = ["x", "w", "scales", "zeros" if zeros else "", "order" if order else ""]
     given = {} if level is None else {"accuracy_level": level}
-    made = {"K": size, "N": size, "bits": bits, "block_size": block, **given}
+    made: dict[str, Any] = {"K": size, "N": size, "bits": bits, "block_size": block, **given}
     node = helper.make_node("MatMulNBits", names, ["y"], name="node", domain=CONTRIB, **made)
     return save(path, [node], inputs, constants)
 
@@ -72,11 +74,11 @@ def packed(
 def bitsandbytes(path: Path, *, size: int = 256) -> Path:
     """MatMulBnb4."""
     rng = np.random.default_rng(0)
-    constants = {
+    constants: dict[str, Array] = {
         "w": rng.integers(0, 255, size * size // 2, dtype=np.uint8),
         "scales": np.ones(size * size // 64, np.float32),
     }
-    made = {"K": size, "N": size, "block_size": 64, "quant_type": 1}
+    made: dict[str, Any] = {"K": size, "N": size, "block_size": 64, "quant_type": 1}
     node = helper.make_node("MatMulBnb4", ["x", "w", "scales"], ["y"], name="node", domain=CONTRIB, **made)
     return save(path, [node], {"x": (FLOAT, (1, size))}, constants)
 
@@ -100,7 +102,7 @@ def dequantised(path: Path, *, transposed: bool, size: int = 256) -> Path:
     rng, block, axis = np.random.default_rng(0), 32, int(transposed)
     shape = [size, size]
     shape[axis] //= block
-    constants = {
+    constants: dict[str, Array] = {
         "w": rng.integers(-99, 99, (size, size), dtype=np.int8),
         "scales": np.full(shape, 0.01, np.float32),
     }
@@ -128,7 +130,7 @@ def grouped(
     """GroupQueryAttention with lengths as constants. `extra`: bias or sink; `cache`: element type."""
     dtype = helper.tensor_dtype_to_np_dtype(kind)
     kept = kind if cache is None else cache
-    inputs = {
+    inputs: Inputs = {
         "q": (kind, (1, tokens, heads * head_size)),
         "k": (kind, (1, tokens, 2 * head_size)),
         "v": (kind, (1, tokens, 2 * head_size)),
@@ -157,7 +159,8 @@ def multi_head(
     path: Path, *, tokens: int = 16, head_size: int = 64, kind: int = FLOAT, extra: str = "", **given: Any
 ) -> Path:
     """MultiHeadAttention. `extra`: mask (of keys), bias or past."""
-    inputs = dict.fromkeys("qkv", (kind, (1, tokens, 4 * head_size)))
+    inputs: Inputs = {}
+    inputs |= dict.fromkeys("qkv", (kind, (1, tokens, 4 * head_size)))
     constants: dict[str, Array] = {}
     names = [*inputs, "", "", "", "", ""]
     outputs = ["y"]
@@ -174,7 +177,11 @@ def multi_head(
 
 def standard(path: Path, *, tokens: int = 1, length: int = 64, valid: int | None = 16) -> Path:
     """Attention of opset 24. `valid`: tokens in a cache of `length`; None: no cache."""
-    inputs = {"q": (FLOAT, (1, 4, tokens, 64)), "k": (FLOAT, (1, 2, length, 64)), "v": (FLOAT, (1, 2, length, 64))}
+    inputs: Inputs = {
+        "q": (FLOAT, (1, 4, tokens, 64)),
+        "k": (FLOAT, (1, 2, length, 64)),
+        "v": (FLOAT, (1, 2, length, 64)),
+    }
     constants = {} if valid is None else {"valid": np.array([valid], np.int64)}
     node = helper.make_node("Attention", [*inputs, "", "", "", *constants], ["y"], name="node")
     return save(path, [node], inputs, constants, opset=24)

@@ -82,7 +82,7 @@ def test_a_slow_path_and_its_remedy(name, tmp_path):
     assert not any(entry.is_slow for entry in after.kernel_paths), after.kernel_paths
 
 
-FORMS = [
+FORMS: list[dict[str, Any]] = [
     {"bits": bits, "block": block, "level": level}
     for bits, block, level in itertools.product((2, 4, 8), (16, 32, 256), (None, 4))
 ]

@@ -55,7 +55,7 @@ def build_report(
     for name, index in _phase_sessions(indexes):
         phase = _build_phase(index, name, facts.steps, rows, chain, timed=device is None)
         phases.append(phase)
-        paths += kernel_paths(index, phase)
+        paths += kernel_paths(index, phase, package)
         found = find_fallbacks(index, name, chain)
         fallbacks += with_costs(found, phase, chain[0], timed=device is None) if found else ()
     report = Report(

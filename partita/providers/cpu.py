@@ -19,30 +19,48 @@ TOGGLED = "1.31.1: outputs with and without {}"
 FLASH_OFF, HEADS_FLASH_OFF = "ORT_GQA_DISABLE_FLASH_ATTENTION", "ORT_DISABLE_FLASH_ATTENTION"
 SATURATES = "1.31.1: products of pairs do not saturate"
 GRAPH = "1.31.1: optimised graph of a Conv"
-LEVEL_4 = Remedy("set its attribute accuracy_level to 4; a package: export --precision int4 or int8 --target cpu")
-WEIGHT_ONLY = Remedy("quantise the weight to MatMulNBits: export --precision int4 or int8, with --attention gqa")
+EXPORT = ("partita", "export", "{checkpoint}", "{out}")
+LEVEL_4 = Remedy(
+    "set its attribute accuracy_level to 4",
+    alternative=Remedy("export the checkpoint for this provider", (*EXPORT, "{same_precision}", "--target", "cpu")),
+)
+WEIGHT_ONLY = Remedy(
+    "quantise the weight to MatMulNBits",
+    alternative=Remedy("export the checkpoint again", (*EXPORT, "--precision", "int4", "--attention", "gqa")),
+)
+SORTED = Remedy("sort the columns of the weight by g_idx and remove the input, as an export of a GPTQ checkpoint does")
+INTEGER_ZEROS = Remedy("round the zero points to integers (uint8), or quantise symmetrically")
+CONSTANT = Remedy("store the weight and its scales as initializers")
+OTHER_BLOCKS = Remedy("quantise with blocks of 32, 64 or 128")
+SINGLE = Remedy(
+    "use a float32 model",
+    alternative=Remedy("export the checkpoint again", (*EXPORT, "--precision", "fp32", "--target", "cpu")),
+)
+GROUPED = Remedy(
+    "use GroupQueryAttention",
+    alternative=Remedy("export the checkpoint again", (*EXPORT, "{same_precision}", "--attention", "gqa")),
+)
 
 
-def unpacked(cause: str, remedy: str | Remedy, **when: tuple[str, ...]) -> KernelRow:
+def unpacked(cause: str, remedy: Remedy, **when: tuple[str, ...]) -> KernelRow:
     """MatMulNBits without a kernel for packed weights."""
-    fix = remedy if isinstance(remedy, Remedy) else Remedy(remedy)
-    return KernelRow(PACKED, "unpacked weights", TIMED, when=when, log=UNPACKED, cause=cause, remedy=fix)
+    return KernelRow(PACKED, "unpacked weights", TIMED, when=when, log=UNPACKED, cause=cause, remedy=remedy)
 
 
 KERNELS = (
     unpacked(
         "g_idx has no kernel for packed weights, so the whole matrix is dequantised in every run",
-        "sort the columns of the weight by g_idx and remove the input; `partita export` does so for GPTQ checkpoints",
+        SORTED,
         input4=(PRESENT,),
     ),
     unpacked(
         "float zero points have no kernel for packed weights, so the whole matrix is dequantised in every run",
-        "round the zero points to integers (uint8), or quantise symmetrically",
+        INTEGER_ZEROS,
         input3=("float32", "float16"),
     ),
     unpacked(
         "the weight is not a constant, so it cannot be packed and is dequantised in every run",
-        "store the weight and its scales as initializers",
+        CONSTANT,
         constant1=(ABSENT,),
     ),
     unpacked(
@@ -59,7 +77,7 @@ KERNELS = (
     ),
     unpacked(
         "2-bit weights have no packed kernel for this block size, so the whole matrix is dequantised in every run",
-        "quantise with blocks of 32, 64 or 128",
+        OTHER_BLOCKS,
         bits=("2",),
         block_size=("16", "256"),
     ),
@@ -103,7 +121,7 @@ KERNELS = (
         "1.31.1: inserted in half-precision graphs only",
         when={"prefix": ("InsertedPrecisionFreeCast",)},
         cause="the CPU provider has no half-precision kernel for a neighbour, so values are cast in every run",
-        remedy=Remedy("use a float32 model; a package: export --precision fp32, or int4 for smaller weights"),
+        remedy=SINGLE,
     ),
     KernelRow(QUERY, "naive", TOGGLED.format(FLASH_OFF), when={"softcap": (PRESENT,)}),
     KernelRow(QUERY, "naive", TOGGLED.format(FLASH_OFF), when={"smooth_softmax": ("1",)}),
@@ -123,7 +141,7 @@ KERNELS = (
         "1.31.1: time of one-node sessions grows with the buffer, 7 times GroupQueryAttention at 15 of 8,192 tokens",
         when={"domain": (ABSENT,), "input6": (PRESENT,)},
         cause="it computes all positions of the cache, also those without a token",
-        remedy=Remedy("use GroupQueryAttention; a package: export --attention gqa"),
+        remedy=GROUPED,
     ),
     KernelRow(("Attention",), "naive", TOGGLED.format(HEADS_FLASH_OFF), when={"domain": (ABSENT,)}),
     *(

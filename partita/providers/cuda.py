@@ -28,10 +28,22 @@ def sdpa(kernel: str) -> str:
     return rf"Operator=\S+ Node=(?P<node>.*?) DataType=\S+ SdpaKernel={kernel}\b"
 
 
-def unfused(cause: str, remedy: str, **when: tuple[str, ...]) -> KernelRow:
+HALF = Remedy(
+    "use half precision",
+    alternative=Remedy(
+        "export the checkpoint again", ("partita", "export", "{checkpoint}", "{out}", "--precision", "fp16")
+    ),
+)
+PADDED = Remedy("pad the heads to a multiple of 8")
+NO_BIAS = Remedy("remove the bias: the operator masks by the lengths of the rows, and by local_window_size")
+OTHER_MASK = Remedy(
+    "give the mask as attention_bias, or use GroupQueryAttention, which masks by the lengths of the rows"
+)
+
+
+def unfused(cause: str, remedy: Remedy, **when: tuple[str, ...]) -> KernelRow:
     """The path without a fused kernel, which writes the matrix of scores to memory."""
-    fix = Remedy(remedy)
-    return KernelRow(ATTENTION, "unfused", DRY_RUN, when=when, log=sdpa("MATH"), cause=cause, remedy=fix)
+    return KernelRow(ATTENTION, "unfused", DRY_RUN, when=when, log=sdpa("MATH"), cause=cause, remedy=remedy)
 
 
 PROVIDER = Provider(
@@ -123,22 +135,22 @@ PROVIDER = Provider(
         KernelRow(ATTENTION, "memory-efficient", DRY_RUN, log=sdpa("EFFICIENT_ATTENTION")),
         unfused(
             "float32 queries of this length have no fused kernel",
-            "use half precision, for a package: export --precision fp16",
+            HALF,
             output0=("float32",),
         ),
         unfused(
             "the head size is not a multiple of 8",
-            "pad the heads to a multiple of 8",
+            PADDED,
             **{"head_size%8": tuple("1234567")},
         ),
         unfused(
             "fused kernels do not support attention_bias of GroupQueryAttention",
-            "remove the bias: the operator masks by the lengths of the rows, and with local_window_size a window",
+            NO_BIAS,
             input10=("*",),
         ),
         unfused(
             "fused kernels do not support key_padding_mask of this form",
-            "give the mask as attention_bias, or use GroupQueryAttention, which masks by the lengths of the rows",
+            OTHER_MASK,
             input4=("*",),
         ),
         KernelRow(ATTENTION, "unfused", DRY_RUN, log=sdpa("MATH")),

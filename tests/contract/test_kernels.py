@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from tests.conftest import require_dry_run
 from tests.contract.cases import cases
 from tests.contract.commands import honoured
 
-DEVICE = {
+DEVICE: dict[str, tuple[Any, str]] = {
     "packed": (models.packed, "int8 products (DP4A)"),
     "packed, float": (partial(models.packed, level=None), "float products"),
     "packed, float, many rows": (partial(models.packed, level=None, rows=40), "float products, wide tiles"),
@@ -40,7 +41,7 @@ def test_device_programs_name_the_kernel(environment, target, partita, tmp_path)
         assert entry["evidence_kind"] == ("derived" if name == "layout" else "logged"), entry
 
 
-CUDA = {
+CUDA: dict[str, tuple[Any, str, str]] = {
     "half": (partial(models.multi_head, kind=models.HALF), "flash (cuDNN)", ""),
     "decode": (partial(models.grouped, kind=models.HALF, tokens=1, past=20), "flash (cuDNN)", ""),
     "prompt": (partial(models.grouped, kind=models.HALF, softcap=30.0), "flash", ""),
