@@ -123,6 +123,7 @@ KERNELS = (
         cause="the CPU provider has no half-precision kernel for a neighbour, so values are cast in every run",
         remedy=SINGLE,
     ),
+    KernelRow(("Cast",), "cast of the model", "1.31.1: it is in the file"),
     KernelRow(QUERY, "naive", TOGGLED.format(FLASH_OFF), when={"softcap": (PRESENT,)}),
     KernelRow(QUERY, "naive", TOGGLED.format(FLASH_OFF), when={"smooth_softmax": ("1",)}),
     KernelRow(QUERY, "naive", TOGGLED.format(FLASH_OFF), when={"input11": (PRESENT,)}),

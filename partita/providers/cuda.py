@@ -132,6 +132,7 @@ PROVIDER = Provider(
     kernels=(
         KernelRow(ATTENTION, "flash", DRY_RUN, log=sdpa("FLASH_ATTENTION")),
         KernelRow(ATTENTION, "flash (cuDNN)", DRY_RUN, log=sdpa("CUDNN_FLASH_ATTENTION")),
+        KernelRow(ATTENTION, "XQA", DRY_RUN, log=sdpa("XQA")),
         KernelRow(ATTENTION, "memory-efficient", DRY_RUN, log=sdpa("EFFICIENT_ATTENTION")),
         unfused(
             "float32 queries of this length have no fused kernel",
