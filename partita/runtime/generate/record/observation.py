@@ -124,5 +124,5 @@ def session_facts(
         providers=providers,
         pins=session.pins,
         cpu=session.cpu,
-        run_log=dict(session.run_log),
+        run_log=dict(session.run_log.lines),
     )
