@@ -86,8 +86,8 @@ def _flush(stream: TextIO) -> bool:
 class RunLog:
     """The log at INFO of the first captured run of each phase of a session.
 
-    Captured in Partita's own processes and their main thread only: elsewhere the redirection could outlast a run that
-    does not end.
+    Captured in Partita's own processes and their main thread only: in another thread the redirection could outlast a
+    run that does not end.
     """
 
     def __init__(self) -> None:
