@@ -128,6 +128,7 @@ KERNELS = (
     KernelRow(QUERY, "naive", TOGGLED.format(FLASH_OFF), when={"smooth_softmax": ("1",)}),
     KernelRow(QUERY, "naive", TOGGLED.format(FLASH_OFF), when={"input11": (PRESENT,)}),
     KernelRow(QUERY, "naive", TOGGLED.format(FLASH_OFF), when={"output0": ("float16",)}),
+    KernelRow(QUERY, "naive", TOGGLED.format(FLASH_OFF), when={"input3": ("float16",)}),
     KernelRow(QUERY, "naive", TOGGLED.format(FLASH_OFF), when={"attention": ("naive",)}),
     KernelRow(QUERY, "flash", TOGGLED.format(FLASH_OFF)),
     KernelRow(HEADS, "naive", TOGGLED.format(HEADS_FLASH_OFF), when={"unidirectional": ("1",)}),
