@@ -264,6 +264,25 @@ def _count_copy_bytes(report: Report) -> Figure:
     )
 
 
+def _count_slow_nodes(report: Report) -> Figure:
+    """Nodes on slow kernel paths in the phase with the most; nodes with an unknown kernel may be on one."""
+    figures = []
+    for phase in filter(is_known, report.phases):
+        entries = [entry for entry in report.kernel_paths if entry.phase == phase.name]
+        slow = [f"{entry.node} ({entry.op_type}: {entry.path})" for entry in entries if entry.is_slow]
+        unknown = [entry.node for entry in entries if entry.evidence_kind == "none"]
+        figures.append(
+            Figure(
+                value=len(slow),
+                text=f"{plural(len(slow), 'node')} on a slow kernel path in {phase.name}",
+                names=tuple(slow),
+                upper_bound=len(slow) + len(unknown),
+                unknown_reason=f" in {phase.name}: the kernel is unknown for {name_some(unknown)}",
+            )
+        )
+    return max(reversed(figures), key=lambda each: (each.value or 0, each.upper_bound or 0))
+
+
 def _count_unexplained(report: Report) -> Figure:
     """Fallbacks without a reason, in the phase with the most."""
     per_phase: dict[str, list[str]] = {phase.name: [] for phase in report.phases}
@@ -310,6 +329,7 @@ LIMIT_FIGURES: dict[str, tuple[Callable[[Report], Figure], str]] = {
     "max_cpu_nodes": (_count_cpu_nodes, "<="),
     "max_copies": (_count_memcpy_nodes, "<="),
     "max_copy_bytes_per_token": (_count_copy_bytes, "<="),
+    "max_slow_nodes": (_count_slow_nodes, "<="),
     "max_unexplained": (_count_unexplained, "<="),
     "cache_in_place": (_find_cache, "="),
     "min_tokens_per_second": (_find_speed, ">="),

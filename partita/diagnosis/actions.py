@@ -149,9 +149,8 @@ def _is_applicable(package: PackageFacts | None, step: Step, preferred: str, unp
 def _fill(situation: Situation, preferred: str, step: Step, *, now: str = "", known: Known = "informs") -> Action:
     """The step with its placeholders filled. `now`: the new value in an experiment."""
     provider, package = provider_name(preferred), situation.package
-    source = package.checkpoint if package is not None and "/" in package.checkpoint else ""
     blanks = {
-        "checkpoint": source or CHECKPOINT,
+        "checkpoint": checkpoint_of(package),
         "out": f"{package.name if package is not None else 'package'}-for-{provider}",
         "path": PATH if situation.path is None else situation.path,
         "provider": provider,
@@ -160,12 +159,22 @@ def _fill(situation: Situation, preferred: str, step: Step, *, now: str = "", kn
         "needed": situation.needed(),
         "setting": situation.setting(but=now),
         "library": situation.library(provider),
-        "same_precision": each("--precision", [package.precision] if package and package.precision in KEPT else []),
+        "same_precision": same_precision(package),
         "libraries": each("--provider-library", situation.libraries),
     }
     action = _written(step, blanks)
     remedy = replace(action.remedy, text=action.remedy.text + SUFFIXES[known].format(provider=provider))
     return replace(action, remedy=remedy, known=known)
+
+
+def checkpoint_of(package: PackageFacts | None) -> str:
+    """The checkpoint that a package was exported from, or its placeholder."""
+    return package.checkpoint if package is not None and "/" in package.checkpoint else CHECKPOINT
+
+
+def same_precision(package: PackageFacts | None) -> tuple[str, ...]:
+    """The option with the precision of a package, if an export has to repeat it."""
+    return each("--precision", [package.precision] if package is not None and package.precision in KEPT else [])
 
 
 def _written(step: Step, blanks: Mapping[str, object]) -> Action:

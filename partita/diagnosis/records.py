@@ -73,6 +73,31 @@ class SkippedProvider(Why):
     """ONNX Runtime's name."""
 
 
+class KernelPath(Record):
+    """The kernel that ran an executed node, for an operator with several kernels on its provider."""
+
+    phase: PhaseName
+    node: str
+    op_type: str | None
+    provider: str
+    path: str
+    """e.g. flash; `unknown` if nothing names it."""
+    is_slow: bool
+    """The provider has a faster kernel for another form of the operator."""
+    evidence_kind: EvidenceKind
+    """logged: the log of a run or a device program in the profile. derived: a rule about attributes, types and inputs.
+    none: unknown."""
+    evidence: str
+    cause: str
+    """Why it is slow; empty for another path."""
+    remedy: str
+    """Change that selects a faster kernel; empty for another path."""
+    module: str | None
+    host_us_per_run: float | None
+    time_share: float | None
+    """Fraction of the phase's node time, 0 .. 1."""
+
+
 class Fallback(Why):
     """A node that is not on the preferred provider, with the reason."""
 

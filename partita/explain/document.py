@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from partita.diagnosis.precedence import describe_rank
-from partita.diagnosis.records import Fallback, SkippedProvider, VariantRecord
+from partita.diagnosis.records import Fallback, KernelPath, SkippedProvider, VariantRecord
 from partita.explain.node_explanation import Cause, Explanation, Matches, Place
 from partita.observations.facts import AS_IS, COMBINED, OTHER_FORM
 from partita.observations.names import UNKNOWN
@@ -67,7 +67,14 @@ def document(found: Explanation | Matches) -> Document:
         name=found.node,
         headline=(headline(found),),
         opening=tuple(_opening(found)),
-        sections=(*_copies_caused(found), *_reasons(found), *_capture(found), *_rejections(found), *_remarks(found)),
+        sections=(
+            *_copies_caused(found),
+            *_reasons(found),
+            *_kernels(found),
+            *_capture(found),
+            *_rejections(found),
+            *_remarks(found),
+        ),
     )
 
 
@@ -239,6 +246,20 @@ def _lost(why: SkippedProvider) -> Iterator[Block]:
         rank = describe_rank(entry.reason, entry.basis) or "unknown rank"
         rows = [(f"evidence ({entry.evidence_kind})", entry.evidence), ("precedence", f"{rank}; {why.reason}: {own}")]
         yield Group(f"{entry.reason}: lower precedence", (pairs("Reason of lower precedence", rows),))
+
+
+def _kernels(explanation: Explanation) -> Iterator[Section]:
+    """Its kernel paths with evidence, cause and remedy; equal ones of several phases share a section."""
+    alike: dict[object, list[KernelPath]] = {}
+    for entry in explanation.kernel_paths:
+        alike.setdefault((entry.node, entry.path, entry.cause), []).append(entry)
+    for number, entries in enumerate(alike.values()):
+        first, phases = entries[0], in_phases(entry.phase for entry in entries)
+        shares = [percent(entry.time_share) for entry in entries]
+        rows = [(f"evidence ({first.evidence_kind})", first.evidence), ("cause", first.cause), ("remedy", first.remedy)]
+        rows += [("share of node time", " / ".join(shares))] if first.is_slow else []
+        slow = " (slow)" if first.is_slow else ""
+        yield Section(f"kernel{number}", f"Kernel path{phases}: {first.path}{slow}", (pairs("Kernel path", rows),))
 
 
 def _capture(explanation: Explanation) -> Iterator[Section]:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from partita.diagnosis.records import Fallback
+from partita.diagnosis.records import Fallback, KernelPath
 from partita.observations.names import CPU, UNKNOWN
 from partita.observations.records import PhaseName, Record, Source
 from partita.observations.text_format import clean
@@ -87,6 +87,8 @@ class Explanation(Record):
     places: tuple[Place, ...]
     fallbacks: tuple[Fallback, ...]
     """Why it, or the fused node that contains it, is not on the preferred provider, with all probes."""
+    kernel_paths: tuple[KernelPath, ...] = ()
+    """The kernels that ran it, or the fused node that contains it."""
     rejected_parts: tuple[RejectedPart, ...]
     """Rejected parts of the graph that contain it."""
     graph_capture: tuple[BlockingNode, ...]
@@ -243,6 +245,7 @@ def explain(report: Report, name: str) -> Explanation:
         active_providers=active_of(report),
         places=places,
         fallbacks=fallbacks,
+        kernel_paths=tuple(entry for entry in report.kernel_paths if (entry.phase, entry.node, entry.provider) in here),
         rejected_parts=tuple(part for part in report.rejected_parts if runs_in & set(part.nodes)),
         graph_capture=tuple(dict.fromkeys(entry for entry in _blocking(report) if entry.node in runs_in)),
         conflicts=tuple(entry for entry in report.conflicts if entry.node in runs_in),

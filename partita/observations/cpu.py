@@ -49,5 +49,8 @@ class CpuSession(Record):
     """Session memory in pages of 2 MiB; null if the system has none, they are off, or there was no decode step."""
     huge_page_seconds: float | None = None
     """Time to move memory to huge pages, before the first decode step; not part of any step's time."""
+    integer_unit: str | None = None
+    """Instruction set of the processor for products of 8-bit integers, e.g. avx512_vnni; empty if it has none, null if
+    unknown."""
     attention: AttentionChoice | None
     """null without a choice: no GroupQueryAttention, another preferred provider, or a short prompt."""

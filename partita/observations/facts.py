@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from partita.observations.codes import Interruption
 from partita.observations.cpu import CpuSession
+from partita.observations.kernel_rows import KernelRow
 from partita.observations.log_pattern import LogPattern
 from partita.observations.records import Memory, Probing
 
@@ -37,6 +38,8 @@ class GraphNode:
     """Element type of its largest constant input of rank 2 or more, e.g. bfloat16; empty for none. Set for nodes of the
     file only.
     """
+    form: tuple[tuple[str, str], ...] = ()
+    """Attributes, types and constants that may select a kernel: facts of a `KernelRow`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,8 @@ class NodeEvent:
     output_bytes: int
     output_shapes: tuple[str, ...]
     """e.g. float32[1,12,256]."""
+    programs: tuple[str, ...] = ()
+    """Programs that it ran on the device (WebGPU with time stamps)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +251,8 @@ class ProviderFacts:
     """Node name -> its probes on this provider."""
     rejected: RejectedPart | None = None
     """Set if the provider rejected the graph."""
+    kernels: tuple[KernelRow, ...] = ()
+    """Rows of its kernel paths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +296,8 @@ class SessionFacts:
     """Why the optimised graph is missing or not used, in one sentence."""
     cpu: CpuSession | None = None
     """Settings of the CPU provider; None if it is not in the chain."""
+    run_log: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Phase -> native log lines of its first observed run. No entry: not captured."""
 
     def of(self, provider: str) -> ProviderFacts:
         """Facts about a provider by ONNX Runtime's name; empty facts for a provider outside the chain."""

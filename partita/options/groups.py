@@ -163,6 +163,7 @@ class PlacementLimits:
     max_cpu_nodes: int | None = option("Fail if more nodes than this run on the CPU provider.", range=COUNT)
     max_copies: int | None = option("Fail if a step has more Memcpy nodes than this.", range=COUNT)
     max_copy_bytes_per_token: int | None = option("Fail if a decode step copies more bytes than this.", range=COUNT)
+    max_slow_nodes: int | None = option("Fail if more nodes than this take a slow kernel path.", range=COUNT)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from partita.diagnosis.explanation import find_fallbacks
-from partita.diagnosis.records import Fallback
+from partita.diagnosis.records import Fallback, KernelPath
 from partita.diagnosis.session_index import EVERY_PHASE, SessionIndex, index_session
 from partita.observations.facts import RunFacts, SessionFacts, StateFact, StepFact
 from partita.observations.records import ChainEntry, Environment, PackageFacts, PhaseName
 from partita.partition_reports import dry_run
 from partita.partition_reports.cost import phase_cost, tokens_per_run, with_costs
 from partita.partition_reports.groups import find_file_nodes, with_groups
+from partita.partition_reports.kernel_paths import kernel_paths
 from partita.partition_reports.outcome import summarise
 from partita.partition_reports.partitions import find_copies, find_partitions
 from partita.partition_reports.placement import find_conflicts, find_subgraphs, in_layers, place_nodes
@@ -46,11 +47,12 @@ def build_report(
     indexes = tuple(index_session(session) for session in facts.sessions)
     if device is not None:
         indexes = tuple(map(dry_run.without_sizes, indexes))
-    phases, fallbacks = [], list[Fallback]()
+    phases, fallbacks, paths = [], list[Fallback](), list[KernelPath]()
     rows = package.batch_size if package is not None else 1
     for name, index in _phase_sessions(indexes):
         phase = _build_phase(index, name, facts.steps, rows, chain, timed=device is None)
         phases.append(phase)
+        paths += kernel_paths(index, phase, package)
         found = find_fallbacks(index, name, chain)
         fallbacks += with_costs(found, phase, chain[0], timed=device is None) if found else ()
     report = Report(
@@ -63,6 +65,7 @@ def build_report(
         chain=chain,
         phases=tuple(phases),
         fallbacks=tuple(fallbacks),
+        kernel_paths=tuple(paths),
         rejected_parts=find_rejected(facts.sessions, chain),
         probing=facts.probing,
         interruptions=facts.interruptions,

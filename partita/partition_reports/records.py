@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from partita.diagnosis.records import Fallback
+from partita.diagnosis.records import Fallback, KernelPath
 from partita.observations.codes import Interruption
 from partita.observations.cpu import CpuSession
 from partita.observations.records import (
@@ -388,6 +388,8 @@ class Report(Record):
     chain: tuple[ChainEntry, ...]
     phases: tuple[Phase, ...]
     fallbacks: tuple[Fallback, ...]
+    kernel_paths: tuple[KernelPath, ...] = ()
+    """Executed nodes whose operator has several kernels, with the kernel that ran."""
     rejected_parts: tuple[RejectedPart, ...] = ()
     probing: Probing | None = None
     """null if probing was off, interrupted or unnecessary."""

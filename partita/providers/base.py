@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from partita.observations.codes import ReasonCode
+from partita.observations.kernel_rows import KernelRow
 from partita.observations.log_pattern import LogPattern
 from partita.remedies import Remedy
 
@@ -163,6 +164,10 @@ class Provider:
     """Log lines of a failed start; tried before the patterns shared by all providers."""
     remedies: Mapping[str, Remedy] = field(default_factory=dict)
     """Provider-level reason code -> remedy."""
+    kernels: tuple[KernelRow, ...] = ()
+    """Rows that name the kernel of a node, for operators with several; the first that fits applies."""
+    debug_variables: tuple[str, ...] = ()
+    """Environment variables with which it prints the kernels of a run; `place` sets them to 1."""
     logs_runs: bool = False
     """It logs at INFO in every run, not only when a session is opened."""
     constant_defaults: bool = False

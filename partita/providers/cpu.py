@@ -4,8 +4,155 @@ ONNX Runtime 1.31.1 ignores its provider options. The options here are Partita's
 session configuration and environment variables.
 """
 
+from partita.observations.kernel_rows import ABSENT, PRESENT, KernelRow
 from partita.providers.base import Option, PackedWeights, Provider
 from partita.remedies import Remedy
+
+PACKED, QUERY, HEADS = ("MatMulNBits",), ("GroupQueryAttention",), ("MultiHeadAttention",)
+INTEGERS = ("MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul")
+LEVELS = (ABSENT, "0", "1", "2", "3")
+"""Values of accuracy_level that compute in float32."""
+UNPACKED = r"unpacked compute mode"
+"""MatMulNBits dequantises the whole matrix in every run (contrib_ops/cpu/quantization/matmul_nbits.cc, `Compute`)."""
+TIMED = "1.31.1: log and time of one-node sessions"
+TOGGLED = "1.31.1: outputs with and without {}"
+FLASH_OFF, HEADS_FLASH_OFF = "ORT_GQA_DISABLE_FLASH_ATTENTION", "ORT_DISABLE_FLASH_ATTENTION"
+SATURATES = "1.31.1: products of pairs do not saturate"
+GRAPH = "1.31.1: optimised graph of a Conv"
+EXPORT = ("partita", "export", "{checkpoint}", "{out}")
+LEVEL_4 = Remedy(
+    "set its attribute accuracy_level to 4",
+    alternative=Remedy("export the checkpoint for this provider", (*EXPORT, "{same_precision}", "--target", "cpu")),
+)
+WEIGHT_ONLY = Remedy(
+    "quantise the weight to MatMulNBits",
+    alternative=Remedy("export the checkpoint again", (*EXPORT, "--precision", "int4", "--attention", "gqa")),
+)
+SORTED = Remedy("sort the columns of the weight by g_idx and remove the input, as an export of a GPTQ checkpoint does")
+INTEGER_ZEROS = Remedy("round the zero points to integers (uint8), or quantise symmetrically")
+CONSTANT = Remedy("store the weight and its scales as initializers")
+OTHER_BLOCKS = Remedy("quantise with blocks of 32, 64 or 128")
+SINGLE = Remedy(
+    "use a float32 model",
+    alternative=Remedy("export the checkpoint again", (*EXPORT, "--precision", "fp32", "--target", "cpu")),
+)
+GROUPED = Remedy(
+    "use GroupQueryAttention",
+    alternative=Remedy("export the checkpoint again", (*EXPORT, "{same_precision}", "--attention", "gqa")),
+)
+
+
+def unpacked(cause: str, remedy: Remedy, **when: tuple[str, ...]) -> KernelRow:
+    """MatMulNBits without a kernel for packed weights."""
+    return KernelRow(PACKED, "unpacked weights", TIMED, when=when, log=UNPACKED, cause=cause, remedy=remedy)
+
+
+KERNELS = (
+    unpacked(
+        "g_idx has no kernel for packed weights, so the whole matrix is dequantised in every run",
+        SORTED,
+        input4=(PRESENT,),
+    ),
+    unpacked(
+        "float zero points have no kernel for packed weights, so the whole matrix is dequantised in every run",
+        INTEGER_ZEROS,
+        input3=("float32", "float16"),
+    ),
+    unpacked(
+        "the weight is not a constant, so it cannot be packed and is dequantised in every run",
+        CONSTANT,
+        constant1=(ABSENT,),
+    ),
+    unpacked(
+        "8-bit weights have no packed kernel with float32 products, so the whole matrix is dequantised in every run",
+        LEVEL_4,
+        bits=("8",),
+        accuracy_level=LEVELS,
+    ),
+    unpacked(
+        "2-bit weights have no packed kernel with float32 products, so the whole matrix is dequantised in every run",
+        LEVEL_4,
+        bits=("2",),
+        accuracy_level=LEVELS,
+    ),
+    unpacked(
+        "2-bit weights have no packed kernel for this block size, so the whole matrix is dequantised in every run",
+        OTHER_BLOCKS,
+        bits=("2",),
+        block_size=("16", "256"),
+    ),
+    KernelRow(
+        PACKED,
+        "packed weights, float32 products",
+        "1.31.1: time of one-node sessions, 2 to 5 times that of level 4 for one token",
+        when={"bits": (ABSENT, "4"), "accuracy_level": LEVELS},
+        cause="accuracy_level below 4 computes in float32, which is slower for few tokens",
+        remedy=LEVEL_4,
+    ),
+    KernelRow(PACKED, "packed weights, int8 products", TIMED, when={"accuracy_level": ("4",)}),
+    KernelRow(
+        ("MatMulBnb4",),
+        "dequantised weights",
+        "1.31.1: 12 to 40 times the time of MatMulNBits for one token",
+        cause="it has no packed kernel, so the whole matrix is dequantised in every run",
+        remedy=WEIGHT_ONLY,
+    ),
+    KernelRow(
+        ("QMoE",),
+        "float32 products",
+        "1.31.1: time of one-node sessions, 3 times that of level 4 for one token",
+        when={"accuracy_level": LEVELS},
+        cause="accuracy_level below 4 computes in float32",
+        remedy=LEVEL_4,
+    ),
+    KernelRow(("QMoE",), "int8 products", "1.31.1: time of one-node sessions", when={"accuracy_level": ("4",)}),
+    KernelRow(
+        ("DequantizeLinear",),
+        "dequantised weights",
+        "1.31.1: optimised graph, and 15 to 55 times the time of MatMulNBits for one token",
+        when={"constant0": ("yes",), "rank0": ("2", "3")},
+        cause="ONNX Runtime did not fuse it with its reader, so the whole weight is dequantised in every run",
+        remedy=WEIGHT_ONLY,
+    ),
+    KernelRow(("DequantizeLinear",), "values", "1.31.1: it reads no weight"),
+    KernelRow(
+        ("Cast",),
+        "16-bit values cast to float32",
+        "1.31.1: inserted in half-precision graphs only",
+        when={"prefix": ("InsertedPrecisionFreeCast",)},
+        cause="the CPU provider has no half-precision kernel for a neighbour, so values are cast in every run",
+        remedy=SINGLE,
+    ),
+    KernelRow(("Cast",), "cast of the model", "1.31.1: it is in the file"),
+    KernelRow(QUERY, "naive", TOGGLED.format(FLASH_OFF), when={"softcap": (PRESENT,)}),
+    KernelRow(QUERY, "naive", TOGGLED.format(FLASH_OFF), when={"smooth_softmax": ("1",)}),
+    KernelRow(QUERY, "naive", TOGGLED.format(FLASH_OFF), when={"input11": (PRESENT,)}),
+    KernelRow(QUERY, "naive", TOGGLED.format(FLASH_OFF), when={"output0": ("float16",)}),
+    KernelRow(QUERY, "naive", TOGGLED.format(FLASH_OFF), when={"input3": ("float16",)}),
+    KernelRow(QUERY, "naive", TOGGLED.format(FLASH_OFF), when={"attention": ("naive",)}),
+    KernelRow(QUERY, "flash", TOGGLED.format(FLASH_OFF)),
+    KernelRow(HEADS, "naive", TOGGLED.format(HEADS_FLASH_OFF), when={"unidirectional": ("1",)}),
+    *(
+        KernelRow(HEADS, "naive", TOGGLED.format(HEADS_FLASH_OFF), when={f"input{place}": (PRESENT,)})
+        for place in (4, 5, 6)
+    ),
+    KernelRow(HEADS, "flash", TOGGLED.format(HEADS_FLASH_OFF)),
+    KernelRow(
+        ("Attention",),
+        "naive, whole cache",
+        "1.31.1: time of one-node sessions grows with the buffer, 7 times GroupQueryAttention at 15 of 8,192 tokens",
+        when={"domain": (ABSENT,), "input6": (PRESENT,)},
+        cause="it computes all positions of the cache, also those without a token",
+        remedy=GROUPED,
+    ),
+    KernelRow(("Attention",), "naive", TOGGLED.format(HEADS_FLASH_OFF), when={"domain": (ABSENT,)}),
+    *(
+        KernelRow(INTEGERS, f"int8 products ({unit})", SATURATES, when={"integer_unit": (unit,)})
+        for unit in ("amx_int8", "avx512_vnni", "avx_vnni")
+    ),
+    KernelRow(("Conv",), "NCHWc layout", GRAPH, when={"domain": ("com.microsoft.nchwc",)}),
+    KernelRow(("ReorderInput", "ReorderOutput"), "layout conversion", GRAPH),
+)
 
 PROVIDER = Provider(
     name="cpu",
@@ -42,6 +189,7 @@ PROVIDER = Provider(
         Option("spinning_after", "bool", "1", "threads keep spinning for a while after a run", partita_option=True),
     ),
     rank=1,
+    kernels=KERNELS,
     remedies={
         "not_in_build": Remedy(
             "every ONNX Runtime has the CPU provider; reinstall it",

@@ -7,6 +7,7 @@ in ONNX Runtime's repository). Libraries are its ELF dependencies, plus cuDNN an
 
 from dataclasses import replace
 
+from partita.observations.kernel_rows import KernelRow
 from partita.observations.log_pattern import LogPattern
 from partita.providers.base import OPTIONS, Library, Option, PackedWeights, Provider
 from partita.providers.patterns import CPU_PREFERRED
@@ -17,6 +18,33 @@ DRIVER = Remedy("install the NVIDIA driver; in a container, use the NVIDIA conta
 OTHER_DRIVER = Remedy("update the NVIDIA driver, or install the onnxruntime-gpu for the installed CUDA version")
 NO_GPU = Remedy("run it on a machine with an NVIDIA GPU")
 GPU_WHEEL = Remedy("in an environment without another ONNX Runtime", ("pip", "install", "onnxruntime-gpu"))
+
+ATTENTION = ("GroupQueryAttention", "MultiHeadAttention", "Attention")
+DRY_RUN = "1.31.1: log of one-node dry runs as H100; not timed"
+
+
+def sdpa(kernel: str) -> str:
+    """The line that ONNX Runtime prints about the attention kernel of a node."""
+    return rf"Operator=\S+ Node=(?P<node>.*?) DataType=\S+ SdpaKernel={kernel}\b"
+
+
+HALF = Remedy(
+    "use half precision",
+    alternative=Remedy(
+        "export the checkpoint again", ("partita", "export", "{checkpoint}", "{out}", "--precision", "fp16")
+    ),
+)
+PADDED = Remedy("pad the heads to a multiple of 8")
+NO_BIAS = Remedy("remove the bias: the operator masks by the lengths of the rows, and by local_window_size")
+OTHER_MASK = Remedy(
+    "give the mask as attention_bias, or use GroupQueryAttention, which masks by the lengths of the rows"
+)
+
+
+def unfused(cause: str, remedy: Remedy, **when: tuple[str, ...]) -> KernelRow:
+    """The path without a fused kernel, which writes the matrix of scores to memory."""
+    return KernelRow(ATTENTION, "unfused", DRY_RUN, when=when, log=sdpa("MATH"), cause=cause, remedy=remedy)
+
 
 PROVIDER = Provider(
     name="cuda",
@@ -99,6 +127,34 @@ PROVIDER = Provider(
         CPU_PREFERRED,
         LogPattern("over_budget", r"(?P<why>Resource estimation for EP '[^']+': .*)"),
         LogPattern("over_budget", r"halting assignment due to budget at node: (?P<node>\S+)"),
+    ),
+    debug_variables=("ORT_ENABLE_ATTENTION_KERNEL_DEBUG_INFO",),
+    kernels=(
+        KernelRow(ATTENTION, "flash", DRY_RUN, log=sdpa("FLASH_ATTENTION")),
+        KernelRow(ATTENTION, "flash (cuDNN)", DRY_RUN, log=sdpa("CUDNN_FLASH_ATTENTION")),
+        KernelRow(ATTENTION, "XQA", DRY_RUN, log=sdpa("XQA")),
+        KernelRow(ATTENTION, "memory-efficient", DRY_RUN, log=sdpa("EFFICIENT_ATTENTION")),
+        unfused(
+            "float32 queries of this length have no fused kernel",
+            HALF,
+            output0=("float32",),
+        ),
+        unfused(
+            "the head size is not a multiple of 8",
+            PADDED,
+            **{"head_size%8": tuple("1234567")},
+        ),
+        unfused(
+            "fused kernels do not support attention_bias of GroupQueryAttention",
+            NO_BIAS,
+            input10=("*",),
+        ),
+        unfused(
+            "fused kernels do not support key_padding_mask of this form",
+            OTHER_MASK,
+            input4=("*",),
+        ),
+        KernelRow(ATTENTION, "unfused", DRY_RUN, log=sdpa("MATH")),
     ),
     remedies={
         "not_in_build": GPU_WHEEL,

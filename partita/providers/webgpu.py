@@ -5,6 +5,7 @@ Runtime's page on this provider and webgpu_provider_options.h, without pointers 
 reads them from the session configuration only. Tested with onnxruntime-webgpu 1.27.0.
 """
 
+from partita.observations.kernel_rows import KernelRow
 from partita.observations.log_pattern import LogPattern
 from partita.providers.base import OPTIONS, OTHER_RUNTIME, Library, Option, Plugin, ProbeValue, Provider
 from partita.providers.patterns import CPU_PREFERRED
@@ -14,6 +15,10 @@ VULKAN = Remedy(
     "install a Vulkan driver for the GPU and the loader, on Debian",
     ("apt-get", "install", "libvulkan1", "mesa-vulkan-drivers"),
 )
+ATTENTION = ("GroupQueryAttention", "MultiHeadAttention")
+PACKED = ("MatMulNBits",)
+PROFILE = "1.27.0: program in the profile"
+GRAPH = "1.27.0: optimised graph of a Conv"
 CACHES = ("disabled", "lazyRelease", "simple", "bucket")
 
 PROVIDER = Provider(
@@ -88,4 +93,24 @@ PROVIDER = Provider(
         "initialisation_failed": VULKAN,
     },
     logs_runs=True,
+    # Seen with onnxruntime-webgpu 1.27.0 on SwiftShader, in profiles of one-node sessions.
+    kernels=(
+        KernelRow(ATTENTION, "flash, split over the cache", PROFILE, program="^FlashAttentionDecode"),
+        KernelRow(ATTENTION, "flash", PROFILE, program="^FlashAttention"),
+        KernelRow(
+            ATTENTION,
+            "unfused",
+            "1.27.0 on SwiftShader: 4.6 times the device time of flash",
+            when={"smooth_softmax": ("1",)},
+            program="^AttentionProbs",
+            cause="flash does not support smooth_softmax, so the scores are written to memory",
+            remedy=Remedy("replace smooth_softmax by a head_sink input of zeros, which has the same result"),
+        ),
+        KernelRow(ATTENTION, "unfused", PROFILE, program="^AttentionProbs"),
+        KernelRow(PACKED, "int8 products (DP4A)", PROFILE, program="^DP4AMatMul"),
+        KernelRow(PACKED, "float products, wide tiles", PROFILE, program="^MatMulNBitsWideTile"),
+        KernelRow(PACKED, "float products", PROFILE, program="^MatMulNBits"),
+        KernelRow(("Conv",), "NHWC layout", GRAPH, when={"domain": ("com.ms.internal.nhwc",)}),
+        KernelRow(("Transpose",), "layout conversion", GRAPH, when={"added": ("yes",)}),
+    ),
 )

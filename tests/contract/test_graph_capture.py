@@ -23,6 +23,14 @@ def test_a_recorded_step_gives_the_tokens_of_the_cpu(
     content = json.loads(report.read_text())
     assert nodes_on(content, target.ort_name) > 0 and nodes_on(content, "CPUExecutionProvider") == 0
     assert content["fallbacks"] == []
+    attention = [entry for entry in content["kernel_paths"] if entry["op_type"] == "GroupQueryAttention"]
+    found = {(entry["phase"], entry["path"], entry["evidence_kind"]) for entry in attention}
+    kernels = {("prefill", "flash", "logged"), ("decode", "flash, split over the cache", "logged")}
+    assert found == (kernels if "gqa" in package else set())
+    longer = ("--max-new-tokens", 11, "--graph-capture", "--report", report)
+    honoured(partita("generate", packages / package, "1 2 3 4", "--token-ids", "--provider", target.provider, *longer))
+    notes = json.loads(report.read_text())["notes"]  # of 10 decode steps 4 are profiled, 1 captured and 1 verified
+    assert "graph capture: 4 decode steps replayed a captured run; profiled steps did not" in notes
 
 
 @cases("target, package", packages_of("off_capture"))

@@ -30,7 +30,14 @@ from partita.runtime.machine import environment
 from partita.runtime.ort.errors import NoKernelError, NotOpenedError
 from partita.runtime.place.inputs import Shape, input_shapes, read_values, size_text
 from partita.runtime.place.onnx_model import OnnxModel, read_onnx
-from partita.runtime.place.run_phases import OpenOptions, PlacementFacts, place_model, place_package, with_shapes
+from partita.runtime.place.run_phases import (
+    OpenOptions,
+    PlacementFacts,
+    place_model,
+    place_package,
+    printed_kernels,
+    with_shapes,
+)
 
 RUN_SECONDS = 120.0
 """Default time limit of the runs of an ONNX file."""
@@ -73,7 +80,8 @@ def place(
         dry_run=options.dry_run,
         crashed=crashed,
     )
-    opened = (_place_folder if Path(options.model).is_dir() else _place_file)(options, where, audience)
+    with printed_kernels(target.chain):
+        opened = (_place_folder if Path(options.model).is_dir() else _place_file)(options, where, audience)
     error = opened.placed.error
     interrupted, failed = isinstance(error, RunInterruptedError), error is not None
     seconds = 0.0 if interrupted or EXPERIMENTS in crashed else options.probe_seconds

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from partita.observations.text_format import listing, plural
 from partita.partition_reports.records import Report
-from partita.partition_reports.sections import arithmetic, fallbacks, machine, partitions, phases, placement
+from partita.partition_reports.sections import arithmetic, fallbacks, kernels, machine, partitions, phases, placement
 from partita.partition_reports.sections.model import Block, Fold, Line, Pairs, Section, Table, table
 
 NAMED_CONFLICTS = 12
@@ -65,6 +65,7 @@ PARTS = (
     phases.speculation_section,
     machine.dry_run_section,
     fallbacks.section,
+    kernels.section,
     placement.section,
     arithmetic.quantised_section,
     arithmetic.floats_section,

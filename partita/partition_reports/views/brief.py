@@ -1,4 +1,4 @@
-"""The report in at most ten lines: outcome, placement, reason, nodes, cost, remedy, copies, cache, speed."""
+"""The report in at most ten lines: outcome, placement, reason, cost, remedy, slow paths, copies, cache, speed."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.render.blocks import TONES
 from partita.partition_reports.render.terminal import ALARM, BOLD, INDENT, PLAIN, Page, terminal_view
 from partita.partition_reports.sections.fallbacks import GroupKey, by_reason, cost_text, count_text, reason_text
+from partita.partition_reports.sections.kernels import slow_text
 from partita.partition_reports.sections.model import Command, text_of
 from partita.partition_reports.sections.overview import Overview, find_flags, find_state, glance
 from partita.partition_reports.sections.shared import count_and_bytes, placements, speed_text, subgraph_suffix
@@ -35,7 +36,7 @@ MOST_PLACEMENTS = 2
 """prefill and decode may have different placements."""
 ESSENTIAL = ("", "fallbacks", "remedy", "cost")
 """Labels of verdict, reason, remedy and cost, which every width shows, in order of importance."""
-IMPORTANCE = (*ESSENTIAL, "note", "nodes", "where")
+IMPORTANCE = (*ESSENTIAL, "note", "slow", "nodes", "where")
 """Labels in order of importance; other lines follow in order of display."""
 LEAST_LINES = 2
 """Lines to which a long reason or verdict may be cut."""
@@ -101,6 +102,8 @@ def brief(report: Report) -> list[Sentence]:
     flags = "; ".join(f"{flag.label}: {flag.short or flag.text}" for flag in find_flags(report))
     lines += [Sentence("note", flags)] if flags else []
     lines += [*placement_line(report), *reason_line(report), *_action_text(top)]
+    slow = slow_text(report)
+    lines += [Sentence("slow", slow)] if slow else []
     lines += [Sentence("copies", _copies(main))] if (main := main_phase(report)) else []
     if report.cache is not None and report.cache.states:
         lines.append(Sentence("cache", cache_text(report.cache)))

@@ -31,7 +31,7 @@ MOST_UNEVEN = 1.4
 0.9."""
 MOST_SCRATCH = 256 * 2**20
 """Maximum bytes of the matrix of scores."""
-PAST_KEY, SINK, BIAS = 3, 11, 10
+PAST_KEY, SINK = 3, 11
 FLOAT32 = 1
 """ONNX element type number."""
 
@@ -66,8 +66,7 @@ class Attention:
 def find_attention(model: onnx.ModelProto) -> Attention | None:
     """The attention of a graph for which ONNX Runtime's CPU provider has both paths; None without.
 
-    Flash supports float32 without soft cap, smooth softmax, sink, bias and output of scores; other nodes always use
-    naive.
+    Flash supports float32 without soft cap, smooth softmax, sink and output of scores; other nodes always use naive.
     """
     shapes = {port.name: port.type.tensor_type for port in model.graph.input}
     found: set[Form] = set()
@@ -92,10 +91,8 @@ def find_attention(model: onnx.ModelProto) -> Attention | None:
 
 def _naive_anyway(node: onnx.NodeProto, given: Mapping[str, Any]) -> bool:
     """Whether flash does not support the node."""
-    inputs = list(node.input)
-    has_extra_inputs = any(len(inputs) > place and inputs[place] for place in (BIAS, SINK))
-    said = any(given.get(name, 0) > 0 for name in ("softcap", "smooth_softmax", "qk_output"))
-    return has_extra_inputs or said
+    has_sink = len(node.input) > SINK and bool(node.input[SINK])
+    return has_sink or any(given.get(name, 0) > 0 for name in ("softcap", "smooth_softmax", "qk_output"))
 
 
 def attention_path(attention: Attention | None, tokens: int | None) -> Attention | None:

@@ -66,6 +66,7 @@ def set_up(
         quota=cores.quota,
         spinning=spinning,
         spinning_reason=spinning_why,
+        integer_unit=integer_unit(),
         attention=choice,
     )
     return opening, settings

@@ -173,11 +173,12 @@ class BoundGraph:
             for name, buffer in self._moving:
                 self.binding.bind_input(name, buffer)
             self._cache.before_run(self.binding, self.new_tokens)
-            if self._recording is None:
-                self.binding.run()
-            else:
-                self._recording.run(observed=window.open)
-            seconds = time.perf_counter() - began
+            with window.listening(self.phase):
+                if self._recording is None:
+                    self.binding.run()
+                else:
+                    self._recording.run(observed=window.open)
+                seconds = time.perf_counter() - began
             self._logits.ran()
             if not window.open:
                 return seconds
@@ -190,6 +191,11 @@ class BoundGraph:
             window.cut_short(self.phase, self.new_tokens, self._some)
             raise
         return seconds
+
+    @property
+    def replays(self) -> int | None:
+        """Number of runs that replayed a captured run; None without graph capture."""
+        return None if self._recording is None else self._recording.replays
 
     @property
     def repeats(self) -> bool:

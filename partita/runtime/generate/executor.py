@@ -201,6 +201,13 @@ class Runner:
         kept = self._observed.get(name) or self._bound.get((name, 0))
         return kept if kept is not None else self.bound(name, self.capacity.chunk or 1 if name == "prefill" else 1, 1)
 
+    @property
+    def replays(self) -> int | None:
+        """Number of steps that replayed a captured run; None without graph capture."""
+        graphs = {*self._bound.values(), *self._observed.values()}
+        counts = [graph.replays for graph in graphs if graph.replays is not None]
+        return sum(counts) if counts else None
+
     def prepare(self, plan: StepPlan) -> BoundGraph:
         """The bound graph of a plan, with its logits positions set. Write `tokens` [B, S] before `run`."""
         rows = len(plan.positions)

@@ -31,8 +31,8 @@ from partita.runtime.ort.buffers import (
     made_buffer,
 )
 from partita.runtime.ort.errors import run_error
+from partita.runtime.ort.native_log import FATAL, RunLog
 
-FATAL = 4
 NOTED_RUNS = 1024
 """Runs of a thread between two removals of notes (2 MiB at several hundred loops per run). A removal takes 1 ms."""
 
@@ -120,13 +120,15 @@ class Binding:
         records: bool = False,
         notes_loops: bool = False,
         watchers: Sequence[Callable[[Binding], object]] = (),
+        run_log: RunLog | None = None,
     ) -> None:
         """`records`: the session supports graph capture, which this binding uses only after `replay`. `notes_loops`:
-        the session is or was profiled. `watchers`: called with this binding before each run."""
+        the session is or was profiled. `watchers`: called with this binding before each run. `run_log`: its log."""
         # Attributes are destroyed in this order: the binding must be destroyed before the session.
         self._io = native.io_binding()
         self._native, self._file, self._notes_loops, self._watchers = native, file, notes_loops, watchers
         self._options = _run_options(NOT_RECORDED if records else DEFAULT_GRAPH)
+        self._run_log = run_log or RunLog()
         self._recorded: int | None = None
         self._replaying: Any = None
         self._outputs: list[str] = []
@@ -193,8 +195,11 @@ class Binding:
         """
         for watch in self._watchers:
             watch(self)
+        options = options or self._options
+        if options.log_severity_level != self._run_log.severity:
+            options.log_severity_level = self._run_log.severity
         try:
-            self._native.run_with_iobinding(self._io, options or self._options)
+            self._native.run_with_iobinding(self._io, options)
         except NATIVE_ERRORS as error:
             if self._notes_loops:
                 _notes.failed = True

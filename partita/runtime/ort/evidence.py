@@ -9,6 +9,7 @@ import json
 import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -55,7 +56,24 @@ def parse_profile(text: str, runs: Sequence[tuple[str, int]]) -> tuple[tuple[Nod
         for index, (entry, (phase, tokens)) in enumerate(zip(timed, runs, strict=False))
     )
     nodes = [e for e in entries if e.get("cat") == "Node" and str(e.get("name", "")).endswith(NODE_SUFFIX)]
-    return _node_events(sorted(nodes, key=lambda e: int(e["ts"])), windows), windows
+    events = _node_events(sorted(nodes, key=lambda e: int(e["ts"])), windows)
+    return _with_programs(events, [str(e.get("name")) for e in entries if e.get("cat") == "Api"]), windows
+
+
+def _with_programs(events: tuple[NodeEvent, ...], entries: Sequence[str]) -> tuple[NodeEvent, ...]:
+    """The events with their device programs, which WebGPU lists as NODE&OPERATOR&PROGRAM in execution order.
+
+    Unchanged if the lists do not match, e.g. after a failed run.
+    """
+    found: dict[int, list[str]] = {}
+    at = 0
+    for name, _, program in (entry.rsplit("&", 2) for entry in entries if entry.count("&") > 1):
+        while at < len(events) and events[at].name != name:
+            at += 1
+        if at == len(events):
+            return events
+        found.setdefault(at, []).append(program)
+    return tuple(replace(event, programs=tuple(found.get(place, ()))) for place, event in enumerate(events))
 
 
 def _profile_entries(text: str) -> list[dict[str, Any]]:

@@ -21,6 +21,8 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 STAMP = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ (?=\[[VIWEF]:onnxruntime:)")
 HEAD = re.compile(r"^\[(?P<severity>[VIWEF]):onnxruntime:[^\]]*\] (?P<text>.*)", re.DOTALL)
 
+INFO, FATAL = 1, 4
+"""Severities of ONNX Runtime."""
 _CAPTURING = threading.RLock()
 """Two concurrent redirections would restore each other's files."""
 
@@ -79,6 +81,33 @@ def _flush(stream: TextIO) -> bool:
         stream.flush()
         return True
     return False
+
+
+class RunLog:
+    """The log at INFO of the first captured run of each phase of a session.
+
+    Captured in Partita's own processes and their main thread only: in another thread the redirection could outlast a
+    run that does not end.
+    """
+
+    def __init__(self) -> None:
+        self.lines: dict[str, tuple[str, ...]] = {}
+        self.severity = FATAL
+        """Minimum severity that a run logs."""
+
+    @contextmanager
+    def of(self, phase: str) -> Iterator[None]:
+        """Capture a run of a phase, and keep its lines if it is the first."""
+        if not process.own_process or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        with captured_output() as captured:
+            self.severity = INFO
+            try:
+                yield
+            finally:
+                self.severity = FATAL
+        self.lines.setdefault(phase, captured.lines)
 
 
 def clean_lines(text: str) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from partita.observations.facts import AssignedNode
 from partita.observations.names import CPU
 from partita.providers.cuda_dry_run.stub_build import BUILD_VARIABLE
 from partita.providers.resolve import Resolution
-from partita.runtime.ort.binding import FATAL, ON_HOST, Binding, FreshMemory
+from partita.runtime.ort.binding import ON_HOST, Binding, FreshMemory
 from partita.runtime.ort.buffers import (
     CUDA_MEMORY,
     HOST_MEMORY,
@@ -35,7 +35,7 @@ from partita.runtime.ort.buffers import (
 )
 from partita.runtime.ort.errors import ESCAPES
 from partita.runtime.ort.evidence import parse_plan, parse_plan_devices
-from partita.runtime.ort.native_log import CapturedLog, captured_output
+from partita.runtime.ort.native_log import FATAL, CapturedLog, RunLog, captured_output
 from partita.runtime.ort.registry import STRICT_KEY, preload_libraries, provider_options
 from partita.runtime.place.model_file import all_tensors
 from partita.signals import hold_signals
@@ -129,6 +129,7 @@ class Session:
         self.watchers: list[Callable[[Binding], object]] = []
         """Called with a binding of this session before each of its runs."""
         self._recorded = 0
+        self.run_log = RunLog()
         self.profiling = opening.observe
         self._native, self._cleanup = native, cleanup
         self._keepers: dict[tuple[str, int] | bytes, Any] = {}
@@ -251,7 +252,12 @@ class Session:
             records=self.captures,
             notes_loops=self.opening.observe,
             watchers=self.watchers,
+            run_log=self.run_log,
         )
+
+    def listening(self, phase: str) -> AbstractContextManager[None]:
+        """Capture the log of a profiled run; see `RunLog`."""
+        return self.run_log.of(phase) if self.profiling and not self.opening.quiet else nullcontext()
 
     def next_recording(self) -> int:
         """A new number for a captured graph."""

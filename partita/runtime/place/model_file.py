@@ -21,6 +21,7 @@ from partita.observations.facts import GraphNode
 from partita.package.folder import GET_AGAIN, MANIFEST, SHOWN, export_again_remedy, path_inside, refuse_absent
 from partita.remedies import FROM_CHECKPOINT
 from partita.runtime.cpu.attention import Attention, find_attention
+from partita.runtime.place.node_form import with_forms
 
 if TYPE_CHECKING:
     import onnx
@@ -114,7 +115,7 @@ def nodes_of(model: bytes) -> tuple[tuple[GraphNode, ...], tuple[GraphNode, ...]
 def _graph_nodes(graph: onnx.GraphProto) -> tuple[GraphNode, ...]:
     """The nodes of a graph, without subgraphs."""
     constants = {tensor.name: tensor for tensor in graph.initializer}
-    return tuple(replace(graph_node(node), matrix=_matrix(node, constants)) for node in graph.node)
+    return with_forms(graph, (replace(graph_node(node), matrix=_matrix(node, constants)) for node in graph.node))
 
 
 def _matrix(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> str:

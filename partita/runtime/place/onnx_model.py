@@ -30,6 +30,7 @@ from partita.runtime.place.model_file import (
     graph_node,
     inner_nodes,
 )
+from partita.runtime.place.node_form import with_forms
 
 if TYPE_CHECKING:
     import onnx
@@ -144,7 +145,7 @@ def _describe(path: Path, proto: onnx.ModelProto) -> OnnxModel:
         path=path,
         proto=proto,
         renamed=bool(notes),
-        nodes=tuple(graph_node(node) for node in proto.graph.node),
+        nodes=with_forms(proto.graph, map(graph_node, proto.graph.node)),
         subgraph_nodes=inner_nodes(proto.graph),
         inputs=tuple(read_port(port) for port in proto.graph.input if port.name not in initializers),
         outputs=tuple(read_port(port).name for port in proto.graph.output),

@@ -7,17 +7,20 @@ The facts of an opened session are returned even when its run fails.
 from __future__ import annotations
 
 import math
+import os
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from partita import dtypes
+from partita import dtypes, process, streams
 from partita.errors import GenerationError, PartitaError, ProviderError, ResourceError
 from partita.observations.facts import PortFact, RunFacts, SessionFacts, StepFact
 from partita.observations.names import RUN
@@ -52,6 +55,7 @@ from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import HOST_MEMORY, Buffer, host_buffer, text_buffer
 from partita.runtime.ort.errors import SHORTER
 from partita.runtime.ort.evidence import parse_profile, unread_profile
+from partita.runtime.ort.native_log import captured_output
 from partita.runtime.ort.registry import available_ort_names
 from partita.runtime.ort.session import NativeFailureError, Session, open_native
 from partita.runtime.place.inputs import SEED, STRING, Shape, check_free_memory, make_values, not_generated
@@ -111,6 +115,25 @@ class PlacementFacts:
     """State of each provider of the chain."""
     error: PartitaError | None
     """Error of a run; the facts are of earlier runs."""
+
+
+@contextmanager
+def printed_kernels(chain: Sequence[Provider]) -> Iterator[None]:
+    """Let providers print the kernels of each run to stdout, which `Session.listening` captures.
+
+    In Partita's own processes and their main thread only, where lines of other runs are discarded.
+    """
+    names = dict.fromkeys(name for provider in chain for name in provider.debug_variables if name not in os.environ)
+    if not names or not process.own_process or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    with captured_output((streams.STDOUT,)):
+        os.environ.update(dict.fromkeys(names, "1"))
+        try:
+            yield
+        finally:
+            for name in names:
+                os.environ.pop(name, None)
 
 
 def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: OpenOptions) -> PlacementFacts:
@@ -186,7 +209,7 @@ def _run_session(
     The binding is released before the session, because device values that outlive their session crash WebGPU.
     """
     binding = session.binding()
-    ran = _run_model(model, shapes, binding, where)
+    ran = _run_model(model, shapes, binding, where, partial(session.listening, PHASE))
     if ran.still_running:
         session.abandon()
     ports = _port_facts(model, session, binding, ran=bool(ran.steps) and not ran.still_running)
@@ -217,7 +240,13 @@ def _runs_on_cpu(model: OnnxModel, session: Session, binding: Binding) -> bool |
     return outputs is not None
 
 
-def _run_model(model: OnnxModel, shapes: Mapping[str, Shape], binding: Binding, where: OpenOptions) -> _Ran:
+def _run_model(
+    model: OnnxModel,
+    shapes: Mapping[str, Shape],
+    binding: Binding,
+    where: OpenOptions,
+    listening: Callable[[], AbstractContextManager[None]],
+) -> _Ran:
     """Run on given or generated inputs within the time limit.
 
     Inputs are bound before every run, as with new data, so that each run includes the copy to a device.
@@ -241,7 +270,8 @@ def _run_model(model: OnnxModel, shapes: Mapping[str, Shape], binding: Binding, 
             binding.bind_fresh_output(name)
         until = time.monotonic() + where.run_seconds
         for _ in range(where.runs):
-            in_time(step, binding.stop, until - time.monotonic())
+            with listening():
+                in_time(step, binding.stop, until - time.monotonic())
     except KeyboardInterrupt:
         return _Ran(tuple(steps), RunInterruptedError(model.path), still_running=is_still_running(step))
     except LateError as late:

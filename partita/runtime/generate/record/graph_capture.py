@@ -38,6 +38,8 @@ class Recording:
         self._outputs: list[Buffer] = []
         self._on_host: set[int] = set()
         self._number: int | None = None
+        self.replays = 0
+        """Number of runs that replayed the captured run."""
         self._replay_verified = False
         self._advancing = tuple(
             buffer for store in cache.stores if not store.padding_is_safe for _, buffer in store.named()
@@ -95,6 +97,7 @@ class Recording:
             self._verify_replay(self._number)
         else:
             self._binding.replay(self._number)
+            self.replays += 1
 
     def _record(self) -> None:
         """Capture a run and run it. Keys and values are overwritten in place; other states are restored in between."""

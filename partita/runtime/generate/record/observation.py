@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from partita.observations.facts import GraphNode, NodeEvent, PortFact, ProviderFacts, RunWindow, SessionFacts
@@ -35,6 +36,10 @@ class Window:
         self._rehearsed = 0
         """Number of uncounted runs; they come first."""
         self._profile: str | None = None
+
+    def listening(self, phase: str) -> AbstractContextManager[None]:
+        """Capture the log of a profiled run, the first of its phase."""
+        return self._session.listening(phase) if self.open and not self.rehearses else nullcontext()
 
     def begin(self) -> None:
         """Begin a generation: earlier runs belong to earlier generations."""
@@ -97,7 +102,9 @@ def session_facts(
 ) -> SessionFacts:
     """Facts of one session. `graph`, `inner`: nodes of its model and of its subgraphs. `chain`: as the user gave it."""
     providers = {
-        entry.provider.ort_name: ProviderFacts(patterns=entry.provider.node_patterns, budget=entry.budget)
+        entry.provider.ort_name: ProviderFacts(
+            patterns=entry.provider.node_patterns, budget=entry.budget, kernels=entry.provider.kernels
+        )
         for entry in chain
     }
     return SessionFacts(
@@ -117,4 +124,5 @@ def session_facts(
         providers=providers,
         pins=session.pins,
         cpu=session.cpu,
+        run_log=dict(session.run_log.lines),
     )

@@ -28,6 +28,7 @@ from partita.runtime.ort.errors import one_line
 from partita.runtime.ort.evidence import unread_profile
 from partita.runtime.ort.session import NativeFailureError, Session, open_native
 from partita.runtime.place.model_file import all_nodes, graph_node, reads, subgraphs_of
+from partita.runtime.place.node_form import with_forms
 
 if TYPE_CHECKING:
     import onnx
@@ -69,6 +70,7 @@ def run_facts(
             *_prompt_notes(runner),
             *_earlier_notes(seen),
             *_choice_notes(runner),
+            *_capture_notes(runner),
             *unread_profile(sum(step.observed for step in steps), seen),
         ),
         speculation=speculation,
@@ -126,6 +128,14 @@ def _choice_notes(runner: Runner) -> tuple[str, ...]:
         f"all logits and a selection on the host take {choice.copy_seconds * 1e3:.3f} ms; samplers that need all "
         "logits copy them",
     )
+
+
+def _capture_notes(runner: Runner) -> tuple[str, ...]:
+    """The note on graph capture."""
+    replays = runner.replays
+    if replays is None:
+        return ()
+    return (f"graph capture: {plural(replays, 'decode step')} replayed a captured run; profiled steps did not",)
 
 
 def _earlier_notes(seen: Sequence[RunWindow]) -> tuple[str, ...]:
@@ -281,13 +291,14 @@ def _read_nodes(path: Path) -> tuple[GraphNode, ...]:
         graph = onnx.load(path, load_external_data=False).graph
     except DecodeError as error:
         raise ValueError(f"the optimised graph is not a valid ONNX file ({error})") from error
-    return tuple(
+    nodes = (
         replace(
             with_captured(graph_node(node), node),
             subgraph_nodes=tuple(graph_node(inner) for body in subgraphs_of(node) for inner in all_nodes(body)),
         )
         for node in graph.node
     )
+    return with_forms(graph, nodes)
 
 
 def with_captured(known: GraphNode, node: onnx.NodeProto) -> GraphNode:

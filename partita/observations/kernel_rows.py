@@ -1,0 +1,56 @@
+"""Rows that name the kernel that a provider runs for a node: data in the provider's file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from partita.remedies import Remedy
+
+ABSENT, PRESENT = "", "*"
+"""Values of a fact that a node does not have, and that it has with any value."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRow:
+    """One kernel path of some operators. The first row that matches a node gives its path.
+
+    Facts of a node are texts: each attribute by its name; `input3` and `output0`: element type; `constant3`: yes;
+    `rank3`; `head_size%8`; `domain`; `prefix`: its name up to the first underscore; `added`: yes if ONNX Runtime added
+    it; `attention`: path chosen for the CPU provider; `integer_unit`: instruction set for products of integers.
+    """
+
+    operators: tuple[str, ...]
+    path: str
+    """Name of the path: `flash`, `packed weights, int8 products`."""
+    source: str
+    """How the row was verified, with the version of ONNX Runtime."""
+    when: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Fact -> allowed values, all of which must hold."""
+    log: str = ""
+    """Regular expression for a line of the run's log. With a group `node` the line must name the node. Without it, a
+    captured log must contain a matching line; if no log was captured, `when` decides."""
+    program: str = ""
+    """Regular expression for a device program of the node in the profile."""
+    cause: str = ""
+    """Why the path is slow, in one sentence; empty for a path that is not slow."""
+    remedy: Remedy | None = None
+
+    def __post_init__(self) -> None:
+        re.compile(self.log)
+        re.compile(self.program)
+        if bool(self.cause) != (self.remedy is not None):
+            raise ValueError(f"{self.path}: a slow path has a cause and a remedy, another path has neither")
+
+    @property
+    def names_node(self) -> bool:
+        """Whether a log line or a program of the node itself is required."""
+        return bool(self.program) or "(?P<node>" in self.log
+
+    def fits(self, facts: Mapping[str, str]) -> bool:
+        """Whether a node with these facts meets `when`."""
+        return all(
+            facts.get(name, ABSENT) in values or (PRESENT in values and name in facts)
+            for name, values in self.when.items()
+        )

@@ -1,0 +1,105 @@
+"""Kernel paths of the nodes, slow ones first with cause, cost and remedy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from partita.diagnosis.records import KernelPath
+from partita.observations.text_format import in_phases, listing, name_some, percent, plural, short_provider, tally
+from partita.partition_reports.records import Report
+from partita.partition_reports.sections.model import Block, Column, Group, Line, Section, table
+
+NAMED = 8
+"""Maximum families of nodes that are named."""
+PathGroup = tuple[str, str, str]
+"""Path, cause and provider."""
+
+
+def section(report: Report) -> Section | None:
+    """None if no executed node has an operator with several kernels."""
+    if not report.kernel_paths:
+        return None
+    slow = slow_groups(report)
+    blocks: list[Block] = [_group(*entry) for entry in slow]
+    if not slow:
+        blocks.append(Line("No node is known to take a slow path."))
+    blocks.append(_every_path(report))
+    nodes = {entry.node for _, entries in slow for entry in entries}
+    return Section("kernels", "Kernel paths", tuple(blocks), f"{plural(len(nodes), 'node')} slow" if nodes else "")
+
+
+def slow_groups(report: Report) -> list[tuple[PathGroup, list[KernelPath]]]:
+    """Nodes on slow paths by path, cause and provider; the longest time of the last phase first."""
+    groups: dict[PathGroup, list[KernelPath]] = {}
+    for entry in report.kernel_paths:
+        if entry.is_slow:
+            groups.setdefault((entry.path, entry.cause, entry.provider), []).append(entry)
+    return sorted(groups.items(), key=lambda item: (-(_share(_last(item[1])) or 0.0), -len(item[1]), item[0]))
+
+
+def slow_text(report: Report) -> str:
+    """`6 Attention nodes: whole cache (43.2 % of the node time in decode)`; empty without slow paths."""
+    groups = slow_groups(report)
+    if not groups:
+        return ""
+    (path, _, _), entries = groups[0]
+    last = _last(entries)
+    operators = listing(dict.fromkeys(entry.op_type or "unknown" for entry in last))
+    others = f"; and {plural(len(groups) - 1, 'more path')}" if len(groups) > 1 else ""
+    return f"{len(last)} {operators} {'node' if len(last) == 1 else 'nodes'}: {path}{_cost(last, ' ({})')}{others}"
+
+
+def _group(group: PathGroup, entries: Sequence[KernelPath]) -> Group:
+    """One slow path with its nodes."""
+    (path, cause, provider), last, first = group, _last(entries), entries[0]
+    blocks: list[Block] = [Line(cause, "cause")]
+    blocks.append(Line(_cost(last, "{}") or "unknown: no phase measured these nodes", "cost"))
+    blocks.append(Line(tally(dict(Counter(entry.op_type or "unknown" for entry in last))), "operators"))
+    blocks.append(Line(name_some(dict.fromkeys(entry.node for entry in entries), NAMED), "nodes"))
+    blocks.append(Line(first.evidence, f"evidence ({first.evidence_kind})"))
+    blocks.append(Line(first.remedy, "remedy", "good"))
+    count = len({entry.node for entry in entries})
+    phases = in_phases(dict.fromkeys(entry.phase for entry in entries))
+    return Group(f"{path}: {plural(count, 'node')}{phases}, on {short_provider(provider)}", tuple(blocks))
+
+
+def _last(entries: Sequence[KernelPath]) -> list[KernelPath]:
+    """The entries of the last phase."""
+    return [entry for entry in entries if entry.phase == entries[-1].phase]
+
+
+def _share(entries: Iterable[KernelPath]) -> float | None:
+    """Share of the node time of their phase; None if no time is known."""
+    known = [entry.time_share for entry in entries if entry.time_share is not None]
+    return sum(known) if known else None
+
+
+def _cost(entries: Sequence[KernelPath], form: str) -> str:
+    """Their share of the node time, in `form`; empty if unknown."""
+    share = _share(entries)
+    return "" if share is None else form.format(f"{percent(share)} of the node time{in_phases([entries[0].phase])}")
+
+
+def _every_path(report: Report) -> Block:
+    """Number of nodes of each operator and path, by phase."""
+    phases = list(dict.fromkeys(entry.phase for entry in report.kernel_paths))
+    counts = Counter((*_kind(entry), entry.phase) for entry in report.kernel_paths)
+    rows = [
+        (operator, path, short_provider(provider), slow, evidence)
+        + tuple(str(counts[operator, path, provider, slow, evidence, phase]) for phase in phases)
+        for operator, path, provider, slow, evidence in dict.fromkeys(_ordered(report.kernel_paths))
+    ]
+    heads = ("operator", "path", "provider", "slow", "evidence")
+    return table("Kernel paths", [*heads, *(Column(f"{phase} nodes") for phase in phases)], rows, obvious=True)
+
+
+def _kind(entry: KernelPath) -> tuple[str, str, str, str, str]:
+    """Operator, path, provider, whether slow, kind of evidence."""
+    slow = "yes" if entry.is_slow else "unknown" if entry.evidence_kind == "none" else "no"
+    return entry.op_type or "unknown", entry.path, entry.provider, slow, entry.evidence_kind
+
+
+def _ordered(entries: Iterable[KernelPath]) -> Iterator[tuple[str, str, str, str, str]]:
+    """The kinds of the entries, slow ones first."""
+    yield from sorted(map(_kind, entries), key=lambda kind: (kind[3] != "yes", kind))

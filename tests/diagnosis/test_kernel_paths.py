@@ -1,0 +1,108 @@
+"""Kernel paths from hand-made facts: which source names a kernel, and what a limit makes of an unknown one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from partita.check.measures import exceeded_limits
+from partita.check.requirements import Limits
+from partita.observations.kernel_rows import PRESENT, KernelRow
+from partita.providers.resolve import known_providers
+from partita.remedies import Remedy
+from partita.runtime.ort.evidence import parse_profile
+from tests.partition_reports.samples import GPU, GPU_CHAIN, mixed_facts, report_of
+
+FIRST, LAST = "model.layers.0.self_attn.q_proj/MatMul", "lm_head/MatMul"
+ROW = KernelRow(("MatMul",), "plain", "a test")
+SLOW = replace(ROW, path="slow", cause="it has to", remedy=Remedy("do not"))
+RUN_LOG = {"prefill": (), "decode": (f"Kernel Node={FIRST} fused", "[I:onnxruntime:, a.cc:1 Run] unpacked")}
+
+
+def of(*rows, run_log=RUN_LOG, **changes):
+    """Paths of the two products in prefill and decode."""
+    facts = mixed_facts()
+    session = facts.sessions[0].with_provider(GPU, kernels=rows)
+    return report_of(replace(facts, sessions=(replace(session, run_log=run_log, **changes),)), GPU_CHAIN)
+
+
+def paths(report):
+    return {(entry.phase, entry.node): (entry.path, entry.evidence_kind) for entry in report.kernel_paths}
+
+
+def test_a_line_about_a_node_is_about_no_other_node_and_no_other_phase():
+    found = paths(of(replace(ROW, log=r"Node=(?P<node>\S+) fused")))
+    assert found == {
+        ("prefill", FIRST): ("unknown", "none"),
+        ("prefill", LAST): ("unknown", "none"),
+        ("decode", FIRST): ("plain", "logged"),
+        ("decode", LAST): ("unknown", "none"),
+    }
+
+
+def test_a_line_without_a_node_must_be_in_a_captured_log():
+    row = replace(SLOW, log="unpacked")
+    found = paths(of(row, ROW))
+    assert found["decode", LAST] == ("slow", "logged") and found["prefill", LAST] == ("plain", "derived")
+    assert paths(of(row, ROW, run_log={}))["decode", LAST] == ("slow", "derived")
+
+
+def test_the_first_row_that_fits_decides():
+    report = of(replace(SLOW, when={"bits": (PRESENT,)}), replace(ROW, when={"prefix": ("lm",)}))
+    assert paths(report)["decode", LAST] == ("plain", "derived")
+    assert paths(report)["decode", FIRST] == ("unknown", "none")
+
+
+def test_an_unknown_kernel_may_be_slow():
+    report = of(replace(SLOW, when={"prefix": ("lm",)}))
+    assert exceeded_limits(report, Limits(max_slow_nodes=2)) == ()
+    (unknown,) = exceeded_limits(report, Limits(max_slow_nodes=1))
+    assert "cannot be confirmed in decode: the kernel is unknown for " in unknown and FIRST in unknown
+    (known,) = exceeded_limits(report, Limits(max_slow_nodes=0))
+    assert known == f"--max-slow-nodes 0: 1 node on a slow kernel path in decode: {LAST} (MatMul: slow)"
+    assert exceeded_limits(of(), Limits(max_slow_nodes=0)) == ()
+
+
+def test_the_cost_of_a_slow_path_is_its_share_of_the_node_time():
+    report = of(SLOW)
+    decode = report.phases[1]
+    whole = sum(node.host_us_per_run for node in decode.nodes)
+    for entry in report.kernel_paths:
+        if entry.phase == "decode":
+            assert entry.is_slow and entry.time_share == pytest.approx(entry.host_us_per_run / whole)
+
+
+@pytest.mark.parametrize("kernel", ["XQA", "FLASH_ATTENTION", "MATH"])
+def test_lines_about_attention_of_cuda(kernel):
+    """Seen in dry runs as H100: XQA in decode steps of a package of half precision."""
+    line = f"Operator=GroupQueryAttention Node={FIRST} DataType=fp16 SdpaKernel={kernel} EffectiveKvLengthBound=17"
+    rows = tuple(replace(row, operators=("MatMul",)) for row in known_providers()["cuda"].kernels)
+    path, kind = paths(of(*rows, run_log={"decode": (line,)}))["decode", FIRST]
+    assert (path, kind) == ({"XQA": "XQA", "FLASH_ATTENTION": "flash", "MATH": "unfused"}[kernel], "logged")
+
+
+def entry(name, ts, cat="Node", dur=1):
+    return f'{{"cat": "{cat}", "name": "{name}", "ts": {ts}, "dur": {dur}, "args": {{"op_name": "MatMul"}}}}'
+
+
+def test_programs_belong_to_the_execution_in_whose_order_they_are():
+    events = [
+        entry("model_run", 0, "Session", 10),
+        entry("a_kernel_time", 1),
+        entry("b_kernel_time", 2),
+        entry("model_run", 20, "Session", 10),
+        entry("a_kernel_time", 21),
+    ]
+    programs = ["a&MatMul&First", "a&MatMul&Second", "b&MatMul&Third", "a&MatMul&Fourth"]
+    text = ",".join((*events, *(entry(name, 0, "Api") for name in programs)))
+    found, _ = parse_profile(f"[{text}]", [("prefill", 1), ("decode", 1)])
+    assert [each.programs for each in found] == [("First", "Second"), ("Third",), ("Fourth",)]
+    text = ",".join((*events, entry("lost&MatMul&First", 0, "Api")))
+    found, _ = parse_profile(f"[{text}]", [("prefill", 1), ("decode", 1)])
+    assert {each.programs for each in found} == {()}, "lists that do not match name no program"
+
+
+def test_a_slow_row_has_a_cause_and_a_remedy():
+    with pytest.raises(ValueError, match="has a cause and a remedy"):
+        KernelRow(("MatMul",), "slow", "a test", cause="it has to")

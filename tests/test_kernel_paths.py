@@ -1,0 +1,227 @@
+"""Kernel paths on the CPU: each slow path with a control that its remedy gives, against ONNX Runtime's behaviour."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto
+
+import partita
+from partita import streams
+from tests import kernel_models as models
+
+Make = Callable[[Path], Path]
+DYNAMIC = partial(models.packed, constant=False)
+SLOW: dict[str, tuple[Make, Make, str]] = {
+    "g_idx": (partial(models.packed, order=True), models.packed, "unpacked weights"),
+    "float zero points": (
+        partial(models.packed, zeros="float"),
+        partial(models.packed, zeros="integer"),
+        "unpacked weights",
+    ),
+    "weight of the run": (DYNAMIC, models.packed, "unpacked weights"),
+    "8 bits, level 0": (partial(models.packed, bits=8, level=0), partial(models.packed, bits=8), "unpacked weights"),
+    "2 bits, no level": (
+        partial(models.packed, bits=2, level=None),
+        partial(models.packed, bits=2),
+        "unpacked weights",
+    ),
+    "2 bits, block 256": (
+        partial(models.packed, bits=2, block=256),
+        partial(models.packed, bits=2, block=128),
+        "unpacked weights",
+    ),
+    "4 bits, level 0": (partial(models.packed, level=0), models.packed, "packed weights, float32 products"),
+    "bitsandbytes": (models.bitsandbytes, models.packed, "dequantised weights"),
+    "experts": (partial(models.experts, level=None), models.experts, "float32 products"),
+    "dequantise": (
+        partial(models.dequantised, transposed=True),
+        partial(models.dequantised, transposed=False),
+        "dequantised weights",
+    ),
+    "whole cache": (models.standard, models.grouped, "naive, whole cache"),
+    "half precision": (
+        partial(models.chain, kind=models.HALF),
+        partial(models.chain, kind=models.FLOAT),
+        "16-bit values cast to float32",
+    ),
+}
+"""Name -> a model with a slow path, the model after its remedy, and the name of the path."""
+
+
+def placed(path: Path) -> Any:
+    return partita.place(str(path), "cpu", probe_seconds=0)
+
+
+def paths(report: Any) -> dict[str, str]:
+    """Operator -> path."""
+    return {entry.op_type: entry.path for entry in report.kernel_paths}
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_a_slow_path_and_its_remedy(name, tmp_path):
+    slow, control, path = SLOW[name]
+    report = placed(slow(tmp_path / "slow.onnx"))
+    found = [entry for entry in report.kernel_paths if entry.is_slow]
+    assert {entry.path for entry in found} == {path}
+    assert all(entry.cause and entry.remedy and entry.evidence for entry in found)
+    assert all(entry.time_share is not None and 0 <= entry.time_share <= 1 for entry in found)
+    assert {entry.evidence_kind for entry in found} == {"logged" if path == "unpacked weights" else "derived"}
+    after = placed(control(tmp_path / "control.onnx"))
+    assert not any(entry.is_slow for entry in after.kernel_paths), after.kernel_paths
+
+
+FORMS: list[dict[str, Any]] = [
+    {"bits": bits, "block": block, "level": level}
+    for bits, block, level in itertools.product((2, 4, 8), (16, 32, 256), (None, 4))
+]
+
+
+def test_rules_about_packed_weights_agree_with_the_log(tmp_path, monkeypatch):
+    """What is derived without a log is what ONNX Runtime logs, for every form of MatMulNBits that it opens."""
+    for form in FORMS:
+        path = models.packed(tmp_path / "form.onnx", **form)
+        logged = placed(path).kernel_paths
+        with monkeypatch.context() as patch:
+            patch.setattr(streams, "own_process", False)
+            derived = placed(path).kernel_paths
+        assert [entry.path for entry in logged] == [entry.path for entry in derived] != ["unknown"], form
+        assert {entry.evidence_kind for entry in derived} == {"derived"}
+        unpacked = form["level"] != 4 and form["bits"] != 4 or (form["bits"] == 2 and form["block"] in (16, 256))
+        assert (logged[0].path == "unpacked weights") is unpacked, form
+
+
+ATTENTION: dict[str, tuple[Make, str]] = {
+    "plain": (models.grouped, "flash"),
+    "one token": (partial(models.grouped, tokens=1, past=900, length=1024), "flash"),
+    "window": (partial(models.grouped, local_window_size=8), "flash"),
+    "bias": (partial(models.grouped, extra="bias"), "flash"),
+    "int8 cache": (partial(models.grouped, cache=TensorProto.INT8), "flash"),
+    "no softcap": (partial(models.grouped, softcap=0.0), "flash"),
+    "softcap": (partial(models.grouped, softcap=30.0), "naive"),
+    "smooth": (partial(models.grouped, smooth_softmax=1), "naive"),
+    "sink": (partial(models.grouped, extra="sink"), "naive"),
+    "half": (partial(models.grouped, kind=models.HALF), "naive"),
+    "heads": (models.multi_head, "flash"),
+    "heads, mask": (partial(models.multi_head, extra="mask"), "naive"),
+    "heads, bias": (partial(models.multi_head, extra="bias"), "naive"),
+    "heads, past": (partial(models.multi_head, extra="past"), "naive"),
+    "heads, causal": (partial(models.multi_head, unidirectional=1), "naive"),
+}
+FLASH_OFF = ("ORT_GQA_DISABLE_FLASH_ATTENTION", "ORT_DISABLE_FLASH_ATTENTION")
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_the_attention_path_is_the_one_that_can_be_switched_off(name, tmp_path, monkeypatch):
+    """Only nodes on the flash path compute something else when flash is switched off."""
+    make, path = ATTENTION[name]
+    file = make(tmp_path / "attention.onnx")
+    first = next(iter(paths(placed(file)).values()))
+    assert first == path
+    outputs = []
+    for off in ("0", "1"):
+        for variable in FLASH_OFF:
+            monkeypatch.setenv(variable, off)
+        outputs.append(opened(file).run(None, feeds(file))[0])
+    assert (first == "flash") is not np.array_equal(*outputs)
+
+
+@pytest.mark.parametrize("path", ["flash", "naive"])
+def test_the_chosen_path_is_reported(path, tmp_path):
+    options = {"cpu": {"attention": path}}
+    report = partita.place(
+        str(models.grouped(tmp_path / "attention.onnx")), "cpu", provider_options=options, probe_seconds=0
+    )
+    assert paths(report) == {"GroupQueryAttention": path}
+
+
+def test_layout_and_integer_products(tmp_path):
+    found = paths(placed(models.convolution(tmp_path / "conv.onnx")))
+    assert found == {"Conv": "NCHWc layout", "ReorderInput": "layout conversion", "ReorderOutput": "layout conversion"}
+    file = models.integers(tmp_path / "integers.onnx")
+    report = placed(file)
+    exact = opened(file).run(None, {"x": np.full((1, 64), 255, np.uint8)})[0][0, 0] == 64 * 255 * 127
+    unit = report.cpu[0].integer_unit
+    assert paths(report)["MatMulInteger"] == (f"int8 products ({unit})" if unit else "unknown")
+    assert not unit or exact
+
+
+def test_a_node_of_another_operator_has_no_path(tmp_path):
+    assert "Softmax" not in paths(placed(models.chain(tmp_path / "chain.onnx", kind=models.FLOAT)))
+
+
+# Time
+
+
+def opened(path: Path) -> Any:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+def feeds(path: Path) -> dict[str, Any]:
+    """Random inputs, which are the same in every call."""
+    rng = np.random.default_rng(0)
+    found = {}
+    for port in onnx.load(path).graph.input:
+        kind = port.type.tensor_type
+        shape = [size.dim_value for size in kind.shape.dim]
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
+        found[port.name] = (rng.standard_normal(shape) * (1 if dtype.kind == "f" else 9)).astype(dtype)
+    return found
+
+
+def ratio(slow: Path, fast: Path, rounds: int = 9, runs: int = 20) -> float:
+    """Median of the ratios of CPU times, taken in turns."""
+    sessions = [(opened(path), feeds(path)) for path in (slow, fast)]
+    found = []
+    for _ in range(rounds):
+        seconds = []
+        for session, values in sessions:
+            session.run(None, values)
+            began = time.process_time()
+            for _ in range(runs):
+                session.run(None, values)
+            seconds.append(time.process_time() - began)
+        found.append(seconds[0] / max(seconds[1], 1e-9))
+    return statistics.median(found)
+
+
+LARGE = {"size": 1024}
+SLOWER: dict[str, tuple[dict[str, Any], dict[str, Any], float]] = {
+    "8 bits, level 0": (LARGE, LARGE, 8),
+    "whole cache": ({"length": 4096}, {"length": 4096, "tokens": 1, "past": 15}, 2),
+    "g_idx": (LARGE, LARGE, 8),
+    "float zero points": (LARGE, LARGE, 8),
+    "2 bits, no level": (LARGE, LARGE, 8),
+    "2 bits, block 256": (LARGE, LARGE, 8),
+    "4 bits, level 0": (LARGE, LARGE, 1.5),
+    "bitsandbytes": (LARGE, LARGE, 4),
+    "experts": (LARGE, LARGE, 1.5),
+    "dequantise": (LARGE, LARGE, 4),
+    "weight of the run": (LARGE, LARGE, 8),
+}
+"""Slow path -> sizes of the slow model and of its control, and a margin below the measured ratio."""
+SAMPLE = ("8 bits, level 0", "whole cache")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="CPU time of a thread")
+@pytest.mark.parametrize(
+    "name", [name if name in SAMPLE else pytest.param(name, marks=pytest.mark.heavy) for name in SLOWER]
+)
+def test_a_slow_path_takes_longer(name, tmp_path):
+    slow, control, _ = SLOW[name]
+    sizes, of_control, margin = SLOWER[name]
+    found = ratio(slow(tmp_path / "slow.onnx", **sizes), control(tmp_path / "control.onnx", **of_control))
+    assert found > margin, f"{found:.2f} times the time"
