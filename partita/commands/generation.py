@@ -149,7 +149,11 @@ def print_notes(
     """Notes for the user before the first token."""
     print_target_notes(target)
     known = (*unused_provider_notes(target, model.chain), *map(idle, model.engine.opened.idle))
-    known += (*unverified_note(model.manifest.verification), *inference_notes(model.manifest))
+    known += (
+        *model.engine.opened.notes,
+        *unverified_note(model.manifest.verification),
+        *inference_notes(model.manifest),
+    )
     for line in filter(None, (*known, placeholder_note(options.package, ids), *notes)):
         print_note(line)
 

@@ -114,6 +114,11 @@ def _log_chain(target: Target, engine: Engine, manifest: Manifest) -> None:
     for entry in engine.opened.chain:
         if entry.status != "active":
             notes.append(not_used(entry.provider, entry))
-    notes += [*map(idle, engine.opened.idle), *unverified_note(manifest.verification), *inference_notes(manifest)]
+    notes += [
+        *engine.opened.notes,
+        *map(idle, engine.opened.idle),
+        *unverified_note(manifest.verification),
+        *inference_notes(manifest),
+    ]
     for line in notes:
         LOGGER.warning(line)

@@ -148,6 +148,8 @@ class Provider:
     """Option with node names, one per line, to leave to the CPU; empty if it has none."""
     budget_option: str = ""
     """Option with the memory budget of its nodes; empty if it has none."""
+    cache_option: str = ""
+    """Option with Partita's folder of compiled graphs (EPContext nodes); empty if it has none."""
     rank: int = 0
     """Priority in the default chain, the highest first; 0: used only when named."""
     options: tuple[Option, ...] = ()

@@ -360,7 +360,7 @@ def _notes(engine: Engine, manifest: Manifest) -> list[str]:
     """Notes on an opened package, for the operator."""
     opened, graph, lacks = engine.opened, manifest.graph, not_exported(manifest.source.unused)
     notes = [not_used(entry.provider, entry) for entry in opened.chain if entry.status != "active"]
-    notes += [*map(idle, opened.idle), *unverified_note(manifest.verification)]
+    notes += [*opened.notes, *map(idle, opened.idle), *unverified_note(manifest.verification)]
     if lacks:
         notes.append(f"not in the package: {lacks}")
     notes += inference_notes(manifest)

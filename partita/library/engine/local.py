@@ -106,6 +106,7 @@ class LocalEngine(Scheduler):
             idle=tuple(sorted({name for entry in graphs for name in idle_providers(entry.session, entry.model)})),
             load_seconds=sum(entry.session.load_seconds for entry in graphs),
             slots=self.slots,
+            notes=tuple(note for entry in graphs for note in entry.session.notes),
         )
 
     def report(self, request: ReportRequest) -> Report:

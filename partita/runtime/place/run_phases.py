@@ -155,6 +155,7 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: OpenOption
             interruptions=cut_short(error),
             notes=(
                 *model.notes,
+                *session.notes,
                 *not_run,
                 *failure_notes(len(steps), where.runs, error),
                 *(late_notes(len(steps), where.runs, where.run_seconds, left=ran.left) if ran.late else ()),
