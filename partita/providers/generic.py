@@ -21,7 +21,6 @@ OTHERS = (
     "DnnlExecutionProvider",
     "JsExecutionProvider",
     "NnapiExecutionProvider",
-    "NvTensorRTRTXExecutionProvider",
     "RknpuExecutionProvider",
     "VitisAIExecutionProvider",
     "VSINPUExecutionProvider",

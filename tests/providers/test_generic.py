@@ -82,7 +82,7 @@ def test_another_name_of_onnx_runtime_is_taken_as_it_is():
 
 def test_tensorrt_rtx_is_not_tensorrt():
     (provider,) = parse_chain("NvTensorRTRTXExecutionProvider")
-    assert provider.name == "nvtensorrtrtx"
+    assert provider.name == "tensorrt_rtx"
     assert parse_chain("nvtensorrtrtx") == (provider,)
     assert parse_chain("TensorrtExecutionProvider") == (known_providers()["tensorrt"],)
     with pytest.raises(UsageError, match="did you mean 'tensorrt'"):
