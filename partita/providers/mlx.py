@@ -3,6 +3,7 @@
 The wheel is for macOS 14 on Apple silicon and ONNX Runtime 1.31, and documents no options.
 """
 
+from partita.observations.log_pattern import LogPattern
 from partita.providers.base import OTHER_RUNTIME, Plugin, Provider
 from partita.remedies import Remedy
 
@@ -17,6 +18,7 @@ PROVIDER = Provider(
     preferred_attention="gqa",
     compiles=True,
     plugin=Plugin("onnxruntime-ep-mlx", "onnxruntime_ep_mlx", library_function="library_path", no_device=NO_GPU),
+    start_patterns=(LogPattern("version_mismatch", r"(?P<why>MLXExecutionProvider requires ONNX Runtime [^(]*)"),),
     remedies={
         "not_in_build": Remedy(
             "on macOS 14 with Apple silicon, install its plugin for onnxruntime",
