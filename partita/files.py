@@ -180,12 +180,17 @@ def profiles_folder() -> Path | None:
     given = os.environ.get(PROFILES_VARIABLE)
     if not given:
         return None
+    return usable_folder(given, PROFILES_VARIABLE)
+
+
+def usable_folder(given: str, setting: str) -> Path:
+    """A writable folder, created if needed. Raises UsageError, which names its setting."""
     folder = Path(given)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         why = "not a folder" if isinstance(error, FileExistsError | NotADirectoryError) else error.strerror
-        raise UsageError(f"{PROFILES_VARIABLE}={given}: {why}; name a folder for the profiles") from error
+        raise UsageError(f"{setting}={given}: {why}; name a writable folder") from error
     if not os.access(folder, os.W_OK):
-        raise UsageError(f"{PROFILES_VARIABLE}={given}: not writable; name another folder for the profiles")
+        raise UsageError(f"{setting}={given}: not writable; name a writable folder")
     return folder

@@ -22,6 +22,8 @@ from partita.providers.resolve import parse_chain
 from tests.conftest import Exported, TinyCheckpoint, require
 from tests.test_cli import child_environment
 
+NAMES_ENTRY = 'char text[] = "CreateEpFactories";\n'
+"""The name that every plugin library has; here nothing is exported under it."""
 ABORTS = "#include <stdlib.h>\n__attribute__((constructor)) static void boom(void) { abort(); }\n"
 FAULTS = "__attribute__((constructor)) static void boom(void) { *(volatile int *)0 = 1; }\n"
 HANGS = "#include <unistd.h>\n__attribute__((constructor)) static void wait(void) { sleep(60); }\n"
@@ -35,7 +37,7 @@ def package(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> Path:
 def library(folder: Path, source: str) -> Path:
     """A plugin library that never gets as far as offering a provider."""
     require("a C compiler", shutil.which("cc") is not None)
-    (folder / "it.c").write_text(source)
+    (folder / "it.c").write_text(source + NAMES_ENTRY)
     subprocess.run(["cc", "-shared", "-fPIC", "-o", "libit.so", "it.c"], cwd=folder, check=True)
     return folder / "libit.so"
 

@@ -137,7 +137,7 @@ def test_what_makes_no_sense_is_a_usage_error(exporting: Export, options: tuple[
 def test_a_plugin_library_is_tried_as_the_target(exporting: Export, tmp_path: Path) -> None:
     """One that is no plugin: the export says so of that very file, as every verb with the option does."""
     library = tmp_path / "libmine.so"
-    library.write_bytes(b"\x7fELF" + b"\0" * 60)
+    library.write_bytes(b"\x7fELF" + b"\0" * 60 + b"CreateEpFactories")
     refused(exporting("--target", "mine", "--provider-library", f"mine={library}"), 3, "--target mine", "libmine.so")
     refused(
         exporting("--target", "cpu", "--provider-library", f"mine={library}"), 2, "--provider-library", "mine", "cpu"

@@ -120,7 +120,7 @@ class Files:
 def make_files(folder: Path, package: Path, report: Path) -> Files:
     folder.mkdir()
     np.save(folder / "values.npy", np.ones((1, 4), np.float32))
-    (folder / "libmine.so").write_bytes(b"\x7fELF")
+    (folder / "libmine.so").write_bytes(b"\x7fELF CreateEpFactories")
     (folder / "settings.json").write_text("{}")
     return Files(
         folder,

@@ -105,6 +105,7 @@ RAISED_BY: dict[tuple[str, str], tuple[str, ...]] = {
     ("providers.qnn", "--provider-option"): (*RUN, "evaluate", "export"),
     ("providers.resolve", "--provider"): (*RUN, "evaluate"),
     ("providers.tensorrt", "--provider"): (*RUN, "evaluate"),
+    ("providers.tensorrt_rtx", "--provider"): (*RUN, "evaluate"),
     ("runtime.chain.advice", "--provider"): (*RUN, "evaluate"),
     ("runtime.generate.checks", "--max-length"): RUN,
     ("runtime.place.inputs", "--shape"): ("place",),

@@ -23,7 +23,7 @@ from partita.errors import PartitaError
 from partita.foreign import ports, shapes
 from partita.foreign.folder import Choice, open_folder
 from partita.library.engine import remote
-from partita.providers import cuda, directml, migraphx, qnn, start, tensorrt
+from partita.providers import cuda, directml, migraphx, mlx, qnn, start, tensorrt, tensorrt_rtx
 from partita.providers.cuda_dry_run import devices
 from partita.providers.resolve import parse_chain
 from partita.remedies import Remedy
@@ -266,9 +266,13 @@ NOT_HERE: dict[Remedy, NotHere] = {
         "an NVIDIA GPU with an old driver", "cuda", "CUDA driver version is insufficient for CUDA runtime version"
     ),
     tensorrt.TENSORRT: NotHere("TensorRT, and an NVIDIA GPU", "tensorrt", ABSENT.format("libnvinfer.so.10")),
+    tensorrt_rtx.AGAIN: NotHere(
+        "an NVIDIA GPU and a damaged wheel", "tensorrt_rtx", ABSENT.format("libtensorrt_rtx.so.1")
+    ),
     directml.NO_GPU: NotHere("Windows", "directml", "No GPUs or NPUs detected."),
     migraphx.ROCM: NotHere("an AMD GPU with ROCm", "migraphx", ABSENT.format("libmigraphx_c.so.3")),
     migraphx.NO_GPU: NotHere("an AMD GPU", "migraphx", "No devices found for EP 'MIGraphXExecutionProvider'"),
+    mlx.NO_GPU: NotHere("a Mac with Apple silicon", "mlx", "No devices found for EP 'MLXExecutionProvider'"),
     qnn.NO_DEVICE: NotHere("a Qualcomm NPU", "qnn", "No devices found for EP 'QNNExecutionProvider'"),
     start.REMEDIES["device_missing"]: NotHere(
         "a device of another maker's plugin library", "vitisai", "No devices found for EP 'VitisAIExecutionProvider'"

@@ -33,6 +33,7 @@ def opened_notes(target: Target, opened: OpenedPackage, manifest: Manifest) -> t
     )
     return (
         *unused,
+        *opened.notes,
         *map(idle, opened.idle_providers),
         *unverified_note(manifest.verification),
         *inference_notes(manifest),

@@ -77,7 +77,7 @@ class Plugin:
     wheel: str
     """Distribution name, e.g. onnxruntime-qnn."""
     module: str
-    """Module to import, e.g. onnxruntime_qnn; its `get_library_path()` names the library."""
+    """Module to import, e.g. onnxruntime_qnn."""
     path_options: tuple[tuple[str, str], ...] = ()
     """Provider options whose default is a path from the module: (option, function that returns the path)."""
     default_options: tuple[tuple[str, str], ...] = ()
@@ -86,6 +86,8 @@ class Plugin:
     """Options that replace `path_options`: if the user sets one of them, no path is added."""
     ignores: tuple[str, ...] = ()
     """Options that the built-in provider accepts and this plugin ignores with a warning."""
+    library_function: str = "get_library_path"
+    """Function of the module that returns the path of its library."""
     no_device: Remedy | None = None
     """Remedy if the plugin offers no device; None: the provider's remedy for device_missing."""
     offered_devices: str = ""
@@ -149,6 +151,8 @@ class Provider:
     """Option with node names, one per line, to leave to the CPU; empty if it has none."""
     budget_option: str = ""
     """Option with the memory budget of its nodes; empty if it has none."""
+    cache_option: str = ""
+    """Option with Partita's folder of compiled graphs (EPContext nodes); empty if it has none."""
     rank: int = 0
     """Priority in the default chain, the highest first; 0: used only when named."""
     options: tuple[Option, ...] = ()

@@ -5,6 +5,7 @@ Their options are passed on unchecked.
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +22,6 @@ OTHERS = (
     "DnnlExecutionProvider",
     "JsExecutionProvider",
     "NnapiExecutionProvider",
-    "NvTensorRTRTXExecutionProvider",
     "RknpuExecutionProvider",
     "VitisAIExecutionProvider",
     "VSINPUExecutionProvider",
@@ -41,6 +41,8 @@ MAGIC: dict[str, tuple[bytes, ...]] = {
     "a Windows library": (b"MZ",),
 }
 """First bytes of shared libraries."""
+ENTRY_POINT = b"CreateEpFactories"
+"""The function that ONNX Runtime calls in a plugin library."""
 
 
 def generic_provider(ort_name: str, library: Path | None = None) -> Provider:
@@ -123,4 +125,10 @@ def _check_library(path: Path, argument: str = "provider_libraries") -> Path:
     if not any(start.startswith(magic) for magics in MAGIC.values() for magic in magics):
         shown = f"begins with the bytes {start.hex(' ')}" if start else "is empty"
         raise UsageError(f"`{argument}`: {path} is not a shared library: it {shown}")
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        if content.find(ENTRY_POINT) < 0:  # checked here because loading it runs its code
+            raise UsageError(
+                f"`{argument}`: {path} is not a provider plugin: it has no {ENTRY_POINT.decode()}; give the plugin's "
+                "library"
+            )
     return path.resolve()

@@ -70,4 +70,4 @@ def _query_module(plugin: Plugin) -> tuple[Path, dict[str, str]]:
     """Library path and path options from the plugin's module."""
     module = importlib.import_module(plugin.module)
     options = {option: str(getattr(module, function)()) for option, function in plugin.path_options}
-    return Path(str(module.get_library_path())), {**dict(plugin.default_options), **options}
+    return Path(str(getattr(module, plugin.library_function)())), {**dict(plugin.default_options), **options}

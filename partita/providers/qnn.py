@@ -44,6 +44,7 @@ PROVIDER = Provider(
     device_memory="Cpu",
     preferred_attention="primitives",
     compiles=True,
+    cache_option="cache_dir",
     why_patterns=(
         UNIT + r"(?!Failed to add node)(?P<why>[^\n]+)",
         r"(?P<why>QNN\.\w+\(\) failed for node `(?P<node>[^`]+)` of type `[^`]+` with error code \d+)",
@@ -65,6 +66,7 @@ PROVIDER = Provider(
             "kind of backend; excludes backend_path",
             ("cpu", "gpu", "htp", "saver", "ir"),
         ),
+        Option("cache_dir", "path", "", "folder that keeps compiled graphs", partita_option=True),
         Option("htp_performance_mode", "choice", "default", "trade-off of speed and power on the NPU", MODES),
         Option(
             "htp_graph_finalization_optimization_mode",

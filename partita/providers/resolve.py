@@ -80,6 +80,11 @@ class Resolution:
         name = self.provider.budget_option
         return f"{self.provider.name}.{name}={self.options[name]}" if name and name in self.options else ""
 
+    @property
+    def cache_folder(self) -> str:
+        """The user's folder of compiled graphs; empty if there is none."""
+        return self.options.get(self.provider.cache_option, "")
+
     def _of_session(self) -> dict[str, Option]:
         return {option.name: option for option in self.provider.options if option.session_key}
 

@@ -19,11 +19,11 @@ from partita.library.engine.speculation import NO_SPECULATION
 from partita.library.generation import Generation
 from partita.providers.resolve import parse_chain
 from tests.conftest import REPOSITORY, require
+from tests.test_crashes import ABORTS, NAMES_ENTRY
 
 PROMPT = [5, 6, 7]
 SECONDS = 60.0
 """Longest wait for what takes a moment."""
-ABORTS = "#include <stdlib.h>\n__attribute__((constructor)) static void boom(void) { abort(); }\n"
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def press_ctrl_c(*_: object) -> None:
 
 def test_a_crash_is_a_provider_error_and_this_process_goes_on(package, tmp_path):
     require("a C compiler", shutil.which("cc") is not None)
-    (tmp_path / "it.c").write_text(ABORTS)
+    (tmp_path / "it.c").write_text(ABORTS + NAMES_ENTRY)
     subprocess.run(["cc", "-shared", "-fPIC", "-o", "libit.so", "it.c"], cwd=tmp_path, check=True)
     libraries = {"mine": tmp_path / "libit.so"}
     with pytest.raises(partita.ProviderError, match="mine: initialisation_failed.*SIGABRT"):

@@ -229,7 +229,7 @@ def test_a_file_in_place_of_the_folder_of_profiles_is_an_error_before_the_run(pa
     (tmp_path / "profiles").write_text("")
     monkeypatch.setenv("PARTITA_PROFILES", str(tmp_path / "profiles"))
     for process in ("this", "child"):
-        with pytest.raises(UsageError, match="profiles: not a folder; name a folder for the profiles"):
+        with pytest.raises(UsageError, match="profiles: not a folder; name a writable folder"):
             partita.load(package, providers="cpu", process=process)
 
 

@@ -11,6 +11,7 @@ from partita.errors import UsageError
 from partita.providers.generic import generic_provider, parse_libraries, split_libraries
 from partita.providers.resolve import all_names, known_providers, parse_chain, resolve
 from tests.conftest import require
+from tests.test_crashes import NAMES_ENTRY
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +19,7 @@ def library(tmp_path_factory):
     """A real, empty shared library."""
     require("a C compiler", shutil.which("cc") is not None)
     folder = tmp_path_factory.mktemp("library")
-    (folder / "empty.c").write_text("int nothing(void) { return 0; }\n")
+    (folder / "empty.c").write_text(NAMES_ENTRY)
     subprocess.run(["cc", "-shared", "-fPIC", "-o", "libempty.so", "empty.c"], cwd=folder, check=True)
     return folder / "libempty.so"
 
@@ -53,11 +54,13 @@ def test_a_library_under_a_known_name_keeps_its_options_and_takes_its_place(libr
         (lambda folder: f"x={folder / 'none.so'}", "does not exist"),
         (lambda folder: f"x={folder / 'text.so'}", "not a shared library: it begins with the bytes 23 20"),
         (lambda folder: f"x={folder / 'empty.so'}", "not a shared library: it is empty"),
+        (lambda folder: f"x={folder / 'other.so'}", "not a provider plugin: it has no CreateEpFactories"),
     ],
 )
 def test_a_library_that_is_none_is_a_usage_error(tmp_path, make, says):
     (tmp_path / "text.so").write_text("# not a library\n")
     (tmp_path / "empty.so").touch()
+    (tmp_path / "other.so").write_bytes(b"\x7fELF" + bytes(60))
     with pytest.raises(UsageError, match=says) as caught:
         parse_libraries(split_libraries([make(tmp_path)]), all_names())
     assert "\n" not in str(caught.value)
@@ -82,7 +85,7 @@ def test_another_name_of_onnx_runtime_is_taken_as_it_is():
 
 def test_tensorrt_rtx_is_not_tensorrt():
     (provider,) = parse_chain("NvTensorRTRTXExecutionProvider")
-    assert provider.name == "nvtensorrtrtx"
+    assert provider.name == "tensorrt_rtx"
     assert parse_chain("nvtensorrtrtx") == (provider,)
     assert parse_chain("TensorrtExecutionProvider") == (known_providers()["tensorrt"],)
     with pytest.raises(UsageError, match="did you mean 'tensorrt'"):

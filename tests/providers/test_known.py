@@ -21,6 +21,8 @@ NAMES = {
     "coreml": "CoreMLExecutionProvider",
     "directml": "DmlExecutionProvider",
     "migraphx": "MIGraphXExecutionProvider",
+    "mlx": "MLXExecutionProvider",
+    "tensorrt_rtx": "NvTensorRTRTXExecutionProvider",
 }
 
 
@@ -50,7 +52,9 @@ def test_codes_of_patterns_and_remedies_are_in_the_vocabulary(name):
 
 def test_providers_that_compile_for_long_or_emulate_are_never_chosen_by_themselves():
     ranks = {name: provider.rank for name, provider in known_providers().items()}
-    assert {name for name, rank in ranks.items() if rank == 0} == {"tensorrt", "qnn", "coreml", "migraphx"}
+    assert {name for name, rank in ranks.items() if rank == 0} == {
+        *("tensorrt", "tensorrt_rtx", "qnn", "coreml", "migraphx", "mlx")
+    }
     assert max(ranks, key=lambda name: ranks[name]) == "cuda"
     assert sorted(rank for rank in ranks.values() if rank)[0] == ranks["cpu"] == 1
 

@@ -48,6 +48,8 @@ class OpenedPackage:
     load_seconds: float
     slots: int
     """Rows of the batch."""
+    notes: tuple[str, ...] = ()
+    """Notes on the opening of its graphs."""
 
 
 @dataclass(frozen=True, slots=True)

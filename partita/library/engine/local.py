@@ -105,6 +105,7 @@ class LocalEngine(Scheduler):
             ),
             load_seconds=sum(entry.session.load_seconds for entry in graphs),
             slots=self.slots,
+            notes=tuple(note for entry in graphs for note in entry.session.notes),
         )
 
     def report(self, request: ReportRequest) -> Report:

@@ -2,4 +2,5 @@
 
 from partita.partition_reports.render.show import Views
 
-VIEWS = Views(None, modules={name: f"{__name__}.{name}" for name in ("brief", "html", "markdown", "text")})
+OWN = {name: f"{__name__}.{name}" for name in ("brief", "html", "markdown", "text")}
+VIEWS = Views(None, modules={**OWN, "model-explorer": f"{__name__}.model_explorer"})

@@ -24,6 +24,7 @@ from partita.providers.resolve import Resolution
 from partita.providers.start import explain
 from partita.remedies import Remedy
 from partita.runtime.chain.advice import ALLOW_CPU, export_again_for, rows_of
+from partita.runtime.chain.compiled_graphs import open_compiled
 from partita.runtime.chain.pins import Pin, check_pins, pinned_opening
 from partita.runtime.chain.provider_state import (
     active_of,
@@ -106,7 +107,9 @@ def open_session(
         prepared, cpu = set_up(path, active, opening, attention)
         before = memory_before(active)
         try:
-            session = _open_quiet(path, active, replace(prepared, strict=CPU not in ort_names(active)))
+            strict = replace(prepared, strict=CPU not in ort_names(active))
+            compiled, notes = open_compiled(path, active, strict)
+            session = compiled or _open_quiet(path, active, strict)
         except NativeFailureError as failure:
             if STRICT in str(failure):
                 raise _refusal(path, chain, opening, failure) from failure.error
@@ -124,7 +127,7 @@ def open_session(
             if not active_of(chain):
                 raise _start_refused(path, chain) from failure.error
             continue
-        session.cpu, session.later = cpu, into_huge_pages(before)
+        session.cpu, session.later, session.notes = cpu, into_huge_pages(before), notes
         session.load_seconds = time.perf_counter() - began
         try:
             session.resolutions = settle(chain, session)

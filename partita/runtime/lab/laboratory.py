@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, get_args
 
@@ -23,11 +23,11 @@ from partita.files import replace as replace_file
 from partita.observations.facts import FAILED, Outcome
 from partita.observations.native_text import FULL, cut
 from partita.providers.cuda_dry_run.devices import PREFIX
-from partita.providers.resolve import Resolution, known_providers
+from partita.providers.resolve import Resolution
 from partita.runtime.chain.provider_check import PROBE_MODEL
 from partita.runtime.lab.placement import Instead, Placement
 from partita.runtime.lab.variant import zeros_needed
-from partita.runtime.ort.registry import ep_devices, hardware, ort_build
+from partita.runtime.ort.registry import provider_identity
 from partita.runtime.worker.parent import Worker, WorkerLostError
 
 if TYPE_CHECKING:
@@ -351,31 +351,6 @@ def cache_for(resolution: Resolution, environment: Mapping[str, str] | None = No
     folder = cache_folder(KIND)
     if folder is None:
         return Cache(None)
-    text = json.dumps(_identity(resolution, os.environ if environment is None else environment), sort_keys=True)
+    identity = provider_identity(resolution, os.environ if environment is None else environment)
+    text = json.dumps({"format": FORMAT, **identity}, sort_keys=True)
     return Cache(folder / f"{resolution.provider.name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json")
-
-
-def _identity(resolution: Resolution, environment: Mapping[str, str]) -> Mapping[str, Any]:
-    """Everything besides the model that an answer may depend on."""
-    chosen = {name for entry in known_providers().values() for name in entry.variables}
-    return {
-        "format": FORMAT,
-        "build": asdict(ort_build()),
-        "provider": resolution.provider.ort_name,
-        "options": resolution.provider_options,
-        "library": _stamp(resolution.library),
-        "devices": [asdict(entry) for entry in ep_devices()],
-        "hardware": [list(entry) for entry in hardware()],
-        "variables": {name: value for name, value in environment.items() if name in chosen or name.startswith(PREFIX)},
-    }
-
-
-def _stamp(library: Path | None) -> list[Any]:
-    """Path, size and modification time of a plugin library."""
-    if library is None:
-        return []
-    try:
-        status = library.stat()
-    except OSError:
-        return [str(library)]
-    return [str(library), status.st_size, status.st_mtime_ns]

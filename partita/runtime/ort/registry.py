@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +21,8 @@ import onnxruntime as ort
 
 from partita import process
 from partita.observations.names import CPU
+from partita.providers.cuda_dry_run.devices import PREFIX
+from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.ort.native_log import captured_output
 from partita.runtime.worker.parent import Worker
 
@@ -131,6 +133,30 @@ def all_operator_schemas() -> tuple[Any, ...]:
     """Schemas of every operator of this build, including its own domains; empty if it cannot list them."""
     listing = getattr(NATIVE, "get_all_operator_schema", None)
     return tuple(listing()) if listing else ()
+
+
+def provider_identity(resolution: Resolution, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Everything besides the model that the behaviour of a provider may depend on."""
+    chosen = {name for entry in known_providers().values() for name in entry.variables}
+    options = resolution.provider_options
+    return {
+        "build": asdict(ort_build()),
+        "provider": resolution.provider.ort_name,
+        "options": options,
+        "libraries": [_stamp(path) for path in (resolution.library, *map(Path, options.values())) if path is not None],
+        "devices": [asdict(entry) for entry in ep_devices()],
+        "hardware": [list(entry) for entry in hardware()],
+        "variables": {name: value for name, value in environment.items() if name in chosen or name.startswith(PREFIX)},
+    }
+
+
+def _stamp(path: Path) -> list[Any]:
+    """Path, size and modification time of a file; only the text if it is no path of a file."""
+    try:
+        status = path.stat()
+    except (OSError, ValueError):
+        return [str(path)]
+    return [str(path), status.st_size, status.st_mtime_ns]
 
 
 def preload_libraries() -> None:

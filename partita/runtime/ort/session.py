@@ -42,6 +42,8 @@ from partita.signals import hold_signals
 
 VERBOSE, INFO, WARNING = 0, 1, 2
 WEIGHTS_FILE = "weights.data"
+EP_CONTEXT = "EPContext"
+"""Operator of a compiled subgraph in a file."""
 SMALL_BYTES = 1024
 """Maximum bytes of constants kept inside the file of an optimised graph."""
 
@@ -120,6 +122,8 @@ class Session:
         self.registered: tuple[str, ...] = tuple(native.get_providers())
         self.pins: dict[str, str] = {}
         """Pinned nodes and their pins as the user wrote them; set by `chain`."""
+        self.notes: tuple[str, ...] = ()
+        """Notes on the opening; set by `chain`."""
         self.cpu: CpuSession | None = None
         """Settings of the CPU provider; set by `chain`."""
         self.later: Callable[[], int] | None = None
@@ -243,6 +247,20 @@ class Session:
         ONNX Runtime 1.27 omits nodes of a provider that prefers the NHWC layout (WebGPU).
         """
         return self._assigned
+
+    def present_as(
+        self, path: Path, opening: Opening, subgraphs: Mapping[str, Sequence[AssignedNode]], log: Sequence[str]
+    ) -> None:
+        """Present a session of a compiled graph as one of the graph `path` that it was compiled from.
+
+        `subgraphs`: nodes in each EPContext node, by its name. `log`: log of the session that compiled them.
+        """
+        self.path, self.opening, self.log = path, opening, (*log, *self.log)
+        self._assigned = tuple(
+            replace(inner, provider=node.provider, subgraph=node.subgraph)
+            for node in self._assigned or ()
+            for inner in (subgraphs[node.name] if node.op_type == EP_CONTEXT else (node,))
+        )
 
     def binding(self) -> Binding:
         """A new, empty binding of inputs and outputs to buffers."""

@@ -178,6 +178,7 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: OpenOption
             interruptions=cut_short(error),
             notes=(
                 *model.notes,
+                *session.notes,
                 *not_run,
                 *failure_notes(len(steps), where.runs, error),
                 *(

@@ -27,6 +27,7 @@ from partita.runtime.chain.provider_check import (
 )
 from partita.runtime.ort.registry import available_ort_names
 from tests.conftest import require
+from tests.test_crashes import NAMES_ENTRY
 
 CRASHES = {
     "abort": (
@@ -44,7 +45,7 @@ CRASHES = {
 def compiled(folder: Path, source: str) -> Path:
     """A shared library made of `source`."""
     require("a C compiler", shutil.which("cc") is not None)
-    (folder / "it.c").write_text(source)
+    (folder / "it.c").write_text(f"{source}\n{NAMES_ENTRY}")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", "libit.so", "it.c"], cwd=folder, check=True)
     return folder / "libit.so"
 
@@ -94,7 +95,7 @@ def test_a_library_that_ends_its_process_is_a_finding(kind, tmp_path):
 def test_a_library_that_is_no_plugin_or_lacks_a_library_is_explained_in_the_loaders_words(tmp_path):
     needed = compiled(tmp_path, "int needed(void) { return 0; }")
     needed = needed.rename(tmp_path / "libneeded_by_it.so")
-    (tmp_path / "user.c").write_text("int needed(void); int user(void) { return needed(); }\n")
+    (tmp_path / "user.c").write_text("int needed(void); int user(void) { return needed(); }\n" + NAMES_ENTRY)
     command = ["cc", "-shared", "-fPIC", "-o", "libuser.so", "user.c", "-L.", "-lneeded_by_it"]
     subprocess.run(command, cwd=tmp_path, check=True)
     needed.unlink()

@@ -66,6 +66,7 @@ def run_facts(
         finish_detail=finish_detail,
         notes=(
             *notes,
+            *(note for entry in runner.graphs for note in entry.session.notes),
             *_open_notes(runner.recorder),
             *_prompt_notes(runner),
             *_earlier_notes(seen),
