@@ -18,7 +18,7 @@ import pytest
 from onnx import TensorProto
 
 import partita
-from partita import streams
+from partita import process
 from tests import kernel_models as models
 
 Make = Callable[[Path], Path]
@@ -94,7 +94,7 @@ def test_rules_about_packed_weights_agree_with_the_log(tmp_path, monkeypatch):
         path = models.packed(tmp_path / "form.onnx", **form)
         logged = placed(path).kernel_paths
         with monkeypatch.context() as patch:
-            patch.setattr(streams, "own_process", False)
+            patch.setattr(process, "own_process", False)
             derived = placed(path).kernel_paths
         assert [entry.path for entry in logged] == [entry.path for entry in derived] != ["unknown"], form
         assert {entry.evidence_kind for entry in derived} == {"derived"}

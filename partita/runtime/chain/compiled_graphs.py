@@ -18,7 +18,7 @@ from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from partita import streams
+from partita import process
 from partita.diagnosis.compiled_subgraphs import compiled_subgraphs
 from partita.files import usable_folder
 from partita.observations.facts import AssignedNode
@@ -95,7 +95,7 @@ def _key(path: Path, active: Sequence[Resolution], opening: Opening) -> str:
         "graph": hashlib.sha256(graph).hexdigest(),
         "weights": {name: sha256_of(home / name) for name in weights},
         "providers": [provider_identity(entry, os.environ) for entry in active],
-        "session": [dict(opening.config), opening.optimise, streams.own_process],
+        "session": [dict(opening.config), opening.optimise, process.own_process],
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 

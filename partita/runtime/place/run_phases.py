@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from partita import dtypes, process, streams
+from partita import dtypes, process
 from partita.errors import GenerationError, PartitaError, ProviderError, ResourceError
 from partita.observations.facts import PortFact, RunFacts, SessionFacts, StepFact
 from partita.observations.names import RUN
@@ -127,7 +127,7 @@ def printed_kernels(chain: Sequence[Provider]) -> Iterator[None]:
     if not names or not process.own_process or threading.current_thread() is not threading.main_thread():
         yield
         return
-    with captured_output((streams.STDOUT,)):
+    with captured_output((process.STDOUT,)):
         os.environ.update(dict.fromkeys(names, "1"))
         try:
             yield
