@@ -6,7 +6,7 @@ A foreign folder has no reference logits; they are computed with the source mode
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,19 +42,31 @@ def verify_with(
     on_chain: Callable[[Sequence[Resolution]], object] = len,
     audience: Audience = QUIET,
 ) -> Verification:
-    """Replay the reference logits of a package, or compare a foreign folder with `reference`.
+    """Replay the reference logits of a package, or those of `reference`, the source model of a foreign folder.
 
-    The files have been checked. `on_chain` is called with the state of the chain. Raises PackageError for a foreign
-    folder without a reference, and the errors of `verify_against`.
+    The files have been checked. `reference`: a folder or a hub id; it runs on a prompt first. `on_chain` is called with
+    the state of the chain. No tolerance applies to quantised weights of a foreign folder: the detail then has the
+    largest error, and the status is unverified. Raises PackageError for a foreign folder without a reference,
+    UsageError for a package with one, CheckpointError, InstallationError without torch, and the errors of a replay.
     """
-    if reference is not None:
-        return verify_against(folder, manifest, reference, target, on_chain=on_chain, audience=audience)
-    if manifest.foreign is not None:
+    if reference is None and manifest.foreign is not None:
         raise PackageError(
             f"{folder}: Partita did not export it, so it has no known answer", remedy=COMPARE.filled(folder=folder)
         )
-    with _explained(audience):
-        return replay(folder, target.chain, on_chain=on_chain, **_opening(manifest, target))
+    with ExitStack() as opened:
+        answers = None if reference is None else opened.enter_context(_answers(folder, manifest, reference, audience))
+        opened.enter_context(_explained(audience))
+        found = replay(folder, target.chain, on_chain=on_chain, answers=answers, **_opening(manifest, target))
+    bits = None if reference is None else precision(manifest.graph.precision).bits
+    if bits is None:
+        return found
+    equal = sum(step.tokens_equal for step in found.steps)
+    largest = max((step.max_rel_error for step in found.steps), default=0.0)
+    detail = (
+        f"no verdict: its weights are quantised to {bits} bits, so it differs from its reference; largest "
+        f"relative error {largest:.2e}, greedy tokens equal in {equal} of {len(found.steps)} steps"
+    )
+    return found.model_copy(update={"status": "unverified", "detail": detail, "tolerance": None})
 
 
 def evaluate(
@@ -89,21 +101,9 @@ def _explained(audience: Audience) -> Iterator[None]:
         raise package_refused(error, audience=audience) from error
 
 
-def verify_against(
-    folder: Path,
-    manifest: Manifest,
-    reference: str,
-    target: Target,
-    *,
-    on_chain: Callable[[Sequence[Resolution]], object] = len,
-    audience: Audience = QUIET,
-) -> Verification:
-    """Run the source model `reference`, a folder or a hub id, on a prompt, and replay the result on the folder's graph.
-
-    No tolerance applies to quantised weights: the detail then has the largest error, and the status is unverified.
-    Raises UsageError for a package, which contains its reference logits, CheckpointError, InstallationError without
-    torch, and the errors of a replay.
-    """
+@contextmanager
+def _answers(folder: Path, manifest: Manifest, reference: str, audience: Audience) -> Iterator[Path]:
+    """A folder with the reference logits of a foreign folder's source model, which runs on a prompt."""
     if manifest.foreign is None:
         raise UsageError(f"`reference` is for foreign folders; {folder} has its own known answer")
     try:
@@ -116,23 +116,13 @@ def verify_against(
     checkpoint = open_checkpoint(reference)
     _check_model(folder, manifest, checkpoint)
     graph = manifest.graph
-    with temporary_directory() as made, audience.busy("running the source model"):
+    with temporary_directory() as made:
         scratch = Path(made)
-        known_answer.check_memory(memory_map.resident_parameters(checkpoint.tensors, scratch), graph.cache_bytes)
-        answer = known_answer.compute(checkpoint, graph.vocab_size, graph.max_length, scratch=scratch)
-        known_answer.save(answer, scratch)
-        with _explained(audience):
-            found = replay(folder, target.chain, on_chain=on_chain, answers=scratch, **_opening(manifest, target))
-    bits = precision(graph.precision).bits
-    if bits is None:
-        return found
-    equal = sum(step.tokens_equal for step in found.steps)
-    largest = max((step.max_rel_error for step in found.steps), default=0.0)
-    detail = (
-        f"no verdict: its weights are quantised to {bits} bits, so it differs from its reference; largest "
-        f"relative error {largest:.2e}, greedy tokens equal in {equal} of {len(found.steps)} steps"
-    )
-    return found.model_copy(update={"status": "unverified", "detail": detail, "tolerance": None})
+        with audience.busy("running the source model"):
+            known_answer.check_memory(memory_map.resident_parameters(checkpoint.tensors, scratch), graph.cache_bytes)
+            answer = known_answer.compute(checkpoint, graph.vocab_size, graph.max_length, scratch=scratch)
+            known_answer.save(answer, scratch)
+        yield scratch
 
 
 def _check_model(folder: Path, manifest: Manifest, checkpoint: Checkpoint) -> None:

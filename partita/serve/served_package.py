@@ -25,7 +25,7 @@ from partita.library.engine.speculation import NO_SPECULATION, Speculation, chec
 from partita.library.loading import in_child, open_engine
 from partita.library.notes import opened_notes
 from partita.library.run_report import limits_error
-from partita.library.sampling import suggestion
+from partita.library.sampling import Suggestion, suggestion
 from partita.observations.text_format import plural
 from partita.options.groups import Process
 from partita.options.sampling import Sampling
@@ -37,7 +37,6 @@ from partita.runtime.generate.prefix_file import read_content
 from partita.runtime.generate.text.tokens import Text, load_text, stop_token_ids
 from partita.runtime.time_limit import LateError, in_time
 from partita.serve.metrics import Metrics, Timing, TokenMetrics
-from partita.serve.prompts import DEFAULTS, Reading
 
 Deliver = Callable[[RequestOutput, PartitaError | None], object]
 """Called in the event loop with each piece of a request, and with its error."""
@@ -52,6 +51,24 @@ READ_SECONDS = 120.0
 """Maximum seconds for tokenizing the prompts of one request; a slower server counts as down."""
 END_SECONDS = 5.0
 """Seconds for the last step; Python cannot stop native code."""
+
+
+DEFAULTS = Suggestion(temperature=1.0)
+"""OpenAI's defaults: sample from the unmodified distribution."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Properties of a package for parsing request bodies."""
+
+    text: Text
+    max_length: int
+    vocab_size: int
+    stop_ids: frozenset[int]
+    chats: bool
+    """Whether the package has a chat template."""
+    suggests: Suggestion = DEFAULTS
+    """Sampling options that a request does not set."""
 
 
 class Delivery(NamedTuple):
