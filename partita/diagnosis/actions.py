@@ -146,7 +146,7 @@ def _is_applicable(package: PackageFacts | None, step: Step, preferred: str, unp
     return unprobed or not step.probes
 
 
-def _fill(situation: Situation, preferred: str, step: Step, *, now: str = "", known: Known = "informs") -> Action:
+def _fill(situation: Situation, preferred: str, step: Step, *, now: str, known: Known) -> Action:
     """The step with its placeholders filled. `now`: the new value in an experiment."""
     provider, package = provider_name(preferred), situation.package
     source = package.checkpoint if package is not None and "/" in package.checkpoint else ""
@@ -163,19 +163,9 @@ def _fill(situation: Situation, preferred: str, step: Step, *, now: str = "", kn
         "same_precision": each("--precision", [package.precision] if package and package.precision in KEPT else []),
         "libraries": each("--provider-library", situation.libraries),
     }
-    action = _written(step, blanks)
-    remedy = replace(action.remedy, text=action.remedy.text + SUFFIXES[known].format(provider=provider))
-    return replace(action, remedy=remedy, known=known)
-
-
-def _written(step: Step, blanks: Mapping[str, object]) -> Action:
-    """The action of a step with its placeholders filled."""
-    return Action(step.title.format(**blanks), step.remedy.filled(**blanks), step.exports, step.chooses_lowering)
-
-
-def steps_for_provider(situation: Situation, code: str | None, provider: str) -> Sequence[Action]:
-    """The steps of a reason for which `provider` (ONNX Runtime's name) is unavailable."""
-    return steps_for(situation, code or "", provider)
+    remedy = step.remedy.filled(**blanks)
+    remedy = replace(remedy, text=remedy.text + SUFFIXES[known].format(provider=provider))
+    return Action(step.title.format(**blanks), remedy, step.exports, step.chooses_lowering, known)
 
 
 def provider_name(provider: str) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from partita.diagnosis import naming
 from partita.diagnosis.graphs import MEMCPY_OPS
-from partita.observations.facts import AssignedNode, GraphNode, SessionFacts
+from partita.observations.facts import AssignedNode, SessionFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,21 +62,34 @@ def split_list(facts: SessionFacts, main: MainGraph, named: KnownNames) -> NodeL
     if not (main.has_subgraphs if facts.optimised is None else any(node.subgraph_nodes for node in facts.optimised)):
         return NodeList(listed, ())
     groups: dict[Key, list[int]] = {}
-    certain, compiled = set[int](), set[int]()
+    ours, theirs = set[int](), set[int]()
     for place, node in enumerate(listed):
         if node in main.compiled:
-            compiled.add(place)
+            ours.add(place)
         elif node.name and node.name in named.subgraph_names:
-            certain.add(place)
-        else:  # nodes without a name are distinguished by operator
+            theirs.add(place)
+        else:
             groups.setdefault(_key(node.name, node.op_type), []).append(place)
     file = _File.of(facts, main, named)
-    if facts.optimised is None:
-        shares = _by_name(listed, main, file, groups)
-    else:
-        shares = _by_graph(facts, main, named, file, groups)
-    ours = compiled.union(*(share[0] for share in shares))
-    theirs = certain.union(*(share[1] for share in shares))
+    inner = Counter(
+        _key(named.copies.get(node.name, node.name), node.op_type)
+        for holder in facts.optimised or ()
+        for node in holder.subgraph_nodes
+        if node.op_type not in MEMCPY_OPS
+    )
+    is_final = facts.optimised is not None and groups.keys() >= inner.keys()  # the list has every node of a subgraph
+    for key, places in groups.items():
+        name, _ = key
+        chosen, similar = _main_share(listed, places, main.counts.get(name, 0), main)
+        rest = [place for place in places if place not in chosen]
+        if file.made_of_main(name) or (is_final and not inner[key] and not file.subgraph_nodes[name]):
+            inside = 0
+        elif file.graph[name] and file.subgraph_nodes[name]:
+            inside = min(len(rest), file.subgraph_nodes[name])
+        else:
+            inside = max(len(places) - max(len(chosen), file.graph[name]), 0)
+        ours |= {*similar, *rest[inside:]}
+        theirs.update(rest[:inside])
     return NodeList(
         main_graph=tuple(node for place, node in enumerate(listed) if place in ours),
         in_subgraphs=tuple(node for place, node in enumerate(listed) if place in theirs),
@@ -85,8 +98,6 @@ def split_list(facts: SessionFacts, main: MainGraph, named: KnownNames) -> NodeL
 
 Key = tuple[str, str]
 """The name and an empty operator, or for unnamed nodes an empty name and the operator."""
-Share = tuple[Collection[int], Collection[int]]
-"""Positions in the list of entries of one name: in the main graph, and in subgraphs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,80 +134,8 @@ class _File:
         return bool(known) and known[-1] not in self.subgraph_names
 
 
-def _by_name(
-    listed: Sequence[AssignedNode], main: MainGraph, file: _File, groups: Mapping[Key, Sequence[int]]
-) -> list[Share]:
-    """The shares without an optimised graph, from the numbers of nodes of a name in the file and in the plan."""
-    shares: list[Share] = []
-    for (name, _), places in groups.items():
-        chosen, similar = _main_share(listed, places, main.counts.get(name, 0), main)
-        rest = [place for place in places if place not in chosen]
-        if file.made_of_main(name):
-            inside = 0
-        elif file.graph[name] and file.subgraph_nodes[name]:
-            inside = min(len(rest), file.subgraph_nodes[name])
-        else:
-            inside = max(len(places) - max(len(chosen), file.graph[name]), 0)
-        shares.append(({*similar, *rest[inside:]}, rest[:inside]))
-    return shares
-
-
-@dataclass(frozen=True, slots=True)
-class NameMatches:
-    """Entries of one name in the optimised graph (main graph, subgraphs), and entries that are not in it."""
-
-    matched: Collection[int]
-    in_subgraphs: Collection[int]
-    removed: Sequence[int]
-
-
-def _by_graph(
-    facts: SessionFacts, main: MainGraph, named: KnownNames, file: _File, groups: Mapping[Key, Sequence[int]]
-) -> list[Share]:
-    """The shares from the subgraphs of the optimised graph."""
-    listed, optimised = facts.assigned or (), facts.optimised or ()
-    in_subgraphs = _in_subgraphs(listed, optimised, named)
-    there = Counter(_key(node.name, node.op_type) for node in optimised)
-    made = any(key not in groups for key in in_subgraphs)
-    """Whether a subgraph has a node that was added after the list."""
-    found: dict[Key, NameMatches] = {}
-    for key, places in groups.items():
-        within = in_subgraphs.get(key, [])
-        count = max(there[key], main.counts.get(key[0], 0))
-        chosen, similar = _main_share(listed, places, count, main)
-        rest = [place for place in places if place not in chosen]
-        inside = set(rest[: len(within)])
-        made = made or bool(Counter(within) - Counter(listed[place].op_type for place in inside))
-        gone = [place for place in rest if place not in inside]
-        if len(inside) < len(within):  # one of the graphs has an unlisted node; which one is unknown
-            alike = [place for place in chosen if listed[place].op_type in within]
-            inside |= set(alike[: len(within) - len(inside)])
-        found[key] = NameMatches(similar, inside, gone)
-    shares: list[Share] = []
-    for (name, _), each in found.items():
-        most = len(each.removed)
-        if file.subgraph_nodes[name]:
-            most = min(most, max(file.subgraph_nodes[name] - len(each.in_subgraphs), 0)) if file.graph[name] else most
-        elif file.graph[name] or not made or file.made_of_main(name):
-            most = 0
-        shares.append(({*each.matched, *each.removed[most:]}, {*each.in_subgraphs, *each.removed[:most]}))
-    return shares
-
-
-def _in_subgraphs(
-    listed: Sequence[AssignedNode], optimised: Sequence[GraphNode], named: KnownNames
-) -> dict[Key, list[str]]:
-    """Key in the list -> operators of nodes in subgraphs of the optimised graph that may be listed."""
-    in_subgraphs: dict[Key, list[str]] = {}
-    for node in (each for holder in optimised for each in holder.subgraph_nodes if each.op_type not in MEMCPY_OPS):
-        in_subgraphs.setdefault(_key(named.copies.get(node.name, node.name), node.op_type), []).append(node.op_type)
-    for op in (node.op_type for node in listed if node.name and node.name in named.subgraph_names):
-        if in_subgraphs.get(_key("", op)):
-            in_subgraphs[_key("", op)].pop()
-    return {key: operators for key, operators in in_subgraphs.items() if operators}
-
-
 def _key(name: str, op_type: str) -> Key:
+    """Nodes without a name are distinguished by operator."""
     return (name, "") if name else ("", op_type)
 
 

@@ -314,7 +314,7 @@ def _unnamed_fallback_nodes(
     parts: Iterable[str],
     providers_by_node: Mapping[str, ProvidersBySource],
     assigned: Mapping[str, AssignedNode],
-) -> tuple[inlined_nodes.FallbackNode, ...]:
+) -> list[str]:
     """Nodes without a name that no source places on `provider`; nodes in subgraphs are only in the list."""
     homes = {
         name: {each for providers in providers_by_node[name].values() for each in providers}
@@ -322,11 +322,7 @@ def _unnamed_fallback_nodes(
         else {assigned[name].provider}
         for name in parts
     }
-    return tuple(
-        inlined_nodes.FallbackNode(name, next(iter(inlined_nodes.by_operator([name]))))
-        for name, providers in homes.items()
-        if provider not in providers
-    )
+    return [name for name, providers in homes.items() if provider not in providers]
 
 
 def _executed(
