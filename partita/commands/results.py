@@ -19,7 +19,7 @@ from partita.options.flags import with_flags
 from partita.options.sampling import SamplingValues
 from partita.package.folder import Manifest
 from partita.package.records import Evaluation, Quality, StepError, Verification
-from partita.partition_reports.speculation import Speculation
+from partita.partition_reports.request_records import Speculation
 
 
 class Result(Record):
