@@ -20,7 +20,7 @@ from partita.partition_reports.outcome import failure_of, is_known
 from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.render.show import Views
 from partita.partition_reports.sections.model import Document, Row, Section, table
-from partita.partition_reports.speculation import rows_of
+from partita.partition_reports.timing import rows_of
 
 BASELINE = {
     "preferred_provider": "preferred provider",

@@ -24,9 +24,9 @@ from partita.options.sampling import SamplingValues
 from partita.package.folder import Manifest
 from partita.package.records import Evaluation, Quality, StepError, Verification
 from partita.partition_reports.render.terminal import Page
+from partita.partition_reports.request_records import Speculation
 from partita.partition_reports.sections.model import Column
 from partita.partition_reports.sections.shared import REASONS_PAGE
-from partita.partition_reports.speculation import Speculation
 
 
 class Result(Record):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from partita.compare.rows import Comparison, Row, Rule, Side, compare_rows
-from partita.inspection.document import adapter_text, domain_name, shape_text, storage_text, summary
+from partita.inspection.document import adapter_text, domain_name, shape_text, state_text, storage_text, summary
 from partita.inspection.records import FileFacts, GraphFacts, Inspection
 from partita.observations.text_format import human_bytes, listing, plural
 from partita.support.records import SupportTable, VersionEntry
@@ -116,9 +116,7 @@ def _states(found: Inspection) -> Iterator[Fact]:
     yield "states", "cache layout", cache.layout
     yield "states", "bytes per token", f"{cache.bytes_per_token:,}"
     for state in cache.states:
-        grows = "" if state.grows is None else f", grows along axis {state.grows}"
-        window = "" if state.window is None else f", {'rolling ' if state.rolls else ''}window {state.window:,}"
-        yield "states", f"{state.past} -> {state.present}", f"{state.dtype} {shape_text(state.shape)}{grows}{window}"
+        yield "states", f"{state.past} -> {state.present}", f"{state.dtype} {state_text(state)}"
 
 
 def _weights(found: Inspection) -> Iterator[Fact]:

@@ -146,7 +146,7 @@ def _is_applicable(package: PackageFacts | None, step: Step, preferred: str, unp
     return unprobed or not step.probes
 
 
-def _fill(situation: Situation, preferred: str, step: Step, *, now: str = "", known: Known = "informs") -> Action:
+def _fill(situation: Situation, preferred: str, step: Step, *, now: str, known: Known) -> Action:
     """The step with its placeholders filled. `now`: the new value in an experiment."""
     provider, package = provider_name(preferred), situation.package
     blanks = {
@@ -162,9 +162,9 @@ def _fill(situation: Situation, preferred: str, step: Step, *, now: str = "", kn
         "same_precision": same_precision(package),
         "libraries": each("--provider-library", situation.libraries),
     }
-    action = _written(step, blanks)
-    remedy = replace(action.remedy, text=action.remedy.text + SUFFIXES[known].format(provider=provider))
-    return replace(action, remedy=remedy, known=known)
+    remedy = step.remedy.filled(**blanks)
+    remedy = replace(remedy, text=remedy.text + SUFFIXES[known].format(provider=provider))
+    return Action(step.title.format(**blanks), remedy, step.exports, step.chooses_lowering, known)
 
 
 def checkpoint_of(package: PackageFacts | None) -> str:
@@ -175,16 +175,6 @@ def checkpoint_of(package: PackageFacts | None) -> str:
 def same_precision(package: PackageFacts | None) -> tuple[str, ...]:
     """The option with the precision of a package, if an export has to repeat it."""
     return each("--precision", [package.precision] if package is not None and package.precision in KEPT else [])
-
-
-def _written(step: Step, blanks: Mapping[str, object]) -> Action:
-    """The action of a step with its placeholders filled."""
-    return Action(step.title.format(**blanks), step.remedy.filled(**blanks), step.exports, step.chooses_lowering)
-
-
-def steps_for_provider(situation: Situation, code: str | None, provider: str) -> Sequence[Action]:
-    """The steps of a reason for which `provider` (ONNX Runtime's name) is unavailable."""
-    return steps_for(situation, code or "", provider)
 
 
 def provider_name(provider: str) -> str:

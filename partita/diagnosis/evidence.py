@@ -97,6 +97,11 @@ class Context:
         return (self.node, *self.replaces, *self.copied_as)
 
     @property
+    def outcome(self) -> str:
+        """Outcome of the unchanged node in isolation; empty without probes."""
+        return self.probe.variants[0].outcome if self.probe is not None and self.probe.variants else ""
+
+    @property
     def started(self) -> bool:
         """Whether the skipped provider started and received the graph."""
         return self.skipped.status == "active"
@@ -189,9 +194,9 @@ def graph_lines(context: Context, code: ReasonCode) -> Iterator[Finding]:
 
 def is_culprit(context: Context) -> bool:
     """Whether the provider fails on the graph, and on this node of the rejected part in isolation."""
-    part, probe = context.rejected_part, context.probe
+    part = context.rejected_part
     inside = part is not None and not {*part.nodes, *part.rejected_subgraph_nodes}.isdisjoint(context.names)
-    return inside and probe is not None and bool(probe.variants) and probe.variants[0].outcome in FAILED
+    return inside and context.outcome in FAILED
 
 
 def rejected_alone(context: Context) -> bool:
@@ -203,21 +208,18 @@ def rejected_alone(context: Context) -> bool:
         and part.nodes[0] in context.names
         and not part.rejected_subgraph_nodes
     )
-    if not single or probe is None or not probe.variants or probe.variants[0].outcome != "rejected":
+    if not single or probe is None or context.outcome != "rejected":
         return False
-    lines = (
-        probe.variants[0].message,
-        f"{probe.variants[0].message} node name: {context.node}",
-    )  # experiments omit the node name
+    message = probe.variants[0].message
+    lines = (message, f"{message} node name: {context.node}")  # experiments omit the node name
     return any(re.search(each.pattern, line) for each in context.patterns if names_a_node(each) for line in lines)
 
 
 def _rejected_in_part(context: Context) -> bool:
     """Whether the provider rejects the node in isolation, and fails on a part with it but on no single node of it."""
-    part, probe = context.rejected_part, context.probe
+    part = context.rejected_part
     several = part is not None and len(part.nodes) > 1 and not set(part.nodes).isdisjoint(context.names)
-    inside = several and not context.fails_alone
-    return inside and probe is not None and bool(probe.variants) and probe.variants[0].outcome == "rejected"
+    return several and not context.fails_alone and context.outcome == "rejected"
 
 
 def inserted(context: Context) -> bool:

@@ -70,7 +70,7 @@ def explain_node(
     """
     in_subgraph = in_subgraph and name in index.same_name_nodes
     first, *others = [
-        explain_provider(index, name, op_type, provider, entry, in_subgraph=in_subgraph)
+        explain_provider(context_of(index, name, op_type, provider, entry, in_subgraph=in_subgraph))
         for entry in preferred_entries(chain, provider)
     ]
     names = (name,) if in_subgraph else (name, *index.replaces(name))
@@ -89,20 +89,11 @@ def explain_node(
     )
 
 
-def explain_provider(
-    index: SessionIndex,
-    name: str,
-    op_type: str | None,
-    provider: str,
-    skipped: ChainEntry,
-    *,
-    in_subgraph: bool = False,
-) -> SkippedProvider:
-    """Why the node `name`, which is on `provider`, is not on the preferred provider `skipped`."""
-    context = _context_of(index, name, op_type, provider, skipped, in_subgraph=in_subgraph)
+def explain_provider(context: Context) -> SkippedProvider:
+    """Why the node is not on the preferred provider of the context, with the probes and all other reasons."""
     found = [
         SkippedProvider(
-            provider=skipped.provider,
+            provider=context.skipped.provider,
             reason=reason.code,
             evidence_kind=finding.kind,
             evidence=finding.evidence,
@@ -121,7 +112,7 @@ def explain_provider(
     )
 
 
-def _context_of(
+def context_of(
     index: SessionIndex,
     name: str,
     op_type: str | None,
@@ -198,7 +189,7 @@ def nodes_to_probe(index: SessionIndex, chain: Sequence[ChainEntry], entry: Chai
     found: list[str] = []
     for name, op_type, provider in placed:
         if provider is not None and provider != entry.provider and entry in preferred_entries(chain, provider):
-            reason, finding = explain(_context_of(index, name, op_type, provider, entry))
+            reason, finding = explain(context_of(index, name, op_type, provider, entry))
             if reason.code in undecided or finding.basis == "vague_line":
                 found += [each for each in index.probed_as(name) if _can_be_probed(index, each)]
     return tuple(dict.fromkeys(found))

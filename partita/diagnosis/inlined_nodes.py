@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
 from partita.observations.log_pattern import LogPattern
@@ -26,14 +26,6 @@ MOST_WAYS = 64
 NODE_GROUP = r"(?P<node>\S+)"
 """The group for a node's name in most patterns; a real name may contain blanks."""
 Parts = Mapping[str, tuple[str, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class FallbackNode:
-    """A node without a name that is not on the preferred provider."""
-
-    name: str
-    op_type: str
 
 
 def with_names(facts: SessionFacts, events: Sequence[NodeEvent]) -> SessionFacts:
@@ -206,9 +198,9 @@ def with_blank(pattern: LogPattern) -> re.Pattern[str] | None:
 
 
 def blank_lines(
-    lines: Iterable[str], patterns: Iterable[LogPattern], fallbacks: Sequence[FallbackNode]
+    lines: Iterable[str], patterns: Iterable[LogPattern], fallbacks: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
-    """Node without a name -> log lines about it, which have a blank in place of the name.
+    """Node without a name (`fallbacks`) -> log lines about it, which have a blank in place of the name.
 
     E.g. `webgpu-bernoulli-unfolded` and `cuda-centre-crop-sizes-in-a-branch` of tests/planted.
 
@@ -221,7 +213,7 @@ def blank_lines(
     for pattern in sorted(spelled, key=lambda each: "op" not in each.groupindex):
         fitting = [(match.groupdict().get("op"), line) for line in candidates if (match := pattern.search(line))]
         for op in dict.fromkeys(op for op, _ in fitting):
-            nodes = [each.name for each in fallbacks if each.name not in found and op in (None, each.op_type)]
+            nodes = [name for name in fallbacks if name not in found and op in (None, *by_operator([name]))]
             about = [line for each, line in fitting if each == op]
             enough = len(about) >= len(nodes) if op else bool(nodes) and len(about) % len(nodes) == 0
             found.update(dict.fromkeys(nodes if enough else (), (about[0],)))

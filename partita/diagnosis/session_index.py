@@ -6,9 +6,17 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from partita.diagnosis import inlined_nodes, listed_nodes, naming, native_log, unnamed_subgraph_nodes
-from partita.diagnosis.compiled_subgraphs import COMPILED, compiled_subgraphs, file_nodes
-from partita.diagnosis.graphs import FOLDED, MEMCPY_OPS, OptimisedGraph, index_graph
+from partita.diagnosis import inlined_nodes, naming, native_log, subgraph_nodes
+from partita.diagnosis.graphs import (
+    COMPILED,
+    CONTROL_FLOW,
+    FOLDED,
+    MEMCPY_OPS,
+    OptimisedGraph,
+    compiled_subgraphs,
+    file_nodes,
+    index_graph,
+)
 from partita.diagnosis.inlined_nodes import inlined_branches
 from partita.diagnosis.join import ExecutedNode, join_graphs, join_in_order
 from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
@@ -16,8 +24,6 @@ from partita.observations.log_pattern import LogPattern
 from partita.observations.names import CPU, INLINED
 from partita.observations.records import PhaseName, Source
 
-CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "BeamSearch", "GreedySearch", "Sampling", "WhisperBeamSearch"})
-"""Operators of ONNX and com.microsoft with subgraphs that ONNX Runtime runs node by node."""
 PHASES: tuple[PhaseName, ...] = ("prefill", "decode")
 """Phases of a generation, in order."""
 HOST_DEVICE = "0"
@@ -150,15 +156,15 @@ class SessionIndex:
 
 def index_session(facts: SessionFacts) -> SessionIndex:
     """Index the facts of one session by node name."""
-    facts, copies = unnamed_subgraph_nodes.with_file_names(facts)
+    facts, copies = subgraph_nodes.with_file_names(facts)
     facts = inlined_nodes.with_names(facts, _main_graph_events(facts.events)[0])
     exported = {node.name: node for node in facts.graph if node.name}
-    events, subgraph_nodes = _main_graph_events(facts.events)
+    events, inner_names = _main_graph_events(facts.events)
     order, order_source = _execution_order(facts, events)
     if facts.subgraph_nodes:
-        inside = [event for event in facts.events if event.name in subgraph_nodes and event.name not in order]
-        facts = unnamed_subgraph_nodes.with_names(facts, inside, order)
-        events, subgraph_nodes = _main_graph_events(facts.events)
+        inside = [event for event in facts.events if event.name in inner_names and event.name not in order]
+        facts = subgraph_nodes.with_names(facts, inside, order)
+        events, inner_names = _main_graph_events(facts.events)
     present = frozenset(order)
     compiled = compiled_subgraphs(facts.assigned or (), dict.fromkeys(order), exported)
     optimised = index_graph(facts.optimised, facts.graph) if facts.optimised is not None else None
@@ -174,19 +180,19 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         unfolded = {name: joined.file_nodes_of[name] for name in functions if name in joined.file_nodes_of}
     else:
         unfolded = inlined_nodes.functions_expanded(facts, order)
-    unnamed_owners = unnamed_subgraph_nodes.owners(facts, order, unfolded) if facts.subgraph_nodes else {}
-    seen_inside = subgraph_nodes - {event.name for event in events}
-    listed = listed_nodes.split_list(
+    unnamed_owners = subgraph_nodes.owners(facts, order, unfolded) if facts.subgraph_nodes else {}
+    seen_inside = inner_names - {event.name for event in events}
+    listed = subgraph_nodes.split_list(
         facts,
         _main_graph(facts, events, order, compiled, {name: line.op_type for name, line in logged.items()}),
-        listed_nodes.KnownNames(unnamed_owners, seen_inside, copies.names),
+        subgraph_nodes.KnownNames(unnamed_owners, seen_inside, copies.names),
     )
     assigned = {node.name: node for node in (*listed.in_subgraphs, *listed.main_graph)}
     ours = set(map(id, listed.main_graph))
     providers_by_node = _collect_providers(facts, events, order, compiled, listed.main_graph)
     parts = {name: unfolded.get(name) or owners for name, owners in functions.items() if not name.startswith(INLINED)}
     parts |= unnamed_owners
-    by_name = unnamed_subgraph_nodes.owners_by_name(facts, order, unfolded)
+    by_name = subgraph_nodes.owners_by_name(facts, order, unfolded)
     unfolded |= {name: owners for name, owners in by_name.items() if name not in copies.names}
     within = {**copies.owners, **{copies.names[name]: own for name, own in by_name.items() if name in copies.names}}
     unfolded |= {name: owners for name, owners in unnamed_owners.items() if len(owners) == 1}
@@ -216,7 +222,7 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         present=present,
         order_source=order_source,
         providers_by_source=providers_by_node,
-        log=unnamed_subgraph_nodes.log_lines(
+        log=subgraph_nodes.log_lines(
             native_log.lines_by_node(facts.log, {*order, *exported, *assigned, *copies.names}), copies
         ),
         graph_log=native_log.lines_about_the_graph(facts.log, _every_pattern(facts)),
@@ -272,20 +278,19 @@ def _main_graph(
     order: Sequence[str],
     compiled: Mapping[str, tuple[AssignedNode, ...]],
     copies: Mapping[str, str],
-) -> listed_nodes.MainGraph:
+) -> subgraph_nodes.MainGraph:
     """The main graph from other sources than the assignment list. `copies`: operators of its Memcpy nodes."""
     op_types: dict[str, str | None] = {**copies, **{node.name: node.op_type for node in facts.assigned or ()}}
     op_types |= {node.name: node.op_type for node in (*facts.graph, *(facts.optimised or ()))}
     op_types |= {event.name: event.op_type for event in events} | dict.fromkeys(compiled, COMPILED)
     holders = {*CONTROL_FLOW, COMPILED, None}
     ran_on = {event.name: event.provider for event in events}
-    return listed_nodes.MainGraph(
+    return subgraph_nodes.MainGraph(
         counts=Counter(order if facts.plan is None else (name for stream in facts.plan for name in stream)),
         op_types=op_types,
         providers=_providers_by_device(facts) | ran_on,
         compiled=frozenset(node for nodes in compiled.values() for node in nodes),
         has_subgraphs=any(op_types.get(name) in holders for name in order),
-        control_flow=CONTROL_FLOW,
     )
 
 
@@ -314,7 +319,7 @@ def _unnamed_fallback_nodes(
     parts: Iterable[str],
     providers_by_node: Mapping[str, ProvidersBySource],
     assigned: Mapping[str, AssignedNode],
-) -> tuple[inlined_nodes.FallbackNode, ...]:
+) -> list[str]:
     """Nodes without a name that no source places on `provider`; nodes in subgraphs are only in the list."""
     homes = {
         name: {each for providers in providers_by_node[name].values() for each in providers}
@@ -322,11 +327,7 @@ def _unnamed_fallback_nodes(
         else {assigned[name].provider}
         for name in parts
     }
-    return tuple(
-        inlined_nodes.FallbackNode(name, next(iter(inlined_nodes.by_operator([name]))))
-        for name, providers in homes.items()
-        if provider not in providers
-    )
+    return [name for name, providers in homes.items() if provider not in providers]
 
 
 def _executed(

@@ -15,6 +15,7 @@ from partita.inspection.records import (
 )
 from partita.observations.records import remedy_of
 from partita.observations.text_format import families, human_bytes, listing, name_some, plural, tally
+from partita.package.contract import State
 from partita.partition_reports.render.show import Views
 from partita.partition_reports.sections.model import (
     Block,
@@ -184,10 +185,7 @@ def _cache(found: Inspection) -> Section | None:
         return None
     alike: dict[tuple[str, ...], list[int]] = {}
     for state in cache.states:
-        grows = "" if state.grows is None else f", grows along axis {state.grows}"
-        window = "" if state.window is None else f", {'rolling ' if state.rolls else ''}window {state.window:,}"
-        key = (state.kind, state.dtype, f"{shape_text(state.shape)}{grows}{window}")
-        alike.setdefault(key, []).append(state.layer)
+        alike.setdefault((state.kind, state.dtype, state_text(state)), []).append(state.layer)
     rows = [(kind, f"{len(layers)}", dtype, shape) for (kind, dtype, shape), layers in alike.items()]
     heads = ("state", Column("layers"), "type", "shape")
     parts = [f"{cache.bytes_per_token:,} bytes per token"] if cache.bytes_per_token else []
@@ -239,7 +237,10 @@ def _modules(modules: Sequence[ModulePrecision]) -> Section | None:
     if not modules:
         return None
     rows = []
-    for how, alike in _by_weight_format(modules):
+    formats: dict[str, list[ModulePrecision]] = {}
+    for module in modules:
+        formats.setdefault(storage_text(module), []).append(module)
+    for how, alike in formats.items():
         named = {module.module: module for module in alike}
         for family, names in families(named).items():
             members = [named[name] for name in names]
@@ -257,14 +258,6 @@ def _modules(modules: Sequence[ModulePrecision]) -> Section | None:
     heads: tuple[Head, ...] = ("module", "stored as", *numbers("modules", "weights", "bytes"))
     shown = table("Precision by module", heads, rows, obvious=True, most=ROWS, rest=_more)
     return Section("modules", "Precision by module", (shown,))
-
-
-def _by_weight_format(modules: Sequence[ModulePrecision]) -> list[tuple[str, list[ModulePrecision]]]:
-    """Modules by weight format."""
-    found: dict[str, list[ModulePrecision]] = {}
-    for module in modules:
-        found.setdefault(storage_text(module), []).append(module)
-    return list(found.items())
 
 
 def _provenance(found: Inspection) -> Section | None:
@@ -340,6 +333,13 @@ def domain_name(domain: str) -> str:
 def shape_text(shape: Sequence[Size] | None) -> str:
     """`[1, S, 8]`, with `?` for unknown sizes; `-` if the rank is unknown."""
     return "-" if shape is None else f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
+
+
+def state_text(state: State) -> str:
+    """Shape of a state, and how it grows."""
+    grows = "" if state.grows is None else f", grows along axis {state.grows}"
+    window = "" if state.window is None else f", {'rolling ' if state.rolls else ''}window {state.window:,}"
+    return f"{shape_text(state.shape)}{grows}{window}"
 
 
 def storage_text(module: ModulePrecision) -> str:

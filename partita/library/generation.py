@@ -15,9 +15,8 @@ from partita.library.engine.base import Chunk, Engine
 from partita.library.engine.requests import CompletionResult, FinishReason, RequestOutput, Ticket, Work
 from partita.library.engine.speculation import Speculation
 from partita.library.sampling import Sampling
-from partita.partition_reports.speculation import Speculation as SpeculationFigures
-from partita.partition_reports.speculation import speculation_figures
-from partita.partition_reports.timing import step_times
+from partita.partition_reports.request_records import Speculation as SpeculationFigures
+from partita.partition_reports.timing import speculation_figures, step_times
 from partita.runtime.generate.record.recorder import Step
 
 SEVEREST: tuple[FinishReason, ...] = ("error", "interrupted", "cache_full", "length", "stop")

@@ -19,8 +19,7 @@ from partita.partition_reports.placement import find_conflicts, find_subgraphs, 
 from partita.partition_reports.records import Cache, CacheState, Phase, RejectedPart, Report, Totals
 from partita.partition_reports.request_records import DryRunFacts, ModelFacts, Request
 from partita.partition_reports.sources import run_checks, state_sources
-from partita.partition_reports.speculation import speculation_figures
-from partita.partition_reports.timing import node_time_note, node_times, step_times
+from partita.partition_reports.timing import node_time_note, node_times, speculation_figures, step_times
 
 
 def build_report(
@@ -92,12 +91,8 @@ def build_report(
 
 def _phase_sessions(indexes: Sequence[SessionIndex]) -> list[tuple[PhaseName, SessionIndex]]:
     """Each phase with the first session that runs it; phases without a session are omitted."""
-    chosen = []
-    for phase in EVERY_PHASE:
-        index = next((index for index in indexes if phase in index.facts.phases), None)
-        if index is not None:
-            chosen.append((phase, index))
-    return chosen
+    found = {name: index for index in reversed(indexes) for name in index.facts.phases}
+    return [(phase, found[phase]) for phase in EVERY_PHASE if phase in found]
 
 
 def _build_phase(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from partita.diagnosis.compiled_subgraphs import COMPILED
+from partita.diagnosis.graphs import COMPILED
 from partita.diagnosis.records import Fallback, FallbackCost
 from partita.diagnosis.session_index import SessionIndex
 from partita.observations.names import UNKNOWN

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from partita.diagnosis.session_index import CONTROL_FLOW, SessionIndex, choose_provider
+from partita.diagnosis.graphs import CONTROL_FLOW
+from partita.diagnosis.session_index import SessionIndex, choose_provider
 from partita.observations.facts import GraphNode, RunFacts
 from partita.observations.names import CPU
 from partita.partition_reports.groups import provider_of

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from partita import dtypes
 from partita.diagnosis import naming, native_log
-from partita.diagnosis.compiled_subgraphs import COMPILED
 from partita.diagnosis.evidence import name_in, names_a_node
-from partita.diagnosis.session_index import CONTROL_FLOW, HOST_DEVICE, ProvidersBySource, SessionIndex, choose_provider
+from partita.diagnosis.graphs import COMPILED, CONTROL_FLOW
+from partita.diagnosis.session_index import HOST_DEVICE, ProvidersBySource, SessionIndex, choose_provider
 from partita.observations.facts import AssignedNode, GraphNode
 from partita.observations.names import CPU
 from partita.observations.records import PhaseName, Source

@@ -22,8 +22,7 @@ from partita.observations.records import (
     Record,
     Source,
 )
-from partita.partition_reports.request_records import DryRunFacts, ModelFacts, Request
-from partita.partition_reports.speculation import Speculation
+from partita.partition_reports.request_records import DryRunFacts, ModelFacts, Request, Speculation
 
 SCHEMA = "partita.report/1"
 

@@ -1,4 +1,4 @@
-"""Request, model and dry run: part of the schema `partita.report/1`."""
+"""Request, model, dry run and speculative decoding: part of the schema `partita.report/1`."""
 
 from __future__ import annotations
 
@@ -107,3 +107,46 @@ class Request(Record):
     """Requested session runs of `place` per phase."""
     limits: dict[str, int] = Field(default_factory=dict)
     """Option name -> limit of the placement."""
+
+
+class DraftedWidth(Record):
+    """Decode steps of one width."""
+
+    width: int
+    """Input tokens per row: its last token and draft tokens."""
+    steps: int
+    tokens: int
+    """New tokens of all rows."""
+    step_p50_ms: float
+    """Median wall time of a step, drafting excluded."""
+
+
+class Speculation(Record):
+    """Speculative decoding. Profiled steps have no draft tokens and are excluded."""
+
+    kind: Literal["ngram", "draft"]
+    draft: str | None
+    """Name of the draft package; null for n-gram lookup."""
+    steps: int
+    """Decode steps without profiling."""
+    drafting_steps: int
+    """Steps that verified draft tokens."""
+    drafted: int
+    """Verified draft tokens."""
+    accepted: int
+    acceptance_rate: float | None
+    """`accepted` divided by `drafted`; null without draft tokens."""
+    tokens: int
+    """New tokens of all rows."""
+    tokens_per_step: float | None
+    seconds: float
+    """Wall time of the steps."""
+    draft_seconds: float
+    """Time for drafting, part of `seconds`, including runs of the draft model."""
+    plain_token_ms: float | None
+    """Median time per token of steps without draft tokens, without drafting time; null if there are none."""
+    speedup: float | None
+    """Estimated time without draft tokens, divided by the measured time. The estimate uses the median of steps without
+    draft tokens and with the same number of rows; null without draft tokens, or without these steps.
+    """
+    widths: tuple[DraftedWidth, ...]

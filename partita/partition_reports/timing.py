@@ -1,4 +1,4 @@
-"""Times per node from observed runs, and per step from the clock."""
+"""Times per node from observed runs, per step from the clock, and figures of speculative decoding."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from partita.diagnosis.session_index import SessionIndex
-from partita.observations.facts import NodeEvent, StepFact
+from partita.observations.facts import NodeEvent, SpeculationFact, StepFact
 from partita.observations.records import PhaseName
 from partita.observations.text_format import plural
+from partita.partition_reports.request_records import DraftedWidth, Speculation
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,3 +129,65 @@ def node_time_note(times: NodeTimes) -> str:
         runs = "one profiled run" if times.timed_runs == 1 else f"{times.timed_runs} profiled runs"
         return f"node times are medians over {runs}{of}, excluding the warm-up run"
     return f"node times are from one profiled run{of}, which includes warm-up"
+
+
+def speculation_figures(fact: SpeculationFact | None, steps: Sequence[StepFact]) -> Speculation | None:
+    """The figures of a run; None without speculative decoding."""
+    if fact is None:
+        return None
+    made = [step for step in steps if step.phase == "decode" and not step.observed]
+    plain = [_own_seconds(step) / _tokens(step) for step in made if not step.drafted and _tokens(step)]
+    tokens, drafted = sum(map(_tokens, made)), sum(step.drafted for step in made)
+    accepted = sum(step.accepted for step in made)
+    return Speculation(
+        kind=fact.kind,
+        draft=fact.draft,
+        steps=len(made),
+        drafting_steps=sum(bool(step.drafted) for step in made),
+        drafted=drafted,
+        accepted=accepted,
+        acceptance_rate=accepted / drafted if drafted else None,
+        tokens=tokens,
+        tokens_per_step=tokens / len(made) if made else None,
+        seconds=sum(step.seconds + step.overhead_seconds for step in made),
+        draft_seconds=sum(step.draft_seconds for step in made),
+        plain_token_ms=1000 * statistics.median(plain) if plain else None,
+        speedup=_speedup(made) if drafted else None,
+        widths=tuple(_of_width(width, made) for width in sorted({step.width for step in made})),
+    )
+
+
+def rows_of(found: Speculation) -> int:
+    """Sum of active rows over all steps: new tokens without accepted draft tokens."""
+    return found.tokens - found.accepted
+
+
+def _speedup(steps: Sequence[StepFact]) -> float | None:
+    """Speedup, comparing each step with steps of equally many rows, because rows share the time of a step."""
+    by_rows: dict[int, list[float]] = {}
+    for step in steps:
+        if not step.drafted and _tokens(step):
+            by_rows.setdefault(_rows(step), []).append(_own_seconds(step))
+    plain = {rows: statistics.median(seconds) for rows, seconds in by_rows.items()}
+    compared = [step for step in steps if _rows(step) in plain]
+    took = sum(step.seconds + step.overhead_seconds for step in compared)
+    without = sum(_tokens(step) / _rows(step) * plain[_rows(step)] for step in compared)
+    return without / took if took > 0 else None
+
+
+def _rows(step: StepFact) -> int:
+    return _tokens(step) - step.accepted
+
+
+def _of_width(width: int, steps: Sequence[StepFact]) -> DraftedWidth:
+    own = [step for step in steps if step.width == width]
+    median = statistics.median(map(_own_seconds, own))
+    return DraftedWidth(width=width, steps=len(own), tokens=sum(map(_tokens, own)), step_p50_ms=1000 * median)
+
+
+def _own_seconds(step: StepFact) -> float:
+    return step.seconds + step.overhead_seconds - step.draft_seconds
+
+
+def _tokens(step: StepFact) -> int:
+    return step.tokens if step.row_tokens is None else step.row_tokens

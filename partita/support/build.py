@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from partita import dtypes
 from partita.support.records import (
@@ -101,7 +100,7 @@ def _version_entry(answers: Sequence[Measurement], beyond: int) -> VersionEntry:
             )
             for answer in forms
         ),
-        conditions=tuple(Condition(factors=entry.factors, forms=entry.forms) for entry in found),
+        conditions=found,
         unexplained=unexplained,
         messages=tuple(Message(text=text, variants=count) for text, count in messages.most_common(MOST_MESSAGES)),
     )
@@ -187,17 +186,9 @@ def _outcomes_of(need: ModelNodes, answers: Iterable[Measurement]) -> Iterator[O
 # --- factors that decide ---
 
 
-@dataclass(frozen=True, slots=True)
-class Deciding:
-    """Factors that occur in the same unsupported forms, so that the deciding one is unknown."""
-
-    factors: tuple[str, ...]
-    forms: int
-
-
 def deciding_factors(
     taken: Sequence[frozenset[str]], others: Sequence[frozenset[str]]
-) -> tuple[tuple[Deciding, ...], int]:
+) -> tuple[tuple[Condition, ...], int]:
     """A small set of factors that separates the forms `others` from `taken`, and the number of unseparated forms.
 
     Without any form in `taken`, no factors are returned.
@@ -206,13 +197,13 @@ def deciding_factors(
         return (), 0
     harmless = frozenset().union(*taken)
     open_forms = set(range(len(others)))
-    found: list[Deciding] = []
+    found: list[Condition] = []
     while True:
         groups = _by_forms(others, harmless, open_forms)
         if not groups:
             return tuple(found), len(open_forms)
         covered = max(groups, key=lambda forms: (len(forms), [-number for number in sorted(forms)]))
-        found.append(Deciding(tuple(sorted(groups[covered])), len(covered)))
+        found.append(Condition(factors=tuple(sorted(groups[covered])), forms=len(covered)))
         open_forms -= covered
 
 

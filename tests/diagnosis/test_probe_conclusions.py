@@ -8,7 +8,7 @@ from typing import NamedTuple, get_args
 import pytest
 
 from partita.diagnosis.evidence import Context
-from partita.diagnosis.explanation import explain_provider, find_fallbacks, nodes_to_probe
+from partita.diagnosis.explanation import context_of, explain_provider, find_fallbacks, nodes_to_probe
 from partita.diagnosis.precedence import explain
 from partita.diagnosis.probe_conclusions import conclusions, fullest, unprobed_nodes
 from partita.diagnosis.reasons.table import REASONS
@@ -526,7 +526,7 @@ def test_a_node_in_a_body_of_a_rejected_part_is_a_culprit_whichever_part_that_is
     probed = NodeProbe(DET, (changed("as_is", "failed", ""), changed("attribute", "supported", "without mode=wrap")))
     session = mixed_session().with_provider(GPU, rejected=part, probes={DET: probed})
     gone = ChainEntry(provider=GPU, status="unavailable", reason="subgraph_rejected", evidence="it failed", remedy="-")
-    told = explain_provider(index_session(session), DET, None, UNKNOWN, gone)
+    told = explain_provider(context_of(index_session(session), DET, None, UNKNOWN, gone))
     assert told.reason == "attribute_unsupported" and "without mode=wrap" in told.evidence
 
 

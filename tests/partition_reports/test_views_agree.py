@@ -14,9 +14,21 @@ from rich.console import Console
 from partita.observations.text_format import clean, decimals
 from partita.partition_reports.outcome import counted_rows, fallbacks_of, used_phases
 from partita.partition_reports.records import Report
-from partita.partition_reports.render.shortening import LEFT_OUT, shown_blocks, shown_rows
 from partita.partition_reports.sections import fallbacks, partitions, phases, placement
-from partita.partition_reports.sections.model import Block, Command, Fold, Group, Line, Pairs, Section, Table, text_of
+from partita.partition_reports.sections.model import (
+    LEFT_OUT,
+    Block,
+    Command,
+    Fold,
+    Group,
+    Line,
+    Pairs,
+    Section,
+    Table,
+    shown_blocks,
+    shown_rows,
+    text_of,
+)
 from partita.partition_reports.sections.overview import glance
 from partita.partition_reports.sections.report import sections
 from partita.partition_reports.views import html, markdown, text

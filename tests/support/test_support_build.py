@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from partita.support.build import Deciding, deciding_factors, short, support_level
-from partita.support.records import ModelNodes
+from partita.support.build import deciding_factors, short, support_level
+from partita.support.records import Condition, ModelNodes
 from tests.support.tables import answer, form, table
 
 FLOAT, HALF, WHOLE = "T=tensor(float)", "T=tensor(float16)", "T=tensor(int64)"
@@ -114,5 +114,5 @@ def test_the_fewest_factors_that_no_taken_form_has_decide(taken, others, found, 
     def forms(texts: list[str]) -> list[frozenset[str]]:
         return [frozenset(text.split(", ")) for text in texts]
 
-    wanted = tuple(Deciding(*entry) for entry in found)
+    wanted = tuple(Condition(factors=factors, forms=count) for factors, count in found)
     assert deciding_factors(forms(taken), forms(others)) == (wanted, unexplained)

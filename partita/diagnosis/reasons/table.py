@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from partita.diagnosis.reasons import finders
+from partita.diagnosis.reasons import base
 from partita.diagnosis.reasons.base import (
     ASK_OPTIONS,
     ASK_PROVIDER,
     HALF,
+    OTHER_OPERATOR,
     PROBE,
     RETARGET,
     SET_OPTION,
@@ -21,7 +22,6 @@ from partita.diagnosis.reasons.base import (
     WITHOUT_OPTIONS,
     Reason,
 )
-from partita.diagnosis.reasons.finders import OTHER_OPERATOR
 from partita.observations.facts import OPTION
 
 DECLARE_SIZES = (
@@ -40,7 +40,7 @@ ROWS = (
         needs="the list of providers of the installed ONNX Runtime",
         remedy="install the ONNX Runtime wheel that contains the provider",
         steps=(ASK_PROVIDER,),
-        find=finders.not_in_build,
+        find=base.not_in_build,
         found_on=("entry",),
     ),
     Reason(
@@ -101,7 +101,7 @@ ROWS = (
         needs="the pin in the request; or a log line such as `Force CPU execution for node: <node>`",
         remedy="remove the node from the pin or from the option",
         steps=(WITHOUT_OPTIONS,),
-        find=finders.pinned_by_user,
+        find=base.pinned_by_user,
         found_on=("pin", "line", "blank_line"),
     ),
     Reason(
@@ -112,7 +112,7 @@ ROWS = (
         "ReorderInput, ReorderOutput), a Cast, or a QuantizeLinear or DequantizeLinear",
         needs="the graph of the file, and the neighbours of the node or a name in the form of inserted nodes",
         remedy="place its neighbours on one provider, in one layout and type; the node then disappears",
-        find=finders.runtime_inserted,
+        find=base.runtime_inserted,
         found_on=("origin",),
     ),
     Reason(
@@ -124,7 +124,7 @@ ROWS = (
         "ended",
         remedy="raise or remove the budget; the provider then uses more device memory",
         steps=(WITHOUT_OPTIONS,),
-        find=finders.over_budget,
+        find=base.over_budget,
         found_on=("line", "blank_line", "budget"),
     ),
     Reason(
@@ -136,7 +136,7 @@ ROWS = (
         remedy="set the provider option that the evidence names; it applies to all nodes",
         factors=(OPTION,),
         steps=(SET_OPTION,),
-        find=finders.option_needed,
+        find=base.option_needed,
         found_on=("alone",),
     ),
     Reason(
@@ -208,7 +208,7 @@ ROWS = (
             PROBE,
         ),
         needs_probes=True,
-        find=finders.no_kernel_op,
+        find=base.no_kernel_op,
         found_on=("alone_said", "alone_left", "alone", "line", "blank_line"),
     ),
     Reason(
@@ -224,7 +224,7 @@ ROWS = (
         "operators and types",
         steps=(RETARGET, STANDARD),
         needs_probes=True,
-        find=finders.subgraph_rejected,
+        find=base.subgraph_rejected,
         found_on=("part", "alone", "line", "blank_line", "graph_line"),
     ),
     Reason(
@@ -259,7 +259,7 @@ ROWS = (
         remedy="report the node with its operator, types and ONNX Runtime version, and a native log at INFO",
         steps=(PROBE,),
         needs_probes=True,
-        find=finders.unexplained,
+        find=base.unexplained,
         found_on=("nowhere", "nothing"),
     ),
 )

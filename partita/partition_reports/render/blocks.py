@@ -8,7 +8,6 @@ from typing import Any
 from rich.console import Console
 from rich.style import Style
 
-from partita.partition_reports.render.shortening import shown_blocks, shown_rows
 from partita.partition_reports.render.terminal import ALARM, BOLD, DIM, INDENT, PLAIN, Page, terminal_view
 from partita.partition_reports.render.view import View
 from partita.partition_reports.sections.model import (
@@ -22,6 +21,8 @@ from partita.partition_reports.sections.model import (
     Section,
     Table,
     Tone,
+    shown_blocks,
+    shown_rows,
     text_of,
 )
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from partita.observations.text_format import clean
-from partita.partition_reports.render.shortening import shown_blocks, shown_rows
 from partita.partition_reports.render.view import View
 from partita.partition_reports.sections.model import (
     Block,
@@ -23,6 +22,8 @@ from partita.partition_reports.sections.model import (
     Plot,
     Section,
     Table,
+    shown_blocks,
+    shown_rows,
     text_of,
 )
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from partita.diagnosis.compiled_subgraphs import COMPILED
+from partita.diagnosis.graphs import COMPILED
 from partita.dtypes import EXACT, PRECISIONS, bits_of
 from partita.observations.text_format import listing, plural, short_provider
 from partita.partition_reports.groups import op_type_of, provider_of, ran_by

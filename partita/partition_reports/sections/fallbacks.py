@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from partita.diagnosis.actions import Action, steps_for_provider
+from partita.diagnosis.actions import Action, steps_for
 from partita.diagnosis.reasons.table import REASONS
 from partita.diagnosis.records import Fallback, FallbackCost, VariantRecord
 from partita.observations.records import Probing
@@ -183,7 +183,7 @@ def unavailable(report: Report) -> Iterator[Group]:
         if entry.status == "unavailable":
             blocks: list[Block] = [Line(entry.evidence or "none", "evidence")]
             blocks += [Line(entry.remedy, "remedy")] if entry.remedy else []
-            blocks += commands(steps_for_provider(situation_of(report), entry.reason, entry.provider))
+            blocks += commands(steps_for(situation_of(report), entry.reason or "", entry.provider))
             blocks += _about_reason(entry.reason)
             yield Group(f"{entry.provider} is unavailable: {entry.reason or 'no reason known'}", tuple(blocks))
 
@@ -250,19 +250,12 @@ class Writer:
             self.cost(last),
             Line(tally(dict(Counter(entry.op_type or "unknown" for entry in last))), "operators"),
         ]
-        made = [self.finding(members, alone=len(findings) == 1) for members in findings.values()]
-        if len(remedies) == 1:
-            blocks += [*made, *self.remedy(reason, entries)]
-        else:
-            blocks += made
-            blocks += commands(for_reason(self.report, reason, entries))
+        blocks += [self.finding(members, alone=len(findings) == 1) for members in findings.values()]
+        blocks += [Line(entries[0].remedy, "remedy", "good")] if len(remedies) == 1 else []
+        blocks += commands(for_reason(self.report, reason, entries))
         blocks += _about_reason(reason)
         title = f"{reason_title(reason)}: {_count_in_phases(self.report, entries)}, on {short_provider(provider)}"
         return Group(title, tuple(blocks), reason_anchor(number))
-
-    def remedy(self, reason: str, entries: Sequence[Fallback]) -> list[Block]:
-        """Remedy and commands of a group."""
-        return [Line(entries[0].remedy, "remedy", "good"), *commands(for_reason(self.report, reason, entries))]
 
     def cost(self, entries: Sequence[Fallback]) -> Line:
         """Cost of the group in its last phase."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from partita.observations.text_format import plural
 from partita.remedies import shell
 
 LOWEST = 1e-9
@@ -211,3 +212,32 @@ def pairs(caption: str, rows: Iterable[tuple[str, str | None]]) -> Pairs:
 def text_of(cell: Cell) -> str:
     """The text of a cell."""
     return cell if isinstance(cell, str) else cell.text
+
+
+FINDINGS = 2
+"""Maximum shown groups without a title, such as evidence of one reason."""
+LEFT_OUT = frozenset({"nodes"})
+"""Sections that would be empty without their folds."""
+
+
+def shown_blocks(blocks: Sequence[Block], hint: str = "") -> list[Block]:
+    """Blocks without folds, and with the first untitled groups only, followed by the number of others.
+
+    `hint`: suffix of that line with the views that show them.
+    """
+    findings = [block for block in blocks if isinstance(block, Group) and not block.title]
+    more = f"and {plural(len(findings) - FINDINGS, 'more group')} of nodes with other evidence{hint}"
+    shown: list[Block] = []
+    for block in blocks:
+        if block in findings[FINDINGS:]:
+            shown += [Line(more, tone="quiet")] if block is findings[FINDINGS] else []
+        elif not isinstance(block, Fold):
+            shown.append(block)
+    return shown
+
+
+def shown_rows(table: Table) -> tuple[tuple[Row, ...], str]:
+    """The first rows of a table and a summary of the others; all rows if the table has no summary."""
+    if table.summarise_rest is None or len(table.rows) <= table.maximum_rows:
+        return table.rows, ""
+    return table.rows[: table.maximum_rows], table.summarise_rest(table.maximum_rows)

@@ -109,8 +109,7 @@ def _crossing_blocks(phase: Phase, where: str) -> Iterator[Block]:
     if not crossing:
         return
     crossing.sort(key=lambda entry: -(entry[0].size_bytes or 0))
-    alike = families(tensor.name for tensor, _ in crossing)
-    family_of = {member: name for name, members in alike.items() for member in members}
+    family_of = _family_names(tensor.name for tensor, _ in crossing)
     groups: dict[str, list[BoundaryTensor]] = {}
     for tensor, _ in crossing:
         groups.setdefault(family_of[tensor.name], []).append(tensor)
@@ -134,6 +133,11 @@ def _crossing_blocks(phase: Phase, where: str) -> Iterator[Block]:
     ]
     heads = ("tensor", "from partition", "to partition", Column("bytes"))
     yield Fold(f"All tensors between partitions{where}", (table(caption, heads, each),))
+
+
+def _family_names(names: Iterable[str]) -> dict[str, str]:
+    """Name -> name of its family, whose members differ only in numbers."""
+    return {member: name for name, members in families(names).items() for member in members}
 
 
 def _render_cost(cost: PhaseCost) -> str:
@@ -214,10 +218,7 @@ def _family_table(report: Report, phases: Sequence[Phase]) -> Table:
 
 def _find_families(copies: Sequence[Copy]) -> dict[tuple[str, str, str], list[Copy]]:
     """Copies by tensor, cause and direction; names that differ only in numbers are merged."""
-    names = families(_tensor_of(copy) for copy in copies)
-    family_of = {member: name for name, members in names.items() for member in members}
-    causes = families(_render_cause(copy) for copy in copies)
-    cause_of = {member: name for name, members in causes.items() for member in members}
+    family_of, cause_of = _family_names(map(_tensor_of, copies)), _family_names(map(_render_cause, copies))
     alike: dict[tuple[str, str, str], list[Copy]] = {}
     for copy in copies:
         key = (family_of[_tensor_of(copy)], cause_of[_render_cause(copy)], _way_of(copy))

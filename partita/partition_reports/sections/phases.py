@@ -16,9 +16,9 @@ from partita.observations.text_format import (
 from partita.partition_reports.groups import added_nodes, file_counts, folded_nodes
 from partita.partition_reports.outcome import TOO_FEW, is_timed, status_of, too_few_steps
 from partita.partition_reports.records import Cache, Phase, PhaseCost, ProviderShare, Report, Totals
+from partita.partition_reports.request_records import Speculation
 from partita.partition_reports.sections.model import Block, Column, Fold, Line, Pairs, Section, Table, numbers, table
 from partita.partition_reports.sections.shared import bytes_per_token, count_and_bytes
-from partita.partition_reports.speculation import Speculation
 
 Figure = tuple[str, ...]
 TAILS = {95: 20, 99: 100}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from partita.diagnosis.compiled_subgraphs import COMPILED
+from partita.diagnosis.graphs import COMPILED
 from partita.diagnosis.naming import module_group
 from partita.diagnosis.records import Fallback
 from partita.observations.names import UNKNOWN

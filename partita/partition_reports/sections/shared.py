@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from partita.diagnosis.actions import Action, Situation, each, steps_for, steps_for_provider
+from partita.diagnosis.actions import Action, Situation, each, steps_for
 from partita.diagnosis.records import Fallback, SkippedProvider
 from partita.observations.codes import PROVIDER_CODES
 from partita.observations.records import Environment
@@ -220,7 +220,7 @@ def top_actions(report: Report, groups: Sequence[tuple[tuple[str, str], Sequence
     """The actions for unavailable providers, and for the first reason with actions."""
     for entry in report.chain:
         if entry.status == "unavailable":
-            yield from steps_for_provider(situation_of(report), entry.reason, entry.provider)
+            yield from steps_for(situation_of(report), entry.reason or "", entry.provider)
     for (reason, _), entries in groups:
         found = for_reason(report, reason, entries)
         if found:

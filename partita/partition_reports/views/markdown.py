@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from partita.partition_reports.records import Report
 from partita.partition_reports.render.markdown import cell_text, safe, write_section
-from partita.partition_reports.render.shortening import LEFT_OUT
 from partita.partition_reports.render.view import View
+from partita.partition_reports.sections.model import LEFT_OUT
 from partita.partition_reports.sections.overview import Overview, glance
 from partita.partition_reports.sections.report import sections
 

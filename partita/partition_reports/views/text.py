@@ -7,9 +7,8 @@ from rich.style import Style
 
 from partita.partition_reports.records import Report
 from partita.partition_reports.render.blocks import TONES, show_command, show_section
-from partita.partition_reports.render.shortening import LEFT_OUT
 from partita.partition_reports.render.terminal import ALARM, BOLD, DIM, INDENT, Page, terminal_view
-from partita.partition_reports.sections.model import Command, text_of
+from partita.partition_reports.sections.model import LEFT_OUT, Command, text_of
 from partita.partition_reports.sections.overview import Overview, glance
 from partita.partition_reports.sections.report import sections
 

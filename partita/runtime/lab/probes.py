@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from partita.diagnosis.explanation import explain_provider, nodes_to_probe
+from partita.diagnosis.explanation import context_of, explain_provider, nodes_to_probe
 from partita.diagnosis.precedence import reason_from_probes
 from partita.diagnosis.probe_conclusions import unprobed_nodes
 from partita.diagnosis.session_index import index_session
@@ -160,7 +160,7 @@ def _refusal_error(
         entry = chain_entry(resolution)
         code, evidence = entry.reason or "", entry.evidence or ""
         if (part := session.of(entry.provider).rejected) is not None:
-            shown = explain_provider(index_session(session), part.nodes[0], None, UNKNOWN, entry)
+            shown = explain_provider(context_of(index_session(session), part.nodes[0], None, UNKNOWN, entry))
             code, evidence = shown.reason, shown.evidence
         found = None
         if anew is None and news:
