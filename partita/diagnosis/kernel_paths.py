@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from partita.diagnosis import native_log
-from partita.diagnosis.compiled_subgraphs import COMPILED
+from partita.diagnosis.graphs import COMPILED
 from partita.diagnosis.session_index import SessionIndex, choose_provider
 from partita.observations.codes import EvidenceKind
 from partita.observations.facts import NodeEvent

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from partita import process
-from partita.diagnosis.compiled_subgraphs import compiled_subgraphs
+from partita.diagnosis.graphs import compiled_subgraphs
 from partita.files import usable_folder
 from partita.observations.facts import AssignedNode
 from partita.package.folder import sha256_of
