@@ -108,8 +108,7 @@ class Showing:
             raise ReportError(f"{source}: {error}" if source else str(error)) from error
         self.sink.write(text)
         if isinstance(self.sink, Output):
-            hint = f" ({self.view.hint})" if self.view.hint else ""
-            note(f"{self.file_kind or _called(self.view)}: {self.sink.path}{hint}")
+            note(f"{self.file_kind or _called(self.view)}: {self.sink.path}")
 
 
 def requested_view(options: Any, usual: str = "text", *, full: bool = False) -> RequestedView:

@@ -24,5 +24,3 @@ class View:
     """Prints the view at the width of a console, with colour; None for file formats."""
     file_kind: str = ""
     """Name of its file in messages; empty: the view's name."""
-    hint: str = ""
-    """Instruction to open its file."""
