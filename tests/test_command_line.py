@@ -32,6 +32,7 @@ from partita.options.flags import option_groups
 from partita.options.groups import LoadOptions, ProgressOptions
 from partita.options.inspection import InspectOptions, ProvidersOptions
 from partita.options.placement import PlaceOptions, SupportOptions
+from partita.options.plan import PlanOptions
 from partita.options.sampling import Sampling
 
 NAMED_FILE = re.compile(r"=(PATH|FILE|FOLDER)")
@@ -248,6 +249,7 @@ def test_every_verb_that_shows_progress_has_both_options():
         "evaluate",
         "place",
         "drift",
+        "plan",
         "support",
         "bench",
         "push",
@@ -264,6 +266,7 @@ FUNCTIONS = {
     "support": SupportOptions,
     "bench": BenchOptions,
     "drift": DriftOptions,
+    "plan": PlanOptions,
     "inspect": InspectOptions,
     "providers": ProvidersOptions,
 }

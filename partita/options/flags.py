@@ -18,6 +18,7 @@ MODULES = (
     "groups",
     "inspection",
     "placement",
+    "plan",
     "reports",
     "sampling",
     "serve",

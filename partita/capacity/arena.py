@@ -1,0 +1,135 @@
+"""ONNX Runtime's CPU arena: the memory that a sequence of allocations touches. Pure.
+
+It is a best-fit allocator with coalescing (onnxruntime/core/framework/bfc_arena.cc): regions grow to the next power of
+two, and a page becomes resident when a tensor is first placed on it. After the first run with a shape, ONNX Runtime
+allocates all activations of a run as one block (memory patterns).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+ROUNDING = 256
+FIRST_REGION, SECOND_REGION = 1 << 20, 2 << 20
+"""Least sizes of the first two regions."""
+MOST_UNUSED_BYTES = 128 << 20
+PLAN_FACTOR = 1.25
+"""ONNX Runtime's plan keeps some activations longer than their last use. Measured (1.31.1): 13.1 MiB for 10.5 MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A tensor of a run: its bytes, and the first and the last node that use it."""
+
+    size: int
+    begin: int
+    end: int
+
+
+@dataclass(slots=True)
+class Chunk:
+    """A part of a region, from its offset to that of the next."""
+
+    offset: int
+    size: int
+    used: bool = False
+
+
+@dataclass(slots=True)
+class Arena:
+    """The regions of an arena, and the bytes that were touched."""
+
+    regions: list[list[Chunk]] = field(default_factory=list)
+    touched: list[int] = field(default_factory=list)
+    growth: int = FIRST_REGION
+
+    @property
+    def resident(self) -> int:
+        """Bytes that were ever in use."""
+        return sum(self.touched)
+
+    def allocate(self, size: int) -> tuple[int, Chunk]:
+        """Place a tensor in the smallest free chunk that holds it, in a new region if there is none.
+
+        A chunk is split only if at least half of it, or `MOST_UNUSED_BYTES`, stays free.
+        """
+        size = max(ROUNDING, -(-size // ROUNDING) * ROUNDING)
+        fitting = [
+            (chunk.size, number, chunk.offset, chunk)
+            for number, chunks in enumerate(self.regions)
+            for chunk in chunks
+            if not chunk.used and chunk.size >= size
+        ]
+        if fitting:
+            _, number, _, chunk = min(fitting, key=lambda entry: entry[:3])
+        else:
+            number, chunk = self._extend(size)
+        if chunk.size >= 2 * size or chunk.size - size >= MOST_UNUSED_BYTES:
+            chunks = self.regions[number]
+            chunks.insert(chunks.index(chunk) + 1, Chunk(chunk.offset + size, chunk.size - size))
+            chunk.size = size
+        chunk.used = True
+        self.touched[number] = max(self.touched[number], chunk.offset + size)
+        return number, chunk
+
+    def _extend(self, size: int) -> tuple[int, Chunk]:
+        """Add a region for a tensor; regions double in size."""
+        doubles = self.growth >= size
+        while self.growth < size:
+            self.growth *= 2
+        self.regions.append([Chunk(0, self.growth)])
+        self.touched.append(0)
+        self.growth = SECOND_REGION if len(self.regions) == 1 else self.growth * (2 if doubles else 1)
+        return len(self.regions) - 1, self.regions[-1][0]
+
+    def free(self, place: tuple[int, Chunk]) -> None:
+        """Free a chunk, and join it with its free neighbours."""
+        number, chunk = place
+        chunk.used = False
+        joined: list[Chunk] = []
+        for each in self.regions[number]:
+            if joined and not joined[-1].used and not each.used:
+                joined[-1].size += each.size
+            else:
+                joined.append(each)
+        self.regions[number] = joined
+
+    def run(self, blocks: Sequence[Block], scratch: Sequence[int], nodes: Sequence[int], *, planned: bool) -> None:
+        """One run: its activations one by one, or `planned` as one block; temporary tensors within some `nodes`."""
+        if planned:
+            blocks, nodes = [Block(int(PLAN_FACTOR * pattern_bytes(blocks)), 0, 1)], nodes[:1] and (1,)
+        steps = [(block.begin, 1, block.size, block.end) for block in blocks if block.size]
+        live: list[tuple[int, tuple[int, Chunk]]] = []
+        for begin, is_block, size, end in sorted([*steps, *((node, 0, 0, 0) for node in nodes)]):
+            for entry in [entry for entry in live if entry[0] < begin]:
+                live.remove(entry)
+                self.free(entry[1])
+            if is_block:
+                live.append((end, self.allocate(size)))
+                continue
+            for place in [self.allocate(temporary) for temporary in scratch]:
+                self.free(place)
+        for _, place in live:
+            self.free(place)
+
+
+def pattern_bytes(blocks: Sequence[Block]) -> int:
+    """Size of a block for all activations: each in the gap that it fills best, else at the end.
+
+    As in onnxruntime/core/framework/mem_pattern_planner.h.
+    """
+    live: list[tuple[int, int, int]] = []
+    total = 0
+    for block in sorted(blocks, key=lambda each: each.begin):
+        live = sorted(entry for entry in live if entry[2] >= block.begin)
+        gaps, position = [], 0
+        for offset, size, _ in [*live, (total, 0, 0)]:
+            if offset - position >= block.size:
+                gaps.append((offset - position, position))
+            position = max(position, offset + size)
+        top = max((offset + size for offset, size, _ in live), default=0)
+        place = min(gaps)[1] if gaps else top
+        live.append((place, block.size, block.end))
+        total = max(total, place + block.size)
+    return total

@@ -1,0 +1,292 @@
+"""Plans a model on a device: memory, largest settings, and speed, without running it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+import partita
+from partita.capacity.records import DeviceFacts, MachineRates, Plan
+from partita.errors import CheckpointError, PackageError, UsageError
+from partita.export.options import ExportOptions
+from partita.export.progress import Progress, Silent, stage
+from partita.extras import checked_versions
+from partita.files import temporary_directory
+from partita.foreign.folder import open_folder
+from partita.foreign_paths import recognise
+from partita.library.api import from_fields
+from partita.library.audience import QUIET, Audience
+from partita.library.engine.jobs import run_job
+from partita.options.plan import PlanOptions
+from partita.package.contract import Contract
+from partita.package.folder import is_package
+from partita.process import address_space_free
+from partita.providers.cuda_dry_run.devices import Device, device
+from partita.providers.resolve import parse_chain
+
+if TYPE_CHECKING:
+    import onnx
+
+    from partita.capacity.memory import Requirements
+
+HERE = "here"
+MEASURE = "partita.library.planning:measured_rates"
+MEASURE_SECONDS = 120.0
+BASES = {
+    True: "rates of this machine, measured with ONNX Runtime's CPU provider; interval: 20 % either way",
+    False: "bandwidth and arithmetic of the data sheet; assumed shares: 30 to 90 % of bandwidth, 20 to 70 % of "
+    "arithmetic; not measured",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A model to plan: its contract and graphs without weights."""
+
+    kind: str
+    contract: Contract
+    models: Sequence[onnx.ModelProto]
+    model_type: str
+    parameters: int
+    precision: str
+    attention: str
+    context_limit: int | None
+    batch_limit: int | None
+    notes: tuple[str, ...] = ()
+
+
+@from_fields(PlanOptions)
+def plan(options: PlanOptions) -> Plan:
+    """Whether a model fits a device at a context and batch size, the largest that fit, and its speed there.
+
+    `model`: a checkpoint (without its weights, if only config.json is there), GGUF file, hub id, package or folder.
+    `device`: "here" or the name of a GPU. Memory is computed from the graph that an export writes. Raises
+    ArgumentError, CheckpointError, UnsupportedModelError, PackageError, and InstallationError without the extra
+    `export`, except for packages.
+    """
+    return make_plan(options)
+
+
+def make_plan(options: PlanOptions, progress: Progress | None = None, audience: Audience = QUIET) -> Plan:
+    """The plan for checked options. Raises a PartitaError."""
+    gpu = None if options.device == HERE else device(options.device, others=(HERE,))
+    given, path = os.fspath(options.model), Path(options.model)
+    if path.is_dir() and (is_package(path) or (not (path / "config.json").is_file() or any(path.glob("**/*.onnx")))):
+        planned = _package(path, options)
+    else:
+        if os.path.lexists(path) and path.name != "config.json" and not recognise(path).is_checkpoint:
+            raise CheckpointError(f"{path}: neither a checkpoint nor a package: {recognise(path).description}")
+        planned = _checkpoint(given, options, gpu, progress or Silent())
+    rates = here_rates(audience) if gpu is None else None
+    return plan_of(planned, given, options, gpu, rates)
+
+
+def plan_of(planned: Planned, name: str, options: PlanOptions, gpu: Device | None, rates: MachineRates | None) -> Plan:
+    """The plan of a model. `rates`: of this machine, without `gpu`."""
+    from partita.capacity.memory import cache_bytes
+    from partita.capacity.speed import phase_plans
+
+    contract = planned.contract
+    context, batch = options.context or contract.max_length, options.batch
+    prompt = options.prompt_tokens or max(1, context // 2)
+    if prompt >= context:
+        raise UsageError(f"`prompt_tokens={prompt}` leaves no room for output in `context={context}`; use fewer")
+    model = requirements(contract, planned.models, rates)
+    facts = device_facts(gpu, rates)
+    prefill, decode = phase_plans(model, gpu or rates, batch, prompt)  # type: ignore[arg-type]
+    step, required = decode.seconds, model.total(context, batch)
+    return Plan(
+        partita_version=partita.__version__,
+        model=name,
+        kind=planned.kind,  # type: ignore[arg-type]
+        model_type=planned.model_type,
+        parameters=planned.parameters,
+        precision=planned.precision,
+        attention=planned.attention,
+        device=facts,
+        context=context,
+        batch=batch,
+        prompt_tokens=prompt,
+        fits=required <= facts.available_bytes,
+        required_bytes=required,
+        load_bytes=model.loading(),
+        memory=model.parts(context, batch),
+        cache_bytes_per_token=cache_bytes(contract.states, contract, context, 1) - _at(contract, context - 1),
+        largest_context=model.largest_context(batch, facts.available_bytes, planned.context_limit),
+        largest_batch=model.largest_batch(context, facts.available_bytes, planned.batch_limit),
+        context_limit=planned.context_limit,
+        batch_limit=planned.batch_limit,
+        phases=(prefill, decode),
+        first_token_seconds=prefill.seconds,
+        decode_tokens_per_second=step.model_copy(
+            update={"value": batch / step.value, "low": batch / step.high, "high": batch / step.low}
+        ),
+        speed_basis=BASES[gpu is None],
+        notes=planned.notes,
+    )
+
+
+def _at(contract: Contract, context: int) -> int:
+    """Cache bytes of a row with one token less."""
+    from partita.capacity.memory import cache_bytes
+
+    return cache_bytes(contract.states, contract, context, 1)
+
+
+def requirements(contract: Contract, models: Sequence[onnx.ModelProto], rates: MachineRates | None) -> Requirements:
+    """The memory of a model: on this machine's CPU with `rates`, else on a GPU."""
+    from partita.capacity.costs import graph_costs
+    from partita.capacity.memory import Requirements
+    from partita.runtime.cpu.attention import attention_path, choose, find_attention
+    from partita.runtime.cpu.cores import cpu_flags
+
+    graphs = tuple(
+        (file, graph_costs(model, contract, file)) for file, model in zip(contract.files, models, strict=True)
+    )
+    heads = naive = 0
+    for file, model in zip(contract.files, models, strict=True):
+        attention = attention_path(find_attention(model), file.sequence_length)
+        if attention is not None and rates is not None:
+            chosen = choose(attention, rates.threads, avx512="avx512f" in cpu_flags())
+            heads = max(form.heads for form in attention.forms)
+            naive = heads if chosen is not None and chosen.path == "naive" else naive
+    return Requirements(
+        contract,
+        graphs,
+        process_bytes=0 if rates is None else rates.process_bytes,
+        on_cpu=rates is not None,
+        naive_heads=naive,
+        query_heads=heads,
+    )
+
+
+def device_facts(gpu: Device | None, rates: MachineRates | None) -> DeviceFacts:
+    """The device of a plan."""
+    if gpu is not None:
+        source = f"data sheet: {gpu.gigabytes_per_second:,} GB/s, {gpu.teraflops[1]:g} TFLOP/s in float16"
+        return DeviceFacts(
+            name=gpu.key,
+            title=gpu.name,
+            memory_bytes=gpu.memory_bytes,
+            available_bytes=gpu.memory_bytes,
+            source=f"{source}; the CUDA context is not counted",
+        )
+    from partita.runtime.cpu.cores import cpu_name
+
+    assert rates is not None
+    memory = psutil.virtual_memory()
+    return DeviceFacts(
+        name=HERE,
+        title=f"{cpu_name()}, {rates.threads} threads",
+        memory_bytes=int(memory.total),
+        available_bytes=int(min(memory.available, address_space_free())),
+        source=f"measured here: {rates.read_bytes_per_second / 1e9:.3g} GB/s",
+    )
+
+
+def _package(path: Path, options: PlanOptions) -> Planned:
+    """A package or a folder of another exporter. Raises PackageError, UsageError."""
+    from partita.runtime.contents.weightless import read_light
+
+    manifest = open_folder(path)
+    contract = manifest.graph
+    if options.precision not in ("auto", contract.precision):
+        raise UsageError(
+            f"`precision={options.precision}`: {path} is a package in {contract.precision}; omit it, or plan its "
+            "checkpoint"
+        )
+    limits = {"context": contract.longest or contract.max_length, "batch": contract.batch_size}
+    for name, most in limits.items():
+        asked = getattr(options, name) or 1
+        if asked > most:
+            raise UsageError(
+                f"`{name}={asked}`: {path} is written for at most {most}; use less, or plan its checkpoint"
+            )
+    try:
+        models = [read_light(path / file.file) for file in contract.files]
+    except (OSError, ValueError) as error:
+        raise PackageError(f"{path}: a graph cannot be read ({error})") from error
+    return Planned(
+        kind="package" if manifest.foreign is None else "folder",
+        contract=contract,
+        models=models,
+        model_type=manifest.source.model_type,
+        parameters=manifest.source.parameters if manifest.foreign is None else 0,
+        precision=contract.precision,
+        attention=contract.attention,
+        context_limit=limits["context"],
+        batch_limit=limits["batch"],
+    )
+
+
+def _checkpoint(given: str, options: PlanOptions, gpu: Device | None, progress: Progress) -> Planned:
+    """The graphs that an export writes for the device. Raises CheckpointError, UnsupportedModelError, UsageError."""
+    with stage(progress, "load libraries", {}):
+        import onnx
+
+        from partita.export.planned import planned_graphs
+        from partita.export.target import Kernels, Target
+        from partita.library.place.target import find_target, supported_by_cpu
+        from partita.providers.cuda import PROVIDER as CUDA
+    if gpu is None:
+        target = find_target("cpu", {}, default_allowed=True, libraries={})
+    else:
+        kernels = Kernels(**asdict(CUDA.packed_weights), folds=CUDA.compiles)
+        target = Target(CUDA.name, HERE, CUDA.preferred_attention, "not probed for a plan", kernels=kernels)
+    with checked_versions(), temporary_directory() as scratch:
+        export = ExportOptions(
+            given,
+            out=Path(scratch) / "package",
+            precision=options.precision,
+            max_length=options.context,
+        )  # of batch size 1; memory and time follow from that
+        try:
+            found = planned_graphs(export, target, supported_by_cpu, progress, Path(scratch) / "package")
+        except UsageError as error:
+            raise UsageError(error.message.replace("`max_length=", "`context=")) from error
+    return Planned(
+        kind="config" if found.from_config else "checkpoint",
+        contract=found.contract,
+        models=[onnx.load_from_string(model) for model in found.models],
+        model_type=found.model_type,
+        parameters=found.parameters,
+        precision=found.precision,
+        attention=found.attention,
+        context_limit=found.most_positions,
+        batch_limit=None,
+        notes=found.notes,
+    )
+
+
+def here_rates(audience: Audience = QUIET, *, again: bool = False) -> MachineRates:
+    """The rates of this machine, measured if they are not known. Raises ResourceError, InstallationError."""
+    from partita.runtime.cpu.attention import VARIABLE
+    from partita.runtime.rates import keep_rates, stored_rates, uses_naive_attention
+
+    found = None if again else stored_rates()
+    if found is not None:
+        return found
+    naive = uses_naive_attention()
+    with audience.busy("measuring the rates of this machine"):
+        environment = {**os.environ, VARIABLE: str(int(naive))}
+        rates: MachineRates = run_job(
+            MEASURE, naive, chain=parse_chain("cpu"), environment=environment, timeout=MEASURE_SECONDS
+        )
+    keep_rates(rates)
+    return rates
+
+
+def measured_rates(naive: bool, *, audience: Audience = QUIET) -> MachineRates:
+    """The measurement, in a process of its own, which has the modules of a run in memory."""
+    import partita.library.engine.local
+    from partita.runtime.cpu.cores import usable_cores
+    from partita.runtime.ort.rates import measure
+
+    assert partita.library.engine.local
+    threads, _ = usable_cores().threads()
+    return measure(threads, naive=naive)
