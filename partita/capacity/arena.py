@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 ROUNDING = 256
 FIRST_REGION, SECOND_REGION = 1 << 20, 2 << 20
 """Least sizes of the first two regions."""
 MOST_UNUSED_BYTES = 128 << 20
-PLAN_FACTOR = 1.25
-"""ONNX Runtime's plan keeps some activations longer than their last use. Measured (1.31.1): 13.1 MiB for 10.5 MiB."""
+PLAN_FACTOR = 1.3
+"""ONNX Runtime's plan keeps some activations longer than their last use. Measured (1.31.1): 13.1 MiB for 10.1 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,21 +116,6 @@ class Arena:
 
 
 def pattern_bytes(blocks: Sequence[Block]) -> int:
-    """Size of a block for all activations: each in the gap that it fills best, else at the end.
-
-    As in onnxruntime/core/framework/mem_pattern_planner.h.
-    """
-    live: list[tuple[int, int, int]] = []
-    total = 0
-    for block in sorted(blocks, key=lambda each: each.begin):
-        live = sorted(entry for entry in live if entry[2] >= block.begin)
-        gaps, position = [], 0
-        for offset, size, _ in [*live, (total, 0, 0)]:
-            if offset - position >= block.size:
-                gaps.append((offset - position, position))
-            position = max(position, offset + size)
-        top = max((offset + size for offset, size, _ in live), default=0)
-        place = min(gaps)[1] if gaps else top
-        live.append((place, block.size, block.end))
-        total = max(total, place + block.size)
-    return total
+    """Bytes of the activations that live at the same time."""
+    changes = [(block.begin, 0, block.size) for block in blocks] + [(block.end, 1, -block.size) for block in blocks]
+    return max(accumulate(size for _, _, size in sorted(changes)), default=0)

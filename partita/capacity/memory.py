@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from partita import dtypes
 from partita.capacity.arena import Arena
 from partita.capacity.costs import GraphCosts, symbols
 from partita.capacity.records import MemoryPart
-from partita.package.contract import Contract, GraphFile, State
+from partita.package.contract import Contract, GraphFile
 
 CHUNK_TOKENS = 512
 """Default maximum number of prompt tokens per run."""
@@ -41,7 +41,7 @@ class Requirements:
         sizes = {
             "process": self.process,
             "weights": self.weight_bytes(context * batch),
-            "cache": cache_bytes(self.contract.states, self.contract, context, batch),
+            "cache": self.cache(context, batch),
             "logits": 4 * batch * self.contract.vocab_size,
             "workspace": self.workspace(context, batch),
         }
@@ -50,6 +50,15 @@ class Requirements:
             for name, size in sizes.items()
             if size
         )
+
+    def cache(self, context: int, batch: int) -> int:
+        """Bytes of all states, for another context and batch size than those of the contract."""
+        total = 0
+        for state in self.contract.states:
+            size = dtypes.size_bytes(state.dtype, state.shape) * batch // self.contract.batch_size
+            grows = state.kind in ("key", "value") and not state.rolls
+            total += size * context // self.contract.max_length if grows else size
+        return total
 
     def total(self, context: int, batch: int) -> int:
         """Peak memory in bytes."""
@@ -135,16 +144,6 @@ BASIS = {
     ("workspace", True): "activations and attention scratch of a prompt chunk, as ONNX Runtime's arena places them",
     ("workspace", False): "activations of a prompt chunk, as ONNX Runtime's arena places them",
 }
-
-
-def cache_bytes(states: Sequence[State], contract: Contract, context: int, batch: int) -> int:
-    """Bytes of all states for another context and batch size than those of the contract."""
-    total = 0
-    for state in states:
-        size = dtypes.size_bytes(state.dtype, state.shape) * batch // contract.batch_size
-        grows = state.kind in ("key", "value") and not state.rolls
-        total += size * context // contract.max_length if grows else size
-    return total
 
 
 def _largest(fits: Callable[[int], bool], limit: int) -> int:

@@ -21,13 +21,13 @@ from partita.foreign.folder import open_folder
 from partita.foreign_paths import recognise
 from partita.library.api import from_fields
 from partita.library.audience import QUIET, Audience
-from partita.library.engine.jobs import run_job
+from partita.library.rates import here_rates, uses_naive_attention
 from partita.options.plan import PlanOptions
 from partita.package.contract import Contract
 from partita.package.folder import is_package
 from partita.process import address_space_free
+from partita.providers.cuda import PROVIDER as CUDA
 from partita.providers.cuda_dry_run.devices import Device, device
-from partita.providers.resolve import parse_chain
 
 if TYPE_CHECKING:
     import onnx
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from partita.capacity.memory import Requirements
 
 HERE = "here"
-MEASURE = "partita.library.planning:measured_rates"
-MEASURE_SECONDS = 120.0
 BASES = {
     True: "rates of this machine, measured with ONNX Runtime's CPU provider; interval: 20 % either way",
     False: "bandwidth and arithmetic of the data sheet; assumed shares: 30 to 90 % of bandwidth, 20 to 70 % of "
@@ -76,7 +74,7 @@ def make_plan(options: PlanOptions, progress: Progress | None = None, audience: 
     """The plan for checked options. Raises a PartitaError."""
     gpu = None if options.device == HERE else device(options.device, others=(HERE,))
     given, path = os.fspath(options.model), Path(options.model)
-    if path.is_dir() and (is_package(path) or (not (path / "config.json").is_file() or any(path.glob("**/*.onnx")))):
+    if path.is_dir() and (is_package(path) or not (path / "config.json").is_file() or any(path.glob("**/*.onnx"))):
         planned = _package(path, options)
     else:
         if os.path.lexists(path) and path.name != "config.json" and not recognise(path).is_checkpoint:
@@ -88,7 +86,6 @@ def make_plan(options: PlanOptions, progress: Progress | None = None, audience: 
 
 def plan_of(planned: Planned, name: str, options: PlanOptions, gpu: Device | None, rates: MachineRates | None) -> Plan:
     """The plan of a model. `rates`: of this machine, without `gpu`."""
-    from partita.capacity.memory import cache_bytes
     from partita.capacity.speed import phase_plans
 
     contract = planned.contract
@@ -116,7 +113,7 @@ def plan_of(planned: Planned, name: str, options: PlanOptions, gpu: Device | Non
         required_bytes=required,
         load_bytes=model.loading(),
         memory=model.parts(context, batch),
-        cache_bytes_per_token=cache_bytes(contract.states, contract, context, 1) - _at(contract, context - 1),
+        cache_bytes_per_token=model.cache(2, 1) - model.cache(1, 1),
         largest_context=model.largest_context(batch, facts.available_bytes, planned.context_limit),
         largest_batch=model.largest_batch(context, facts.available_bytes, planned.batch_limit),
         context_limit=planned.context_limit,
@@ -131,33 +128,23 @@ def plan_of(planned: Planned, name: str, options: PlanOptions, gpu: Device | Non
     )
 
 
-def _at(contract: Contract, context: int) -> int:
-    """Cache bytes of a row with one token less."""
-    from partita.capacity.memory import cache_bytes
-
-    return cache_bytes(contract.states, contract, context, 1)
-
-
 def requirements(contract: Contract, models: Sequence[onnx.ModelProto], rates: MachineRates | None) -> Requirements:
     """The memory of a model: on this machine's CPU with `rates`, else on a GPU."""
     from partita.capacity.costs import graph_costs
     from partita.capacity.memory import Requirements
     from partita.runtime.cpu.attention import attention_path, choose, find_attention
-    from partita.runtime.cpu.cores import cpu_flags
 
-    graphs = tuple(
-        (file, graph_costs(model, contract, file)) for file, model in zip(contract.files, models, strict=True)
-    )
-    heads = naive = 0
+    graphs, heads, naive = [], 0, 0
     for file, model in zip(contract.files, models, strict=True):
+        graphs.append((file, graph_costs(model, contract, file)))
         attention = attention_path(find_attention(model), file.sequence_length)
         if attention is not None and rates is not None:
-            chosen = choose(attention, rates.threads, avx512="avx512f" in cpu_flags())
+            chosen = choose(attention, rates.threads, avx512=uses_naive_attention())
             heads = max(form.heads for form in attention.forms)
             naive = heads if chosen is not None and chosen.path == "naive" else naive
     return Requirements(
         contract,
-        graphs,
+        tuple(graphs),
         process_bytes=0 if rates is None else rates.process_bytes,
         on_cpu=rates is not None,
         naive_heads=naive,
@@ -229,64 +216,34 @@ def _checkpoint(given: str, options: PlanOptions, gpu: Device | None, progress: 
     with stage(progress, "load libraries", {}):
         import onnx
 
+        from partita.export.options import most_positions
         from partita.export.planned import planned_graphs
-        from partita.export.target import Kernels, Target
+        from partita.export.target import Kernels, Target, skeleton
+        from partita.export.work import Work
         from partita.library.place.target import find_target, supported_by_cpu
-        from partita.providers.cuda import PROVIDER as CUDA
     if gpu is None:
         target = find_target("cpu", {}, default_allowed=True, libraries={})
     else:
         kernels = Kernels(**asdict(CUDA.packed_weights), folds=CUDA.compiles)
         target = Target(CUDA.name, HERE, CUDA.preferred_attention, "not probed for a plan", kernels=kernels)
     with checked_versions(), temporary_directory() as scratch:
-        export = ExportOptions(
-            given,
-            out=Path(scratch) / "package",
-            precision=options.precision,
-            max_length=options.context,
-        )  # of batch size 1; memory and time follow from that
+        out = Path(scratch) / "package"
+        # of batch size 1: memory and time of more rows follow from its graph
+        export = ExportOptions(given, out=out, precision=options.precision, max_length=options.context)
+        work = Work(export, progress, out, supports=supported_by_cpu)
         try:
-            found = planned_graphs(export, target, supported_by_cpu, progress, Path(scratch) / "package")
+            checkpoint, found = planned_graphs(work, target)
         except UsageError as error:
             raise UsageError(error.message.replace("`max_length=", "`context=")) from error
-    return Planned(
-        kind="config" if found.from_config else "checkpoint",
-        contract=found.contract,
-        models=[onnx.load_from_string(model) for model in found.models],
-        model_type=found.model_type,
-        parameters=found.parameters,
-        precision=found.precision,
-        attention=found.attention,
-        context_limit=found.most_positions,
-        batch_limit=None,
-        notes=found.notes,
-    )
-
-
-def here_rates(audience: Audience = QUIET, *, again: bool = False) -> MachineRates:
-    """The rates of this machine, measured if they are not known. Raises ResourceError, InstallationError."""
-    from partita.runtime.cpu.attention import VARIABLE
-    from partita.runtime.rates import keep_rates, stored_rates, uses_naive_attention
-
-    found = None if again else stored_rates()
-    if found is not None:
-        return found
-    naive = uses_naive_attention()
-    with audience.busy("measuring the rates of this machine"):
-        environment = {**os.environ, VARIABLE: str(int(naive))}
-        rates: MachineRates = run_job(
-            MEASURE, naive, chain=parse_chain("cpu"), environment=environment, timeout=MEASURE_SECONDS
+        return Planned(
+            kind="checkpoint" if checkpoint.files else "config",
+            contract=found.contract,
+            models=[onnx.load_from_string(skeleton(model)) for model in found.models],
+            model_type=checkpoint.model_type,
+            parameters=found.parameters,
+            precision=work.options.precision,
+            attention=found.attention,
+            context_limit=most_positions(checkpoint),
+            batch_limit=None,
+            notes=tuple(work.notes),
         )
-    keep_rates(rates)
-    return rates
-
-
-def measured_rates(naive: bool, *, audience: Audience = QUIET) -> MachineRates:
-    """The measurement, in a process of its own, which has the modules of a run in memory."""
-    import partita.library.engine.local
-    from partita.runtime.cpu.cores import usable_cores
-    from partita.runtime.ort.rates import measure
-
-    assert partita.library.engine.local
-    threads, _ = usable_cores().threads()
-    return measure(threads, naive=naive)

@@ -12,7 +12,7 @@ import partita
 from partita import dtypes
 from partita.capacity.arena import Arena, Block, pattern_bytes
 from partita.capacity.costs import graph_costs
-from partita.capacity.memory import cache_bytes
+from partita.capacity.memory import Requirements
 from partita.capacity.records import FormRates, MachineRates, Plan
 from partita.cli import run
 from partita.library import planning
@@ -114,10 +114,11 @@ def test_a_config_alone_gives_the_plan_of_its_checkpoint(
 
 def test_a_state_scales_with_context_unless_its_size_is_fixed(tiny_checkpoint: TinyCheckpoint, exported: Exported):
     contract = read_manifest(exported(tiny_checkpoint("llama"))).graph
-    whole = cache_bytes(contract.states, contract, 64, 1)
-    assert cache_bytes(contract.states, contract, 128, 3) == 6 * whole
-    rolling = [state.model_copy(update={"rolls": True}) for state in contract.states]
-    assert cache_bytes(rolling, contract, 128, 3) == 3 * whole
+    whole = Requirements(contract, ()).cache(64, 1)
+    assert Requirements(contract, ()).cache(128, 3) == 6 * whole
+    rolling = tuple(state.model_copy(update={"rolls": True}) for state in contract.states)
+    contract = contract.model_copy(update={"states": rolling})
+    assert Requirements(contract, ()).cache(128, 3) == 3 * whole
 
 
 def test_the_largest_settings_fit_and_the_next_do_not(package: Path) -> None:

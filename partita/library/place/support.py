@@ -207,9 +207,8 @@ def providers(options: ProvidersOptions) -> MachineReport:
     `provider_libraries`: files of plugin providers by name. `measure`: measure the rates of this machine, which takes
     ten seconds. Raises ArgumentError for an invalid library file.
     """
-    from partita.library.planning import here_rates
+    from partita.library.rates import here_rates, stored_rates
     from partita.runtime.machine import describe_machine
-    from partita.runtime.rates import stored_rates
 
     found = describe_machine(parse_libraries(options.provider_libraries or {}, all_names()))
     rates = here_rates(again=True) if options.measure else stored_rates()
