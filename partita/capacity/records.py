@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from partita.observations.records import Record
+from partita.partition_reports.records import Bound
 
 SCHEMA = "partita.plan/1"
 
@@ -71,9 +72,6 @@ class Estimate(Record):
     value: float
     low: float
     high: float
-
-
-Bound = Literal["memory", "compute", "launches", "copies", "waiting", "indeterminate"]
 
 
 class PhasePlan(Record):

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 from partita.capacity.costs import Product, symbols
 from partita.capacity.memory import CHUNK_TOKENS, Requirements
-from partita.capacity.records import Bound, Estimate, FormRates, MachineRates, PhasePlan
+from partita.capacity.records import Estimate, FormRates, MachineRates, PhasePlan
 from partita.package.contract import PhaseName
+from partita.partition_reports.records import Bound
 from partita.providers.cuda_dry_run.devices import Device
 
 HERE_SPREAD = 0.2

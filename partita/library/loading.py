@@ -77,32 +77,35 @@ def open_engine(
 
     `refusal_seconds`: for experiments on a chain that cannot be honoured. `with_text`: requests need text.
     """
-    if in_child(target, process):
-        from partita.library.engine.remote import RemoteEngine
+    from partita.library.planning import naming_what_fits
 
-        return RemoteEngine(
+    with naming_what_fits(folder, manifest, target.chain):
+        if in_child(target, process):
+            from partita.library.engine.remote import RemoteEngine
+
+            return RemoteEngine(
+                folder,
+                manifest,
+                given,
+                target,
+                observe=observe,
+                refusal_seconds=refusal_seconds,
+                audience=audience,
+                choice=choice,
+                with_text=with_text,
+            )
+        from partita.library.engine.local import LocalEngine
+
+        return LocalEngine(
             folder,
             manifest,
-            given,
             target,
+            threads=given.threads,
             observe=observe,
             refusal_seconds=refusal_seconds,
             audience=audience,
             choice=choice,
-            with_text=with_text,
         )
-    from partita.library.engine.local import LocalEngine
-
-    return LocalEngine(
-        folder,
-        manifest,
-        target,
-        threads=given.threads,
-        observe=observe,
-        refusal_seconds=refusal_seconds,
-        audience=audience,
-        choice=choice,
-    )
 
 
 def _log_chain(target: Target, engine: Engine, manifest: Manifest) -> None:

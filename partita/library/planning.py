@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ import psutil
 
 import partita
 from partita.capacity.records import DeviceFacts, MachineRates, Plan
-from partita.errors import CheckpointError, PackageError, UsageError
+from partita.errors import CheckpointError, PackageError, PartitaError, ResourceError, UsageError
 from partita.export.options import ExportOptions
 from partita.export.progress import Progress, Silent, stage
 from partita.extras import checked_versions
@@ -21,13 +22,17 @@ from partita.foreign.folder import open_folder
 from partita.foreign_paths import recognise
 from partita.library.api import from_fields
 from partita.library.audience import QUIET, Audience
-from partita.library.rates import here_rates, uses_naive_attention
+from partita.library.rates import here_rates, stored_rates, uses_naive_attention
+from partita.observations.text_format import human_bytes
 from partita.options.plan import PlanOptions
 from partita.package.contract import Contract
-from partita.package.folder import is_package
-from partita.process import address_space_free
+from partita.package.folder import Manifest, is_package
+from partita.process import address_space_free, rss_bytes
+from partita.providers.base import Provider
 from partita.providers.cuda import PROVIDER as CUDA
 from partita.providers.cuda_dry_run.devices import Device, device
+from partita.runtime.contents.weightless import read_light
+from partita.runtime.machine import nvidia_gpus
 
 if TYPE_CHECKING:
     import onnx
@@ -171,15 +176,13 @@ def device_facts(gpu: Device | None, rates: MachineRates | None) -> DeviceFacts:
         name=HERE,
         title=f"{cpu_name()}, {rates.threads} threads",
         memory_bytes=int(memory.total),
-        available_bytes=int(min(memory.available, address_space_free())),
+        available_bytes=_free_bytes(),
         source=f"measured here: {rates.read_bytes_per_second / 1e9:.3g} GB/s",
     )
 
 
 def _package(path: Path, options: PlanOptions) -> Planned:
     """A package or a folder of another exporter. Raises PackageError, UsageError."""
-    from partita.runtime.contents.weightless import read_light
-
     manifest = open_folder(path)
     contract = manifest.graph
     if options.precision not in ("auto", contract.precision):
@@ -247,3 +250,50 @@ def _checkpoint(given: str, options: PlanOptions, gpu: Device | None, progress: 
             batch_limit=None,
             notes=tuple(work.notes),
         )
+
+
+def measured_requirements(folder: Path, manifest: Manifest) -> tuple[Requirements | None, MachineRates | None]:
+    """The memory and work of a package on this machine's CPU, and its rates; None if they are not measured."""
+    rates = stored_rates()
+    if rates is None:
+        return None, None
+    try:
+        models = [read_light(folder / file.file) for file in manifest.graph.files]
+    except (OSError, ValueError):  # the run read them; they may be gone
+        return None, rates
+    return requirements(manifest.graph, models, rates), rates
+
+
+def with_what_fits(error: ResourceError, folder: Path, manifest: Manifest, chain: Sequence[Provider]) -> ResourceError:
+    """The error of a lack of memory, with the largest context and batch that fit, if known."""
+    with suppress(OSError, ValueError, MemoryError, PartitaError):
+        gpus = nvidia_gpus() if chain[0].name == CUDA.name else ()
+        if chain[0].name != "cpu" and not gpus:
+            return error
+        contract = manifest.graph
+        models = [read_light(folder / file.file) for file in contract.files]
+        model = requirements(contract, models, None if gpus else stored_rates())
+        model = replace(model, on_cpu=not gpus, process_bytes=model.process_bytes or (0 if gpus else rss_bytes()))
+        available = gpus[0].memory_bytes if gpus else _free_bytes() + rss_bytes()
+        found = [
+            f"context {context:,} with batch {batch}"
+            for batch in sorted({1, contract.batch_size})
+            if (context := model.largest_context(batch, available, contract.max_length))
+        ]
+        text = f"largest that fit {human_bytes(available)}: {' or '.join(found) or 'nothing'} (see partita plan)"
+        return ResourceError(f"{error.message}; {text}", path=error.path, remedy=error.remedy)
+    return error
+
+
+@contextmanager
+def naming_what_fits(folder: Path, manifest: Manifest, chain: Sequence[Provider]) -> Iterator[None]:
+    """Raise the errors of a lack of memory with the largest settings that fit."""
+    try:
+        yield
+    except ResourceError as error:
+        raise with_what_fits(error, folder, manifest, chain) from error
+
+
+def _free_bytes() -> int:
+    """Memory that this process can get."""
+    return int(min(psutil.virtual_memory().available, address_space_free()))

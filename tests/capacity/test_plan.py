@@ -16,6 +16,7 @@ from partita.capacity.memory import Requirements
 from partita.capacity.records import FormRates, MachineRates, Plan
 from partita.cli import run
 from partita.library import planning
+from partita.library.rates import here_rates
 from partita.options.plan import PlanOptions
 from partita.package.folder import read_manifest
 from tests.capacity.shapes import COMMON, SHAPES, run_package
@@ -234,7 +235,7 @@ def test_decode_is_within_20_percent(size: str, tiny_checkpoint: TinyCheckpoint,
     made = exported(shape(size, tiny_checkpoint), precision="int4", max_length=512)
     ratios = []
     for _ in range(3):
-        planning.here_rates(again=True)
+        here_rates(again=True)
         planned = partita.plan(made, prompt_tokens=128).decode_tokens_per_second
         assert planned is not None
         ratios.append(planned.value * run_package(made, 128, 64)["step"])

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from partita.errors import GenerationError, ReportError, UsageError
+from partita.errors import GenerationError, PartitaError, ReportError, ResourceError, UsageError
 from partita.foreign.folder import AS_IT_IS, Choice, open_folder
 from partita.library.audience import QUIET, Audience
 from partita.library.chain import Target
@@ -107,6 +107,14 @@ class LocalEngine(Scheduler):
             load_seconds=sum(entry.session.load_seconds for entry in graphs),
             slots=self.slots,
         )
+
+    def _lose(self, error: PartitaError | None) -> None:
+        """Drop the batch; a lack of memory names the largest settings that fit."""
+        if isinstance(error, ResourceError):
+            from partita.library.planning import with_what_fits
+
+            error = with_what_fits(error, self.folder, self.manifest, self.target.chain)
+        super()._lose(error)
 
     def report(self, request: ReportRequest) -> Report:
         """The partition report of the steps since `open`. Raises ReportError without steps."""
