@@ -23,6 +23,7 @@ BLOCK_FLOATS = 2
 """float32 numbers that a packed block of integers has: its scale and its sum."""
 VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
 """Operators whose output shares the memory of their first input."""
+PRODUCTS = frozenset({"MatMul", "Gemm", "MatMulNBits", "MatMulInteger", "DynamicQuantizeMatMul"})
 LOOK_UPS = frozenset({"Gather", "GatherBlockQuantized"})
 ATTENTIONS = frozenset({"GroupQueryAttention", "MultiHeadAttention", "Attention"})
 ROWS = "*"
@@ -70,10 +71,7 @@ class GraphCosts:
     activations: list[tuple[str, tuple[int | str, ...], int, int]] = field(default_factory=list)
     """Type, shape, first and last node of each activation."""
     unknown_shapes: int = 0
-
-    def flops_per_token(self, *, head: bool) -> int:
-        """Arithmetic of the products of the head, or of all others, for one position."""
-        return sum(product.flops for product in self.products if product.of_head == head)
+    """Activations without a shape in the file, which are not counted."""
 
     def blocks(self, sizes: Sizes) -> list[Block]:
         """Memory of the activations of a run, in the order of allocation."""
@@ -82,15 +80,11 @@ class GraphCosts:
         return [Block(size, begin, end) for size, begin, end in found if size > SMALL_BYTES]
 
 
-def symbols(
-    contract: Contract, file: GraphFile, rows: int, tokens: int, positions: int | None = None
-) -> dict[str, int]:
-    """The sizes of a run of `rows` rows with `tokens` new tokens each. `positions`: those with logits, by default 1."""
+def symbols(contract: Contract, file: GraphFile, rows: int, tokens: int) -> dict[str, int]:
+    """The sizes of a run of `rows` rows with `tokens` new tokens each, and logits of one position."""
     fixed = next((port.shape[0] for port in file.inputs if port.role == "tokens"), 1)
     found = {ROWS: -(-rows // fixed) if isinstance(fixed, int) and fixed else 1}
-    logits = tokens if positions is None and file.sequence_length is not None else positions or 1
-    by_role = {"tokens": (rows, tokens), "logits_rows": (logits,), "logits": (rows, logits, contract.vocab_size)}
-    by_role["mask"] = (rows, contract.max_length)
+    by_role = {"tokens": (rows, tokens), "logits_rows": (1,), "logits": (rows, 1), "mask": (rows, contract.max_length)}
     for port in (*file.inputs, *file.outputs):
         for name, size in zip(port.shape, by_role.get(port.role, ()), strict=False):
             if isinstance(name, str):
@@ -120,11 +114,9 @@ def graph_costs(model: onnx.ModelProto, contract: Contract, file: GraphFile) -> 
         if product is not None:
             found.products.append(product)
             used.update(product.names)
-        elif node.op_type in LOOK_UPS and node.input[0] in constants:
-            tables = [constants[name] for name in inputs if name in constants]
-            if len(tables[0].dims) > 1:
-                found.tables |= {table.name: _stored(table) for table in tables}
-                used.update(table.name for table in tables)
+        elif node.op_type in LOOK_UPS and len(getattr(constants.get(inputs[0]), "dims", ())) > 1:
+            found.tables |= {name: _stored(constants[name]) for name in inputs if name in constants}
+            used.update(found.tables)
         attention = _attention_flops(node, contract)
         found.attention_nodes += [index] if attention else []
         found.attention_flops += attention
@@ -149,13 +141,7 @@ def _product(node: onnx.NodeProto, constants: Mapping[str, Any], *, of_head: boo
     """The product of a node with a constant matrix; None for other nodes."""
     names = tuple(name for name in node.input if name in constants)
     matrix = constants.get(node.input[1]) if len(node.input) > 1 else None
-    if matrix is None or node.op_type not in (
-        "MatMul",
-        "Gemm",
-        "MatMulNBits",
-        "MatMulInteger",
-        "DynamicQuantizeMatMul",
-    ):
+    if matrix is None or node.op_type not in PRODUCTS:
         return None
     stored = sum(_stored(constants[name]) for name in names)
     if node.op_type == "MatMulNBits":

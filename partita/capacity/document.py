@@ -19,12 +19,6 @@ from partita.partition_reports.sections.model import (
     text_column,
 )
 
-BOUND = {
-    "memory": "memory: reading weights and cache",
-    "compute": "compute: arithmetic",
-    "launches": "launches: start of nodes and their activations",
-}
-
 
 def document(plan: Plan) -> Document:
     """Every section."""
@@ -33,7 +27,7 @@ def document(plan: Plan) -> Document:
         name=plan.model,
         headline=(headline(plan),),
         opening=tuple(_opening(plan)),
-        sections=(_memory(plan), *_speed(plan), _model(plan)),
+        sections=(_memory(plan), _speed(plan), _model(plan)),
         version=plan.partita_version,
     )
 
@@ -45,34 +39,24 @@ def headline(plan: Plan) -> str:
     """Whether it fits, in one sentence."""
     device = plan.device
     needs = f"{human_bytes(plan.required_bytes)} of {human_bytes(device.available_bytes)} on {device.name}"
-    return f"{'fits' if plan.fits else 'does not fit'}: needs {needs}, {_sizes(plan.context, plan.batch)}"
+    return f"{'fits' if plan.fits else 'does not fit'}: needs {needs}, context {plan.context:,}, batch {plan.batch}"
 
 
 def largest(plan: Plan) -> str:
     """The largest settings that fit, in one sentence."""
-    if not plan.largest_context and not plan.largest_batch:
-        return "no context and batch size fits; use a smaller precision"
-    found = []
-    if plan.largest_context:
-        at_most = ", the most it supports" if plan.largest_context == plan.context_limit else ""
-        found.append(f"context {plan.largest_context:,} with batch {plan.batch}{at_most}")
-    if plan.largest_batch:
-        at_most = ", the most it supports" if plan.largest_batch == plan.batch_limit else ""
-        found.append(f"batch {plan.largest_batch:,} with context {plan.context:,}{at_most}")
-    return "; ".join(found)
-
-
-def _sizes(context: int, batch: int) -> str:
-    return f"context {context:,}, batch {batch}"
+    found = {
+        f"context {plan.largest_context:,} with batch {plan.batch}": (plan.largest_context, plan.context_limit),
+        f"batch {plan.largest_batch:,} with context {plan.context:,}": (plan.largest_batch, plan.batch_limit),
+    }
+    fitting = [f"{text}{' (its limit)' if size == limit else ''}" for text, (size, limit) in found.items() if size]
+    return "; ".join(fitting) or "no context and batch size; use a smaller precision"
 
 
 def _opening(plan: Plan) -> Iterator[Line]:
     """The largest settings, and the speed."""
     yield Line(largest(plan), "largest that fit")
-    first, decode = plan.first_token_seconds, plan.decode_tokens_per_second
-    if first is not None and decode is not None:
-        yield Line(f"{_range(first)} s, prompt of {plural(plan.prompt_tokens, 'token')}", "first token")
-        yield Line(f"{_range(decode)} tokens/s", "decode")
+    yield Line(f"{_range(plan.first_token_seconds)} s, prompt of {plural(plan.prompt_tokens, 'token')}", "first token")
+    yield Line(f"{_range(plan.decode_tokens_per_second)} tokens/s", "decode")
 
 
 def _range(found: Estimate) -> str:
@@ -90,25 +74,22 @@ def _memory(plan: Plan) -> Section:
     return Section("memory", "Memory", (table("Memory at full context", heads, rows), plot))
 
 
-def _speed(plan: Plan) -> Iterator[Section]:
+def _speed(plan: Plan) -> Section:
     """Work and time of both phases."""
-    if not plan.phases:
-        return
     rows = [
         (
             phase.phase,
             human_bytes(phase.read_bytes),
             decimals(phase.flops, 1e-9),
             _range(phase.seconds),
-            BOUND.get(phase.bound_by, phase.bound_by),
+            phase.bound_by,
         )
         for phase in plan.phases
     ]
     heads = (text_column("phase"), Column("reads"), Column("GFLOP"), Column("seconds"), text_column("bound by"))
     about = "prefill: the whole prompt; decode: one step of all rows"
-    yield Section(
-        "speed", "Speed", (table(f"Work and time ({about})", heads, rows), Line(plan.speed_basis, "basis", "quiet"))
-    )
+    made = table(f"Work and time ({about})", heads, rows)
+    return Section("speed", "Speed", (made, Line(plan.speed_basis, "basis", "quiet")))
 
 
 def _model(plan: Plan) -> Section:

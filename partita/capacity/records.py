@@ -36,13 +36,10 @@ class MachineRates(Record):
     attention_decode_flops: float
     """Arithmetic per second of attention, one new token after 1,023."""
     attention_prefill_flops: float
-    naive_attention: bool
     node_seconds: float
     """One small node."""
     process_bytes: int
     """Resident memory of a process with ONNX Runtime and no model."""
-    seconds: float
-    """Duration of the measurement."""
 
 
 class DeviceFacts(Record):
@@ -119,10 +116,9 @@ class Plan(Record):
     batch_limit: int | None
     """The batch size of the package; null for a checkpoint."""
     phases: tuple[PhasePlan, ...]
-    """Empty if the device's rates are unknown."""
-    first_token_seconds: Estimate | None
+    first_token_seconds: Estimate
     """Of a prompt of `prompt_tokens` in every row."""
-    decode_tokens_per_second: Estimate | None
+    decode_tokens_per_second: Estimate
     """Of all rows, after `prompt_tokens` tokens."""
     speed_basis: str
     notes: tuple[str, ...]

@@ -23,7 +23,7 @@ from partita.foreign_paths import recognise
 from partita.library.api import from_fields
 from partita.library.audience import QUIET, Audience
 from partita.library.rates import here_rates, stored_rates, uses_naive_attention
-from partita.observations.text_format import human_bytes
+from partita.observations.text_format import human_bytes, plural
 from partita.options.plan import PlanOptions
 from partita.package.contract import Contract
 from partita.package.folder import Manifest, is_package
@@ -102,14 +102,10 @@ def plan_of(planned: Planned, name: str, options: PlanOptions, gpu: Device | Non
     facts = device_facts(gpu, rates)
     prefill, decode = phase_plans(model, gpu or rates, batch, prompt)  # type: ignore[arg-type]
     step, required = decode.seconds, model.total(context, batch)
-    return Plan(
+    return Plan.copy_of(
+        planned,
         partita_version=partita.__version__,
         model=name,
-        kind=planned.kind,  # type: ignore[arg-type]
-        model_type=planned.model_type,
-        parameters=planned.parameters,
-        precision=planned.precision,
-        attention=planned.attention,
         device=facts,
         context=context,
         batch=batch,
@@ -121,16 +117,20 @@ def plan_of(planned: Planned, name: str, options: PlanOptions, gpu: Device | Non
         cache_bytes_per_token=model.cache(2, 1) - model.cache(1, 1),
         largest_context=model.largest_context(batch, facts.available_bytes, planned.context_limit),
         largest_batch=model.largest_batch(context, facts.available_bytes, planned.batch_limit),
-        context_limit=planned.context_limit,
-        batch_limit=planned.batch_limit,
         phases=(prefill, decode),
         first_token_seconds=prefill.seconds,
         decode_tokens_per_second=step.model_copy(
             update={"value": batch / step.value, "low": batch / step.high, "high": batch / step.low}
         ),
         speed_basis=BASES[gpu is None],
-        notes=planned.notes,
+        notes=(*planned.notes, *_missing(model)),
     )
+
+
+def _missing(model: Requirements) -> Iterator[str]:
+    """A note on activations that are not counted."""
+    if unknown := sum(costs.unknown_shapes for _, costs in model.graphs):
+        yield f"workspace: {plural(unknown, 'activation')} without a shape in the file are not counted"
 
 
 def requirements(contract: Contract, models: Sequence[onnx.ModelProto], rates: MachineRates | None) -> Requirements:

@@ -73,4 +73,4 @@ def measured_rates(*, audience: Audience = QUIET) -> MachineRates:
     import partita.library.engine.local  # noqa: F401
     from partita.runtime.ort.rates import measure
 
-    return measure(usable_cores().threads()[0], naive=uses_naive_attention())
+    return measure(usable_cores().threads()[0])

@@ -132,16 +132,12 @@ def _rates(report: MachineReport) -> Section | None:
     rates = report.rates
     if rates is None:
         return None
-    largest = {name: max(form.gemv_bytes_per_second.items())[1] for name, form in rates.forms.items()}
-    rows = [
-        ("read bandwidth", f"{decimals(rates.read_bytes_per_second, 1e-9)} GB/s"),
-        *((f"{name} weights, one row", f"{decimals(rate, 1e-9)} GB/s from memory") for name, rate in largest.items()),
-        *(
-            (f"{name} weights, 256 rows", f"{decimals(form.gemm_flops, 1e-9)} GFLOP/s")
-            for name, form in rates.forms.items()
-        ),
-        ("attention", f"{decimals(rates.attention_decode_flops, 1e-9)} GFLOP/s in a decode step"),
-        ("small node", f"{decimals(rates.node_seconds, 1e6)} us"),
-    ]
+    rows = [("memory", f"{decimals(rates.read_bytes_per_second, 1e-9)} GB/s read")]
+    for name, form in rates.forms.items():
+        read = form.gemv_bytes_per_second[max(form.gemv_bytes_per_second)]
+        speed = f"{decimals(read, 1e-9)} GB/s for one row, {decimals(form.gemm_flops, 1e-9)} GFLOP/s for 256 rows"
+        rows.append((f"{name} weights", speed))
+    attention = decimals(rates.attention_decode_flops, 1e-9)
+    rows += [("attention", f"{attention} GFLOP/s"), ("small node", f"{decimals(rates.node_seconds, 1e6)} us")]
     threads = plural(rates.threads, "thread")
     return Section("rates", "Rates", (_pairs(f"Measured with ONNX Runtime {rates.onnxruntime}, {threads}", rows),))

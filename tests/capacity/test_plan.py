@@ -32,10 +32,8 @@ RATES = MachineRates(
     forms=dict.fromkeys(("float32", "int8", "int4"), FORM),
     attention_decode_flops=3e10,
     attention_prefill_flops=3e10,
-    naive_attention=True,
     node_seconds=3e-7,
     process_bytes=90 * MIB,
-    seconds=1.0,
 )
 
 
