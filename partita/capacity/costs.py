@@ -5,6 +5,7 @@ Sizes of packed weights are those of ONNX Runtime's CPU kernels (onnxruntime/cor
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,8 @@ SMALL_BYTES = 256
 
 Sizes = Mapping[str, int]
 """Name of a symbolic dimension -> its size."""
+Shape = tuple[str, tuple[int | str, ...]]
+"""Element type and sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +71,22 @@ class GraphCosts:
     """Per new token and cached token, both products."""
     attention_nodes: list[int] = field(default_factory=list)
     """Their indices."""
-    activations: list[tuple[str, tuple[int | str, ...], int, int]] = field(default_factory=list)
-    """Type, shape, first and last node of each activation."""
+    activations: dict[Shape, list[tuple[int, int]]] = field(default_factory=dict)
+    """Type and shape of activations -> first and last node of each of their buffers."""
+    counts: Counter[Shape] = field(default_factory=Counter)
+    """Type and shape -> number of activations."""
     unknown_shapes: int = 0
     """Activations without a shape in the file, which are not counted."""
 
     def blocks(self, sizes: Sizes) -> list[Block]:
         """Memory of the activations of a run, in the order of allocation."""
-        scale = sizes.get(ROWS, 1)
-        found = [(scale * _bytes(dtype, shape, sizes), begin, end) for dtype, shape, begin, end in self.activations]
-        return [Block(size, begin, end) for size, begin, end in found if size > SMALL_BYTES]
+        made = ((sizes.get(ROWS, 1) * _bytes(*shape, sizes), uses) for shape, uses in self.activations.items())
+        found = [Block(size, begin, end) for size, uses in made for begin, end in uses if size > SMALL_BYTES]
+        return sorted(found, key=lambda block: block.begin)
+
+    def written_bytes(self, sizes: Sizes) -> int:
+        """Bytes of all activations of a run."""
+        return sizes.get(ROWS, 1) * sum(count * _bytes(*shape, sizes) for shape, count in self.counts.items())
 
 
 def symbols(contract: Contract, file: GraphFile, rows: int, tokens: int) -> dict[str, int]:
@@ -131,8 +140,15 @@ def graph_costs(model: onnx.ModelProto, contract: Contract, file: GraphFile) -> 
         shape = shapes.get(name)
         if shape is None:
             found.unknown_shapes += name in last
+            continue
+        found.counts[shape] += 1
+        # ONNX Runtime's plan keeps a buffer for later activations of the same type and shape
+        buffers = found.activations.setdefault(shape, [])
+        free = next((at for at, (_, end) in enumerate(buffers) if end < index), None)
+        if free is None:
+            buffers.append((index, last.get(name, index)))
         else:
-            found.activations.append((*shape, index, last.get(name, index)))
+            buffers[free] = buffers[free][0], last.get(name, index)
     found.constant_bytes = sum(_stored(tensor) for name, tensor in constants.items() if name not in used)
     return found
 
@@ -183,7 +199,7 @@ def _stored(tensor: onnx.TensorProto) -> int:
     return dtypes.size_bytes(dtypes.name_of(tensor.data_type), tensor.dims)
 
 
-def _shape(value: onnx.ValueInfoProto) -> tuple[str, tuple[int | str, ...]] | None:
+def _shape(value: onnx.ValueInfoProto) -> Shape | None:
     """Element type and sizes; None if they are not in the file."""
     kind = value.type.tensor_type
     dtype = dtypes.name_of(kind.elem_type)

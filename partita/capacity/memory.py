@@ -113,7 +113,8 @@ class Requirements:
         if file.sequence_length is not None:
             return [(file.sequence_length, 2)]
         chunk = max(1, min(CHUNK_TOKENS, context - 1))
-        prompt = [(chunk, (context - 1) // chunk)] if file.phase != "decode" else []
+        times, rest = divmod(context - 1, chunk)
+        prompt = [(chunk, times), *([(rest, 1)] if rest else [])] if file.phase != "decode" else []
         return [*prompt, *([(1, 2)] if file.phase != "prefill" else [])]
 
     def _scratch(self, batch: int, tokens: int) -> list[int]:

@@ -35,8 +35,8 @@ class Work:
         """Add a run of all rows."""
         tokens, past = run
         file, costs = next(entry for entry in model.graphs if entry[0].phase in (phase, "any"))
-        blocks = costs.blocks(symbols(model.contract, file, batch, tokens))
-        moved, seen = 2 * sum(block.size for block in blocks), past + (tokens + 1) / 2
+        moved = 2 * costs.written_bytes(symbols(model.contract, file, batch, tokens))  # read once
+        seen = past + (tokens + 1) / 2
         flops = batch * sum(each.flops * (1 if each.of_head else tokens) for each in costs.products)
         attention = int(costs.attention_flops * batch * tokens * seen)
         weights = sum(each.packed_bytes if model.on_cpu else each.stored_bytes for each in costs.products)

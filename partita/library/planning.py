@@ -24,6 +24,7 @@ from partita.library.api import from_fields
 from partita.library.audience import QUIET, Audience
 from partita.library.rates import here_rates, stored_rates, uses_naive_attention
 from partita.observations.text_format import human_bytes, plural
+from partita.options.fields import MAX_TOKENS
 from partita.options.plan import PlanOptions
 from partita.package.contract import Contract
 from partita.package.folder import Manifest, is_package
@@ -79,6 +80,9 @@ def make_plan(options: PlanOptions, progress: Progress | None = None, audience: 
     """The plan for checked options. Raises a PartitaError."""
     gpu = None if options.device == HERE else device(options.device, others=(HERE,))
     given, path = os.fspath(options.model), Path(options.model)
+    context, prompt = options.context or MAX_TOKENS, options.prompt_tokens or 1
+    if prompt >= context:
+        raise UsageError(f"`prompt_tokens={prompt}` leaves no room for output in `context={context}`; use fewer")
     if path.is_dir() and (is_package(path) or not (path / "config.json").is_file() or any(path.glob("**/*.onnx"))):
         planned = _package(path, options)
     else:
@@ -96,8 +100,6 @@ def plan_of(planned: Planned, name: str, options: PlanOptions, gpu: Device | Non
     contract = planned.contract
     context, batch = options.context or contract.max_length, options.batch
     prompt = options.prompt_tokens or max(1, context // 2)
-    if prompt >= context:
-        raise UsageError(f"`prompt_tokens={prompt}` leaves no room for output in `context={context}`; use fewer")
     model = requirements(contract, planned.models, rates)
     facts = device_facts(gpu, rates)
     prefill, decode = phase_plans(model, gpu or rates, batch, prompt)  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ from partita.runtime.cpu.cores import cpu_flags, cpu_name, usable_cores
 
 FORMAT = 1
 """Increment when the measurement changes."""
-MOST_SECONDS = 300.0
+MEASURE, MOST_SECONDS = "partita.runtime.ort.rates:measure", 300.0
 
 
 def _path() -> Path | None:
@@ -58,19 +58,13 @@ def here_rates(audience: Audience = QUIET, *, again: bool = False) -> MachineRat
         return found
     environment = {**os.environ, VARIABLE: str(int(uses_naive_attention()))}
     with audience.busy("measuring the rates of this machine"):
-        work = f"{__name__}:measured_rates"
-        rates: MachineRates = run_job(work, chain=parse_chain("cpu"), environment=environment, timeout=MOST_SECONDS)
+        threads, _ = usable_cores().threads()
+        rates: MachineRates = run_job(
+            MEASURE, threads, chain=parse_chain("cpu"), environment=environment, timeout=MOST_SECONDS
+        )
     path = _path()
     with suppress(OSError):  # a cache that cannot be written
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             replace(path, rates.model_dump_json())
     return rates
-
-
-def measured_rates(*, audience: Audience = QUIET) -> MachineRates:
-    """The measurement, in a process that has the modules of a run in memory."""
-    import partita.library.engine.local  # noqa: F401
-    from partita.runtime.ort.rates import measure
-
-    return measure(usable_cores().threads()[0])

@@ -181,6 +181,7 @@ def test_bad_input_is_one_line(
     package: Path,
     tiny_checkpoint: TinyCheckpoint,
     tmp_path: Path,
+    known_rates: None,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     import gguf
