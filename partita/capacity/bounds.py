@@ -19,7 +19,7 @@ EXPLAINED: dict[Bound, str] = {
     "copies": "waiting in copies between devices; see the fallbacks",
     "waiting": "work outside the session: inputs, sampling and the caller",
 }
-UNMEASURED = "the rates of this machine are not measured; run partita providers --measure"
+UNMEASURED = "the rates of this machine are not measured; `partita plan` and `partita providers` can measure them"
 
 
 def with_bounds(report: Report, model: Requirements | None, rates: MachineRates | None, batch: int) -> Report:

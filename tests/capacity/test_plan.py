@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -11,14 +12,19 @@ import pytest
 import partita
 from partita import dtypes
 from partita.capacity.arena import Arena, Block, pattern_bytes
+from partita.capacity.bounds import with_bounds
 from partita.capacity.costs import graph_costs
 from partita.capacity.memory import Requirements
 from partita.capacity.records import FormRates, MachineRates, Plan
 from partita.cli import run
+from partita.errors import ResourceError
 from partita.library import planning
 from partita.library.rates import here_rates
 from partita.options.plan import PlanOptions
 from partita.package.folder import read_manifest
+from partita.process import rss_bytes
+from partita.providers.resolve import parse_chain
+from partita.remedies import Remedy
 from tests.capacity.shapes import COMMON, SHAPES, run_package
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
 
@@ -206,6 +212,47 @@ def test_bad_input_is_one_line(
     out, err = capsys.readouterr()
     assert out == "" and len(err.splitlines()) == 1, err
     assert message.replace("PACKAGE", str(package)) in err
+
+
+@pytest.mark.parametrize(
+    ("changes", "bound", "text"),
+    [
+        ({"node_seconds": 1.0}, "launches", "is bound by launches: 100 % of a step is starting nodes"),
+        ({"attention_decode_flops": 1.0, "attention_prefill_flops": 1.0}, "compute", "is bound by compute: 100 % of"),
+        ({"forms": {"float32": FORM.model_copy(update={"product_seconds": 1.0})}}, "memory", "is bound by memory: 100"),
+        ({"threads": 64}, "indeterminate", "is indeterminate: the rates are of 64 threads"),
+        (None, "indeterminate", "is indeterminate: the rates of this machine are not measured"),
+    ],
+)
+def test_a_report_names_what_bounds_each_phase(
+    changes: dict[str, Any] | None, bound: str, text: str, package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = None if changes is None else RATES.model_copy(update=changes)
+    monkeypatch.setattr(planning, "stored_rates", lambda: rates)
+    with partita.load(package, providers="cpu", threads=2) as model:
+        model.generate([[5, 6, 7]], max_new_tokens=20, stop_token_ids=()).run()
+        report = model.report()
+    assert all(phase.bound is not None for phase in report.phases)
+    phases = [phase.model_copy(update={"overhead_p50_ms": 0.0}) for phase in report.phases]  # a tiny model mostly waits
+    report = partita.Report.of(report.model_copy(update={"phases": tuple(phases)}))
+    known = planning.measured_requirements(package, read_manifest(package))
+    report = partita.Report.of(with_bounds(report, *known, 1))
+    found = [phase.bound for phase in report.phases]
+    assert [each.bound_by for each in found if each is not None] == [bound, bound]
+    assert all(each is not None and text in each.sentence for each in found)
+    assert text in " ".join(report.to_text().split())
+
+
+def test_a_lack_of_memory_names_the_largest_settings_that_fit(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest, error = read_manifest(package), ResourceError("out of memory", remedy=Remedy("free some"))
+    monkeypatch.setattr(planning, "stored_rates", lambda: RATES)
+    texts = []
+    for free in (1, 1 << 40):
+        monkeypatch.setattr(planning, "_free_bytes", lambda free=free: free - rss_bytes())
+        texts.append(str(planning.with_what_fits(error, package, manifest, parse_chain("cpu"))))
+    assert texts[0] == "out of memory; largest that fit 1 B: nothing (see partita plan); free some"
+    assert "context 64 with batch 1" in texts[1]
+    assert planning.with_what_fits(error, package, manifest, parse_chain("webgpu")) is error
 
 
 def shape(size: str, tiny_checkpoint: TinyCheckpoint) -> Path:
