@@ -212,6 +212,7 @@ WRITERS = [
         lambda f: [*in_package(f), f.other / "manifest.json"],
     ),
     Writer("drift", "--out", lambda f: [f.package, "--provider", "cpu"], in_package),
+    Writer("plan", "--out", lambda f: [f.package, "--device", "h100"], in_package),
     Writer("inspect", "--out", lambda f: [f.package, "--against", f.other], in_package),
     Writer("inspect", "--out", lambda f: [f.model], lambda f: [f.model, f.data]),
     Writer("report show", "--out", lambda f: [f.report], lambda f: [f.report]),
