@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,13 @@ from partita.capacity.costs import packed_bytes
 from partita.capacity.records import FormRates, MachineRates
 from partita.process import give_back, rss_bytes
 
-SECONDS, LEAST_RUNS = 0.15, 5
-"""Time limit and minimum number of the timed runs of one figure."""
+SECONDS, LEAST_RUNS = 0.1, 5
+"""Time limit and minimum number of the timed runs of one graph."""
 WIDTH, SMALL_WIDTH, ROWS = 1024, 256, 256
 STREAMED_BYTES = 128 << 20
 SET_BYTES = (6 << 20, 24 << 20, STREAMED_BYTES)
 """Bytes of all matrices of a session: from sets that a cache holds to sets that none holds."""
-NODES = 64
+NODES, PARTS = 64, 8
 BLOCKS = {4: 64, 8: 128}
 """Bits -> weights per scale: the defaults of an export for the CPU provider."""
 HEADS, KV_HEADS, HEAD_SIZE, LENGTH, TOTAL = 12, 2, 64, 2048, 1024
@@ -55,18 +56,36 @@ def measure(threads: int, audience: object = None) -> MachineRates:
     )
 
 
-def _seconds(
+def _seconds(*graph: Any, in_place: Mapping[str, str] | None = None) -> float:
+    """Seconds of the fastest run of a graph; arguments as of `_open`."""
+    return _fastest([_open(*graph, in_place=in_place)])
+
+
+def _fastest(runs: Sequence[Callable[[], object]]) -> float:
+    """Sum of the seconds of the fastest call of each, in turns, after a first round that is not counted.
+
+    Other processes only make calls slower, and short calls are rarely interrupted.
+    """
+    rounds: list[list[float]] = []
+    until = time.perf_counter() + SECONDS * len(runs)
+    while len(rounds) <= LEAST_RUNS or time.perf_counter() < until:
+        times = [time.perf_counter()]
+        for run in runs:
+            run()
+            times.append(time.perf_counter())
+        rounds.append([after - before for before, after in pairwise(times)])
+    return sum(min(times) for times in zip(*rounds[1:], strict=True))
+
+
+def _open(
     threads: int,
     nodes: str,
     feeds: Mapping[str, Array],
     output: str,
     weights: Sequence[Any] = (),
     in_place: Mapping[str, str] | None = None,
-) -> float:
-    """Seconds of the fastest run of a graph, after one that is not counted: other processes only slow runs down.
-
-    `nodes`: in ONNX's text format. `in_place`: outputs that are written over an input.
-    """
+) -> Callable[[], object]:
+    """A function that runs a graph. `nodes`: in ONNX's text format. `in_place`: outputs written over an input."""
     shapes = {name: ",".join(map(str, value.shape)) for name, value in feeds.items()}
     ports = ", ".join(f"{TYPES[value.dtype.name]}[{shapes[name]}] {name}" for name, value in feeds.items())
     outputs = ", ".join(f"float[{shapes.get(name, 'a,b')}] {name}" for name in (output, *(in_place or {})))
@@ -86,28 +105,28 @@ def _seconds(
     binding.bind_output(output)
     for name, source in (in_place or {}).items():
         binding.bind_output(name, "cpu", 0, np.float32, feeds[source].shape, feeds[source].ctypes.data)
-    times: list[float] = []
-    until = time.perf_counter() + SECONDS
-    while len(times) <= LEAST_RUNS or time.perf_counter() < until:
-        began = time.perf_counter()
-        session.run_with_iobinding(binding)
-        times.append(time.perf_counter() - began)
-    return min(times[1:])
+    return lambda: session.run_with_iobinding(binding)
 
 
 def _form(threads: int, bits: int) -> FormRates:
     """The rates of products with weights of these bits."""
     size = 4 * WIDTH * WIDTH if bits == 32 else packed_bytes(WIDTH, WIDTH, bits, BLOCKS[bits])
     counts = [max(1, amount // size) for amount in SET_BYTES]
+    gemv = {}
+    for count in counts:  # sessions in turns: all of their weights together are the set
+        parts = [part for part in (count // PARTS,) * PARTS if part] or [count]
+        seconds = _fastest([_chain(threads, bits, WIDTH, part) for part in parts])
+        gemv[sum(parts) * size] = sum(parts) * size / seconds
+    rows = _fastest([_chain(threads, bits, WIDTH, counts[0], ROWS)])
     return FormRates(
-        gemv_bytes_per_second={count * size: count * size / _chain(threads, bits, WIDTH, count) for count in counts},
-        gemm_flops=2 * counts[0] * WIDTH * WIDTH * ROWS / _chain(threads, bits, WIDTH, counts[0], ROWS),
-        product_seconds=_chain(threads, bits, SMALL_WIDTH, NODES) / NODES,
+        gemv_bytes_per_second=gemv,
+        gemm_flops=2 * counts[0] * WIDTH * WIDTH * ROWS / rows,
+        product_seconds=_fastest([_chain(threads, bits, SMALL_WIDTH, NODES)]) / NODES,
     )
 
 
-def _chain(threads: int, bits: int, width: int, count: int, rows: int = 1) -> float:
-    """Seconds of `count` products with square matrices, one after the other."""
+def _chain(threads: int, bits: int, width: int, count: int, rows: int = 1) -> Callable[[], object]:
+    """A function that runs `count` products with square matrices, one after the other."""
     nodes, weights = [], []
     for at in range(count):
         arrays = _matrix(bits, width)
@@ -118,7 +137,7 @@ def _chain(threads: int, bits: int, width: int, count: int, rows: int = 1) -> fl
         settings = f"<K={width}, N={width}, bits={bits}, block_size={BLOCKS.get(bits)}, accuracy_level=4>"
         operator = "MatMul" if bits == 32 else f"com.microsoft.MatMulNBits {settings}"
         nodes.append(f"y{at + 1} = {operator} (y{at}, {', '.join(names)})")
-    return _seconds(threads, " ".join(nodes), {"y0": np.ones((rows, width), np.float32)}, f"y{count}", weights)
+    return _open(threads, " ".join(nodes), {"y0": np.ones((rows, width), np.float32)}, f"y{count}", weights)
 
 
 def _matrix(bits: int, width: int) -> list[Array]:
