@@ -38,7 +38,8 @@ def measure(threads: int, audience: object = None) -> MachineRates:
 
     adds = " ".join(f"y{at + 1} = Add(y{at}, y{at})" for at in range(NODES))
     node_seconds = _seconds(threads, adds, {"y0": np.ones((1, WIDTH), np.float32)}, f"y{NODES}") / NODES
-    products, steps, prompts = _form(threads, 4), _attention(threads, 1), _attention(threads, ROWS)
+    steps, prompts = _attention(threads, 1), _attention(threads, ROWS)
+    _fastest([_chain(threads, 4, WIDTH, 4, ROWS)])
     give_back()
     base = rss_bytes()  # with the code and buffers of kernels that ran
     square, cube = (np.ones(shape, np.float32) for shape in ((ROWS, WIDTH), (64, STREAMED_BYTES >> 8)))
@@ -48,7 +49,7 @@ def measure(threads: int, audience: object = None) -> MachineRates:
         onnxruntime=str(ort.__version__),
         read_bytes_per_second=cube.nbytes / _seconds(threads, "y = ReduceMax(x, axes)", {"x": cube}, "y", [axes]),
         elementwise_bytes_per_second=2 * square.nbytes / _seconds(threads, "y = Mul(x, x)", {"x": square}, "y"),
-        forms={"float32": _form(threads, 32), "int4": products, "int8": _form(threads, 8)},
+        forms={"float32": _form(threads, 32), **{f"int{bits}": _form(threads, bits) for bits in BLOCKS}},
         attention_decode_flops=steps,
         attention_prefill_flops=prompts,
         node_seconds=node_seconds,
@@ -56,9 +57,16 @@ def measure(threads: int, audience: object = None) -> MachineRates:
     )
 
 
-def _seconds(*graph: Any, in_place: Mapping[str, str] | None = None) -> float:
+def _seconds(
+    threads: int,
+    nodes: str,
+    feeds: Mapping[str, Array],
+    output: str,
+    weights: Sequence[Any] = (),
+    in_place: Mapping[str, str] | None = None,
+) -> float:
     """Seconds of the fastest run of a graph; arguments as of `_open`."""
-    return _fastest([_open(*graph, in_place=in_place)])
+    return _fastest([_open(threads, nodes, feeds, output, weights, in_place)])
 
 
 def _fastest(runs: Sequence[Callable[[], object]]) -> float:
@@ -74,7 +82,7 @@ def _fastest(runs: Sequence[Callable[[], object]]) -> float:
             run()
             times.append(time.perf_counter())
         rounds.append([after - before for before, after in pairwise(times)])
-    return sum(min(times) for times in zip(*rounds[1:], strict=True))
+    return float(sum(min(times) for times in zip(*rounds[1:], strict=True)))
 
 
 def _open(
