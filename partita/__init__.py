@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from partita.library.model import Model, VerificationError, request
     from partita.library.place.placement import PlacementError, place
     from partita.library.place.support import providers, support
+    from partita.library.planning import plan
     from partita.library.report import CheckFailedError, Report
     from partita.library.sampling import Sampling
 
@@ -65,6 +66,7 @@ _HOMES = {
     "library.inspecting": "inspect",
     "library.loading": "load",
     "library.model": "Model VerificationError request",
+    "library.planning": "plan",
     "library.place.placement": "PlacementError place",
     "library.report": "CheckFailedError Report",
     "library.engine.requests": "CompletionResult RequestOutput Ticket Work",
@@ -111,6 +113,7 @@ __all__ = [
     "inspect",
     "load",
     "place",
+    "plan",
     "providers",
     "request",
     "support",

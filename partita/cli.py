@@ -97,6 +97,15 @@ VERBS = (
         "inspection:inspect",
     ),
     Verb(
+        "plan",
+        "plan:PlanCommand",
+        "Show whether a model fits a device, and how fast it is there.",
+        (
+            "plan ./my-checkpoint --precision int4 --context 8192",
+            "plan ./my-checkpoint --device h100 --batch 8 --json",
+        ),
+    ),
+    Verb(
         "push",
         "export:PushCommand",
         "Upload a package to the Hugging Face hub.",

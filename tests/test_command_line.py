@@ -30,6 +30,7 @@ from partita.options.fields import PathText, Range, check_fields, describe_field
 from partita.options.groups import LoadOptions, ProgressOptions
 from partita.options.inspection import InspectOptions, ProvidersOptions
 from partita.options.placement import DriftOptions, PlaceOptions, SupportOptions
+from partita.options.plan import PlanOptions
 from partita.options.sampling import Sampling
 
 NAMED_FILE = re.compile(r"=(PATH|FILE|FOLDER)")
@@ -246,6 +247,7 @@ def test_every_verb_that_shows_progress_has_both_options():
         "evaluate",
         "place",
         "drift",
+        "plan",
         "support",
         "bench",
         "push",
@@ -262,6 +264,7 @@ FUNCTIONS = {
     "support": SupportOptions,
     "bench": BenchOptions,
     "drift": DriftOptions,
+    "plan": PlanOptions,
     "inspect": InspectOptions,
     "providers": ProvidersOptions,
 }

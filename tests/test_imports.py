@@ -44,11 +44,12 @@ MAY_IMPORT: dict[str, set[str]] = {
             diagnosis
         """,
         "compare": "observations diagnosis partition_reports inspection support",
+        "capacity": "dtypes package observations partition_reports providers",
         "drift": "errors dtypes package observations partition_reports providers runtime",
         "explain": "messages observations diagnosis partition_reports",
         "check": "messages options errors observations partition_reports compare",
         "bench": "remedies errors observations partition_reports",
-        "machine": "remedies errors observations partition_reports",
+        "machine": "remedies errors observations partition_reports capacity",
         "inspection": "remedies package observations partition_reports",
         "support": "messages remedies errors dtypes observations partition_reports",
         "providers": "messages remedies errors extras files observations",
@@ -56,7 +57,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "runtime": """
             messages options remedies errors foreign_paths process untrusted_files tokenizer_limits
             signals files extras dtypes package observations diagnosis machine
-            inspection support providers
+            inspection support capacity providers
         """,
         "export": """
             messages options remedies errors foreign_paths process untrusted_files tokenizer_limits
@@ -65,7 +66,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "library": """
             messages options remedies errors foreign_paths process untrusted_files demo signals
             files extras dtypes package observations diagnosis partition_reports compare explain
-            check drift bench machine inspection support providers foreign runtime export
+            check drift bench machine inspection support capacity providers foreign runtime export
         """,
         "serve": """
             messages options remedies errors signals package observations partition_reports check
@@ -74,7 +75,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "commands": """
             messages options remedies errors foreign_paths process untrusted_files demo signals
             files extras dtypes package observations diagnosis partition_reports compare explain
-            check drift bench machine inspection support providers foreign runtime export library serve
+            check drift bench machine inspection support capacity providers foreign runtime export library
+            serve
         """,
         "cli": """
             messages options remedies errors demo process signals extras package observations

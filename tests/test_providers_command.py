@@ -79,6 +79,7 @@ def test_the_table_reads_at_80_columns_without_colour(machine):
 
 def test_json_is_valid_against_the_published_schema(capsys, monkeypatch, machine):
     monkeypatch.setattr("partita.runtime.machine.describe_machine", lambda extra: machine)
+    monkeypatch.setattr("partita.library.rates.stored_rates", lambda: None)
     inspection.show_providers(ProvidersCommand(as_json=True))
     printed = json.loads(capsys.readouterr().out)
     jsonschema.validate(printed, json.loads(SCHEMA.read_text(encoding="utf-8")))

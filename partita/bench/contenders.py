@@ -182,6 +182,9 @@ def contender(lane: Lane, base: Lane | None, complete: frozenset[int]) -> Conten
         host_time=why,
         node_share=_node_share(why, decode),
         host_time_missing_reason=lane.host_time_missing_reason,
+        bounds=tuple(
+            phase.bound.sentence for phase in (lane.observed.phases if lane.observed else ()) if phase.bound is not None
+        ),
         report=lane.file,
         round_results=lane.round_results,
     )

@@ -144,6 +144,8 @@ class Contender(Record):
     """Why `host_time` is null."""
     report: str | None
     """File of its partition report."""
+    bounds: tuple[str, ...] = ()
+    """What bounds each phase, from its profiled round."""
     round_results: tuple[RoundResult, ...]
 
 

@@ -147,6 +147,7 @@ def _time_by_part(bench: Bench) -> Iterator[Section]:
     blocks += [
         Line(entry.host_time_missing_reason, entry.name) for entry in bench.contenders if entry.host_time_missing_reason
     ]
+    blocks += [Line(sentence, entry.name) for entry in bench.contenders for sentence in entry.bounds]
     if blocks:
         yield Section("where", "Time by part", tuple(blocks))
 

@@ -247,7 +247,8 @@ def check_early(options: Any) -> None:
             _check_package(path, may_be_on_hub=hasattr(options, "revision"))
     model = getattr(options, "model", None)
     operators = getattr(options, "operators", None)  # support refuses them beside a model, or compares tables
-    if model is not None and not operators and not os.path.lexists(model):
+    on_hub = any(each.name == "model" and each.option.is_model for each in describe_fields(type(options)))
+    if model is not None and not operators and not on_hub and not os.path.lexists(model):
         raise PackageError(f"{model}: no such file; name an ONNX file or a package")
     if hasattr(options, "checkpoint"):
         from partita.library.exporting import check_before_loading

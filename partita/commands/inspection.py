@@ -80,4 +80,4 @@ def show_providers(options: ProvidersCommand) -> None:
     """Check every provider and show the results. Raises UsageError for an unusable library."""
     libraries = options.provider_libraries or {}
     showing = prepare(requested_view(options), MACHINE_VIEWS, [Path(path) for path in libraries.values()])
-    showing.show(providers(provider_libraries=libraries))
+    showing.show(providers(provider_libraries=libraries, measure=options.measure))

@@ -238,6 +238,7 @@ class ServeResult(Record):
 def json_schemas() -> dict[str, Any]:
     """Record types, one or several, by the name of their schema in docs/."""
     from partita.bench.records import Bench
+    from partita.capacity.records import Plan
     from partita.check.gate import GateResult
     from partita.compare.rows import Comparison
     from partita.drift.records import Drift
@@ -262,6 +263,7 @@ def json_schemas() -> dict[str, Any]:
         "serve": ServeResult,
         "doctor": DoctorResult,
         "support": SupportTable,
+        "plan": Plan,
     }
 
 

@@ -71,24 +71,27 @@ def open_engine(
 
     `refusal_seconds`: for experiments on a chain that cannot be honoured. `with_text`: requests need text.
     """
-    if in_child(target, process):
-        from partita.library.engine.remote import RemoteEngine
+    from partita.library.planning import naming_what_fits
 
-        return RemoteEngine(
-            folder,
-            manifest,
-            target,
-            choice,
-            observe=observe,
-            refusal_seconds=refusal_seconds,
-            audience=audience,
-            with_text=with_text,
+    with naming_what_fits(folder, manifest, target.chain):
+        if in_child(target, process):
+            from partita.library.engine.remote import RemoteEngine
+
+            return RemoteEngine(
+                folder,
+                manifest,
+                target,
+                choice,
+                observe=observe,
+                refusal_seconds=refusal_seconds,
+                audience=audience,
+                with_text=with_text,
+            )
+        from partita.library.engine.local import LocalEngine
+
+        return LocalEngine(
+            folder, manifest, target, choice, observe=observe, refusal_seconds=refusal_seconds, audience=audience
         )
-    from partita.library.engine.local import LocalEngine
-
-    return LocalEngine(
-        folder, manifest, target, choice, observe=observe, refusal_seconds=refusal_seconds, audience=audience
-    )
 
 
 def _log_chain(target: Target, engine: Engine, manifest: Manifest) -> None:

@@ -32,7 +32,11 @@ def make_report(
     limits: Limits,
 ) -> Report:
     """The report of one run of a package. Does not load ONNX Runtime: the run may have been in a worker process."""
-    return join(facts, chain, environment, request, limits, package=package_facts(folder, manifest))
+    from partita.capacity.bounds import with_bounds
+    from partita.library.planning import measured_requirements
+
+    report = join(facts, chain, environment, request, limits, package=package_facts(folder, manifest))
+    return with_bounds(report, *measured_requirements(folder, manifest), manifest.graph.batch_size)
 
 
 def join(

@@ -19,7 +19,7 @@ def document(report: MachineReport) -> Document:
     usable = [entry.name for entry in report.providers if entry.usable]
     chain = ",".join(report.default_chain) or "none"
     default = Section("default", "Default", (Line(f"{chain} ({report.default_reason})", "default chain"),))
-    found = (_runtime(report), _providers(report), _reasons(report), _devices(report), default)
+    found = (_runtime(report), _providers(report), _reasons(report), _devices(report), default, _rates(report))
     return Document(
         kind="Execution providers of a machine",
         name=", ".join(report.onnxruntime.packages) or "ONNX Runtime",
@@ -121,3 +121,19 @@ def _devices(report: MachineReport) -> Section | None:
         for device in entry.devices
     ]
     return Section("devices", "Devices", (pairs("Devices", rows),)) if rows else None
+
+
+def _rates(report: MachineReport) -> Section | None:
+    """Measured rates of the CPU provider."""
+    rates = report.rates
+    if rates is None:
+        return None
+    rows = [("memory", f"{decimals(rates.read_bytes_per_second, 1e-9)} GB/s read")]
+    for name, form in rates.forms.items():
+        read = form.gemv_bytes_per_second[max(form.gemv_bytes_per_second)]
+        speed = f"{decimals(read, 1e-9)} GB/s for one row, {decimals(form.gemm_flops, 1e-9)} GFLOP/s for 256 rows"
+        rows.append((f"{name} weights", speed))
+    attention = decimals(rates.attention_decode_flops, 1e-9)
+    rows += [("attention", f"{attention} GFLOP/s"), ("small node", f"{decimals(rates.node_seconds, 1e6)} us")]
+    threads = plural(rates.threads, "thread")
+    return Section("rates", "Rates", (pairs(f"Measured with ONNX Runtime {rates.onnxruntime}, {threads}", rows),))

@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from partita.capacity.records import MachineRates
 from partita.observations.records import Record, RemedyRecord
 from partita.observations.text_format import plural
 
@@ -123,6 +124,8 @@ class MachineReport(Record):
     """The default chain."""
     default_reason: str
     seconds: float
+    rates: MachineRates | None = None
+    """Rates of the CPU provider; null if they were not measured."""
 
     def __repr__(self) -> str:
         usable = ", ".join(entry.name for entry in self.providers if entry.status == "usable") or "none"

@@ -20,6 +20,11 @@ class ProvidersOptions:
     """Execution providers of this machine."""
 
     provider_libraries: ProviderLibraries = None
+    measure: bool = option(
+        "Measure the rates of this machine (memory, products, attention), for `plan` and reports.",
+        default=False,
+        group="Output",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +37,10 @@ class ProvidersCommand(ProvidersOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DoctorCommand(ProvidersOptions):
+class DoctorCommand:
     """Show versions, hardware, execution providers and problems of this installation, for a bug report."""
 
+    provider_libraries: ProviderLibraries = None
     as_json: Json = False
 
 

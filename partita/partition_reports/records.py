@@ -200,6 +200,21 @@ class Subgraphs(Record):
     and a log line."""
 
 
+Bound = Literal["memory", "compute", "launches", "copies", "waiting", "indeterminate"]
+
+
+class PhaseBound(Record):
+    """What bounds the steps of a phase, from the measured rates of the machine."""
+
+    bound_by: Bound
+    read_bytes: int | None
+    """Weights, and cached keys and values, of one step; null without measured rates."""
+    flops: int | None
+    shares: dict[Bound, float]
+    """Share of a step that each part takes at its measured rate, at most 1."""
+    sentence: str
+
+
 class Phase(Record):
     """Placement, partitions, copies and time of prefill or decode."""
 
@@ -238,6 +253,8 @@ class Phase(Record):
     """Number of file nodes, if ONNX Runtime folded all of them at load time; else null."""
     timing_note: str
     """The steps that the figures cover."""
+    bound: PhaseBound | None = None
+    """null without times."""
 
 
 class RejectedPart(Record):

@@ -511,7 +511,7 @@ def test_graph_capture_is_refused_where_a_node_is_on_the_cpu(place: Callable[...
 
 
 def test_weights_beyond_the_memory_of_the_device_are_an_error_of_onnx_runtime(place: Callable[..., Any]):
-    small = Device("small", "small", (9, 0), 1 << 20, 1, 1)
+    small = Device("small", "small", (9, 0), 1 << 20, 1, 1, 1, (1, 1))
     told = place([node("MatMul", ["x", "w"], ["y"], "product")], {"x": [1, 1024]}, on=small, w=ones(1024, 2048))
     assert "memory" in told["error"].lower()
 

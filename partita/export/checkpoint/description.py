@@ -47,7 +47,11 @@ HUB_IGNORED = ["*/*", "consolidated*"]
 """Weights that are never read: other models in subfolders, and the same weights in another format."""
 HEADS = r"CausalLM|LMHead|ForConditionalGeneration"
 """Names of classes with a language-model head; ForConditionalGeneration is used by multimodal models."""
+CONFIG = "config.json"
 LAYERS = ("num_hidden_layers",)
+SIZES = ("hidden_size", "vocab_size", *LAYERS)
+"""Settings of every model that its memory depends on."""
+MOST_LAYERS = 1024
 EXPERTS = ("num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts")
 """Config keys of the number of layers and experts."""
 
@@ -137,6 +141,54 @@ def open_checkpoint(given: str, progress: Progress | None = None) -> Checkpoint:
     return Checkpoint(folder, _name_of(given), config, architecture, tensors, files, quantised, absent=absent)
 
 
+def open_config(given: str, progress: Progress | None = None) -> Checkpoint:
+    """The checkpoint of a config.json, of the folder that has it, or of a hub id, without tensors.
+
+    Raises as `open_checkpoint`, and CheckpointError for a config that lacks the sizes of the model.
+    """
+    path = Path(given)
+    if not path.exists():
+        refuse_dangling(path)
+        check_model(given)
+        found = HUB_ID.fullmatch(given)
+        assert found is not None
+        try:
+            path = download(found["name"], found["revision"], progress, allow_patterns=[CONFIG])
+        except Exception as error:  # as in _locate
+            raise hub_error(given, error) from error
+    folder = path if path.is_dir() else path.parent
+    if path.is_file() and path.name != CONFIG:
+        raise CheckpointError(f"{path}: not a checkpoint; name a folder, a GGUF file or a {CONFIG}")
+    try:
+        config, method = _read_config(folder)
+        _refuse_by_config(folder, config)
+        config_values.check_known(folder, config)
+        _check_has_sizes(folder, config)
+    except OSError as error:
+        raise unreadable(error, path) from error
+    notes = () if method is None else (f"{CONFIG} declares quantised weights, but without the files they are floats",)
+    return Checkpoint(folder, _name_of(given), config, _architecture(config), {}, (), notes=notes)
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a folder has weight files or their index."""
+    return any((folder / name).is_file() for layout in LAYOUTS for name in layout)
+
+
+def _check_has_sizes(folder: Path, config: PreTrainedConfig) -> None:
+    """Raise CheckpointError for a config.json that leaves a size to transformers' default, or with too many layers."""
+    raw = read_json(folder / CONFIG)
+    text = config.get_text_config(decoder=True)
+    known = {*raw, *(raw["text_config"] if isinstance(raw.get("text_config"), dict) else ())}
+    for name in SIZES:
+        names = {name, getattr(type(text), "attribute_map", {}).get(name, name)}
+        if not names & known:
+            raise CheckpointError(f"{folder / CONFIG}: {name} is missing; without it the size of the model is unknown")
+    layers = getattr(text, LAYERS[0], 0)
+    if layers > MOST_LAYERS:
+        raise CheckpointError(f"{folder / CONFIG}: {LAYERS[0]} is {layers:,}; at most {MOST_LAYERS:,} are supported")
+
+
 def _check_companions(folder: Path) -> None:
     """Raise CheckpointError for a companion file that is a Git LFS pointer or too large."""
     for name in COMPANIONS:
@@ -183,8 +235,7 @@ def _locate(given: str, progress: Progress | None) -> Path:
         raise UsageError("CHECKPOINT is empty; give a checkpoint folder or a hub id")
     path = Path(given)
     if path.is_dir():
-        weights = any((path / name).is_file() for layout in LAYOUTS for name in layout)
-        if not weights and (path / MANIFEST).is_file() and not is_of_others(path / MANIFEST):
+        if not has_weights(path) and (path / MANIFEST).is_file() and not is_of_others(path / MANIFEST):
             raise UsageError(
                 f"{given}: already a Partita package; run it with partita generate, or give the "
                 "checkpoint it was exported from"

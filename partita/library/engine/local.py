@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from partita.check.requirements import Limits
-from partita.errors import GenerationError, ReportError, UsageError
+from partita.errors import GenerationError, PartitaError, ReportError, ResourceError, UsageError
 from partita.foreign.folder import AS_IT_IS, Choice, open_folder
 from partita.library.api import QUIET, Audience
 from partita.library.chain import Target
@@ -107,6 +107,14 @@ class LocalEngine(Scheduler):
             slots=self.slots,
             notes=tuple(note for entry in graphs for note in entry.session.notes),
         )
+
+    def _lose(self, error: PartitaError | None) -> None:
+        """Drop the batch; a lack of memory names the largest settings that fit."""
+        if isinstance(error, ResourceError):
+            from partita.library.planning import with_what_fits
+
+            error = with_what_fits(error, self.folder, self.manifest, self.target.chain)
+        super()._lose(error)
 
     def report(self, request: ReportRequest) -> Report:
         """The partition report of the steps since `open`. Raises ReportError without steps."""

@@ -203,8 +203,12 @@ def _versions(provider: Provider, opset: int | None) -> Versions:
 def providers(options: ProvidersOptions) -> MachineReport:
     """Check every execution provider in a worker process, with the reasons for unusable providers; takes seconds.
 
-    `provider_libraries`: files of plugin providers by name. Raises ArgumentError for an invalid library file.
+    `provider_libraries`: files of plugin providers by name. `measure`: measure the rates of this machine, which takes
+    ten seconds. Raises ArgumentError for an invalid library file.
     """
+    from partita.library.rates import here_rates, stored_rates
     from partita.runtime.machine import describe_machine
 
-    return describe_machine(parse_libraries(options.provider_libraries or {}, all_names()))
+    found = describe_machine(parse_libraries(options.provider_libraries or {}, all_names()))
+    rates = here_rates(again=True) if options.measure else stored_rates()
+    return found.model_copy(update={"rates": rates})

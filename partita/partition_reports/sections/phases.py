@@ -28,6 +28,7 @@ TAILS = {95: 20, 99: 100}
 def section(report: Report) -> Section:
     """The figures of all phases, and the steps that they cover."""
     blocks: list[Block] = [figures(report)] if report.phases else [Line("No phase was run.")]
+    blocks += [Line(phase.bound.sentence, "bound") for phase in report.phases if phase.bound is not None]
     blocks += [Line(f"{phase.name}: {note(report, phase)}.", tone="quiet") for phase in report.phases]
     if report.totals is not None:
         blocks.append(Pairs("The whole run", tuple(_totals(report.totals))))

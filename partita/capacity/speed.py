@@ -1,0 +1,116 @@
+"""Time of a phase from measured rates or a data sheet, and what bounds it. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from partita.capacity.costs import Product, symbols
+from partita.capacity.memory import CHUNK_TOKENS, Requirements
+from partita.capacity.records import Estimate, FormRates, MachineRates, PhasePlan
+from partita.package.contract import PhaseName
+from partita.partition_reports.records import Bound
+from partita.providers.cuda_dry_run.devices import Device
+
+HERE_SPREAD = 0.2
+"""Relative half-width of the interval with measured rates."""
+SHARES = {"memory": (0.3, 0.6, 0.9), "compute": (0.2, 0.4, 0.7)}
+"""Assumed lowest, usual and highest share of a data sheet's rate."""
+LAUNCH_SECONDS = 4e-6
+"""Assumed time to launch a kernel on a GPU."""
+
+
+@dataclass(slots=True)
+class Work:
+    """The work of some runs of a phase, and the seconds that each kind of work takes."""
+
+    read_bytes: int = 0
+    """Weights, and cached keys and values."""
+    flops: int = 0
+    """Of products and attention."""
+    parts: dict[Bound, float] = field(default_factory=dict)
+
+    def add(self, model: Requirements, rates: MachineRates | Device, batch: int, phase: PhaseName, run: Run) -> None:
+        """Add a run of all rows."""
+        tokens, past = run
+        file, costs = next(entry for entry in model.graphs if entry[0].phase in (phase, "any"))
+        moved = 2 * costs.written_bytes(symbols(model.contract, file, batch, tokens))  # read once
+        seen = past + (tokens + 1) / 2
+        flops = batch * sum(each.flops * (1 if each.of_head else tokens) for each in costs.products)
+        attention = int(costs.attention_flops * batch * tokens * seen)
+        weights = sum(each.packed_bytes if model.on_cpu else each.stored_bytes for each in costs.products)
+        read = weights + model.cache(math.ceil(seen), batch)
+        self.read_bytes, self.flops = self.read_bytes + read, self.flops + flops + attention
+        if isinstance(rates, MachineRates):
+            memory, compute = product_seconds(costs.products, rates, batch, tokens)
+            compute += attention / (rates.attention_decode_flops if tokens == 1 else rates.attention_prefill_flops)
+            launches = costs.nodes * rates.node_seconds + moved / rates.elementwise_bytes_per_second
+        else:
+            dtype = model.contract.states[0].dtype if model.contract.states else "float32"
+            memory, compute = (read + moved) / rates.bytes_per_second, (flops + attention) / rates.flops(dtype)
+            memory, compute = (memory, 0.0) if memory >= compute else (0.0, compute)  # they overlap
+            launches = LAUNCH_SECONDS * costs.nodes
+        parts: dict[Bound, float] = {"memory": memory, "compute": compute, "launches": launches}
+        self.parts = {name: self.parts.get(name, 0.0) + seconds for name, seconds in parts.items()}
+
+    @property
+    def bound_by(self) -> Bound:
+        """The kind of work with most of the time."""
+        return max(self.parts, key=lambda name: self.parts[name])
+
+
+Run = tuple[int, float]
+"""New tokens of each row, and cached tokens before them."""
+
+
+def product_seconds(products: Sequence[Product], rates: MachineRates, batch: int, tokens: int) -> tuple[float, float]:
+    """Seconds that the products of a run read weights, and compute: a product takes the longer of the two."""
+    total = sum(product.packed_bytes for product in products)
+    reading = computing = 0.0
+    for product in products:
+        form = rates.forms.get(product.form, rates.forms["float32"])
+        rows = batch * (1 if product.of_head else tokens)
+        read, compute = product.packed_bytes / gemv_rate(form, total), product.flops * rows / form.gemm_flops
+        reading += form.product_seconds + (read if rows == 1 or read >= compute else 0.0)
+        computing += compute if rows > 1 and compute > read else product.flops * (rows - 1) / form.gemm_flops
+    return reading, computing
+
+
+def gemv_rate(form: FormRates, total: int) -> float:
+    """Bytes per second for weights of `total` bytes, between the measured sizes on a logarithmic scale."""
+    points = sorted(form.gemv_bytes_per_second.items())
+    for (small, fast), (large, slow) in zip(points, points[1:], strict=False):
+        if total <= large:
+            share = max(0.0, math.log(total / small) / math.log(large / small))
+            return 1 / ((1 - share) / fast + share / slow)
+    return points[-1][1]
+
+
+def prompt_runs(model: Requirements, prompt: int) -> list[Run]:
+    """The runs of a prompt."""
+    file = next(file for file, _ in model.graphs if file.phase in ("prefill", "any"))
+    chunk = min(file.sequence_length or CHUNK_TOKENS, prompt)
+    return [(min(chunk, prompt - start), start) for start in range(0, prompt, chunk)]
+
+
+def phase_plans(model: Requirements, rates: MachineRates | Device, batch: int, prompt: int) -> tuple[PhasePlan, ...]:
+    """Prefill of a prompt in every row, and one decode step after it."""
+    phases: dict[PhaseName, list[Run]] = {"prefill": prompt_runs(model, prompt), "decode": [(1, prompt)]}
+    found = []
+    for phase, runs in phases.items():
+        work = Work()
+        for run in runs:
+            work.add(model, rates, batch, phase, run)
+        seconds = _interval(work.parts, measured=isinstance(rates, MachineRates))
+        found.append(PhasePlan.copy_of(work, phase=phase, seconds=seconds))
+    return tuple(found)
+
+
+def _interval(parts: dict[Bound, float], *, measured: bool) -> Estimate:
+    """The time, and an interval."""
+    if measured:
+        total = sum(parts.values())
+        return Estimate(value=total, low=total * (1 - HERE_SPREAD), high=total * (1 + HERE_SPREAD))
+    low, usual, high = (sum(parts[name] / SHARES[name][place] for name in ("memory", "compute")) for place in (2, 1, 0))
+    return Estimate(value=max(usual, parts["launches"]), low=low, high=high + parts["launches"])

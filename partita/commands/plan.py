@@ -1,0 +1,25 @@
+"""`partita plan`: whether a model fits a device, the largest settings that fit, and its speed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from partita.commands.audience import TERMINAL
+from partita.commands.outputs import prepare, requested_view
+from partita.commands.terminal import Bars
+from partita.errors import ReportCheckError
+from partita.library.exporting import own_compile_cache
+from partita.library.planning import make_plan
+from partita.options.plan import PlanCommand
+
+
+def run(options: PlanCommand) -> None:
+    """Plan and show. Then raises ReportCheckError if the model does not fit."""
+    showing = prepare(requested_view(options), "partita.capacity.document", [Path(options.model)])
+    with own_compile_cache(), Bars() as bars:
+        found = make_plan(options, bars, TERMINAL)
+    showing.show(found)
+    if not found.fits:
+        from partita.capacity.document import headline, largest
+
+        raise ReportCheckError(f"{found.model}: {headline(found)}; largest that fit: {largest(found)}")

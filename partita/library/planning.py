@@ -1,0 +1,301 @@
+"""Plans a model on a device: memory, largest settings, and speed, without running it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+import partita
+from partita.capacity.records import DeviceFacts, MachineRates, Plan
+from partita.errors import CheckpointError, PackageError, PartitaError, ResourceError, UsageError
+from partita.export.options import ExportOptions
+from partita.export.progress import Progress, Silent, stage
+from partita.extras import checked_versions
+from partita.files import temporary_directory
+from partita.foreign.folder import open_folder
+from partita.foreign_paths import recognise
+from partita.library.api import from_fields
+from partita.library.audience import QUIET, Audience
+from partita.library.rates import here_rates, stored_rates, uses_naive_attention
+from partita.observations.text_format import human_bytes, plural
+from partita.options.fields import MAX_TOKENS
+from partita.options.plan import PlanOptions
+from partita.package.contract import Contract
+from partita.package.folder import Manifest, is_package
+from partita.process import address_space_free, rss_bytes
+from partita.providers.base import Provider
+from partita.providers.cuda import PROVIDER as CUDA
+from partita.providers.cuda_dry_run.devices import Device, device
+from partita.runtime.contents.weightless import read_light
+from partita.runtime.machine import nvidia_gpus
+
+if TYPE_CHECKING:
+    import onnx
+
+    from partita.capacity.memory import Requirements
+
+HERE = "here"
+BASES = {
+    True: "rates of this machine, measured with ONNX Runtime's CPU provider; interval: 20 % either way",
+    False: "bandwidth and arithmetic of the data sheet; assumed shares: 30 to 90 % of bandwidth, 20 to 70 % of "
+    "arithmetic; not measured",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A model to plan: its contract and graphs without weights."""
+
+    kind: str
+    contract: Contract
+    models: Sequence[onnx.ModelProto]
+    model_type: str
+    parameters: int
+    precision: str
+    attention: str
+    context_limit: int | None
+    batch_limit: int | None
+    notes: tuple[str, ...] = ()
+
+
+@from_fields(PlanOptions)
+def plan(options: PlanOptions) -> Plan:
+    """Whether a model fits a device at a context and batch size, the largest that fit, and its speed there.
+
+    `model`: a checkpoint (without its weights, if only config.json is there), GGUF file, hub id, package or folder.
+    `device`: "here" or the name of a GPU. Memory is computed from the graph that an export writes. Raises
+    ArgumentError, CheckpointError, UnsupportedModelError, PackageError, and InstallationError without the extra
+    `export`, except for packages.
+    """
+    return make_plan(options)
+
+
+def make_plan(options: PlanOptions, progress: Progress | None = None, audience: Audience = QUIET) -> Plan:
+    """The plan for checked options. Raises a PartitaError."""
+    gpu = None if options.device == HERE else device(options.device, others=(HERE,))
+    given, path = os.fspath(options.model), Path(options.model)
+    context, prompt = options.context or MAX_TOKENS, options.prompt_tokens or 1
+    if prompt >= context:
+        raise UsageError(f"`prompt_tokens={prompt}` leaves no room for output in `context={context}`; use fewer")
+    if path.is_dir() and (is_package(path) or not (path / "config.json").is_file() or any(path.glob("**/*.onnx"))):
+        planned = _package(path, options)
+    else:
+        if os.path.lexists(path) and path.name != "config.json" and not recognise(path).is_checkpoint:
+            raise CheckpointError(f"{path}: neither a checkpoint nor a package: {recognise(path).description}")
+        planned = _checkpoint(given, options, gpu, progress or Silent())
+    rates = here_rates(audience) if gpu is None else None
+    return plan_of(planned, given, options, gpu, rates)
+
+
+def plan_of(planned: Planned, name: str, options: PlanOptions, gpu: Device | None, rates: MachineRates | None) -> Plan:
+    """The plan of a model. `rates`: of this machine, without `gpu`."""
+    from partita.capacity.speed import phase_plans
+
+    contract = planned.contract
+    context, batch = options.context or contract.max_length, options.batch
+    prompt = options.prompt_tokens or max(1, context // 2)
+    model = requirements(contract, planned.models, rates)
+    facts = device_facts(gpu, rates)
+    prefill, decode = phase_plans(model, gpu or rates, batch, prompt)  # type: ignore[arg-type]
+    step, required = decode.seconds, model.total(context, batch)
+    return Plan.copy_of(
+        planned,
+        partita_version=partita.__version__,
+        model=name,
+        device=facts,
+        context=context,
+        batch=batch,
+        prompt_tokens=prompt,
+        fits=required <= facts.available_bytes,
+        required_bytes=required,
+        load_bytes=model.loading(),
+        memory=model.parts(context, batch),
+        cache_bytes_per_token=model.cache(2, 1) - model.cache(1, 1),
+        largest_context=model.largest_context(batch, facts.available_bytes, planned.context_limit),
+        largest_batch=model.largest_batch(context, facts.available_bytes, planned.batch_limit),
+        phases=(prefill, decode),
+        first_token_seconds=prefill.seconds,
+        decode_tokens_per_second=step.model_copy(
+            update={"value": batch / step.value, "low": batch / step.high, "high": batch / step.low}
+        ),
+        speed_basis=BASES[gpu is None],
+        notes=(*planned.notes, *_missing(model)),
+    )
+
+
+def _missing(model: Requirements) -> Iterator[str]:
+    """A note on activations that are not counted."""
+    if unknown := sum(costs.unknown_shapes for _, costs in model.graphs):
+        yield f"workspace: {plural(unknown, 'activation')} without a shape in the file are not counted"
+
+
+def requirements(contract: Contract, models: Sequence[onnx.ModelProto], rates: MachineRates | None) -> Requirements:
+    """The memory of a model: on this machine's CPU with `rates`, else on a GPU."""
+    from partita.capacity.costs import graph_costs
+    from partita.capacity.memory import Requirements
+    from partita.runtime.cpu.attention import attention_path, choose, find_attention
+
+    graphs, heads, naive = [], 0, 0
+    for file, model in zip(contract.files, models, strict=True):
+        graphs.append((file, graph_costs(model, contract, file)))
+        attention = attention_path(find_attention(model), file.sequence_length)
+        if attention is not None and rates is not None:
+            chosen = choose(attention, rates.threads, avx512=uses_naive_attention())
+            heads = max(form.heads for form in attention.forms)
+            naive = heads if chosen is not None and chosen.path == "naive" else naive
+    return Requirements(
+        contract,
+        tuple(graphs),
+        process_bytes=0 if rates is None else rates.process_bytes,
+        on_cpu=rates is not None,
+        naive_heads=naive,
+        query_heads=heads,
+    )
+
+
+def device_facts(gpu: Device | None, rates: MachineRates | None) -> DeviceFacts:
+    """The device of a plan."""
+    if gpu is not None:
+        source = f"data sheet: {gpu.gigabytes_per_second:,} GB/s, {gpu.teraflops[1]:g} TFLOP/s in float16"
+        return DeviceFacts(
+            name=gpu.key,
+            title=gpu.name,
+            memory_bytes=gpu.memory_bytes,
+            available_bytes=gpu.memory_bytes,
+            source=f"{source}; the CUDA context is not counted",
+        )
+    from partita.runtime.cpu.cores import cpu_name
+
+    assert rates is not None
+    memory = psutil.virtual_memory()
+    return DeviceFacts(
+        name=HERE,
+        title=f"{cpu_name()}, {rates.threads} threads",
+        memory_bytes=int(memory.total),
+        available_bytes=_free_bytes(),
+        source=f"measured here: {rates.read_bytes_per_second / 1e9:.3g} GB/s",
+    )
+
+
+def _package(path: Path, options: PlanOptions) -> Planned:
+    """A package or a folder of another exporter. Raises PackageError, UsageError."""
+    manifest = open_folder(path)
+    contract = manifest.graph
+    if options.precision not in ("auto", contract.precision):
+        raise UsageError(
+            f"`precision={options.precision}`: {path} is a package in {contract.precision}; omit it, or plan its "
+            "checkpoint"
+        )
+    limits = {"context": contract.longest or contract.max_length, "batch": contract.batch_size}
+    for name, most in limits.items():
+        asked = getattr(options, name) or 1
+        if asked > most:
+            raise UsageError(
+                f"`{name}={asked}`: {path} is written for at most {most}; use less, or plan its checkpoint"
+            )
+    try:
+        models = [read_light(path / file.file) for file in contract.files]
+    except (OSError, ValueError) as error:
+        raise PackageError(f"{path}: a graph cannot be read ({error})") from error
+    return Planned(
+        kind="package" if manifest.foreign is None else "folder",
+        contract=contract,
+        models=models,
+        model_type=manifest.source.model_type,
+        parameters=manifest.source.parameters if manifest.foreign is None else 0,
+        precision=contract.precision,
+        attention=contract.attention,
+        context_limit=limits["context"],
+        batch_limit=limits["batch"],
+    )
+
+
+def _checkpoint(given: str, options: PlanOptions, gpu: Device | None, progress: Progress) -> Planned:
+    """The graphs that an export writes for the device. Raises CheckpointError, UnsupportedModelError, UsageError."""
+    with stage(progress, "load libraries", {}):
+        import onnx
+
+        from partita.export.options import most_positions
+        from partita.export.planned import planned_graphs
+        from partita.export.target import Kernels, Target, skeleton
+        from partita.export.work import Work
+        from partita.library.place.target import find_target, supported_by_cpu
+    if gpu is None:
+        target = find_target("cpu", {}, default_allowed=True, libraries={})
+    else:
+        kernels = Kernels(**asdict(CUDA.packed_weights), folds=CUDA.compiles)
+        target = Target(CUDA.name, HERE, CUDA.preferred_attention, "not probed for a plan", kernels=kernels)
+    with checked_versions(), temporary_directory() as scratch:
+        out = Path(scratch) / "package"
+        # of batch size 1: memory and time of more rows follow from its graph
+        export = ExportOptions(given, out=out, precision=options.precision, max_length=options.context)
+        work = Work(export, progress, out, supports=supported_by_cpu)
+        try:
+            checkpoint, found = planned_graphs(work, target)
+        except UsageError as error:
+            raise UsageError(error.message.replace("`max_length=", "`context=")) from error
+        return Planned(
+            kind="checkpoint" if checkpoint.files else "config",
+            contract=found.contract,
+            models=[onnx.load_from_string(skeleton(model)) for model in found.models],
+            model_type=checkpoint.model_type,
+            parameters=found.parameters,
+            precision=work.options.precision,
+            attention=found.attention,
+            context_limit=most_positions(checkpoint),
+            batch_limit=None,
+            notes=tuple(work.notes),
+        )
+
+
+def measured_requirements(folder: Path, manifest: Manifest) -> tuple[Requirements | None, MachineRates | None]:
+    """The memory and work of a package on this machine's CPU, and its rates; None if they are not measured."""
+    rates = stored_rates()
+    if rates is None:
+        return None, None
+    try:
+        models = [read_light(folder / file.file) for file in manifest.graph.files]
+    except (OSError, ValueError):  # the run read them; they may be gone
+        return None, rates
+    return requirements(manifest.graph, models, rates), rates
+
+
+def with_what_fits(error: ResourceError, folder: Path, manifest: Manifest, chain: Sequence[Provider]) -> ResourceError:
+    """The error of a lack of memory, with the largest context and batch that fit, if known."""
+    with suppress(OSError, ValueError, MemoryError, PartitaError):
+        gpus = nvidia_gpus() if chain[0].name == CUDA.name else ()
+        if chain[0].name != "cpu" and not gpus:
+            return error
+        contract = manifest.graph
+        models = [read_light(folder / file.file) for file in contract.files]
+        model = requirements(contract, models, None if gpus else stored_rates())
+        model = replace(model, on_cpu=not gpus, process_bytes=model.process_bytes or (0 if gpus else rss_bytes()))
+        available = gpus[0].memory_bytes if gpus else _free_bytes() + rss_bytes()
+        found = [
+            f"context {context:,} with batch {batch}"
+            for batch in sorted({1, contract.batch_size})
+            if (context := model.largest_context(batch, available, contract.max_length))
+        ]
+        text = f"largest that fit {human_bytes(available)}: {' or '.join(found) or 'nothing'} (see partita plan)"
+        return ResourceError(f"{error.message}; {text}", path=error.path, remedy=error.remedy)
+    return error
+
+
+@contextmanager
+def naming_what_fits(folder: Path, manifest: Manifest, chain: Sequence[Provider]) -> Iterator[None]:
+    """Raise the errors of a lack of memory with the largest settings that fit."""
+    try:
+        yield
+    except ResourceError as error:
+        raise with_what_fits(error, folder, manifest, chain) from error
+
+
+def _free_bytes() -> int:
+    """Memory that this process can get."""
+    return int(min(psutil.virtual_memory().available, address_space_free()))

@@ -1,0 +1,288 @@
+"""`partita plan`: memory from the graph that an export writes, what fits, and how errors are worded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+import partita
+from partita import dtypes
+from partita.capacity.arena import Arena, Block, pattern_bytes
+from partita.capacity.bounds import with_bounds
+from partita.capacity.costs import graph_costs
+from partita.capacity.memory import Requirements
+from partita.capacity.records import FormRates, MachineRates, Plan
+from partita.cli import run
+from partita.errors import ResourceError
+from partita.library import planning
+from partita.library.rates import here_rates
+from partita.options.plan import PlanOptions
+from partita.package.folder import read_manifest
+from partita.process import rss_bytes
+from partita.providers.resolve import parse_chain
+from partita.remedies import Remedy
+from tests.capacity.shapes import COMMON, SHAPES, run_package
+from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
+
+MIB = 1 << 20
+FORM = FormRates(gemv_bytes_per_second={4 * MIB: 60e9, 128 * MIB: 20e9}, gemm_flops=2e11, product_seconds=2e-6)
+RATES = MachineRates(
+    threads=2,
+    onnxruntime="1.31.1",
+    read_bytes_per_second=20e9,
+    elementwise_bytes_per_second=1e11,
+    forms=dict.fromkeys(("float32", "int8", "int4"), FORM),
+    attention_decode_flops=3e10,
+    attention_prefill_flops=3e10,
+    node_seconds=3e-7,
+    process_bytes=90 * MIB,
+)
+
+
+@pytest.fixture
+def known_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans for this machine use rates that were not measured here."""
+    monkeypatch.setattr(planning, "here_rates", lambda *_, **__: RATES)
+
+
+@pytest.fixture(scope="session")
+def package(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> Path:
+    return exported(tiny_checkpoint("llama"))
+
+
+# Sizes of the first tensors of a prompt of 512 tokens, and the regions that ONNX Runtime 1.31.1 logged for them
+# ("Extended allocation by"); the models are those of tests/capacity/shapes.py.
+LOGGED = [
+    ([786432] * 2 + [1310720] * 3 + [25165824], [1, 2, 4, 32]),
+    ([1179648] * 2 + [1966080] * 3 + [37748736], [2, 2, 4, 8, 64]),
+    ([1835008] * 2 + [2359296] * 3 + [58720256], [2, 2, 4, 8, 64]),
+]
+
+
+@pytest.mark.parametrize(("sizes", "regions"), LOGGED)
+def test_the_arena_grows_as_onnx_runtime_logged(sizes: list[int], regions: list[int]) -> None:
+    arena = Arena()
+    for size in sizes:
+        arena.allocate(size)
+    assert [sum(chunk.size for chunk in chunks) // MIB for chunks in arena.regions] == regions
+    assert arena.resident == sum(sizes)
+
+
+def test_freed_memory_is_used_again() -> None:
+    arena = Arena()
+    for _ in range(3):
+        places = [arena.allocate(300 * 1024) for _ in range(3)]
+        for place in places:
+            arena.free(place)
+    assert arena.resident <= 3 * 300 * 1024 and len(arena.regions) == 1
+
+
+def test_activations_that_do_not_live_together_share_memory() -> None:
+    assert pattern_bytes([Block(100, 0, 1), Block(100, 1, 2), Block(100, 2, 3), Block(100, 3, 4)]) == 200
+    assert pattern_bytes([Block(100, 0, 9), Block(100, 1, 9)]) == 200
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int4"])
+def test_weights_and_states_are_those_that_an_export_writes(
+    precision: str, tiny_checkpoint: TinyCheckpoint, exported: Exported, known_rates: None
+) -> None:
+    checkpoint = tiny_checkpoint("gemma2", vocab_size=512)
+    written = read_manifest(exported(checkpoint, precision=precision)).graph
+    found = partita.plan(checkpoint, precision=precision, context=64)  # type: ignore[arg-type]
+    sizes = {part.name: part.size_bytes for part in found.memory}
+    assert sizes["cache"] == sum(dtypes.size_bytes(state.dtype, state.shape) for state in written.states)
+    assert found.cache_bytes_per_token == sizes["cache"] // 64
+    of_package = partita.plan(exported(checkpoint, precision=precision))
+    assert of_package.memory == found.memory
+    options = PlanOptions(exported(checkpoint, precision=precision))
+    models = planning._package(Path(options.model), options).models
+    stored = planning.requirements(written, models, None).weight_bytes(64)
+    rows = graph_costs(models[0], written, written.files[0]).tables
+    shared = sum(rows.values()) if precision == "int4" else 0  # the same bytes of the file, as another initializer
+    assert stored == pytest.approx(written.weight_bytes + shared, rel=0.1)  # the file has padding
+
+
+def test_a_config_alone_gives_the_plan_of_its_checkpoint(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, known_rates: None
+) -> None:
+    checkpoint = tiny_checkpoint("qwen3")
+    (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+    whole, alone = partita.plan(checkpoint), partita.plan(tmp_path / "config.json")
+    assert (whole.kind, alone.kind) == ("checkpoint", "config")
+    assert alone.memory == whole.memory and alone.parameters == whole.parameters
+    assert alone.phases == whole.phases and alone.largest_batch == whole.largest_batch
+
+
+def test_a_state_scales_with_context_unless_its_size_is_fixed(tiny_checkpoint: TinyCheckpoint, exported: Exported):
+    contract = read_manifest(exported(tiny_checkpoint("llama"))).graph
+    whole = Requirements(contract, ()).cache(64, 1)
+    assert Requirements(contract, ()).cache(128, 3) == 6 * whole
+    rolling = tuple(state.model_copy(update={"rolls": True}) for state in contract.states)
+    contract = contract.model_copy(update={"states": rolling})
+    assert Requirements(contract, ()).cache(128, 3) == 3 * whole
+
+
+def test_the_largest_settings_fit_and_the_next_do_not(package: Path) -> None:
+    contract = read_manifest(package).graph
+    options = PlanOptions(package)
+    models = planning._package(package, options).models
+    model = planning.requirements(contract, models, RATES)
+    available = model.total(32, 1) + 5 * MIB
+    batch = model.largest_batch(32, available, None)
+    assert batch > 1
+    assert model.total(32, batch) <= available < model.total(32, batch + 1)
+    context = model.largest_context(1, available, None)
+    assert model.total(context, 1) <= available < model.total(context + 1, 1)
+    assert model.largest_context(1, available, 48) == 48 and model.largest_context(1, 1, None) == 0
+
+
+def test_a_model_that_does_not_fit_ends_with_5_and_what_fits(tiny_checkpoint, capsys) -> None:
+    code = run(["plan", str(tiny_checkpoint("llama")), "--device", "t4", "--batch", "16000000", "--json", "-q"])
+    out, err = capsys.readouterr()
+    assert code == 5 and "does not fit: needs" in err and "largest that fit: " in err
+    found = json.loads(out)
+    jsonschema.validate(found, json.loads((REPOSITORY / "docs" / "plan.schema.json").read_text()))
+    plan = Plan.model_validate(found)
+    assert not plan.fits and 0 < plan.largest_batch < 16_000_000
+    assert plan.required_bytes > plan.device.available_bytes == 16 << 30
+
+
+def test_speed_of_a_device_is_an_interval_with_its_basis(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", str(package), "--device", "H100"]) == 0
+    out = capsys.readouterr().out
+    assert "data sheet" in out and "not measured" in out and "tokens/s" in out
+    plan = partita.plan(package, device="h100")
+    assert plan.decode_tokens_per_second is not None and plan.first_token_seconds is not None
+    for found in (plan.decode_tokens_per_second, plan.first_token_seconds):
+        assert 0 < found.low < found.value < found.high
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["PACKAGE", "--device", "h10"], 2, "unknown device 'h10'; did you mean 'h100'? known devices: here, t4, "),
+        (["PACKAGE", "--context", "-5"], 2, "--context is -5; it must be between 2 and "),
+        (["PACKAGE", "--context", "65"], 2, "--context 65: PACKAGE is written for at most 64"),
+        (["PACKAGE", "--batch", "2"], 2, "--batch 2: PACKAGE is written for at most 1"),
+        (["PACKAGE", "--precision", "int8"], 2, "--precision int8: PACKAGE is a package in fp32"),
+        (["PACKAGE", "--context", "8", "--prompt-tokens", "8"], 2, "--prompt-tokens 8 leaves no room for output"),
+        (["FOLDER"], 1, "not a Partita package"),
+        (["FOLDER/none"], 1, "no such file or folder, and not a hub id"),
+        (["SIZELESS"], 1, "config.json: hidden_size is missing; without it the size of the model is unknown"),
+        (["BROKEN"], 1, "config.json: damaged: not JSON"),
+        (["NOTE"], 1, "neither a checkpoint nor a package"),
+        (["GGUF"], 1, "num_hidden_layers"),
+        (["CHECKPOINT", "--context", "4096"], 2, "--context 4096: the model supports at most 256 positions"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_bad_input_is_one_line(
+    arguments: list[str],
+    code: int,
+    message: str,
+    package: Path,
+    tiny_checkpoint: TinyCheckpoint,
+    tmp_path: Path,
+    known_rates: None,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import gguf
+
+    places = {"PACKAGE": package, "FOLDER": tmp_path, "CHECKPOINT": tiny_checkpoint("llama")}
+    places |= {name: tmp_path / name for name in ("SIZELESS", "BROKEN", "NOTE", "GGUF")}
+    if arguments[0] in ("SIZELESS", "BROKEN"):
+        places[arguments[0]].mkdir()
+        text = '{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}' if arguments[0] == "SIZELESS" else "{"
+        (places[arguments[0]] / "config.json").write_text(text)
+    if arguments[0] == "NOTE":
+        places["NOTE"].write_text("a note")
+    if arguments[0] == "GGUF":
+        places["GGUF"] = tmp_path / "m.gguf"
+        writer = gguf.GGUFWriter(places["GGUF"], "llama")
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    words = [str(places.get(word, word)).replace("FOLDER", str(tmp_path)) for word in arguments]
+    assert run(["plan", *words, "-q"]) == code
+    out, err = capsys.readouterr()
+    assert out == "" and len(err.splitlines()) == 1, err
+    assert message.replace("PACKAGE", str(package)) in err
+
+
+@pytest.mark.parametrize(
+    ("changes", "bound", "text"),
+    [
+        ({"node_seconds": 1.0}, "launches", "is bound by launches: 100 % of a step is starting nodes"),
+        ({"attention_decode_flops": 1.0, "attention_prefill_flops": 1.0}, "compute", "is bound by compute: 100 % of"),
+        ({"forms": {"float32": FORM.model_copy(update={"product_seconds": 1.0})}}, "memory", "is bound by memory: 100"),
+        ({"threads": 64}, "indeterminate", "is indeterminate: the rates are of 64 threads"),
+        (None, "indeterminate", "is indeterminate: the rates of this machine are not measured"),
+    ],
+)
+def test_a_report_names_what_bounds_each_phase(
+    changes: dict[str, Any] | None, bound: str, text: str, package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = None if changes is None else RATES.model_copy(update=changes)
+    monkeypatch.setattr(planning, "stored_rates", lambda: rates)
+    with partita.load(package, providers="cpu", threads=2) as model:
+        model.generate([[5, 6, 7]], max_new_tokens=20, stop_token_ids=()).run()
+        report = model.report()
+    assert all(phase.bound is not None for phase in report.phases)
+    phases = [phase.model_copy(update={"overhead_p50_ms": 0.0}) for phase in report.phases]  # a tiny model mostly waits
+    report = partita.Report.of(report.model_copy(update={"phases": tuple(phases)}))
+    known = planning.measured_requirements(package, read_manifest(package))
+    report = partita.Report.of(with_bounds(report, *known, 1))
+    found = [phase.bound for phase in report.phases]
+    assert [each.bound_by for each in found if each is not None] == [bound, bound]
+    assert all(each is not None and text in each.sentence for each in found)
+    assert text in " ".join(report.to_text().split())
+
+
+def test_a_lack_of_memory_names_the_largest_settings_that_fit(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest, error = read_manifest(package), ResourceError("out of memory", remedy=Remedy("free some"))
+    monkeypatch.setattr(planning, "stored_rates", lambda: RATES)
+    texts = []
+    for free in (1, 1 << 40):
+        monkeypatch.setattr(planning, "_free_bytes", lambda free=free: free - rss_bytes())
+        texts.append(str(planning.with_what_fits(error, package, manifest, parse_chain("cpu"))))
+    assert texts[0] == "out of memory; largest that fit 1 B: nothing (see partita plan); free some"
+    assert "context 64 with batch 1" in texts[1]
+    assert planning.with_what_fits(error, package, manifest, parse_chain("webgpu")) is error
+
+
+def shape(size: str, tiny_checkpoint: TinyCheckpoint) -> Path:
+    """The checkpoint of a shape, with random weights."""
+    model_type, settings = SHAPES[size]
+    return tiny_checkpoint(model_type, tokenizer=False, dtype="bfloat16", **{**settings, **COMMON})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ["25M", *(pytest.param(name, marks=pytest.mark.heavy) for name in ("135M", "0.5B"))])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("int4", marks=pytest.mark.heavy)])
+def test_peak_memory_is_within_5_percent(
+    size: str, precision: str, tiny_checkpoint: TinyCheckpoint, exported: Exported
+) -> None:
+    made = exported(shape(size, tiny_checkpoint), precision=precision, max_length=1024, verify=precision != "fp32")
+    found = partita.plan(made, context=1024)
+    measured = run_package(made, 1000, 24)["peak"]
+    assert found.required_bytes == pytest.approx(measured, rel=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.heavy
+@pytest.mark.parametrize("size", list(SHAPES))
+def test_decode_is_within_20_percent(size: str, tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    """Needs an idle machine: rates and steps are measured in turns, and the fastest of each count."""
+    made = exported(shape(size, tiny_checkpoint), precision="int4", max_length=512)
+    ratios = []
+    for _ in range(3):
+        here_rates(again=True)
+        planned = partita.plan(made, prompt_tokens=128).decode_tokens_per_second
+        assert planned is not None
+        ratios.append(planned.value * run_package(made, 128, 64)["step"])
+    assert sorted(ratios)[1] == pytest.approx(1, abs=0.2), ratios
