@@ -7,8 +7,8 @@ from partita.capacity.records import MachineRates
 from partita.capacity.speed import Work
 from partita.observations.names import CPU
 from partita.observations.text_format import decimals, human_bytes, listing
+from partita.partition_reports.cost import whole_percent
 from partita.partition_reports.records import Bound, Phase, PhaseBound, Report
-from partita.partition_reports.time_split import whole_percent
 
 LEAST_SHARE = 0.5
 """Share of a step from which a part bounds it."""

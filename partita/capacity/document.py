@@ -67,7 +67,7 @@ def _memory(plan: Plan) -> Section:
     rows: list[tuple[str, str, str]] = [(part.name, human_bytes(part.size_bytes), part.basis) for part in plan.memory]
     if plan.load_bytes == plan.required_bytes:
         rows.append(("peak of loading", human_bytes(plan.load_bytes), "packed weights and the mapped file together"))
-    heads = (Column("memory", number=False), Column("size"), Column("basis", number=False))
+    heads = ("memory", Column("size"), "basis")
     points = tuple(Point(part.name, float(part.size_bytes)) for part in plan.memory)
     plot = Plot("Memory in bytes; the limit is the device", points, float(plan.device.available_bytes))
     return Section("memory", "Memory", (table("Memory at full context", heads, rows), plot))
@@ -85,13 +85,7 @@ def _speed(plan: Plan) -> Section:
         )
         for phase in plan.phases
     ]
-    heads = (
-        Column("phase", number=False),
-        Column("reads"),
-        Column("GFLOP"),
-        Column("seconds"),
-        Column("bound by", number=False),
-    )
+    heads = ("phase", Column("reads"), Column("GFLOP"), Column("seconds"), "bound by")
     about = "prefill: the whole prompt; decode: one step of all rows"
     made = table(f"Work and time ({about})", heads, rows)
     return Section("speed", "Speed", (made, Line(plan.speed_basis, "basis", "quiet")))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from partita.commands.audience import TERMINAL
 from partita.commands.outputs import prepare, requested_view
-from partita.commands.terminal import Bars
+from partita.commands.terminal import TERMINAL, Bars
 from partita.errors import ReportCheckError
 from partita.library.exporting import own_compile_cache
 from partita.library.planning import make_plan

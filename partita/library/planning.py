@@ -20,8 +20,7 @@ from partita.extras import checked_versions
 from partita.files import temporary_directory
 from partita.foreign.folder import open_folder
 from partita.foreign_paths import recognise
-from partita.library.api import from_fields
-from partita.library.audience import QUIET, Audience
+from partita.library.api import QUIET, Audience, from_fields
 from partita.library.rates import here_rates, stored_rates, uses_naive_attention
 from partita.observations.text_format import human_bytes, plural
 from partita.options.fields import MAX_TOKENS
@@ -32,8 +31,8 @@ from partita.process import address_space_free, rss_bytes
 from partita.providers.base import Provider
 from partita.providers.cuda import PROVIDER as CUDA
 from partita.providers.cuda_dry_run.devices import Device, device
-from partita.runtime.contents.weightless import read_light
 from partita.runtime.machine import nvidia_gpus
+from partita.runtime.place.model_file import read_light
 
 if TYPE_CHECKING:
     import onnx
@@ -221,10 +220,10 @@ def _checkpoint(given: str, options: PlanOptions, gpu: Device | None, progress: 
     with stage(progress, "load libraries", {}):
         import onnx
 
+        from partita.export.exporters import Work
         from partita.export.options import most_positions
         from partita.export.planned import planned_graphs
         from partita.export.target import Kernels, Target, skeleton
-        from partita.export.work import Work
         from partita.library.place.target import find_target, supported_by_cpu
     if gpu is None:
         target = find_target("cpu", {}, default_allowed=True, libraries={})

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from partita.capacity.records import MachineRates
 from partita.files import cache_folder, replace
-from partita.library.audience import QUIET, Audience
+from partita.library.api import QUIET, Audience
 from partita.library.engine.jobs import run_job
 from partita.providers.resolve import parse_chain
 from partita.runtime.chain.wheels import runtime_wheels
