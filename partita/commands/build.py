@@ -267,9 +267,9 @@ def _check_package(given: PathText, *, may_be_on_hub: bool) -> None:
         return
     from partita.foreign_paths import recognise
 
-    stranger = recognise(path)
+    recognised = recognise(path)
     if path.is_dir() or not path.exists():
-        raise PackageError(f"{path}: {stranger.description}", remedy=stranger.remedy)
+        raise PackageError(f"{path}: {recognised.description}", remedy=recognised.remedy)
 
 
 # --- parsers of texts -------------------------------------------------------------------------------------------------

@@ -111,9 +111,9 @@ def _begin(options: ChatOptions, system: str | None) -> list[Message]:
 def read_conversation(file: Path) -> list[Message]:
     """The messages of a file of /save. Raises UsageError for other files."""
     try:
-        said: Any = parsed_record(read_capped(file, stream=True))
-        messages = [{"role": entry["role"], "content": entry["content"]} for entry in said["messages"]]
-        if said["schema"] != SCHEMA or not all(
+        record: Any = parsed_record(read_capped(file, stream=True))
+        messages = [{"role": entry["role"], "content": entry["content"]} for entry in record["messages"]]
+        if record["schema"] != SCHEMA or not all(
             entry["role"] in ROLES and isinstance(entry["content"], str) for entry in messages
         ):
             raise ValueError("not a conversation")
@@ -254,13 +254,13 @@ class Session:
 
     def _save(self, rest: str) -> None:
         file = self._file(rest, "conversation", "/save")
-        said = {
+        texts = {
             "schema": SCHEMA,
             "package": str(self.options.package),
             "sampling": self.options.sampling.figures(),
             "messages": self.conversation.messages,
         }
-        file.write(json.dumps(said, ensure_ascii=False, indent=1) + "\n")
+        file.write(json.dumps(texts, ensure_ascii=False, indent=1) + "\n")
         note(f"conversation: {file.path} ({len(self.conversation.messages)} messages)")
 
     def _report(self, rest: str) -> None:

@@ -133,27 +133,27 @@ def pass_lines(passes: Mapping[str, int], manifest: Manifest | None = None) -> l
 
     if not passes:
         return ["  passes      none: the graphs come from another exporter"]
-    told = {each.name: each.summary for each in ORDER}
+    summaries = {each.name: each.summary for each in ORDER}
     if manifest is not None and manifest.packed is not None:
-        told[PACKED_WEIGHTS] = f"Weights as integers: {manifest.packed.reads}"
+        summaries[PACKED_WEIGHTS] = f"Weights as integers: {manifest.packed.reads}"
     if manifest is not None and manifest.narrow is not None:
-        told[NARROW_WEIGHTS] = f"Matrices stored as {manifest.narrow.dtype}, each converted to float32 by a Cast"
-    width = max(map(len, told))
+        summaries[NARROW_WEIGHTS] = f"Matrices stored as {manifest.narrow.dtype}, each converted to float32 by a Cast"
+    width = max(map(len, summaries))
     without = () if manifest is None else manifest.graph.without_passes
-    places = {name: "-" if name in without else str(passes.get(name, 0)) for name in told}
-    rows = [f"    {places[name]:>5} {name:<{width}}  {said}" for name, said in told.items()]
+    places = {name: "-" if name in without else str(passes.get(name, 0)) for name in summaries}
+    rows = [f"    {places[name]:>5} {name:<{width}}  {summary}" for name, summary in summaries.items()]
     rows += [f"    disabled: {', '.join(without)}"] if without else []
     return ["  passes      changes made by each pass over the graph, in order", *rows]
 
 
 def _smoke(manifest: Manifest) -> list[str]:
     """A line for each smoke run that the verification does not cover."""
-    told = [
+    lines = [
         f"{entry.chain}: {entry.status.replace('_', ' ')}, {entry.detail}"
         for entry in manifest.smoke
         if not entry.replayed
     ]
-    return [f"  smoke run   {line}" for line in told]
+    return [f"  smoke run   {line}" for line in lines]
 
 
 def _target(manifest: Manifest) -> list[str]:

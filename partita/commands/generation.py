@@ -62,11 +62,11 @@ def run_generation(
     """Load, generate, write the report to `sink`; returns the exit code."""
     parse_pins(target.pins, target.chain)  # wrong options are reported before anything is opened
     check_placement(options, target)
-    said = None if options.prefix is None else read_content(options.prefix)
+    content = None if options.prefix is None else read_content(options.prefix)
     with open_model(options, target, manifest, observe=options.report is not None) as model:
-        generation = _begin(options, model, prompts, said)  # before the notes: an error is one line
+        generation = _begin(options, model, prompts, content)  # before the notes: an error is one line
         ids = [ticket.work.prompt for ticket in generation.progress.tickets]
-        notes = (*chunk_ignored(options.prefill_chunk, generation.chunk), *_prefix_note(said, ids))
+        notes = (*chunk_ignored(options.prefill_chunk, generation.chunk), *_prefix_note(content, ids))
         print_notes(options, target, model, ids, notes)
         if len(prompts) > 1 and not options.token_ids and not any(" " in prompt for prompt in prompts):
             print_note(f"{plural(len(prompts), 'prompt')}; for one prompt, put it in quotes")
@@ -127,10 +127,10 @@ def open_batch(options: RunGroups, model: Model) -> Engine:
     )
 
 
-def _begin(options: GenerateOptions, model: Model, prompts: Sequence[str], said: PrefixContent | None) -> Generation:
+def _begin(options: GenerateOptions, model: Model, prompts: Sequence[str], content: PrefixContent | None) -> Generation:
     """Queue the prompts. Raises GenerationError for invalid prompts."""
     if options.is_chat:
-        system = options.system if said is None else system_of(said)
+        system = options.system if content is None else system_of(content)
         conversations = [conversation(prompt, system) for prompt in prompts]
         begin: Callable[..., Generation] = partial(model.chat, conversations)
     else:
@@ -185,11 +185,11 @@ def check_placement(options: GenerateOptions, target: Target) -> None:
         raise over
 
 
-def _prefix_note(said: PrefixContent | None, ids: Sequence[Sequence[int]]) -> tuple[str, ...]:
+def _prefix_note(content: PrefixContent | None, ids: Sequence[Sequence[int]]) -> tuple[str, ...]:
     """A note on the prompt tokens that come from the prefix; empty without one."""
-    if said is None:
+    if content is None:
         return ()
-    known = [min(len(commonprefix([said.tokens, tuple(prompt)])), len(prompt) - 1) for prompt in ids]
+    known = [min(len(commonprefix([content.tokens, tuple(prompt)])), len(prompt) - 1) for prompt in ids]
     return (f"{min(known)} tokens of each prompt come from the prefix and are not prefilled",)
 
 

@@ -300,9 +300,9 @@ def render_refusal(rows: Sequence[RefusedNode], width: int | None = None) -> str
 
 def _stderr_columns() -> int:
     """The variable COLUMNS, else the width of the terminal, else WIDTH."""
-    told = os.environ.get("COLUMNS", "")
-    if told.isascii() and told.isdigit() and int(told):
-        return int(told)
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isascii() and columns.isdigit() and int(columns):
+        return int(columns)
     try:
         return os.get_terminal_size(2).columns or WIDTH
     except OSError:

@@ -92,8 +92,8 @@ def show(package: Path, result: Verification, console: Console) -> None:
     ties = f", {plural(result.near_ties, 'near tie')} excluded from the token comparison" if result.near_ties else ""
     if result.rerouted:
         ties += f", {plural(result.rerouted, 'position')} excluded because rounding selects other experts there"
-    told = "none" if result.tolerance is None else f"{result.tolerance:g} (largest relative error)"
-    page.pairs([("reference", result.reference or NOT_KNOWN), ("tolerance", f"{told}{ties}")])
+    tolerance_text = "none" if result.tolerance is None else f"{result.tolerance:g} (largest relative error)"
+    page.pairs([("reference", result.reference or NOT_KNOWN), ("tolerance", f"{tolerance_text}{ties}")])
     columns = (
         Column("step", number=False),
         Column("output", number=False),
@@ -159,14 +159,14 @@ def _bound(now: Evaluation, stored: Quality | None) -> str:
     """Description of the measured divergence."""
     if now.kl_tokens is None or now.kl_share is None:
         return "not measured: the package lacks the source model's probabilities; export it again"
-    told = (
+    message = (
         f"here: lower bound from the {plural(now.kl_tokens, 'likeliest token')} of the source model "
         f"({now.kl_share:.1%} of its probability; all other tokens counted as one)"
     )
     kept = None if stored is None else stored.likely
     if kept is None:
-        return told
-    return f"{told}; at export: {nats(kept.kl_mean)}, 99th percentile {nats(kept.kl_p99, 3)}"
+        return message
+    return f"{message}; at export: {nats(kept.kl_mean)}, 99th percentile {nats(kept.kl_p99, 3)}"
 
 
 def _rows(now: Evaluation, stored: Quality | None) -> list[tuple[str, ...]]:

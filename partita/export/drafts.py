@@ -345,8 +345,8 @@ def _rewrite(graphs: Graphs) -> None:
         for note in packing_notes(draft.plan, graphs.packing):
             add_note(work, note)
         for each in without_weights(draft.plan.keep, graphs.packing):
-            said = f"`keep={each.pattern}={each.precision}`"
-            add_note(work, f"{said} has no effect: no quantisable weight matches")
+            option = f"`keep={each.pattern}={each.precision}`"
+            add_note(work, f"{option} has no effect: no quantisable weight matches")
     graphs.unused = unused = weights.unused_tensors([t.model for t in graphs.traced_graphs], checkpoint, sources)
     if unused:
         add_note(work, f"omitted, because the logits do not depend on it: {not_exported(unused)}")
@@ -390,9 +390,9 @@ def _add_prefill(graphs: Graphs, own_plan: Plan, fits: Callable[[FloatSource], b
         _count(graphs, quantise(model, context, own_plan, own, fits, rest=plan))
         _count(graphs, quantise(model, context, plan, shared, fits))
     if not own.placed:
-        said = f"`prefill_precision={graphs.draft.work.options.prefill_precision}`"
+        option = f"`prefill_precision={graphs.draft.work.options.prefill_precision}`"
         why = reason or "no matrix product of the model can be quantised this way"
-        raise UnsupportedModelError(f"{said}: {why}; omit it", option="prefill_precision")
+        raise UnsupportedModelError(f"{option}: {why}; omit it", option="prefill_precision")
     _count(graphs, keep_narrow(model, context, plan, shared, graphs.draft.supports))
     name_nodes(model)
     graphs.prompts = own

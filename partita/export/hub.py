@@ -183,12 +183,12 @@ def hub_error(given: str, error: BaseException, *, upload: bool = False) -> Part
     )
 
     status = getattr(getattr(error, "response", None), "status_code", None)
-    said = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    message = next(iter(str(error).strip().splitlines()), type(error).__name__)
     if upload:
         if isinstance(error, LocalTokenNotFoundError | RepositoryNotFoundError) or status in (401, 403):
-            return UsageError(f"{given}: the hub rejected the upload ({said})", remedy=MAY_UPLOAD)
+            return UsageError(f"{given}: the hub rejected the upload ({message})", remedy=MAY_UPLOAD)
         return UsageError(
-            f"{given}: the upload to the Hugging Face hub failed ({said}); check the name and the network"
+            f"{given}: the upload to the Hugging Face hub failed ({message}); check the name and the network"
         )
     if isinstance(error, GatedRepoError):
         name = given.partition("@")[0]
@@ -200,6 +200,6 @@ def hub_error(given: str, error: BaseException, *, upload: bool = False) -> Part
     if isinstance(error, RepositoryNotFoundError) or status == 401:
         return CheckpointError(f"{given}: found neither a folder nor a model on the Hugging Face hub", remedy=PRIVATE)
     return CheckpointError(
-        f"{given}: not a folder, and the download from the Hugging Face hub failed ({said}); check the "
+        f"{given}: not a folder, and the download from the Hugging Face hub failed ({message}); check the "
         "name and the network, or download it on another machine and give its folder"
     )

@@ -92,7 +92,7 @@ def in_question(options: ExportOptions, target: Target | None) -> bool:
     return target.provider == CPU and platform.machine().lower() in X86 and not target.by_default
 
 
-def with_activations(options: ExportOptions, target: Target | None, told: Callable[[str], object]) -> ExportOptions:
+def with_activations(options: ExportOptions, target: Target | None, note: Callable[[str], object]) -> ExportOptions:
     """The options with `activations` set: as requested, else float32 where the target has no other MatMul kernel."""
     computing = PRECISIONS[options.named]
     if target is None or not in_question(options, target):
@@ -103,7 +103,7 @@ def with_activations(options: ExportOptions, target: Target | None, told: Callab
         why = f"has no MatMul kernel for {computing.dtype}"
     else:  # the CPU provider runs it between Casts
         why = f"has no MatMul kernel for {computing.dtype} on x86 processors"
-    told(
+    note(
         f"{target.provider} {why}: weights are stored in {computing.dtype}, and activations are {WIDE}; "
         f"`activations={options.precision}` writes {computing.dtype} arithmetic"
     )
@@ -149,13 +149,13 @@ def notes(options: ExportOptions, checkpoint: Checkpoint) -> list[str]:
     found = checkpoint.quantised
     if found is None:
         return []
-    told = list(found.notes)
+    found_notes = list(found.notes)
     if options.requantise:
-        told.append(
+        found_notes.append(
             f"requantised: weights stored with {found.method} are quantised a second time; quality is measured "
             "against the stored weights, so the loss of the first quantisation is not included"
         )
-    return told
+    return found_notes
 
 
 def _stored_precision(found: QuantisedTensors, checkpoint: Checkpoint) -> str:

@@ -401,10 +401,10 @@ def _other_results(
         return UnsupportedModelError(f"{where}: {own}; nothing was written")
     seen = max((step.max_rel_error for step in result.steps), default=0.0)
     rounded = self_check.rounding(exported.checkpoint, answer, work.options.computing, seen, work.scratch)
-    told = "; ".join(filter(None, (result.detail, answer.caution)))
-    said = f"{where}: the exported graph does not match the source model: {told}"
+    detail = "; ".join(filter(None, (result.detail, answer.caution)))
+    message = f"{where}: the exported graph does not match the source model: {detail}"
     if rounded is not None:
-        return ParityError(f"{said}; {rounded}; nothing was written; choose another `precision`, e.g. fp32")
-    said = f"{said}{locate()}{exported.caution}"
+        return ParityError(f"{message}; {rounded}; nothing was written; choose another `precision`, e.g. fp32")
+    message = f"{message}{locate()}{exported.caution}"
     is_rounded = self_check.rounds(work.options.computing)
-    return RoundingParityError(said, result.detail) if is_rounded else ParityError(said)
+    return RoundingParityError(message, result.detail) if is_rounded else ParityError(message)

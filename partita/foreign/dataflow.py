@@ -101,8 +101,8 @@ def cursor_axis(graph: GraphFacts, present: str, rank: int) -> int | None:
     while node is not None and node.outputs[0] not in seen:
         seen.add(node.outputs[0])
         if node.op_type in WRITTEN_ALONG:
-            said = node.attributes.get("axis", WRITTEN_ALONG[node.op_type])
-            axis = said % rank if isinstance(said, int) and rank else None
+            written_axis = node.attributes.get("axis", WRITTEN_ALONG[node.op_type])
+            axis = written_axis % rank if isinstance(written_axis, int) and rank else None
             for turn in reversed(turns):
                 axis = turn.index(axis) if axis in turn else None
             return axis

@@ -94,8 +94,8 @@ class Inference:
         cursors = frozenset(name for name, meaning in meant[main.file].items() if meaning.role in CURSORS)
         shapes = Shapes(self.folder_path, main, self.evidence, self.written, symbol, batch, length, cursors)
         states = tuple(map(shapes.state, pairs))
-        if said := contradiction(self.evidence, main.file, pairs, states, vocab, rows):
-            raise PackageError(f"{self.folder_path}: {self.evidence.source} contradicts the graph: {said}")
+        if conflict := contradiction(self.evidence, main.file, pairs, states, vocab, rows):
+            raise PackageError(f"{self.folder_path}: {self.evidence.source} contradicts the graph: {conflict}")
         files = tuple(
             self.file(graph, phase, meant[graph.file], logits[graph.file], vocab) for graph, phase in self.graphs
         )
@@ -210,11 +210,11 @@ class Inference:
             raise self.not_understood(graph, left)
         pairs = sorted([*pairs, *found], key=lambda pair: (pair.layer, pair.past.name))
         for pair in pairs:
-            if said := contradiction_of(pair, graph):
+            if conflict := contradiction_of(pair, graph):
                 by_hand = self.written.state(pair.past.name) is not None
                 source = WRITTEN if by_hand else self.evidence.source
                 by = f"; {source} contradicts" if by_hand or pair.source == "configuration" else ""
-                raise self.wrong(graph, f"{said}{by}", CORRECT if by_hand else WRITE_CONTRACT)
+                raise self.wrong(graph, f"{conflict}{by}", CORRECT if by_hand else WRITE_CONTRACT)
             meaning = f"{pair.kind} of layer {pair.layer}"
             for port in (pair.past, pair.present):
                 self.sources[port.name] = PortSource(name=port.name, meaning=meaning, source=pair.source)
@@ -234,10 +234,11 @@ class Inference:
 
     def check_causal(self, graph: GraphFacts) -> None:
         """Raise PackageError for a graph without a cache that may not be a decoder: text encoders look the same."""
-        said = self.evidence.architecture
-        if said and not self.evidence.is_causal:
+        architecture = self.evidence.architecture
+        if architecture and not self.evidence.is_causal:
             raise self.wrong(
-                graph, (f"has no cache, and {said} is not the name of a decoder, so it may not be able to generate")
+                graph,
+                (f"has no cache, and {architecture} is not the name of a decoder, so it may not be able to generate"),
             )
         self.notes.append("its graph has no cache: every step runs on the whole sequence")
 
@@ -308,8 +309,8 @@ class Inference:
         """The last size of the logits, else that of the configuration or the contract file."""
         size = logits.shape[-1] if logits.shape else None
         if isinstance(size, int) and self.written.vocab_size not in (None, size):
-            said = f"{self.written.vocab_size:,}"
-            raise self.wrong(graph, f"the logits have {size:,} tokens, but the contract has {said}", CORRECT)
+            size_text = f"{self.written.vocab_size:,}"
+            raise self.wrong(graph, f"the logits have {size:,} tokens, but the contract has {size_text}", CORRECT)
         found = size if isinstance(size, int) else self.written.vocab_size or self.evidence.vocab_size
         if not found:
             raise self.wrong(graph, "the vocabulary size is unknown", WRITE_CONTRACT)
@@ -319,9 +320,9 @@ class Inference:
         """The window of the configuration that no attention in the graph has; 0 where it may have it."""
         makers = [graph.producer_of(pair.present.name) for pair in pairs]
         window, compared = self.evidence.window, frozenset[int]().union(*(each.compared for each, _ in self.graphs))
-        told = bool(makers) and all(node is not None and node.op_type == GQA for node in makers)
+        by_operator = bool(makers) and all(node is not None and node.op_type == GQA for node in makers)
         if any(window_of(pair, graph) for pair in pairs) or (
-            not told and compared & {0, window - 1, window, window + 1}
+            not by_operator and compared & {0, window - 1, window, window + 1}
         ):
             return 0
         return window

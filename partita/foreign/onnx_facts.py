@@ -147,11 +147,11 @@ def _stored(tensor: onnx.TensorProto, home: Path) -> npt.NDArray[np.uint8] | Non
     import numpy as np
     from onnx import numpy_helper
 
-    said = {entry.key: entry.value for entry in tensor.external_data}
+    entries = {entry.key: entry.value for entry in tensor.external_data}
     try:
         size = dtypes.size_bytes(_dtype(tensor.data_type), tensor.dims)
-        if said:
-            stored = np.fromfile(home / said["location"], np.uint8, size, offset=int(said.get("offset", "0")))
+        if entries:
+            stored = np.fromfile(home / entries["location"], np.uint8, size, offset=int(entries.get("offset", "0")))
         else:
             stored = numpy_helper.to_array(tensor).reshape(-1).view(np.uint8)
     except (ValueError, OSError, OverflowError):

@@ -128,29 +128,35 @@ class Shapes:
             what = f"numpy has no type for {element.name}, so Partita cannot store it"
             raise self._wrong(pair, what, OTHER_TYPE)
         found = self.written.state(pair.past.name)
-        said = found[0] if found is not None else None
+        declared = found[0] if found is not None else None
         shared = shares_buffer(pair, self.graph)
-        in_place = shared if said is None or said.in_place is None else said.in_place
+        in_place = shared if declared is None or declared.in_place is None else declared.in_place
         of_batch = batch_axis(self.batch_symbol, pair.past)
         axis = ROWS_AXIS if shared else growing_axis(pair, self.graph, of_batch)
         if in_place and not shared and appends(pair, self.graph):
             what = f"in_place is true in the contract, but the graph lengthens {pair.present.name!r} at every step"
             raise self._wrong(pair, what, CORRECT)
-        if said is not None and said.grows is not None:
-            axis = None if said.grows is False else said.grows
+        if declared is not None and declared.grows is not None:
+            axis = None if declared.grows is False else declared.grows
         if axis is not None and not 0 <= axis < len(pair.past.shape or ()):
             raise self._wrong(pair, f"it lacks axis {axis}")
         grows = None if in_place else axis
-        if grows is None and not in_place and (said is None or (said.grows is None and said.in_place is None)):
+        if (
+            grows is None
+            and not in_place
+            and (declared is None or (declared.grows is None and declared.in_place is None))
+        ):
             self._check_placed(pair)
         return State(
             past=pair.past.name,
             present=pair.present.name,
             layer=pair.layer,
             kind=pair.kind,
-            shape=self._shape(pair, said, axis, of_batch),
+            shape=self._shape(pair, declared, axis, of_batch),
             dtype=pair.past.dtype,
-            window=(said.window if said is not None else None) or window_of(pair, self.graph) or self._window(pair),
+            window=(declared.window if declared is not None else None)
+            or window_of(pair, self.graph)
+            or self._window(pair),
             rolls=rolls(pair, self.graph),
             grows=grows,
             in_place=in_place,
@@ -180,10 +186,12 @@ class Shapes:
         layers = self.evidence.window_layers
         return self.evidence.window or None if layers is not None and pair.layer in layers else None
 
-    def _shape(self, pair: Pair, said: WrittenStates | None, axis: int | None, of_batch: int | None) -> tuple[int, ...]:
+    def _shape(
+        self, pair: Pair, in_contract: WrittenStates | None, axis: int | None, of_batch: int | None
+    ) -> tuple[int, ...]:
         """The sizes of a state, with N along the growing axis. Raises PackageError for an unknown size."""
-        if said is not None and said.shape is not None:
-            return self._written_shape(pair, said.shape)
+        if in_contract is not None and in_contract.shape is not None:
+            return self._written_shape(pair, in_contract.shape)
         declared = pair.past.shape
         if declared is None:
             raise self._wrong(pair, "its rank is not declared")

@@ -104,8 +104,8 @@ def read(path: Path, choice: Choice = AS_IT_IS, *, hashes: bool = False) -> Insp
 def _manifest(path: Path, choice: Choice) -> tuple[Manifest | None, tuple[PackageError, ...]]:
     """The manifest, or its errors. Raises PackageError for an invalid folder, UsageError for the choice."""
     if not path.is_dir():
-        stranger = recognise(path)
-        raise PackageError(f"{path}: {stranger.description}", remedy=stranger.remedy)
+        recognised = recognise(path)
+        raise PackageError(f"{path}: {recognised.description}", remedy=recognised.remedy)
     check_folder(path)
     try:
         return open_folder(path, choice), ()

@@ -214,16 +214,16 @@ class Model:
         check_value(BenchOptions, "prefill_chunk", prefill_chunk)
         check_adapter(self.folder, self.manifest, adapter)
         if system is not None:
-            said = system_prefix(self._tokenizer(), system)
+            content = system_prefix(self._tokenizer(), system)
         elif isinstance(text, str):
-            said = text_prefix(self._tokenizer(), text)
+            content = text_prefix(self._tokenizer(), text)
         else:
-            said = PrefixContent(tuple(text or ()))
+            content = PrefixContent(tuple(text or ()))
         path = Path(file).absolute()
         reserve(path, "prefix", (self.folder,), option="file")
         with self._beginning:
             self._last = None
-            return engine.save_prefix(replace(said, adapter=adapter), str(path), prefill_chunk)
+            return engine.save_prefix(replace(content, adapter=adapter), str(path), prefill_chunk)
 
     @public
     def verify(self, reference: str | os.PathLike[str] | None = None) -> Verification:
@@ -326,7 +326,7 @@ class Model:
             self.text_seconds = time.perf_counter() - began
         return self._text
 
-    def _encode(self, prompts: Prompts, said: PrefixContent | None) -> tuple[Text | None, list[tuple[int, ...]]]:
+    def _encode(self, prompts: Prompts, content: PrefixContent | None) -> tuple[Text | None, list[tuple[int, ...]]]:
         """The tokenizer, if there is one or text needs it, and token ids of each row, after a prefix if any."""
         rows = prompt_rows(prompts)
         wanted = self._with_text and self.manifest.tokenizer != "none"
@@ -334,12 +334,12 @@ class Model:
         ids = []
         for row in rows:
             if isinstance(row, str):
-                if not row and said is None:
+                if not row and content is None:
                     raise GenerationError("the prompt is empty; pass text to continue")
                 assert tokenizer is not None
-                ids.append(tuple(tokenizer.encode(row)) if said is None else prompt_after(said, row, tokenizer))
+                ids.append(tuple(tokenizer.encode(row)) if content is None else prompt_after(content, row, tokenizer))
             else:
-                ids.append(ids_after(said, row))
+                ids.append(ids_after(content, row))
         return tokenizer, ids
 
     def _begin(self, tokenizer: Text | None, ids: Sequence[tuple[int, ...]], given: GenerationOptions) -> Generation:

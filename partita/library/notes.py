@@ -18,9 +18,9 @@ from partita.untrusted_files import read_json_value
 
 def not_used(name: str, entry: ChainEntry | Resolution, *, with_remedy: bool = True) -> str:
     """The note on an inactive provider of the chain. `name`: its name in the note."""
-    said = f"{name} is not used: {entry.reason}: {entry.evidence}"
+    message = f"{name} is not used: {entry.reason}: {entry.evidence}"
     remedy = remedy_of(entry.remedies) if isinstance(entry, ChainEntry) else entry.remedy
-    return f"{said}; {remedy}" if with_remedy and remedy is not None else said
+    return f"{message}; {remedy}" if with_remedy and remedy is not None else message
 
 
 def opened_notes(target: Target, opened: OpenedPackage, manifest: Manifest) -> tuple[str, ...]:

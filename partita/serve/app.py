@@ -88,8 +88,8 @@ class Endpoints:
         if name not in self.names:
             more = f" and {len(self.names) - LISTED:,} more" if len(self.names) > LISTED else ""
             listed = ", ".join([*self.names][:LISTED]) + more
-            said = f"The model {value_text(name)} does not exist; this server has {listed}."
-            raise ApiError(404, said, param="model", code="model_not_found")
+            message = f"The model {value_text(name)} does not exist; this server has {listed}."
+            raise ApiError(404, message, param="model", code="model_not_found")
         package, adapter = self.names[name]
         return self.models[package], adapter
 
@@ -131,8 +131,8 @@ class Endpoints:
         default = "html" if "text/html" in request.headers.get("accept", "") else "json"
         name = request.query_params.get("view") or default
         if name not in view_names():
-            said = f"There is no view {value_text(name)}; choose one of {', '.join(view_names())}."
-            raise ApiError(400, said, param="view")
+            message = f"There is no view {value_text(name)}; choose one of {', '.join(view_names())}."
+            raise ApiError(400, message, param="view")
         view = load_view(name)
         loop = asyncio.get_running_loop()
         text = await loop.run_in_executor(served.reporter, served.rendered_report, name, view.to_text)
@@ -192,8 +192,8 @@ async def _on_error(request: Request, error: Exception) -> Response:
             404: ("unknown_url", f"Unknown request URL: {url}; see /v1/models, /v1/chat/completions, /v1/completions."),
             405: ("method_not_allowed", f"Method not allowed: {url}."),
         }
-        code, said = known.get(error.status_code, (None, sentence(str(error.detail))))
-        return ApiError(error.status_code, said, code=code, headers=error.headers or {}).response()
+        code, message = known.get(error.status_code, (None, sentence(str(error.detail))))
+        return ApiError(error.status_code, message, code=code, headers=error.headers or {}).response()
     return internal_error().response()  # Starlette raises it again, and the gate logs it
 
 

@@ -63,8 +63,8 @@ class Exchange:
         self._count = max(1, len(body.prompts)) * body.n
         self._room = served.slots + limits.queue
         if self._count > self._room:
-            said = f"The request has {self._count:,} choices, but this server supports {self._room:,} at once."
-            raise invalid(said, "prompt" if body.n == 1 else "n")
+            message = f"The request has {self._count:,} choices, but this server supports {self._room:,} at once."
+            raise invalid(message, "prompt" if body.n == 1 else "n")
         self._began = time.monotonic()
         self.deadline = self._began + limits.seconds
         self.choices: list[Choice] = []
@@ -88,8 +88,8 @@ class Exchange:
         served = self.served
         if served.open_prompts + served.unread + self._count > self._room:
             self._metrics.refused.labels(served.name).inc()
-            said = f"The queue of {served.name} is full ({self._limits.queue:,} waiting); try again later."
-            raise overloaded_error(said, "queue_full")
+            message = f"The queue of {served.name} is full ({self._limits.queue:,} waiting); try again later."
+            raise overloaded_error(message, "queue_full")
         timer = self._loop.call_later(self._limits.seconds, self.end, timed_out(self._limits.seconds))
         self._tasks = [timer, self._loop.create_task(self._until_gone(receive))]
         served.unread += self._count

@@ -114,13 +114,13 @@ class Gate:
             return ApiError(400, "Transfer-Encoding and Content-Length cannot be sent together.", headers=close)
         origin = headers.get("origin")
         if origin is not None and not self._allows(origin, headers.get("host", "")):
-            said = f"The origin {origin[:100]} is not allowed; add it to `allowed_origin` of the server."
-            return ApiError(403, said, code="origin_not_allowed")
+            message = f"The origin {origin[:100]} is not allowed; add it to `allowed_origin` of the server."
+            return ApiError(403, message, code="origin_not_allowed")
         if path == OPEN_TO_ALL:
             return None
         if self._keys and not self._has_key(headers.get("authorization", "")):
-            said = "Incorrect or missing API key; send it as Authorization: Bearer KEY."
-            return ApiError(401, said, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+            message = "Incorrect or missing API key; send it as Authorization: Bearer KEY."
+            return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
         if self.open_requests > self.most and path != UNCOUNTED:
             self._metrics.refused.labels("").inc()  # the model is not known yet
             return overloaded_error("The server has too many open requests; try again later.", "too_many_requests")
@@ -145,8 +145,8 @@ async def receive_body(request: Request, limits: ServerLimits) -> bytes:
     """
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != JSON_TYPE:
-        said = f"Unsupported content type '{media[:60]}'; send JSON, with the header Content-Type: {JSON_TYPE}."
-        raise ApiError(415, said, code="unsupported_content_type")
+        message = f"Unsupported content type '{media[:60]}'; send JSON, with the header Content-Type: {JSON_TYPE}."
+        raise ApiError(415, message, code="unsupported_content_type")
     coding = request.headers.get("content-encoding", "identity").lower()
     if coding != "identity":
         raise ApiError(415, f"Unsupported content encoding '{coding[:60]}'; send the body unencoded.", code="encoding")
@@ -160,9 +160,9 @@ async def receive_body(request: Request, limits: ServerLimits) -> bytes:
                 elif received > DISCARDED * limits.body_bytes:
                     break
     except TimeoutError as error:
-        said = f"The request did not arrive within {limits.read_seconds:g} s."
-        raise ApiError(408, said, "timeout_error", code="slow_request") from error
+        message = f"The request did not arrive within {limits.read_seconds:g} s."
+        raise ApiError(408, message, "timeout_error", code="slow_request") from error
     if received > limits.body_bytes:
-        said = f"The request is larger than {human_bytes(limits.body_bytes)}, the limit of this server."
-        raise ApiError(413, said, code="request_too_large")
+        message = f"The request is larger than {human_bytes(limits.body_bytes)}, the limit of this server."
+        raise ApiError(413, message, code="request_too_large")
     return bytes(body)

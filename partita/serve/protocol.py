@@ -275,8 +275,8 @@ class CompletionRequest(CompletionsBase):
         if self.best_of not in (None, self.n):
             raise _of_field("unsupported_value", "best_of", f"this server supports only the value of 'n', {self.n}")
         if self.echo and self.logprobs is not None:
-            said = "this server does not support log-probabilities of an echoed prompt"
-            raise _of_field("unsupported_value", "logprobs", said)
+            message = "this server does not support log-probabilities of an echoed prompt"
+            raise _of_field("unsupported_value", "logprobs", message)
         return self
 
 
@@ -353,22 +353,22 @@ def read_body(kind: type[Kind], data: bytes) -> Kind:
         raise _api_error(error, kind) from None
 
 
-def _of_field(code: str, name: str, said: str) -> PydanticCustomError:
+def _of_field(code: str, name: str, message: str) -> PydanticCustomError:
     """An error of a check of several fields, reported for one of them."""
-    return PydanticCustomError(code, "{said}", {"said": said, "param": name})
+    return PydanticCustomError(code, "{message}", {"message": message, "param": name})
 
 
 def _api_error(error: ValidationError, kind: type[CompletionsBase]) -> ApiError:
     first = error.errors(include_url=False)[0]
-    what, said, context = first["type"], first["msg"], first.get("ctx", {})
-    said = said[:1].lower() + said[1:]
+    what, message, context = first["type"], first["msg"], first.get("ctx", {})
+    message = message[:1].lower() + message[1:]
     if what == "json_invalid":
         return invalid(f"The body is not JSON: {context['error']}.", code="invalid_json")
     param = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])[1:]
     given = f", but it is {value_text(first['input'])}" if param else ""
     param = param or context.get("param", "")
     if not param:
-        return invalid(f"The body must be a JSON object: {said}.", code="invalid_type")
+        return invalid(f"The body must be a JSON object: {message}.", code="invalid_type")
     if what == "missing":
         return invalid(f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
     if what == "extra_forbidden":
@@ -377,11 +377,11 @@ def _api_error(error: ValidationError, kind: type[CompletionsBase]) -> ApiError:
         hint = f" Did you mean {near[0]}?" if near else ""
         return invalid(f"Unrecognized request argument supplied: {value_text(name)}.{hint}", name, "unknown_parameter")
     if what == "unsupported_value":
-        return invalid(f"Unsupported value: '{param}'; {said}{given}; omit it.", param, what)
+        return invalid(f"Unsupported value: '{param}'; {message}{given}; omit it.", param, what)
     if what.endswith("_type"):
-        return invalid(f"Invalid type for '{param}': {said}{given}.", param, "invalid_type")
+        return invalid(f"Invalid type for '{param}': {message}{given}.", param, "invalid_type")
     code = "empty_array" if what == "too_short" else "invalid_value"
-    return invalid(f"Invalid '{param}': {said}{given}.", param, code)
+    return invalid(f"Invalid '{param}': {message}{given}.", param, code)
 
 
 def value_text(value: Any) -> str:

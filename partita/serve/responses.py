@@ -140,8 +140,8 @@ class CompletionsResponse:
         return {"token": text, "logprob": logprob, "bytes": known}
 
 
-def _choice(index: int, said: dict[str, Any], logprobs: dict[str, Any] | None, finish: str | None) -> dict[str, Any]:
-    return {"index": index, **said, "logprobs": logprobs, "finish_reason": FINISH_REASONS.get(finish or "", finish)}
+def _choice(index: int, content: dict[str, Any], logprobs: dict[str, Any] | None, finish: str | None) -> dict[str, Any]:
+    return {"index": index, **content, "logprobs": logprobs, "finish_reason": FINISH_REASONS.get(finish or "", finish)}
 
 
 def usage(choices: Sequence[Choice], each: int) -> dict[str, int]:

@@ -55,8 +55,8 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError) as error:
-        said = error.strerror if isinstance(error, OSError) else str(error)
-        raise UsageError(f"`host={host}`: {said}", remedy=OTHER_HOST) from error
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise UsageError(f"`host={host}`: {reason}", remedy=OTHER_HOST) from error
     # IPv4 for a name with both, e.g. localhost, because not all clients try both.
     family, kind, protocol, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
     listening = socket.socket(family, kind, protocol)

@@ -82,12 +82,12 @@ def chat_notes(reader: Reader | None, folder: Path, kind: TokenizerKind) -> list
     except PartitaError as error:
         # A temporary folder is not named: it is renamed when the package is published.
         named = "" if error.path in (None, folder) else f"{error.path.name}: "
-        said = f"{named}{error.message}" + ("" if error.remedy is None else f"; {error.remedy}")
+        message = f"{named}{error.message}" + ("" if error.remedy is None else f"; {error.remedy}")
     except Exception as error:  # noqa: BLE001 - a template is a program, and fails in its own ways
-        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        message = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     else:
         return []
-    return [f"chat will fail: {said}"]
+    return [f"chat will fail: {message}"]
 
 
 TEXTS = (

@@ -107,8 +107,8 @@ def _call_child(**request: Any) -> dict[str, Any]:
     made = [home / FOLDER / name for home in homes for name in ("bin/python", "Scripts/python.exe")]
     python = Path(given).absolute() if given else next(filter(Path.is_file, made), made[0])
     if not python.is_file():
-        said = f"{VARIABLE} is {given!r}, which does not exist" if given else "it needs transformers before 4.58"
-        raise InstallationError(f"exporter optimum has no environment ({said})", remedy=MAKE)
+        problem = f"{VARIABLE} is {given!r}, which does not exist" if given else "it needs transformers before 4.58"
+        raise InstallationError(f"exporter optimum has no environment ({problem})", remedy=MAKE)
     # -I: PYTHONPATH and user site must not bring libraries of this environment into the other one.
     environ = {**{key: value for key, value in os.environ.items() if key[:6] != "PYTHON"}, "HF_HUB_OFFLINE": "1"}
     reading, writing = os.pipe()  # the child ends with the pipe, i.e. with this process

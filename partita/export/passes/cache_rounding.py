@@ -73,13 +73,13 @@ def ask(options: ExportOptions, target: Target | None) -> None:
             f"`cache_precision={options.cache_precision}`: {target.provider} has no kernel for {OPERATOR} "
             f"with {dtype} activations and a cache of {ROUNDED}; {rest}"
         )
-    said = f"`cache={WINDOW}`: {target.provider}"
+    subject = f"`cache={WINDOW}`: {target.provider}"
     if windows and not target.rolls:
         raise ProviderError(
-            f"{said} is not known to support a window cache ({OPERATOR} with sliding_window_cache); {rest}"
+            f"{subject} is not known to support a window cache ({OPERATOR} with sliding_window_cache); {rest}"
         )
     if windows and target.supports is not None and not target.supports([question(dtype, window=True)])[0]:
-        raise ProviderError(f"{said} has no kernel of {OPERATOR} with sliding_window_cache here; {rest}")
+        raise ProviderError(f"{subject} has no kernel of {OPERATOR} with sliding_window_cache here; {rest}")
 
 
 def question(dtype: str, *, window: bool = False) -> Question:

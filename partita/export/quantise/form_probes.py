@@ -67,7 +67,7 @@ def first_supported(
     if target.ask is None:
         standard = forms[0].look_up.symmetric  # a Gather of integers, which every provider has
         return forms[0], replace(target.kernels, gather=target.kernels.gather or standard)
-    said = []
+    answers = []
     for form in forms:
         other = replace(target.kernels, symmetric=not target.kernels.symmetric)
         for kernels in (target.kernels,) if form.one_scale else (target.kernels, other):
@@ -75,19 +75,19 @@ def first_supported(
             if not answer:
                 takes = _supports_lookups(target, form, kernels, looked_up(form, kernels), dtype)
                 return form, replace(kernels, gather=takes)
-        said.append((form, answer))
+        answers.append((form, answer))
     asked = packings(forms[0], target.kernels)
     kinds = " and ".join(dict.fromkeys(f"{p.name} weights in blocks of {p.block_size}" for p in asked))
     kinds = kinds if not forms[0].one_scale else f"{asked[0].name} weights"
     tried = "" if forms[0].one_scale else ", with or without zero points"
-    told = "; ".join(f"for {form.product.operator}{tried}: {answer}" for form, answer in said)
+    reasons = "; ".join(f"for {form.product.operator}{tried}: {answer}" for form, answer in answers)
     setting, otherwise = f"`precision={asked[0].name}`", "a `precision` that it computes in, e.g. fp16"
     if option is not None:
         setting = f"`{option[0]}={option[1]}`"
         otherwise = f"omit {setting}"
     raise ProviderError(
         f"{setting}: {target.provider} has no kernel that computes {dtype} activations with {kinds}: "
-        f"{told}; nothing was written; choose another `target`, e.g. cpu, or {otherwise}"
+        f"{reasons}; nothing was written; choose another `target`, e.g. cpu, or {otherwise}"
     )
 
 

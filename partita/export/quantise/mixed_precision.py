@@ -195,8 +195,12 @@ def search(graphs: Graphs) -> tuple[tuple[Keep, ...], Mix]:
 
 def units(placed: Sequence[PlacedWeight], plan: Plan) -> list[Unit]:
     """The units that may get more bits: those with the bits of the package and without a `--keep` setting."""
-    said = {_patterns(each) for each in placed if plan.setting((*_patterns(each), *paths(each.packed.parameters)))}
-    free = [each for each in placed if each.packed.packing.grid.bits == plan.bits and _patterns(each) not in said]
+    already_set = {
+        _patterns(each) for each in placed if plan.setting((*_patterns(each), *paths(each.packed.parameters)))
+    }
+    free = [
+        each for each in placed if each.packed.packing.grid.bits == plan.bits and _patterns(each) not in already_set
+    ]
     for layers in range(1, max(2, len(free) + 1)):  # of which weights at the same place form one unit
         groups: dict[tuple[str, int], list[PlacedWeight]] = {}
         for each in free:

@@ -106,7 +106,7 @@ def make_plan(
     options: ExportOptions,
     target: Target | None,
     modules: Collection[str],
-    told: Callable[[str], object] = len,
+    note: Callable[[str], object] = len,
     *,
     has_experts: bool = False,
     stored: AsStored | None = None,
@@ -149,11 +149,11 @@ def make_plan(
     option = ("activations", INTEGERS) if options.activations == INTEGERS else None
     form, found = first_supported(target, forms, multiplied, looked_up, dtype, option=option)
     if found.symmetric != kernels.symmetric:
-        told(
+        note(
             f"{target.provider} supports quantised weights {'without' if found.symmetric else 'with'} zero points only"
         )
     if form is not forms[0]:
-        told(f"{target.provider} does not support {forms[0].summary}; quantised weights are stored for {form.summary}")
+        note(f"{target.provider} does not support {forms[0].summary}; quantised weights are stored for {form.summary}")
     if stored is not None:
         stored = _supported_by(target, form, found, stored, dtype)
         plan = replace(plan, stored=stored)
@@ -161,7 +161,7 @@ def make_plan(
         why = refused_experts(target, form, found, multiplied(form, found), dtype)
         found = replace(found, experts=not why)
         if why:
-            told(f"experts stay floats; {form.experts.operator} on {target.provider}: {why}")
+            note(f"experts stay floats; {form.experts.operator} on {target.provider}: {why}")
     plan = replace(plan, form=form, kernels=found)
     if form.one_scale:
         return plan

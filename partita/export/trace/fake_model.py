@@ -216,6 +216,6 @@ def translate_errors(what: str) -> Iterator[None]:
             root = root.__cause__  # the outermost error of torch's exporter has no details
         first = next((line for line in str(root).splitlines() if line.strip()), "no message")
         first = re.sub(r" object at 0x[0-9a-f]+", "", first)  # a different address every time
-        if lack := next((words for said, words in LACKING.items() if said in str(root)), None):
+        if lack := next((words for part, words in LACKING.items() if part in str(root)), None):
             raise ResourceError(f"{what} failed: {lack} ({first.strip()[:300]})") from error
         raise UnsupportedModelError(f"{what} failed: {type(root).__name__}: {first.strip()[:300]}") from error

@@ -99,7 +99,7 @@ def check_grows(fake: FakeModel, spec: TraceSpec) -> None:
 
 def check_rolls(fake: FakeModel, spec: TraceSpec) -> None:
     """Raise UsageError without a layer for a window cache, and where padding would drop rows of the window."""
-    said = "`cache=window`"
+    option = "`cache=window`"
     layers = fake.probed.layers
     windows = sorted({layer.window for layer in layers if layer.window is not None})
     if not any(layer.rolls for layer in layers):
@@ -109,10 +109,10 @@ def check_rolls(fake: FakeModel, spec: TraceSpec) -> None:
             if windows
             else f"it has no layer with a window of less than `max_length={spec.max_length}`"
         )
-        raise UsageError(f"{said}: {why}; omit it")
+        raise UsageError(f"{option}: {why}; omit it")
     if spec.sequence_length is not None:
         raise UsageError(
-            f"{said}: the model can only be traced for a fixed number of tokens, and padding would drop "
+            f"{option}: the model can only be traced for a fixed number of tokens, and padding would drop "
             "rows of the window; omit it"
         )
 

@@ -84,8 +84,8 @@ def rereads_at(model: torch.nn.Module) -> int | None:
     # dynamic frequencies: transformers keeps cached keys when they change
     found = {rotary.name: rotary.context for rotary in rotaries(model) if rotary.kind == "longrope"}
     if len(set(found.values())) > 1:
-        told = ", ".join(f"{name} beyond {length}" for name, length in found.items())
-        raise UnsupportedModelError(f"longrope layers switch at different lengths: {told}; this is not supported")
+        limits = ", ".join(f"{name} beyond {length}" for name, length in found.items())
+        raise UnsupportedModelError(f"longrope layers switch at different lengths: {limits}; this is not supported")
     return next(iter(found.values()), None)
 
 

@@ -50,8 +50,8 @@ def changed_folder(
     folder: Path, manifest: Manifest, change: Callable[[ir.Model], ir.Model]
 ) -> Iterator[tuple[Path, Manifest]]:
     """Within the block, a folder with the graphs of the package changed by `change`, and its manifest."""
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}-twin-") as name:
-        twin = Path(name)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}-copy-") as name:
+        copy = Path(name)
         switchable = manifest.switchable
         beside_weights = [name for record in switchable for name in (record.file, record.known_answer) if name]
         linked = (WEIGHTS, KNOWN_ANSWER, *beside_weights)
@@ -59,17 +59,17 @@ def changed_folder(
             if not (folder / shared).is_file():  # without --verify there is no known answer
                 continue
             try:
-                os.link(folder / shared, twin / shared)
+                os.link(folder / shared, copy / shared)
             except OSError as error:
                 if error.errno not in NO_LINKS:
                     raise
-                shutil.copyfile(folder / shared, twin / shared)
+                shutil.copyfile(folder / shared, copy / shared)
         files = [graph.file for graph in manifest.graph.files]
         for file in files:
-            ir.save(change(ir.load(folder / file)), twin / file)
+            ir.save(change(ir.load(folder / file)), copy / file)
         kept = tuple(record for record in manifest.files if record.name in linked)
-        changed = tuple(record_file(twin, file) for file in files)
-        yield twin, manifest.model_copy(update={"files": (*kept, *changed)})
+        changed = tuple(record_file(copy, file) for file in files)
+        yield copy, manifest.model_copy(update={"files": (*kept, *changed)})
 
 
 def replay_wide(folder: Path, manifest: Manifest, run: Replay, rounded: Rounded) -> Verification:
@@ -115,13 +115,13 @@ def on_wide(
     folder: Path, manifest: Manifest, run: Callable[[Path, Manifest], Result], answer: KnownAnswer | None = None
 ) -> Result:
     """Build the float32 copy of every graph and call `run` on it; `answer` replaces the known answer."""
-    with changed_folder(folder, manifest, _widen) as (twin, changed):
+    with changed_folder(folder, manifest, _widen) as (copied, changed):
         if answer is not None:
-            (twin / KNOWN_ANSWER).unlink()  # a link to the package's
-            save(answer, twin)
-            files = (record_file(twin, KNOWN_ANSWER) if r.name == KNOWN_ANSWER else r for r in changed.files)
+            (copied / KNOWN_ANSWER).unlink()  # a link to the package's
+            save(answer, copied)
+            files = (record_file(copied, KNOWN_ANSWER) if r.name == KNOWN_ANSWER else r for r in changed.files)
             changed = changed.model_copy(update={"files": tuple(files)})
-        return run(twin, _widen_manifest(changed))
+        return run(copied, _widen_manifest(changed))
 
 
 def scoring(open_scorer: OpenScorer) -> OpenScorer:
@@ -130,8 +130,8 @@ def scoring(open_scorer: OpenScorer) -> OpenScorer:
     @contextmanager
     def opened(folder: Path, manifest: Manifest) -> Iterator[Scorer]:
         with (
-            changed_folder(folder, manifest, _widen) as (twin, changed),
-            open_scorer(twin, _widen_manifest(changed)) as scorer,
+            changed_folder(folder, manifest, _widen) as (copy, changed),
+            open_scorer(copy, _widen_manifest(changed)) as scorer,
         ):
             yield scorer
 
@@ -208,8 +208,8 @@ def replay_exact(folder: Path, manifest: Manifest, run: Replay) -> Verification:
             each.product.exact(model)  # changes only the form's own operators
         return model
 
-    with changed_folder(folder, manifest, change) as (twin, changed):
+    with changed_folder(folder, manifest, change) as (copied, changed):
         graph = changed.graph.model_copy(update={"precision": "fp16" if half else "fp32"})
         changed = changed.model_copy(update={"graph": graph})
-        result = settled(twin, changed, run) if half else run(twin, changed)
+        result = settled(copied, changed, run) if half else run(copied, changed)
     return result.model_copy(update={"detail": f"{result.detail}; {detail}", "twin": detail})

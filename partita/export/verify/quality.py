@@ -126,21 +126,21 @@ def perplexity(loss: float) -> float:
 
 def quality_of(text: Text, found: Measured, provider: str) -> Quality:
     """The quality record."""
-    heard = ~np.isnan(found.losses)
+    measured = ~np.isnan(found.losses)
     return Quality(
         text=text.name,
         text_sha256=text.sha256,
         window_tokens=text.windows.shape[1],
         provider=provider,
-        original_perplexity=perplexity(float(found.original[heard].mean())),
-        perplexity=perplexity(float(found.losses[heard].mean())),
-        **_figures(found, heard),
-        kl_p99=float(np.quantile(found.divergence[heard], 0.99)),
+        original_perplexity=perplexity(float(found.original[measured].mean())),
+        perplexity=perplexity(float(found.losses[measured].mean())),
+        **_figures(found, measured),
+        kl_p99=float(np.quantile(found.divergence[measured], 0.99)),
         likely=LikelyDivergence(
             tokens=found.likely.shape[-1],
-            share=float(1.0 - np.exp(found.rest_logprobs[heard].astype(np.float64)).mean()),
-            kl_mean=float(found.likely_divergence[heard].mean()),
-            kl_p99=float(np.quantile(found.likely_divergence[heard], 0.99)),
+            share=float(1.0 - np.exp(found.rest_logprobs[measured].astype(np.float64)).mean()),
+            kl_mean=float(found.likely_divergence[measured].mean()),
+            kl_p99=float(np.quantile(found.likely_divergence[measured], 0.99)),
         ),
     )
 
@@ -149,19 +149,19 @@ def phases_of(found: Measured, goes_on: int | None) -> tuple[PhaseQuality, ...]:
     """The figures of the two halves of the windows, where they are run by different graphs."""
     if goes_on is None:
         return ()
-    heard, prompt = ~np.isnan(found.losses), np.arange(found.losses.shape[1]) < goes_on
-    phases = (("prefill", heard & prompt), ("decode", heard & ~prompt))
+    measured, prompt = ~np.isnan(found.losses), np.arange(found.losses.shape[1]) < goes_on
+    phases = (("prefill", measured & prompt), ("decode", measured & ~prompt))
     return tuple(PhaseQuality(phase=phase, **_figures(found, part)) for phase, part in phases if part.any())
 
 
-def _figures(found: Measured, heard: npt.NDArray[np.bool_]) -> dict[str, Any]:
+def _figures(found: Measured, measured: npt.NDArray[np.bool_]) -> dict[str, Any]:
     """The figures of the record over some positions."""
-    ours, theirs = (float(losses[heard].mean()) for losses in (found.losses, found.original))
+    ours, theirs = (float(losses[measured].mean()) for losses in (found.losses, found.original))
     return {
-        "tokens": int(heard.sum()),
+        "tokens": int(measured.sum()),
         "perplexity_ratio": perplexity(ours - theirs),
-        "top1_agreement": float(found.agrees[heard].mean()),
-        "kl_mean": float(found.divergence[heard].mean()),
+        "top1_agreement": float(found.agrees[measured].mean()),
+        "kl_mean": float(found.divergence[measured].mean()),
     }
 
 

@@ -101,8 +101,8 @@ def opened_and_run(provider: str, folder: Path) -> Iterator[None]:
         else:
             text = f"{type(error).__name__}: {error}"
         # ONNX Runtime names a file by its whole path.
-        said = " ".join(text.split()).replace(f"{folder}{os.sep}", "") or "no message"
-        detail = f"does not run on {provider}: {said[:LONGEST]}"
+        error_text = " ".join(text.split()).replace(f"{folder}{os.sep}", "") or "no message"
+        detail = f"does not run on {provider}: {error_text[:LONGEST]}"
         raise NotRunningError(detail, detail) from error
 
 

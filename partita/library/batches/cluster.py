@@ -250,8 +250,8 @@ def connect_ray(address: str) -> Iterator[Any]:
         with captured_output():
             ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **given)
     except Exception as error:
-        said = " ".join(str(error).split())[:300]
-        raise UsageError(f"`address={address}`: no cluster at this address ({said})", remedy=START) from error
+        message = " ".join(str(error).split())[:300]
+        raise UsageError(f"`address={address}`: no cluster at this address ({message})", remedy=START) from error
     finally:
         signal.signal(signal.SIGTERM, before)  # Ray installs its own
     with redirect_stdout(sys.stderr):  # Ray's messages about lost workers

@@ -276,10 +276,10 @@ def _locked(path: Path) -> IO[bytes]:
         pass
     except OSError as error:
         file.close()
-        said = "another process writes this output; wait for it, or choose another"
+        message = "another process writes this output; wait for it, or choose another"
         if not isinstance(error, BlockingIOError):
-            said = f"cannot be locked ({error.strerror}); choose an output on a file system with file locks"
-        raise UsageError(f"{path}: {said}") from error
+            message = f"cannot be locked ({error.strerror}); choose an output on a file system with file locks"
+        raise UsageError(f"{path}: {message}") from error
     return file
 
 

@@ -185,8 +185,8 @@ def _table_rows(path: Path) -> Iterator[InputRow]:
         with parquet.ParquetFile(path) as file:
             names = file.schema_arrow.names
             if wrong := sorted({name for name in names if name not in FIELDS or names.count(name) > 1}):
-                said = f"column {listing(wrong)} is unknown or duplicate"
-                raise GenerationError(f"{path}: {said}; docs/batches.md lists the fields of a row")
+                message = f"column {listing(wrong)} is unknown or duplicate"
+                raise GenerationError(f"{path}: {message}; docs/batches.md lists the fields of a row")
             for group in range(file.num_row_groups):
                 for block in file.iter_batches(batch_size=TABLE_ROWS, row_groups=[group]):
                     for row in block.to_pylist():
@@ -194,8 +194,8 @@ def _table_rows(path: Path) -> Iterator[InputRow]:
                         yield InputRow(index, known)
                         index += 1
     except (OSError, ValueError, NotImplementedError) as error:  # ArrowInvalid and UnicodeDecodeError are ValueErrors
-        said = " ".join(str(error).split())[:200]
-        raise GenerationError(f"{path}: not a Parquet file, or damaged after row {index} ({said})") from error
+        message = " ".join(str(error).split())[:200]
+        raise GenerationError(f"{path}: not a Parquet file, or damaged after row {index} ({message})") from error
 
 
 def write_table(file: IO[bytes], lines: Iterable[bytes]) -> None:

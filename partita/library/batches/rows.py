@@ -135,8 +135,8 @@ def work_of(row: InputRow, defaults: RowDefaults, text: Text | None, vocab_size:
         raise UsageError("the id of a row must be a string or an integer")
     given = [name for name in PROMPTS if name in data]
     if len(given) != 1:
-        said = listing(given) if given else "none"
-        raise UsageError(f"a row needs exactly one of {', '.join(PROMPTS)}; this row has {said}")
+        names = listing(given) if given else "none"
+        raise UsageError(f"a row needs exactly one of {', '.join(PROMPTS)}; this row has {names}")
     logprobs = _as_whole(data.get("logprobs"))
     if logprobs is not None and (not _is_whole(logprobs) or not 0 <= logprobs <= MOST_LOGPROBS):
         raise UsageError(f"logprobs is {logprobs!r}; it must be an integer from 0 to {MOST_LOGPROBS}")

@@ -402,8 +402,8 @@ class RemoteEngine(Engine):
                     self._cancel(ticket)
         if self._failed is not None:
             error = self._failed[0]
-            said = f"{error.message}; retrying every {RETRY_SECONDS:g} s"
-            self._end([*self._requests.values()], ProviderError(said, path=error.path))
+            message = f"{error.message}; retrying every {RETRY_SECONDS:g} s"
+            self._end([*self._requests.values()], ProviderError(message, path=error.path))
         elif failed is not None:
             restarts.notify("it is loaded again and accepts requests")
 

@@ -306,8 +306,8 @@ def _part(part: Any) -> str:
     """The text of a part of a message."""
     text = part.get(TEXT_PARTS.get(str(part.get("type")), "")) if isinstance(part, Mapping) else part
     if not isinstance(text, str):
-        said = f"a part of a message is {str(part)[:60]!r}; only text is supported, as in "
-        raise UsageError(said + "{'type': 'text', 'text': '...'}")
+        error_text = f"a part of a message is {str(part)[:60]!r}; only text is supported, as in "
+        raise UsageError(error_text + "{'type': 'text', 'text': '...'}")
     return text
 
 

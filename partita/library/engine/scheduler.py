@@ -328,9 +328,9 @@ class Scheduler(Engine, ABC):
             notify_listeners([(ticket, self._over(ticket, "error", error))])
             return
         except Exception as error:  # e.g. out of memory
-            said = GenerationError(f"it could not start: {type(error).__name__}: {error}")
-            self.lost_by = self.lost_by or said  # not specific to this request
-            notify_listeners([(ticket, self._over(ticket, "error", said))])
+            failure = GenerationError(f"it could not start: {type(error).__name__}: {error}")
+            self.lost_by = self.lost_by or failure  # not specific to this request
+            notify_listeners([(ticket, self._over(ticket, "error", failure))])
             raise
         except BaseException:  # Ctrl-C: the batch may already have given it the row
             with self._changed:

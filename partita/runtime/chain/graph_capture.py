@@ -149,11 +149,11 @@ def not_captured_error(path: Path, chain: Sequence[Resolution], error: PartitaEr
         return error or _not_there(recorder)
     counted = Counter(row.op_type or "?" for row in rows).most_common()
     shown = listing([f"{op} ({count})" for op, count in counted[:MOST_NAMED]])
-    said = (
+    message = (
         f"graph capture is not possible: {plural(len(rows), 'node')} would not run on {recorder.provider.name}: {shown}"
     )
     return ProviderError(
-        said, path=path, remedy=replace(WITHOUT, alternative=export_again_for(path, nodes)), nodes=nodes
+        message, path=path, remedy=replace(WITHOUT, alternative=export_again_for(path, nodes)), nodes=nodes
     )
 
 

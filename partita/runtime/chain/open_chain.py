@@ -204,7 +204,7 @@ def _open_quiet(path: Path, active: Sequence[Resolution], opening: Opening) -> S
     return session
 
 
-def _pins_rejected(path: Path, blamed: Resolution, pins: Sequence[Pin], said: str) -> ProviderError:
+def _pins_rejected(path: Path, blamed: Resolution, pins: Sequence[Pin], message: str) -> ProviderError:
     """The error for a provider that opens the model only without pins.
 
     ONNX Runtime removes pinned nodes from the graph before it looks for subgraphs of compiling providers and plugins.
@@ -215,7 +215,7 @@ def _pins_rejected(path: Path, blamed: Resolution, pins: Sequence[Pin], said: st
     both = " and ".join(f"`pins={text}`" for text in others)
     return ProviderError(
         f"{path}: {blamed.provider.name} opens this model without {both} "
-        f"and fails with {'it' if len(others) == 1 else 'them'}: {one_line(said)}",
+        f"and fails with {'it' if len(others) == 1 else 'them'}: {one_line(message)}",
         remedy=WITHOUT_PINS,
     )
 

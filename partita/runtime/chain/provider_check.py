@@ -191,8 +191,8 @@ def _unusable_reason(resolution: Resolution, outcome: WorkerResult, result: Mapp
     provider, doing = resolution.provider, STAGES.get(outcome.stage, outcome.stage)
     if outcome.result is None:
         last = " | ".join(outcome.log[-LAST_LINES:])
-        said = f"; its last output: {last}" if last else ", without any output"
-        return failure(provider, "initialisation_failed", f"its process {outcome.how} while {doing}{said}")
+        last_output = f"; its last output: {last}" if last else ", without any output"
+        return failure(provider, "initialisation_failed", f"its process {outcome.how} while {doing}{last_output}")
     if result.get("error") is not None:
         return explain(provider, _texts_of(result["error"], outcome.log))
     if result.get("offered") == []:

@@ -75,9 +75,9 @@ def failed_run_error(
         given: Inputs with values from the user.
         runs_on_cpu: Whether the CPU provider runs the model on the same inputs; None if unknown.
     """
-    said = one_line(str(error.__cause__ or error))
-    found = NODE_FAILED.search(said)
-    message = found[3] if found else said
+    error_text = one_line(str(error.__cause__ or error))
+    found = NODE_FAILED.search(error_text)
+    message = found[3] if found else error_text
     about_sizes = SIZES.search(message) is not None and not LACKS.search(message)
     provider = known = _provider_of(session, found[2]) if found else None
     others = [entry.provider.ort_name for entry in session.resolutions if entry.status == "active"]
@@ -100,15 +100,17 @@ def failed_run_error(
             path=model.path,
             remedy=leaving or _drop_provider_remedy(session, str(provider)),
         )
-    elif NO_VALUE.search(said):
+    elif NO_VALUE.search(error_text):
         converted = ProviderError(_unmade(model, session), path=model.path, remedy=WITHOUT_OUTPUT)
     elif isinstance(error, ProviderError):
-        converted = ProviderError(f"{model.path}: a run failed: {said}; use another provider")
+        converted = ProviderError(f"{model.path}: a run failed: {error_text}; use another provider")
     else:
         other = "other sizes: `shapes=NAME=SIZES`"
         if not about_sizes:
             other = "other values: `inputs=NAME=FILE.npy`"
-        converted = GenerationError(f"{model.path}: a run on {_values_origin(model, given)} failed: {said}; {other}")
+        converted = GenerationError(
+            f"{model.path}: a run on {_values_origin(model, given)} failed: {error_text}; {other}"
+        )
     converted.__cause__ = error.__cause__
     return converted
 

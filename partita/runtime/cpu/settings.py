@@ -125,10 +125,10 @@ def will_repeat(session: Session) -> float:
     return seconds
 
 
-def _spinning(said: str | None, crowded: bool) -> tuple[bool, Literal["option", "default", "crowded"]]:
+def _spinning(value: str | None, crowded: bool) -> tuple[bool, Literal["option", "default", "crowded"]]:
     """Whether threads spin while they wait for work, and why."""
-    if said is not None:
-        return said == "1", "option"
+    if value is not None:
+        return value == "1", "option"
     return (False, "crowded") if crowded else (True, "default")
 
 
@@ -141,15 +141,15 @@ def _attention_choice(
     process. Raises UsageError there for an option that needs another value.
     """
     option, variable = cpu.options.get("attention", ""), os.environ.get(VARIABLE, "")
-    said = by_word(option, variable)
-    if said is not None and (attention is not None or said.reason == "option"):
-        if not process.own_process and (said.path == "naive") != (variable not in ("", "0")):
-            needed = "1" if said.path == "naive" else "0"
+    by_option = by_word(option, variable)
+    if by_option is not None and (attention is not None or by_option.reason == "option"):
+        if not process.own_process and (by_option.path == "naive") != (variable not in ("", "0")):
+            needed = "1" if by_option.path == "naive" else "0"
             raise UsageError(
-                f"`provider_options`: cpu.attention={said.path} needs a separate process, or the environment "
+                f"`provider_options`: cpu.attention={by_option.path} needs a separate process, or the environment "
                 f"variable {VARIABLE}={needed}; load the package with process='child'"
             )
-        return said
+        return by_option
     if attention is None or active[0] is not cpu:
         return None
     choice = choose(attention, threads, avx512="avx512f" in cpu_flags())

@@ -70,12 +70,12 @@ def identity(folder: Path, manifest: Manifest, graphs: Sequence[LoadedGraph], ad
     return digest.hexdigest()
 
 
-def write_prefix(path: Path, prefix: Prefix, said: PrefixContent, package: str) -> int:
+def write_prefix(path: Path, prefix: Prefix, content: PrefixContent, package: str) -> int:
     """Write a prefix; return its size in bytes. `package`: see `identity`. Raises ReportError if this fails."""
     from safetensors.numpy import save
 
     tensors = {f"{STATE}{name}": np.ascontiguousarray(values) for name, values in prefix.states.items()}
-    about = {"text": said.text, "system": said.system, "adapter": said.adapter}
+    about = {"text": content.text, "system": content.system, "adapter": content.adapter}
     metadata = {"schema": SCHEMA, "partita": __version__, "package": package, "said": json.dumps(about)}
     data = save({"tokens": np.asarray(prefix.tokens, np.int64), **tensors}, metadata)
     write_bytes(data, path, "prefix")
@@ -188,34 +188,34 @@ def _whatever_follows(encode: Callable[[str], Sequence[int]]) -> tuple[int, ...]
     return tokens
 
 
-def prompt_after(said: PrefixContent, prompt: str, text: Text, *, chat: bool = False) -> tuple[int, ...]:
+def prompt_after(content: PrefixContent, prompt: str, text: Text, *, chat: bool = False) -> tuple[int, ...]:
     """Tokens of a prompt that continues a prefix, equal to those of the joined text.
 
     Raises UsageError for a prefix of another kind than the prompt.
     """
-    if chat or said.system is not None:
-        return tuple(text.encode_messages(conversation(prompt, system_of(said))))
-    if said.text is None:
+    if chat or content.system is not None:
+        return tuple(text.encode_messages(conversation(prompt, system_of(content))))
+    if content.text is None:
         raise UsageError("the prefix was saved from token ids and cannot be continued with text; pass token ids")
-    return tuple(text.encode(said.text + prompt))
+    return tuple(text.encode(content.text + prompt))
 
 
-def ids_after(said: PrefixContent | None, ids: Sequence[int]) -> tuple[int, ...]:
+def ids_after(content: PrefixContent | None, ids: Sequence[int]) -> tuple[int, ...]:
     """Token ids that continue a prefix, if there is one.
 
     Raises UsageError for a prefix of text, whose last tokens depend on the text after it.
     """
-    if said is None:
+    if content is None:
         return tuple(ids)
-    if said.text is not None or said.system is not None:
+    if content.text is not None or content.system is not None:
         raise UsageError("the prefix was saved from text and cannot be continued with token ids; pass text")
-    return (*said.tokens, *ids)
+    return (*content.tokens, *ids)
 
 
-def system_of(said: PrefixContent) -> str:
+def system_of(content: PrefixContent) -> str:
     """The system message of a prefix. Raises UsageError if it has none."""
-    if said.system is None:
+    if content.system is None:
         raise UsageError(
             "the prefix has no system message, so no conversation can continue it; save one with a system message"
         )
-    return said.system
+    return content.system

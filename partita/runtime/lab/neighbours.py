@@ -210,10 +210,10 @@ def holder_models(variant: Variant, op_type: str, *, unchanged: bool) -> tuple[s
     body = onnx.GraphProto(name=f"{NODE}_body", node=alone.node)
     if branch:
         other = onnx.GraphProto(name=f"{AUXILIARY}_body")
-        twin = deepcopy(alone.node[0])
-        twin.name = f"{AUXILIARY}1"
-        twin.output[:] = [f"{AUXILIARY}_{name}" if name else "" for name in twin.output]
-        other.node.append(twin)
+        duplicate = deepcopy(alone.node[0])
+        duplicate.name = f"{AUXILIARY}1"
+        duplicate.output[:] = [f"{AUXILIARY}_{name}" if name else "" for name in duplicate.output]
+        other.node.append(duplicate)
         for name in outputs:
             body.output.add(name=name)
             other.output.add(name=f"{AUXILIARY}_{name}")

@@ -140,8 +140,12 @@ def _measure(model: bytes, resolution: Resolution, one_node: bool) -> Placement:
         if any(name.startswith(PREFIX) for name in os.environ):
             original = session.metadata(ORIGINAL)
             return _compare(model, json.loads(original)) if original and not found.message else found
-        said = session.failure_of_run(RUN)
-        return Placement("failed", f"it is assigned the node, but the run fails: {one_line(said)}") if said else found
+        run_failure = session.failure_of_run(RUN)
+        return (
+            Placement("failed", f"it is assigned the node, but the run fails: {one_line(run_failure)}")
+            if run_failure
+            else found
+        )
     finally:
         session.close()
 

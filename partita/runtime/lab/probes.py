@@ -294,9 +294,14 @@ def _bisect(
             if part is None and failed.crashed and not search.untested:
                 return sessions, replace(failed, evidence=f"{failed.evidence}; {CRASHED_LATER}")
             if part is None:  # the provider opens other graphs, and fails only on the unchanged graph
-                names, said = tuple(node.name for node in graph.proto.graph.node), failed.evidence or ""
+                names, message = tuple(node.name for node in graph.proto.graph.node), failed.evidence or ""
                 part = RejectedPart(
-                    names, said, minimal=False, attempts=search.attempts, is_whole_graph=True, untested=search.untested
+                    names,
+                    message,
+                    minimal=False,
+                    attempts=search.attempts,
+                    is_whole_graph=True,
+                    untested=search.untested,
                 )
             first, *others = (
                 replace(each, rejected_subgraph_nodes=_failing_subgraph_nodes(graph, each, lab)) for each in part.parts

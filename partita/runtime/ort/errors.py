@@ -116,8 +116,10 @@ def lacks_kernel(error: Exception) -> bool:
 def open_error(path: Path, chain: Sequence[str], error: Exception, log: tuple[str, ...]) -> PartitaError:
     """The error for a session that cannot be opened. `log`: native log lines of the attempt."""
     kind, text, names = type(error).__name__, one_line(str(error)), ", ".join(chain)
-    said = [one_line(line) for line in complaints(log) if OUR_OWN not in line]
-    extra = "".join(f"; ONNX Runtime also logged: {line}" for line in said[:1] if line not in text and text not in line)
+    log_lines = [one_line(line) for line in complaints(log) if OUR_OWN not in line]
+    extra = "".join(
+        f"; ONNX Runtime also logged: {line}" for line in log_lines[:1] if line not in text and text not in line
+    )
     packaged = (path.parent / MANIFEST).is_file()
     if MEMORY.search(text):
         return ResourceError(f"out of memory while loading it: {text}{extra}", path=path, remedy=SMALLER)
@@ -170,14 +172,14 @@ def run_error(file: str, error: Exception) -> PartitaError:
 
 def buffer_error(size_bytes: int, memory: str, error: Exception | None = None) -> PartitaError:
     """The error for a buffer that cannot be allocated."""
-    said = f" ({one_line(str(error))})" if error is not None else ""
+    reason = f" ({one_line(str(error))})" if error is not None else ""
     if error is not None and LACKS.search(str(error)):  # raised by a run
         return ProviderError(f"the device cannot run it: {one_line(str(error))}", remedy=OTHER_PRECISION)
     if error is not None and not MEMORY.search(str(error)):
         return ProviderError(
-            f"cannot allocate a buffer of {size_bytes:,} bytes in {memory} memory{said}", remedy=OTHER_PRECISION
+            f"cannot allocate a buffer of {size_bytes:,} bytes in {memory} memory{reason}", remedy=OTHER_PRECISION
         )
-    return ResourceError(f"no space for a buffer of {size_bytes:,} bytes in {memory} memory{said}", remedy=SHORTER)
+    return ResourceError(f"no space for a buffer of {size_bytes:,} bytes in {memory} memory{reason}", remedy=SHORTER)
 
 
 def one_line(text: str, longest: int = LONGEST) -> str:

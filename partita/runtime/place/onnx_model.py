@@ -166,8 +166,8 @@ def _parse(path: Path) -> onnx.ModelProto:
 
     try:
         if path.is_dir():
-            stranger = recognise(path)
-            raise PackageError(f"{path}: {stranger.description}", remedy=stranger.remedy)
+            recognised = recognise(path)
+            raise PackageError(f"{path}: {recognised.description}", remedy=recognised.remedy)
         if path.exists() and not path.is_file():
             raise PackageError(f"{path}: not a regular file; choose an ONNX file or a package")
         refuse_absent(path)
@@ -183,9 +183,9 @@ def _parse(path: Path) -> onnx.ModelProto:
     except OSError as error:
         raise PackageError(f"{path}: cannot be read: {error.strerror or error}") from error
     except DecodeError as error:
-        stranger = recognise(path)
-        if stranger.remedy.command and path.suffix != ".onnx":
-            raise PackageError(f"{path}: {stranger.description}", remedy=stranger.remedy) from error
+        recognised = recognise(path)
+        if recognised.remedy.command and path.suffix != ".onnx":
+            raise PackageError(f"{path}: {recognised.description}", remedy=recognised.remedy) from error
         raise PackageError(f"{path}: not an ONNX file, or truncated: it cannot be parsed; {AGAIN}") from error
     if not proto.HasField("graph") or not proto.ir_version or not proto.opset_import:
         raise PackageError(f"{path}: not an ONNX model: it has no graph, no IR version or no operator set; {AGAIN}")

@@ -216,8 +216,10 @@ def _run_session(
     ports = _port_facts(model, session, binding, ran=bool(ran.steps) and not ran.still_running)
     let_go(ran.error)
     if isinstance(ran.error, GenerationError | ProviderError) and not isinstance(ran.error, NOT_FAILED):
-        told = failed_run_error(model, session, ran.error, where.values, lambda: _runs_on_cpu(model, session, binding))
-        ran = replace(ran, error=told)
+        failure = failed_run_error(
+            model, session, ran.error, where.values, lambda: _runs_on_cpu(model, session, binding)
+        )
+        ran = replace(ran, error=failure)
     if isinstance(ran.error, ResourceError) and ran.error.remedy == SHORTER:  # an ONNX file has no cache to shorten
         ran = replace(ran, error=ResourceError(ran.error.message, remedy=SMALLER_INPUTS))
     return ran, ports

@@ -104,10 +104,10 @@ class Branch:
 
 def match_switchable(checkpoint: Checkpoint, model: torch.nn.Module, name: str, adapter: Adapter) -> SwitchableAdapter:
     """Match an adapter with the model. Raises CheckpointError, UnsupportedModelError for more than MatMuls."""
-    said = f"`with_adapters` {name}={adapter.folder}"
+    option = f"`with_adapters` {name}={adapter.folder}"
     if others := adapter.others():
         raise UnsupportedModelError(
-            f"{said}: it also changes {others}, which cannot be switched; merge it with `adapter`",
+            f"{option}: it also changes {others}, which cannot be switched; merge it with `adapter`",
             option="with_adapters",
         )
     notes = base_note(checkpoint, adapter, "added as a branch to")

@@ -129,16 +129,16 @@ def _fits(work: _Merging, name: str, matrices: Matrices, site: Site) -> bool:
     magnitudes = shape[0] if matrices.magnitude is None else math.prod(matrices.magnitude.shape)
     if shape == wanted and magnitudes == shape[0]:
         return True
-    said = f"{name} has lora_A {list(matrices.down.shape)} and lora_B {list(matrices.up.shape)}"
-    _misfit(work, said, wanted if shape != wanted else (magnitudes,), shape)
+    shapes = f"{name} has lora_A {list(matrices.down.shape)} and lora_B {list(matrices.up.shape)}"
+    _misfit(work, shapes, wanted if shape != wanted else (magnitudes,), shape)
     return False
 
 
-def _misfit(work: _Merging, said: str, given: Shape, own: Shape) -> None:
+def _misfit(work: _Merging, message: str, given: Shape, own: Shape) -> None:
     """Record a parameter of shape `given` in the adapter and `own` in the model."""
     odd = [pair for pair in zip(given, own, strict=False) if pair[0] != pair[1]]
     resized = len(given) == len(own) and len(odd) == 1 and odd[0][1] == work.vocabulary
-    work.misfits.append((f"{said}, but the model's is {list(own)}", odd[0][0] if resized else None))
+    work.misfits.append((f"{message}, but the model's is {list(own)}", odd[0][0] if resized else None))
 
 
 def _site(work: _Merging, name: str) -> Site | None:
@@ -194,7 +194,7 @@ def _place(work: _Merging, name: str, site: Site, decoder: LazyArray) -> None:
 def _refuse(work: _Merging) -> None:
     """Raise for everything recorded as unsupported or mismatched."""
     folder = work.adapter.folder
-    misfits, resized = [said for said, _ in work.misfits], {tokens for _, tokens in work.misfits}
+    misfits, resized = [message for message, _ in work.misfits], {tokens for _, tokens in work.misfits}
     if len(resized) == 1 and None not in resized and not work.unknown:
         tokens = next(iter(resized))
         raise CheckpointError(
@@ -204,11 +204,11 @@ def _refuse(work: _Merging) -> None:
             "that"
         )
     if work.unknown or misfits:
-        told = [f"not in the model: {few(work.unknown)}"] if work.unknown else []
-        told += [f"of another shape: {few(misfits, '; ')}"] if misfits else []
+        problems = [f"not in the model: {few(work.unknown)}"] if work.unknown else []
+        problems += [f"of another shape: {few(misfits, '; ')}"] if misfits else []
         base = work.adapter.config.base_model
         trained = f"; it was trained on {base[:120]}" if base else ""
-        raise CheckpointError(f"{folder}: this adapter belongs to another model: {'; '.join(told)}{trained}")
+        raise CheckpointError(f"{folder}: this adapter belongs to another model: {'; '.join(problems)}{trained}")
     if work.computed:
         raise UnsupportedModelError(
             f"{folder}: the adapter changes weights that transformers computes from several tensors of "

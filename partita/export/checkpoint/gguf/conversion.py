@@ -180,10 +180,10 @@ def _tokenizer(header: Header, folder: Path, file: str) -> tuple[str, ...]:
         return (f"transformers cannot build a tokenizer from the GGUF file: {error.message[:200]}",)
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
-    said, known = header.settings.get("tokenizer.ggml.pre"), {*SPLITS_AS_GPT2, *GGUF_PRE_TOKENIZER_SPLITS}
-    if header.settings.get("tokenizer.ggml.model") != "gpt2" or said in known:
+    split, known = header.settings.get("tokenizer.ggml.pre"), {*SPLITS_AS_GPT2, *GGUF_PRE_TOKENIZER_SPLITS}
+    if header.settings.get("tokenizer.ggml.model") != "gpt2" or split in known:
         return ()
-    how = "names no pre-tokenizer" if said is None else f"names the pre-tokenizer {str(said)[:40]!r}"
+    how = "names no pre-tokenizer" if split is None else f"names the pre-tokenizer {str(split)[:40]!r}"
     return (
         f"the GGUF file {how} (tokenizer.ggml.pre), but transformers splits text as GPT-2 does: some "
         "texts get other tokens than in training; pass token ids, or export the checkpoint that the file "

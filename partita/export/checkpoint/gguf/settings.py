@@ -132,13 +132,13 @@ def complete_config(header: Header, raw: Mapping[str, Any]) -> tuple[dict[str, A
 
 def _ends(header: Header, raw: Mapping[str, Any]) -> dict[str, Any]:
     """The end-of-generation tokens of llama.cpp: those of the settings, and those known by their text."""
-    said = [header.settings[name] for name in END_TOKENS if isinstance(header.settings.get(name), int)]
+    ids = [header.settings[name] for name in END_TOKENS if isinstance(header.settings.get(name), int)]
     own = raw.get("eos_token_id")
     if isinstance(own, list):  # transformers knows all of some architectures
-        said += own
+        ids += own
     elif own is not None and END_TOKENS[0] not in header.settings:
-        said.append(own)
-    found = list(dict.fromkeys((*said, *header.ends)))
+        ids.append(own)
+    found = list(dict.fromkeys((*ids, *header.ends)))
     return {"eos_token_id": found if len(found) > 1 else found[0]} if found else {}
 
 
@@ -222,15 +222,15 @@ def _head(raw: Mapping[str, Any]) -> int | None:
 def _check_rotated(header: Header, given: Mapping[str, Any], raw: Mapping[str, Any]) -> None:
     """Raise UnsupportedModelError where config and file differ in the number of rotated dimensions per head."""
     for name, layers in ROTATED.items():
-        said, rope, head = given.get(name), _rope(raw, layers), _head(raw)
-        if not isinstance(said, int) or not said or rope is None or head is None:
+        value, rope, head = given.get(name), _rope(raw, layers), _head(raw)
+        if not isinstance(value, int) or not value or rope is None or head is None:
             continue
         if rope.get("rope_type", "default") != "default":
             continue  # "proportional" rotates the whole head, some dimensions by an angle of 0
         rotated = int(head * (rope.get("partial_rotary_factor") or 1.0))
-        if said != rotated:
+        if value != rotated:
             raise UnsupportedModelError(
-                f"{header.path}: {name} is {said:,}, but transformers' model rotates {rotated:,} numbers "
+                f"{header.path}: {name} is {value:,}, but transformers' model rotates {rotated:,} numbers "
                 f"of each head; {INSTEAD}"
             )
 

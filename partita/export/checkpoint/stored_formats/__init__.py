@@ -123,14 +123,14 @@ def claims_of(settings: Mapping[str, Any], facts: Mapping[str, str]) -> Claims:
 
 def contradiction(weight: StoredWeight, claims: Claims, files: OpenFiles) -> tuple[str, str] | None:
     """The tensor of a weight that contradicts a declaration, and a description; None without a contradiction."""
-    for key, (fact, said) in claims.items():
-        if fact in ONE_SIDED and not said:
+    for key, (fact, value) in claims.items():
+        if fact in ONE_SIDED and not value:
             continue
-        found, wanted = _fact(weight, fact, files), weight.shape[-1] if (fact, said) == ("group", -1) else said
-        if found is not None and (_plain(str(said)) not in found if fact == "kind" else found != wanted):
+        found, wanted = _fact(weight, fact, files), weight.shape[-1] if (fact, value) == ("group", -1) else value
+        if found is not None and (_plain(str(value)) not in found if fact == "kind" else found != wanted):
             names = [info.name for info in weight.tensors]
             shown = next((name for name in names if re.search(SHOWN_BY.get(fact, ""), name)), names[0])
-            return shown, f"contradicts the setting {key}: {WORDS.get(fact, f'{fact} is {found}, not {said}')}"
+            return shown, f"contradicts the setting {key}: {WORDS.get(fact, f'{fact} is {found}, not {value}')}"
     return None
 
 

@@ -178,10 +178,10 @@ def _table(sources: Sources, name: str) -> StoredWeight | None:
     data, absmax = sources.take(name, BYTE), sources.take(f"{name}.absmax")
     table = sources.take(f"{name}.quant_map", FLOAT)
     state = next((f"{name}{STATE}{kind}" for kind in KINDS if f"{name}{STATE}{kind}" in sources.tensors), None)
-    said = sources.take(state or f"{name}{STATE}nf4", BYTE)
-    if data is None or absmax is None or table is None or said is None:
+    state_tensor = sources.take(state or f"{name}{STATE}nf4", BYTE)
+    if data is None or absmax is None or table is None or state_tensor is None:
         return None
-    settings = _state(sources, said)
+    settings = _state(sources, state_tensor)
     nested = _number(settings, "nested_blocksize")
     others = [sources.take(f"{name}.{each}", FLOAT) for each in ("nested_absmax", "nested_quant_map") if nested]
     if any(each is None for each in others):
@@ -190,7 +190,7 @@ def _table(sources: Sources, name: str) -> StoredWeight | None:
     rounded = getattr(torch, str(settings.get("dtype")), None)
     is_shape = isinstance(shape, list) and len(shape) == 2 and all(isinstance(n, int) and n > 0 for n in shape)
     if not is_shape or not block or not isinstance(rounded, torch.dtype) or not isinstance(offset, int | float):
-        raise sources.wrong(said.name, f"has shape {str(shape)[:40]} and blocks of {str(block)[:20]}")
+        raise sources.wrong(state_tensor.name, f"has shape {str(shape)[:40]} and blocks of {str(block)[:20]}")
     assert isinstance(shape, list)
     tensors = (data, absmax, table, *(each for each in others if each is not None))
     with OpenFiles(sources.folder) as files:  # the table, as far as it is stored as a vector
@@ -198,11 +198,11 @@ def _table(sources: Sources, name: str) -> StoredWeight | None:
             files.read(table, ((0, 16),)) if len(table.shape) == 1 <= table.shape[0] // 16 else torch.empty(0)
         )
     numbers = tuple(stored_table.float().tolist())
-    kind, style = str(settings["dtype"]), said.name.removeprefix(f"{name}{STATE}")
+    kind, style = str(settings["dtype"]), state_tensor.name.removeprefix(f"{name}{STATE}")
     found = _Table(name, (shape[0], shape[1]), tensors, kind, block, nested, float(offset), rounded, numbers, style)
     if not found.fits:
         shapes = ", ".join(str(list(each.shape)) for each in tensors)
-        raise sources.wrong(name, f"is stored as {shapes}, but {said.name} has {shape} in blocks of {block}")
+        raise sources.wrong(name, f"is stored as {shapes}, but {state_tensor.name} has {shape} in blocks of {block}")
     return found
 
 

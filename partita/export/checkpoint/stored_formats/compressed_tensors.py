@@ -142,20 +142,20 @@ def _read(sources: Sources) -> list[StoredWeight | None]:
             declared = 0 < len(list(structures)) == len(list(groups))
             weights.append(scaled_weight(sources, weight, scales, blocks, declared=declared))
             sources.optional(f"{stem}.weight_zero_point")
-    said = [_declarations(each) for each in _groups_with(sources.settings, "weights")]
-    sources.declarations |= {weight.name: said for weight in weights if weight is not None}
+    declarations = [_declarations(each) for each in _groups_with(sources.settings, "weights")]
+    sources.declarations |= {weight.name: declarations for weight in weights if weight is not None}
     note_activations(sources, declared=any(_groups_with(sources.settings, "input_activations")))
     return weights
 
 
-def _declarations(said: Mapping[str, Any]) -> Claims:
+def _declarations(raw: Mapping[str, Any]) -> Claims:
     """The declarations of a config group for its weights."""
-    found = claims_of(said, {"num_bits": "bits", "type": "kind", "symmetric": "symmetric"})
-    if said.get("symmetric") is False:
+    found = claims_of(raw, {"num_bits": "bits", "type": "kind", "symmetric": "symmetric"})
+    if raw.get("symmetric") is False:
         found["symmetric"] = ("zeros", True)
-    if said.get("strategy") != "block":
-        found["group_size"] = ("group", said.get("group_size") or -1)
-    order = said.get("actorder")
+    if raw.get("strategy") != "block":
+        found["group_size"] = ("group", raw.get("group_size") or -1)
+    order = raw.get("actorder")
     return found | {f"actorder {order}": ("g_idx" if order in (True, "group", "dynamic") else "ordered", True)}
 
 
@@ -173,11 +173,11 @@ def _packed(sources: Sources, stem: str) -> StoredWeight | None:
         shape = tuple(files.read(stored, tuple((0, size) for size in stored.shape)).reshape(-1).tolist())
     if len(shape) != 2 or min(shape) < 1 or len(packed.shape) != 2 or packed.shape[0] != shape[0]:
         raise sources.wrong(packed.name, f"is {list(packed.shape)}, but {stored.name} is {list(shape)}")
-    said = [each.get("num_bits") for each in _groups_with(sources.settings, "weights")]
-    allowed = [bits for bits in BITS if bits in said or not any(said)]
+    declared_bits = [each.get("num_bits") for each in _groups_with(sources.settings, "weights")]
+    allowed = [bits for bits in BITS if bits in declared_bits or not any(declared_bits)]
     bits = next((bits for bits in allowed if -(-shape[1] * bits // WORD) == packed.shape[1]), None)
     if bits is None:
-        asked = " or ".join(str(bits) for bits in (allowed or said))
+        asked = " or ".join(str(bits) for bits in (allowed or declared_bits))
         raise sources.wrong(
             packed.name,
             f"is {list(packed.shape)}, which does not match {shape[1]} inputs as integers of {asked} "

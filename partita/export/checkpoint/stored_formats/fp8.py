@@ -65,9 +65,9 @@ def blocks_of(
     """Elements per scale along each axis; `declared`: `expected` is that of the settings. Raises CheckpointError."""
     shape, grid = weight.shape, (*scales.shape, *[1] * (len(weight.shape) - len(scales.shape)))
     missing = max(0, len(shape) - len(expected))
-    said = (*[1] * missing, *expected[-len(shape) :])
+    padded = (*[1] * missing, *expected[-len(shape) :])
     found = []
-    for size, count, block in zip(shape, grid, said, strict=False):
+    for size, count, block in zip(shape, grid, padded, strict=False):
         if count < 1 or (len(scales.shape) == 1 and count not in (1, size)):
             break
         if declared and max(grid) > 1 and count != -(-size // block):

@@ -114,8 +114,8 @@ def _read(sources: Sources) -> list[StoredWeight | None]:
         if data is None or scales is None:
             continue
         if data.dtype in ("I8", "torch.int8"):
-            said = _section(_section(kind, "_data"), "target_dtype").get("_data")  # else 8 bits
-            bits = re.fullmatch(r"int([1-8])", str(said))
+            target = _section(_section(kind, "_data"), "target_dtype").get("_data")  # else 8 bits
+            bits = re.fullmatch(r"int([1-8])", str(target))
             weights.append(of_integers(sources, name, data.shape, int(bits[1]) if bits else 8, data, scales, zeros))
         else:
             weights.append(scaled_weight(sources, data, scales, (1, data.shape[-1]), name))
@@ -169,10 +169,10 @@ def _declared(sources: Sources) -> dict[str, Mapping[str, Any]]:
         path = sources.folder / file
         try:
             with safe_open(str(path), framework="pt") as handle:
-                said = handle.metadata() or {}
+                metadata = handle.metadata() or {}
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{path}: cannot be read ({first_line(error)})") from error
-        for name, text in said.items():
+        for name, text in metadata.items():
             try:
                 kind = json.loads(text)
             except (ValueError, RecursionError):

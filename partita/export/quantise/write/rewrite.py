@@ -390,13 +390,13 @@ def _kind(packing: Packing, weights: list[QuantisedSource]) -> PackedKind:
 
 def not_packed(outcome: Outcome) -> list[str]:
     """Weights that stay unquantised without a setting, one phrase per operator that reads them."""
-    told = []
+    notes = []
     for (operator, kind), weights in sorted(outcome.unquantised.items()):
         size = human_bytes(sum(weights.values()) * kind.bitwidth // 8)
-        told.append(
+        notes.append(
             f"{plural(len(weights), 'weight')} that {operator} reads, {size} in {of_ir(kind)}, as {min(weights)}"
         )
-    return told
+    return notes
 
 
 def notes(plan: Plan, outcome: Outcome) -> list[str]:

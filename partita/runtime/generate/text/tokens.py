@@ -183,8 +183,8 @@ class Text:
         except LateError as error:
             raise GenerationError(f"the tokenizer needs more than {seconds:.0f} s for this text") from error
         except BaseException as error:  # e.g. no unknown token in the vocabulary, or a panic in Rust
-            said = " ".join(str(error).split())[:200]
-            raise GenerationError(f"the tokenizer cannot encode this text: {said}") from error
+            message = " ".join(str(error).split())[:200]
+            raise GenerationError(f"the tokenizer cannot encode this text: {message}") from error
 
     def _check_parts(self, text: str, size: int, most_tokens: int | None) -> None:
         """Raise TooLongError for a text with far more tokens than fit, counted in parts that need little memory."""
@@ -253,8 +253,8 @@ class Text:
         """
         if token not in self._written:
             one, two = (self.decode_at_once([token] * count) for count in (1, 2))
-            said = two[len(one) :] if two.startswith(one) else one
-            self._written[token] = said or self._decoded([token], special=True)
+            after_one = two[len(one) :] if two.startswith(one) else one
+            self._written[token] = after_one or self._decoded([token], special=True)
         return self._written[token]
 
     def stream(
@@ -424,8 +424,8 @@ def stop_token_ids(folder: Path) -> frozenset[int]:
         if not path.is_file():
             continue
         try:
-            said = read_json_value(path)
-            ids = said.get("eos_token_id", said.get("model", {}).get("eos_token_id"))
+            raw = read_json_value(path)
+            ids = raw.get("eos_token_id", raw.get("model", {}).get("eos_token_id"))
             if ids is not None:
                 listed = ids if isinstance(ids, list) else [ids]
                 if not all(isinstance(token, int) and not isinstance(token, bool) for token in listed):
