@@ -158,7 +158,7 @@ def test_what_the_package_cannot_be_given_is_said_wherever_it_is_looked_at(
     assert run(["inspect", str(package)]) == 0 and "image input is not supported" in " ".join(
         capsys.readouterr().out.split()
     )
-    engine: Any = SimpleNamespace(manifest=manifest, opened=SimpleNamespace(chain=(), idle=()))
+    engine: Any = SimpleNamespace(manifest=manifest, opened=SimpleNamespace(chain=(), notes=(), idle_providers=()))
     target: Any = SimpleNamespace(chain=(), skipped=())
     assert f"not in the package: {said}" in _notes(engine, target)
     assert run(["place", str(package), "-e", "cpu", "--report", str(tmp_path / "r.json"), "--json"]) == 0
