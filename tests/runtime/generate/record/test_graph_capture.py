@@ -32,7 +32,7 @@ class OnDevice:
     def write(self, buffer: Buffer) -> None:
         self.held[...] = buffer.host
 
-    def read(self, buffer: Buffer) -> None:
+    def copy_to(self, buffer: Buffer) -> None:
         buffer.host[...] = self.held
 
     def clear(self) -> None:
