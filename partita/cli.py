@@ -101,7 +101,7 @@ VERBS = (
         "plan:PlanCommand",
         "Show whether a model fits a device, and how fast it is there.",
         (
-            "plan ./my-checkpoint --precision int4 --context 8192",
+            "plan ./my-checkpoint --precision int4 --batch 4",
             "plan ./my-checkpoint --device h100 --batch 8 --json",
         ),
     ),

@@ -96,7 +96,7 @@ RAISED_BY: dict[tuple[str, str], tuple[str, ...]] = {
     ("export.publish", "--force"): ("export",),
     ("foreign.inference", "--contract"): OPEN,
     ("foreign.inference", "--variant"): OPEN,
-    ("foreign.folder", "--variant"): OPEN,
+    ("foreign.layouts", "--variant"): OPEN,
     ("foreign.shapes", "--contract"): OPEN,
     ("library.batches.cluster", "--address"): ("generate",),
     ("providers.coreml", "--provider-option"): (*RUN, "evaluate", "export"),

@@ -73,7 +73,7 @@ def explain_node(
         explain_provider(context_of(index, name, op_type, provider, entry, in_subgraph=in_subgraph))
         for entry in preferred_entries(chain, provider)
     ]
-    names = (name,) if in_subgraph else (name, *index.replaces(name))
+    names = (name, *index.replaces(name, in_subgraph=in_subgraph))
     known = (index.of_file(each, in_subgraph=in_subgraph) or index.subgraph_nodes.get(each) for each in names)
     origins = (node.source for node in known if node is not None)
     return Fallback.copy_of(

@@ -50,8 +50,8 @@ class SessionIndex:
     """Listed nodes that are or may be in control-flow subgraphs."""
     listed_in_either: tuple[AssignedNode, ...]
     """Nodes of `listed_in_subgraphs` that may also be in the main graph."""
-    same_name_nodes: frozenset[str]
-    """Names of both a node of the order and a node of `listed_in_subgraphs`."""
+    same_name_nodes: dict[str, tuple[str, ...]]
+    """Name of both a node of the order and a node of `listed_in_subgraphs` -> the file nodes of the latter."""
     events: tuple[NodeEvent, ...]
     """Events of the main graph. The time of a control-flow node includes its subgraphs, whose events are omitted."""
     subgraphs: frozenset[str]
@@ -135,9 +135,9 @@ class SessionIndex:
             return None
         return self.listed_in_subgraphs
 
-    def replaces(self, name: str) -> tuple[str, ...]:
+    def replaces(self, name: str, *, in_subgraph: bool = False) -> tuple[str, ...]:
         """File nodes that an executed node replaces, without the file node of its own name."""
-        return self.file_nodes_of.get(name, ())
+        return self.same_name_nodes.get(name, ()) if in_subgraph else self.file_nodes_of.get(name, ())
 
     def is_added(self, name: str) -> bool:
         """Whether ONNX Runtime added an executed node, which replaces no file node."""
@@ -214,7 +214,9 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         listed_names=frozenset(node.name for node in listed.main_graph),
         listed_in_subgraphs=listed.in_subgraphs,
         listed_in_either=tuple(node for node in listed.in_subgraphs if id(node) in ours),
-        same_name_nodes=present.intersection(node.name for node in listed.in_subgraphs),
+        same_name_nodes=inlined_nodes.called_in_subgraphs(
+            facts, order, present.intersection(node.name for node in listed.in_subgraphs)
+        ),
         events=events,
         subgraphs=seen_inside,
         ran={event.name: event for event in events},

@@ -56,12 +56,12 @@ def inside(index: SessionIndex) -> list[tuple[str, str]]:
 
 
 def test_a_refusal_tells_of_the_node_in_a_body():
-    """Where it comes from is unknown: the main graph's node of the same name does not tell."""
+    """Its source line is that of the node in the subgraph, not of the main graph's node of the same name."""
     facts = called_twice(
         graph=(replace(CALL, source="main.py:1"), IF), subgraph_nodes=(replace(IN_BODY, source="branch.py:2"),)
     )
     (row,) = refused_nodes(facts, (ChainEntry(provider=GPU, status="active"),))
-    assert (row.node, row.provider, row.source_line) == (CLIP, CPU, None)
+    assert (row.node, row.provider, row.source_line) == (CLIP, CPU, "branch.py:2")
 
 
 def test_what_a_body_has_in_the_list_says_nothing_of_a_removed_node_of_the_same_name():

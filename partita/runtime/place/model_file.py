@@ -22,6 +22,7 @@ from partita.package.folder import GET_AGAIN, MANIFEST, SHOWN, export_again_reme
 from partita.remedies import FROM_CHECKPOINT
 from partita.runtime.cpu.attention import Attention, find_attention
 from partita.runtime.place.node_form import with_forms
+from partita.untrusted_files import MOST_BYTES, check_size
 
 if TYPE_CHECKING:
     import onnx
@@ -78,7 +79,8 @@ def read_model_file(path: Path, folder: Path) -> ModelFile:
 
 
 def check_protobuf_size(path: Path) -> None:
-    """Raise ValueError for a file above the limit of protobuf messages."""
+    """Raise ValueError for a file above the limit of protobuf messages, OSError for one that is not regular."""
+    check_size(path, MOST_BYTES)
     size = path.stat().st_size
     if size > PROTOBUF_LIMIT_BYTES:
         raise ValueError(f"{size:,} bytes; an ONNX file above 2 GiB must store its weights as external data")
