@@ -30,6 +30,7 @@ from partita.partition_reports.outcome import (
 )
 from partita.partition_reports.records import FileNode, Phase, Report
 from partita.partition_reports.sections.fallbacks import by_reason, count_text, harm_text, reason_text, reason_title
+from partita.partition_reports.sections.kernels import slow_groups
 from partita.partition_reports.sections.model import Cell, Command, Link, Tone
 from partita.partition_reports.sections.shared import (
     COPY_OPERATORS,
@@ -409,6 +410,9 @@ def _action_question(report: Report) -> Question:
         return Question(question, "Fix the run", (failed.rpartition("; ")[2],), more)
     state, groups = state_name(report), by_reason(report)
     missing = [entry for entry in report.chain if entry.status == "unavailable"]
+    if not missing and state in ("all", "nearly") and (slow := slow_groups(report)):
+        _, (first, *_) = slow[0]
+        return Question(question, "Use a faster kernel", (f"{first.cause}: {first.remedy}",), "kernels")
     if not missing and state == "all":
         return Question(question, "nothing", ("Every node is on the preferred provider.",), more)
     if not missing and state == "empty":
