@@ -17,6 +17,10 @@ class FormRates(Record):
 
     gemv_bytes_per_second: dict[int, float]
     """Bytes of all weights of a model -> bytes per second that one row of activations reads of them."""
+    product_bytes: tuple[int, int]
+    """Bytes of the weights of one product: in `gemv_bytes_per_second`, and in `large_gemv_bytes_per_second`."""
+    large_gemv_bytes_per_second: float
+    """The same with larger matrices than any cache holds together."""
     gemm_flops: float
     """Arithmetic per second for 256 rows."""
     product_seconds: float

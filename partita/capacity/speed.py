@@ -71,20 +71,29 @@ def product_seconds(products: Sequence[Product], rates: MachineRates, batch: int
     for product in products:
         form = rates.forms.get(product.form, rates.forms["float32"])
         rows = batch * (1 if product.of_head else tokens)
-        read, compute = product.packed_bytes / gemv_rate(form, total), product.flops * rows / form.gemm_flops
+        read = product.packed_bytes / gemv_rate(form, total, product.packed_bytes)
+        compute = product.flops * rows / form.gemm_flops
         reading += form.product_seconds + (read if rows == 1 or read >= compute else 0.0)
         computing += compute if rows > 1 and compute > read else product.flops * (rows - 1) / form.gemm_flops
     return reading, computing
 
 
-def gemv_rate(form: FormRates, total: int) -> float:
-    """Bytes per second for weights of `total` bytes, between the measured sizes on a logarithmic scale."""
-    points = sorted(form.gemv_bytes_per_second.items())
+def gemv_rate(form: FormRates, total: int, product: int) -> float:
+    """Bytes per second of a product with `product` of `total` bytes of weights, between the measured sizes."""
+    *points, (most, slowest) = sorted(form.gemv_bytes_per_second.items())
+    streamed = _between(product, form.product_bytes, (slowest, form.large_gemv_bytes_per_second))
+    points.append((most, max(slowest, streamed)))
     for (small, fast), (large, slow) in zip(points, points[1:], strict=False):
         if total <= large:
-            share = max(0.0, math.log(total / small) / math.log(large / small))
-            return 1 / ((1 - share) / fast + share / slow)
+            return _between(total, (small, large), (fast, slow))
     return points[-1][1]
+
+
+def _between(size: int, sizes: tuple[int, int], rates: tuple[float, float]) -> float:
+    """The rate of a size between two measured ones, on a logarithmic scale of sizes."""
+    share = math.log(max(size, 1) / sizes[0]) / math.log(sizes[1] / sizes[0])
+    share = min(1.0, max(0.0, share))
+    return 1 / ((1 - share) / rates[0] + share / rates[1])
 
 
 def prompt_runs(model: Requirements, prompt: int) -> list[Run]:

@@ -19,7 +19,7 @@ from partita.runtime.chain.wheels import runtime_wheels
 from partita.runtime.cpu.attention import VARIABLE
 from partita.runtime.cpu.cores import cpu_flags, cpu_name, usable_cores
 
-FORMAT = 1
+FORMAT = 2
 """Increment when the measurement changes."""
 MEASURE, MOST_SECONDS = "partita.runtime.ort.rates:measure", 300.0
 

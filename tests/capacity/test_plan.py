@@ -29,7 +29,13 @@ from tests.capacity.shapes import COMMON, SHAPES, run_package
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
 
 MIB = 1 << 20
-FORM = FormRates(gemv_bytes_per_second={4 * MIB: 60e9, 128 * MIB: 20e9}, gemm_flops=2e11, product_seconds=2e-6)
+FORM = FormRates(
+    gemv_bytes_per_second={4 * MIB: 60e9, 128 * MIB: 20e9},
+    product_bytes=(MIB, 16 * MIB),
+    large_gemv_bytes_per_second=40e9,
+    gemm_flops=2e11,
+    product_seconds=2e-6,
+)
 RATES = MachineRates(
     threads=2,
     onnxruntime="1.31.1",

@@ -18,7 +18,7 @@ from partita.process import give_back, rss_bytes
 
 SECONDS, LEAST_RUNS = 0.1, 5
 """Time limit and minimum number of the timed runs of one graph."""
-WIDTH, SMALL_WIDTH, ROWS = 1024, 256, 256
+WIDTH, SMALL_WIDTH, LARGE_WIDTH, ROWS = 1024, 256, 4096, 256
 STREAMED_BYTES = 128 << 20
 SET_BYTES = (6 << 20, 24 << 20, STREAMED_BYTES)
 """Bytes of all matrices of a session: from sets that a cache holds to sets that none holds."""
@@ -118,7 +118,10 @@ def _open(
 
 def _form(threads: int, bits: int) -> FormRates:
     """The rates of products with weights of these bits."""
-    size = 4 * WIDTH * WIDTH if bits == 32 else packed_bytes(WIDTH, WIDTH, bits, BLOCKS[bits])
+    size, large = (
+        4 * width * width if bits == 32 else packed_bytes(width, width, bits, BLOCKS[bits])
+        for width in (WIDTH, LARGE_WIDTH)
+    )
     counts = [max(1, amount // size) for amount in SET_BYTES]
     gemv = {}
     for count in counts:  # sessions in turns: all of their weights together are the set
@@ -126,8 +129,11 @@ def _form(threads: int, bits: int) -> FormRates:
         seconds = _fastest([_chain(threads, bits, WIDTH, part) for part in parts])
         gemv[sum(parts) * size] = sum(parts) * size / seconds
     rows = _fastest([_chain(threads, bits, WIDTH, counts[0], ROWS)])
+    several = max(2, STREAMED_BYTES // large)
     return FormRates(
         gemv_bytes_per_second=gemv,
+        product_bytes=(size, large),
+        large_gemv_bytes_per_second=several * large / _fastest([_chain(threads, bits, LARGE_WIDTH, several)]),
         gemm_flops=2 * counts[0] * WIDTH * WIDTH * ROWS / rows,
         product_seconds=_fastest([_chain(threads, bits, SMALL_WIDTH, NODES)]) / NODES,
     )
