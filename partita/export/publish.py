@@ -193,7 +193,7 @@ def _recover(out: Path, *, force: bool) -> list[str]:
     for path in sorted(out.parent.iterdir()):
         if path.is_symlink() or not path.is_dir():
             continue
-        if re.fullmatch(rf"\.{name}{re.escape(PARTIAL)}{UNIQUE}(-(twin|rounded|optimum)-{UNIQUE})?", path.name):
+        if re.fullmatch(rf"\.{name}{re.escape(PARTIAL)}{UNIQUE}(-[a-z]+-{UNIQUE})?", path.name):
             shutil.rmtree(path, ignore_errors=True)
             notes.append(f"removed {path}, left behind by a killed export")
         elif not re.fullmatch(rf"\.{name}{re.escape(OLD)}{UNIQUE}", path.name):

@@ -201,18 +201,18 @@ def _source_logits(text: Text | None, exported: Exported, work: Work) -> SourceL
 
 def _with_quality(exported: Exported, work: Work, manifest: Manifest, text: Text | None, runtime: Runtime) -> Manifest:
     """The manifest with the quality, where anything is rounded."""
-    scorer, source, twin = runtime.scorer, _source_logits(text, exported, work), None
+    scorer, source, variant = runtime.scorer, _source_logits(text, exported, work), None
     if text is None or scorer is None or source is None:
         return manifest
     held = memory_map.resident_parameters(exported.checkpoint.tensors, work.scratch)
     _check_memory_of_quality(exported, held, source, needed=work.options.rounds)
     if work.options.computing.cpu_dtype is not None:
-        scorer, twin = changed_copy.scoring(scorer), changed_copy.WIDE_DETAIL
+        scorer, variant = changed_copy.scoring(scorer), changed_copy.WIDE_DETAIL
     tokens = source.tokens * (1 if source.is_complete else 2)
     with stage(work.progress, "quality", work.seconds, tokens, "tokens") as current:
         try:
             found = quality.measure(
-                exported.checkpoint, text, work.folder, manifest, scorer, current, source, work.scratch, twin
+                exported.checkpoint, text, work.folder, manifest, scorer, current, source, work.scratch, variant
             )
         except (PartitaError, RuntimeError, ValueError) as error:
             if not isinstance(error, ResourceError):

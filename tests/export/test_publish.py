@@ -17,6 +17,7 @@ import pytest
 from partita.errors import PackageError, ParityError, ResourceError
 from partita.export.pipeline import ExportOptions, export
 from partita.export.verify import known_answer
+from partita.export.verify.changed_copy import changed_folder
 from partita.package.folder import MANIFEST, Manifest, read_manifest
 from partita.package.records import Verification
 from tests.conftest import REPOSITORY, TinyCheckpoint
@@ -69,6 +70,19 @@ def test_a_killed_export_leaves_no_package(tiny_checkpoint: TinyCheckpoint, tmp_
     assert not list(out.parent.rglob(MANIFEST))
     export(options(tiny_checkpoint("llama", **ONE), out, verify=False), replay=no_replay)
     assert read_manifest(out).verification.status == "unverified"
+
+
+def test_the_changed_copy_of_a_killed_export_is_removed(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    """It lies next to the work folder, and has its name with an ending."""
+    out, work, mine = tmp_path / "out", tmp_path / ".out.partial-a_b1c2d3", tmp_path / ".out.partial-mine"
+    export(options(tiny_checkpoint("llama", **ONE), out, verify=False), replay=no_replay)
+    out.rename(work)
+    with changed_folder(work, read_manifest(work), lambda model: model) as (copy, _):
+        name = copy.name
+    for path in (tmp_path / name, mine):
+        path.mkdir()
+    export(options(tiny_checkpoint("llama", **ONE), out, verify=False), replay=no_replay)
+    assert {path.name for path in tmp_path.iterdir()} == {"out", mine.name}
 
 
 def test_force_replaces_a_package_only_when_the_new_one_is_ready(

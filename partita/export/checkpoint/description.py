@@ -20,7 +20,7 @@ from partita.errors import CheckpointError, UnsupportedModelError, UsageError
 from partita.export.checkpoint import classes, config_values, of_text, stored_formats
 from partita.export.checkpoint.gguf import conversion
 from partita.export.checkpoint.gguf.header import GgufTensor
-from partita.export.checkpoint.quantisation_method import BESIDE, DetectedMethod, by_config, by_tensors
+from partita.export.checkpoint.quantisation_method import METHOD_FILES, DetectedMethod, by_config, by_tensors
 from partita.export.checkpoint.stored_formats import QuantisedTensors
 from partita.export.checkpoint.weight_files import (
     LAYOUTS,
@@ -40,7 +40,7 @@ from partita.untrusted_files import check_size
 EMBEDDED = "adapter_config.json"
 """An adapter in the folder of a model, which transformers loads with it."""
 HUB_PATTERNS = [
-    *(*COMPANIONS, *(name for name, _ in BESIDE), EMBEDDED),
+    *(*COMPANIONS, *(name for name, _ in METHOD_FILES), EMBEDDED),
     *("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json"),
 ]
 HUB_IGNORED = ["*/*", "consolidated*"]

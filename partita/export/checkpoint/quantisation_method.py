@@ -81,7 +81,7 @@ METHODS = (
 UNKNOWN = Method("an unknown method")
 SECTIONS = ("quantization_config", "compression_config", "quantization")
 """Keys of quantisation settings in config.json and its sub-configs; the last is MLX's."""
-BESIDE = (("quantize_config.json", None), ("quant_config.json", None), ("hf_quant_config.json", "quantization"))
+METHOD_FILES = (("quantize_config.json", None), ("quant_config.json", None), ("hf_quant_config.json", "quantization"))
 """Files with quantisation settings next to config.json, and the key in them."""
 
 
@@ -142,7 +142,7 @@ def _sections(config: Mapping[str, Any], where: str, depth: int = 3) -> Iterator
 
 def _files(folder: Path) -> Iterator[tuple[str, Any]]:
     """Quantisation settings in separate files."""
-    for name, key in BESIDE:
+    for name, key in METHOD_FILES:
         if (folder / name).is_file():
             settings = read_json(folder / name)
             yield name, settings.get(key) if key else settings

@@ -53,7 +53,7 @@ QUERY, PAST_KEY, PAST_VALUE, KEY_SCALE = 0, 3, 4, 12
 PRESENT = 1
 """Output index of keys; values follow."""
 TEXT_TOKENS, FEWEST_TOKENS = 4096, 256
-TWIN = "with a float32 cache, before quantisation"
+FLOAT_COPY = "with a float32 cache, before quantisation"
 OPSET, IR_VERSION = 21, 10
 HEADS, KV_HEADS, SIZE, LENGTH = 4, 2, 64, 16
 """Sizes of the probed node."""
@@ -233,8 +233,8 @@ def _recorded(folder: Path, manifest: Manifest, text: Text, named: set[str]) -> 
     files = tuple(record_file(folder, file.name) if file.name in changed else file for file in manifest.files)
     kept = [state for state in states if state.past not in named]
     found = manifest.verification
-    twin = TWIN if found.twin is None else f"{found.twin}, {TWIN}"
-    verification = found.model_copy(update={"twin": twin, "detail": f"{found.detail}; {TWIN}"})
+    twin = FLOAT_COPY if found.twin is None else f"{found.twin}, {FLOAT_COPY}"
+    verification = found.model_copy(update={"twin": twin, "detail": f"{found.detail}; {FLOAT_COPY}"})
     cache = QuantisedCache(
         dtype=ROUNDED,
         states=len(named),

@@ -98,14 +98,14 @@ def _verification(
     if found.status == "verified":
         return found
     try:
-        twin = prove()
+        proved = prove()
     except (ResourceError, MemoryError, OSError):
         raise
     except Exception:  # noqa: BLE001 - without a copy that runs, `found` stands
         return found
-    if twin.status != "verified":
+    if proved.status != "verified":
         return found
-    again = look(manifest.model_copy(update={"verification": twin.model_copy(update={"proof": PROOF})}))
+    again = look(manifest.model_copy(update={"verification": proved.model_copy(update={"proof": PROOF})}))
     if again.status != "verified":
         return found
     return again.model_copy(update={"detail": f"{again.detail}; proved by {PROOF}", "proof": PROOF})

@@ -273,9 +273,9 @@ def measure(
     stage: Stage,
     source: SourceLogits,
     scratch: Path | None = None,
-    twin: str | None = None,
+    variant: str | None = None,
 ) -> Quality:
-    """Run the source model and the package over the text; `source`: stored logits; `twin`: the variant scored."""
+    """Run the source model and the package over the text; `source`: stored logits; `variant`: the scored copy."""
     windows, vocab_size = text.windows, manifest.graph.vocab_size
     found = Measured.of(windows, vocab_size)
     blocks = _Blocks(found, vocab_size)
@@ -294,7 +294,7 @@ def measure(
         assert scorer is not None
         provider, goes_on = scorer.provider, scorer.continues_at(windows.shape[1] - 1)
     _save(text, found, folder, vocab_size)
-    return quality_of(text, found, provider).model_copy(update={"phases": phases_of(found, goes_on), "twin": twin})
+    return quality_of(text, found, provider).model_copy(update={"phases": phases_of(found, goes_on), "twin": variant})
 
 
 def _compare(

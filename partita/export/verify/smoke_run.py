@@ -35,7 +35,7 @@ WriteAdapter = Callable[[Path, Mapping[str, npt.NDArray[Any]]], None]
 CPU = "cpu"
 BY_REPLAY = "the known answer was replayed on it"
 BY_QUALITY = "its quality was measured on it"
-TWIN = "its float32 copy ran"
+COPY_RAN = "its float32 copy ran"
 LONGEST = 400
 
 
@@ -134,11 +134,11 @@ def run_on_cpu(work: Work, manifest: Manifest, smoke: Smoke | None, *, by_qualit
     if smoke is None:
         return SmokeRecord(chain=CPU, status="not_run", detail="no runtime was given")
     if by_quality:
-        return SmokeRecord(chain=CPU, status="ran", detail=f"{TWIN}: {BY_QUALITY}" if has_copy else BY_QUALITY)
+        return SmokeRecord(chain=CPU, status="ran", detail=f"{COPY_RAN}: {BY_QUALITY}" if has_copy else BY_QUALITY)
 
     def run_float32_copy(folder: Path, manifest: Manifest) -> SmokeRecord:
         record = changed_copy.on_wide(folder, manifest, smoke)
-        return record.model_copy(update={"detail": f"{TWIN}: {record.detail}"})
+        return record.model_copy(update={"detail": f"{COPY_RAN}: {record.detail}"})
 
     with stage(work.progress, "smoke run", work.seconds):
         return _try_run(work, manifest, run_float32_copy if has_copy else smoke, CPU)
