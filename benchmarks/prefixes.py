@@ -15,7 +15,7 @@ import numpy as np
 
 from partita.providers.resolve import parse_chain
 from partita.runtime.generate.choice.sampling import greedy
-from partita.runtime.generate.loop import Engine
+from partita.runtime.generate.loop import GenerationLoop
 from partita.runtime.generate.request import Prefix, Request
 from partita.runtime.generate.runner import Runner, load_runner
 
@@ -46,9 +46,9 @@ def main() -> None:
 
 def _first_tokens(runner: Runner, length: int, rounds: int) -> None:
     """The time from a request to its first token, with the prefix read and with it copied."""
-    engine = Engine(runner)
+    engine = GenerationLoop(runner)
     begin = _tokens(runner, length, 0)
-    row = engine.join(Request(begin))
+    row = engine.add_request(Request(begin))
     while engine.step() is not None:
         pass
     prefix = engine.save_prefix(row)
@@ -64,9 +64,9 @@ def _first_tokens(runner: Runner, length: int, rounds: int) -> None:
     print(f"{length:8} {read:9.2f} {copied_ms:10.2f} {read / copied_ms:6.2f} {prefix.size_bytes / 1024:10.0f}")
 
 
-def _first_token(engine: Engine, prompt: Sequence[int], prefix: Prefix | None) -> float:
+def _first_token(engine: GenerationLoop, prompt: Sequence[int], prefix: Prefix | None) -> float:
     began = time.perf_counter()
-    row = engine.join(Request(prompt, greedy, 1, prefix=prefix))
+    row = engine.add_request(Request(prompt, greedy, 1, prefix=prefix))
     while (step := engine.step()) is not None:
         if step.tokens[row]:
             break
@@ -85,7 +85,7 @@ def _batch(runner: Runner, length: int, requests: int, rounds: int) -> None:
     for _ in range(rounds):
         for shares in times:
             began = time.perf_counter()
-            engine = Engine(runner, shares=shares)
+            engine = GenerationLoop(runner, shares=shares)
             answers[shares] = _all(engine, prompts, length)
             times[shares].append(time.perf_counter() - began)
             copied = engine.prefixes.copied_tokens if engine.prefixes is not None else copied
@@ -94,14 +94,14 @@ def _batch(runner: Runner, length: int, requests: int, rounds: int) -> None:
     print(f"{length:8} {requests:9} {apart:9.3f} {shared:10.3f} {apart / shared:6.2f} {copied:14}{same}")
 
 
-def _all(engine: Engine, prompts: Sequence[Sequence[int]], shares: int) -> list[list[int]]:
+def _all(engine: GenerationLoop, prompts: Sequence[Sequence[int]], shares: int) -> list[list[int]]:
     """The answers, finished rows replaced at once."""
     waiting, of_row = list(enumerate(prompts)), dict[int, int]()
     found: list[list[int]] = [[] for _ in prompts]
     while waiting or of_row:
         while waiting and None in engine.rows:
             number, prompt = waiting.pop(0)
-            of_row[engine.join(Request(prompt, greedy, ANSWER_TOKENS, shares=shares if waiting else 0))] = number
+            of_row[engine.add_request(Request(prompt, greedy, ANSWER_TOKENS, shares=shares if waiting else 0))] = number
         step = engine.step()
         assert step is not None
         for row, number in list(of_row.items()):

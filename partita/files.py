@@ -189,8 +189,8 @@ def usable_folder(given: str, setting: str) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        why = "not a folder" if isinstance(error, FileExistsError | NotADirectoryError) else error.strerror
-        raise UsageError(f"{setting}={given}: {why}; name a writable folder") from error
+        reason = "not a folder" if isinstance(error, FileExistsError | NotADirectoryError) else error.strerror
+        raise UsageError(f"{setting}={given}: {reason}; name a writable folder") from error
     if not os.access(folder, os.W_OK):
         raise UsageError(f"{setting}={given}: not writable; name a writable folder")
     return folder

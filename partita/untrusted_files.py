@@ -97,8 +97,8 @@ def _integer(digits: str) -> int:
 
 def check_size(path: Path, limit: int = LARGEST_BYTES) -> None:
     """Raise ValueError for a file above the limit and OSError for a path that is not a regular file."""
-    if why := kind_of(path):
-        raise OSError(errno.EINVAL, why, str(path))
+    if reason := kind_of(path):
+        raise OSError(errno.EINVAL, reason, str(path))
     if (size := path.stat().st_size) > limit:
         raise ValueError(f"{size:,} bytes, above the limit of {limit:,} bytes")
 

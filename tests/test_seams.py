@@ -196,14 +196,14 @@ FACTOR = '''        Factor("input", "other inputs", other_inputs),
     )
 
 
-def other_alpha(variant: Variant) -> Iterator[Idea]:
+def other_alpha(variant: Variant) -> Iterator[PossibleChange]:
     """A factor that this test adds: an alpha of 2."""
     import onnx
 
     for attribute in variant.node.attribute:
         if attribute.name == "alpha" and attribute.f != 2:
             change = Change(attributes={"alpha": onnx.helper.make_attribute("alpha", 2.0)})
-            yield Idea("alpha", change, "alpha=2")
+            yield PossibleChange("alpha", change, "alpha=2")
 '''
 # The provider of the script takes an Elu when its alpha is TAKEN and, where FIXED says so, its type is float16.
 PROBED = """

@@ -84,24 +84,24 @@ def _same_provider(entry: Contender, base: Contender) -> str | None:
 
 def _judge_time(entry: Contender) -> TimeResult | None:
     """The part with most decode time; None on the CPU provider alone."""
-    outside, why = entry.decode_outside_share, entry.host_time
+    outside, reason = entry.decode_outside_share, entry.host_time
     if outside is not None and outside > MOSTLY:
         return TimeResult(part="outside_runs", share=outside)
-    if why is None:
+    if reason is None:
         return (
             TimeResult(part=None, part_missing_reason=entry.host_time_missing_reason)
             if entry.host_time_missing_reason
             else None
         )
-    if why.provider == CPU and not why.copies and not why.fallback_nodes:
+    if reason.provider == CPU and not reason.copies and not reason.fallback_nodes:
         return None
     parts: list[tuple[float, TimePart]] = []
-    if why.wait_share is not None and why.memcpy_nodes:
-        parts.append((why.wait_share, "copies"))
-    if why.provider_share is not None:
-        parts.append((why.provider_share, "own_nodes"))
-    if why.fallback_share is not None and why.fallback_nodes:
-        parts.append((why.fallback_share, "fallback_nodes"))
+    if reason.wait_share is not None and reason.memcpy_nodes:
+        parts.append((reason.wait_share, "copies"))
+    if reason.provider_share is not None:
+        parts.append((reason.provider_share, "own_nodes"))
+    if reason.fallback_share is not None and reason.fallback_nodes:
+        parts.append((reason.fallback_share, "fallback_nodes"))
     if not parts:
         return TimeResult(part=None, part_missing_reason="no run was profiled")
     if entry.node_share is not None and entry.node_share < MOSTLY:
@@ -197,23 +197,23 @@ def _sentence_alone(verdict: ContenderResult, entry: Contender) -> str:
 
 def _render_time(verdict: ContenderResult, entry: Contender) -> str:
     """The part with most decode time; empty if unknown."""
-    time, why = verdict.time, entry.host_time
+    time, reason = verdict.time, entry.host_time
     if time is None:
         return ""
     if time.part is None or time.share is None:
         return f"time by part is unknown: {time.part_missing_reason}"
     if time.part == "outside_runs":
         return f"{whole_percent(time.share)} of its decode time is outside the session runs"
-    assert why is not None
+    assert reason is not None
     if time.part == "outside_nodes":
         text = (
-            f"{whole_percent(time.share)} of its {why.phase} time is outside its {plural(why.nodes, 'node')}: wait "
-            "for the device at the end of a run, and work between nodes"
+            f"{whole_percent(time.share)} of its {reason.phase} time is outside its {plural(reason.nodes, 'node')}: "
+            "wait for the device at the end of a run, and work between nodes"
         )
     else:
-        text = f"{whole_percent(time.share)} of the host time of its nodes in {why.phase} is in "
-        text += _render_nodes(why, time.part)
-    return "; ".join(filter(None, (text, _around(why, time.part))))
+        text = f"{whole_percent(time.share)} of the host time of its nodes in {reason.phase} is in "
+        text += _render_nodes(reason, time.part)
+    return "; ".join(filter(None, (text, _around(reason, time.part))))
 
 
 def _render_nodes(why: HostTimeParts, part: str) -> str:

@@ -159,7 +159,7 @@ def contender(lane: Lane, base: Lane | None, complete: frozenset[int]) -> Conten
     rival = base if base is not None and base is not lane and not lane.error else None
     theirs = _counted(rival, complete) if rival is not None else ()
     difference = first_difference(turns[0].tokens, theirs[0].tokens) if turns and theirs else None
-    decode, why = _phase_speed(turns, "decode"), explain(lane.observed) if lane.observed is not None else None
+    decode, reason = _phase_speed(turns, "decode"), explain(lane.observed) if lane.observed is not None else None
     decode_ms = sum(sum(turn.decode_ms) for turn in turns)
     return Contender(
         name=lane.name,
@@ -179,8 +179,8 @@ def contender(lane: Lane, base: Lane | None, complete: frozenset[int]) -> Conten
         repeatable=len({turn.tokens for turn in lane.round_results}) == 1 if len(lane.round_results) > 1 else None,
         same_tokens=difference is None if turns and theirs else None,
         difference=difference,
-        host_time=why,
-        node_share=_node_share(why, decode),
+        host_time=reason,
+        node_share=_node_share(reason, decode),
         host_time_missing_reason=lane.host_time_missing_reason,
         bounds=tuple(
             phase.bound.sentence for phase in (lane.observed.phases if lane.observed else ()) if phase.bound is not None

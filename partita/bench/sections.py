@@ -156,10 +156,10 @@ def _placement(bench: Bench) -> Table:
     """Placement and copies."""
     rows = []
     for entry in bench.contenders:
-        if (why := entry.host_time) is not None:
-            moved = None if why.copy_bytes_per_token is None else round(why.copy_bytes_per_token)
-            counts = (why.nodes, why.fallback_nodes, why.partitions, why.copies)
-            rows.append((entry.name, short_provider(why.provider), *map(str, counts), human_bytes(moved)))
+        if (reason := entry.host_time) is not None:
+            moved = None if reason.copy_bytes_per_token is None else round(reason.copy_bytes_per_token)
+            counts = (reason.nodes, reason.fallback_nodes, reason.partitions, reason.copies)
+            rows.append((entry.name, short_provider(reason.provider), *map(str, counts), human_bytes(moved)))
     heads = numbers("nodes", "fallbacks", "partitions", "copies", "bytes/token")
     return table("Placement in decode", ("contender", "provider", *heads), rows)
 
@@ -168,8 +168,8 @@ def _host_time(bench: Bench, caption: str) -> Table:
     """Parts of the node time."""
     rows = []
     for entry in bench.contenders:
-        if (why := entry.host_time) is not None:
-            shares = (entry.node_share, why.provider_share, why.fallback_share, why.wait_share)
+        if (reason := entry.host_time) is not None:
+            shares = (entry.node_share, reason.provider_share, reason.fallback_share, reason.wait_share)
             rows.append((entry.name, *map(percent, shares)))
     heads = numbers("share of step", "on provider", "fallbacks", "Memcpy nodes")
     return table(caption, ("contender", *heads), rows)

@@ -115,8 +115,8 @@ def _validity(report: Report, name: str) -> Iterator[Outcome]:
     """A failed result if the run failed, or if the report is inconsistent or has no nodes."""
     if not any(map(is_known, report.phases)):
         yield Outcome(check="report", met=False, detail=f"no phase of {name} has a node, so nothing can be confirmed")
-    if (why := failure_of(report)) is not None:
-        detail = f"the run of {name} failed, so nothing can be confirmed: {why}"
+    if (reason := failure_of(report)) is not None:
+        detail = f"the run of {name} failed, so nothing can be confirmed: {reason}"
         yield Outcome(check="report", met=False, detail=detail)
     failed = [f"{entry.name} ({entry.detail})" for entry in report.checks if not entry.passed]
     if failed:

@@ -100,8 +100,8 @@ def _find_in_phase(requirement: Requirement, measure: Measure, phase: Phase, rep
         copies = None if inside is None else len(phase.copies) + inside
         value = copies if field == "copies" else phase.tokens_per_second
         if value is None:
-            why = UNSEEN_COPIES if field == "copies" else "the report does not have it"
-            return False, f"{field} cannot be confirmed", f": {why}"
+            reason = UNSEEN_COPIES if field == "copies" else "the report does not have it"
+            return False, f"{field} cannot be confirmed", f": {reason}"
         text = f"{value:,.0f}" if value == int(value) else decimals(value)
         return SIGNS[measure.sign](value, measure.value), f"{field} {text}", ""
     base, rows = _select(requirement.selectors, phase, report)
@@ -110,8 +110,8 @@ def _find_in_phase(requirement: Requirement, measure: Measure, phase: Phase, rep
     if value is None and phase.folded_nodes is not None:
         return True, f"{field} does not apply: ONNX Runtime folded the whole graph at load time", ""
     if value is None:
-        why = "no phase has a node of this module" if is_absent else "no node of the file is selected"
-        return False, f"{field} cannot be confirmed", f": {why}"
+        reason = "no phase has a node of this module" if is_absent else "no node of the file is selected"
+        return False, f"{field} cannot be confirmed", f": {reason}"
     holds = SIGNS[measure.sign](value, measure.value)
     # Four digits of a share, to distinguish it from its limit.
     text = f"{field} {value:.4g}" if field == "share" else f"{field} {value:,}"
@@ -128,7 +128,7 @@ def _select(selectors: Sequence[Selector], phase: Phase, report: Report) -> tupl
         """A row without a value matches neither = nor !=."""
         value: str | None
         if selector.field == "reason":
-            return any(why.reason == selector.value for why in row.skipped.values()) == selector.equal
+            return any(reason.reason == selector.value for reason in row.skipped.values()) == selector.equal
         if selector.field == "op":
             own = {node.op_type for node in row.executed if node.op_type not in files.get(node.name, ())}
             if selector.value in own:  # the operator of a fused node
@@ -175,11 +175,11 @@ def _violators(measure: Measure, base: Sequence[PlacedRow], rows: Sequence[Place
 def _describe(row: PlacedRow) -> str:
     """The node with its operator, provider and reasons."""
     where = short_provider(row.node.provider) if row.node.provider else "an unknown provider"
-    reasons = dict.fromkeys(why.reason for why in row.skipped.values())
+    reasons = dict.fromkeys(reason.reason for reason in row.skipped.values())
     own = [node.name for node in row.executed if node.provider == row.node.provider]
     inside = f" in {listing(own)}" if own and row.part_of else ""
-    why = f": {', '.join(reasons)}" if reasons else ""
-    return f"{row.node.name} ({row.node.op_type or 'unknown'}{inside} on {where}{why})"
+    reason = f": {', '.join(reasons)}" if reasons else ""
+    return f"{row.node.name} ({row.node.op_type or 'unknown'}{inside} on {where}{reason})"
 
 
 # Figures of a whole report
@@ -221,13 +221,13 @@ def _cpu_nodes(phase: Phase) -> Figure:
     found += [(node.name, node.op_type) for node in (bodies.on_cpu if bodies is not None else ())]
     unknown = [node.name for node in phase.nodes if node.provider is None]
     is_listed = bodies is None or bodies.is_known
-    why = f"no source names a provider for {name_some(unknown)}"
+    reason = f"no source names a provider for {name_some(unknown)}"
     return Figure(
         value=len(found),
         text=f"{plural(len(found), 'node')} on {CPU} in {phase.name}",
         names=tuple(f"{name} ({op_type})" if op_type else name for name, op_type in found),
         upper_bound=len(found) + len(unknown) if is_listed else math.inf,
-        unknown_reason=f" in {phase.name}: {why if is_listed else 'nodes in control-flow subgraphs are not listed'}",
+        unknown_reason=f" in {phase.name}: {reason if is_listed else 'nodes in control-flow subgraphs are not listed'}",
     )
 
 
@@ -315,9 +315,9 @@ def _find_speed(report: Report) -> Figure:
     """Tokens per second of decode or the only phase."""
     phase = repeated_phase(report.phases)
     speed = phase.tokens_per_second
-    why = "a dry run has no times" if report.dry_run is not None else f"the report has no times of {phase.name}"
+    reason = "a dry run has no times" if report.dry_run is not None else f"the report has no times of {phase.name}"
     few = f", {plural(phase.steps, 'step')}: {TOO_FEW}" if too_few_steps(phase) else ""
-    return Figure(speed, f"{decimals(speed)} tokens/s in {phase.name}{few}", unknown_reason=f": {why}")
+    return Figure(speed, f"{decimals(speed)} tokens/s in {phase.name}{few}", unknown_reason=f": {reason}")
 
 
 def repeated_phase(phases: Sequence[Phase]) -> Phase:

@@ -293,7 +293,7 @@ class Session:
         except RuntimeError as error:  # ~name of nobody
             raise UsageError(f"{command} {rest}: {error}") from error
         prefix = () if self.options.prefix is None else (self.options.prefix,)
-        return reserve(path, what, (*self.options.reads, *prefix), option=command)
+        return reserve(path, what, (*self.options.read_paths, *prefix), option=command)
 
 
 class _CtrlC:

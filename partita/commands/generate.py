@@ -46,12 +46,12 @@ def run(given: GenerateCommand) -> int:
     manifest = open_folder(options.package, options.choice)
     check_adapter(options.package, manifest, options.adapter)
     check_speculation(options.package, manifest, options.speculation)
-    asked = options.sampling
-    sampling, notes = complete_sampling_for(asked, options.package, hints=True, of_rows=options.input is not None)
+    requested = options.sampling
+    sampling, notes = complete_sampling_for(requested, options.package, hints=True, of_rows=options.input is not None)
     system = None if options.system is None else argument_text(options.system, "--system")
     stop = tuple(argument_text(text, "--stop") for text in options.stop)
     options = replace(options, **sampling.figures(), system=system, stop=stop)
-    reads = options.reads
+    reads = options.read_paths
     _check_files(options, reads)
     sink: Sink | None = None
     if options.save_prefix is not None:
@@ -70,8 +70,8 @@ def run(given: GenerateCommand) -> int:
 
         with rows_file(options.input) as source:
             if options.address is not None:
-                return run_on_cluster(options, asked, manifest, source)
-            return run_batch(options, asked, target, manifest, sink, source)
+                return run_on_cluster(options, requested, manifest, source)
+            return run_batch(options, requested, target, manifest, sink, source)
     from partita.commands.generation import run_generation, save_prefix
 
     if options.save_prefix is not None:

@@ -47,7 +47,7 @@ class RunGroups(RunOptions):
         return Choice.of(self)
 
     @property
-    def reads(self) -> tuple[Path, ...]:
+    def read_paths(self) -> tuple[Path, ...]:
         """Files and folders that the run reads."""
         return read_by(self, self.package, *self.choice.input_paths, *self.speculation.input_paths)
 
@@ -96,8 +96,8 @@ def _check_saving(options: GenerateOptions) -> None:
     files = {"--prefix": options.prefix, "--input": options.input, "--report": options.report}
     given = [name for name, value in files.items() if value is not None] + ["--json"] * options.as_json
     given += [f"--{name}" for name in options.speculation.as_options]
-    asked = {**options.sampling.figures(), "sampling": options.sampling.source}
-    given += [f"`{name}`" for name, value in asked.items() if value is not None]
+    requested = {**options.sampling.figures(), "sampling": options.sampling.source}
+    given += [f"`{name}`" for name, value in requested.items() if value is not None]
     given += ["--stop"] * bool(options.stop)
     if given:
         raise UsageError(f"--save-prefix generates nothing; omit {listing(given)}")

@@ -108,7 +108,7 @@ class Showing:
             raise ReportError(f"{source}: {error}" if source else str(error)) from error
         self.sink.write(text)
         if isinstance(self.sink, Output):
-            note(f"{self.file_kind or _called(self.view)}: {self.sink.path}")
+            note(f"{self.file_kind or _file_word(self.view)}: {self.sink.path}")
 
 
 def requested_view(options: Any, usual: str = "text", *, full: bool = False) -> RequestedView:
@@ -137,8 +137,8 @@ def prepare(asked: RequestedView, folder: str, reads: Iterable[Path] = ()) -> Sh
 
 def open_sink(view: View, out: Path | None, reads: Iterable[Path]) -> Showing:
     """Reserve the output of a view."""
-    return Showing(view, reserve_output(out or STDOUT, _called(view), (*reads, STDIN), option="--out"))
+    return Showing(view, reserve_output(out or STDOUT, _file_word(view), (*reads, STDIN), option="--out"))
 
 
-def _called(view: View) -> str:
+def _file_word(view: View) -> str:
     return view.file_kind or view.name

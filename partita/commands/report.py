@@ -109,8 +109,8 @@ def diff(options: DiffCommand) -> int:
 
 def check(options: CheckCommand) -> None:
     """Check reports against their requirements. Raises ReportCheckError after showing failures."""
-    files, failed = [options.file, *options.others], 0
-    if not options.others:
+    files, failed = [options.file, *options.other_reports], 0
+    if not options.other_reports:
         _check(options)
         return
     if options.as_json or options.view or options.out:
@@ -173,9 +173,9 @@ def _check_drift(options: CheckCommand, found: Drift) -> GateResult:
         raise UsageError(f"`{given[0]}` is for reports; {options.file} is a result of drift: give `max_drift`")
     if options.max_drift is None:
         raise UsageError("nothing to check: give `max_drift`")
-    worst, why = found.worst, found.unused_because
-    nothing = f": no node ran on {found.provider.partition(',')[0]} ({why})"
-    error = None if why is not None else worst.compared_error
+    worst, reason = found.worst, found.unused_because
+    nothing = f": no node ran on {found.provider.partition(',')[0]} ({reason})"
+    error = None if reason is not None else worst.compared_error
     text = f"error {error_text(worst.compared_error)} in {worst.name}"
     figure = Figure(error, text, unknown_reason=nothing)
     return gate.check_figure(figure, "max_drift", options.max_drift, str(options.file))

@@ -288,8 +288,8 @@ def render_refusal(rows: Sequence[RefusedNode], width: int | None = None) -> str
         return ""
     stream, columns = io.StringIO(), width or _stderr_columns()
     page = Page(Console(file=stream, width=columns, color_system=None, force_terminal=False, legacy_windows=False))
-    asked = " or ".join(dict.fromkeys(entry.provider for row in rows for entry in row.available_refusals))
-    page.line(f"{plural(len(rows), 'node')} would not run on {asked}:", indent=0)
+    requested = " or ".join(dict.fromkeys(entry.provider for row in rows for entry in row.available_refusals))
+    page.line(f"{plural(len(rows), 'node')} would not run on {requested}:", indent=0)
     if len(rows) <= SINGLE_NODES:
         _show_nodes(page, rows)
     else:

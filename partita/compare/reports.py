@@ -233,18 +233,18 @@ def _reason_rows(
             skipped = {each.provider: each for each in entry.preferred}
             named.append((entry.node, (("subgraph", entry.node),), skipped, entry))
     for name, keys, skipped, fallback in named:
-        for provider, why in skipped.items():
+        for provider, reason in skipped.items():
             if provider in providers:
                 own = tuple((key, providers[provider]) for key in keys)
-                yield Row("reasons", phase.name, name, why.reason, own, (fallback, why))
+                yield Row("reasons", phase.name, name, reason.reason, own, (fallback, reason))
 
 
 def _explain_reason(was: Row | None, now: Row | None) -> Mapping[str, str | None]:
     shown = now or was
     assert shown is not None
-    fallback, why = shown.source
-    skipped = "" if why.provider == fallback.preferred_provider else why.provider
-    details = {"provider": fallback.provider, "skipped": skipped, **_reason_details(why)}
+    fallback, reason = shown.source
+    skipped = "" if reason.provider == fallback.preferred_provider else reason.provider
+    details = {"provider": fallback.provider, "skipped": skipped, **_reason_details(reason)}
     return {**details, "reason": None, "remedy": details["remedy"] if now is not None else None}
 
 
@@ -438,8 +438,8 @@ def _is_same_file(before: Report, after: Report) -> bool:
 def _notes(before: Report, after: Report, phases: Phases) -> Iterator[str]:
     """Caveats about the figures."""
     for letter, report in (("A", before), ("B", after)):
-        if (why := failure_of(report)) is not None:
-            yield f"the run of {letter} failed, so it does not show that its nodes run: {why}"
+        if (reason := failure_of(report)) is not None:
+            yield f"the run of {letter} failed, so it does not show that its nodes run: {reason}"
     for was, now in phases:
         if too_few_steps(was) or too_few_steps(now):
             yield f"{now.name}: {plural(was.steps, 'step')} in A and {now.steps:,} in B: {TOO_FEW}"

@@ -174,7 +174,7 @@ def _part_of(rejected: RejectedPart | None, names: Sequence[str]) -> RejectedPar
         return None
     own = next((part for part in rejected.parts if set(names) & {*part.nodes, *part.rejected_subgraph_nodes}), rejected)
     others = tuple(part for part in rejected.parts if part is not own)
-    return replace(own, others=others, rest_opens=rejected.rest_opens)
+    return replace(own, other_parts=others, rest_opens=rejected.rest_opens)
 
 
 def nodes_to_probe(index: SessionIndex, chain: Sequence[ChainEntry], entry: ChainEntry) -> tuple[str, ...]:

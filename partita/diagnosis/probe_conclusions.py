@@ -18,7 +18,7 @@ from partita.observations.facts import (
     Factor,
     NodeProbe,
     ProbeRun,
-    Swap,
+    Substitution,
 )
 from partita.observations.native_text import NO_ROOM
 from partita.observations.text_format import listing, plural
@@ -90,8 +90,8 @@ def conclusions(probe: NodeProbe | None) -> tuple[Conclusion, ...]:
         return ()
     first, *rest = probe.variants
     others = [trial for trial in rest if trial.factor != NEIGHBOURS]
-    group = [trial.change for trial in rest if trial.factor == NEIGHBOURS and trial.swap and helps(trial)]
-    rest = [trial for trial in rest if trial.factor != NEIGHBOURS or trial.swap is None]
+    group = [trial.change for trial in rest if trial.factor == NEIGHBOURS and trial.substitution and helps(trial)]
+    rest = [trial for trial in rest if trial.factor != NEIGHBOURS or trial.substitution is None]
     with_group = f"in its quantised group, with {_alternatives(group)} it does" if group else ""
     if first.outcome == "supported":
         support = (
@@ -149,7 +149,7 @@ def _by_one_change(first: ProbeRun, others: Sequence[ProbeRun], supported: IsSup
     found = dict.fromkeys(trial.factor for trial in single)
     for factor in [each for each in found if each not in DECLARED] or found:
         helped = [trial for trial in single if trial.factor == factor]
-        evidence = f"{_choice(helped)} {SUPPORTS[helped[0].outcome]}{without(first)}{_rest(others, factor)}"
+        evidence = f"{_choice(helped)} {SUPPORTS[helped[0].outcome]}{without(first)}{_unhelpful_counts(others, factor)}"
         yield Conclusion(evidence, (factor,), not_run=dry_run_outcome(helped[0]))
 
 
@@ -242,19 +242,19 @@ def without(first: ProbeRun) -> str:
 def _choice(trials: Sequence[ProbeRun]) -> str:
     """Changes that help; changes that remove something are listed apart."""
     kinds = dict.fromkeys(trial.removes for trial in trials)
-    return " or ".join(_alike([trial for trial in trials if trial.removes == removes]) for removes in kinds)
+    return " or ".join(_helpful_changes([trial for trial in trials if trial.removes == removes]) for removes in kinds)
 
 
-def _alike(trials: Sequence[ProbeRun]) -> str:
+def _helpful_changes(trials: Sequence[ProbeRun]) -> str:
     """Changes that help, grouped by the replaced value; only the first few are named."""
-    whole = [trial for trial in trials if trial.swap is None or not trial.swap.partly]
+    whole = [trial for trial in trials if trial.substitution is None or not trial.substitution.partly]
     together: dict[tuple[str, str], list[str]] = {}
     for trial in whole or trials:
-        swap = trial.swap
-        place = (swap.before, swap.location) if swap is not None else ("", "")
-        together.setdefault(place, []).append(swap.after if swap is not None else trial.change)
+        substitution = trial.substitution
+        place = (substitution.before, substitution.location) if substitution is not None else ("", "")
+        together.setdefault(place, []).append(substitution.after if substitution is not None else trial.change)
     parts = [
-        str(Swap(_alternatives(now), before, where)) if before else _alternatives(now)
+        str(Substitution(_alternatives(now), before, where)) if before else _alternatives(now)
         for (before, where), now in together.items()
     ]
     text = f"{parts[0]} (or {_alternatives(parts[1:])})" if len(parts) > 1 else parts[0]
@@ -270,7 +270,7 @@ def _alternatives(names: Sequence[str]) -> str:
     return f"{', '.join(most)} or {last}" if most else last
 
 
-def _rest(others: Sequence[ProbeRun], factor: Factor) -> str:
+def _unhelpful_counts(others: Sequence[ProbeRun], factor: Factor) -> str:
     """The experiments with other factors that did not help, counted by outcome."""
     tried = [trial for trial in others if trial.factor != factor and trial.outcome != "invalid"]
     return "".join(f"; {text}" for text in _outcome_counts(tried, "other variation"))

@@ -48,7 +48,7 @@ class FallbackCost(Record):
     """The reason for `harmless`, as text."""
 
 
-class Why(Record):
+class ProviderRejection(Record):
     """Why a provider of the chain does not run a node."""
 
     reason: Code
@@ -66,7 +66,7 @@ class Why(Record):
     """Other reasons with evidence, in the order of precedence, without probes."""
 
 
-class SkippedProvider(Why):
+class SkippedProvider(ProviderRejection):
     """A provider of the chain before the node's provider, and why it does not run the node."""
 
     provider: str
@@ -98,7 +98,7 @@ class KernelPath(Record):
     """Fraction of the phase's node time, 0 .. 1."""
 
 
-class Fallback(Why):
+class Fallback(ProviderRejection):
     """A node that is not on the preferred provider, with the reason."""
 
     phase: PhaseName
@@ -140,5 +140,5 @@ class Fallback(Why):
         if not available or len(available) == len(self.preferred):
             return self
         first, *others = available
-        own = {name: getattr(first, name) for name in Why.model_fields}
+        own = {name: getattr(first, name) for name in ProviderRejection.model_fields}
         return self.model_copy(update={**own, "preferred_provider": first.provider, "skipped": tuple(others)})

@@ -82,7 +82,7 @@ def _opening(found: Drift) -> Iterator[Block]:
     text = f"output {outputs.name} {steps}{inputs}: error {error_text(outputs.error)}, {limit}"
     yield Line(text, tone="bad" if outputs.exceeds_tolerance else "good")
     counts = [f"{named_provider(name)} {count}" for name, count in found.nodes_by_provider.items()]
-    counts += [f"none on {name} ({why})" for name, why in found.unused.items()]
+    counts += [f"none on {name} ({reason})" for name, reason in found.unused.items()]
     if counts:
         yield Line(f"nodes of {found.provider}: {listing(counts)}", tone="warn" if found.unused else "plain")
     if all(found.versions) and len(set(found.versions)) > 1:

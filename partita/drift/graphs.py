@@ -20,7 +20,7 @@ from onnx import helper, numpy_helper
 
 from partita import dtypes
 from partita.runtime.lab.graph import rename
-from partita.runtime.place.model_file import graph_node, reads, subgraphs_of
+from partita.runtime.place.model_file import graph_node, subgraphs_of, tensors_read
 from partita.runtime.place.onnx_model import CONTROL_FLOW, OnnxModel
 
 LOCAL = ".local"
@@ -68,7 +68,7 @@ class PartedGraph:
                 self._folded.update(dict.fromkeys(made, position))
         self._users: dict[str, list[int]] = {}
         for position, node in enumerate(self.nodes):
-            for name in reads(node):
+            for name in tensors_read(node):
                 self._users.setdefault(name, []).append(position)
         self.outputs = frozenset(model.outputs)
         folded = set(self._folded.values())
@@ -147,7 +147,7 @@ class PartedGraph:
         """The nodes at these positions, with the tensors that they read and that others read of them."""
         inside = set(positions)
         made = {output for at in positions for output in self.nodes[at].output if output}
-        read = dict.fromkeys(name for at in positions for name in reads(self.nodes[at]))
+        read = dict.fromkeys(name for at in positions for name in tensors_read(self.nodes[at]))
         random = {entry for at in positions if self.nodes[at].op_type in RANDOM for entry in self.nodes[at].output}
         shared = [
             output
@@ -218,7 +218,7 @@ class PartedGraph:
 
     def _add_constants(self, proto: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> None:
         """Add the nodes, and all constants and folded nodes that they read."""
-        wanted, folded, stack = set[str](), set[int](), [name for node in nodes for name in reads(node)]
+        wanted, folded, stack = set[str](), set[int](), [name for node in nodes for name in tensors_read(node)]
         while stack:
             name = stack.pop()
             if name in self._folded and self._folded[name] not in folded:

@@ -53,7 +53,7 @@ class SourceModel(Side):
     ) -> GraphRun:
         """The joined ones of these tensors, in the shapes and types of `ours`. Padding has the values of `ours`."""
         if step.file not in self.joined:
-            self.joined[step.file] = join(PartedGraph(read_onnx(self.folder / step.file)), step.states)
+            self.joined[step.file] = module_values(PartedGraph(read_onnx(self.folder / step.file)), step.states)
         joined = self.joined[step.file]
         ours = {name: array for name, array in (ours or {}).items() if array.dtype.kind == "f"}
         wanted = {value for name in ours for value in joined.get(name, ())}
@@ -67,7 +67,7 @@ class SourceModel(Side):
         return GraphRun(values)
 
 
-def join(graph: PartedGraph, states: Collection[str]) -> dict[str, list[ModuleValue]]:
+def module_values(graph: PartedGraph, states: Collection[str]) -> dict[str, list[ModuleValue]]:
     """The module values that a tensor can be, those of inner modules first.
 
     `states`: graph outputs that no module returns.

@@ -157,10 +157,10 @@ def _parts(explanation: Explanation) -> Table:
     )
     rows = []
     for place in explanation.places:
-        why = reason_in(explanation, place)
+        reason = reason_in(explanation, place)
         position = NOT_KNOWN if place.position is None else f"{place.position} of {place.plan_nodes}"
         row = (place.node, place.phase, place.op_type or NOT_KNOWN, named_provider(place.provider), position)
-        rows.append((*row, percent(place.time_share), why.reason if why is not None else ""))
+        rows.append((*row, percent(place.time_share), reason.reason if reason is not None else ""))
     return table("Nodes that replace it", heads, rows, rest=_more_nodes(len(rows)), most=MOST, obvious=True)
 
 
@@ -217,8 +217,8 @@ def _render_why(place: Place) -> str:
 
 def _render_cause(entry: Cause) -> str:
     """A node with provider and reason."""
-    why = f": {entry.reason}" if entry.reason else ""
-    return f"{entry.node} ({entry.op_type or 'unknown'} on {named_provider(entry.provider)}{why})"
+    reason = f": {entry.reason}" if entry.reason else ""
+    return f"{entry.node} ({entry.op_type or 'unknown'} on {named_provider(entry.provider)}{reason})"
 
 
 def _reasons(explanation: Explanation) -> Iterator[Section]:
@@ -230,13 +230,15 @@ def _reasons(explanation: Explanation) -> Iterator[Section]:
         alike.setdefault((entry.node, entry.reason, entry.evidence, others, changes), []).append(entry)
     for number, entries in enumerate(alike.values()):
         phases = in_phases(entry.phase for entry in entries)
-        for at, why in enumerate(entries[0].preferred):
-            title = f"Not on {why.provider} either" if at else f"Not on {why.provider}{phases}"
-            rows = [(f"evidence ({why.evidence_kind})", why.evidence), ("remedy", why.remedy)]
+        for at, reason in enumerate(entries[0].preferred):
+            title = f"Not on {reason.provider} either" if at else f"Not on {reason.provider}{phases}"
+            rows = [(f"evidence ({reason.evidence_kind})", reason.evidence), ("remedy", reason.remedy)]
             rows += [] if at else [(f"cost{in_phases([entry.phase])}", _render_cost(entry)) for entry in entries]
-            rows.append(("see", f"{REASONS_PAGE}#{why.reason}"))
+            rows.append(("see", f"{REASONS_PAGE}#{reason.reason}"))
             shown = pairs("Reason", rows)
-            yield Section(f"why{number}-{at}", f"{title}: {why.reason}", (shown, *_probe_table(why), *_lost(why)))
+            yield Section(
+                f"why{number}-{at}", f"{title}: {reason.reason}", (shown, *_probe_table(reason), *_lost(reason))
+            )
 
 
 def _lost(why: SkippedProvider) -> Iterator[Block]:
@@ -362,8 +364,8 @@ def render_no_single(found: Matches) -> str:
 def headline(explanation: Explanation) -> str:
     """Provider and reason in each phase."""
     if not explanation.places:
-        why = "rejected by its provider" if explanation.rejected_parts else "other parts of the report name it"
-        return f"{explanation.node}: not in any phase; {why}"
+        reason = "rejected by its provider" if explanation.rejected_parts else "other parts of the report name it"
+        return f"{explanation.node}: not in any phase; {reason}"
     parts: dict[str, list[str]] = {}
     for phase, places in places_by_phase(explanation).items():
         text = _render_place(explanation, places[0]) if len(places) == 1 else _render_parts(explanation, places)
@@ -385,8 +387,8 @@ def _render_parts(explanation: Explanation, places: Sequence[Place]) -> str:
     on = Counter(named_provider(place.provider) for place in places)
     known = [entry for place in places if (entry := reason_in(explanation, place)) is not None]
     where = listing(f"{count} on {provider}" for provider, count in on.items())
-    why = ", ".join(dict.fromkeys(entry.reason for entry in known))
-    reasons = f", not on {named_provider(known[0].preferred_provider)}: {why}," if known else ""
+    reason = ", ".join(dict.fromkeys(entry.reason for entry in known))
+    reasons = f", not on {named_provider(known[0].preferred_provider)}: {reason}," if known else ""
     return f"not in the plan; executed as {plural(len(places), 'node')}: {where}{reasons}"
 
 
@@ -405,9 +407,9 @@ def _render_place(explanation: Explanation, place: Place) -> str:
         where = f"not in the plan; fused into {place.node}: {where}"
     if place.kind == "subgraph":
         where += " in a control-flow subgraph"
-    why = reason_in(explanation, place)
-    if why is not None:
-        return f"{where}, not on {named_provider(why.preferred_provider)}: {why.reason} ({why.evidence_kind})"
+    reason = reason_in(explanation, place)
+    if reason is not None:
+        return f"{where}, not on {named_provider(reason.preferred_provider)}: {reason.reason} ({reason.evidence_kind})"
     return f"{where}, the preferred provider," if place.provider == explanation.preferred_provider else where
 
 

@@ -342,10 +342,10 @@ def cause(report: Report, phase: Phase, name: str) -> Cause:
     """The node that requires a copy, with its provider and reason."""
     node = next((entry for entry in phase.nodes if entry.name == name), None)
     known = (entry for entry in fallbacks_of(report) if entry.phase == phase.name and entry.node == name)
-    why = next((entry for entry in known if node is None or is_about(entry, node)), None)
+    reason = next((entry for entry in known if node is None or is_about(entry, node)), None)
     return Cause(
         node=name,
         op_type=node.op_type if node else None,
         provider=node.provider if node else None,
-        reason=why.reason if why else None,
+        reason=reason.reason if reason else None,
     )

@@ -37,7 +37,7 @@ from partita.export.quantise.plan import Plan
 from partita.export.quantise.write.experts import stack_tensors
 from partita.export.quantise.write.rewrite import Outcome, check_blocks, quantise, summary, without_weights
 from partita.export.quantise.write.rewrite import notes as packing_notes
-from partita.export.target import NodeSupport, Target, Way
+from partita.export.target import GraphVariant, NodeSupport, Target
 from partita.export.trace.attention import Lowering, lowering
 from partita.export.trace.fake_model import FakeModel
 from partita.export.trace.ports import TraceSpec
@@ -91,7 +91,7 @@ class Graphs:
     """The graphs of a package in one variant."""
 
     draft: Draft
-    way: Way
+    variant: GraphVariant
     chosen: Lowering
     phases: list[Phase]
     traced_graphs: list[TracedGraph]
@@ -132,10 +132,10 @@ class Draft:
     """The calibration text; None without one."""
     prefill_plan: Plan | None = None
     """The quantisation plan of a separate prefill graph; None without one."""
-    narrow: Narrow | None = None
+    half_weights: Narrow | None = None
     """How weights are stored in 16 bits and computed in float32; None without them."""
     adapters: Adapters = field(default_factory=Adapters)
-    variants: dict[Way, Graphs] = field(default_factory=dict)
+    variants: dict[GraphVariant, Graphs] = field(default_factory=dict)
     known_answers: dict[tuple[int, frozenset[object], str], known_answer.KnownAnswer] = field(default_factory=dict)
     """By prompt length, quantised weights, and adapter."""
     _sources: Sources | None = None
@@ -147,7 +147,7 @@ class Draft:
             self._sources = match_names(self.fake.module, self.checkpoint.tensors)
         return self._sources
 
-    def graphs(self, way: Way) -> Graphs:
+    def graphs(self, way: GraphVariant) -> Graphs:
         """The graphs of a variant, cached. Raises UnsupportedModelError when the model does not fit it."""
         if way not in self.variants:
             self.variants[way] = self._trace(way)
@@ -219,7 +219,7 @@ class Draft:
         )
         return found, summary(plan, graphs.packing).kinds
 
-    def _trace(self, way: Way) -> Graphs:
+    def _trace(self, way: GraphVariant) -> Graphs:
         options, work, chosen = self.work.options, self.work, lowering(way.attention)
         if options.opset is not None and options.opset < chosen.min_opset:
             raise UnsupportedModelError(
@@ -252,7 +252,7 @@ class Draft:
             _rewrite(graphs)
         return graphs
 
-    def _trace_phases(self, way: Way, current: Stage) -> tuple[list[Phase], list[TracedGraph]]:
+    def _trace_phases(self, way: GraphVariant, current: Stage) -> tuple[list[Phase], list[TracedGraph]]:
         """One graph for any number of tokens where the model's code can be traced so, a static pair otherwise."""
         probed = self.fake.probed
         loops = any(extra.kind == "recurrent" for extra in probed.extras)  # over tokens, in standard operators
@@ -272,7 +272,7 @@ class Draft:
             )
         return self._trace_all(way, current, fixed=True)
 
-    def _trace_all(self, way: Way, current: Stage, *, fixed: bool) -> tuple[list[Phase], list[TracedGraph]]:
+    def _trace_all(self, way: GraphVariant, current: Stage, *, fixed: bool) -> tuple[list[Phase], list[TracedGraph]]:
         options = self.work.options
         wanted = phases(options, self.fake.probed, self.max_length, fixed=fixed)
         if fixed and (options.prefill_chunk or 0) > self.max_length:
@@ -363,12 +363,12 @@ def _store(graphs: Graphs) -> None:
         if plan is not None:  # after nodes have names: settings are by module
             _count(graphs, quantise(model, context, plan, graphs.packing, fits))
             _count(graphs, keep_narrow(model, context, plan, graphs.packing, draft.supports))
-        if draft.narrow is not None:
-            _count(graphs, store_narrow(model, context, draft.narrow))
+        if draft.half_weights is not None:
+            _count(graphs, store_narrow(model, context, draft.half_weights))
         name_nodes(model)
-    if draft.narrow is not None:
+    if draft.half_weights is not None:
         models = [item.model for item in graphs.traced_graphs]
-        graphs.packing.half_precision |= rounded_weights(draft.narrow, models, fits)
+        graphs.packing.half_precision |= rounded_weights(draft.half_weights, models, fits)
     if draft.prefill_plan is not None:
         _add_prefill(graphs, draft.prefill_plan, fits)
 
@@ -391,8 +391,8 @@ def _add_prefill(graphs: Graphs, own_plan: Plan, fits: Callable[[FloatSource], b
         _count(graphs, quantise(model, context, plan, shared, fits))
     if not own.placed:
         option = f"`prefill_precision={graphs.draft.work.options.prefill_precision}`"
-        why = reason or "no matrix product of the model can be quantised this way"
-        raise UnsupportedModelError(f"{option}: {why}; omit it", option="prefill_precision")
+        cause = reason or "no matrix product of the model can be quantised this way"
+        raise UnsupportedModelError(f"{option}: {cause}; omit it", option="prefill_precision")
     _count(graphs, keep_narrow(model, context, plan, shared, graphs.draft.supports))
     name_nodes(model)
     graphs.prompts = own

@@ -14,12 +14,12 @@ from partita.export.exporters import Attempts, Exported
 from partita.export.progress import stage
 from partita.export.target import (
     AUTO,
+    GraphVariant,
     ProbeResult,
     Target,
-    Way,
     candidates,
     describe,
-    every_way,
+    every_variant,
     instead_of,
     manifest_record,
     rank,
@@ -47,14 +47,14 @@ class Variants(Attempts):
     """Prepares the graphs of a variant to be written."""
     target: Target | None = None
     """The provider of the package; None where it is not probed."""
-    probe_results: dict[Way, ProbeResult] = field(default_factory=dict)
-    by_label: dict[str, Way] = field(default_factory=dict)
+    probe_results: dict[GraphVariant, ProbeResult] = field(default_factory=dict)
+    by_label: dict[str, GraphVariant] = field(default_factory=dict)
     """Label of a variant -> its way."""
-    misfits: dict[Way, UnsupportedModelError] = field(default_factory=dict)
+    misfits: dict[GraphVariant, UnsupportedModelError] = field(default_factory=dict)
     """Variants that the model does not fit."""
-    failures: dict[Way, str] = field(default_factory=dict)
+    failures: dict[GraphVariant, str] = field(default_factory=dict)
     """Variants that did not open or run -> the error."""
-    mismatches: dict[Way, str] = field(default_factory=dict)
+    mismatches: dict[GraphVariant, str] = field(default_factory=dict)
     """Variants with wrong results on the target -> detail of the replay."""
 
     def best(self) -> Exported | None:
@@ -66,10 +66,10 @@ class Variants(Attempts):
         self.by_label[exported.label] = way
         return exported
 
-    def _default(self) -> Way | None:
+    def _default(self) -> GraphVariant | None:
         """The default variant; then, for `auto`, the others that the model fits."""
         first, _ = _without_target(self.lowering, self.draft.fake)
-        for way in [first, *(way for way in every_way() if way != first and self.lowering == AUTO)]:
+        for way in [first, *(way for way in every_variant() if way != first and self.lowering == AUTO)]:
             if way in self.failures or way in self.misfits:
                 continue
             try:
@@ -82,7 +82,7 @@ class Variants(Attempts):
                 return way
         return None
 
-    def _best_for(self, target: Target) -> Way | None:
+    def _best_for(self, target: Target) -> GraphVariant | None:
         """The best remaining variant, after probing until the target supports one completely."""
         for way in dict.fromkeys([*candidates(target, self.lowering), *self.probe_results]):
             ranked = self.ranked(target)
@@ -104,7 +104,7 @@ class Variants(Attempts):
             raise next(iter(self.misfits.values()))
         return next(iter(self.ranked(target)), None)
 
-    def ranked(self, target: Target) -> list[Way]:
+    def ranked(self, target: Target) -> list[GraphVariant]:
         """Probed variants that are not rejected, best first."""
         order = list(dict.fromkeys([*candidates(target, self.lowering), *self.probe_results]))
         return [way for way in rank(self.probe_results, order) if way not in {*self.mismatches, *self.failures}]
@@ -121,21 +121,21 @@ class Variants(Attempts):
 
     def rejections(self) -> list[str]:
         """The rejected variants with their reasons."""
-        reasons: dict[Way, object] = {**self.failures, **self.misfits}
+        reasons: dict[GraphVariant, object] = {**self.failures, **self.misfits}
         return [f"{way} {self.failures[way]}" if way in self.failures else f"{way}: {reasons[way]}" for way in reasons]
 
-    def others(self) -> Sequence[Variants]:
+    def alternatives(self) -> Sequence[Variants]:
         """The other lowerings, where one was requested; each counts as fully supported."""
         if self.lowering in (AUTO, GROWING):
             return []
         supported = ProbeResult(0, {}, "")
         return [
             Variants(self.draft, way.attention, self.write, self.target, {way: supported})
-            for way in every_way()
+            for way in every_variant()
             if way.attention != self.lowering
         ]
 
-    def _probe(self, target: Target, way: Way) -> None:
+    def _probe(self, target: Target, way: GraphVariant) -> None:
         """Probe the target with one variant, once."""
         if way in self.probe_results or way in self.misfits:
             return
@@ -159,9 +159,9 @@ class Variants(Attempts):
         way, target = self.by_label[exported.label], self.target
         failures = [f"{other} {error}" for other, error in self.failures.items()]
         if target is None:
-            first, why = _without_target(self.lowering, self.draft.fake)
+            first, reason = _without_target(self.lowering, self.draft.fake)
             others = ["auto: the next choice that runs on the CPU provider", *self.rejections()]
-            return why if way == first else "; ".join(others)
+            return reason if way == first else "; ".join(others)
         head = "requested" if self.lowering != AUTO else AUTO
         if target.ask is None:
             default = f"the default for {target.provider}"
@@ -175,9 +175,9 @@ class Variants(Attempts):
     def record(self, result: Verification | None) -> TargetRecord | None:
         """The manifest record of the target; None without one. `result`: of the known answer on it."""
         results = self.probe_results if self.target is not None and self.target.ask is not None else {}
-        asked = tuple(manifest_record(way, found, self.mismatches.get(way, "")) for way, found in results.items())
+        requested = tuple(manifest_record(way, found, self.mismatches.get(way, "")) for way, found in results.items())
         unfit = {str(way): str(error) for way, error in self.misfits.items()}
-        return target_record(self.target, result, asked=asked, unfit=unfit)
+        return target_record(self.target, result, asked=requested, unfit=unfit)
 
 
 def _one_token(traced: TracedGraph) -> dict[str, tuple[int, ...]]:
@@ -190,7 +190,7 @@ def _one_token(traced: TracedGraph) -> dict[str, tuple[int, ...]]:
     return {**ports, **{state.past: state.shape for state in traced.states}}
 
 
-def _without_target(wanted: str, fake: FakeModel) -> tuple[Way, str]:
+def _without_target(wanted: str, fake: FakeModel) -> tuple[GraphVariant, str]:
     """The default variant without a target, and the reason."""
     if wanted != AUTO:
         return usual(wanted), "requested"

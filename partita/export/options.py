@@ -68,7 +68,7 @@ class ExportOptions(Options):
         return EXACT.name if self.precision == AUTO else self.precision
 
     @property
-    def reads(self) -> tuple[str, ...]:
+    def read_paths(self) -> tuple[str, ...]:
         """Folders that are read, as given."""
         adapters = (self.with_adapters or {}).values()
         return tuple(os.fspath(path) for path in (self.checkpoint, self.adapter, *adapters) if path is not None)
@@ -82,14 +82,14 @@ class ExportOptions(Options):
         return found if found.bits is None else replace(found, dtype=ACTIVATIONS[self.activations or "fp32"])
 
     @property
-    def rounds(self) -> bool:
+    def quantises(self) -> bool:
         """Whether weights or the cache are quantised to integers."""
         return self.computing.bits is not None or self.cache_precision is not None
 
     @property
     def measures(self) -> bool:
         """Whether anything is rounded, so that the quality must be measured."""
-        return self.rounds or self.computing is not EXACT
+        return self.quantises or self.computing is not EXACT
 
     @property
     def searches(self) -> bool:
@@ -194,7 +194,7 @@ RULES: tuple[Rule, ...] = (
     *(
         (
             lambda o, name=name: (
-                not _quantises(o) and getattr(o, name) is not None and not (name == "calibrate" and o.rounds)
+                not _quantises(o) and getattr(o, name) is not None and not (name == "calibrate" and o.quantises)
             ),
             f"`{name}={{o.{name}}}` applies to quantised weights; add `precision=int4` or int8",
         )
@@ -330,8 +330,8 @@ def max_length(options: ExportOptions, checkpoint: Checkpoint) -> int:
         return min(int(made_for or DEFAULT_MAX_LENGTH), DEFAULT_MAX_LENGTH)
     most = most_positions(checkpoint)
     if most is not None and options.max_length > most:
-        asked = f"`max_length={options.max_length}`"
-        raise UsageError(f"{asked}: the model supports at most {most} positions ({name} in config.json)")
+        requested = f"`max_length={options.max_length}`"
+        raise UsageError(f"{requested}: the model supports at most {most} positions ({name} in config.json)")
     return options.max_length
 
 
@@ -382,7 +382,7 @@ def _value(value: Any) -> str:
 
 def check(options: ExportOptions) -> None:
     """Raise UsageError, PackageError and CheckpointError for options, an output and a checkpoint that cannot work."""
-    check_target(options.reads, options.folder, force=options.force)
+    check_target(options.read_paths, options.folder, force=options.force)
     check_options(options)
     given, path = os.fspath(options.checkpoint), Path(options.checkpoint)
     if path.is_dir():

@@ -84,7 +84,7 @@ def export(
     options = with_layout(options)
     with ExitStack() as cleanup:
         try:
-            place = cleanup.enter_context(reserve(options.folder, options.reads, force=options.force))
+            place = cleanup.enter_context(reserve(options.folder, options.read_paths, force=options.force))
         except OSError as error:
             raise ResourceError(f"{options.folder.parent}: cannot create a folder there ({error.strerror})") from error
         try:
@@ -98,7 +98,7 @@ def export(
             raise translate_space(error, place.folder) from error
         except MemoryError as error:
             # A quantised package needs its quality measurement, and that the source model.
-            skips = "" if options.rounds else ", or `verify=False` to skip the source model"
+            skips = "" if options.quantises else ", or `verify=False` to skip the source model"
             raise ResourceError(
                 f"{options.checkpoint}: out of memory; use a smaller `max_length` or `batch_size`{skips}"
             ) from error
@@ -146,16 +146,18 @@ def _first_that_runs(attempts: Attempts, exported: Exported | None, work: Work, 
         exported = attempts.best()
     wrong = next((error for error in failed if isinstance(error, MismatchError)), None)
     if isinstance(wrong, RoundingParityError):
-        raise RoundingParityError(f"{wrong}{_instead(attempts, work, runtime)}", wrong.detail) from wrong
+        raise RoundingParityError(f"{wrong}{_suggest_variant(attempts, work, runtime)}", wrong.detail) from wrong
     if wrong is not None:
         raise wrong
     stopped = [error for error in failed if isinstance(error, NotRunningError)]
-    raise nothing_runs(str(work.options.checkpoint), stopped, attempts.rejections(), _instead(attempts, work, runtime))
+    raise nothing_runs(
+        str(work.options.checkpoint), stopped, attempts.rejections(), _suggest_variant(attempts, work, runtime)
+    )
 
 
-def _instead(attempts: Attempts, work: Work, runtime: Runtime) -> str:
+def _suggest_variant(attempts: Attempts, work: Work, runtime: Runtime) -> str:
     """The remedy for a requested variant that does not run, as the end of a sentence: others are tried."""
-    for other in attempts.others():
+    for other in attempts.alternatives():
         try:
             exported = other.best()
             if exported is None:

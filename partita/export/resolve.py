@@ -100,11 +100,11 @@ def with_activations(options: ExportOptions, target: Target | None, note: Callab
     if target.supports is not None and computing.cpu_dtype is not None:
         if target.supports([question("MatMul", computing.dtype)])[0]:
             return options
-        why = f"has no MatMul kernel for {computing.dtype}"
+        reason = f"has no MatMul kernel for {computing.dtype}"
     else:  # the CPU provider runs it between Casts
-        why = f"has no MatMul kernel for {computing.dtype} on x86 processors"
+        reason = f"has no MatMul kernel for {computing.dtype} on x86 processors"
     note(
-        f"{target.provider} {why}: weights are stored in {computing.dtype}, and activations are {WIDE}; "
+        f"{target.provider} {reason}: weights are stored in {computing.dtype}, and activations are {WIDE}; "
         f"`activations={options.precision}` writes {computing.dtype} arithmetic"
     )
     return replace(options, activations="fp32")

@@ -24,7 +24,7 @@ AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class GraphVariant:
     """A variant of a model's graphs."""
 
     attention: str
@@ -47,14 +47,14 @@ def _usual_form(chosen: Lowering) -> Form:
     return "contrib" if chosen.domains else "standard"
 
 
-def usual(name: str) -> Way:
+def usual(name: str) -> GraphVariant:
     """A lowering with its default form. Raises UsageError for an unknown lowering."""
-    return Way(name, _usual_form(lowering(name)))
+    return GraphVariant(name, _usual_form(lowering(name)))
 
 
-def every_way() -> list[Way]:
+def every_variant() -> list[GraphVariant]:
     """Every lowering with its default form, in order of preference."""
-    return [Way(each.name, _usual_form(each)) for each in by_preference()]
+    return [GraphVariant(each.name, _usual_form(each)) for each in by_preference()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,32 +153,32 @@ class Target:
     """Probes nodes that a pass would write; None when it cannot be probed."""
 
 
-def candidates(target: Target, wanted: str) -> list[Way]:
+def candidates(target: Target, wanted: str) -> list[GraphVariant]:
     """Variants to probe: of the requested lowering, else of all, the provider's recorded one first."""
     if wanted != AUTO:
         return [usual(wanted)]
-    return sorted(every_way(), key=lambda way: way.attention != target.preferred)
+    return sorted(every_variant(), key=lambda way: way.attention != target.preferred)
 
 
-def instead_of(way: Way, answer: ProbeResult, *, has_both: bool) -> Way | None:
+def instead_of(way: GraphVariant, answer: ProbeResult, *, has_both: bool) -> GraphVariant | None:
     """The lowering with experts and recurrences in the other form, where it may be better. `has_both`: it exists."""
     if way.form == "contrib":
-        return Way(way.attention, "standard") if CONTRIB.intersection(answer.unsupported) else None
-    return Way(way.attention, "contrib") if has_both else None
+        return GraphVariant(way.attention, "standard") if CONTRIB.intersection(answer.unsupported) else None
+    return GraphVariant(way.attention, "contrib") if has_both else None
 
 
-def rank(answers: Mapping[Way, ProbeResult], order: Sequence[Way]) -> list[Way]:
+def rank(answers: Mapping[GraphVariant, ProbeResult], order: Sequence[GraphVariant]) -> list[GraphVariant]:
     """Variants with results, best first: fewest nodes off the provider, lowering, fewer and larger operators."""
     places = list(dict.fromkeys(way.attention for way in order))
 
-    def key(way: Way) -> tuple[bool, int, int, bool]:
+    def key(way: GraphVariant) -> tuple[bool, int, int, bool]:
         answer = answers[way]
         return not answer.is_known, answer.unsupported_count, places.index(way.attention), way.form != "contrib"
 
     return sorted(answers, key=key)
 
 
-def manifest_record(way: Way, answer: ProbeResult, disagrees: str) -> ProbedLowering:
+def manifest_record(way: GraphVariant, answer: ProbeResult, disagrees: str) -> ProbedLowering:
     """The manifest record of a result."""
     return ProbedLowering(
         attention=way.attention,

@@ -87,7 +87,7 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
         held = memory_map.resident_parameters(checkpoint.tensors, work.scratch, contract.weight_bytes)
         _check_memory_of_answer(exported, options, held)
         if source_logits is not None:
-            _check_memory_of_quality(exported, held, source_logits, needed=options.rounds)
+            _check_memory_of_quality(exported, held, source_logits, needed=options.quantises)
     parent, needed = options.folder.parent, contract.weight_bytes + rounded
     if needed > (free := shutil.disk_usage(parent).free):
         raise ResourceError(
@@ -150,7 +150,7 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
 def _check_memory_of_answer(exported: Exported, options: ExportOptions, held: int) -> None:
     """Raise ResourceError where the source model does not fit into memory. `held`: its parameters in memory."""
     cpu_dtype = options.computing.cpu_dtype  # keeps its whole cache in its own dtype
-    known_answer.check_memory(held, state_bytes(exported.contract.states, cpu_dtype), needed=options.rounds)
+    known_answer.check_memory(held, state_bytes(exported.contract.states, cpu_dtype), needed=options.quantises)
 
 
 def _rounded_parameters(exported: Exported) -> int:
@@ -205,7 +205,7 @@ def _with_quality(exported: Exported, work: Work, manifest: Manifest, text: Text
     if text is None or scorer is None or source is None:
         return manifest
     held = memory_map.resident_parameters(exported.checkpoint.tensors, work.scratch)
-    _check_memory_of_quality(exported, held, source, needed=work.options.rounds)
+    _check_memory_of_quality(exported, held, source, needed=work.options.quantises)
     if work.options.computing.cpu_dtype is not None:
         scorer, variant = changed_copy.scoring(scorer), changed_copy.WIDE_DETAIL
     tokens = source.tokens * (1 if source.is_complete else 2)
@@ -297,7 +297,7 @@ def _manifest(
         verification=Verification(status="unverified", detail="exported with `verify=False`"),
         packed=exported.packed,
         prefill=exported.prefill,
-        narrow=exported.narrow,
+        narrow=exported.half_weights,
         adapters=(
             *exported.adapters,
             *(e.record.model_copy(update={"file": adapter_file(e.record.name)}) for e in exported.switched),
@@ -371,8 +371,8 @@ def _verify(exported: Exported, work: Work, manifest: Manifest, runtime: Runtime
             return changed_copy.replay_wide(work.folder, manifest, replay, rounded)
         if computing.bits is not None:
             return changed_copy.replay_exact(work.folder, manifest, replay)
-        if self_check.rounds(computing):
-            return changed_copy.settled(work.folder, manifest, replay, rounded)
+        if self_check.computes_in_half_precision(computing):
+            return changed_copy.verify_with_copy(work.folder, manifest, replay, rounded)
         return replay(work.folder, manifest)
 
     with stage(work.progress, "verify", work.seconds), opened_and_run(CPU, work.folder):
@@ -406,5 +406,5 @@ def _other_results(
     if rounded is not None:
         return ParityError(f"{message}; {rounded}; nothing was written; choose another `precision`, e.g. fp32")
     message = f"{message}{locate()}{exported.caution}"
-    is_rounded = self_check.rounds(work.options.computing)
+    is_rounded = self_check.computes_in_half_precision(work.options.computing)
     return RoundingParityError(message, result.detail) if is_rounded else ParityError(message)

@@ -22,7 +22,7 @@ from typing import Literal
 
 from partita.foreign import GraphFacts, NodeFact
 
-Way = Literal["behind", "cursor", "moved", "unknown"]
+AxisOrigin = Literal["behind", "cursor", "moved", "unknown"]
 CONTRIB, GQA = "com.microsoft", "GroupQueryAttention"
 HANDED_ON = frozenset({"Identity", "Cast", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})
 """Operators that keep the order of rows."""
@@ -49,12 +49,12 @@ def attention_places(node: NodeFact) -> dict[int, int]:
     return CACHED_BY.get((domain, node.op_type), {})
 
 
-def carried(graph: GraphFacts, present: str, cursors: frozenset[str] | None = None) -> tuple[str | None, Way]:
+def carried(graph: GraphFacts, present: str, cursors: frozenset[str] | None = None) -> tuple[str | None, AxisOrigin]:
     """The input that an output continues, or None, and how. `cursors`: inputs with positions of new rows."""
     output = graph.output(present)
     pasts = {port.name for port in graph.inputs if output is not None and port.dtype == output.dtype}
     producers = {output: node for node in graph.nodes for output in node.outputs if output}
-    way: Way | None = None
+    way: AxisOrigin | None = None
     tensor, seen = present, set[str]()
     while tensor not in pasts:
         node = producers.get(tensor)
@@ -67,7 +67,7 @@ def carried(graph: GraphFacts, present: str, cursors: frozenset[str] | None = No
             place = next((place for place, output in places.items() if output == made), None)
             if place is None or len(node.inputs) <= place or node.inputs[place] not in pasts:
                 return None, "unknown"
-            here: Way = "cursor" if node.op_type in AT_LENGTH else "behind"
+            here: AxisOrigin = "cursor" if node.op_type in AT_LENGTH else "behind"
             return node.inputs[place], "moved" if way == "moved" else here
         if node.op_type in HANDED_ON:
             tensor = node.inputs[0]

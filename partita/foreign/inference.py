@@ -87,7 +87,7 @@ class Inference:
             self.written,
             self.max_length,
             self.notes,
-            short=self.short(main, pairs, meant[main.file]),
+            short=self.shorter_limit(main, pairs, meant[main.file]),
         )
         vocab = self.vocab_size(logits[main.file], main)
         symbol = self.batch_symbol(main, meant[main.file])
@@ -141,7 +141,9 @@ class Inference:
             if port.name in self.written.ports:
                 role = self.written.ports[port.name]
                 if not fits(port, role):
-                    raise self.wrong(graph, f"the input {port.declared} does not have the type and rank of {role}")
+                    raise self.graph_error(
+                        graph, f"the input {port.declared} does not have the type and rank of {role}"
+                    )
                 found[port.name] = Meaning(role, WRITTEN)
             elif self.written.state(port.name) is None and (meaning := by_name(port, named)) is not None:
                 # Olive names the last-index input after past lengths.
@@ -156,7 +158,7 @@ class Inference:
         roles: dict[str, str] = {}
         for name, meaning in found.items():
             if meaning.role in roles:
-                raise self.wrong(
+                raise self.graph_error(
                     graph,
                     f"inputs {roles[meaning.role]!r} and {name!r} could both be for {meaning.role}",
                     WRITE_CONTRACT,
@@ -169,14 +171,14 @@ class Inference:
         """The error for a graph without token ids."""
         embeds = [port.name for port in graph.inputs if "embed" in port.name.lower()]
         if embeds:
-            return self.wrong(
+            return self.graph_error(
                 graph,
                 f"takes embeddings ({embeds[0]!r}) instead of token ids, so it is one component of a "
                 "multi-file model, which Partita does not support",
                 OTHER_FILE,
             )
         shown = listing(port.declared for port in graph.inputs[:5]) or "none"
-        return self.wrong(graph, f"no input for token ids was found; its inputs are {shown}", WRITE_CONTRACT)
+        return self.graph_error(graph, f"no input for token ids was found; its inputs are {shown}", WRITE_CONTRACT)
 
     def logits_port(self, graph: GraphFacts, presents: frozenset[str]) -> PortFact:
         """The output of logits. Raises PackageError where it cannot be identified."""
@@ -185,7 +187,7 @@ class Inference:
         found = logits_of(graph, wanted, self.evidence.vocab_size, presents)
         if found is None:
             shown = listing(port.declared for port in graph.outputs[:5])
-            raise self.wrong(
+            raise self.graph_error(
                 graph, f"no output with logits (last size = vocabulary) was found: {shown}", WRITE_CONTRACT
             )
         source = WRITTEN if given else "configuration" if wanted else "name, type and shape"
@@ -214,7 +216,7 @@ class Inference:
                 by_hand = self.written.state(pair.past.name) is not None
                 source = WRITTEN if by_hand else self.evidence.source
                 by = f"; {source} contradicts" if by_hand or pair.source == "configuration" else ""
-                raise self.wrong(graph, f"{conflict}{by}", CORRECT if by_hand else WRITE_CONTRACT)
+                raise self.graph_error(graph, f"{conflict}{by}", CORRECT if by_hand else WRITE_CONTRACT)
             meaning = f"{pair.kind} of layer {pair.layer}"
             for port in (pair.past, pair.present):
                 self.sources[port.name] = PortSource(name=port.name, meaning=meaning, source=pair.source)
@@ -229,14 +231,14 @@ class Inference:
         name = states.present.replace("{layer}", str(layer))
         present = graph.output(name)
         if present is None:
-            raise self.wrong(graph, f"has the input {port.name!r}, but lacks the output {name!r} of the contract")
+            raise self.graph_error(graph, f"has the input {port.name!r}, but lacks the output {name!r} of the contract")
         return Pair(port, present, layer, states.kind, WRITTEN)
 
     def check_causal(self, graph: GraphFacts) -> None:
         """Raise PackageError for a graph without a cache that may not be a decoder: text encoders look the same."""
         architecture = self.evidence.architecture
         if architecture and not self.evidence.is_causal:
-            raise self.wrong(
+            raise self.graph_error(
                 graph,
                 (f"has no cache, and {architecture} is not the name of a decoder, so it may not be able to generate"),
             )
@@ -250,12 +252,12 @@ class Inference:
             what = (
                 f"the input {first.declared} is named like {sign.role}, for which Partita supplies {sign.forms}{others}"
             )
-            return self.wrong(graph, what, OTHER_INPUT)
+            return self.graph_error(graph, what, OTHER_INPUT)
         if first.dtype in INTEGERS or first.shape is None or len(first.shape) < 3:
             what = f"the input {first.declared} cannot be identified by its name, type and shape"
         else:
             what = f"the cache input {first.declared} cannot be identified: it has no matching output"
-        return self.wrong(graph, f"{what}{others}", WRITE_CONTRACT)
+        return self.graph_error(graph, f"{what}{others}", WRITE_CONTRACT)
 
     def check_states(
         self, graph: GraphFacts, phase: Phase, meant: Mapping[str, Meaning], pairs: Sequence[Pair]
@@ -268,11 +270,11 @@ class Inference:
             raise self.not_understood(graph, odd)
         lacking = [pair.present.name for pair in pairs if pair.present.name not in given]
         if lacking:
-            raise self.wrong(
+            raise self.graph_error(
                 graph, f"lacks the output {lacking[0]!r}, which continues the other graph's cache", OTHER_FILE
             )
         if phase != "prefill" and pasts - {port.name for port in graph.inputs}:
-            raise self.wrong(graph, "lacks cache inputs of the other graph", OTHER_FILE)
+            raise self.graph_error(graph, "lacks cache inputs of the other graph", OTHER_FILE)
 
     def rows_of(self, pair: Pair, graph: GraphFacts, meant: Mapping[str, Meaning]) -> int | None:
         """The axis of a state with one entry per token: of the contract file, else of the graph."""
@@ -300,7 +302,7 @@ class Inference:
         if not isinstance(fixed, int):
             return self.written.batch_size or 1
         if self.written.batch_size not in (None, fixed):
-            raise self.wrong(
+            raise self.graph_error(
                 graph, f"the batch size is fixed to {fixed}, but is {self.written.batch_size} in the contract"
             )
         return fixed
@@ -310,10 +312,10 @@ class Inference:
         size = logits.shape[-1] if logits.shape else None
         if isinstance(size, int) and self.written.vocab_size not in (None, size):
             size_text = f"{self.written.vocab_size:,}"
-            raise self.wrong(graph, f"the logits have {size:,} tokens, but the contract has {size_text}", CORRECT)
+            raise self.graph_error(graph, f"the logits have {size:,} tokens, but the contract has {size_text}", CORRECT)
         found = size if isinstance(size, int) else self.written.vocab_size or self.evidence.vocab_size
         if not found:
-            raise self.wrong(graph, "the vocabulary size is unknown", WRITE_CONTRACT)
+            raise self.graph_error(graph, "the vocabulary size is unknown", WRITE_CONTRACT)
         return found
 
     def missing_window(self, graph: GraphFacts, pairs: Sequence[Pair]) -> int:
@@ -327,7 +329,9 @@ class Inference:
             return 0
         return window
 
-    def short(self, graph: GraphFacts, pairs: Sequence[Pair], meant: Mapping[str, Meaning]) -> ShorterLimit | None:
+    def shorter_limit(
+        self, graph: GraphFacts, pairs: Sequence[Pair], meant: Mapping[str, Meaning]
+    ) -> ShorterLimit | None:
         """The length up to which outputs match the model, where it is limited."""
         positions = frozenset(name for name, meaning in meant.items() if meaning.role == "positions")
         window, turns = self.missing_window(graph, pairs), frequencies_change_at(graph, positions)
@@ -373,7 +377,7 @@ class Inference:
         whole = [port for port in inputs if port.role == "mask" and isinstance(port.shape[-1], int)]
         if isinstance(fixed, int) or whole:
             what = f"mask {whole[0].name!r}" if whole else "number of tokens"
-            raise self.wrong(
+            raise self.graph_error(
                 graph,
                 f"{self.evidence.source} requires padded windows of inputs (slide_inputs), and the graph "
                 f"has a fixed {what}, which Partita does not support",
@@ -396,7 +400,7 @@ class Inference:
         # the CPU kernel of GroupQueryAttention supports past in a prompt for one sequence only
         return batch == 1 or not any(state.in_place for state in states)
 
-    def wrong(self, graph: GraphFacts, what: str, remedy: Remedy | None = None) -> PackageError:
+    def graph_error(self, graph: GraphFacts, what: str, remedy: Remedy | None = None) -> PackageError:
         """The error for a graph."""
         return PackageError(f"{self.folder_path}/{graph.file}: {what}", remedy=remedy)
 

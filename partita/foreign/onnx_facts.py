@@ -171,9 +171,9 @@ def _port(port: onnx.ValueInfoProto) -> PortFact:
 
 
 def _node(node: onnx.NodeProto) -> NodeFact:
-    from partita.runtime.place.model_file import reads, subgraphs_of
+    from partita.runtime.place.model_file import subgraphs_of, tensors_read
 
-    inner = frozenset(reads(node)) - set(node.input) if any(True for _ in subgraphs_of(node)) else frozenset()
+    inner = frozenset(tensors_read(node)) - set(node.input) if any(True for _ in subgraphs_of(node)) else frozenset()
     return NodeFact(
         node.op_type,
         node.domain,

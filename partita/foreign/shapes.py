@@ -126,7 +126,7 @@ class Shapes:
         element = dtypes.find(pair.past.dtype)
         if element is not None and element.storage is None:
             what = f"numpy has no type for {element.name}, so Partita cannot store it"
-            raise self._wrong(pair, what, OTHER_TYPE)
+            raise self._state_error(pair, what, OTHER_TYPE)
         found = self.written.state(pair.past.name)
         declared = found[0] if found is not None else None
         shared = shares_buffer(pair, self.graph)
@@ -135,11 +135,11 @@ class Shapes:
         axis = ROWS_AXIS if shared else growing_axis(pair, self.graph, of_batch)
         if in_place and not shared and appends(pair, self.graph):
             what = f"in_place is true in the contract, but the graph lengthens {pair.present.name!r} at every step"
-            raise self._wrong(pair, what, CORRECT)
+            raise self._state_error(pair, what, CORRECT)
         if declared is not None and declared.grows is not None:
             axis = None if declared.grows is False else declared.grows
         if axis is not None and not 0 <= axis < len(pair.past.shape or ()):
-            raise self._wrong(pair, f"it lacks axis {axis}")
+            raise self._state_error(pair, f"it lacks axis {axis}")
         grows = None if in_place else axis
         if (
             grows is None
@@ -168,14 +168,14 @@ class Shapes:
             return
         _, way = carried(self.graph, pair.present.name, self.cursors)
         if way == "moved":
-            raise self._wrong(
+            raise self._state_error(
                 pair,
                 f"it has a fixed length, and {pair.present.name!r} is a part of it with appended rows, so "
                 "each step moves all rows, which Partita does not support",
                 OTHER_CACHE,
             )
         if way != "cursor":
-            raise self._wrong(
+            raise self._state_error(
                 pair,
                 f"it has a fixed length, and the position of new rows in {pair.present.name!r} is unknown",
                 SAY_HOW,
@@ -194,7 +194,7 @@ class Shapes:
             return self._written_shape(pair, in_contract.shape)
         declared = pair.past.shape
         if declared is None:
-            raise self._wrong(pair, "its rank is not declared")
+            raise self._state_error(pair, "its rank is not declared")
         sizes = []
         for place, size in enumerate(declared):
             found: int | None = size if isinstance(size, int) else None
@@ -206,7 +206,7 @@ class Shapes:
                 found = self._by_configuration(pair, place, declared)
             if found is None:
                 called = f" ({size})" if isinstance(size, str) else ""
-                raise self._wrong(pair, f"the size of axis {place}{called} is symbolic and unknown")
+                raise self._state_error(pair, f"the size of axis {place}{called} is symbolic and unknown")
             sizes.append(found)
         return tuple(sizes)
 
@@ -215,16 +215,20 @@ class Shapes:
         known = {"B": self.batch, "N": self.length}
         odd = [size for size in shape if isinstance(size, str) and size not in known]
         if odd:
-            raise self._wrong(pair, f"the contract gives it a size {odd[0]!r}; sizes are numbers, B and N")
+            raise self._state_error(pair, f"the contract gives it a size {odd[0]!r}; sizes are numbers, B and N")
         found = tuple(known[size] if isinstance(size, str) else size for size in shape)
         shown, declared = f"[{', '.join(map(str, shape))}]", pair.past.shape
         if any(size < 1 for size in found):
-            raise self._wrong(pair, f"the contract gives it the shape {shown}; sizes are 1 or more", CORRECT)
+            raise self._state_error(pair, f"the contract gives it the shape {shown}; sizes are 1 or more", CORRECT)
         if declared is not None and len(declared) != len(found):
-            raise self._wrong(pair, f"the contract gives it the shape {shown}, which has a different rank", CORRECT)
+            raise self._state_error(
+                pair, f"the contract gives it the shape {shown}, which has a different rank", CORRECT
+            )
         for axis, (size, fixed) in enumerate(zip(found, declared or found, strict=True)):
             if isinstance(fixed, int) and size != fixed:
-                raise self._wrong(pair, f"the contract gives it the shape {shown}, and axis {axis} is {fixed}", CORRECT)
+                raise self._state_error(
+                    pair, f"the contract gives it the shape {shown}, and axis {axis} is {fixed}", CORRECT
+                )
         return found
 
     def _folded_heads(self, size: Size) -> int:
@@ -241,6 +245,6 @@ class Shapes:
             return self.evidence.head_size // 2 if packed else self.evidence.head_size
         return self.evidence.kv_heads or None if place == 1 else None
 
-    def _wrong(self, pair: Pair, what: str, remedy: Remedy = SAY_AXIS) -> PackageError:
+    def _state_error(self, pair: Pair, what: str, remedy: Remedy = SAY_AXIS) -> PackageError:
         """The error for a state."""
         return PackageError(f"{self.folder_path}: the cache input {pair.past.declared}: {what}", remedy=remedy)

@@ -132,7 +132,7 @@ def layer_in(template: str, name: str, blank: str = "%d") -> int | None:
 def _by_mark(port: PortFact, marks: Mapping[Mark, Sequence[PortFact]], *, alone: bool) -> Pair | None:
     """The pair with equal marks, where exactly one output has the same type and rank."""
     mark = mark_of(port.name)
-    fitting = [output for output in marks.get(mark, ()) if _alike(port, output)]
+    fitting = [output for output in marks.get(mark, ()) if _same_type(port, output)]
     if len(fitting) != 1 or (mark == NO_MARK and not (alone and CACHED.search(port.name))):
         return None
     return Pair(port, fitting[0], mark.layer, mark.kind or "key", "name, type and shape")
@@ -154,14 +154,14 @@ def _by_attention(port: PortFact, outputs: Iterable[PortFact], graph: GraphFacts
 
 def _by_carrying(port: PortFact, continued: Sequence[tuple[PortFact, str | None]]) -> Pair | None:
     """The pair that the graph's data flow shows, if it is unique."""
-    found = [output for output, past in continued if past == port.name and _alike(port, output)]
+    found = [output for output, past in continued if past == port.name and _same_type(port, output)]
     if len(found) != 1:
         return None
     mark = mark_of(port.name)
     return Pair(port, found[0], mark.layer, mark.kind or "key", "the graph")
 
 
-def _alike(past: PortFact, present: PortFact) -> bool:
+def _same_type(past: PortFact, present: PortFact) -> bool:
     """Whether type and rank are equal, where known."""
     ranks = past.shape is None or present.shape is None or len(past.shape) == len(present.shape)
     return past.dtype == present.dtype and ranks

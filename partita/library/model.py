@@ -315,9 +315,9 @@ class Model:
         return self.engine
 
     def _speculation(self, speculate: str | None, draft: str | os.PathLike[str] | None) -> Speculation:
-        asked = Speculation(speculate, None if draft is None else str(Path(draft).absolute()))
-        check_speculation(self.folder, self.manifest, asked)
-        return asked
+        requested = Speculation(speculate, None if draft is None else str(Path(draft).absolute()))
+        check_speculation(self.folder, self.manifest, requested)
+        return requested
 
     def _tokenizer(self) -> Text:
         if self._text is None:

@@ -59,19 +59,19 @@ def chunk_ignored(asked: int | None, chunk: Chunk) -> tuple[str, ...]:
     """A note if the package does not support the requested prefill chunk."""
     if asked is None or asked == chunk.tokens:
         return ()
-    why = (
+    reason = (
         "its prefill graph has a fixed size"
         if chunk.is_fixed
         else "its attention processes whole prompts only in a batch"
     )
     given = f"`prefill_chunk={asked}`"
-    return (f"{given} is ignored: this package uses {chunk.tokens}, because {why}",)
+    return (f"{given} is ignored: this package uses {chunk.tokens}, because {reason}",)
 
 
 def gave_up(reasons: Iterable[str | None]) -> tuple[str, ...]:
     """Notes on rows for which drafting was stopped."""
     given = dict.fromkeys(reason for reason in reasons if reason is not None)
-    return tuple(f"speculative decoding is off for the rest of this request ({why})" for why in given)
+    return tuple(f"speculative decoding is off for the rest of this request ({cause})" for cause in given)
 
 
 STANDS_FOR = re.compile(r"(image|video|audio|speech)_token_(?:id|index)")

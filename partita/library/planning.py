@@ -193,10 +193,10 @@ def _package(path: Path, options: PlanOptions) -> Planned:
         )
     limits = {"context": contract.longest or contract.max_length, "batch": contract.batch_size}
     for name, most in limits.items():
-        asked = getattr(options, name) or 1
-        if asked > most:
+        requested = getattr(options, name) or 1
+        if requested > most:
             raise UsageError(
-                f"`{name}={asked}`: {path} is written for at most {most}; use less, or plan its checkpoint"
+                f"`{name}={requested}`: {path} is written for at most {most}; use less, or plan its checkpoint"
             )
     try:
         models = [read_light(path / file.file) for file in contract.files]

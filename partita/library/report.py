@@ -134,11 +134,11 @@ class Report(records.Report):
             require=requirements,
             max_slowdown=max_slowdown,
         )
-        asked = gate_of(check_fields(options), vocabulary(self), baseline=baseline is not None)
-        if asked == gate.Gate() and baseline is None:
+        requested = gate_of(check_fields(options), vocabulary(self), baseline=baseline is not None)
+        if requested == gate.Gate() and baseline is None:
             raise UsageError("nothing to check: set requirements, a limit or a baseline")
         compared = None if baseline is None else ("the baseline", baseline)
-        result = gate.check(self, asked, "the report", compared)
+        result = gate.check(self, requested, "the report", compared)
         if not result.passed:
             wrong = [f"{outcome.check}: {outcome.detail}" for outcome in result.outcomes if not outcome.met]
             raise CheckFailedError("; ".join(wrong), result)

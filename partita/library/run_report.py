@@ -35,11 +35,11 @@ def make_report(
     from partita.capacity.bounds import with_bounds
     from partita.library.planning import measured_requirements
 
-    report = join(facts, chain, environment, request, limits, package=package_facts(folder, manifest))
+    report = report_run(facts, chain, environment, request, limits, package=package_facts(folder, manifest))
     return with_bounds(report, *measured_requirements(folder, manifest), manifest.graph.batch_size)
 
 
-def join(
+def report_run(
     facts: RunFacts,
     chain: Sequence[ChainEntry],
     environment: Environment,

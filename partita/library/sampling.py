@@ -191,8 +191,8 @@ def _ignored_note(full: Sampling, asked: Sampling) -> str:
     if not given:
         return ""
     verb = "is" if len(given) == 1 else "are"
-    why = "temperature 0 always selects the most likely token; set `temperature` to sample"
-    return f"{listing(given)} {verb} ignored: {why}"
+    reason = "temperature 0 always selects the most likely token; set `temperature` to sample"
+    return f"{listing(given)} {verb} ignored: {reason}"
 
 
 def _unsupported(suggests: Suggestion, also: str = " also") -> str:

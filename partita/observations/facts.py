@@ -143,7 +143,7 @@ AS_IS, COMBINED, OTHER_FORM, OPTION, NEIGHBOURS = "as_is", "combined", "other_fo
 
 
 @dataclass(frozen=True, slots=True)
-class Swap:
+class Substitution:
     """A replacement in a variant of a node."""
 
     after: str
@@ -175,7 +175,7 @@ class ProbeRun:
     factors: tuple[Factor, ...] = ()
     """Factors of a combined variant; for another form, `type` for different types and `option` for a different provider
     option."""
-    swap: Swap | None = None
+    substitution: Substitution | None = None
     """The change, if it is a replacement."""
     removes: bool = False
     """The change removes something."""
@@ -189,12 +189,16 @@ class ProbeRun:
     @property
     def after(self) -> str:
         """The new value of a replacement that applies everywhere; empty for other changes."""
-        return self.swap.after if self.swap is not None and not self.swap.partly and not self.function_inlined else ""
+        return (
+            self.substitution.after
+            if self.substitution is not None and not self.substitution.partly and not self.function_inlined
+            else ""
+        )
 
     @property
     def before(self) -> str:
         """The value that `now` replaces."""
-        return self.swap.before if self.swap is not None and self.after else ""
+        return self.substitution.before if self.substitution is not None and self.after else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +230,7 @@ class RejectedPart:
     """The model also has a Neg, as in probes of a node."""
     untested: str = ""
     """Why parts were not tried, e.g. an unknown type; empty if all were tried."""
-    others: tuple[RejectedPart, ...] = ()
+    other_parts: tuple[RejectedPart, ...] = ()
     """Further disjoint parts; each is rejected in the graph without the previous parts."""
     rejected_subgraph_nodes: tuple[str, ...] = ()
     """Nodes in its control-flow subgraphs that the provider rejects individually."""
@@ -236,7 +240,7 @@ class RejectedPart:
     @property
     def parts(self) -> tuple[RejectedPart, ...]:
         """This part and `others`."""
-        return (self, *self.others)
+        return (self, *self.other_parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,7 @@ class CheckCommand(CheckOptions):
     """Check a report against limits, for CI. Exit code 5 with one line per failed requirement."""
 
     file: ReportArgument
-    others: Sequence[str] = option("Further reports to check.", default=(), metavar="MORE", positional=True)
+    other_reports: Sequence[str] = option("Further reports to check.", default=(), metavar="MORE", positional=True)
     max_drift: float | None = option(
         "Maximum relative error of a layer or output; for results of `drift --json`.", range=NUMBER, group="Limits"
     )

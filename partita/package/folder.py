@@ -397,8 +397,8 @@ def _recorded_options(manifest: Manifest) -> Iterator[tuple[str, str]]:
 def refuse_absent(path: Path) -> None:
     """Raise PackageError for an unreadable file or a Git LFS pointer."""
     try:
-        if path.exists() and (why := kind_of(path)):
-            raise PackageError(f"{path}: {why}")
+        if path.exists() and (reason := kind_of(path)):
+            raise PackageError(f"{path}: {reason}")
         with path.open("rb"):
             pass
     except PermissionError as error:
@@ -422,8 +422,8 @@ def path_inside(folder: Path, name: str) -> Path:
         raise PackageError(problem, path=folder)
     if leaves:
         raise PackageError(f"{folder}: the path {name[:SHOWN]!r} is outside the model folder, so it is not followed")
-    if (why := irregular(folder / name, folder)) and not why.startswith(KINDS["d"]):
-        raise PackageError(f"{folder / name}: {why}")
+    if (reason := irregular(folder / name, folder)) and not reason.startswith(KINDS["d"]):
+        raise PackageError(f"{folder / name}: {reason}")
     return folder / name
 
 
@@ -435,5 +435,5 @@ def check_folder(folder: Path, names: Iterable[str] | None = None, kind: type[Pa
             continue
         read = (entry.name for entry in home.iterdir() if READ.fullmatch(entry.name)) if names is None else names
         for path in (home, *(home / name for name in sorted(read))):
-            if (why := irregular(path, folder)) and not (path == home and why.startswith(KINDS["d"])):
-                raise kind(f"{why}; put a regular file there, or remove it", path=path)
+            if (reason := irregular(path, folder)) and not (path == home and reason.startswith(KINDS["d"])):
+                raise kind(f"{reason}; put a regular file there, or remove it", path=path)

@@ -111,7 +111,7 @@ def _cost_of(
 ) -> FallbackCost:
     """Cost of one fallback node. `caused`: copies that it requires; `whole`: node time of the phase."""
     part = share_of(node.host_us_per_run, whole)
-    harmless, why = _judge(caused, part, phase, preferred)
+    harmless, reason = _judge(caused, part, phase, preferred)
     return FallbackCost(
         copies=tuple(copy.name for copy in caused),
         copy_bytes_per_run=total_bytes(caused),
@@ -119,7 +119,7 @@ def _cost_of(
         host_us_per_run=node.host_us_per_run,
         time_share=part,
         harmless=harmless,
-        harmless_reason=why,
+        harmless_reason=reason,
     )
 
 

@@ -60,10 +60,10 @@ def _all_harmless(report: Report) -> bool:
 
 def failure_of(report: Report) -> str | None:
     """Why a run failed, on one line; None if none did. An interrupted run did not fail."""
-    totals, why = report.totals, report.failure
-    if why is None and totals is not None and totals.finish_reason == "error":
-        why = totals.finish_detail or "the generation ended with an error"
-    return None if why is None else " ".join(why.split())
+    totals, reason = report.totals, report.failure
+    if reason is None and totals is not None and totals.finish_reason == "error":
+        reason = totals.finish_detail or "the generation ended with an error"
+    return None if reason is None else " ".join(reason.split())
 
 
 def was_interrupted(report: Report) -> bool:

@@ -15,8 +15,11 @@ from partita.partition_reports.records import Check, Phase, SourceStatement
 def state_sources(facts: RunFacts, indexes: Sequence[SessionIndex]) -> tuple[SourceStatement, ...]:
     """One statement per source, available or not."""
     return tuple(
-        SourceStatement(source=source, available=available, covers=covers if available else NO_DATA + "".join(why))
-        for source, available, covers, *why in (*_sources_of_graphs(facts, indexes), *_sources_of_runs(facts, indexes))
+        SourceStatement(source=source, available=available, covers=covers if available else NO_DATA + "".join(reason))
+        for source, available, covers, *reason in (
+            *_sources_of_graphs(facts, indexes),
+            *_sources_of_runs(facts, indexes),
+        )
     )
 
 

@@ -120,8 +120,8 @@ def _check_library(path: Path, argument: str = "provider_libraries") -> Path:
     except FileNotFoundError as error:
         raise UsageError(f"`{argument}`: {path} does not exist; give the path of the library file") from error
     except OSError as error:
-        why = error.strerror or type(error).__name__
-        raise UsageError(f"`{argument}`: {path} cannot be read: {why}; check its permissions") from error
+        reason = error.strerror or type(error).__name__
+        raise UsageError(f"`{argument}`: {path} cannot be read: {reason}; check its permissions") from error
     if not any(start.startswith(magic) for magics in MAGIC.values() for magic in magics):
         shown = f"begins with the bytes {start.hex(' ')}" if start else "is empty"
         raise UsageError(f"`{argument}`: {path} is not a shared library: it {shown}")

@@ -52,17 +52,17 @@ def find_plugin(provider: Provider, given: Mapping[str, str]) -> InstalledPlugin
     try:
         library, options = _query_module(plugin)
     except Exception as error:  # noqa: BLE001 - the plugin's module may raise anything
-        why = f"{plugin.wheel} {version} is installed, but cannot be used: {type(error).__name__}: {error}"
-        return InstalledPlugin(plugin.wheel, version, None, failure=failure(provider, "initialisation_failed", why))
+        reason = f"{plugin.wheel} {version} is installed, but cannot be used: {type(error).__name__}: {error}"
+        return InstalledPlugin(plugin.wheel, version, None, failure=failure(provider, "initialisation_failed", reason))
     if not library.is_file():
-        why = f"{plugin.wheel} {version} names {library}, which does not exist"
+        reason = f"{plugin.wheel} {version} names {library}, which does not exist"
         return InstalledPlugin(
-            plugin.wheel, version, None, failure=failure(provider, "library_missing", why, library.name)
+            plugin.wheel, version, None, failure=failure(provider, "library_missing", reason, library.name)
         )
     ignored = [name for name in given if name in plugin.ignores]
     if ignored:
-        why = f"{plugin.wheel} {version} ignores {', '.join(ignored)}"
-        return InstalledPlugin(plugin.wheel, version, library, failure=failure(provider, "option_rejected", why))
+        reason = f"{plugin.wheel} {version} ignores {', '.join(ignored)}"
+        return InstalledPlugin(plugin.wheel, version, library, failure=failure(provider, "option_rejected", reason))
     return InstalledPlugin(plugin.wheel, version, library, _merged(plugin, options, given))
 
 

@@ -206,18 +206,18 @@ def resolve_one(
         return Resolution(provider, "active", options=given)
     plugin = find_plugin(provider, given)
     if plugin is None:
-        why = _absent(provider, available_ort_names)
+        reason = _absent(provider, available_ort_names)
     elif plugin.failure is not None:
-        why = plugin.failure
+        reason = plugin.failure
     else:
         return Resolution(provider, "active", options=plugin.options, library=plugin.library)
-    return Resolution(provider, "unavailable", why.reason, why.evidence, why.remedy, given)
+    return Resolution(provider, "unavailable", reason.reason, reason.evidence, reason.remedy, given)
 
 
 def _absent(provider: Provider, available_ort_names: Collection[str]) -> Failure:
     """Why a provider is missing from this build."""
     there = ", ".join(available_ort_names) or "no provider"
-    why = failure(provider, "not_in_build", f"the installed ONNX Runtime contains {there}")
+    reason = failure(provider, "not_in_build", f"the installed ONNX Runtime contains {there}")
     if provider.wheels and not provider.remedy("not_in_build"):
-        return replace(why, remedy=INSTALL.filled(wheel=provider.wheels[0]))
-    return why
+        return replace(reason, remedy=INSTALL.filled(wheel=provider.wheels[0]))
+    return reason

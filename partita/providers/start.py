@@ -45,8 +45,8 @@ def explain(provider: Provider, lines: Iterable[str]) -> Failure:
     for pattern in (*provider.start_patterns, *START_PATTERNS):
         for line in messages:
             if match := re.search(pattern.pattern, line):
-                why = (match.groupdict().get("why") or line).strip(" .") or line
-                return failure(provider, pattern.reason, why)
+                reason = (match.groupdict().get("why") or line).strip(" .") or line
+                return failure(provider, pattern.reason, reason)
     return failure(
         provider,
         "initialisation_failed",
@@ -70,9 +70,9 @@ def failure(provider: Provider, reason: ReasonCode, evidence: str, missing: str 
 def no_device(provider: Provider, library: Path) -> Failure:
     """The failure of a plugin library that loads but offers no device."""
     evidence = f"{library.name} was registered but offers no device on this machine{provider.plugin_devices_text}"
-    why = failure(provider, "device_missing", evidence)
+    reason = failure(provider, "device_missing", evidence)
     own = None if provider.plugin is None else provider.plugin.no_device
-    return why if own is None else replace(why, remedy=own)
+    return reason if own is None else replace(reason, remedy=own)
 
 
 def _named_library(provider: Provider, text: str) -> Library | None:

@@ -150,9 +150,9 @@ def _entry_of(result: Check, available: Sequence[str]) -> ProviderEntry:
 
 def _without_runtime(provider: Provider, error: str) -> Check:
     """The check of a provider when ONNX Runtime cannot be imported."""
-    why = failure(provider, "not_in_build", f"ONNX Runtime cannot be imported: {error}")
+    reason = failure(provider, "not_in_build", f"ONNX Runtime cannot be imported: {error}")
     remedy = extras.remedy(extras.RUNTIME)
-    return Check(Resolution(provider, "unavailable", why.reason, why.evidence, remedy), None, None)
+    return Check(Resolution(provider, "unavailable", reason.reason, reason.evidence, remedy), None, None)
 
 
 def _plugin_of(provider: Provider) -> str | None:

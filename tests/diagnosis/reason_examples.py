@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from partita.diagnosis.evidence import Context
 from partita.observations.codes import ProviderCode, ReasonCode
-from partita.observations.facts import OPTION, NodeProbe, ProbeRun, Swap
+from partita.observations.facts import OPTION, NodeProbe, ProbeRun, Substitution
 from partita.observations.log_pattern import LogPattern
 from partita.observations.records import ChainEntry
 
@@ -102,7 +102,7 @@ EXAMPLES: dict[ReasonCode, Context] = {
                     "webgpu.enableInt64=1",
                     "supported",
                     "",
-                    swap=Swap("webgpu.enableInt64=1", "webgpu.enableInt64=0"),
+                    substitution=Substitution("webgpu.enableInt64=1", "webgpu.enableInt64=0"),
                 ),
             ),
         ),

@@ -8,7 +8,7 @@ from typing import Any
 from partita.diagnosis.explanation import explain_node, nodes_to_probe
 from partita.diagnosis.inlined_nodes import inlined_branches
 from partita.diagnosis.session_index import index_session
-from partita.observations.facts import AssignedNode, GraphNode, NodeProbe, ProbeRun, Swap
+from partita.observations.facts import AssignedNode, GraphNode, NodeProbe, ProbeRun, Substitution
 from partita.observations.names import CPU
 from tests.diagnosis.test_inlined_nodes import CUDA, KERNEL, WANTED, node
 from tests.partition_reports.samples import session_facts
@@ -51,7 +51,9 @@ def test_experiments_are_made_with_the_node_of_the_file_and_outweigh_the_line():
     facts = facts_of((MUL,), TWO[:1], log=(line,))
     index = index_session(facts)
     assert nodes_to_probe(index, (WANTED,), WANTED) == ("a", "last")
-    helped = ProbeRun("type", "float32 in place of int64", "supported", "", swap=Swap("float32", "int64"))
+    helped = ProbeRun(
+        "type", "float32 in place of int64", "supported", "", substitution=Substitution("float32", "int64")
+    )
     probe = NodeProbe("a", (ProbeRun("as_is", "", "rejected", ""), helped))
     known = facts.of(CUDA)
     tried = replace(facts, providers={**facts.providers, CUDA: replace(known, probes={"a": probe})})

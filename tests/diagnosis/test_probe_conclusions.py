@@ -13,7 +13,7 @@ from partita.diagnosis.precedence import explain
 from partita.diagnosis.probe_conclusions import conclusions, fullest, unprobed_nodes
 from partita.diagnosis.reasons.table import REASONS
 from partita.diagnosis.session_index import index_session
-from partita.observations.facts import Factor, NodeProbe, Outcome, ProbeRun, RejectedPart, Swap
+from partita.observations.facts import Factor, NodeProbe, Outcome, ProbeRun, RejectedPart, Substitution
 from partita.observations.log_pattern import LogPattern
 from partita.observations.names import UNKNOWN
 from partita.observations.records import ChainEntry, Probing
@@ -48,9 +48,11 @@ def probe(*trials: ProbeRun, unprobed: str = "") -> NodeProbe:
 def changed(factor: Factor, outcome: Outcome, change: str = "something else", *parts: Factor) -> ProbeRun:
     now, _, before = change.partition(" in place of ")
     before, place, where = before.partition(" in ")
-    swap = Swap(now, before, f"in {where}" if place else "", partly=bool(place)) if before else None
+    swap = Substitution(now, before, f"in {where}" if place else "", partly=bool(place)) if before else None
     removes = change.startswith("without ")
-    return ProbeRun(factor, change, outcome, "", factors=parts, swap=swap, removes=removes, kind=KINDS.get(factor, ""))
+    return ProbeRun(
+        factor, change, outcome, "", factors=parts, substitution=swap, removes=removes, kind=KINDS.get(factor, "")
+    )
 
 
 class Shown(NamedTuple):
@@ -522,7 +524,7 @@ def test_the_device_of_a_stream_places_nodes_that_no_other_source_knows():
 
 def test_a_node_in_a_body_of_a_rejected_part_is_a_culprit_whichever_part_that_is():
     inside = RejectedPart((CONCAT,), "no such mode", minimal=True, attempts=3, rejected_subgraph_nodes=(DET,))
-    part = RejectedPart((GATHER,), "another thing", minimal=True, attempts=9, others=(inside,))
+    part = RejectedPart((GATHER,), "another thing", minimal=True, attempts=9, other_parts=(inside,))
     probed = NodeProbe(DET, (changed("as_is", "failed", ""), changed("attribute", "supported", "without mode=wrap")))
     session = mixed_session().with_provider(GPU, rejected=part, probes={DET: probed})
     gone = ChainEntry(provider=GPU, status="unavailable", reason="subgraph_rejected", evidence="it failed", remedy="-")

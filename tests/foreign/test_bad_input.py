@@ -427,7 +427,7 @@ def test_choices_are_for_foreign_folders(sample: Sample, capsys: pytest.CaptureF
 def test_a_cache_of_another_kind_than_the_contract_says(sample: Sample, tmp_path: Path) -> None:
     """What a step writes is compared with what it was given: a window that the graph cuts off is no growing cache."""
     from partita.runtime.generate.choice.sampling import greedy
-    from partita.runtime.generate.loop import Engine
+    from partita.runtime.generate.loop import GenerationLoop
     from partita.runtime.generate.request import Request
 
     def cut(model: onnx.ModelProto) -> None:
@@ -443,8 +443,8 @@ def test_a_cache_of_another_kind_than_the_contract_says(sample: Sample, tmp_path
     rows = 8  # more than are tried before the first prompt
     folder = altered(sample("optimum"), cut)
     with load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder)) as runner:
-        engine = Engine(runner)
-        engine.join(Request([5, 9, 17, 40, 3, 33, 21, 8, 60], greedy, 4))
+        engine = GenerationLoop(runner)
+        engine.add_request(Request([5, 9, 17, 40, 3, 33, 21, 8, 60], greedy, 4))
         with pytest.raises(PartitaError, match=r"9 tokens returned present\.0\.key \[1, 1, 8, 16\]"):
             engine.step()
     shutil.copy(SAMPLES / "optimum" / "model.onnx", folder)

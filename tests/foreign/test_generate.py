@@ -129,20 +129,20 @@ def test_a_conversation_goes_on_after_what_is_cached(layout: str, sample: Sample
     from partita.foreign.folder import open_folder
     from partita.providers.resolve import parse_chain
     from partita.runtime.generate.choice.sampling import greedy
-    from partita.runtime.generate.loop import Engine
+    from partita.runtime.generate.loop import GenerationLoop
     from partita.runtime.generate.request import Request
     from partita.runtime.generate.runner import load_runner
 
     folder = sample(layout)
     with load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder)) as runner:
-        engine = Engine(runner)
-        row = engine.join(Request(PROMPT, greedy, 5))
+        engine = GenerationLoop(runner)
+        row = engine.add_request(Request(PROMPT, greedy, 5))
         assert made(engine) == TOKENS[:5]
         assert engine.rewind(row, 3) and made(engine) == TOKENS[2:5]
         engine.extend(row, [7, 7, 7])
         longer = made(engine)
         engine.release_row(row)
-        engine.join(Request([*PROMPT, *TOKENS[:5], 7, 7, 7], greedy, 5))
+        engine.add_request(Request([*PROMPT, *TOKENS[:5], 7, 7, 7], greedy, 5))
         assert made(engine) == longer
 
 

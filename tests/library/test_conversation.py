@@ -17,7 +17,7 @@ from partita.library.engine.requests import Work
 from partita.library.sampling import Sampling
 from partita.options.groups import ProviderChain
 from partita.package.folder import read_manifest
-from partita.runtime.generate.loop import Engine as Loop
+from partita.runtime.generate.loop import GenerationLoop
 from tests.runtime.handmade_packages import ALL, LENGTH, VOCAB, handmade, known_tokens
 
 ROLES = {"system": 61, "user": 62, "assistant": 63}
@@ -155,13 +155,13 @@ def test_a_message_that_was_not_answered_at_all_is_no_part_of_it(talk):
 
 def test_a_turn_that_was_interrupted_before_it_had_a_row_keeps_nobody_from_the_next(talk, monkeypatch):
     conversation = talk(("key",))
-    join = Loop.join
+    join = GenerationLoop.add_request
 
     def pressed(*_: Any) -> int:
-        monkeypatch.setattr(Loop, "join", join)
+        monkeypatch.setattr(GenerationLoop, "add_request", join)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Loop, "join", pressed)
+    monkeypatch.setattr(GenerationLoop, "add_request", pressed)
     conversation.ask("7 8")
     with pytest.raises(KeyboardInterrupt):
         conversation.finish()

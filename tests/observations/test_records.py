@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from partita.diagnosis.records import VariantRecord as TrialRecord
-from partita.observations.facts import ProbeRun, RunWindow, Swap
+from partita.observations.facts import ProbeRun, RunWindow, Substitution
 from partita.observations.records import RemedyRecord, remedy_records
 from partita.remedies import Remedy
 
@@ -15,7 +15,12 @@ WINDOW = RunWindow(run=3, phase="decode", tokens=1, start_us=10, host_us=20)
 
 def test_fields_of_one_name_are_taken_over_and_others_are_left():
     trial = ProbeRun(
-        "type", "float16 in place of float32", "supported", "", cached=True, swap=Swap("float16", "float32")
+        "type",
+        "float16 in place of float32",
+        "supported",
+        "",
+        cached=True,
+        substitution=Substitution("float16", "float32"),
     )
     assert TrialRecord.copy_of(trial).model_dump() == {
         "factor": "type",

@@ -13,7 +13,7 @@ from onnx import parser
 
 from partita.check.requirements import Limits
 from partita.errors import ResourceError
-from partita.library.run_report import join
+from partita.library.run_report import report_run
 from partita.partition_reports.request_records import Request
 from partita.runtime.chain.open_chain import chain_entry
 from partita.runtime.chain.pins import parse_pins
@@ -66,7 +66,7 @@ def test_a_fused_node_that_lost_every_name_is_mapped_back(tmp_path):
     result = placed(written(tmp_path / "m.onnx", NORM))
     assert session_of(result).optimised_missing_reason == ""
     assert [node.op_type for node in session_of(result).optimised] == ["SkipLayerNormalization", "Pow"]
-    report = join(result.facts, tuple(map(chain_entry, result.resolutions)), environment(), *asked(tmp_path))
+    report = report_run(result.facts, tuple(map(chain_entry, result.resolutions)), environment(), *asked(tmp_path))
     replaced = {node.name: (node.op_type, node.replaces) for node in report.phases[0].nodes}
     rows = {row.name: (row.op_type, row.ran_as, row.state) for row in report.phases[0].file_nodes}
     assert rows["ln"] == ("LayerNormalization", ("SkipLayerNormalization",), "executed")
@@ -77,7 +77,7 @@ def test_a_fused_node_that_lost_every_name_is_mapped_back(tmp_path):
 def test_what_nodes_make_is_told_in_the_type_that_they_ran_in(tmp_path):
     """The CPU provider has no kernel for Erf in float16: ONNX Runtime casts before and behind it."""
     result = placed(written(tmp_path / "m.onnx", "g (float16[4] x) => (float16[4] y) { [a] y = Erf(x) }"))
-    report = join(result.facts, tuple(map(chain_entry, result.resolutions)), environment(), *asked(tmp_path))
+    report = report_run(result.facts, tuple(map(chain_entry, result.resolutions)), environment(), *asked(tmp_path))
     made = [(node.op_type, node.element_type) for node in report.phases[0].nodes]
     assert made == [("Cast", "float32"), ("Erf", "float32"), ("Cast", "float16")]
 

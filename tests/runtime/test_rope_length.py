@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.engine_steps import generate
 from partita.providers.resolve import parse_chain
-from partita.runtime.generate.loop import Engine
+from partita.runtime.generate.loop import GenerationLoop
 from partita.runtime.generate.record.run_facts import run_facts
 from partita.runtime.generate.request import Request
 from partita.runtime.generate.runner import load_runner
@@ -117,8 +117,8 @@ def test_a_next_turn_that_goes_beyond_the_limit_is_read_with_all_before_it(tmp_p
     folder = handmade(tmp_path / "rope", graph="rope", batch=1, rereads_at=LIMIT)
     spy = Spy()
     with load_runner(folder, CPU, threads=1) as runner:
-        engine = Engine(runner)
-        row = engine.join(Request(tuple(prompt(6)), spy, max_new_tokens=2))
+        engine = GenerationLoop(runner)
+        row = engine.add_request(Request(tuple(prompt(6)), spy, max_new_tokens=2))
         while engine.step() is not None:
             pass
         assert spy.cached[-1] <= LIMIT
@@ -132,8 +132,8 @@ def test_a_text_whose_frequencies_follow_its_length_does_not_go_back(tmp_path):
     """The keys that are left were turned by those of the longer one."""
     folder = handmade(tmp_path / "rope", graph="rope", batch=1, rereads_at=None)
     with load_runner(folder, CPU, threads=1) as runner:
-        engine = Engine(runner)
-        row = engine.join(Request(tuple(prompt(20)), Spy(), max_new_tokens=2))
+        engine = GenerationLoop(runner)
+        row = engine.add_request(Request(tuple(prompt(20)), Spy(), max_new_tokens=2))
         while engine.step() is not None:
             pass
         assert not engine.rewind(row, 15)

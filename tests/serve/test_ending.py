@@ -14,20 +14,20 @@ import httpx2 as httpx
 import pytest
 
 from partita.errors import ProviderError
-from partita.runtime.generate.loop import Engine as Loop
+from partita.runtime.generate.loop import GenerationLoop
 from partita.serve.gate import ServerLimits
 from tests.serve.serving import COMPLETION, LONG, SECONDS, running, until
 from tests.serve.test_command import Command, serving
 
 SLOW = """
 import os, time
-from partita.runtime.generate.loop import Engine as Loop
-step = Loop.step
+from partita.runtime.generate.loop import GenerationLoop
+step = GenerationLoop.step
 def slowly(self):
     if os.path.exists(os.environ["SLOW"]):
         time.sleep(float(os.environ["SECONDS"]))
     return step(self)
-Loop.step = slowly
+GenerationLoop.step = slowly
 from partita.serve import served_package
 served_package.END_SECONDS = 1.0
 from partita.cli import main
@@ -73,13 +73,13 @@ def test_an_error_of_a_run_reaches_the_client_when_it_cannot_be_logged(
     def full(line: str) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    def fails(self: Loop) -> Any:
+    def fails(self: GenerationLoop) -> Any:
         raise ProviderError("the child process crashed", path=Path("/srv/model"))
 
     with running({"tiny": package}, ServerLimits(seconds=20)) as server:
         monkeypatch.setattr(server.models["tiny"], "_log", full)
         with monkeypatch.context() as patch:
-            patch.setattr(Loop, "step", fails)
+            patch.setattr(GenerationLoop, "step", fails)
             answer = server.post(COMPLETION, LONG)
         assert (answer.status_code, answer.json()["error"]["message"]) == (500, "The child process crashed.")
         assert server.post(COMPLETION, LONG).status_code == 200

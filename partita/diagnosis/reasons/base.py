@@ -326,7 +326,7 @@ def _whole_graph(part: RejectedPart, context: Context) -> str:
 
 def _rest_of_graph(part: RejectedPart) -> str:
     """The other rejected parts, and whether the provider opens the graph without all of them."""
-    others = [", ".join(other.nodes[:MOST_NAMED]) for other in part.others]
+    others = [", ".join(other.nodes[:MOST_NAMED]) for other in part.other_parts]
     also = f"; other parts that fail: {'; '.join(others)}" if others else ""
     if part.rest_opens:
         return f"{also}; the provider opens the graph without {'these parts' if others else 'this part'}"

@@ -167,8 +167,8 @@ def _read_sharded(folder: Path, index: str) -> tuple[dict[str, TensorInfo], tupl
                 f"{folder / index}: names the shard {name[:SHOWN_CHARACTERS]!r}, which is outside the "
                 "checkpoint folder; correct the index"
             )
-        if why := irregular(folder / name, folder):
-            raise CheckpointError(f"{folder / name}: {why}")
+        if reason := irregular(folder / name, folder):
+            raise CheckpointError(f"{folder / name}: {reason}")
         if not (folder / name).is_file():
             others = sorted({path.name for path in folder.glob(f"*-of-*{Path(name).suffix}")}.difference(files))
             stale = f", and {index} does not list {few(others)}: the index may belong to another save" if others else ""

@@ -119,7 +119,7 @@ class Exported:
     """Switchable adapters."""
     tools: Mapping[str, str] = field(default_factory=dict)
     """Package name -> version, of tools that ran in another process."""
-    narrow: HalfPrecisionWeights | None = None
+    half_weights: HalfPrecisionWeights | None = None
     """The record of weights stored in 16 bits and computed in float32."""
 
 
@@ -149,6 +149,6 @@ class Attempts(ABC):
     def record(self, result: Verification | None) -> TargetRecord | None:
         """The manifest record of the target; None without one. `result`: of the known answer on it."""
 
-    def others(self) -> Sequence[Attempts]:
+    def alternatives(self) -> Sequence[Attempts]:
         """For a requested variant: each of the others, to suggest one that runs."""
         return ()

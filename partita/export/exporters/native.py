@@ -123,11 +123,11 @@ def _exported_model(graphs: Graphs) -> Exported:
     draft, first = graphs.draft, graphs.traced_graphs[0]
     fewer = _make_batch_symbolic(graphs)
     models, prefill = tuple(item.model for item in graphs.traced_graphs), None
-    if draft.prefill_plan is not None and (asked := draft.work.options.prefill_precision) is not None:
+    if draft.prefill_plan is not None and (requested := draft.work.options.prefill_precision) is not None:
         packed = summary(draft.prefill_plan, graphs.prompts)
-        prefill = PrefillChoice(asked=asked, written=True, reason="requested", packed=packed)
+        prefill = PrefillChoice(asked=requested, written=True, reason="requested", packed=packed)
     return Exported(
-        label=f"`cache={GROWING}`" if graphs.chosen.grows else f"`attention={graphs.way}`",
+        label=f"`cache={GROWING}`" if graphs.chosen.grows else f"`attention={graphs.variant}`",
         attention=graphs.chosen.name,
         checkpoint=draft.checkpoint,
         models=models,
@@ -152,7 +152,9 @@ def _exported_model(graphs: Graphs) -> Exported:
         prefill=prefill,
         adapters=draft.adapters.merged,
         switched=tuple(_switchable_adapter(graphs, each) for each in draft.adapters.switched),
-        narrow=None if draft.narrow is None else kept_narrow(draft.narrow, models, graphs.packing.half_precision),
+        half_weights=None
+        if draft.half_weights is None
+        else kept_narrow(draft.half_weights, models, graphs.packing.half_precision),
         caution=_caution(graphs),
     )
 

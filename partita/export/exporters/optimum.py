@@ -136,9 +136,9 @@ def with_optimum_remedy(error: Refusal, checkpoint: Checkpoint, options: ExportO
     of_option = isinstance(error, UnsupportedModelError) and error.option is not None
     if options.exporter == OPTIMUM or error.remedy is not None or of_option or checkpoint.quantised is not None:
         return error
-    asked = replace(options, exporter=OPTIMUM, attention=AUTO)
+    requested = replace(options, exporter=OPTIMUM, attention=AUTO)
     try:
-        check_options(asked)
+        check_options(requested)
         covers = _call_child(model_type=checkpoint.model_type)["covers"]
     except PartitaError:
         return error

@@ -56,8 +56,8 @@ def check_skipped(names: Collection[str]) -> None:
         if name in optional():
             continue
         needed = any(each.name == name for each in ORDER)
-        why = "without it, graphs may compute wrong values" if needed else "unknown pass"
-        raise UsageError(f"`without_pass={name}`: {why}; choose one of {', '.join(optional())}")
+        reason = "without it, graphs may compute wrong values" if needed else "unknown pass"
+        raise UsageError(f"`without_pass={name}`: {reason}; choose one of {', '.join(optional())}")
 
 
 def run_all(

@@ -105,7 +105,7 @@ def question(dtype: str, *, window: bool = False) -> Question:
     return bytes(model.SerializeToString()), {name: size for name, (size, _) in inputs.items()}
 
 
-def rounds(model: ir.Model) -> tuple[str, ...]:
+def quantisable_states(model: ir.Model) -> tuple[str, ...]:
     """Past inputs of the states of `model` that can be quantised."""
     return tuple(value.name or "" for node in _nodes(model.graph) for value in _pasts(node))
 
@@ -168,7 +168,7 @@ def read_text(options: ExportOptions, checkpoint: Checkpoint, manifest: Manifest
 def apply(folder: Path, manifest: Manifest, text: Text, open_reader: OpenScorer, stage: Stage) -> Manifest:
     """Quantise the cache of a package: the new manifest. Raises UnsupportedModelError, ParityError, GenerationError."""
     models = {file.file: ir.load(folder / file.file) for file in manifest.graph.files}
-    able = [set(rounds(model)) for model in models.values()]
+    able = [set(quantisable_states(model)) for model in models.values()]
     named = set.intersection(*able)
     if not named:
         raise UnsupportedModelError(

@@ -157,12 +157,12 @@ class Supposing:
 
     def __call__(self, node: ir.Node) -> bool:
         """Whether the target supports `node`, whose inputs have types and shapes."""
-        asked = question(node, self.opset)
-        if asked is None:
+        requested = question(node, self.opset)
+        if requested is None:
             return False
-        if asked[0] in self.known:
-            return self.known[asked[0]]
-        self.supposed[asked[0]] = asked
+        if requested[0] in self.known:
+            return self.known[requested[0]]
+        self.supposed[requested[0]] = requested
         return True
 
 

@@ -230,9 +230,9 @@ def question(operator: str, dtype: str) -> Question:
     matrix = ir.Value(name="w", shape=ir.Shape([WIDTH, WIDTH]), type=kind)
     hidden = ir.Value(name="x", shape=ir.Shape([1, 1, WIDTH]), type=kind)
     ids = ir.Value(name="ids", shape=ir.Shape([1, 1]), type=ir.TensorType(ir.DataType.INT64))
-    asked = node_question(ir.node(operator, [matrix, ids] if operator == "Gather" else [hidden, matrix]), OPSET)
-    assert asked is not None
-    return asked
+    requested = node_question(ir.node(operator, [matrix, ids] if operator == "Gather" else [hidden, matrix]), OPSET)
+    assert requested is not None
+    return requested
 
 
 def keep_narrow(

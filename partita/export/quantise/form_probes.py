@@ -76,12 +76,12 @@ def first_supported(
                 takes = _supports_lookups(target, form, kernels, looked_up(form, kernels), dtype)
                 return form, replace(kernels, gather=takes)
         answers.append((form, answer))
-    asked = packings(forms[0], target.kernels)
-    kinds = " and ".join(dict.fromkeys(f"{p.name} weights in blocks of {p.block_size}" for p in asked))
-    kinds = kinds if not forms[0].one_scale else f"{asked[0].name} weights"
+    requested = packings(forms[0], target.kernels)
+    kinds = " and ".join(dict.fromkeys(f"{p.name} weights in blocks of {p.block_size}" for p in requested))
+    kinds = kinds if not forms[0].one_scale else f"{requested[0].name} weights"
     tried = "" if forms[0].one_scale else ", with or without zero points"
     reasons = "; ".join(f"for {form.product.operator}{tried}: {answer}" for form, answer in answers)
-    setting, otherwise = f"`precision={asked[0].name}`", "a `precision` that it computes in, e.g. fp16"
+    setting, otherwise = f"`precision={requested[0].name}`", "a `precision` that it computes in, e.g. fp16"
     if option is not None:
         setting = f"`{option[0]}={option[1]}`"
         otherwise = f"omit {setting}"

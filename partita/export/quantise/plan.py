@@ -98,8 +98,8 @@ class Plan:
     @property
     def multiplied_bits(self) -> tuple[int, ...]:
         """The bits of products; looked-up embeddings may have eight bits besides."""
-        asked = [keep.bits for keep in self.keep if keep.bits is not None]
-        return tuple(dict.fromkeys(asked if self.stored is not None else [self.bits, *asked]))
+        requested = [keep.bits for keep in self.keep if keep.bits is not None]
+        return tuple(dict.fromkeys(requested if self.stored is not None else [self.bits, *requested]))
 
 
 def make_plan(
@@ -158,10 +158,10 @@ def make_plan(
         stored = _supported_by(target, form, found, stored, dtype)
         plan = replace(plan, stored=stored)
     if has_experts and found.experts and form.experts is not None:
-        why = refused_experts(target, form, found, multiplied(form, found), dtype)
-        found = replace(found, experts=not why)
-        if why:
-            note(f"experts stay floats; {form.experts.operator} on {target.provider}: {why}")
+        reason = refused_experts(target, form, found, multiplied(form, found), dtype)
+        found = replace(found, experts=not reason)
+        if reason:
+            note(f"experts stay floats; {form.experts.operator} on {target.provider}: {reason}")
     plan = replace(plan, form=form, kernels=found)
     if form.one_scale:
         return plan
@@ -187,13 +187,13 @@ def prefill_plan(options: ExportOptions, target: Target | None, plan: Plan | Non
 
     Raises UsageError for activations other than float32, and ProviderError when the target has no kernel.
     """
-    asked = options.prefill_precision
-    if asked is None or plan is None:
+    requested = options.prefill_precision
+    if requested is None or plan is None:
         return None
-    option = ("prefill_precision", asked)
+    option = ("prefill_precision", requested)
     if options.computing.dtype != "float32":
         raise UsageError(
-            f"`prefill_precision={asked}`: the package computes in {options.computing.dtype} between its "
+            f"`prefill_precision={requested}`: the package computes in {options.computing.dtype} between its "
             "products, but the prefill graph in float32; add `activations=fp32`, or omit it"
         )
     forms = candidates(rounds_activations=True, standard=plan.kernels.folds or not plan.form.domains)

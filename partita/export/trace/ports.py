@@ -87,14 +87,14 @@ def state_table(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> dict[Ke
 def check_grows(fake: FakeModel, spec: TraceSpec) -> None:
     """Raise UnsupportedModelError for a model whose states or inputs do not fit the growing layout."""
     kinds = "".join(extra.kind for extra in fake.probed.extras[:1])
-    for is_wrong, why in (
+    for is_wrong, reason in (
         (kinds, f"the model keeps {kinds} states, which do not grow"),
         # whatever N is: sequences in this layout may be longer
         (static_up_to(fake.module), "its rotary frequencies depend on the length of the text, an input that it lacks"),
         (spec.sequence_length, "the model can only be traced for a fixed number of tokens, which this layout lacks"),
     ):
         if is_wrong:
-            raise UnsupportedModelError(f"`cache=growing`: {why}; omit it", option="cache")
+            raise UnsupportedModelError(f"`cache=growing`: {reason}; omit it", option="cache")
 
 
 def check_rolls(fake: FakeModel, spec: TraceSpec) -> None:
@@ -103,13 +103,13 @@ def check_rolls(fake: FakeModel, spec: TraceSpec) -> None:
     layers = fake.probed.layers
     windows = sorted({layer.window for layer in layers if layer.window is not None})
     if not any(layer.rolls for layer in layers):
-        why = (
+        reason = (
             f"its windows ({listing([f'{each:,} tokens' for each in windows])}) are read by several layers, or in a "
             "way that no operator supports"
             if windows
             else f"it has no layer with a window of less than `max_length={spec.max_length}`"
         )
-        raise UsageError(f"{option}: {why}; omit it")
+        raise UsageError(f"{option}: {reason}; omit it")
     if spec.sequence_length is not None:
         raise UsageError(
             f"{option}: the model can only be traced for a fixed number of tokens, and padding would drop "

@@ -80,7 +80,7 @@ def replay_wide(folder: Path, manifest: Manifest, run: Replay, rounded: Rounded)
     return result.model_copy(update={"detail": f"{result.detail}; {WIDE_DETAIL}", "twin": WIDE_DETAIL})
 
 
-def settled(folder: Path, manifest: Manifest, run: Replay, rounded: Rounded = lambda: None) -> Verification:
+def verify_with_copy(folder: Path, manifest: Manifest, run: Replay, rounded: Rounded = lambda: None) -> Verification:
     """The verification of a 16-bit package that may choose among experts.
 
     Where the package differs and its float32 copy does not, positions where rounding changes the choice are excluded,
@@ -211,5 +211,5 @@ def replay_exact(folder: Path, manifest: Manifest, run: Replay) -> Verification:
     with changed_folder(folder, manifest, change) as (copied, changed):
         graph = changed.graph.model_copy(update={"precision": "fp16" if half else "fp32"})
         changed = changed.model_copy(update={"graph": graph})
-        result = settled(copied, changed, run) if half else run(copied, changed)
+        result = verify_with_copy(copied, changed, run) if half else run(copied, changed)
     return result.model_copy(update={"detail": f"{result.detail}; {detail}", "twin": detail})

@@ -59,7 +59,7 @@ def _try(run: Callable[[Any], Result | None], checkpoint: Checkpoint, scratch: P
         give_back()
 
 
-def rounds(computing: Precision) -> bool:
+def computes_in_half_precision(computing: Precision) -> bool:
     """Whether a package computes in 16 bits with unquantised weights where it is verified."""
     return computing.dtype in HALVES and computing.cpu_dtype is None and computing.bits is None
 
@@ -83,7 +83,7 @@ def rounding(
             "needs a higher precision"
         )
 
-    return _try(compare, checkpoint, scratch) if rounds(computing) else None
+    return _try(compare, checkpoint, scratch) if computes_in_half_precision(computing) else None
 
 
 def of_rounded_weights(

@@ -127,7 +127,7 @@ def run_all(
 def run_on_cpu(work: Work, manifest: Manifest, smoke: Smoke | None, *, by_quality: bool = False) -> SmokeRecord:
     """The smoke run on the CPU provider, of the float32 copy where that is verified. Raises NotRunningError."""
     has_copy = work.options.computing.cpu_dtype is not None
-    packed = work.options.rounds  # then another graph was replayed
+    packed = work.options.quantises  # then another graph was replayed
     if manifest.verification.status == "verified" and not packed:
         detail = f"{BY_REPLAY}, with its float32 copy" if has_copy else BY_REPLAY
         return SmokeRecord(chain=CPU, status="ran", detail=detail, replayed=not has_copy)
@@ -179,8 +179,8 @@ def _on_target(work: Work, manifest: Manifest, target: Target) -> tuple[Verifica
     if target.smoke is None:
         if alone is not None:
             add_note(work, f"not verified on {target.provider}: {alone.__cause__}")
-        why = f"not run here: {target.not_here or 'no runtime was given'}"
-        return None, SmokeRecord(chain=target.provider, status="not_run", detail=why)
+        reason = f"not run here: {target.not_here or 'no runtime was given'}"
+        return None, SmokeRecord(chain=target.provider, status="not_run", detail=reason)
     with stage(work.progress, "smoke target", work.seconds):
         record = _try_run(work, manifest, target.smoke, target.provider)
     if alone is not None:

@@ -83,9 +83,9 @@ def absent_notes(checkpoint: Checkpoint, model: torch.nn.Module) -> list[str]:
     if not checkpoint.absent:
         return []
     there = match_names(model, checkpoint.tensors)
-    asked = match_names(model, {name: TensorInfo(name, "", (1, 1), "float32") for name in checkpoint.absent})
+    requested = match_names(model, {name: TensorInfo(name, "", (1, 1), "float32") for name in checkpoint.absent})
     listed = f"the index of the weight files lists {few(checkpoint.absent)}, which no shard contains"
-    if wanted := [name for name in (*asked.origins, *asked.failures) if there.of(name) is None]:
+    if wanted := [name for name in (*requested.origins, *requested.failures) if there.of(name) is None]:
         raise CheckpointError(
             f"{checkpoint.location}: {listed}, but the model needs {few(sorted(wanted))}; download the "
             "checkpoint again, or save it again from its source"

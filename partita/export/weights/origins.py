@@ -98,48 +98,48 @@ class StoredTensor(Origin):
 
 
 @dataclass(frozen=True)
-class _Of(Origin):
+class _DerivedOrigin(Origin):
     """A view of another origin."""
 
-    whole: Origin
+    source: Origin
 
     def _shape(self) -> tuple[int, ...]:
-        return self.whole.shape
+        return self.source.shape
 
     def _tensors(self) -> Iterator[TensorInfo]:
-        return self.whole.tensors()
+        return self.source.tensors()
 
 
 @dataclass(frozen=True)
-class PermutedOrigin(_Of):
-    """Axis `order[i]` of `whole` is axis i."""
+class PermutedOrigin(_DerivedOrigin):
+    """Axis `order[i]` of `source` is axis i."""
 
     order: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if sorted(self.order) != list(range(len(self.whole.shape))):
-            raise ValueError(f"{self.order} is no order of the axes of {list(self.whole.shape)}")
+        if sorted(self.order) != list(range(len(self.source.shape))):
+            raise ValueError(f"{self.order} is no order of the axes of {list(self.source.shape)}")
 
     def _shape(self) -> tuple[int, ...]:
-        return tuple(self.whole.shape[axis] for axis in self.order)
+        return tuple(self.source.shape[axis] for axis in self.order)
 
     def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
         below = tuple(region[self.order.index(axis)] for axis in range(len(self.order)))
-        return self.whole.read(below, files).permute(self.order)
+        return self.source.read(below, files).permute(self.order)
 
     def _permuted(self, order: tuple[int, ...]) -> Origin:
-        return self.whole.permuted(tuple(self.order[axis] for axis in order))
+        return self.source.permuted(tuple(self.order[axis] for axis in order))
 
 
 @dataclass(frozen=True)
-class InterleavedOrigin(_Of):
+class InterleavedOrigin(_DerivedOrigin):
     """Two halves [a; b] along `axis` as a0, b0, a1, b1, ..."""
 
     axis: int
 
     def __post_init__(self) -> None:
-        if not 0 <= self.axis < len(self.whole.shape) or self.whole.shape[self.axis] % 2:
-            raise ValueError(f"axis {self.axis} of {list(self.whole.shape)} has no two halves")
+        if not 0 <= self.axis < len(self.source.shape) or self.source.shape[self.axis] % 2:
+            raise ValueError(f"axis {self.axis} of {list(self.source.shape)} has no two halves")
 
     def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
         start, stop = region[self.axis]
@@ -153,14 +153,14 @@ class InterleavedOrigin(_Of):
         return mixed
 
     def _part(self, region: Region, start: int, stop: int, files: OpenFiles) -> torch.Tensor:
-        return self.whole.read((*region[: self.axis], (start, stop), *region[self.axis + 1 :]), files)
+        return self.source.read((*region[: self.axis], (start, stop), *region[self.axis + 1 :]), files)
 
     def _permuted(self, order: tuple[int, ...]) -> Origin:
-        return InterleavedOrigin(self.whole.permuted(order), order.index(self.axis))
+        return InterleavedOrigin(self.source.permuted(order), order.index(self.axis))
 
 
 @dataclass(frozen=True)
-class SlicedOrigin(_Of):
+class SlicedOrigin(_DerivedOrigin):
     """`start` .. `stop` along `axis`."""
 
     axis: int
@@ -168,45 +168,45 @@ class SlicedOrigin(_Of):
     stop: int
 
     def _shape(self) -> tuple[int, ...]:
-        whole = self.whole.shape
+        whole = self.source.shape
         return (*whole[: self.axis], self.stop - self.start, *whole[self.axis + 1 :])
 
     def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
         start, stop = region[self.axis]
         moved = (start + self.start, stop + self.start)
-        return self.whole.read((*region[: self.axis], moved, *region[self.axis + 1 :]), files)
+        return self.source.read((*region[: self.axis], moved, *region[self.axis + 1 :]), files)
 
 
 @dataclass(frozen=True)
-class PickedOrigin(_Of):
+class PickedOrigin(_DerivedOrigin):
     """The values at `index` of `axis`, which is removed."""
 
     axis: int
     index: int
 
     def _shape(self) -> tuple[int, ...]:
-        return (*self.whole.shape[: self.axis], *self.whole.shape[self.axis + 1 :])
+        return (*self.source.shape[: self.axis], *self.source.shape[self.axis + 1 :])
 
     def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
         below = (*region[: self.axis], (self.index, self.index + 1), *region[self.axis :])
-        return self.whole.read(below, files).squeeze(self.axis)
+        return self.source.read(below, files).squeeze(self.axis)
 
 
 @dataclass(frozen=True)
-class ExpandedOrigin(_Of):
+class ExpandedOrigin(_DerivedOrigin):
     """With a new axis of size 1 before `axis`."""
 
     axis: int
 
     def _shape(self) -> tuple[int, ...]:
-        return (*self.whole.shape[: self.axis], 1, *self.whole.shape[self.axis :])
+        return (*self.source.shape[: self.axis], 1, *self.source.shape[self.axis :])
 
     def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        return self.whole.read((*region[: self.axis], *region[self.axis + 1 :]), files).unsqueeze(self.axis)
+        return self.source.read((*region[: self.axis], *region[self.axis + 1 :]), files).unsqueeze(self.axis)
 
 
 @dataclass(frozen=True)
-class ReorderedOrigin(_Of):
+class ReorderedOrigin(_DerivedOrigin):
     """The value at `order[i]` of `axis` is at i."""
 
     axis: int
@@ -216,47 +216,47 @@ class ReorderedOrigin(_Of):
         start, stop = region[self.axis]
         everything = (*region[: self.axis], (0, self.shape[self.axis]), *region[self.axis + 1 :])
         index = torch.tensor(self.order[start:stop], dtype=torch.int64)
-        return self.whole.read(everything, files).index_select(self.axis, index)
+        return self.source.read(everything, files).index_select(self.axis, index)
 
 
 @dataclass(frozen=True)
-class FlattenedOrigin(_Of):
+class FlattenedOrigin(_DerivedOrigin):
     """A stack [E, N, K] as one matrix [E * N, K]."""
 
     def __post_init__(self) -> None:
-        if len(self.whole.shape) != 3:
-            raise ValueError(f"{list(self.whole.shape)} is no stack of matrices")
+        if len(self.source.shape) != 3:
+            raise ValueError(f"{list(self.source.shape)} is no stack of matrices")
 
     def _shape(self) -> tuple[int, ...]:
-        count, rows, width = self.whole.shape
+        count, rows, width = self.source.shape
         return count * rows, width
 
     def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
         (start, stop), columns = region
-        height = self.whole.shape[1]
+        height = self.source.shape[1]
         pieces = []
         while start < stop:
             index, first = divmod(start, height)
             last = min(height, first + stop - start)
-            pieces.append(self.whole.read(((index, index + 1), (first, last), columns), files)[0])
+            pieces.append(self.source.read(((index, index + 1), (first, last), columns), files)[0])
             start += last - first
         if not pieces:
-            pieces.append(self.whole.read(((0, 1), (0, 0), columns), files)[0])
+            pieces.append(self.source.read(((0, 1), (0, 0), columns), files)[0])
         return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
 
 @dataclass(frozen=True)
-class RescaledOrigin(_Of):
+class RescaledOrigin(_DerivedOrigin):
     """Every value times `factor` plus `offset`, in float32."""
 
     factor: float
     offset: float
 
     def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        return self.whole.read(region, files).to(torch.float32) * self.factor + self.offset
+        return self.source.read(region, files).to(torch.float32) * self.factor + self.offset
 
     def _permuted(self, order: tuple[int, ...]) -> Origin:
-        return RescaledOrigin(self.whole.permuted(order), self.factor, self.offset)
+        return RescaledOrigin(self.source.permuted(order), self.factor, self.offset)
 
 
 @dataclass(frozen=True)

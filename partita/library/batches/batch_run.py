@@ -197,8 +197,8 @@ def run_rows(
             if ticket.error is not None:
                 done.append(error_row(row, ticket.error))
             else:
-                asked = None if ticket.work.logprobs is None else logprobs
-                done.append(answer_row(row, ticket.result, asked, with_text=text is not None))
+                requested = None if ticket.work.logprobs is None else logprobs
+                done.append(answer_row(row, ticket.result, requested, with_text=text is not None))
 
         try:
             work = work_of(row, defaults, text, vocab_size)
@@ -259,8 +259,8 @@ def generate_file(
     reserve(target, "answers", (model.folder, source), option="output")
     check_files(source, target)
     looked = scan_file(source)
-    asked = Sampling(max_new_tokens=max_new_tokens, seed=seed)
-    full = options(asked, sampling, 1, model.folder, of_file=True)[0]
+    requested = Sampling(max_new_tokens=max_new_tokens, seed=seed)
+    full = options(requested, sampling, 1, model.folder, of_file=True)[0]
     text = model.tokenizer
     texts, ids = stops(model.folder, stop, stop_token_ids, vocab_size=model.vocab_size, has_text=text is not None)
     given = seed if sampling is None or isinstance(sampling, str) or sampling.seed is None else sampling.seed

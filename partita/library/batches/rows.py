@@ -237,9 +237,9 @@ def _sampling(row: InputRow, defaults: RowDefaults) -> Sampling:
             raise UsageError(f"{name} is {value}, but an alias of it in the same row is {named[option]}; keep one")
         named[option] = value
     named |= {name: _as_whole(named[name]) for name in WHOLE if name in named}
-    asked = check_fields(Sampling(**{name: named[name] for name in SAMPLED if name in named}))
-    full = asked.with_defaults(defaults.sampling)
-    if not full.temperature or asked.seed is not None:
+    requested = check_fields(Sampling(**{name: named[name] for name in SAMPLED if name in named}))
+    full = requested.with_defaults(defaults.sampling)
+    if not full.temperature or requested.seed is not None:
         return full
     return replace(full, seed=row_seed(defaults.base_seed, row.index))
 

@@ -211,8 +211,8 @@ def _unwritten(racers: Sequence[Racer], files: Mapping[str, Path]) -> PartitaErr
     missing = [racer for racer in racers if racer.entry.name in files and racer.lane.observed is None]
     if not missing:
         return None
-    why = (f"{files[racer.entry.name]}: not written: {racer.lane.host_time_missing_reason}" for racer in missing)
-    return ReportError("; ".join(why))
+    reason = (f"{files[racer.entry.name]}: not written: {racer.lane.host_time_missing_reason}" for racer in missing)
+    return ReportError("; ".join(reason))
 
 
 def _failure(failed: Sequence[Racer]) -> PartitaError:

@@ -153,8 +153,10 @@ def report_files(options: BenchOptions, entries: Sequence[Entry]) -> dict[str, P
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
-        why = "a file; choose a folder for the reports" if folder.exists() else f"cannot be created: {error.strerror}"
-        raise ReportError(f"{folder}: {why}") from error
+        reason = (
+            "a file; choose a folder for the reports" if folder.exists() else f"cannot be created: {error.strerror}"
+        )
+        raise ReportError(f"{folder}: {reason}") from error
     stems = [entry.stem for entry in entries]
     files = {
         entry.name: folder / (f"{entry.stem}.json" if stems.count(entry.stem) == 1 else f"{entry.stem}-{number}.json")

@@ -45,8 +45,7 @@ from partita.runtime.generate.choice.drafting import (
     no_draft_reason,
     no_speculation_reason,
 )
-from partita.runtime.generate.loop import PREFILL_CHUNK_TOKENS
-from partita.runtime.generate.loop import Engine as Loop
+from partita.runtime.generate.loop import PREFILL_CHUNK_TOKENS, GenerationLoop
 from partita.runtime.generate.prefix_file import PrefixContent, identity, read_content, read_prefix, write_prefix
 from partita.runtime.generate.record.run_facts import run_facts, with_optimised
 from partita.runtime.generate.request import Drafter, Prefix, Request
@@ -142,7 +141,7 @@ class LocalEngine(Scheduler):
                 facts = with_optimised(facts, [entry.session for entry in runner.graphs])
             recorder = runner.recorder
             adapters = " / ".join(name or "none" for name in recorder.adapters) if any(recorder.adapters) else None
-            asked = Asked(
+            requested = Asked(
                 verb="generate",
                 path=str(self.folder),
                 chain=tuple(resolution.provider.ort_name for resolution in runner.resolutions),
@@ -162,7 +161,7 @@ class LocalEngine(Scheduler):
             seconds = request.probe_seconds
             facts, chain = probe_package(facts, runner.resolutions, self.folder, seconds, self.audience)
             entries = (*self.target.skipped, *map(chain_entry, chain))
-            return facts, entries, environment(), asked, request.limits
+            return facts, entries, environment(), requested, request.limits
 
     def save_prefix(self, prefix: PrefixContent, file: str, prefill_chunk: int | None = None) -> PrefixSaved:
         """Prefill a prefix and write its states to a file; see `Engine.save_prefix`."""
@@ -173,7 +172,7 @@ class LocalEngine(Scheduler):
                 raise GenerationError(BUSY)
             loop = self._open_batch(BatchOptions(prefill_chunk, prefix.adapter), takes_turns=False)
             self._recorded = self._batch = None
-            row, seconds = loop.join(Request(prefix.tokens)), 0.0
+            row, seconds = loop.add_request(Request(prefix.tokens)), 0.0
             while (step := loop.step()) is not None:
                 seconds += step.run_seconds
             size = write_prefix(Path(file), loop.save_prefix(row), prefix, self._identity(prefix.adapter))
@@ -200,14 +199,14 @@ class LocalEngine(Scheduler):
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    def _open_batch(self, options: BatchOptions, *, takes_turns: bool) -> Loop:
+    def _open_batch(self, options: BatchOptions, *, takes_turns: bool) -> GenerationLoop:
         """A batch with free rows, and a new record."""
         if options.prefill_chunk is not None:
             check_chunk(options.prefill_chunk)
         prefix = None if options.prefix is None else self._prefix(options.prefix, options.adapter)
         self.runner.use_adapters(options.adapter)
         chunk = _chunk_tokens(options)
-        loop = Loop(self.runner, chunk, shares=True, patience=chunk if takes_turns else None, records=True)
+        loop = GenerationLoop(self.runner, chunk, shares=True, patience=chunk if takes_turns else None, records=True)
         loop.new_drafter, loop.control = self._drafters.drafting(self.runner, options.speculation)
         if prefix is not None and takes_turns:
             loop.add_prefix(prefix)
@@ -291,10 +290,10 @@ class Drafters:
         """
         if not asked:
             return None, None
-        why = no_speculation_reason(runner)
-        if why is not None:
+        reason = no_speculation_reason(runner)
+        if reason is not None:
             option = f"`draft={asked.draft}`" if asked.draft else f"`speculate={asked.speculate}`"
-            raise UsageError(f"{option}: {self._folder} cannot verify draft tokens: {why}")
+            raise UsageError(f"{option}: {self._folder} cannot verify draft tokens: {reason}")
         control = self._lengths.setdefault(asked.draft, DraftLength())
         if asked.draft is None:
             return NgramDrafter, control
@@ -332,9 +331,9 @@ class Drafters:
             )
         except (ChainError, NoKernelError) as error:
             raise package_refused(error, 0.0) from error
-        why = no_draft_reason(runner)
-        if why is not None:
+        reason = no_draft_reason(runner)
+        if reason is not None:
             runner.close()
-            raise UsageError(f"`draft={path}`: this package cannot be a draft package: {why}")
+            raise UsageError(f"`draft={path}`: this package cannot be a draft package: {reason}")
         self._drafts[path] = runner
         return runner

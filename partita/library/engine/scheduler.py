@@ -43,7 +43,7 @@ from partita.library.engine.requests import (
 from partita.library.sampling import Sampling
 from partita.package.folder import Manifest
 from partita.runtime.generate.choice.sampling import RecordingSampler, make_sampler
-from partita.runtime.generate.loop import Engine as Loop
+from partita.runtime.generate.loop import GenerationLoop
 from partita.runtime.generate.record.recorder import Step
 from partita.runtime.generate.request import Request, most_shared
 from partita.runtime.generate.text.tokens import Text
@@ -74,7 +74,7 @@ class Scheduler(Engine, ABC):
         self._rules = rules
         self._text: Text | None = None
         self._options, self._takes_turns = BatchOptions(), True
-        self._loop: Loop | None = None
+        self._loop: GenerationLoop | None = None
         """None before the first batch, or after an error of a run; the next request opens another."""
         self._rows: list[Ticket | None] = [None] * rules.rows
         """Running and kept requests."""
@@ -85,7 +85,7 @@ class Scheduler(Engine, ABC):
         """Whether a request was cancelled since the last step."""
 
     @abstractmethod
-    def _open_batch(self, options: BatchOptions, *, takes_turns: bool) -> Loop:
+    def _open_batch(self, options: BatchOptions, *, takes_turns: bool) -> GenerationLoop:
         """A batch with free rows, and a new record for reports. Raises GenerationError, UsageError, PackageError."""
 
     @property
@@ -320,7 +320,7 @@ class Scheduler(Engine, ABC):
         try:
             if self._loop is None:
                 self._loop = self._open_batch(self._options, takes_turns=self._takes_turns)
-            row = self._loop.join(self._request(ticket))
+            row = self._loop.add_request(self._request(ticket))
         except PartitaError as error:
             its_own = isinstance(error, (GenerationError, UsageError, PackageError))  # PackageError: its adapter's file
             if not its_own or (isinstance(error, PackageError) and self._loop is None):
@@ -380,9 +380,9 @@ class Scheduler(Engine, ABC):
             try:
                 piece = self._take(ticket, step)
             except Exception as error:  # noqa: BLE001 - ends only this request
-                why = GenerationError(f"its tokens cannot be decoded: {type(error).__name__}: {error}")
+                reason = GenerationError(f"its tokens cannot be decoded: {type(error).__name__}: {error}")
                 ticket.completion.stream = None
-                piece = self._over(ticket, "error", error if isinstance(error, PartitaError) else why)
+                piece = self._over(ticket, "error", error if isinstance(error, PartitaError) else reason)
             if piece is not None:
                 pieces.append((ticket, piece))
         try:
@@ -424,12 +424,12 @@ class Scheduler(Engine, ABC):
                 self._free(ticket)
         return RequestOutput(text, (), (), reason)
 
-    def _halt(self, row: int, loop: Loop, surplus: int = 0) -> None:
+    def _halt(self, row: int, loop: GenerationLoop, surplus: int = 0) -> None:
         """End a row at the end of its request's answer."""
         with suppress(PartitaError):  # the next step shows that the batch is lost
             if surplus:
                 loop.rewind(row, surplus)
-            loop.halt(row)
+            loop.end_row(row)
 
     def _free(self, ticket: Ticket) -> None:
         """Remove a request from its row, if it has one."""

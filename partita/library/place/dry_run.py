@@ -118,6 +118,6 @@ def _try_capture(report: Report, model: OnnxModel, chain: Sequence[Resolution], 
     evidence += "; capturing a run may still fail"
     fatal = Counter(node.cause_text for node in blocking if node.cause != "other_provider" or not warned)
     if fatal:
-        reasons = listing(f"{plural(count, 'node')} ({why})" for why, count in fatal.items())
+        reasons = listing(f"{plural(count, 'node')} ({reason})" for reason, count in fatal.items())
         evidence = f"ONNX Runtime opens the session, but the capturing run would fail: {reasons}"
     return GraphCapture(file=file, is_accepted=not fatal, evidence=evidence, blocking=blocking)

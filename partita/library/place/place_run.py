@@ -15,7 +15,7 @@ from partita.library.chain import Target
 from partita.library.engine.jobs import NONE_CRASHED, Crashed
 from partita.library.place.dry_run import check_dry_run, dry_run_facts, with_capture
 from partita.library.place.probing import decode_sizes, explain_refusal, with_probes
-from partita.library.run_report import join, option_texts
+from partita.library.run_report import option_texts, report_run
 from partita.observations.names import EXPERIMENTS
 from partita.observations.records import PackageFacts
 from partita.options.placement import PlaceOptions
@@ -94,7 +94,7 @@ def place(
         notes += [FAILED_DRY] if failed and not interrupted else []
     elif failed and not interrupted:
         facts = replace(facts, failure=str(error).removeprefix(f"{options.model}: "))
-    report = join(
+    report = report_run(
         replace(facts, notes=(*facts.notes, *notes)),
         (*target.skipped, *map(chain_entry, resolutions)),
         environment(),

@@ -64,9 +64,9 @@ def _check_options(options: PlaceOptions) -> None:
             "inputs": "a package is run on dummy tokens",
         }
         of_files["run_seconds"] = "runs of a package have no time limit"
-        for name, why in of_files.items():
+        for name, reason in of_files.items():
             if getattr(options, name):
-                raise UsageError(f"`{name}` is for ONNX files; {why}")
+                raise UsageError(f"`{name}` is for ONNX files; {reason}")
     elif Choice.of(options).setting_names:
         name = Choice.of(options).setting_names[0]
         raise UsageError(f"`{name}` is only for foreign folders; omit it for a file")

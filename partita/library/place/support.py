@@ -170,10 +170,11 @@ def _usable(resolution: Resolution) -> tuple[Resolution, tuple[str, ...]]:
 
     (tried,) = check([resolution])
     if not tried.usable:
-        why = tried.resolution
+        found = tried.resolution
         dry = "; or add `dry_run=True`, without a GPU" if resolution.provider is CUDA else ""
         raise ProviderError(
-            f"{resolution.provider.name}: it cannot be tested here: {why.reason}: {why.evidence}; {why.remedy}{dry}"
+            f"{resolution.provider.name}: it cannot be tested here: {found.reason}: {found.evidence}; "
+            f"{found.remedy}{dry}"
         )
     software = " (the CPU in place of a GPU)" if tried.software else ""
     words = tuple(f"{device.kind} of {device.vendor or 'unknown vendor'}{software}" for device in tried.devices)

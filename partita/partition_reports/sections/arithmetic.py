@@ -55,7 +55,7 @@ def floats_section(report: Report) -> Section | None:
     text = "compiled nodes and does not report the type of their arithmetic"
     blocks: list[Block] = [
         Line(_describe_floats(narrow.dtype, counts, listing(names)))
-        for names, counts in _alike(phases, counted)
+        for names, counts in _equal_counts(phases, counted)
         if counts
     ]
     blocks += [Line(f"{short_provider(provider)} {text}.") for provider in sorted(compiled)]
@@ -75,7 +75,7 @@ def quantised_section(report: Report) -> Section | None:
         return Section("packed", "Quantised weights", (Line("No node computes with quantised weights.", tone="bad"),))
     blocks: list[Block] = [
         Line(_describe_quantised(report.package.precision, counts, names[-1]))
-        for names, counts in _alike(phases, counted)
+        for names, counts in _equal_counts(phases, counted)
     ]
     inside = sorted({short_provider(provider) for counts in counted for _, how, provider in counts if how == INSIDE})
     if inside:
@@ -85,7 +85,7 @@ def quantised_section(report: Report) -> Section | None:
     return Section("packed", "Quantised weights", tuple(blocks))
 
 
-def _alike(phases: Sequence[Phase], counted: Sequence[Counts]) -> Iterator[tuple[list[str], Counts]]:
+def _equal_counts(phases: Sequence[Phase], counted: Sequence[Counts]) -> Iterator[tuple[list[str], Counts]]:
     """Names of phases with their counts; all phases together if the counts are equal."""
     names = [str(phase.name) for phase in phases]
     if all(counts == counted[-1] for counts in counted):

@@ -355,9 +355,9 @@ def harm_text(costs: Sequence[FallbackCost]) -> str:
 def _other_providers(members: Sequence[Fallback]) -> Iterator[Line]:
     """Reasons for other skipped preferred providers."""
     for each in members[0].skipped:
-        name, why = short_provider(each.provider), f"{reason_title(each.reason)}, {each.evidence_kind}"
+        name, reason = short_provider(each.provider), f"{reason_title(each.reason)}, {each.evidence_kind}"
         evidence = first_of(found.evidence for entry in members if (found := entry.about(each.provider)) is not None)
-        yield Line(f"{why}: {evidence}", f"not on {name} either")
+        yield Line(f"{reason}: {evidence}", f"not on {name} either")
         yield Line(each.remedy, f"remedy for {name}", "good")
 
 

@@ -71,7 +71,7 @@ def _by_file(texts: Mapping[str, str]) -> tuple[str, ...]:
 
 def _threads(entry: CpuSession) -> str:
     """Number of threads, its reason, and how they wait."""
-    why = {
+    reason = {
         "option": "set by the user",
         "cores": "one per core",
         "affinity": "one per core of the CPU affinity",
@@ -79,7 +79,7 @@ def _threads(entry: CpuSession) -> str:
     }[entry.threads_reason]
     waits = "spin" if entry.spinning else "sleep"
     because = {"option": ", set by the user", "default": "", "crowded": ", because threads exceed cores"}
-    return f"{entry.threads}, {why}; they {waits} while they wait{because[entry.spinning_reason]}"
+    return f"{entry.threads}, {reason}; they {waits} while they wait{because[entry.spinning_reason]}"
 
 
 def _path(choice: AttentionChoice) -> str:
@@ -133,12 +133,12 @@ def _capture(verdict: GraphCapture) -> Group:
     reasons: dict[str, list[BlockingNode]] = {}
     for node in verdict.blocking:
         reasons.setdefault(node.cause_text, []).append(node)
-    for why, nodes in reasons.items():
+    for reason, nodes in reasons.items():
         counts: dict[str, int] = {}
         for node in nodes:
             counts[node.op_type or "unknown"] = counts.get(node.op_type or "unknown", 0) + 1
         on = listing(dict.fromkeys(node.provider for node in nodes))
-        blocks.append(Line(f"{plural(len(nodes), 'node')} on {on} ({tally(counts)}): {why}", "blocks capture"))
+        blocks.append(Line(f"{plural(len(nodes), 'node')} on {on} ({tally(counts)}): {reason}", "blocks capture"))
         blocks.append(Line(name_some((node.node for node in nodes), NAMED_BLOCKING), "nodes"))
     if verdict.blocking:
         rows = [(node.node, node.op_type or "unknown", node.provider, node.cause_text) for node in verdict.blocking]

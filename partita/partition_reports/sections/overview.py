@@ -166,12 +166,12 @@ def _render_headline(report: Report, name: StateName) -> str:
     if name == "all":
         return f"All nodes {ran} on {preferred}"
     if name == "none" and is_default_without_first(report):
-        why = "; ".join(filter(None, (report.chain[0].reason, report.chain[0].remedy)))
-        return f"{ran.capitalize()} on {_used(report)}; {preferred} is installed but could not start: {why}"
+        reason = "; ".join(filter(None, (report.chain[0].reason, report.chain[0].remedy)))
+        return f"{ran.capitalize()} on {_used(report)}; {preferred} is installed but could not start: {reason}"
     if name == "none":
         missing = next((entry for entry in report.chain if entry.status == "unavailable"), None)
-        why = f": {missing.reason or 'unavailable'}" if missing is not None and missing is report.chain[0] else ""
-        return f"Nothing {ran} on {preferred}{why}"
+        reason = f": {missing.reason or 'unavailable'}" if missing is not None and missing is report.chain[0] else ""
+        return f"Nothing {ran} on {preferred}{reason}"
     away, noun = _fallback_names(report)
     fallbacks = plural(len(away), noun.replace("node", "fallback node", 1)) if away else "fallbacks in control flow"
     if name == "nearly":

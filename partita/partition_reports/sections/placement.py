@@ -310,7 +310,7 @@ def _node_table(report: Report, phases: Sequence[Phase]) -> Table:
     rows = []
     for node in last.nodes:
         key = (last.name, node.name, provider_of(node))
-        why: Cell = Link(_in_each(phases, node, reasons), fallbacks[key]) if key in fallbacks else ""
+        reason: Cell = Link(_in_each(phases, node, reasons), fallbacks[key]) if key in fallbacks else ""
         cells = (
             str(node.position),
             node.name,
@@ -320,7 +320,7 @@ def _node_table(report: Report, phases: Sequence[Phase]) -> Table:
             node.module or "",
             *(decimals(known.get(node.name), 1e-3) for known in times),
             human_bytes(node.output_bytes),
-            why,
+            reason,
             _render_replaced(node),
         )
         rows.append(Row(cells, anchors[last.name, node.position]))

@@ -124,8 +124,8 @@ def reason_line(report: Report) -> Iterator[Sentence]:
     missing = [entry for entry in report.chain if entry.status == "unavailable"]
     texts = []
     if missing:
-        why = f"{missing[0].reason or 'no reason known'}: {missing[0].evidence or 'no evidence'}"
-        texts.append(f"{short_provider(missing[0].provider)} is unavailable: {why}")
+        reason = f"{missing[0].reason or 'no reason known'}: {missing[0].evidence or 'no evidence'}"
+        texts.append(f"{short_provider(missing[0].provider)} is unavailable: {reason}")
     groups = by_reason(report)
     if missing:  # covered above
         groups = [group for group in groups if group[1][0].preferred_provider in active_of(report)]

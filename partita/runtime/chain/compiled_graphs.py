@@ -68,8 +68,8 @@ def open_compiled(path: Path, active: Sequence[Resolution], opening: Opening) ->
         try:
             session = _open_entry(_read(place, key), path, active, opening)
         except (OSError, ValueError, NativeFailureError) as error:
-            why = one_line(str(error))
-            notes = (f"{path.name}: the compiled graph in {place} cannot be used and was compiled again: {why}",)
+            reason = one_line(str(error))
+            notes = (f"{path.name}: the compiled graph in {place} cannot be used and was compiled again: {reason}",)
         else:
             return session, (f"{path.name}: compiled by {provider.name} on an earlier start, read from {place}",)
     try:

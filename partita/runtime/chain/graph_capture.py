@@ -134,17 +134,17 @@ def not_captured_error(path: Path, chain: Sequence[Resolution], error: PartitaEr
     recorder = recorder_of(chain)
     assert recorder is not None
     active = active_of(without_recording(chain))
-    asked = tuple(entry for entry in active if entry.provider.ort_name == recorder.provider.ort_name)
+    requested = tuple(entry for entry in active if entry.provider.ort_name == recorder.provider.ort_name)
     try:
         session = open_native(path, active, Opening(explain=True))
     except NativeFailureError:
         return error or _not_there(recorder)
     try:
-        facts = opened_facts(path, session, asked)
+        facts = opened_facts(path, session, requested)
     finally:
         session.close()
-    rows = refused_nodes(facts, tuple(chain_entry(entry) for entry in asked))
-    nodes = rows_of(rows, ort_names(asked))
+    rows = refused_nodes(facts, tuple(chain_entry(entry) for entry in requested))
+    nodes = rows_of(rows, ort_names(requested))
     if not nodes:
         return error or _not_there(recorder)
     counted = Counter(row.op_type or "?" for row in rows).most_common()
@@ -159,5 +159,5 @@ def not_captured_error(path: Path, chain: Sequence[Resolution], error: PartitaEr
 
 def _not_there(recorder: Resolution) -> ProviderError:
     """The error for a provider that ONNX Runtime does not use at all."""
-    why = f": {recorder.reason}: {recorder.evidence}" if recorder.reason else ""
-    return ProviderError(f"graph capture is not possible: {recorder.provider.name} is not used{why}", remedy=WITHOUT)
+    reason = f": {recorder.reason}: {recorder.evidence}" if recorder.reason else ""
+    return ProviderError(f"graph capture is not possible: {recorder.provider.name} is not used{reason}", remedy=WITHOUT)

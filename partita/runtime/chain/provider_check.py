@@ -168,21 +168,25 @@ def request_of(resolution: Resolution) -> dict[str, Any]:
 def judge(resolution: Resolution, outcome: WorkerResult) -> Check:
     """The check that follows from a worker's result."""
     result = outcome.result or {}
-    why = _unusable_reason(resolution, outcome, result)
+    reason = _unusable_reason(resolution, outcome, result)
     ort_name = str(result.get("ort_name") or resolution.provider.ort_name)
     devices = tuple(
         Device.model_validate(device) for device in result.get("devices", ()) if device["ort_name"] == ort_name
     )
-    if why is None:
+    if reason is None:
         software = (
             resolution.provider.software_devices
             and result.get("hardware") not in (None, [])
             and not ({"GPU", "NPU"} & set(result["hardware"]))
         )
         return Check(resolution, True, True, devices, software, outcome.seconds, outcome.log)
-    loads = False if why.reason in ("library_missing", "version_mismatch") else True if result.get("loaded") else None
-    found = False if why.reason == "device_missing" else True if devices else None
-    settled = replace(resolution, status="unavailable", reason=why.reason, evidence=why.evidence, remedy=why.remedy)
+    loads = (
+        False if reason.reason in ("library_missing", "version_mismatch") else True if result.get("loaded") else None
+    )
+    found = False if reason.reason == "device_missing" else True if devices else None
+    settled = replace(
+        resolution, status="unavailable", reason=reason.reason, evidence=reason.evidence, remedy=reason.remedy
+    )
     return Check(settled, loads, found, devices, False, outcome.seconds, outcome.log)
 
 
@@ -242,13 +246,16 @@ def best_chain(available_ort_names: Collection[str], checks: Sequence[Check] = (
         name = resolution.provider.name
         tried = known.get(name) or check([resolution])[0]
         if tried.usable and not tried.software:
-            parts = [*(f"{other} {why}" for other, why in failed.items()), f"{name} is usable; so {name}, then cpu"]
+            parts = [
+                *(f"{other} {reason}" for other, reason in failed.items()),
+                f"{name} is usable; so {name}, then cpu",
+            ]
             return DefaultChain((resolution.provider, cpu), "; ".join(parts), tuple(skipped))
         skipped += [] if tried.usable else [tried.resolution]
-        why = f"could not start ({tried.resolution.reason})"
-        failed[name] = "is usable, but only on the CPU: there is no GPU" if tried.usable else why
+        reason = f"could not start ({tried.resolution.reason})"
+        failed[name] = "is usable, but only on the CPU: there is no GPU" if tried.usable else reason
     absent = [entry.name for entry in known_providers().values() if entry.rank > 1 and entry.name not in failed]
-    parts = [f"{name} {why}" for name, why in failed.items()]
+    parts = [f"{name} {reason}" for name, reason in failed.items()]
     parts += [f"{listing(absent)}: not in this build"] if absent else []
     return DefaultChain((cpu,), "; ".join([*parts, "so cpu"]), tuple(skipped))
 

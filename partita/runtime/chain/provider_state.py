@@ -258,8 +258,8 @@ def settle_one(
     for line in log:
         dropped = re.search(DROPPED.pattern, line)
         if dropped and dropped["provider"] == provider.ort_name:
-            why = Failure(DROPPED.reason, one_line(line[dropped.start() :]), OTHER_OPSET)
-            return unavailable(resolution, why)
+            reason = Failure(DROPPED.reason, one_line(line[dropped.start() :]), OTHER_OPSET)
+            return unavailable(resolution, reason)
     return resolution
 
 
@@ -271,5 +271,5 @@ def without_backend(resolution: Resolution, session: Session) -> Resolution:
     listed = session.assigned()
     if listed is None or any(node.provider == provider.ort_name for node in listed):
         return resolution
-    why = explain(provider, [*complaints(session.log), *headless(session.log)])
-    return resolution if why.reason == "initialisation_failed" else unavailable(resolution, why)
+    reason = explain(provider, [*complaints(session.log), *headless(session.log)])
+    return resolution if reason.reason == "initialisation_failed" else unavailable(resolution, reason)

@@ -40,9 +40,9 @@ def set_up(
     `attention`: attention of the graph, if it has both paths.
     """
     cores = usable_cores()
-    threads, why = cores.threads(opening.threads)
+    threads, reason = cores.threads(opening.threads)
     # ONNX Runtime's default pins threads to cores, which is correct if the process may use all cores.
-    opening = replace(opening, threads=None if why == "cores" else threads)
+    opening = replace(opening, threads=None if reason == "cores" else threads)
     cpu = next((entry for entry in active if entry.provider.ort_name == CPU), None)
     if cpu is None:
         return opening, None
@@ -61,7 +61,7 @@ def set_up(
     settings = CpuSession(
         file=path.name,
         threads=threads,
-        threads_reason=why,
+        threads_reason=reason,
         cores=cores.allowed,
         quota=cores.quota,
         spinning=spinning,

@@ -76,13 +76,13 @@ def _checked(path: Path, graphs: Sequence[GraphFile], remedy: Remedy) -> InputVa
     for name, (buffer, shape) in read_adapter(path, remedy).items():
         port = ports.get(name)
         if port is None or buffer.dtype != port.dtype or not _fits(shape, port, ranks):
-            asked = "no graph uses it" if port is None else f"the graphs expect {port.dtype} {list(port.shape)}"
-            wrong.append(f"{name[:120]} is {buffer.dtype} {list(shape)}, {asked}")
+            requested = "no graph uses it" if port is None else f"the graphs expect {port.dtype} {list(port.shape)}"
+            wrong.append(f"{name[:120]} is {buffer.dtype} {list(shape)}, {requested}")
         found[name] = buffer
     if wrong or not found:
         more = f" ({len(wrong):,} in all)" if len(wrong) > SHOWN else ""
-        why = f"{'; '.join(wrong[:SHOWN])}{more}" if wrong else "it contains no values"
-        raise PackageError(f"{path}: not an adapter of this package: {why}", remedy=remedy)
+        reason = f"{'; '.join(wrong[:SHOWN])}{more}" if wrong else "it contains no values"
+        raise PackageError(f"{path}: not an adapter of this package: {reason}", remedy=remedy)
     return found
 
 

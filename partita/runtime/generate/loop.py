@@ -38,7 +38,7 @@ PADDING = 0
 
 
 @dataclass
-class Engine:
+class GenerationLoop:
     """The rows of one batch. A runner supports one engine at a time."""
 
     runner: Runner
@@ -84,7 +84,7 @@ class Engine:
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
-    def join(self, request: Request) -> int:
+    def add_request(self, request: Request) -> int:
         """Give a request a free row of the batch; return its index.
 
         Raises GenerationError if no row is free or the prompt is invalid; UsageError and PackageError for its adapter.
@@ -111,7 +111,7 @@ class Engine:
             if request.prefix is not None:
                 load_prefix(cache, row, request.prefix, request.prompt, usable=self.keeps_keys(len(request.prompt)))
             elif self.prefixes is not None:
-                self.prefixes.join(row, self.rows)
+                self.prefixes.add_row(row, self.rows)
         except BaseException:
             self.release_row(row)
             raise
@@ -159,7 +159,7 @@ class Engine:
             return not (self.runner.has_rope_length or self.runner.contract.rereads)
         return max(length, self.longest_rope) <= limit
 
-    def halt(self, row: int) -> None:
+    def end_row(self, row: int) -> None:
         """End a row like a stop token. It keeps its cache."""
         entry = self.row(row)
         self.steady_step = None
@@ -410,11 +410,11 @@ def serve(
 
     `records`: begin a new record of the runner.
     """
-    engine = Engine(runner, prefill_chunk, policy, records=records)
+    engine = GenerationLoop(runner, prefill_chunk, policy, records=records)
     if records:
         runner.begin()
     for request in requests:
-        engine.join(request)
+        engine.add_request(request)
 
     def steps() -> Generator[Step, None, None]:
         while (step := engine.step()) is not None:

@@ -93,7 +93,7 @@ class Prefixes:
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
-    def join(self, index: int, rows: Sequence[Row | None]) -> None:
+    def add_row(self, index: int, rows: Sequence[Row | None]) -> None:
         """Copy available states into a new row, and plan later copies."""
         row = rows[index]
         assert row is not None

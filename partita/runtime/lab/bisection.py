@@ -82,7 +82,7 @@ def find_rejected(search: Search) -> RejectedPart | None:
         left = tuple(name for name in left if name not in part.nodes)
     if not found:
         return None
-    return replace(found[0], others=tuple(found[1:]), rest_opens=opens)
+    return replace(found[0], other_parts=tuple(found[1:]), rest_opens=opens)
 
 
 def _smallest_in(search: Search, best: tuple[str, ...]) -> RejectedPart | None:

@@ -7,11 +7,11 @@ from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
-from partita.observations.facts import COMBINED, Swap
+from partita.observations.facts import COMBINED, Substitution
 from partita.runtime.lab.graph import constant_of
 from partita.runtime.lab.schema import Operator, Slot, find_operator
 from partita.runtime.lab.variant import ExperimentInput, Variant, is_signed, size_of, variant_model, zeros
-from partita.runtime.place.model_file import reads
+from partita.runtime.place.model_file import tensors_read
 from partita.runtime.place.tensor_types import (
     SMALL_BYTES,
     element_of,
@@ -74,7 +74,7 @@ def vary(variant: Variant, change: Change) -> Variant | None:
     for position, feed in change.added.items():
         node.input.extend([""] * (position + 1 - len(node.input)))
         node.input[position] = feed.name
-    left = set(reads(node))  # including inputs of subgraphs
+    left = set(tensors_read(node))  # including inputs of subgraphs
     feeds = tuple(
         _vary_feed(variant, feed, change) for feed in (*variant.feeds, *change.added.values()) if feed.name in left
     )
@@ -182,16 +182,16 @@ def _signed_output(variant: Variant) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Variation:
-    """A variant of a node with a description of its change; the other fields are those of its `Idea`."""
+    """A variant of a node with a description of its change; the other fields are those of its `PossibleChange`."""
 
     factor: str
     change: str
     variant: Variant
     factors: tuple[str, ...] = ()
-    swap: Swap | None = None
+    substitution: Substitution | None = None
     removes: bool = False
 
-    def then(self, ideas: Iterable[Idea]) -> Iterator[Variation]:
+    def with_change(self, ideas: Iterable[PossibleChange]) -> Iterator[Variation]:
         """This variation with one more change for each idea."""
         for after in make_variations(self.variant, ideas):
             parts = after.factors or (after.factor,)
@@ -203,37 +203,37 @@ class Variation:
 
 
 @dataclass(frozen=True, slots=True)
-class Idea:
+class PossibleChange:
     """One possible change of a node."""
 
     factor: str
     change: Change
     description: str = ""
-    swap: Swap | None = None
+    substitution: Substitution | None = None
     """The description, if something is replaced; `words` is empty then."""
     removes: bool = False
     """Whether the change removes something."""
     factors: tuple[str, ...] = ()
     """The factors, if it counts as several changes."""
 
-    def of(self, variant: Variant) -> Variation | None:
+    def apply_to(self, variant: Variant) -> Variation | None:
         """The changed variant; None if nothing would change, or the change is not possible."""
         varied = vary(variant, self.change)
         if varied is None or varied == variant:
             return None
         words = (
-            str(self.swap)
-            if self.swap is not None
+            str(self.substitution)
+            if self.substitution is not None
             else f"without {self.description}"
             if self.removes
             else self.description
         )
-        return Variation(self.factor, words, varied, self.factors, self.swap, self.removes)
+        return Variation(self.factor, words, varied, self.factors, self.substitution, self.removes)
 
 
-def make_variations(variant: Variant, ideas: Iterable[Idea]) -> Iterator[Variation]:
+def make_variations(variant: Variant, ideas: Iterable[PossibleChange]) -> Iterator[Variation]:
     """The variations from possible ideas."""
-    return (variation for idea in ideas if (variation := idea.of(variant)) is not None)
+    return (variation for idea in ideas if (variation := idea.apply_to(variant)) is not None)
 
 
 # --- operator schema -----------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from partita.observations.facts import (
     OTHER_FORM,
     NodeProbe,
     ProbeRun,
-    Swap,
+    Substitution,
 )
 from partita.observations.text_format import plural
 from partita.providers.base import Option
@@ -164,7 +164,7 @@ def explore(subjects: Sequence[Subject], lab: Lab) -> None:
 def explore_surroundings(
     subjects: Sequence[Subject],
     neighbours: Callable[[int, str], Iterable[Neighbourhood]],
-    groups: Callable[[int, str], Iterable[tuple[Swap, onnx.ModelProto]]],
+    groups: Callable[[int, str], Iterable[tuple[Substitution, onnx.ModelProto]]],
     holders: dict[Node, str],
     lab: Lab,
 ) -> None:
@@ -194,12 +194,17 @@ def explore_surroundings(
     for option in lab.resolution.provider.options:
         _run_with(option, [each for each in rejected.values() if _may_matter(option, each.subject.variant, lab)], lab)
     retyped = [
-        Experiment(subject, model, replace(_pending_outcome(NEIGHBOURS, str(swap)), swap=swap), node=key)
+        Experiment(
+            subject,
+            model,
+            replace(_pending_outcome(NEIGHBOURS, str(substitution)), substitution=substitution),
+            node=key,
+        )
         for subject in subjects
         if lab.compiles and subject.variants
         for key in subject.nodes[:MOST_ALIKE]
         if key in rejected or subject.variants[0].outcome == "rejected"
-        for swap, model in groups(*key)
+        for substitution, model in groups(*key)
     ]
     _run(retyped, lab, complete=False)
     inside = []
@@ -262,7 +267,7 @@ def _experiment(subject: Subject, variation: Variation, lab: Lab) -> Experiment:
     trial = replace(
         _pending_outcome(variation.factor, variation.change),
         factors=variation.factors,
-        swap=variation.swap,
+        substitution=variation.substitution,
         removes=variation.removes,
         neg_added=len(model.graph.node) > 1,
     )
@@ -301,17 +306,17 @@ def _run_with(option: Option, experiments: Sequence[Experiment], lab: Lab, value
     if value is None or not experiments:
         return
     name = f"{lab.resolution.provider.name}.{option.name}"
-    swap = Swap(f"{name}={value}", f"{name}={lab.resolution.options.get(option.name, option.default)}")
+    substitution = Substitution(f"{name}={value}", f"{name}={lab.resolution.options.get(option.name, option.default)}")
     answers = lab.try_with(option.name, value, [each.model for each in experiments])
     for each, answer in zip(experiments, answers, strict=True):
         if answer is not None:
-            each.record(_with_swap(each.outcome, swap), answer)
+            each.record(_with_swap(each.outcome, substitution), answer)
 
 
-def _with_swap(trial: ProbeRun, swap: Swap) -> ProbeRun:
+def _with_swap(trial: ProbeRun, swap: Substitution) -> ProbeRun:
     """A trial with an additional change of a provider option."""
     if trial.factor in (AS_IS, NEIGHBOURS):
-        return replace(_pending_outcome(OPTION, swap.after), swap=swap, neg_added=trial.neg_added)
+        return replace(_pending_outcome(OPTION, swap.after), substitution=swap, neg_added=trial.neg_added)
     if trial.factor == OTHER_FORM:
         change = "; ".join(part for part in (trial.change, swap.after) if part)
         return replace(trial, change=change, factors=(*trial.factors, OPTION))

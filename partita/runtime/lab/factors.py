@@ -8,11 +8,11 @@ from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from partita.observations.facts import AS_IS, COMBINED, NEIGHBOURS, OPTION, OTHER_FORM, Swap
+from partita.observations.facts import AS_IS, COMBINED, NEIGHBOURS, OPTION, OTHER_FORM, Substitution
 from partita.observations.text_format import listing
 from partita.runtime.lab.change import (
     Change,
-    Idea,
+    PossibleChange,
     Variation,
     fixed_feed,
     make_variations,
@@ -47,7 +47,7 @@ MOST_VERSIONS = 6
 FIXED = Change(fixed=True)
 
 
-Ideas = Callable[[Variant], Iterator[Idea]]
+Ideas = Callable[[Variant], Iterator[PossibleChange]]
 """The changes of one factor, most likely supported first. They may be illegal."""
 
 
@@ -78,7 +78,7 @@ def combine_factors(variant: Variant) -> tuple[Variation, ...]:
     found = [as_it_is(variant)]
     for combined in (factor.combined for factor in factors()):
         if combined is not None:
-            found = [each for before in found for each in (before, *before.then(combined(before.variant)))]
+            found = [each for before in found for each in (before, *before.with_change(combined(before.variant)))]
     return tuple(each for each in found if len(each.factors) > 1)
 
 
@@ -108,21 +108,21 @@ def factors() -> tuple[Factor, ...]:
     )
 
 
-def known_ranks(variant: Variant) -> Iterator[Idea]:
+def known_ranks(variant: Variant) -> Iterator[PossibleChange]:
     """The rank of the run for every input without a rank in the file."""
     open_feeds = [feed for feed in variant.feeds if feed.constant is None and rank_of(feed.kind) is None]
     ranks = {feed.name: rank for feed in open_feeds if (rank := rank_of(variant.fixed.get(feed.name))) is not None}
     if ranks:
-        yield Idea("rank", Change(ranks=ranks), swap=Swap("a known rank", "an unknown rank"))
+        yield PossibleChange("rank", Change(ranks=ranks), substitution=Substitution("a known rank", "an unknown rank"))
 
 
-def static_shapes(variant: Variant) -> Iterator[Idea]:
+def static_shapes(variant: Variant) -> Iterator[PossibleChange]:
     """All sizes as in the run; then, if some are 0 or unknown, with 1 instead."""
     if not variant.folded and all(is_fixed(feed.kind) for feed in variant.feeds):
         return
-    yield Idea("static_shape", FIXED, "all sizes fixed")
+    yield PossibleChange("static_shape", FIXED, "all sizes fixed")
     if others := _other_sizes(variant):
-        yield Idea(
+        yield PossibleChange(
             "static_shape", Change(fixed=True, sizes=others), "all sizes fixed, to 1 where the run has 0 or none"
         )
 
@@ -135,7 +135,7 @@ def _other_sizes(variant: Variant) -> dict[str, tuple[int, ...]]:
     return {name: sizes for name, sizes in padded.items() if sizes}
 
 
-def declared_outputs(variant: Variant) -> Iterator[Idea]:
+def declared_outputs(variant: Variant) -> Iterator[PossibleChange]:
     """Sizes of the run for all outputs whose sizes cannot be inferred; symbolic inputs are fixed as well."""
     fixed = vary(variant, FIXED) or variant
     wanted = variant.output_types.keys() - variant.declared.keys()
@@ -147,13 +147,15 @@ def declared_outputs(variant: Variant) -> Iterator[Idea]:
     written = listing([f"[{','.join(map(str, each))}]" for each in sizes.values()])
     words = f"the declared output sizes {written}"
     if fixed == variant:
-        yield Idea("output_shape", Change(declared=sizes), words)
+        yield PossibleChange("output_shape", Change(declared=sizes), words)
     else:
         both = FIXED | Change(declared=sizes)
-        yield Idea("output_shape", both, f"all sizes fixed and {words}", factors=("static_shape", "output_shape"))
+        yield PossibleChange(
+            "output_shape", both, f"all sizes fixed and {words}", factors=("static_shape", "output_shape")
+        )
 
 
-def _versions(variant: Variant) -> Iterator[tuple[Operator, Change, Swap]]:
+def _versions(variant: Variant) -> Iterator[tuple[Operator, Change, Substitution]]:
     """Older and newer versions of the operator, the change for each, and its description."""
     node = variant.node
     current = operator_of(variant)
@@ -167,21 +169,21 @@ def _versions(variant: Variant) -> Iterator[tuple[Operator, Change, Swap]]:
     older = [operator for operator in others if operator.since < current.since][::-1]
     newer = [operator for operator in others if operator.since > current.since]
     for operator in islice((*older, *newer), MOST_VERSIONS):
-        swap = Swap(f"{node.op_type} of opset {operator.since}", str(current.since))
-        yield operator, Change(opset=max(operator.since, OLDEST_OPSET)), swap
+        substitution = Substitution(f"{node.op_type} of opset {operator.since}", str(current.since))
+        yield operator, Change(opset=max(operator.since, OLDEST_OPSET)), substitution
 
 
-def other_versions(variant: Variant) -> Iterator[Idea]:
+def other_versions(variant: Variant) -> Iterator[PossibleChange]:
     """Older and newer versions of the operator."""
-    for _, change, swap in _versions(variant):
-        yield Idea("opset", change, swap=swap)
+    for _, change, substitution in _versions(variant):
+        yield PossibleChange("opset", change, substitution=substitution)
 
 
-def reduced_versions(variant: Variant) -> Iterator[Idea]:
+def reduced_versions(variant: Variant) -> Iterator[PossibleChange]:
     """Other versions; without optional parts if a version does not define them."""
-    for operator, change, swap in _versions(variant):
+    for operator, change, substitution in _versions(variant):
         if vary(variant, change) is not None:
-            yield Idea("opset", change, swap=swap)
+            yield PossibleChange("opset", change, substitution=substitution)
             continue
         current = operator_of(variant)
         unknown = {
@@ -195,24 +197,28 @@ def reduced_versions(variant: Variant) -> Iterator[Idea]:
             less = Change(attributes=dict.fromkeys(unknown), omitted_inputs=frozenset(surplus))
             going = [*unknown.values(), *(f"the optional input {name}" for name in surplus.values())]
             parts = ("opset", *("attribute" for _ in unknown), *("input" for _ in surplus))
-            yield Idea("opset", less | change, f"{swap} and without {listing(going)}", factors=parts)
+            yield PossibleChange("opset", less | change, f"{substitution} and without {listing(going)}", factors=parts)
 
 
-def other_inputs(variant: Variant) -> Iterator[Idea]:
+def other_inputs(variant: Variant) -> Iterator[PossibleChange]:
     """Each optional input or output omitted or added, each input as a constant, and other ranks."""
     operator = operator_of(variant)
     inputs, outputs = optional_inputs(variant, operator), optional_outputs(variant, operator)
     for position, name in inputs.items():
-        yield Idea("input", Change(omitted_inputs=frozenset({position})), f"the optional input {name}", removes=True)
+        yield PossibleChange(
+            "input", Change(omitted_inputs=frozenset({position})), f"the optional input {name}", removes=True
+        )
     for position, name in outputs.items():
-        yield Idea("input", Change(omitted_outputs=frozenset({position})), f"the optional output {name}", removes=True)
+        yield PossibleChange(
+            "input", Change(omitted_outputs=frozenset({position})), f"the optional output {name}", removes=True
+        )
     yield from added_inputs(variant)
     yield from _constants(variant, operator)
     yield from _other_ranks(variant)
     yield from _without_empty_axes(variant)
 
 
-def _constants(variant: Variant, operator: Operator | None) -> Iterator[Idea]:
+def _constants(variant: Variant, operator: Operator | None) -> Iterator[PossibleChange]:
     """Each input as a constant, and all but the first together: values of the run if known, else zeros, then ones."""
     fed = {
         name: _input_name(operator, position)
@@ -224,14 +230,14 @@ def _constants(variant: Variant, operator: Operator | None) -> Iterator[Idea]:
     }
     for name, called in {**fed, **_first(variant, operator)}.items():
         default = ", and no default of a graph input" if name in variant.run_values else ""
-        yield Idea("input", Change(constants={name: None}), f"{called} as a constant{default}")
+        yield PossibleChange("input", Change(constants={name: None}), f"{called} as a constant{default}")
         if (value := _ones(variant, name)) is not None:
-            yield Idea("input", Change(constants={name: value}), f"{called} as a constant of ones")
+            yield PossibleChange("input", Change(constants={name: value}), f"{called} as a constant of ones")
     if len(fed) > 1:
-        yield Idea("input", Change(constants=dict.fromkeys(fed)), f"{listing(fed.values())} as constants")
+        yield PossibleChange("input", Change(constants=dict.fromkeys(fed)), f"{listing(fed.values())} as constants")
         values = {name: _ones(variant, name) for name in fed}
         if any(value is not None for value in values.values()):
-            yield Idea("input", Change(constants=values), f"{listing(fed.values())} as constants of ones")
+            yield PossibleChange("input", Change(constants=values), f"{listing(fed.values())} as constants of ones")
 
 
 def _first(variant: Variant, operator: Operator | None) -> dict[str, str]:
@@ -264,12 +270,12 @@ def _ones(variant: Variant, name: str) -> onnx.TensorProto | None:
     return onnx.numpy_helper.from_array(np.ones(sizes, dtype), name) if np.issubdtype(dtype, np.integer) else None
 
 
-def _without_empty_axes(variant: Variant) -> Iterator[Idea]:
+def _without_empty_axes(variant: Variant) -> Iterator[PossibleChange]:
     """Size 1 instead of 0, because some providers support no empty tensors."""
     sizes = {feed.name: sizes_of(feed.kind) for feed in variant.feeds if feed.constant is None}
     empty = {name: tuple(size or 1 for size in known) for name, known in sizes.items() if known and 0 in known}
     if empty:
-        yield Idea("input", Change(sizes=empty), swap=Swap("1", "a size of 0"))
+        yield PossibleChange("input", Change(sizes=empty), substitution=Substitution("1", "a size of 0"))
 
 
 def _input_name(operator: Operator | None, position: int) -> str:
@@ -278,7 +284,7 @@ def _input_name(operator: Operator | None, position: int) -> str:
     return f"input {slot.name}" if slot is not None else f"input {position}"
 
 
-def _other_ranks(variant: Variant) -> Iterator[Idea]:
+def _other_ranks(variant: Variant) -> Iterator[PossibleChange]:
     """Inputs of one shape with fewer or more dimensions, because some providers support only some ranks."""
     shapes = {feed.name: sizes_of(variant.fixed.get(feed.name)) for feed in variant.feeds if feed.constant is None}
     known = {sizes for sizes in shapes.values() if sizes is not None}
@@ -291,13 +297,13 @@ def _other_ranks(variant: Variant) -> Iterator[Idea]:
         if len(sizes) != rank:
             other = sizes[-rank:] if len(sizes) > rank else (1,) * (rank - len(sizes)) + sizes
             change = Change(sizes={name: other for name, own in shapes.items() if own == sizes})
-            yield Idea("input", change, swap=Swap(f"{rank} dimensions", str(len(sizes))))
+            yield PossibleChange("input", change, substitution=Substitution(f"{rank} dimensions", str(len(sizes))))
 
 
 # --- optional inputs that a node lacks, with type and sizes as in an example of its operator ---
 
 
-def added_inputs(variant: Variant) -> Iterator[Idea]:
+def added_inputs(variant: Variant) -> Iterator[PossibleChange]:
     """Each optional input that the node lacks, as a constant."""
     operator = operator_of(variant)
     for position, slot in enumerate(operator.inputs if operator is not None else ()):
@@ -306,7 +312,7 @@ def added_inputs(variant: Variant) -> Iterator[Idea]:
             value = next(_values(variant, operator, position, slot), None)
             if value is not None:
                 feed = ExperimentInput(value.name, tensor_type(value.data_type, value.dims), value)
-                yield Idea("input", Change(added={position: feed}), f"the optional input {slot.name}")
+                yield PossibleChange("input", Change(added={position: feed}), f"the optional input {slot.name}")
 
 
 def _values(variant: Variant, operator: Operator, position: int, slot: Slot) -> Iterator[onnx.TensorProto]:

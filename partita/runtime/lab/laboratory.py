@@ -25,7 +25,7 @@ from partita.observations.native_text import FULL, cut
 from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.resolve import Resolution
 from partita.runtime.chain.provider_check import PROBE_MODEL
-from partita.runtime.lab.placement import Instead, Placement
+from partita.runtime.lab.placement import Placement, ReplacedBy
 from partita.runtime.lab.variant import zeros_needed
 from partita.runtime.ort.registry import provider_identity
 from partita.runtime.worker.parent import Worker, WorkerLostError
@@ -70,7 +70,7 @@ class ModelOutcome(Placement):
     @property
     def function_inlined(self) -> bool:
         """Whether it is supported as the expanded function of the operator, not as the operator."""
-        return self.instead == "function"
+        return self.replaced_by == "function"
 
     @property
     def is_supported(self) -> bool:
@@ -236,7 +236,7 @@ class Lab:
         except BaseException:
             self._end()  # still busy with the model
             raise
-        return ModelOutcome(placed.outcome, cut(placed.message, LONGEST_SAID), placed.instead)
+        return ModelOutcome(placed.outcome, cut(placed.message, LONGEST_SAID), placed.replaced_by)
 
     def _start(self) -> bool:
         """Start a worker if none is running; False if the provider does not start or time ran out."""
@@ -326,7 +326,7 @@ class Cache:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             merged = {**_read(self.path), **self.new}
             kept = list(merged.items())[-MOST_ANSWERS:]
-            stored = {key: (each.outcome, each.message, each.instead) for key, each in kept}
+            stored = {key: (each.outcome, each.message, each.replaced_by) for key, each in kept}
             replace_file(self.path, json.dumps({"format": FORMAT, "answers": stored}))
 
 
@@ -342,8 +342,8 @@ def _read(path: Path) -> dict[str, ModelOutcome]:
         }
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         return {}
-    known = (get_args(Outcome), get_args(Instead))
-    return {key: each for key, each in answers.items() if each.outcome in known[0] and each.instead in known[1]}
+    known = (get_args(Outcome), get_args(ReplacedBy))
+    return {key: each for key, each in answers.items() if each.outcome in known[0] and each.replaced_by in known[1]}
 
 
 def cache_for(resolution: Resolution, environment: Mapping[str, str] | None = None) -> Cache:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from partita import dtypes
 from partita.diagnosis.session_index import SessionIndex
-from partita.observations.facts import Swap
+from partita.observations.facts import Substitution
 from partita.observations.text_format import name_some
 from partita.runtime.lab.change import cast
 from partita.runtime.lab.graph import CannotProbeError, Graph
 from partita.runtime.lab.variant import AUXILIARY, NODE, Variant, finish, part_model, variant_graph, zeros_needed
-from partita.runtime.place.model_file import all_nodes, reads, subgraphs_of
+from partita.runtime.place.model_file import all_nodes, subgraphs_of, tensors_read
 from partita.runtime.place.tensor_types import element_of, tensor_type, tensor_types
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _edges(nodes: Mapping[str, onnx.NodeProto]) -> dict[str, dict[str, None]]:
     makers = {output: name for name, node in nodes.items() for output in node.output if output}
     found: dict[str, dict[str, None]] = {name: {} for name in nodes}
     for name, node in nodes.items():
-        for maker in (makers[read] for read in reads(node) if read in makers):
+        for maker in (makers[read] for read in tensors_read(node) if read in makers):
             found[name][maker] = found[maker][name] = None
     return found
 
@@ -108,7 +108,7 @@ def _model(graph: Graph, chosen: Iterable[str], name: str) -> onnx.ModelProto | 
 # --- quantised groups ---
 
 
-def quantised_groups(graph: Graph, name: str) -> Iterator[tuple[Swap, onnx.ModelProto]]:
+def quantised_groups(graph: Graph, name: str) -> Iterator[tuple[Substitution, onnx.ModelProto]]:
     """A node with the other nodes of its quantised group, which have another quantised type.
 
     A group is a node with the DequantizeLinear nodes before it and the QuantizeLinear nodes behind it.
@@ -129,14 +129,14 @@ def quantised_groups(graph: Graph, name: str) -> Iterator[tuple[Swap, onnx.Model
         for old, members in users.items()
     }
     found = [
-        (Swap(_name(new), _name(old), f"in {named[old]}"), old, new)
+        (Substitution(_name(new), _name(old), f"in {named[old]}"), old, new)
         for old in QUANTISED
         if set(users.get(old, ())) - {name}
         for new in QUANTISED
         if new != old and (new in users or new == QUANTISED[0])
     ]
-    for swap, old, new in found[:MOST_RETYPED]:
-        yield swap, _retyped(model, old, new)
+    for substitution, old, new in found[:MOST_RETYPED]:
+        yield substitution, _retyped(model, old, new)
 
 
 def _group(nodes: Mapping[str, onnx.NodeProto], name: str) -> list[str]:

@@ -12,8 +12,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from partita import dtypes
-from partita.observations.facts import Swap
-from partita.runtime.lab.change import Change, Idea, cast, operator_of, optional_outputs
+from partita.observations.facts import Substitution
+from partita.runtime.lab.change import Change, PossibleChange, cast, operator_of, optional_outputs
 from partita.runtime.lab.forms import plainest_forms
 from partita.runtime.lab.schema import TYPE_ATTRIBUTES, Operator
 from partita.runtime.lab.variant import ExperimentInput, Variant
@@ -39,13 +39,13 @@ Attributes = dict[str, "onnx.AttributeProto | None"]
 """Replacement attributes by name; None: omitted."""
 
 
-def other_types(variant: Variant) -> Iterator[Idea]:
+def other_types(variant: Variant) -> Iterator[PossibleChange]:
     """Each element type of the inputs replaced by another, if the operator allows it."""
     operator = operator_of(variant)
     for old in dict.fromkeys(element_of(feed.kind) for feed in variant.feeds):
         if old is not None:
             ideas = (
-                Idea("type", change, swap=_types(old, new))
+                PossibleChange("type", change, substitution=_types(old, new))
                 for new in _candidates(old)
                 if (elements := _in_new_type(variant, operator, variant.feeds, old, new))
                 for change in _with_attributes(variant, operator, Change(elements=elements), old, new)
@@ -69,7 +69,7 @@ def _with_attributes(
         yield from (change | Change(attributes=changed) for _, changed in moved)
 
 
-def _other_attribute_types(variant: Variant, operator: Operator | None) -> Iterator[Idea]:
+def _other_attribute_types(variant: Variant, operator: Operator | None) -> Iterator[PossibleChange]:
     """Each attribute with one name per type, in another type, which may set an output's type."""
     for attribute in variant.node.attribute:
         own = _typed(attribute.name)
@@ -77,10 +77,12 @@ def _other_attribute_types(variant: Variant, operator: Operator | None) -> Itera
             typed = _typed(other)
             if own is not None and typed is not None and typed[0] == own[0] and typed[1] != own[1]:
                 change = Change(attributes={attribute.name: None, other: _list_in(attribute, other, typed[1])})
-                yield Idea("type", change, swap=_types(own[1], typed[1], f"as {own[0].removesuffix('[]')}"))
+                yield PossibleChange(
+                    "type", change, substitution=_types(own[1], typed[1], f"as {own[0].removesuffix('[]')}")
+                )
 
 
-def _both_types(variant: Variant, operator: Operator | None) -> Iterator[Idea]:
+def _both_types(variant: Variant, operator: Operator | None) -> Iterator[PossibleChange]:
     """Input type and attribute type changed together, e.g. a Cast between two other types."""
     chosen = next((entry for entry in variant.node.attribute if entry.name in TYPE_ATTRIBUTES and entry.i), None)
     old = next((number for feed in variant.feeds if (number := element_of(feed.kind)) is not None), None)
@@ -89,12 +91,14 @@ def _both_types(variant: Variant, operator: Operator | None) -> Iterator[Idea]:
     for new, made in PAIRS:
         elements = _in_new_type(variant, operator, variant.feeds, old, new) if new != old else {}
         if elements and made != chosen.i:
-            swap = Swap(f"{_type_name(new)} to {_type_name(made)}", f"{_type_name(old)} to {_type_name(chosen.i)}")
+            substitution = Substitution(
+                f"{_type_name(new)} to {_type_name(made)}", f"{_type_name(old)} to {_type_name(chosen.i)}"
+            )
             change = Change(elements=elements, attributes={chosen.name: _attribute_in(chosen, made)})
-            yield Idea("type", change, swap=swap)
+            yield PossibleChange("type", change, substitution=substitution)
 
 
-def _one_variable(variant: Variant, operator: Operator | None) -> Iterator[Idea]:
+def _one_variable(variant: Variant, operator: Operator | None) -> Iterator[PossibleChange]:
     """One type variable changed, if several have the same type."""
     if operator is None:
         return
@@ -116,10 +120,12 @@ def _one_variable(variant: Variant, operator: Operator | None) -> Iterator[Idea]
         for new in _candidates(old)[:MOST_TYPES]:
             elements = _in_new_type(variant, operator, feeds, old, new)
             if elements:
-                yield Idea("type", Change(elements=elements), swap=_types(old, new, where, partly=True))
+                yield PossibleChange(
+                    "type", Change(elements=elements), substitution=_types(old, new, where, partly=True)
+                )
 
 
-def _other_output_types(variant: Variant) -> Iterator[Idea]:
+def _other_output_types(variant: Variant) -> Iterator[PossibleChange]:
     """Another element type in an attribute that sets an output's type."""
     for attribute in variant.node.attribute:
         if attribute.name in TYPE_ATTRIBUTES and attribute.i:
@@ -130,7 +136,7 @@ def _other_output_types(variant: Variant) -> Iterator[Idea]:
             continue
         for new in _candidates(old)[:MOST_TYPES]:
             change = Change(attributes={attribute.name: _attribute_in(attribute, new)})
-            yield Idea("type", change, swap=_types(old, new, f"as {attribute.name}"))
+            yield PossibleChange("type", change, substitution=_types(old, new, f"as {attribute.name}"))
 
 
 def _attribute_in(attribute: onnx.AttributeProto, new: int) -> onnx.AttributeProto:
@@ -171,9 +177,9 @@ def _allows(variant: Variant, operator: Operator | None, name: str, new: int) ->
     return bool(places) and all(slot is not None and new in slot.elements for slot in slots)
 
 
-def _types(old: int, new: int, where: str = "", *, partly: bool = False) -> Swap:
+def _types(old: int, new: int, where: str = "", *, partly: bool = False) -> Substitution:
     """`float32 in place of int64`."""
-    return Swap(_type_name(new), _type_name(old), where, partly)
+    return Substitution(_type_name(new), _type_name(old), where, partly)
 
 
 def _type_name(element: int) -> str:
@@ -257,27 +263,27 @@ MOST_VALUES = 8
 """Maximum number of other values per node."""
 
 
-def other_attributes(variant: Variant) -> Iterator[Idea]:
+def other_attributes(variant: Variant) -> Iterator[PossibleChange]:
     """Every attribute change."""
     yield from _without_each(variant)
     yield from _other_values(variant)
     yield from _fewer_operands(variant)
 
 
-def _without_each(variant: Variant) -> Iterator[Idea]:
+def _without_each(variant: Variant) -> Iterator[PossibleChange]:
     """Each optional attribute omitted; also without the optional outputs that it may have required."""
     operator = operator_of(variant)
     for attribute in variant.node.attribute:
         if may_omit(attribute, operator):
             words, change = attribute_text(attribute), Change(attributes={attribute.name: None})
-            yield Idea("attribute", change, words, removes=True)
+            yield PossibleChange("attribute", change, words, removes=True)
             fewer = optional_outputs(variant, operator)
             if fewer:
                 both = change | Change(omitted_outputs=frozenset(fewer))
-                yield Idea("attribute", both, f"{words} and its optional outputs", removes=True)
+                yield PossibleChange("attribute", both, f"{words} and its optional outputs", removes=True)
 
 
-def _other_values(variant: Variant) -> Iterator[Idea]:
+def _other_values(variant: Variant) -> Iterator[PossibleChange]:
     """Attributes with other values: those of the operator's examples, the default, 1 for 0, 0 for 1."""
     import onnx
 
@@ -314,7 +320,11 @@ def _other_values(variant: Variant) -> Iterator[Idea]:
             kind = getattr(onnx.AttributeProto, entry.kind.upper())  # a list may be empty
             made = onnx.helper.make_attribute(name, list(value) if isinstance(value, tuple) else value, attr_type=kind)
             before = f"{name}={_plain_text(now)}" if now is not None else f"{name} omitted"
-            yield Idea("attribute", Change(attributes={name: made}), swap=Swap(f"{name}={_plain_text(value)}", before))
+            yield PossibleChange(
+                "attribute",
+                Change(attributes={name: made}),
+                substitution=Substitution(f"{name}={_plain_text(value)}", before),
+            )
 
 
 def _is_axis(variant: Variant, value: Any) -> bool:
@@ -343,7 +353,7 @@ def _plain_text(value: Any) -> str:
     return f"[{','.join(map(_plain_text, value))}]" if isinstance(value, tuple) else str(value)
 
 
-def _fewer_operands(variant: Variant) -> Iterator[Idea]:
+def _fewer_operands(variant: Variant) -> Iterator[PossibleChange]:
     """An Einsum of its first two operands, because many providers support only such products."""
     equation = next((entry for entry in variant.node.attribute if entry.name == "equation"), None)
     if equation is None or variant.node.op_type != "Einsum" or variant.node.domain or b"." in equation.s:
@@ -356,7 +366,7 @@ def _fewer_operands(variant: Variant) -> Iterator[Idea]:
     product = deepcopy(equation)
     product.s = f"{first},{second}->{kept}".encode()
     change = Change(attributes={"equation": product}, omitted_inputs=frozenset(range(2, len(variant.node.input))))
-    yield Idea("attribute", change, swap=Swap("2 operands", str(len(terms))))
+    yield PossibleChange("attribute", change, substitution=Substitution("2 operands", str(len(terms))))
 
 
 def may_omit(attribute: onnx.AttributeProto, operator: Operator | None) -> bool:

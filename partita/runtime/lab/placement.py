@@ -58,7 +58,7 @@ TOLERANCE = 1e-3
 """Relative and absolute tolerance; half precision is accurate to 1e-3."""
 
 
-Instead = Literal["", "function", "nothing", "casts"]
+ReplacedBy = Literal["", "function", "nothing", "casts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Placement:
     outcome: Outcome
     message: str = ""
     """A line of the log or an error; for a supported node, its replacement by ONNX Runtime."""
-    instead: Instead = ""
+    replaced_by: ReplacedBy = ""
     """Nodes in place of a supported node: those of its function, none, or (CPU) a node of another type between
     casts."""
 

@@ -306,7 +306,7 @@ def _bisect(
             first, *others = (
                 replace(each, rejected_subgraph_nodes=_failing_subgraph_nodes(graph, each, lab)) for each in part.parts
             )
-            part = replace(first, others=tuple(others))
+            part = replace(first, other_parts=tuple(others))
             probes: dict[str, NodeProbe] = {}
             for each in part.parts:
                 few = each.nodes if len(each.nodes) <= FEW_NODES else ()

@@ -132,7 +132,7 @@ def _measurement(typed: TypedForm, answer: ModelOutcome | None) -> support.Measu
         factors=form.factors,
         outcome="untested" if answer is None else _outcome(answer),
         message="" if answer is None else answer.message,
-        replaced=answer is not None and answer.instead in ("function", "nothing"),
+        replaced=answer is not None and answer.replaced_by in ("function", "nothing"),
     )
 
 
@@ -140,7 +140,7 @@ def _outcome(answer: ModelOutcome) -> support.Outcome:
     """The outcome as shown in a table: a timeout counts as a crash, and a kernel of another type as unsupported."""
     if answer.outcome == "timed_out":
         return "crashed"
-    return "rejected" if answer.instead == "casts" else cast("support.Outcome", answer.outcome)
+    return "rejected" if answer.replaced_by == "casts" else cast("support.Outcome", answer.outcome)
 
 
 class Plan:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from partita import dtypes
 from partita.runtime.lab.graph import CannotProbeError, Graph, called_functions, free_names, inner_names, rename
 from partita.runtime.lab.schema import plain_domain
-from partita.runtime.place.model_file import all_graphs, reads, subgraphs_of
+from partita.runtime.place.model_file import all_graphs, subgraphs_of, tensors_read
 from partita.runtime.place.tensor_types import (
     SMALL_BYTES,
     element_of,
@@ -91,7 +91,7 @@ class Variant:
     """Values of non-constant inputs in the run, if known."""
     signed_output: str = ""
     """An output with a signed type; empty if none is known."""
-    passed_on: frozenset[str] = frozenset()
+    inner_outputs: frozenset[str] = frozenset()
     """Outputs that are not graph outputs, because other nodes read them."""
     output_types: Mapping[str, onnx.TypeProto] = field(default_factory=dict)
     """Outputs with the sizes of the run, if known."""
@@ -115,7 +115,7 @@ def node_variant(graph: Graph, name: str) -> Variant:
     del node.metadata_props[:]
     _lighten_subgraphs(node, graph.folder)
     inside = inner_names(original)
-    plain = dict(zip(dict.fromkeys(reads(original)), free_names("i", inside), strict=False))
+    plain = dict(zip(dict.fromkeys(tensors_read(original)), free_names("i", inside), strict=False))
     rename(node, plain)
     outputs = dict(zip(filter(None, original.output), free_names("o", inside), strict=False))
     for position, old in enumerate(original.output):
@@ -141,7 +141,7 @@ def node_variant(graph: Graph, name: str) -> Variant:
     )
     elements = {new: element_of(graph.types[old]) for old, new in outputs.items() if old in graph.types}
     odd = {name for name, element in elements.items() if element is not None and element not in USUAL_FLOATS}
-    variant = replace(variant, internal=variant.passed_on & odd)
+    variant = replace(variant, internal=variant.inner_outputs & odd)
     declared = {new: graph.declared[old] for old, new in outputs.items() if old in graph.declared}
     return replace(variant, declared=_not_inferred(variant, declared)) if declared else variant
 
@@ -232,7 +232,9 @@ def variant_graph(variant: Variant, *, auxiliary: bool = False) -> onnx.GraphPro
     graph = onnx.GraphProto(name=NODE)
     graph.node.add().CopyFrom(variant.node)
     added, inside = (
-        _add_auxiliary(graph, variant.feeds, variant.signed_output, variant.passed_on) if auxiliary else NOTHING_ADDED
+        _add_auxiliary(graph, variant.feeds, variant.signed_output, variant.inner_outputs)
+        if auxiliary
+        else NOTHING_ADDED
     )
     if auxiliary:
         internal = sorted(variant.internal.difference(inside).intersection(variant.node.output))
@@ -307,7 +309,7 @@ def part_model(graph: Graph, names: Sequence[str], *, fixed: bool = True, auxili
     part.node.extend(chosen)
     for node in part.node:
         _lighten_subgraphs(node, graph.folder)
-    needed = dict.fromkeys(name for node in chosen for name in reads(node) if name not in made)
+    needed = dict.fromkeys(name for node in chosen for name in tensors_read(node) if name not in made)
     feeds = []
     for name in needed:
         feed = _make_feed(graph, name, name)
@@ -317,9 +319,9 @@ def part_model(graph: Graph, names: Sequence[str], *, fixed: bool = True, auxili
     if auxiliary and len(chosen) == 1 and any(feed.constant is None for feed in feeds):
         _add_auxiliary(part, feeds, "")
     _add_feeds(part, feeds)
-    outside = {name for node in graph.proto.graph.node if node.name not in set(names) for name in reads(node)}
+    outside = {name for node in graph.proto.graph.node if node.name not in set(names) for name in tensors_read(node)}
     outside |= {port.name for port in graph.proto.graph.output}
-    read_inside = {name for node in chosen for name in reads(node)}
+    read_inside = {name for node in chosen for name in tensors_read(node)}
     for name in sorted(made):
         kind = graph.fixed[name] if fixed and is_fixed(graph.fixed.get(name)) else None
         if name in outside or name not in read_inside:
@@ -412,7 +414,7 @@ def identity(variant: Variant) -> tuple[object, ...]:
     return (
         fingerprint(variant_model(variant)),
         variant.signed_output,
-        variant.passed_on,
+        variant.inner_outputs,
         variant.internal,
         *(
             tuple((name, known[name].SerializeToString(deterministic=True)) for name in sorted(known))

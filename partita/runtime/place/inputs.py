@@ -68,8 +68,8 @@ def name_and_file(text: str, names: Collection[str]) -> tuple[str, str]:
 
 def _read_array(text: str, port: ModelPort, path: Path) -> npt.NDArray[Any]:
     """One array of the type of its input. Raises UsageError."""
-    if why := not_generated(port):
-        raise UsageError(f"`inputs={text}`: {port.name} is {why}, which is not supported in .npy files")
+    if reason := not_generated(port):
+        raise UsageError(f"`inputs={text}`: {port.name} is {reason}, which is not supported in .npy files")
     unreadable = "it is not a .npy file of numbers or strings"
     try:
         check_size(path, MOST_BYTES)

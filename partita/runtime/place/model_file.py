@@ -236,12 +236,12 @@ def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
             yield from all_graphs(body)
 
 
-def reads(node: onnx.NodeProto) -> Iterator[str]:
+def tensors_read(node: onnx.NodeProto) -> Iterator[str]:
     """Tensors that a node reads: its inputs, and outer tensors that its subgraphs read."""
     yield from (name for name in node.input if name)
     for body in subgraphs_of(node):
         own = defines(body)
-        inside = (name for entry in body.node for name in reads(entry))
+        inside = (name for entry in body.node for name in tensors_read(entry))
         yield from (name for name in (*inside, *(port.name for port in body.output)) if name not in own)
 
 

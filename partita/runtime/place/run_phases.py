@@ -46,7 +46,7 @@ from partita.runtime.chain.run_errors import (
     let_go,
 )
 from partita.runtime.cpu.settings import will_repeat
-from partita.runtime.generate.loop import Engine
+from partita.runtime.generate.loop import GenerationLoop
 from partita.runtime.generate.record.observation import session_facts
 from partita.runtime.generate.record.run_facts import LIMIT_BYTES, run_facts, with_optimised
 from partita.runtime.generate.request import Request
@@ -371,7 +371,7 @@ def with_graphs(facts: RunFacts, sessions: Sequence[Session], error: PartitaErro
 
 def run_package(runner: Runner, runs: int) -> PartitaError | None:
     """Run `runs` prompts of one step each, then `runs` decode steps, with the generation engine; return its error."""
-    engine = Engine(runner, PREFILL_TOKENS)
+    engine = GenerationLoop(runner, PREFILL_TOKENS)
     graphs = runner.capacity
     try:
         for _ in range(runs):
@@ -386,7 +386,7 @@ def run_package(runner: Runner, runs: int) -> PartitaError | None:
     return None
 
 
-def _begin(engine: Engine, tokens: int) -> None:
+def _begin(engine: GenerationLoop, tokens: int) -> None:
     """Begin a new dummy prompt of this many tokens in every row."""
     for row, request in enumerate(engine.rows):
         if request is not None:
@@ -394,7 +394,7 @@ def _begin(engine: Engine, tokens: int) -> None:
     engine.records = False  # record steps only
     budget = engine.runner.capacity.max_length  # never reached: the cache is full before
     for _ in engine.rows:
-        engine.join(Request([DUMMY_TOKEN] * tokens, _dummy, budget, any_logits=True))
+        engine.add_request(Request([DUMMY_TOKEN] * tokens, _dummy, budget, any_logits=True))
     engine.records = True
 
 
@@ -403,7 +403,7 @@ def _dummy(logits: npt.NDArray[np.float32], history: npt.NDArray[np.int64]) -> i
     return DUMMY_TOKEN
 
 
-def decode(engine: Engine) -> None:
+def decode(engine: GenerationLoop) -> None:
     """Run one decode step. With a full cache, rewind every row by a token, or begin a new prompt.
 
     A cache of two tokens, which is full again at once, gets no decode step.

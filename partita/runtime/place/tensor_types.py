@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from partita.runtime.lab.schema import element_in, find_operator
 from partita.runtime.ort.registry import output_types
-from partita.runtime.place.model_file import all_graphs, reads
+from partita.runtime.place.model_file import all_graphs, tensors_read
 
 if TYPE_CHECKING:
     import onnx
@@ -102,14 +102,14 @@ def _types_by_runtime(
     import onnx
 
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
-    fed = dict.fromkeys(name for name in reads(node) if name not in constants)
+    fed = dict.fromkeys(name for name in tensors_read(node) if name not in constants)
     if any(element_of(known[name]) is None if name in known else True for name in fed):
         return {}
     single = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
     single.graph.name = "single"
     single.graph.node.add().CopyFrom(node)
     single.graph.input.extend(onnx.ValueInfoProto(name=name, type=known[name]) for name in fed)
-    single.graph.initializer.extend(constants[name] for name in dict.fromkeys(reads(node)) if name in constants)
+    single.graph.initializer.extend(constants[name] for name in dict.fromkeys(tensors_read(node)) if name in constants)
     single.graph.output.extend(onnx.ValueInfoProto(name=name) for name in node.output if name)
     found = {}
     for name, (text, sizes) in output_types(single.SerializeToString(deterministic=True)).items():
@@ -145,12 +145,12 @@ def _look_into_functions(model: onnx.ModelProto) -> bool:
     }
     if not lacking:
         return False
-    asked = onnx.ModelProto()
-    asked.CopyFrom(model)
+    requested = onnx.ModelProto()
+    requested.CopyFrom(model)
     for tensor in graph.initializer:  # a function may depend on their types
-        asked.graph.value_info.add(name=tensor.name, type=tensor_type(tensor.data_type, tensor.dims))
+        requested.graph.value_info.add(name=tensor.name, type=tensor_type(tensor.data_type, tensor.dims))
     try:
-        unfolded = _infer(onnx.inliner.inline_selected_functions(asked, sorted(lacking), False, True))
+        unfolded = _infer(onnx.inliner.inline_selected_functions(requested, sorted(lacking), False, True))
     except Exception:  # noqa: BLE001 - native code may raise any exception; the types stay unknown
         return False
     made = {name for node in graph.node for name in node.output if name} - known

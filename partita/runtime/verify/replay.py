@@ -339,8 +339,8 @@ def _row_lengths(runner: Runner, answer: KnownAnswer) -> list[int]:
 def _unreached(replaying: _Replay) -> str:
     """The reason why rows of different length were not compared, as the end of a sentence; empty if they were."""
     different = len(set(_row_lengths(replaying.runner, replaying.known_answer))) > 1
-    why = "the rotary frequencies depend on the length of the text"
-    return f"; rows of different length not compared: {why}" if different and replaying.rope_length else ""
+    reason = "the rotary frequencies depend on the length of the text"
+    return f"; rows of different length not compared: {reason}" if different and replaying.rope_length else ""
 
 
 def read_known_answer(folder: Path, name: str) -> KnownAnswer:

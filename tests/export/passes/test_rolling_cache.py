@@ -22,7 +22,7 @@ from partita.package.folder import read_manifest
 from partita.providers.resolve import parse_chain
 from partita.runtime.generate.choice.drafting import no_speculation_reason
 from partita.runtime.generate.choice.sampling import greedy
-from partita.runtime.generate.loop import Engine
+from partita.runtime.generate.loop import GenerationLoop
 from partita.runtime.generate.request import Request
 from partita.runtime.generate.runner import load_runner
 from partita.runtime.verify.quality import Scorer
@@ -113,7 +113,7 @@ def rows(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFacto
     return made
 
 
-def _step(engine: Engine, found: dict[int, list[int]]) -> bool:
+def _step(engine: GenerationLoop, found: dict[int, list[int]]) -> bool:
     step = engine.step()
     for row, tokens in enumerate(() if step is None else step.tokens):
         found.setdefault(row, []).extend(tokens)
@@ -122,8 +122,8 @@ def _step(engine: Engine, found: dict[int, list[int]]) -> bool:
 
 def test_a_row_goes_back_as_long_as_nothing_was_dropped(pair: tuple[Path, Path]) -> None:
     with load_runner(pair[0], parse_chain("cpu"), threads=1) as runner:
-        engine = Engine(runner)
-        engine.join(Request(TEXT[:4], greedy, 4))
+        engine = GenerationLoop(runner)
+        engine.add_request(Request(TEXT[:4], greedy, 4))
         found: dict[int, list[int]] = {}
         while _step(engine, found):
             pass
@@ -133,7 +133,7 @@ def test_a_row_goes_back_as_long_as_nothing_was_dropped(pair: tuple[Path, Path])
             pass
         assert again[0] == found[0][1:]
         engine.release_row(0)
-        engine.join(Request(TEXT[:12], greedy, 2))
+        engine.add_request(Request(TEXT[:12], greedy, 2))
         while _step(engine, {}):
             pass
         assert not engine.rewind(0, 2)
@@ -156,14 +156,14 @@ def test_a_kept_prefix_that_is_longer_than_the_window_is_gone_on_with(pair: tupl
 def test_a_prefix_within_the_window_is_taken_as_far_as_the_prompt_has_it(pair: tuple[Path, Path]) -> None:
     prompt, answers = [*TEXT[:5], 9, 4], []
     with load_runner(pair[0], parse_chain("cpu"), threads=1) as runner:
-        engine = Engine(runner)
-        engine.join(Request(TEXT[:6]))
+        engine = GenerationLoop(runner)
+        engine.add_request(Request(TEXT[:6]))
         while _step(engine, {}):
             pass
         prefix = engine.save_prefix(0)
         for given in (prefix, None):
             engine.release_row(0)
-            engine.join(Request(prompt, greedy, 12, prefix=given))
+            engine.add_request(Request(prompt, greedy, 12, prefix=given))
             found: dict[int, list[int]] = {}
             while _step(engine, found):
                 pass
@@ -223,10 +223,10 @@ def test_rows_that_join_others_have_the_tokens_of_a_whole_cache(rows: tuple[Path
     def answers(folder: Path) -> tuple[list[list[int]], int]:
         prompts = [[*TEXT[:24], *rest] for rest in ([5, 9], [7], [4, 4, 11])]
         with load_runner(folder, parse_chain("cpu"), threads=1) as runner:
-            engine = Engine(runner, prefill_chunk=5, shares=True)
+            engine = GenerationLoop(runner, prefill_chunk=5, shares=True)
             found: dict[int, list[int]] = {}
             for prompt in prompts:
-                engine.join(Request(prompt, greedy, 16, shares=24))
+                engine.add_request(Request(prompt, greedy, 16, shares=24))
                 for _ in range(9):
                     _step(engine, found)
             while _step(engine, found):

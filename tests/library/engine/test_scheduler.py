@@ -26,7 +26,7 @@ from partita.library.sampling import Sampling
 from partita.options.groups import Process, ProviderChain
 from partita.package.folder import read_manifest
 from partita.runtime.generate.choice.sampling import IMPOSSIBLE, token_logprobs
-from partita.runtime.generate.loop import Engine as Loop
+from partita.runtime.generate.loop import GenerationLoop
 from partita.runtime.generate.text.tokens import load_text
 from partita.runtime.ort.binding import Binding
 from tests.drafts import always_draft, knowing
@@ -260,7 +260,7 @@ def test_ctrl_c_while_a_turn_is_given_to_its_row_has_it_read_anew(tmp_path, open
     ticket = scheduler.submit(work(PROMPTS[1], 3, keep_row=True))
     run(scheduler)
     text, more = ticket.history, Sampling(temperature=0.0, max_new_tokens=4)
-    _interrupt_after(monkeypatch, Loop, "extend")
+    _interrupt_after(monkeypatch, GenerationLoop, "extend")
     with pytest.raises(KeyboardInterrupt):
         scheduler.extend(ticket, (7, 3), more)
     scheduler.extend(ticket, (7, 3), more)
@@ -525,7 +525,9 @@ def test_a_request_whose_adapter_is_damaged_is_alone_with_that(tmp_path, opened,
     scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
     beside = scheduler.submit(work(PROMPTS[1], 8))
     scheduler.step()
-    monkeypatch.setattr(Loop, "join", lambda *_: (_ for _ in ()).throw(PackageError("its adapter is damaged")))
+    monkeypatch.setattr(
+        GenerationLoop, "add_request", lambda *_: (_ for _ in ()).throw(PackageError("its adapter is damaged"))
+    )
     damaged = scheduler.submit(work(PROMPTS[0], 3))
     run(scheduler)
     assert damaged.result.finish_reason == "error" and "its adapter is damaged" in str(damaged.error)
@@ -534,7 +536,7 @@ def test_a_request_whose_adapter_is_damaged_is_alone_with_that(tmp_path, opened,
 
 def test_a_request_that_cannot_begin_is_told_of_it(tmp_path, opened, monkeypatch):
     scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
-    monkeypatch.setattr(Loop, "join", lambda *_: (_ for _ in ()).throw(MemoryError("no room")))
+    monkeypatch.setattr(GenerationLoop, "add_request", lambda *_: (_ for _ in ()).throw(MemoryError("no room")))
     ticket = scheduler.submit(work(PROMPTS[0], 3))
     with pytest.raises(MemoryError):
         scheduler.step()
@@ -545,7 +547,7 @@ def test_a_request_that_cannot_begin_is_told_of_it(tmp_path, opened, monkeypatch
 def test_ctrl_c_while_a_request_is_given_its_row_takes_no_row_for_good(tmp_path, opened, monkeypatch):
     scheduler = opened(handmade(tmp_path / "p", states=KEYS))
     ticket = scheduler.submit(work(PROMPTS[0], 4))
-    _interrupt_after(monkeypatch, Loop, "join")
+    _interrupt_after(monkeypatch, GenerationLoop, "add_request")
     with pytest.raises(KeyboardInterrupt):
         scheduler.step()
     run(scheduler)

@@ -13,7 +13,7 @@ from partita.package.contract import Contract, GraphFile, Port, State
 from partita.package.folder import FileRecord, read_manifest
 from partita.providers.resolve import parse_chain
 from partita.runtime.generate.choice.sampling import greedy
-from partita.runtime.generate.loop import Engine, serve
+from partita.runtime.generate.loop import GenerationLoop, serve
 from partita.runtime.generate.request import Request
 from partita.runtime.generate.runner import Runner, load_runner
 from tests.runtime.handmade_packages import VOCAB, handmade
@@ -85,8 +85,8 @@ def opened(folder: Path, contract: Contract) -> Runner:
 
 def test_a_cache_that_grows_runs_through_the_same_loop(folder: Path) -> None:
     with opened(folder, CONTRACT) as runner:
-        engine = Engine(runner, prefill_chunk=3)
-        row = engine.join(Request([5, 9, 1, 7], greedy, 6))
+        engine = GenerationLoop(runner, prefill_chunk=3)
+        row = engine.add_request(Request([5, 9, 1, 7], greedy, 6))
         heard: list[int] = []
         while (step := engine.step()) is not None:
             heard += step.tokens[row]
@@ -95,12 +95,12 @@ def test_a_cache_that_grows_runs_through_the_same_loop(folder: Path) -> None:
         assert engine.rewind(row, 2)
         assert [token for _ in range(2) if (step := engine.step()) for token in step.tokens[row]] == heard[-2:]
         engine.release_row(row)
-        engine.join(Request([3], greedy, 4))
+        engine.add_request(Request([3], greedy, 4))
         assert [token for _ in range(4) if (step := engine.step()) for token in step.tokens[0]] == adding([3], 4)
         prefix = engine.save_prefix(0)
         engine.release_row(0)
         text = [*prefix.tokens.tolist(), 11, 12]
-        engine.join(Request(text, greedy, 4, prefix=prefix))
+        engine.add_request(Request(text, greedy, 4, prefix=prefix))
         assert [token for _ in range(4) if (step := engine.step()) for token in step.tokens[0]] == adding(text, 4)
 
 
@@ -119,16 +119,16 @@ def test_a_batch_whose_cache_grows_holds_one_sequence_at_a_time(folder: Path) ->
         "states": (state.model_copy(update={"shape": (2, 32, 1)}),),
     }
     with opened(folder, CONTRACT.model_copy(update=changes)) as runner:
-        engine = Engine(runner, prefill_chunk=3)
-        row = engine.join(Request([5, 9, 1, 7], greedy, 6))
+        engine = GenerationLoop(runner, prefill_chunk=3)
+        row = engine.add_request(Request([5, 9, 1, 7], greedy, 6))
         with pytest.raises(GenerationError, match="no row of the batch is free"):
-            engine.join(Request([3], greedy, 4))
+            engine.add_request(Request([3], greedy, 4))
         heard = [token for _ in range(7) if (step := engine.step()) for token in step.tokens[row]]
         assert heard == adding([5, 9, 1, 7], 6)
         prefix = engine.save_prefix(row)
         engine.release_row(row)
         prompt = [*prefix.tokens.tolist(), 11, 12]
-        engine.join(Request(prompt, greedy, 4, prefix=prefix))
+        engine.add_request(Request(prompt, greedy, 4, prefix=prefix))
         assert [token for _ in range(4) if (step := engine.step()) for token in step.tokens[0]] == adding(prompt, 4)
 
 

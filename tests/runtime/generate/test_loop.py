@@ -9,7 +9,7 @@ from partita.errors import GenerationError
 from partita.providers.resolve import parse_chain
 from partita.runtime.generate import executor
 from partita.runtime.generate.choice.sampling import greedy
-from partita.runtime.generate.loop import Engine
+from partita.runtime.generate.loop import GenerationLoop
 from partita.runtime.generate.request import Request
 from partita.runtime.generate.runner import load_runner
 from tests.runtime.handmade_packages import ALL, BROKEN, LENGTH, VOCAB, handmade, known_logits, known_tokens
@@ -18,7 +18,7 @@ PROMPTS = [[(5 * i + 1) % VOCAB for i in range(20)], [(11 * i + 2) % VOCAB for i
 KEYS, STATES = ("key",), ALL
 
 
-def finish(engine: Engine) -> dict[int, list[int]]:
+def finish(engine: GenerationLoop) -> dict[int, list[int]]:
     """Tokens of each row until nothing is left to do."""
     found: dict[int, list[int]] = {}
     while (step := engine.step()) is not None:
@@ -32,10 +32,10 @@ def finish(engine: Engine) -> dict[int, list[int]]:
 @pytest.mark.parametrize("ends", ["stop", "length"])
 def test_a_next_turn_goes_on_in_the_cache(opened, states, shapes, ends):
     """What a chat does: more tokens are read after an answer, and nothing before them again."""
-    engine = Engine(opened(batch=1, states=states, shapes=shapes))
+    engine = GenerationLoop(opened(batch=1, states=states, shapes=shapes))
     answer, budget = known_tokens(PROMPTS[1], 3, states), 30 if ends == "stop" else 3
     stops = frozenset(answer[-1:]) if ends == "stop" else frozenset[int]()
-    row = engine.join(Request(PROMPTS[1], greedy, budget, stops))
+    row = engine.add_request(Request(PROMPTS[1], greedy, budget, stops))
     answer = up_to(answer, stops)
     assert finish(engine)[row] == answer and engine.row(row).finish == ends
     engine.extend(row, PROMPTS[2])
@@ -53,8 +53,8 @@ def up_to(tokens: list[int], stops: frozenset[int]) -> list[int]:
 
 
 def test_what_makes_no_sense_for_a_row_is_refused_and_changes_nothing(opened):
-    engine = Engine(opened(batch=1, states=KEYS))
-    row = engine.join(Request(PROMPTS[0], greedy, 3))
+    engine = GenerationLoop(opened(batch=1, states=KEYS))
+    row = engine.add_request(Request(PROMPTS[0], greedy, 3))
     wanted = finish(engine)[row]
     for tokens, says in (
         ([], "is empty"),
@@ -79,15 +79,15 @@ def test_a_batch_that_needs_rows_of_one_length_holds_one_sequence_at_a_time(open
     """As with GroupQueryAttention on WebGPU: every row of the batch is fed the same."""
     monkeypatch.setattr(executor, "_needs_even_rows", lambda loaded: True)
     runner = opened(batch=2, states=states)
-    engine = Engine(runner)
-    row = engine.join(Request(PROMPTS[1], greedy, 5))
+    engine = GenerationLoop(runner)
+    row = engine.add_request(Request(PROMPTS[1], greedy, 5))
     with pytest.raises(GenerationError, match="no row of the batch is free"):
-        engine.join(Request(PROMPTS[2], greedy, 2))
+        engine.add_request(Request(PROMPTS[2], greedy, 2))
     assert finish(engine)[row] == known_tokens(PROMPTS[1], 5, states)
     for buffer in runner.cache.buffers:
         np.testing.assert_array_equal(*buffer.host)
     engine.release_row(row)
-    again = engine.join(Request(PROMPTS[2], greedy, 4))
+    again = engine.add_request(Request(PROMPTS[2], greedy, 4))
     assert finish(engine)[again] == known_tokens(PROMPTS[2], 4, states)
 
 
@@ -105,11 +105,11 @@ class Drafts:
 
 @pytest.mark.parametrize("wrong", [(), (22, 23, 29), tuple(range(60))], ids=["right", "sometimes", "never"])
 def test_draft_tokens_change_the_number_of_steps_and_no_token(opened, wrong):
-    engine = Engine(opened(batch=2, states=KEYS))
+    engine = GenerationLoop(opened(batch=2, states=KEYS))
     wanted = known_tokens(PROMPTS[0], 17, KEYS)
     drafts = Drafts([*PROMPTS[0], *wanted], frozenset(wrong))
-    row = engine.join(Request(PROMPTS[0], greedy, 17, drafter=drafts))
-    other = engine.join(Request(PROMPTS[1], greedy, 9))
+    row = engine.add_request(Request(PROMPTS[0], greedy, 17, drafter=drafts))
+    other = engine.add_request(Request(PROMPTS[1], greedy, 9))
     steps = []
     while (step := engine.step()) is not None:
         steps.append(step)
@@ -143,13 +143,13 @@ def known_in_turns(prompt: list[int], count: int) -> list[int]:
 @pytest.mark.parametrize("graph", ["felt", "felt later"])
 def test_rejected_draft_tokens_that_leave_nan_in_the_cache_change_no_token(opened, graph, ends):
     """A mask of zeros hides numbers, and not what is none: the row reads again, and so does whoever has it next."""
-    engine = Engine(opened(graph=graph, batch=2, states=KEYS))
+    engine = GenerationLoop(opened(graph=graph, batch=2, states=KEYS))
     wanted, beside = known_in_turns(PROMPTS[0], 17), known_in_turns(PROMPTS[1], 20)
     assert BROKEN not in (*PROMPTS[0], *PROMPTS[1], *wanted, *beside) and wanted[2] not in wanted[:2]
     stops = frozenset({wanted[2]}) if ends else frozenset()
     drafter = Drafts([*PROMPTS[0], *wanted[:3], *[BROKEN] * 14])
-    row = engine.join(Request(PROMPTS[0], in_turns, 17, stops, drafter=drafter))
-    other = engine.join(Request(PROMPTS[1], in_turns, 20))
+    row = engine.add_request(Request(PROMPTS[0], in_turns, 17, stops, drafter=drafter))
+    other = engine.add_request(Request(PROMPTS[1], in_turns, 20))
     steps = [step for _ in range(30) if (step := engine.step()) is not None]
     told = [token for step in steps for token in step.tokens[row]]
     assert told == (wanted[:3] if ends else wanted) and any(step.drafted > step.accepted for step in steps)
@@ -164,16 +164,16 @@ def test_rejected_draft_tokens_that_leave_nan_in_the_cache_change_no_token(opene
         heard += found.get(other, [])
         assert found[row] == known_in_turns([*PROMPTS[0], *wanted[:3], 5, 6], 3)
     engine.release_row(row)
-    again = engine.join(Request(PROMPTS[0], in_turns, 17))
+    again = engine.add_request(Request(PROMPTS[0], in_turns, 17))
     late = finish(engine)
     assert late[again] == wanted and heard + late.get(other, []) == beside
 
 
 def test_an_accepted_stop_token_ends_the_row(opened):
-    engine = Engine(opened(batch=1, states=KEYS))
+    engine = GenerationLoop(opened(batch=1, states=KEYS))
     wanted = [(PROMPTS[2][-1] + 1 + count) % VOCAB for count in range(12)]
     asked = Drafts([*PROMPTS[2], *wanted], most=9)
-    row = engine.join(
+    row = engine.add_request(
         Request(PROMPTS[2], lambda _, history: int(history[-1] + 1) % VOCAB, 12, frozenset({wanted[4]}), drafter=asked)
     )
     assert finish(engine)[row] == wanted[:5] and engine.row(row).finish == "stop" and asked.asked == 1
@@ -186,9 +186,9 @@ def test_an_accepted_stop_token_ends_the_row(opened):
     "options", [{"states": STATES}, {"states": KEYS, "shapes": "pair"}, {"states": KEYS, "appends": False}]
 )
 def test_no_draft_tokens_where_one_step_cannot_verify_them(opened, options):
-    engine = Engine(opened(**options))
+    engine = GenerationLoop(opened(**options))
     wanted = known_tokens(PROMPTS[0], 8, options["states"])
-    engine.join(Request(PROMPTS[0], greedy, 8, drafter=Drafts([*PROMPTS[0], *wanted])))
+    engine.add_request(Request(PROMPTS[0], greedy, 8, drafter=Drafts([*PROMPTS[0], *wanted])))
     steps = []
     while (step := engine.step()) is not None:
         steps.append(step)
@@ -199,7 +199,7 @@ def test_no_draft_tokens_where_one_step_cannot_verify_them(opened, options):
 @pytest.mark.parametrize("place", [0, 2], ids=["first row", "last row"])
 def test_a_single_row_has_draft_tokens_where_several_rows_cannot(opened, place):
     """Of graphs whose rows take one token each, and several tokens of a row by itself."""
-    engine = Engine(opened(batch=3, states=KEYS, appends=False, fewer=True))
+    engine = GenerationLoop(opened(batch=3, states=KEYS, appends=False, fewer=True))
     budgets = [17 if row == place else 4 + row for row in range(3)]
     asked: list[list[int]] = [[], [], []]
 
@@ -213,7 +213,7 @@ def test_a_single_row_has_draft_tokens_where_several_rows_cannot(opened, place):
 
     wanted = [known_tokens(prompt, count, KEYS) for prompt, count in zip(PROMPTS, budgets, strict=True)]
     for row, (prompt, count) in enumerate(zip(PROMPTS, budgets, strict=True)):
-        engine.join(Request(prompt, greedy, count, drafter=drafter(row, [*prompt, *wanted[row]])))
+        engine.add_request(Request(prompt, greedy, count, drafter=drafter(row, [*prompt, *wanted[row]])))
     found: list[list[int]] = [[], [], []]
     alone = []
     while (step := engine.step()) is not None:
@@ -241,9 +241,9 @@ def test_a_drafter_that_fails_changes_no_token(opened):
                 raise GenerationError("no memory for the draft")
             return super().__call__(history, most)
 
-    engine = Engine(opened(batch=1, states=KEYS))
+    engine = GenerationLoop(opened(batch=1, states=KEYS))
     wanted = known_tokens(PROMPTS[0], 17, KEYS)
-    row = engine.join(Request(PROMPTS[0], greedy, 17, drafter=Fails([*PROMPTS[0], *wanted], most=2)))
+    row = engine.add_request(Request(PROMPTS[0], greedy, 17, drafter=Fails([*PROMPTS[0], *wanted], most=2)))
     assert finish(engine)[row] == wanted
     assert engine.row(row).drafting_stopped == "no memory for the draft" and engine.row(row).request.drafter is None
 
@@ -252,12 +252,12 @@ def test_a_drafter_that_fails_changes_no_token(opened):
 def test_rows_at_work_have_a_step_between_the_chunks_of_others(opened, fewer):
     """With patience; without, they wait for the whole of a prompt."""
     for patience, longest in ((8, 1), (None, 3)):
-        engine = Engine(
+        engine = GenerationLoop(
             opened(batch=2, states=KEYS, appends=not fewer, fewer=fewer), prefill_chunk=8, patience=patience
         )
-        first = engine.join(Request(PROMPTS[2], greedy, 20))
+        first = engine.add_request(Request(PROMPTS[2], greedy, 20))
         heard = [step for _ in range(3) if (step := engine.step()) is not None]
-        second = engine.join(Request(PROMPTS[0], greedy, 6))  # three chunks
+        second = engine.add_request(Request(PROMPTS[0], greedy, 6))  # three chunks
         while (step := engine.step()) is not None:
             heard.append(step)
         phases = "".join(step.phase[0] for step in heard).strip("d")
@@ -269,13 +269,13 @@ def test_rows_at_work_have_a_step_between_the_chunks_of_others(opened, fewer):
 def test_a_row_at_rest_reads_anew_what_the_padding_of_others_has_written_over(opened):
     """Where every step is of all rows, one that begins beside it may be longer than the room behind what it has."""
     states = KEYS
-    engine = Engine(opened(batch=2, states=states, fewer=False))
+    engine = GenerationLoop(opened(batch=2, states=states, fewer=False))
     begin, later = tuple(n % VOCAB for n in range(3, 42)), tuple(n % VOCAB for n in range(5, 35))
-    engine.join(Request(begin, greedy, max_new_tokens=1))
+    engine.add_request(Request(begin, greedy, max_new_tokens=1))
     while engine.step() is not None:
         pass
     before = engine.runner.cache.lengths[0]
-    engine.join(Request(later, greedy, max_new_tokens=1))
+    engine.add_request(Request(later, greedy, max_new_tokens=1))
     engine.step()
     assert engine.runner.cache.lengths[0] == min(before, LENGTH - len(later)) < before
     said = [*begin, int(engine.row(0).history[engine.row(0).known - 1])]
@@ -288,11 +288,11 @@ def test_a_row_at_rest_reads_anew_what_the_padding_of_others_has_written_over(op
 
 def test_a_full_row_goes_back_beside_others_that_are_padded_over_it(opened):
     """What a step writes at the end of a full row is never read."""
-    engine = Engine(opened(batch=2, states=KEYS))
-    full = engine.join(Request(PROMPTS[0], greedy, LENGTH))
+    engine = GenerationLoop(opened(batch=2, states=KEYS))
+    full = engine.add_request(Request(PROMPTS[0], greedy, LENGTH))
     written = finish(engine)[full]
     assert engine.row(full).finish == "cache_full"
-    late = engine.join(Request(PROMPTS[1], greedy, 4))
+    late = engine.add_request(Request(PROMPTS[1], greedy, 4))
     assert finish(engine)[late] == known_tokens(PROMPTS[1], 4, KEYS)
     assert engine.rewind(full, 5)
     assert finish(engine)[full] == written[-5:]
@@ -303,9 +303,9 @@ def test_what_a_report_says_of_a_step_is_of_one_that_was_profiled(tmp_path):
     package = handmade(tmp_path / "package", batch=4, states=KEYS, appends=False, fewer=True)
     runner = load_runner(package, parse_chain("cpu"), threads=1, observe=True)
     try:
-        engine = Engine(runner)
+        engine = GenerationLoop(runner)
         for count in (8, 8, 8, 12):
-            engine.join(Request(PROMPTS[2], greedy, max_new_tokens=count))
+            engine.add_request(Request(PROMPTS[2], greedy, max_new_tokens=count))
         finish(engine)
         sizes = [
             graph.binding.buffers["logits"].size_bytes

@@ -10,7 +10,7 @@ import pytest
 from partita.errors import GenerationError
 from partita.runtime.generate import prefixes
 from partita.runtime.generate.choice.sampling import greedy
-from partita.runtime.generate.loop import Engine
+from partita.runtime.generate.loop import GenerationLoop
 from partita.runtime.generate.request import Prefix, Request
 from tests.runtime.handmade_packages import ALL, PHASES, VOCAB, known_tokens
 
@@ -20,7 +20,7 @@ PROMPTS = [[*SYSTEM, *question] for question in QUESTIONS]
 STATES = [("key",), ALL, ("recurrent",)]
 
 
-def some(engine: Engine, steps: int, found: dict[int, list[int]]) -> int:
+def some(engine: GenerationLoop, steps: int, found: dict[int, list[int]]) -> int:
     """Add the tokens of so many steps to those of each row; how many were taken in on the way."""
     taken = 0
     for _ in range(steps):
@@ -33,7 +33,7 @@ def some(engine: Engine, steps: int, found: dict[int, list[int]]) -> int:
     return taken
 
 
-def finish(engine: Engine) -> tuple[dict[int, list[int]], int]:
+def finish(engine: GenerationLoop) -> tuple[dict[int, list[int]], int]:
     """Tokens of each row until nothing is left to do, and how many were taken in on the way."""
     found: dict[int, list[int]] = {}
     return found, some(engine, 999, found)
@@ -42,8 +42,8 @@ def finish(engine: Engine) -> tuple[dict[int, list[int]], int]:
 @pytest.mark.parametrize("states", STATES, ids="+".join)
 @pytest.mark.parametrize("shapes", PHASES)
 def test_rows_that_begin_together_read_what_they_have_in_common_once(opened, states, shapes):
-    engine = Engine(opened(batch=3, states=states, shapes=shapes), shares=True)
-    rows = [engine.join(Request(prompt, greedy, 4)) for prompt in PROMPTS[:3]]
+    engine = GenerationLoop(opened(batch=3, states=states, shapes=shapes), shares=True)
+    rows = [engine.add_request(Request(prompt, greedy, 4)) for prompt in PROMPTS[:3]]
     found, taken = finish(engine)
     assert [found[row] for row in rows] == [known_tokens(prompt, 4, states) for prompt in PROMPTS[:3]]
     assert taken == len(SYSTEM) + sum(map(len, QUESTIONS[:3])) + 3 * 3
@@ -53,10 +53,10 @@ def test_rows_that_begin_together_read_what_they_have_in_common_once(opened, sta
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_row_that_joins_later_begins_with_what_was_kept(opened, states, batch):
     """Of one row after the other: what two of them have in common is known with the second, and copied by the third."""
-    engine = Engine(opened(batch=batch, states=states), shares=True)
+    engine = GenerationLoop(opened(batch=batch, states=states), shares=True)
     read = []
     for prompt in PROMPTS:
-        row = engine.join(Request(prompt, greedy, 3))
+        row = engine.add_request(Request(prompt, greedy, 3))
         found, taken = finish(engine)
         assert found[row] == known_tokens(prompt, 3, states)
         engine.release_row(row)
@@ -67,9 +67,9 @@ def test_a_row_that_joins_later_begins_with_what_was_kept(opened, states, batch)
 
 @pytest.mark.parametrize("states", STATES, ids="+".join)
 def test_a_row_whose_source_leaves_reads_its_prompt_itself(opened, states):
-    engine = Engine(opened(batch=2, states=states), prefill_chunk=5, shares=True)
-    first = engine.join(Request(PROMPTS[0], greedy, 4))
-    second = engine.join(Request(PROMPTS[1], greedy, 4))
+    engine = GenerationLoop(opened(batch=2, states=states), prefill_chunk=5, shares=True)
+    first = engine.add_request(Request(PROMPTS[0], greedy, 4))
+    second = engine.add_request(Request(PROMPTS[1], greedy, 4))
     assert engine.step() is not None
     engine.release_row(first)
     found, _ = finish(engine)
@@ -80,16 +80,16 @@ def test_a_row_whose_source_leaves_reads_its_prompt_itself(opened, states):
 @pytest.mark.parametrize(("batch", "appends", "fewer"), [(1, True, False), (3, True, False), (3, False, True)])
 def test_a_prefix_of_an_earlier_run_is_copied_by_the_first_row_and_stays(opened, states, batch, appends, fewer):
     runner = opened(batch=batch, states=states, appends=appends, fewer=fewer)
-    before = Engine(runner)
-    row = before.join(Request(SYSTEM))
+    before = GenerationLoop(runner)
+    row = before.add_request(Request(SYSTEM))
     finish(before)
     saved = before.save_prefix(row)
-    engine = Engine(runner, shares=True)
+    engine = GenerationLoop(runner, shares=True)
     engine.add_prefix(saved)
     for round in range(prefixes.KEPT + 2):  # others come between, and what is kept of them goes again
         other = [round + 1, *SYSTEM]
         for prompt, taken in ((PROMPTS[round % 4], len(QUESTIONS[round % 4])), (other, None), (other[:20], None)):
-            row = engine.join(Request(prompt, greedy, 3))
+            row = engine.add_request(Request(prompt, greedy, 3))
             found, count = finish(engine)
             assert found[row] == known_tokens(prompt, 3, states)
             assert taken is None or count == taken + 2
@@ -98,19 +98,19 @@ def test_a_prefix_of_an_earlier_run_is_copied_by_the_first_row_and_stays(opened,
 
 def test_a_prefix_that_no_row_can_begin_with_is_refused(opened):
     keeps = Prefix(np.array(SYSTEM), {})
-    engine = Engine(opened(graph="rope", rereads_at=30), shares=True)
+    engine = GenerationLoop(opened(graph="rope", rereads_at=30), shares=True)
     engine.add_prefix(keeps)
     for options in ({"graph": "rope"}, {"graph": "rope", "rereads_at": 10}):
         with pytest.raises(GenerationError, match="cannot begin with a prefix: the rotary frequencies"):
-            Engine(opened(**options), shares=True).add_prefix(keeps)
+            GenerationLoop(opened(**options), shares=True).add_prefix(keeps)
 
 
 def test_only_as_much_is_kept_as_may_be_and_what_was_used_longest_ago_goes_first(opened):
-    engine = Engine(opened(batch=1, states=ALL), shares=True)
+    engine = GenerationLoop(opened(batch=1, states=ALL), shares=True)
     texts = [[number, *SYSTEM] for number in range(12)]
     for text in texts:
         for question in QUESTIONS[:2]:
-            engine.join(Request([*text, *question], greedy, 2))
+            engine.add_request(Request([*text, *question], greedy, 2))
             found, _ = finish(engine)
             assert found[0] == known_tokens([*text, *question], 2)
             engine.release_row(0)
@@ -126,9 +126,9 @@ def test_a_row_of_a_device_copies_only_what_takes_longer_to_read(opened, monkeyp
     runner = opened(batch=1, states=("key",))
     monkeypatch.setattr(type(runner.cache), "on_host", False)
     monkeypatch.setattr("partita.runtime.generate.prefixes.DEVICE_BYTES_PER_SECOND", bytes_per_second)
-    engine = Engine(runner, shares=True)
+    engine = GenerationLoop(runner, shares=True)
     for prompt in PROMPTS[:3]:
-        engine.join(Request(prompt, greedy, 3, shares=len(SYSTEM)))
+        engine.add_request(Request(prompt, greedy, 3, shares=len(SYSTEM)))
         assert finish(engine)[0][0] == known_tokens(prompt, 3, ("key",))
         engine.release_row(0)
     assert engine.prefixes is not None and bool(engine.prefixes.copies) is (bytes_per_second > 1)
@@ -137,9 +137,9 @@ def test_a_row_of_a_device_copies_only_what_takes_longer_to_read(opened, monkeyp
 def test_keys_that_depend_on_the_length_of_the_text_are_not_shared_beyond_it(opened):
     runner = opened(graph="rope", batch=2, rereads_at=28)
     for prompts, shared in ((PROMPTS[:2], True), ([PROMPTS[0], [*PROMPTS[1], *range(8)]], False)):
-        engine = Engine(runner, shares=True)
+        engine = GenerationLoop(runner, shares=True)
         for prompt in prompts:
-            engine.join(Request(prompt, greedy, 1))
+            engine.add_request(Request(prompt, greedy, 1))
         finish(engine)
         assert engine.prefixes is not None and bool(engine.prefixes.copies) is shared
 
@@ -147,8 +147,8 @@ def test_keys_that_depend_on_the_length_of_the_text_are_not_shared_beyond_it(ope
 # --- a prefix that a row gives out, and another run takes in ---------------------------------------------------------
 
 
-def saved(engine: Engine, tokens: list[int]):
-    row = engine.join(Request(tokens))
+def saved(engine: GenerationLoop, tokens: list[int]):
+    row = engine.add_request(Request(tokens))
     while engine.step() is not None:
         pass
     prefix = engine.save_prefix(row)
@@ -160,10 +160,10 @@ def saved(engine: Engine, tokens: list[int]):
 @pytest.mark.parametrize("shapes", PHASES)
 @pytest.mark.parametrize("batch", [1, 2])
 def test_rows_begin_with_a_prefix_that_another_run_gave_out(opened, states, shapes, batch):
-    prefix = saved(Engine(opened(states=states, shapes=shapes)), SYSTEM)
+    prefix = saved(GenerationLoop(opened(states=states, shapes=shapes)), SYSTEM)
     assert prefix.tokens.tolist() == SYSTEM
-    engine = Engine(opened(states=states, shapes=shapes, batch=batch))
-    rows = [engine.join(Request(prompt, greedy, 5, prefix=prefix)) for prompt in PROMPTS[:batch]]
+    engine = GenerationLoop(opened(states=states, shapes=shapes, batch=batch))
+    rows = [engine.add_request(Request(prompt, greedy, 5, prefix=prefix)) for prompt in PROMPTS[:batch]]
     found, taken = finish(engine)
     assert [found[row] for row in rows] == [known_tokens(prompt, 5, states) for prompt in PROMPTS[:batch]]
     assert taken == sum(map(len, QUESTIONS[:batch])) + 4 * batch
@@ -171,36 +171,36 @@ def test_rows_begin_with_a_prefix_that_another_run_gave_out(opened, states, shap
 
 def test_of_keys_and_values_as_much_is_taken_as_the_prompt_begins_with(opened):
     """A tokenizer may join the end of a prefix with what follows it."""
-    engine = Engine(opened(states=("key",)))
+    engine = GenerationLoop(opened(states=("key",)))
     prefix = saved(engine, SYSTEM)
     prompt = [*SYSTEM[:-2], 8, 9, 10]
-    engine.join(Request(prompt, greedy, 4, prefix=prefix))
+    engine.add_request(Request(prompt, greedy, 4, prefix=prefix))
     found, taken = finish(engine)
     assert found[0] == known_tokens(prompt, 4, ("key",)) and taken == 3 + 3
     engine.release_row(0)
-    engine.join(Request(SYSTEM, greedy, 4, prefix=prefix))
+    engine.add_request(Request(SYSTEM, greedy, 4, prefix=prefix))
     assert finish(engine)[0][0] == known_tokens(SYSTEM, 4, ("key",)), "the last token is read in any case"
 
 
 def test_a_recurrent_state_cannot_go_back_to_what_a_prompt_has_of_a_prefix(opened):
-    engine = Engine(opened())
+    engine = GenerationLoop(opened())
     prefix = saved(engine, SYSTEM)
     for prompt in ([*SYSTEM[:-2], 8, 9], SYSTEM):
         with pytest.raises(GenerationError, match="states cannot be cut there"):
-            engine.join(Request(prompt, greedy, 4, prefix=prefix))
+            engine.add_request(Request(prompt, greedy, 4, prefix=prefix))
         assert engine.rows == [None]
-    engine.join(Request(PROMPTS[0], greedy, 4, prefix=prefix))
+    engine.add_request(Request(PROMPTS[0], greedy, 4, prefix=prefix))
     assert finish(engine)[0][0] == known_tokens(PROMPTS[0], 4)
 
 
 def test_prefixes_of_texts_whose_keys_depend_on_their_length_are_refused(opened):
     runner = opened(graph="rope", rereads_at=20)
     with pytest.raises(GenerationError, match="24 tokens cannot be saved as a prefix: the rotary frequencies"):
-        saved(Engine(runner), SYSTEM)
-    engine = Engine(runner)
+        saved(GenerationLoop(runner), SYSTEM)
+    engine = GenerationLoop(runner)
     prefix = saved(engine, SYSTEM[:10])
     with pytest.raises(GenerationError, match="a prompt of 27 tokens cannot begin with a prefix"):
-        engine.join(Request(PROMPTS[0], greedy, 2, prefix=prefix))
+        engine.add_request(Request(PROMPTS[0], greedy, 2, prefix=prefix))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -235,27 +235,27 @@ def test_rows_of_a_device_go_by_way_of_the_host(dtype, kind):
 
 def test_a_prefix_is_copied_only_for_the_adapter_that_it_was_read_with(opened):
     runner = opened(batch=1, states=("key",))
-    before = Engine(runner)
-    row = before.join(Request(SYSTEM))
+    before = GenerationLoop(runner)
+    row = before.add_request(Request(SYSTEM))
     finish(before)
     saved = before.save_prefix(row)
-    engine = Engine(runner, shares=True)
+    engine = GenerationLoop(runner, shares=True)
     engine.add_prefix(replace(saved, adapter="other"))
-    engine.join(Request(PROMPTS[0], greedy, 3))
+    engine.add_request(Request(PROMPTS[0], greedy, 3))
     _, taken = finish(engine)
     assert taken == len(PROMPTS[0]) + 2
 
 
 def test_a_row_that_goes_back_waits_for_nothing_any_more(opened):
     """What it waited for is what its text was."""
-    engine = Engine(opened(batch=2, states=("key",)), prefill_chunk=5, shares=True)
-    first = engine.join(Request(PROMPTS[0], greedy, 4))
-    second = engine.join(Request(PROMPTS[1], greedy, 4))
+    engine = GenerationLoop(opened(batch=2, states=("key",)), prefill_chunk=5, shares=True)
+    first = engine.add_request(Request(PROMPTS[0], greedy, 4))
+    second = engine.add_request(Request(PROMPTS[1], greedy, 4))
     engine.step()
-    engine.halt(second)
+    engine.end_row(second)
     kept = 4
     assert engine.rewind(second, engine.row(second).known - kept)
-    engine.halt(second)
+    engine.end_row(second)
     while engine.runner.cache.lengths[first] < len(SYSTEM):
         engine.step()
     assert engine.runner.cache.lengths[second] <= kept

@@ -13,7 +13,7 @@ from partita.options.sampling import Sampling
 from partita.providers.resolve import parse_chain
 from partita.runtime.generate import loop
 from partita.runtime.generate.choice.sampling import greedy, make_sampler
-from partita.runtime.generate.loop import Engine
+from partita.runtime.generate.loop import GenerationLoop
 from partita.runtime.generate.record.recorder import Step
 from partita.runtime.generate.request import Request
 from partita.runtime.generate.runner import Runner, load_runner
@@ -21,33 +21,35 @@ from partita.runtime.generate.steady_step import SteadyStep
 from tests.runtime.handmade_packages import ALL, BROKEN, VOCAB, handmade
 
 PROMPTS = [[(5 * i + 1) % (VOCAB - 1) for i in range(20)], [(11 * i + 2) % (VOCAB - 1) for i in range(6)], [9, 4, 33]]
-Script = Callable[[Engine], None]
+Script = Callable[[GenerationLoop], None]
 
 
-def steps(engine: Engine, count: int = 99) -> None:
+def steps(engine: GenerationLoop, count: int = 99) -> None:
     """Make so many steps, or as many as there are."""
     for _ in range(count):
         if engine.step() is None:
             break
 
 
-def rows_join_and_end(engine: Engine) -> None:
-    first = engine.join(Request(PROMPTS[0], greedy, 14))
+def rows_join_and_end(engine: GenerationLoop) -> None:
+    first = engine.add_request(Request(PROMPTS[0], greedy, 14))
     steps(engine, 8)
-    second = engine.join(Request(PROMPTS[1], make_sampler(Sampling(0.8, top_k=9, seed=3)), 9))
+    second = engine.add_request(Request(PROMPTS[1], make_sampler(Sampling(0.8, top_k=9, seed=3)), 9))
     steps(engine, 5)
-    engine.halt(first)
+    engine.end_row(first)
     steps(engine, 3)
     engine.release_row(first)
-    third = engine.join(Request(PROMPTS[2], make_sampler(Sampling(repetition_penalty=1.3)), 30, frozenset({4, 8, 15})))
+    third = engine.add_request(
+        Request(PROMPTS[2], make_sampler(Sampling(repetition_penalty=1.3)), 30, frozenset({4, 8, 15}))
+    )
     steps(engine)
     engine.extend(third, [5, 6, 7], max_new_tokens=6)
     steps(engine)
     assert first == third != second
 
 
-def one_row_to_the_end_of_the_cache(engine: Engine) -> None:
-    row = engine.join(Request(PROMPTS[1], greedy, 99))
+def one_row_to_the_end_of_the_cache(engine: GenerationLoop) -> None:
+    row = engine.add_request(Request(PROMPTS[1], greedy, 99))
     steps(engine, 9)
     if engine.rewind(row, 3):
         steps(engine, 4)
@@ -70,19 +72,19 @@ class Both:
         with self.monkeypatch.context() as patch:
             patch.setattr(loop, "steady_step", lambda *given: None)
             general = self._facts(package, script, observe=observe, shares=shares)
-        again = Engine._repeat_step
+        again = GenerationLoop._repeat_step
 
-        def counted(engine: Engine, steady: SteadyStep, *more: Any) -> Step:
+        def counted(engine: GenerationLoop, steady: SteadyStep, *more: Any) -> Step:
             self.steady += 1
             return again(engine, steady, *more)
 
         with self.monkeypatch.context() as patch:
-            patch.setattr(Engine, "_repeat_step", counted)
+            patch.setattr(GenerationLoop, "_repeat_step", counted)
             return [general, self._facts(package, script, observe=observe, shares=shares)]
 
     def _facts(self, package, script: Script, *, observe: bool, shares: bool) -> list[object]:
         with load_runner(package, parse_chain("cpu"), threads=1, observe=observe) as runner:
-            engine = Engine(runner, 8, records=True, shares=shares)
+            engine = GenerationLoop(runner, 8, records=True, shares=shares)
             raised = None
             try:
                 script(engine)
@@ -143,9 +145,9 @@ def test_logits_that_are_not_finite_in_a_steady_step(both, alone, any_logits):
     def draw(logits: np.ndarray, history: np.ndarray) -> int:
         return BROKEN if len(history) == 12 else int(np.nan_to_num(logits).argmax())
 
-    def script(engine: Engine) -> None:
-        engine.join(Request(PROMPTS[1], draw, 20, fails_alone=alone, any_logits=any_logits))
-        engine.join(Request(PROMPTS[1], greedy, 12))
+    def script(engine: GenerationLoop) -> None:
+        engine.add_request(Request(PROMPTS[1], draw, 20, fails_alone=alone, any_logits=any_logits))
+        engine.add_request(Request(PROMPTS[1], greedy, 12))
         steps(engine)
 
     general, steady = both.run(script, graph="felt", batch=2, states=("key",))
@@ -156,9 +158,11 @@ def test_logits_that_are_not_finite_in_a_steady_step(both, alone, any_logits):
 
 
 def test_a_drafter_that_finds_nothing_keeps_the_steady_step(both):
-    def script(engine: Engine) -> None:
+    def script(engine: GenerationLoop) -> None:
         drafts = iter([[], [], [], [3], []])
-        engine.join(Request(PROMPTS[1], greedy, 20, drafter=lambda history, most: next(drafts, []) if most else []))
+        engine.add_request(
+            Request(PROMPTS[1], greedy, 20, drafter=lambda history, most: next(drafts, []) if most else [])
+        )
         steps(engine)
 
     general, steady = both.run(script, batch=1, states=("key",))
@@ -169,8 +173,8 @@ def test_a_drafter_that_finds_nothing_keeps_the_steady_step(both):
 def test_the_graph_of_another_adapter_is_bound_anew(both):
     """What a steady step runs was bound for the adapter before."""
 
-    def script(engine: Engine) -> None:
-        row = engine.join(Request(PROMPTS[1], greedy, 20))
+    def script(engine: GenerationLoop) -> None:
+        row = engine.add_request(Request(PROMPTS[1], greedy, 20))
         steps(engine, 6)
         assert engine.steady_step is None or engine.steady_step.graph.is_bound
         runner.use_adapters("one")
@@ -185,6 +189,6 @@ def test_the_graph_of_another_adapter_is_bound_anew(both):
                 context.setattr(loop, "steady_step", lambda *given: None)
             runner: Runner
             with load_runner(package, parse_chain("cpu"), threads=1) as runner:
-                script(Engine(runner, 8, records=True))
+                script(GenerationLoop(runner, 8, records=True))
                 found.append([step.tokens for step in runner.steps])
     assert found[0] == found[1]

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.engine_steps import generate
 from partita.errors import GenerationError
 from partita.runtime.generate.choice.sampling import greedy
-from partita.runtime.generate.loop import Engine
+from partita.runtime.generate.loop import GenerationLoop
 from partita.runtime.generate.request import Request
 from tests.conftest import BASE
 
@@ -57,7 +57,7 @@ def test_greedy_tokens_are_those_of_transformers(open_runner, reference, kind, c
 @pytest.mark.parametrize("kind", ["gqa, 3 rows", "onnx24, 3 rows"])
 def test_a_prompt_that_joins_others_is_read_by_itself_in_chunks(open_runner, reference, kind):
     runner = open_runner(**KINDS[kind])
-    engine = Engine(runner, prefill_chunk=8, records=True)
+    engine = GenerationLoop(runner, prefill_chunk=8, records=True)
     found: list[list[int]] = [[], [], []]
 
     def steps(count: int) -> None:
@@ -66,10 +66,10 @@ def test_a_prompt_that_joins_others_is_read_by_itself_in_chunks(open_runner, ref
             for row, tokens in enumerate(step.tokens):
                 found[row].extend(tokens)
 
-    engine.join(Request(PROMPTS[1], greedy, 20))
+    engine.add_request(Request(PROMPTS[1], greedy, 20))
     steps(3)
     for prompt in (PROMPTS[2], PROMPTS[0]):  # the first of them is read before the other joins, in another place
-        engine.join(Request(prompt, greedy, 20))
+        engine.add_request(Request(prompt, greedy, 20))
         steps(2)
     steps(1000)
     assert found == [reference(prompt, 20) for prompt in (PROMPTS[1], PROMPTS[2], PROMPTS[0])]
@@ -160,13 +160,13 @@ QUESTIONS = tuple(SHARED + random_prompt(seed, size) for seed, size in ((11, 5),
 @pytest.mark.parametrize("kind", [*KINDS, "growing"])
 def test_rows_that_share_what_they_begin_with_have_the_tokens_of_transformers(open_runner, reference, kind):
     runner = open_runner(**KINDS.get(kind, {"cache": "growing"}))
-    engine = Engine(runner, shares=True)
+    engine = GenerationLoop(runner, shares=True)
     waiting, of_row = list(enumerate(QUESTIONS)), dict[int, int]()
     heard: list[list[int]] = [[] for _ in QUESTIONS]
     while waiting or of_row:
         while waiting and None in engine.rows:
             number, prompt = waiting.pop(0)
-            of_row[engine.join(Request(prompt, greedy, 4 + 3 * number, shares=len(SHARED)))] = number
+            of_row[engine.add_request(Request(prompt, greedy, 4 + 3 * number, shares=len(SHARED)))] = number
         step = engine.step()
         assert step is not None
         for index, number in list(of_row.items()):

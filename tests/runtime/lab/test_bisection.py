@@ -129,7 +129,7 @@ def test_where_the_first_of_a_large_graph_took_long_no_other_is_looked_for(chain
     assert slow is not None and [part.nodes for part in slow.parts] == [("n3",), ("n9",)], "it is a small graph"
     monkeypatch.setattr("partita.runtime.lab.bisection.FEW_TRIES", 2)
     found = rejected(chain, ScriptedLab(lambda names: "n3" in names or "n9" in names))
-    assert found is not None and found.nodes == ("n3",) and found.others == () and not found.rest_opens
+    assert found is not None and found.nodes == ("n3",) and found.other_parts == () and not found.rest_opens
 
 
 def test_of_a_graph_that_is_nothing_but_culprits_no_rest_is_said_to_open(chain):

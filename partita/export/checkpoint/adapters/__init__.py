@@ -305,7 +305,7 @@ class Adapter:
     config: AdapterConfig
     modules: Mapping[str, Matrices]
     """Module name in the model -> tensors."""
-    whole: Mapping[str, AdapterTensor]
+    replaced_tensors: Mapping[str, AdapterTensor]
     """Parameter name in the model -> the tensor that replaces it."""
 
     @property
@@ -322,14 +322,14 @@ class Adapter:
             if not (base / name).is_file() or (base / name).read_bytes() != (self.folder / name).read_bytes()
         )
 
-    def others(self) -> str:
+    def other_changes(self) -> str:
         """Everything it changes other than MatMuls, in words; empty where nothing."""
         every = self.modules.values()
         changes = {
             "an embedding": any(each.embedding for each in every),
             "magnitudes (DoRA)": any(each.magnitude for each in every),
             "biases (lora_bias)": any(each.bias for each in every),
-            f"whole parameters ({few(sorted(self.whole))})": bool(self.whole),
+            f"whole parameters ({few(sorted(self.replaced_tensors))})": bool(self.replaced_tensors),
         }
         return ", ".join(words for words, is_changed in changes.items() if is_changed)
 
@@ -423,7 +423,7 @@ def adapter_record(adapter: Adapter, name: str, *, merged: bool) -> AdapterRecor
         kind="dora" if adapter.config.dora else "lora",
         ranks=adapter.ranks,
         modules=len(adapter.modules),
-        whole=tuple(sorted(adapter.whole)),
+        whole=tuple(sorted(adapter.replaced_tensors)),
         base_model=adapter.config.base_model,
         source=tuple(record_file(adapter.folder, file) for file in (CONFIG, adapter.file)),
     )

@@ -85,7 +85,7 @@ class Branch:
     dtype: str
     rank: int | None
     """r; None where it is dynamic."""
-    apart: int | str | None
+    batch_axis: int | str | None
     """The batch axis of the inputs; None without one."""
     modules: Mapping[str, torch.Tensor]
     """Module -> the output index of each row of its weight, int64."""
@@ -94,8 +94,8 @@ class Branch:
     def inputs(self) -> tuple[AdapterInput, AdapterInput]:
         """Both inputs, as records of the contract."""
         rank: int | str = f"{self.down}_rank" if self.rank is None else self.rank
-        rows: tuple[int | str, ...] = () if self.apart is None else (self.apart,)
-        by_row = self.apart is not None
+        rows: tuple[int | str, ...] = () if self.batch_axis is None else (self.batch_axis,)
+        by_row = self.batch_axis is not None
         return (
             AdapterInput(name=self.down, shape=(*rows, self.width, rank), dtype=self.dtype, by_row=by_row),
             AdapterInput(name=self.up, shape=(*rows, rank, self.rows), dtype=self.dtype, by_row=by_row),
@@ -105,7 +105,7 @@ class Branch:
 def match_switchable(checkpoint: Checkpoint, model: torch.nn.Module, name: str, adapter: Adapter) -> SwitchableAdapter:
     """Match an adapter with the model. Raises CheckpointError, UnsupportedModelError for more than MatMuls."""
     option = f"`with_adapters` {name}={adapter.folder}"
-    if others := adapter.others():
+    if others := adapter.other_changes():
         raise UnsupportedModelError(
             f"{option}: it also changes {others}, which cannot be switched; merge it with `adapter`",
             option="with_adapters",
@@ -254,7 +254,9 @@ def parameters(each: SwitchableAdapter, branches: Iterable[Branch]) -> dict[str,
                 up[start:stop, places] = matrices.up.read_all(files).T * each.adapter.config.scale(module)
                 start = stop
             for name, value in ((branch.down, down), (branch.up, up)):
-                found[name] = (value if branch.apart is None else value[None]).numpy().astype(np.dtype(branch.dtype))
+                found[name] = (
+                    (value if branch.batch_axis is None else value[None]).numpy().astype(np.dtype(branch.dtype))
+                )
                 if not np.isfinite(found[name]).all():
                     raise CheckpointError(
                         f"{each.adapter.folder}: a value of {name} does not fit {branch.dtype}; use `precision=fp32`"

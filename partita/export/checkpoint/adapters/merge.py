@@ -60,7 +60,7 @@ def merge_adapter(checkpoint: Checkpoint, model: torch.nn.Module, adapter: Adapt
     """The checkpoint with `adapter` merged, and notes. Raises CheckpointError for an adapter of another model."""
     assert isinstance(model, PreTrainedModel)
     work = _Merging(checkpoint, model, adapter)
-    for name, value in adapter.whole.items():
+    for name, value in adapter.replaced_tensors.items():
         site = _site(work, name)
         if site is not None and site.base.shape != value.shape:
             _misfit(work, f"{name} is {list(value.shape)}", value.shape, site.base.shape)
@@ -183,7 +183,7 @@ def _place(work: _Merging, name: str, site: Site, decoder: LazyArray) -> None:
             stored = work.checkpoint.tensors[site.name]
             same = TensorInfo(partner, stored.file, stored.shape, stored.dtype, 0, StoredTensor(stored))
             work.made.setdefault(partner, same)
-    if partners <= {*(f"{module}.weight" for module in work.adapter.modules), *work.adapter.whole}:
+    if partners <= {*(f"{module}.weight" for module in work.adapter.modules), *work.adapter.replaced_tensors}:
         return
     work.notes.append(
         f"the adapter changes {name}, but not {', '.join(sorted(partners))}, which the model ties to it: "

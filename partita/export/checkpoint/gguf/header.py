@@ -126,20 +126,20 @@ class _Reader:
             ("settings", settings, LEAST_SETTING, MOST_SETTINGS),
         ):
             if count * least > self.size - self.at:
-                raise self.wrong(f"it declares {count:,} {what}, more than fit in its {self.size:,} bytes")
+                raise self.damage_error(f"it declares {count:,} {what}, more than fit in its {self.size:,} bytes")
             self._check_count(count, most, what)
         found: dict[str, Any] = {}
         for _ in range(settings):
             name, value = self.setting()
             if name in found:  # readers differ in which of two they use
-                raise self.wrong(f"it has two settings named {name[:SHOWN_CHARACTERS]}")
+                raise self.damage_error(f"it has two settings named {name[:SHOWN_CHARACTERS]}")
             found[name] = value
         self._check_settings(found)
         infos = [self.tensor() for _ in range(tensors)]
         start = -(-self.at // self._alignment(found)) * self._alignment(found)
         return Header(self.path, found, self._placed(infos, start, self._alignment(found)), self.ends)
 
-    def wrong(self, what: str) -> CheckpointError:
+    def damage_error(self, what: str) -> CheckpointError:
         """The error of a damaged file."""
         return CheckpointError(f"{self.path}: damaged or truncated: {what}; download it again")
 
@@ -169,7 +169,7 @@ class _Reader:
         try:
             return raw.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise self.wrong(f"a string in its header at {self.at:,} is not UTF-8") from error
+            raise self.damage_error(f"a string in its header at {self.at:,} is not UTF-8") from error
 
     def setting(self) -> tuple[str, Any]:
         """The next setting."""
@@ -183,7 +183,7 @@ class _Reader:
         if kind == STRING:
             return self.text()
         if kind != ARRAY or depth == DEEPEST:
-            raise self.wrong(f"setting {name[:SHOWN_CHARACTERS]!r} has the unknown type {kind}")
+            raise self.damage_error(f"setting {name[:SHOWN_CHARACTERS]!r} has the unknown type {kind}")
         inner, count = self.number("I"), self.number("Q")
         if inner in SCALARS:
             start = self.at
@@ -192,7 +192,7 @@ class _Reader:
             kept = depth == 0 and count <= MOST_KEPT
             return struct.unpack_from(f"<{count}{SCALARS[inner]}", self.data, start) if kept else None
         if count * 8 > self.size - self.at:
-            raise self.wrong(f"setting {name[:SHOWN_CHARACTERS]!r} declares {count:,} values")
+            raise self.damage_error(f"setting {name[:SHOWN_CHARACTERS]!r} declares {count:,} values")
         self._note_count(name, count)
         if inner == STRING and name == TOKENS:
             self._tokens(count)
@@ -209,33 +209,33 @@ class _Reader:
             first = seen.setdefault(token, place)
             if token and first != place:
                 shown = token[:SHOWN_CHARACTERS]
-                raise self.wrong(f"its vocabulary contains {shown!r} twice, as {first:,} and as {place:,}")
+                raise self.damage_error(f"its vocabulary contains {shown!r} twice, as {first:,} and as {place:,}")
         ends = ENDS - {"<|end|>"} if seen.keys() >= HARMONY else ENDS
         self.ends = tuple(sorted(seen[text] for text in ends & seen.keys()))
 
     def skip(self, count: int) -> None:
         """Skip `count` bytes."""
         if count > self.size - self.at:
-            raise self.wrong(f"its header needs {count:,} bytes at {self.at:,}, but the file has {self.size:,}")
+            raise self.damage_error(f"its header needs {count:,} bytes at {self.at:,}, but the file has {self.size:,}")
         self.at += count
 
     def tensor(self) -> tuple[str, tuple[int, ...], int, int]:
         """Name, shape, type and offset of the next tensor."""
         name = self.text()
         if not is_name(name):
-            raise self.wrong(f"it has a tensor with the invalid name {name[:SHOWN_CHARACTERS]!r}")
+            raise self.damage_error(f"it has a tensor with the invalid name {name[:SHOWN_CHARACTERS]!r}")
         axes = self.number("I")
         if not 1 <= axes <= MOST_AXES:
-            raise self.wrong(f"tensor {name} has {axes:,} axes")
+            raise self.damage_error(f"tensor {name} has {axes:,} axes")
         sizes = [self.number("Q") for _ in range(axes)]
         return name, tuple(reversed(sizes)), self.number("I"), self.number("Q")
 
     def _check_settings(self, found: Mapping[str, Any]) -> None:
         if not isinstance(found.get("general.architecture"), str):
-            raise self.wrong("general.architecture is missing")
+            raise self.damage_error("general.architecture is missing")
         for name in BESIDE_TOKENS:
             if self.counts.get(name, self.counts.get(TOKENS)) != self.counts.get(TOKENS):
-                raise self.wrong(
+                raise self.damage_error(
                     f"it has {plural(self.counts.get(TOKENS, 0), 'token')}, but {name} has "
                     f"{self.counts[name]:,} entries"
                 )
@@ -248,7 +248,7 @@ class _Reader:
     def _alignment(self, found: Mapping[str, Any]) -> int:
         given = found.get("general.alignment", 32)
         if not isinstance(given, int) or not 0 < given <= MOST_ALIGNMENT:
-            raise self.wrong(f"its general.alignment is {str(given)[:40]}, which is invalid")
+            raise self.damage_error(f"its general.alignment is {str(given)[:40]}, which is invalid")
         return given
 
     def _placed(self, infos: list[tuple[str, tuple[int, ...], int, int]], start: int, alignment: int) -> dict[str, Any]:
@@ -263,19 +263,19 @@ class _Reader:
                     "does not know or cannot read; install a newer version"
                 )
             if name in tensors:
-                raise self.wrong(f"it has two tensors named {name}")
+                raise self.damage_error(f"it has two tensors named {name}")
             if shape[-1] % known.block:
-                raise self.wrong(
+                raise self.damage_error(
                     f"tensor {name} has rows of {shape[-1]:,}, but {known.name} uses blocks of {known.block}"
                 )
             tensor = GgufTensor(name, shape, known, start + offset)
             if offset % alignment or tensor.start + tensor.size_bytes > self.size:
-                raise self.wrong(
+                raise self.damage_error(
                     f"tensor {name} {list(shape)} of {known.name} ends at byte "
                     f"{tensor.start + tensor.size_bytes:,}, but the file has {self.size:,}"
                 )
             if offset != end:  # ggml refuses files with gaps between tensors
-                raise self.wrong(
+                raise self.damage_error(
                     f"tensor {name} begins at byte {offset:,} of the data, but the tensors before it end at {end:,}"
                 )
             end += -(-tensor.size_bytes // alignment) * alignment

@@ -149,7 +149,7 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(slots=True)
-class _Made:
+class _ProcessedWeights:
     """The outputs of a processor run on row numbers, by parameter name."""
 
     values: dict[str, Array] = field(default_factory=dict)
@@ -220,9 +220,9 @@ def _run(
     firsts: Mapping[str, int],
     mapping: Mapping[str, str],
     turn: Any,
-) -> _Made:
+) -> _ProcessedWeights:
     """Run a processor on the row numbers [..., 1], or on the indices in a vector."""
-    made, parsed = _Made(), _Noting()
+    made, parsed = _ProcessedWeights(), _Noting()
     for name, tensor in tensors.items():
         shape = (*tensor.shape[:-1], 1) if len(tensor.shape) > 1 else tensor.shape
         numbers = turn(np.arange(_lines(tensor), dtype=np.float64) + firsts[name]).reshape(shape)

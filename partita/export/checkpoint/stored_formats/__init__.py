@@ -191,7 +191,7 @@ class Sources:
         if info is None:
             return None
         if not re.fullmatch(kind, info.dtype):
-            raise self.wrong(name, f"is {info.dtype}, a type that {self.method} does not use for it")
+            raise self.tensor_error(name, f"is {info.dtype}, a type that {self.method} does not use for it")
         self.weight_tensors.add(name)
         return info
 
@@ -200,11 +200,11 @@ class Sources:
         names = list(names)
         return self.take(next((name for name in names if name in self.tensors), names[0]))
 
-    def wrong(self, name: str, what: str) -> CheckpointError:
+    def tensor_error(self, name: str, what: str) -> CheckpointError:
         """The error for one tensor."""
         return CheckpointError(f"{self.folder}: quantised tensor {name[:SHOWN_CHARACTERS]} {what}")
 
-    def refused(self, what: str, advice: str) -> UnsupportedModelError:
+    def unsupported_error(self, what: str, advice: str) -> UnsupportedModelError:
         """The error for an unsupported setting or tensor."""
         return UnsupportedModelError(f"{self.folder}: the checkpoint is quantised: {self.method} {what}; {advice}")
 
@@ -334,7 +334,9 @@ def read(folder: Path, found: DetectedMethod, tensors: Mapping[str, TensorInfo])
         for weight in weights.values():
             wrong = [contradiction(weight, claims, files) for claims in sources.declarations.get(weight.name, ())]
             if wrong and wrong[0] is not None and None not in wrong:
-                raise sources.wrong(wrong[0][0], f"{wrong[0][1]}; correct the settings, or quantise the model again")
+                raise sources.tensor_error(
+                    wrong[0][0], f"{wrong[0][1]}; correct the settings, or quantise the model again"
+                )
     left = {name: info for name, info in tensors.items() if name not in sources.weight_tensors}
     for info in left.values():
         if len(info.shape) > 1 and re.fullmatch(INTEGER, info.dtype):

@@ -70,15 +70,15 @@ def _unpacked(info: TensorInfo, lines: tuple[int, int], columns: tuple[int, int]
 def _read(sources: Sources) -> list[StoredWeight | None]:
     version = str(sources.settings.get("version") or "gemm").lower()
     if version != "gemm":
-        raise sources.refused(f"packed for the kernels {version[:40]}", "save it in AWQ's version gemm")
+        raise sources.unsupported_error(f"packed for the kernels {version[:40]}", "save it in AWQ's version gemm")
     bits = sources.number("bits", "w_bit")
     if bits not in (None, BITS):
-        raise sources.refused(f"with {bits} bits", f"only {BITS} bits are supported")
+        raise sources.unsupported_error(f"with {bits} bits", f"only {BITS} bits are supported")
     size = sources.number("group_size", "q_group_size", least=-1)
     for stem in sources.stems(".scales"):
         if any(f"{stem}.{part}" in sources.tensors for part in ("qweight", "qzeros")):
             continue  # the scales of a weight that lacks one of its tensors
-        raise sources.refused(
+        raise sources.unsupported_error(
             f"with activation scales ({stem}.scales)",
             "activation scales are not supported; export the unquantised checkpoint",
         )
@@ -92,15 +92,15 @@ def _weight(sources: Sources, stem: str, size: int | None) -> _Weight | None:
         return None
     for info in (qweight, scales, qzeros):
         if len(info.shape) != 2:
-            raise sources.wrong(info.name, f"is {list(info.shape)}, not a matrix")
+            raise sources.tensor_error(info.name, f"is {list(info.shape)}, not a matrix")
     width, rows = qweight.shape[0], qweight.shape[1] * PER_WORD
     size = width // max(1, scales.shape[0]) if size is None else size
     group = size if size > 0 else width
     if not group or width % group:
-        raise sources.wrong(qweight.name, f"has {width} inputs, not a multiple of the group size {size}")
+        raise sources.tensor_error(qweight.name, f"has {width} inputs, not a multiple of the group size {size}")
     for info, shape in ((scales, (width // group, rows)), (qzeros, (width // group, rows // PER_WORD))):
         if info.shape != shape:
-            raise sources.wrong(
+            raise sources.tensor_error(
                 info.name,
                 f"is {list(info.shape)}, but {qweight.name} {list(qweight.shape)} in groups of {size} "
                 f"requires {list(shape)}: the group size of the quantisation settings is wrong",

@@ -152,7 +152,7 @@ def _check_layout(sources: Sources, name: str) -> None:
     with OpenFiles(sources.folder) as files:
         found = files.read(info, tuple((0, size) for size in info.shape))
     if bool(found.any()):
-        raise sources.refused(
+        raise sources.unsupported_error(
             f"with integers in the tile layout of its kernels ({name} is {int(found.max())}; 1 is col32, "
             "2 col_turing, 3 col_ampere)",
             "only row-major integers are supported, export the unquantised checkpoint",
@@ -164,14 +164,14 @@ def _rows(sources: Sources, stem: str) -> StoredWeight | None:
     if data is None or largest is None:
         return None
     if len(data.shape) != 2 or largest.shape != data.shape[:1]:
-        raise sources.wrong(largest.name, f"is {list(largest.shape)}, but {data.name} is {list(data.shape)}")
+        raise sources.tensor_error(largest.name, f"is {list(largest.shape)}, but {data.name} is {list(data.shape)}")
     return _Rows(data.name, data.shape, (data, largest), "float16", 8, 1, data.shape[1], data, largest)
 
 
 def _table(sources: Sources, name: str) -> StoredWeight | None:
     stored = sources.tensors.get(name)
     if stored is not None and re.fullmatch(FLOAT, stored.dtype):
-        raise sources.refused(
+        raise sources.unsupported_error(
             f"in words of {stored.dtype} (bnb_4bit_quant_storage; {name})",
             "only uint8 is supported: quantise with uint8, or export the unquantised checkpoint",
         )
@@ -190,7 +190,7 @@ def _table(sources: Sources, name: str) -> StoredWeight | None:
     rounded = getattr(torch, str(settings.get("dtype")), None)
     is_shape = isinstance(shape, list) and len(shape) == 2 and all(isinstance(n, int) and n > 0 for n in shape)
     if not is_shape or not block or not isinstance(rounded, torch.dtype) or not isinstance(offset, int | float):
-        raise sources.wrong(state_tensor.name, f"has shape {str(shape)[:40]} and blocks of {str(block)[:20]}")
+        raise sources.tensor_error(state_tensor.name, f"has shape {str(shape)[:40]} and blocks of {str(block)[:20]}")
     assert isinstance(shape, list)
     tensors = (data, absmax, table, *(each for each in others if each is not None))
     with OpenFiles(sources.folder) as files:  # the table, as far as it is stored as a vector
@@ -202,7 +202,9 @@ def _table(sources: Sources, name: str) -> StoredWeight | None:
     found = _Table(name, (shape[0], shape[1]), tensors, kind, block, nested, float(offset), rounded, numbers, style)
     if not found.fits:
         shapes = ", ".join(str(list(each.shape)) for each in tensors)
-        raise sources.wrong(name, f"is stored as {shapes}, but {state_tensor.name} has {shape} in blocks of {block}")
+        raise sources.tensor_error(
+            name, f"is stored as {shapes}, but {state_tensor.name} has {shape} in blocks of {block}"
+        )
     return found
 
 
@@ -219,9 +221,9 @@ def _state(sources: Sources, info: TensorInfo) -> dict[str, Any]:
     try:
         found = json.loads(bytes(data.reshape(-1).tolist()).decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise sources.wrong(info.name, "is not valid bitsandbytes JSON") from error
+        raise sources.tensor_error(info.name, "is not valid bitsandbytes JSON") from error
     if not isinstance(found, dict):
-        raise sources.wrong(info.name, "is not valid bitsandbytes JSON")
+        raise sources.tensor_error(info.name, "is not valid bitsandbytes JSON")
     return found
 
 

@@ -122,9 +122,9 @@ def _scales(info: TensorInfo, rows: tuple[int, int], groups: tuple[int, int], fi
 def _read(sources: Sources) -> list[StoredWeight | None]:
     sparse, transform = sources.settings.get("sparsity_config"), sources.settings.get("transform_config")
     if isinstance(sparse, Mapping) and sparse.get("format", "dense") not in ("dense", None):
-        raise sources.refused(f"with sparsity ({sparse['format']})", "save it without sparsity compression")
+        raise sources.unsupported_error(f"with sparsity ({sparse['format']})", "save it without sparsity compression")
     if transform:
-        raise sources.refused("with transforms of activations", "quantise the model without transform_config")
+        raise sources.unsupported_error("with transforms of activations", "quantise the model without transform_config")
     weights: list[StoredWeight | None] = []
     for stem in sources.stems(".weight_packed"):
         weights.append(_packed(sources, stem))
@@ -166,21 +166,21 @@ def _packed(sources: Sources, stem: str) -> StoredWeight | None:
     if packed is None or scales is None or stored is None:
         return None
     if not _is_packed(packed):
-        raise sources.refused(
+        raise sources.unsupported_error(
             f"in 4-bit floats (tensor {packed.name} is {packed.dtype})", "only packed integers and fp8 are supported"
         )
     with OpenFiles(sources.folder) as files:
         shape = tuple(files.read(stored, tuple((0, size) for size in stored.shape)).reshape(-1).tolist())
     if len(shape) != 2 or min(shape) < 1 or len(packed.shape) != 2 or packed.shape[0] != shape[0]:
-        raise sources.wrong(packed.name, f"is {list(packed.shape)}, but {stored.name} is {list(shape)}")
+        raise sources.tensor_error(packed.name, f"is {list(packed.shape)}, but {stored.name} is {list(shape)}")
     declared_bits = [each.get("num_bits") for each in _groups_with(sources.settings, "weights")]
     allowed = [bits for bits in BITS if bits in declared_bits or not any(declared_bits)]
     bits = next((bits for bits in allowed if -(-shape[1] * bits // WORD) == packed.shape[1]), None)
     if bits is None:
-        asked = " or ".join(str(bits) for bits in (allowed or declared_bits))
-        raise sources.wrong(
+        requested = " or ".join(str(bits) for bits in (allowed or declared_bits))
+        raise sources.tensor_error(
             packed.name,
-            f"is {list(packed.shape)}, which does not match {shape[1]} inputs as integers of {asked} "
+            f"is {list(packed.shape)}, which does not match {shape[1]} inputs as integers of {requested} "
             f"bits; {', '.join(map(str, BITS))} bits are supported",
         )
     return _of_module(sources, stem, packed, scales, bits, (int(shape[0]), int(shape[1])))
@@ -206,20 +206,22 @@ def of_integers(
 ) -> StoredWeight:
     """A weight of signed integers, packed or not. Raises CheckpointError when the tensors do not match each other."""
     if len(shape) != 2:
-        raise sources.wrong(integers.name, f"is {list(shape)}, not a matrix")
+        raise sources.tensor_error(integers.name, f"is {list(shape)}, not a matrix")
     rows, width = shape
     groups = scales.shape[1] if len(scales.shape) == 2 else 1
     fits = len(scales.shape) < 2 and scales.shape in ((), (1,), (rows,))
     if len(scales.shape) == 2:
         fits = scales.shape[0] in (1, rows) and groups > 0 and width % groups == 0
     if not fits:
-        raise sources.wrong(scales.name, f"is {list(scales.shape)}, which does not match {list(shape)}")
+        raise sources.tensor_error(scales.name, f"is {list(scales.shape)}, which does not match {list(shape)}")
     if zeros is not None:
         lines = -(-rows * bits // WORD) if _is_packed(zeros) else rows
         if zeros.shape not in ((lines, groups), *([] if _is_packed(zeros) or groups > 1 else [(1,), (), (1, 1)])):
-            raise sources.wrong(zeros.name, f"is {list(zeros.shape)}, but {lines} x {groups} belong to {list(shape)}")
+            raise sources.tensor_error(
+                zeros.name, f"is {list(zeros.shape)}, but {lines} x {groups} belong to {list(shape)}"
+            )
     if g_idx is not None and g_idx.shape != (width,):
-        raise sources.wrong(g_idx.name, f"is {list(g_idx.shape)}, but {integers.name} has {width} inputs")
+        raise sources.tensor_error(g_idx.name, f"is {list(g_idx.shape)}, but {integers.name} has {width} inputs")
     tensors = tuple(info for info in (integers, scales, zeros, g_idx) if info is not None)
     return _Weight(name, (rows, width), tensors, scales.dtype, bits, 1, width // groups, integers, scales, zeros, g_idx)
 

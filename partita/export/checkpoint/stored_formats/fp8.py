@@ -81,7 +81,7 @@ def blocks_of(
         else:
             break
     if len(found) != len(shape) or len(grid) != len(shape):
-        raise sources.wrong(
+        raise sources.tensor_error(
             scales.name,
             f"is {list(scales.shape)}, which does not match {weight.name} {list(shape)} in blocks of "
             f"{' x '.join(map(str, expected))}",
@@ -115,7 +115,9 @@ def note_activations(sources: Sources, *, declared: bool) -> None:
 def _read(sources: Sources) -> list[StoredWeight | None]:
     expected = sources.settings.get("weight_block_size") or (BLOCK, BLOCK)
     if not isinstance(expected, list | tuple) or not all(isinstance(n, int) and n > 0 for n in expected):
-        raise sources.refused(f"with blocks of {str(expected)[:40]!r}", "correct weight_block_size in config.json")
+        raise sources.unsupported_error(
+            f"with blocks of {str(expected)[:40]!r}", "correct weight_block_size in config.json"
+        )
     weights: list[StoredWeight | None] = []
     declared = sources.settings.get("weight_block_size") is not None
     for name in sources.stems("", FLOAT8):

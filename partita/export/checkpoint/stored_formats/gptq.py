@@ -96,7 +96,7 @@ class _Weight(AffineWeight):
 def _read(sources: Sources) -> list[StoredWeight | None]:
     stored = str(sources.settings.get("checkpoint_format") or sources.settings.get("format") or "")
     if stored not in (*PLAIN, *SECOND):
-        raise sources.refused(f"in the format {stored[:40]}", "save it in the format gptq or gptq_v2")
+        raise sources.unsupported_error(f"in the format {stored[:40]}", "save it in the format gptq or gptq_v2")
     less = 0 if stored in SECOND else 1
     return [_weight(sources, stem, less) for stem in sources.stems(".qweight", INT32)]
 
@@ -108,32 +108,32 @@ def _weight(sources: Sources, stem: str, less: int) -> _Weight | None:
         return None
     for info in (qweight, scales, qzeros):
         if len(info.shape) != 2:
-            raise sources.wrong(info.name, f"is {list(info.shape)}, not a matrix")
+            raise sources.tensor_error(info.name, f"is {list(info.shape)}, not a matrix")
     rows = qweight.shape[1]
     settings = _settings_of(sources, stem)
     bits, size = settings["bits"], settings["group_size"]
     bits = bits or qzeros.shape[1] * WORD // max(1, rows)
     if bits not in BITS:
-        raise sources.wrong(
+        raise sources.tensor_error(
             qweight.name, f"has integers of {bits} bits; {', '.join(map(str, BITS))} bits are supported"
         )
     width = qweight.shape[0] * WORD // bits
     size = size or width // max(1, scales.shape[0])
     group = width if size < 0 else size
     if group < 1:
-        raise sources.wrong(qweight.name, f"is {list(qweight.shape)}, but {scales.name} is {list(scales.shape)}")
+        raise sources.tensor_error(qweight.name, f"is {list(qweight.shape)}, but {scales.name} is {list(scales.shape)}")
     groups = -(-width // group)
     wanted = {scales: (groups, rows), qzeros: (groups, rows * bits // WORD)}
     for info, shape in wanted.items():
         if info.shape != shape:
-            raise sources.wrong(
+            raise sources.tensor_error(
                 info.name,
                 f"is {list(info.shape)}, but {qweight.name} {list(qweight.shape)} of {bits} bits in "
                 f"groups of {size} requires {list(shape)}: bits or group size of the quantisation "
                 "settings are wrong",
             )
     if g_idx is not None and g_idx.shape != (width,):
-        raise sources.wrong(g_idx.name, f"is {list(g_idx.shape)}, but {qweight.name} has {width} inputs")
+        raise sources.tensor_error(g_idx.name, f"is {list(g_idx.shape)}, but {qweight.name} has {width} inputs")
     tensors = (qweight, scales, qzeros, *([] if g_idx is None else [g_idx]))
     name = f"{stem}.weight"
     in_order = settings["desc_act"] is False
@@ -155,14 +155,16 @@ def _settings_of(sources: Sources, stem: str) -> dict[str, Any]:
         except re.error as error:
             if excludes:
                 continue  # a module with integers is quantised
-            raise sources.refused(f"(dynamic has {pattern[:60]!r}: {error})", "correct config.json") from error
+            raise sources.unsupported_error(
+                f"(dynamic has {pattern[:60]!r}: {error})", "correct config.json"
+            ) from error
         if fits:
             own = override if isinstance(override, Mapping) and not excludes else {}
             found |= {key: value for key, value in own.items() if key in found and isinstance(value, int)}
             break
     size = found["group_size"]
     if size is not None and (size == 0 or size < -1):
-        raise sources.wrong(f"{stem}.qweight", f"has a group size of {size}")
+        raise sources.tensor_error(f"{stem}.qweight", f"has a group size of {size}")
     return found
 
 

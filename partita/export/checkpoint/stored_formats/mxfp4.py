@@ -59,9 +59,11 @@ def _weight(sources: Sources, stem: str) -> _Weight | None:
     if data is None or scales is None:
         return None
     if len(data.shape) != 4 or data.shape[-1] != BYTES:
-        raise sources.wrong(data.name, f"is {list(data.shape)}, not [experts, rows, blocks, {BYTES}]")
+        raise sources.tensor_error(data.name, f"is {list(data.shape)}, not [experts, rows, blocks, {BYTES}]")
     if scales.shape != data.shape[:-1]:
-        raise sources.wrong(scales.name, f"is {list(scales.shape)}, but {data.name} has {list(data.shape[:-1])} blocks")
+        raise sources.tensor_error(
+            scales.name, f"is {list(scales.shape)}, but {data.name} has {list(data.shape[:-1])} blocks"
+        )
     experts, rows, count, _ = data.shape
     return _Weight(stem, (experts, count * BLOCK, rows), (data, scales), "bfloat16", 8, 1, BLOCK, data, scales)
 

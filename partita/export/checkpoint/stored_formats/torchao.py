@@ -99,13 +99,13 @@ def _read(sources: Sources) -> list[StoredWeight | None]:
         name, info = f"{stem}.weight", sources.tensors[stem + DATA]
         kind = declared.get(name, {})
         if stem + BEFORE in sources.tensors:
-            raise sources.refused(f"with an activation scale ({stem}{BEFORE})", ADVICE)
+            raise sources.unsupported_error(f"with an activation scale ({stem}{BEFORE})", ADVICE)
         sources.declarations[name] = [_declarations(sources.settings, kind)]
         if _is_plain(sources, stem, kind):
             weights.append(_plain_int4(sources, stem, name))
             continue
         if stem not in fitting:
-            raise sources.refused(
+            raise sources.unsupported_error(
                 f"in the packed layout of its kernels ({info.name} is {info.dtype})",
                 f"only plain int4, 8-bit integers and 8-bit floats are supported; {ADVICE}",
             )
@@ -151,13 +151,15 @@ def _plain_int4(sources: Sources, stem: str, name: str) -> StoredWeight | None:
     if data is None or scale is None or zero is None:
         return None
     if len(data.shape) != 2:
-        raise sources.wrong(data.name, f"is {list(data.shape)}, not a matrix")
+        raise sources.tensor_error(data.name, f"is {list(data.shape)}, not a matrix")
     rows, width = data.shape[0], 2 * data.shape[1]
     groups = scale.shape[0] if scale.shape else 0
     if scale.shape != (groups, rows) or not groups or width % groups:
-        raise sources.wrong(scale.name, f"is {list(scale.shape)}, which does not match {data.name} {list(data.shape)}")
+        raise sources.tensor_error(
+            scale.name, f"is {list(scale.shape)}, which does not match {data.name} {list(data.shape)}"
+        )
     if zero.shape != scale.shape:
-        raise sources.wrong(zero.name, f"is {list(zero.shape)}, but {scale.name} is {list(scale.shape)}")
+        raise sources.tensor_error(zero.name, f"is {list(zero.shape)}, but {scale.name} is {list(scale.shape)}")
     kind = to_torch(scale.dtype)
     return _PlainInt4(name, (rows, width), (data, scale, zero), scale.dtype, width // groups, 4, kind)
 

@@ -118,7 +118,7 @@ def calibrate(
     modules = {name: model.get_submodule(name) for name in left}
     ids = torch.from_numpy(text.windows)
     batches = [ids[start : start + WINDOWS_ABREAST] for start in range(0, len(ids), WINDOWS_ABREAST)]
-    rounds = _Rounds(checkpoint, rounded, text)
+    rounds = _ModuleQuantiser(checkpoint, rounded, text)
     running = run_lockstep(model, batches, modules, stacks)
     with quiet(), translate_errors("running the source model"), closing(running) as walk:
         for name, given in walk:
@@ -143,7 +143,7 @@ def calibrate(
 
 
 @dataclass(slots=True)
-class _Rounds:
+class _ModuleQuantiser:
     """Quantises one module after another; consecutive modules with equal inputs share the moments."""
 
     checkpoint: Checkpoint

@@ -70,7 +70,7 @@ def moves(origin: Origin) -> bool:
         return False
     if isinstance(origin, JoinedOrigin):
         return all(moves(part) for part in origin.parts)
-    whole = getattr(origin, "whole", None)
+    whole = getattr(origin, "source", None)
     return whole is None or moves(whole)
 
 

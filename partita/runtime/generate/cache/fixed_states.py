@@ -35,14 +35,14 @@ class Residence:
     """The observed addresses of one state over several runs."""
 
     address: int
-    same: bool = True
+    shares_address: bool = True
     changes: int = 0
     steps: int = 0
 
     def record_addresses(self, past: int, present: int) -> None:
         """Compare the addresses of one run with each other and with the previous run."""
         self.steps += 1
-        self.same = self.same and past == present
+        self.shares_address = self.shares_address and past == present
         self.changes += present != self.address
         self.address = present
 
@@ -55,7 +55,7 @@ class Residence:
             kind=state.kind,
             memory=buffer.memory,
             size_bytes=buffer.size_bytes,
-            same_address=self.same,
+            same_address=self.shares_address,
             address_changes=self.changes,
             checked_steps=self.steps,
             copied_bytes=copied_bytes,
@@ -227,13 +227,13 @@ class RollingStates(States):
     """
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """Tokens that all states hold before any is dropped."""
         return min(map(_window_tokens, self.states))
 
     def rewinds(self, tokens: int, filled: int) -> bool:
         """Whether no token was dropped."""
-        return tokens == 0 or filled <= self.room
+        return tokens == 0 or filled <= self.capacity
 
     def entries(self, state: State, tokens: int) -> tuple[slice, ...]:
         """The entries of these tokens: [KV, T, D] of [KV, rows, D]; all entries once some may be dropped."""
@@ -241,7 +241,7 @@ class RollingStates(States):
 
     def saves(self, tokens: int, filled: int) -> bool:
         """Whether no token was dropped, or `tokens` are all of the row's."""
-        return (tokens == filled or tokens <= filled <= self.room) and self._readable
+        return (tokens == filled or tokens <= filled <= self.capacity) and self._readable
 
 
 def _window_tokens(state: State) -> int:

@@ -27,7 +27,7 @@ from partita.runtime.ort.buffers import HOST_MEMORY
 from partita.runtime.ort.errors import one_line
 from partita.runtime.ort.evidence import unread_profile
 from partita.runtime.ort.session import NativeFailureError, Session, open_native
-from partita.runtime.place.model_file import all_nodes, graph_node, reads, subgraphs_of
+from partita.runtime.place.model_file import all_nodes, graph_node, subgraphs_of, tensors_read
 from partita.runtime.place.node_form import with_forms
 
 if TYPE_CHECKING:
@@ -97,21 +97,23 @@ def _prompt_notes(runner: Runner) -> tuple[str, ...]:
     notes = []
     if elsewhere:
         tokens, file = sum(step.row_tokens for step in elsewhere), elsewhere[0].file
-        why = "would exceed the cache or the rows"
+        reason = "would exceed the cache or the rows"
         if not runner.cache.padding_is_safe:
-            why += ", or would need padding, which these states do not support"
+            reason += ", or would need padding, which these states do not support"
         notes.append(
             f"{tokens} prompt tokens were prefilled one at a time with {file}, because a chunk of "
-            f"{runner.capacity.chunk} {why}; they count as prefill steps"
+            f"{runner.capacity.chunk} {reason}; they count as prefill steps"
         )
     again = [step for step in runner.steps if step.is_repeated]
     if again:
         tokens = sum(step.row_tokens for step in again)
         limit = runner.contract.rereads_at
-        why = "after a rejected draft token produced values that are not finite"
+        reason = "after a rejected draft token produced values that are not finite"
         if limit is not None:
-            why = f"when the sequence grew beyond {limit}, where the model's rotary frequencies change"
-        notes.append(f"{tokens} tokens were prefilled again {why}; they count as prefill steps, not as prompt tokens")
+            reason = f"when the sequence grew beyond {limit}, where the model's rotary frequencies change"
+        notes.append(
+            f"{tokens} tokens were prefilled again {reason}; they count as prefill steps, not as prompt tokens"
+        )
     return tuple(notes)
 
 
@@ -253,21 +255,21 @@ def add_optimised(facts: SessionFacts, session: Session, weight_bytes: int) -> S
         for entry in session.active
         if entry.provider.compiles and (placed is None or entry.provider.ort_name in placed)
     ]
-    why = ""
+    reason = ""
     if compiling:
-        why = f"{compiling[0]} compiles subgraphs, and ONNX Runtime cannot serialise a graph with compiled nodes"
+        reason = f"{compiling[0]} compiles subgraphs, and ONNX Runtime cannot serialise a graph with compiled nodes"
     elif weight_bytes > LIMIT_BYTES:
-        why = f"its weights of {human_bytes(weight_bytes)} exceed {human_bytes(LIMIT_BYTES)}, and a second "
-        why += "session would load them again"
-    if why:
-        return replace(facts, optimised_missing_reason=why)
+        reason = f"its weights of {human_bytes(weight_bytes)} exceed {human_bytes(LIMIT_BYTES)}, and a second "
+        reason += "session would load them again"
+    if reason:
+        return replace(facts, optimised_missing_reason=reason)
     try:
         nodes, plan = read_optimised(session)
     except (NativeFailureError, OSError, MemoryError, ValueError) as error:
         message = one_line(str(error), MESSAGE_LENGTH)
         return replace(facts, optimised_missing_reason=f"the second session, which writes it, failed: {message}")
-    why = difference(facts.plan, plan)
-    return replace(facts, optimised=None if why else nodes, optimised_missing_reason=why)
+    reason = difference(facts.plan, plan)
+    return replace(facts, optimised=None if reason else nodes, optimised_missing_reason=reason)
 
 
 def read_optimised(session: Session) -> tuple[tuple[GraphNode, ...], Plan | None]:
@@ -304,7 +306,7 @@ def _read_nodes(path: Path) -> tuple[GraphNode, ...]:
 
 def with_captured(known: GraphNode, node: onnx.NodeProto) -> GraphNode:
     """The node with outer tensors that its subgraphs read added to its inputs."""
-    captured = dict.fromkeys(name for name in reads(node) if name not in known.inputs)
+    captured = dict.fromkeys(name for name in tensors_read(node) if name not in known.inputs)
     return replace(known, inputs=(*known.inputs, *captured)) if captured else known
 
 

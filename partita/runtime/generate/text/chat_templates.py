@@ -83,8 +83,8 @@ def rendered(render: Render, messages: Sequence[Message]) -> str:
             return text
         lost = lost or omitted
     if refusal is not None:
-        why = f"{refusal}" if isinstance(refusal, TemplateError) else f"{type(refusal).__name__}: {refusal}"
-        raise GenerationError(f"the chat template rejects these messages: {why[:MOST_SAID]}") from refusal
+        reason = f"{refusal}" if isinstance(refusal, TemplateError) else f"{type(refusal).__name__}: {refusal}"
+        raise GenerationError(f"the chat template rejects these messages: {reason[:MOST_SAID]}") from refusal
     raise GenerationError(f"the chat template omits the content of the {lost} message")
 
 

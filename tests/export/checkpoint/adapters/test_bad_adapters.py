@@ -240,7 +240,10 @@ def test_what_peft_saves_beside_whole_parameters_is_not_used(tiny_checkpoint: Ti
         for part, number in (("modules_to_save.", 1.0), ("original_module.", 2.0))
     }
     found = read_adapter(save_adapter(tmp_path / "a", tiny_checkpoint("llama"), extra=rows))
-    assert list(found.whole) == ["lm_head.weight"] and "modules_to_save" in found.whole["lm_head.weight"].info.name
+    assert (
+        list(found.replaced_tensors) == ["lm_head.weight"]
+        and "modules_to_save" in found.replaced_tensors["lm_head.weight"].info.name
+    )
 
 
 @pytest.mark.parametrize("key", ["rank_pattern", "alpha_pattern"])

@@ -172,7 +172,7 @@ def test_embeddings_and_whole_parameters(tiny_checkpoint: TinyCheckpoint, tmp_pa
         tensors["lm_head.weight"] = head
 
     agree(merged_model(checkpoint, adapter), changed(checkpoint, tmp_path / "changed", change))
-    assert sorted(read_adapter(adapter).whole) == ["lm_head.weight"]
+    assert sorted(read_adapter(adapter).replaced_tensors) == ["lm_head.weight"]
 
 
 def test_experts_by_their_names_in_the_files(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from partita.package.folder import check_files, read_manifest
 from partita.package.records import PrefillChoice
 from partita.providers.resolve import parse_chain
 from partita.runtime.generate.bound_graph import BoundGraph
-from partita.runtime.generate.loop import Engine
+from partita.runtime.generate.loop import GenerationLoop
 from partita.runtime.generate.planner import StepPlan
 from partita.runtime.generate.request import Request
 from partita.runtime.generate.runner import load_runner
@@ -113,7 +113,7 @@ def test_prompts_go_to_one_graph_and_what_follows_to_the_other(
 ) -> None:
     package = exported(tiny_checkpoint("qwen2"), precision="int4", prefill_precision="int8", quality_text=text)
     with load_runner(package, parse_chain("cpu")) as runner:
-        engine = Engine(runner)
+        engine = GenerationLoop(runner)
 
         def greedy(logits: object, history: object) -> int:
             return int(logits.argmax())  # type: ignore[attr-defined]
@@ -121,7 +121,7 @@ def test_prompts_go_to_one_graph_and_what_follows_to_the_other(
         def draft(history: object, most: int, /) -> list[int]:
             return [1, 2, 3][:most]
 
-        row = engine.join(Request(list(range(1, 9)), greedy, 6, drafter=draft))
+        row = engine.add_request(Request(list(range(1, 9)), greedy, 6, drafter=draft))
         steps = []
         while (step := engine.step()) is not None:
             steps.append(step)

@@ -43,7 +43,7 @@ def test_a_graph_that_is_wrong_at_a_few_positions_is_not_proven(mixture: Path, t
     answer["prefill_logits"][3] = np.roll(answer["prefill_logits"][3], 7)
     save_file(answer, folder / KNOWN_ANSWER)
     manifest = unverified(folder)
-    assert changed_copy.settled(folder, manifest, replay).status == "unverified"
+    assert changed_copy.verify_with_copy(folder, manifest, replay).status == "unverified"
     believed = read_manifest(mixture).verification
     found = replay(folder, manifest.model_copy(update={"verification": believed}))
     assert found.status == "verified" and found.rerouted > believed.rerouted
@@ -65,7 +65,7 @@ def test_a_dense_model_that_differs_has_nothing_to_leave_out(
     def run(of: Path, its: Manifest):
         return replay(of, its) if of == folder else right
 
-    assert right.status == "verified" and changed_copy.settled(folder, manifest, run).status == "unverified"
+    assert right.status == "verified" and changed_copy.verify_with_copy(folder, manifest, run).status == "unverified"
 
 
 def unverified(folder: Path) -> Manifest:
