@@ -32,6 +32,8 @@ ANY = ".*"
 """Regular expressions on dtypes: names in the file, or ONNX names of floats."""
 WORD = 32
 """Bits of a word of packed integers."""
+Span = tuple[int, int]
+"""Start and stop along one axis."""
 
 
 class Parts(NamedTuple):
@@ -241,6 +243,66 @@ class StoredFormat:
     and UnsupportedModelError."""
 
 
+@dataclass(frozen=True)
+class Integers:
+    """Integers of a stored matrix [N, K]: packed in int32 words, or one per element."""
+
+    info: TensorInfo
+    bits: int
+    turned: bool = False
+    """Stored as [K, N]."""
+    across: bool = False
+    """A word has integers of one column; False: of one row."""
+    offset: int = 0
+    """The zero point of the stored integers, which is added."""
+    order: tuple[int, ...] = ()
+    """The place in a word of each of its integers, where they are not in order."""
+    excess: str = "has integers that exceed the {bits} bits of its settings; correct them, or download it again"
+    """The end of the error for an integer beyond the range, whose largest is `top`."""
+
+    def read(self, rows: Span, columns: Span, files: OpenFiles) -> torch.Tensor:
+        """The integers in a region, uint8 [rows, columns]; an axis of size 1 stays so. Raises CheckpointError."""
+        packed = is_packed(self.info)
+        if not packed:
+            found = read_matrix(self.info, rows, columns, files, turned=self.turned)
+        else:
+            found = self._unpacked(columns, rows, files).T if self.across else self._unpacked(rows, columns, files)
+        if not self.offset:
+            return found
+        moved, top = found.to(torch.int16) + self.offset, (1 << self.bits) - 1
+        if (packed or self.bits < 8) and bool(((moved < 0) | (moved > top)).any()):
+            raise CheckpointError(f"quantised tensor {self.info.name} {self.excess.format(bits=self.bits, top=top)}")
+        return moved.to(torch.uint8)
+
+    def _unpacked(self, others: Span, packed: Span, files: OpenFiles) -> torch.Tensor:
+        """Integers [others, packed] of words."""
+        first = packed[0] // WORD  # 32 integers start at a word boundary for any number of bits
+        places = first * self.bits, -(-packed[1] * self.bits // WORD)
+        in_rows = self.across == self.turned
+        found = files.read(self.info, (others, places) if in_rows else (places, others))
+        begin, end = packed[0] - first * WORD, packed[1] - first * WORD
+        if not self.order:
+            return words(found if in_rows else found.T, self.bits, begin, end)
+        per_word = len(self.order)
+        every = words(found, self.bits, 0, found.shape[1] * per_word).unflatten(1, (-1, per_word))
+        return every[..., [self.order.index(place) for place in range(per_word)]].flatten(1)[:, begin:end]
+
+
+def is_packed(info: TensorInfo) -> bool:
+    """Whether a tensor has int32 words of packed integers."""
+    return bool(re.fullmatch(INT32, info.dtype))
+
+
+def read_matrix(info: TensorInfo, rows: Span, columns: Span, files: OpenFiles, *, turned: bool = False) -> torch.Tensor:
+    """A region of a stored matrix, [K, N] if `turned`. Axes of size 1, and missing last ones, have size 1 in it."""
+    spans = (columns, rows) if turned else (rows, columns)
+    found = files.read(
+        info, tuple((0, 1) if size == 1 else span for size, span in zip(info.shape, spans, strict=False))
+    )
+    found = found.reshape((*found.shape, *[1] * (2 - found.ndim)))
+    return found.T if turned else found
+
+
 def words(packed: torch.Tensor, bits: int, start: int, stop: int) -> torch.Tensor:
     """Integers `start` .. `stop` of rows of int32 words [R, W], lowest bits first; 3 bits may span two words."""
     if bits in (4, 8):
@@ -255,14 +317,57 @@ def words(packed: torch.Tensor, bits: int, start: int, stop: int) -> torch.Tenso
     return (found & ((1 << bits) - 1)).to(torch.uint8)
 
 
-def read_words(
-    info: TensorInfo, others: tuple[int, int], packed: tuple[int, int], bits: int, files: OpenFiles, *, along: int
-) -> torch.Tensor:
-    """Integers of int32 words packed along `along`, uint8 [others, packed]; both: start and stop."""
-    groups = packed[0] // WORD  # 32 integers start at a word boundary for any number of bits
-    here = groups * bits, -(-packed[1] * bits // WORD)
-    found = files.read(info, (others, here) if along == 1 else (here, others))
-    return words(found if along == 1 else found.T, bits, packed[0] - groups * WORD, packed[1] - groups * WORD)
+@dataclass(frozen=True)
+class GroupedWeight(AffineWeight):
+    """A weight [N, K] with a scale and a zero point per row and group of columns."""
+
+    integers: Integers
+    scales: TensorInfo
+    """[N, G], or [G, N] if the integers are turned; axes of size 1 are shared."""
+    zeros: Integers | None
+    """None: the middle of the range."""
+    g_idx: TensorInfo | None = None
+    """The group of each column [K]; None: in order."""
+
+    def parts(self, region: Region, files: OpenFiles) -> Parts:
+        """Integers, and the scales and zero points of their groups."""
+        rows, (begin, end) = region
+        groups = self._groups((begin, end), files)
+        span = (int(groups.min()), int(groups.max()) + 1) if len(groups) else (0, 0)
+        scales = read_matrix(self.scales, rows, span, files, turned=self.integers.turned).float()
+        scales, zeros = (
+            each if each.shape[1] == 1 else each[:, groups - span[0]]
+            for each in (scales, self._zero_points(rows, span, files))
+        )
+        return Parts(self.integers.read(rows, (begin, end), files), scales, zeros)
+
+    def zero_points(self, files: OpenFiles) -> torch.Tensor:
+        """All zero points, [N, G]; one axis or both may have size 1."""
+        return self._zero_points((0, self.shape[0]), (0, -(-self.shape[1] // self.block)), files)
+
+    def _zero_points(self, rows: Span, groups: Span, files: OpenFiles) -> torch.Tensor:
+        if self.zeros is None:
+            return torch.full((1, 1), 1 << (self.bits - 1), dtype=torch.uint8)
+        return self.zeros.read(rows, groups, files)
+
+    def blocks_along(self, files: OpenFiles) -> torch.Tensor:
+        """The group of each column, int64 [K]."""
+        return self._groups((0, self.shape[1]), files)
+
+    def _groups(self, columns: Span, files: OpenFiles) -> torch.Tensor:
+        """The groups of some columns."""
+        in_order = torch.arange(*columns) // self.block
+        if self.g_idx is None or not len(in_order):
+            return in_order
+        found = files.read(self.g_idx, (columns,)).to(torch.int64)
+        if bool((found == -1).any()):  # compressed-tensors writes -1 for groups in order
+            return in_order
+        count = -(-self.shape[1] // self.block)
+        if not 0 <= int(found.min()) <= int(found.max()) < count:
+            raise CheckpointError(
+                f"quantised tensor {self.g_idx.name} names a group that does not exist; {self.scales.name} has {count}"
+            )
+        return found
 
 
 @dataclass(frozen=True, slots=True)

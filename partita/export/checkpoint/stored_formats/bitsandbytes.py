@@ -31,8 +31,9 @@ from partita.export.checkpoint.stored_formats import (
     BYTE,
     FLOAT,
     SIGNED_BYTE,
-    AffineWeight,
     Claims,
+    GroupedWeight,
+    Integers,
     Parts,
     Sources,
     StoredFormat,
@@ -110,24 +111,17 @@ class _Table(StoredWeight):
 
 
 @dataclass(frozen=True)
-class _Rows(AffineWeight):
-    """8-bit integers [N, K] with one scale per row."""
-
-    data: TensorInfo
-    largest: TensorInfo
+class _Rows(GroupedWeight):
+    """8-bit integers [N, K] with the largest magnitude of each row."""
 
     def parts(self, region: Region, files: OpenFiles) -> Parts:
-        integers = (files.read(self.data, region).to(torch.int16) + 128).to(torch.uint8)
-        scales = files.read(self.largest, (region[0],)).float().unsqueeze(-1) * LARGEST
-        return Parts(integers, scales, torch.full((1, 1), 128, dtype=torch.uint8))
-
-    def zero_points(self, files: OpenFiles) -> torch.Tensor:
-        return torch.tensor(128, dtype=torch.uint8)
+        found = super().parts(region, files)
+        return found._replace(scales=found.scales * LARGEST)
 
     def read(self, region: Region, files: OpenFiles) -> torch.Tensor:
         """Dequantise in the library's order of multiplications, which rounds differently from integer times scale."""
-        numbers, largest = files.read(self.data, region).float(), files.read(self.largest, (region[0],)).float()
-        return numbers * largest.unsqueeze(-1) * LARGEST
+        integers, largest, zeros = super().parts(region, files)
+        return (integers.float() - zeros.float()) * largest * LARGEST
 
 
 def _read(sources: Sources) -> list[StoredWeight | None]:
@@ -164,8 +158,9 @@ def _rows(sources: Sources, stem: str) -> StoredWeight | None:
     if data is None or largest is None:
         return None
     if len(data.shape) != 2 or largest.shape != data.shape[:1]:
-        raise sources.tensor_error(largest.name, f"is {list(largest.shape)}, but {data.name} is {list(data.shape)}")
-    return _Rows(data.name, data.shape, (data, largest), "float16", 8, 1, data.shape[1], data, largest)
+        raise sources.wrong(largest.name, f"is {list(largest.shape)}, but {data.name} is {list(data.shape)}")
+    stored = Integers(data, 8, offset=128)
+    return _Rows(data.name, data.shape, (data, largest), "float16", 8, 1, data.shape[1], stored, largest, None)
 
 
 def _table(sources: Sources, name: str) -> StoredWeight | None:

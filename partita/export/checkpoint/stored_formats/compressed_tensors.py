@@ -16,12 +16,8 @@ of each weight; a checkpoint may mix them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from partita.errors import CheckpointError
 from partita.export.checkpoint.stored_formats import (
     FLOAT,
     FLOAT8,
@@ -29,94 +25,19 @@ from partita.export.checkpoint.stored_formats import (
     INTEGER,
     SIGNED_BYTE,
     WORD,
-    AffineWeight,
     Claims,
-    Parts,
+    GroupedWeight,
+    Integers,
     Sources,
     StoredFormat,
     StoredWeight,
     claims_of,
-    read_words,
+    is_packed,
 )
 from partita.export.checkpoint.stored_formats.fp8 import BLOCK, note_activations, scaled_weight
 from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
-from partita.export.weights.origins import Region
 
 BITS = (2, 3, 4, 8)
-
-
-@dataclass(frozen=True)
-class _Weight(AffineWeight):
-    """An integer weight [N, K]."""
-
-    integers: TensorInfo
-    scales: TensorInfo
-    zeros: TensorInfo | None
-    g_idx: TensorInfo | None
-
-    def parts(self, region: Region, files: OpenFiles) -> Parts:
-        rows, (begin, end) = region
-        middle = 1 << (self.bits - 1)
-        if _is_packed(self.integers):
-            integers = read_words(self.integers, rows, (begin, end), self.bits, files, along=1)
-        else:
-            signed = files.read(self.integers, region).to(torch.int16) + middle
-            if self.bits < 8 and bool(((signed < 0) | (signed >= 2 * middle)).any()):
-                raise CheckpointError(
-                    f"quantised tensor {self.integers.name} has integers that exceed the {self.bits} bits "
-                    "of its settings; correct the settings, or download it again"
-                )
-            integers = signed.to(torch.uint8)
-        groups = self._groups(begin, end, files)
-        low, high = (int(groups.min()), int(groups.max()) + 1) if len(groups) else (0, 0)
-        scales = _scales(self.scales, rows, (low, high), files)
-        zeros = torch.full((1, 1), middle, dtype=torch.uint8)
-        if self.zeros is not None:
-            zeros = self._zeros(rows, (low, high), files)
-        inside = groups - low
-        return Parts(
-            integers,
-            scales if scales.shape[1] == 1 else scales[:, inside],
-            zeros if zeros.shape[1] == 1 else zeros[:, inside],
-        )
-
-    def zero_points(self, files: OpenFiles) -> torch.Tensor:
-        if self.zeros is None:
-            return torch.tensor(1 << (self.bits - 1), dtype=torch.uint8)
-        return self._zeros((0, self.shape[0]), (0, self.shape[1] // self.block), files)
-
-    def _zeros(self, rows: tuple[int, int], groups: tuple[int, int], files: OpenFiles) -> torch.Tensor:
-        """Zero points [rows, groups] uint8."""
-        assert self.zeros is not None
-        if _is_packed(self.zeros):
-            return read_words(self.zeros, groups, rows, self.bits, files, along=0).T
-        lines = rows if self.zeros.shape[:1] not in ((), (1,)) else (0, 1)
-        found = files.read(self.zeros, (lines, groups)[: len(self.zeros.shape)]).reshape(lines[1] - lines[0], -1)
-        return (found.to(torch.int16) + (1 << (self.bits - 1))).to(torch.uint8)
-
-    def blocks_along(self, files: OpenFiles) -> torch.Tensor:
-        return self._groups(0, self.shape[1], files)
-
-    def _groups(self, begin: int, end: int, files: OpenFiles) -> torch.Tensor:
-        """The groups of inputs `begin` .. `end`."""
-        if self.g_idx is not None:
-            found = files.read(self.g_idx, ((begin, end),)).to(torch.int64)
-            if not bool((found == -1).any()):  # -1 stands for the plain order
-                return found
-        return torch.arange(begin, end) // self.block
-
-
-def _is_packed(info: TensorInfo) -> bool:
-    return info.dtype in ("I32", "torch.int32")
-
-
-def _scales(info: TensorInfo, rows: tuple[int, int], groups: tuple[int, int], files: OpenFiles) -> torch.Tensor:
-    """Scales [rows or 1, groups or 1] float32."""
-    if len(info.shape) < 2:
-        whole = tuple((0, size) for size in info.shape)
-        return files.read(info, (rows,) if info.shape and info.shape[0] > 1 else whole).float().reshape(-1, 1)
-    lines = rows if info.shape[0] > 1 else (0, 1)
-    return files.read(info, (lines, groups if info.shape[1] > 1 else (0, 1))).float()
 
 
 def _read(sources: Sources) -> list[StoredWeight | None]:
@@ -165,8 +86,8 @@ def _packed(sources: Sources, stem: str) -> StoredWeight | None:
     stored = sources.take(f"{stem}.weight_shape", INTEGER)
     if packed is None or scales is None or stored is None:
         return None
-    if not _is_packed(packed):
-        raise sources.unsupported_error(
+    if not is_packed(packed):
+        raise sources.refused(
             f"in 4-bit floats (tensor {packed.name} is {packed.dtype})", "only packed integers and fp8 are supported"
         )
     with OpenFiles(sources.folder) as files:
@@ -215,15 +136,17 @@ def of_integers(
     if not fits:
         raise sources.tensor_error(scales.name, f"is {list(scales.shape)}, which does not match {list(shape)}")
     if zeros is not None:
-        lines = -(-rows * bits // WORD) if _is_packed(zeros) else rows
-        if zeros.shape not in ((lines, groups), *([] if _is_packed(zeros) or groups > 1 else [(1,), (), (1, 1)])):
-            raise sources.tensor_error(
-                zeros.name, f"is {list(zeros.shape)}, but {lines} x {groups} belong to {list(shape)}"
-            )
+        lines = -(-rows * bits // WORD) if is_packed(zeros) else rows
+        if zeros.shape not in ((lines, groups), *([] if is_packed(zeros) or groups > 1 else [(1,), (), (1, 1)])):
+            raise sources.wrong(zeros.name, f"is {list(zeros.shape)}, but {lines} x {groups} belong to {list(shape)}")
     if g_idx is not None and g_idx.shape != (width,):
         raise sources.tensor_error(g_idx.name, f"is {list(g_idx.shape)}, but {integers.name} has {width} inputs")
     tensors = tuple(info for info in (integers, scales, zeros, g_idx) if info is not None)
-    return _Weight(name, (rows, width), tensors, scales.dtype, bits, 1, width // groups, integers, scales, zeros, g_idx)
+    moved = {False: 1 << (bits - 1), True: 0}  # words have unsigned integers
+    stored = Integers(integers, bits, offset=moved[is_packed(integers)])
+    points = None if zeros is None else Integers(zeros, bits, across=True, offset=moved[is_packed(zeros)])
+    group = width // groups
+    return GroupedWeight(name, (rows, width), tensors, scales.dtype, bits, 1, group, stored, scales, points, g_idx)
 
 
 def _groups_with(settings: Mapping[str, Any], key: str) -> Iterator[Mapping[str, Any]]:

@@ -15,130 +15,92 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from partita.errors import CheckpointError
 from partita.export.checkpoint.stored_formats import (
     FLOAT,
     INT32,
     WORD,
-    AffineWeight,
-    Parts,
+    GroupedWeight,
+    Integers,
     Sources,
     StoredFormat,
     StoredWeight,
     claims_of,
-    read_words,
 )
-from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo, matches
-from partita.export.weights.origins import Region
+from partita.export.checkpoint.weight_files import matches
 
 BITS = (2, 3, 4, 8)
 PLAIN, SECOND = ("gptq", ""), ("gptq_v2",)
 """Values of `checkpoint_format` with zero points stored minus 1, and stored unchanged."""
-
-
-@dataclass(frozen=True)
-class _Weight(AffineWeight):
-    """A GPTQ weight [N, K]."""
-
-    qweight: TensorInfo
-    qzeros: TensorInfo
-    scales: TensorInfo
-    g_idx: TensorInfo | None
-    less: int
-    """True zero point minus stored zero point."""
-
-    def parts(self, region: Region, files: OpenFiles) -> Parts:
-        (first, last), (begin, end) = region
-        groups = self._groups(begin, end, files)
-        low, high = (int(groups.min()), int(groups.max()) + 1) if len(groups) else (0, 0)
-        integers = read_words(self.qweight, (first, last), (begin, end), self.bits, files, along=0)
-        scales = files.read(self.scales, ((low, high), (first, last))).float()
-        zeros = self._zeros((low, high), (first, last), files)
-        inside = groups - low
-        return Parts(integers, scales[inside].T, zeros[inside].T)
-
-    def zero_points(self, files: OpenFiles) -> torch.Tensor:
-        return self._zeros((0, self.scales.shape[0]), (0, self.shape[0]), files)
-
-    def _zeros(self, groups: tuple[int, int], rows: tuple[int, int], files: OpenFiles) -> torch.Tensor:
-        """Zero points [groups, rows]."""
-        zeros = read_words(self.qzeros, groups, rows, self.bits, files, along=1)
-        top = (1 << self.bits) - 1
-        if self.less and bool((zeros == top).any()):
-            raise CheckpointError(
-                f"quantised tensor {self.qzeros.name}: a zero point is stored as {top}, which some "
-                f"kernels of this format read as 0 and others as {top + 1}; quantise the model again in "
-                "the format gptq_v2"
-            )
-        return zeros + self.less
-
-    def blocks_along(self, files: OpenFiles) -> torch.Tensor:
-        return self._groups(0, self.shape[1], files)
-
-    def _groups(self, begin: int, end: int, files: OpenFiles) -> torch.Tensor:
-        """The groups of inputs `begin` .. `end`."""
-        if self.g_idx is None:
-            return torch.arange(begin, end) // self.block
-        found = files.read(self.g_idx, ((begin, end),)).to(torch.int64)
-        count = self.scales.shape[0]
-        if len(found) and not 0 <= int(found.min()) <= int(found.max()) < count:
-            raise CheckpointError(
-                f"quantised tensor {self.g_idx.name} names a group that does not exist; {self.scales.name} has {count}"
-            )
-        return found
+AMBIGUOUS = (
+    "has a zero point that is stored as {top}, which some kernels of this format read as 0 and others as {top} + 1; "
+    "quantise the model again in the format gptq_v2"
+)
 
 
 def _read(sources: Sources) -> list[StoredWeight | None]:
     stored = str(sources.settings.get("checkpoint_format") or sources.settings.get("format") or "")
     if stored not in (*PLAIN, *SECOND):
-        raise sources.unsupported_error(f"in the format {stored[:40]}", "save it in the format gptq or gptq_v2")
-    less = 0 if stored in SECOND else 1
-    return [_weight(sources, stem, less) for stem in sources.stems(".qweight", INT32)]
+        raise sources.refused(f"in the format {stored[:40]}", "save it in the format gptq or gptq_v2")
+    offset = 0 if stored in SECOND else 1
+    return [_weight(sources, stem, offset) for stem in sources.stems(".qweight", INT32)]
 
 
-def _weight(sources: Sources, stem: str, less: int) -> _Weight | None:
+def _weight(sources: Sources, stem: str, offset: int) -> StoredWeight | None:
+    settings = _settings_of(sources, stem)
+    found = packed_weight(sources, stem, settings["bits"], settings["group_size"], offset=offset)
+    in_order = settings["desc_act"] is False
+    sources.declarations[f"{stem}.weight"] = [
+        claims_of(settings, {"sym": "symmetric"}) | {"desc_act false": ("ordered", in_order)}
+    ]
+    return found
+
+
+def packed_weight(
+    sources: Sources, stem: str, bits: int | None, size: int | None, *, order: tuple[int, ...] = (), offset: int = 0
+) -> StoredWeight | None:
+    """A weight of packed integers with `size` inputs per group (-1: all); None where a tensor is missing.
+
+    `bits` and `size` are those of the shapes where they are None. `order`: integers are packed along N, in this order
+    (AWQ). `offset`: the zero points minus the stored ones. Raises CheckpointError.
+    """
     qweight, scales = sources.take(f"{stem}.qweight", INT32), sources.take(f"{stem}.scales", FLOAT)
-    qzeros, g_idx = sources.take(f"{stem}.qzeros", INT32), sources.optional(f"{stem}.g_idx", INT32)
+    qzeros = sources.take(f"{stem}.qzeros", INT32)
+    g_idx = None if order else sources.optional(f"{stem}.g_idx", INT32)
     if qweight is None or scales is None or qzeros is None:
         return None
     for info in (qweight, scales, qzeros):
         if len(info.shape) != 2:
-            raise sources.tensor_error(info.name, f"is {list(info.shape)}, not a matrix")
-    rows = qweight.shape[1]
-    settings = _settings_of(sources, stem)
-    bits, size = settings["bits"], settings["group_size"]
+            raise sources.wrong(info.name, f"is {list(info.shape)}, not a matrix")
+    width, rows = qweight.shape
     bits = bits or qzeros.shape[1] * WORD // max(1, rows)
     if bits not in BITS:
         raise sources.tensor_error(
             qweight.name, f"has integers of {bits} bits; {', '.join(map(str, BITS))} bits are supported"
         )
-    width = qweight.shape[0] * WORD // bits
+    width, rows = (width, rows * WORD // bits) if order else (width * WORD // bits, rows)
     size = size or width // max(1, scales.shape[0])
     group = width if size < 0 else size
     if group < 1:
-        raise sources.tensor_error(qweight.name, f"is {list(qweight.shape)}, but {scales.name} is {list(scales.shape)}")
+        raise sources.wrong(qweight.name, f"is {list(qweight.shape)}, but {scales.name} is {list(scales.shape)}")
+    if order and width % group:
+        raise sources.wrong(qweight.name, f"has {width} inputs, not a multiple of the group size {size}")
     groups = -(-width // group)
-    wanted = {scales: (groups, rows), qzeros: (groups, rows * bits // WORD)}
-    for info, shape in wanted.items():
+    for info, shape in ((scales, (groups, rows)), (qzeros, (groups, rows * bits // WORD))):
         if info.shape != shape:
             raise sources.tensor_error(
                 info.name,
-                f"is {list(info.shape)}, but {qweight.name} {list(qweight.shape)} of {bits} bits in "
-                f"groups of {size} requires {list(shape)}: bits or group size of the quantisation "
-                "settings are wrong",
+                f"is {list(info.shape)}, but {qweight.name} {list(qweight.shape)} of {bits} bits in groups of {size} "
+                f"requires {list(shape)}: bits or group size of the quantisation settings are wrong",
             )
     if g_idx is not None and g_idx.shape != (width,):
         raise sources.tensor_error(g_idx.name, f"is {list(g_idx.shape)}, but {qweight.name} has {width} inputs")
     tensors = (qweight, scales, qzeros, *([] if g_idx is None else [g_idx]))
-    name = f"{stem}.weight"
-    in_order = settings["desc_act"] is False
-    sources.declarations[name] = [claims_of(settings, {"sym": "symmetric"}) | {"desc_act false": ("ordered", in_order)}]
-    return _Weight(name, (rows, width), tensors, scales.dtype, bits, 1, group, qweight, qzeros, scales, g_idx, less)
+    integers = Integers(qweight, bits, turned=True, across=bool(order), order=order)
+    zeros = Integers(qzeros, bits, turned=True, across=True, order=order, offset=offset, excess=AMBIGUOUS)
+    name, dtype = f"{stem}.weight", scales.dtype
+    return GroupedWeight(name, (rows, width), tensors, dtype, bits, 1, group, integers, scales, zeros, g_idx)
 
 
 def _settings_of(sources: Sources, stem: str) -> dict[str, Any]:
