@@ -6,23 +6,19 @@ every run, as the CPU provider does at some levels, counts as one without a kern
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from partita.errors import ProviderError
 from partita.export.passes.base import added
 from partita.export.quantise.forms import ExpertsCall, Form, Place, Weight
 from partita.export.quantise.write.weight_source import Layout, Packing, Sizes
-from partita.export.target import Kernels, ProbeResult, Target
+from partita.export.target import Kernels, Target
 from partita.export.weights import to_ir
 
 PROBED_WIDTH = 256
 """K and N of probed nodes: a multiple of every block size."""
-USUAL = frozenset({32, 64})
-"""Smaller blocks that are assumed to be supported without a probe."""
 RESTORES = "dequantises the whole matrix in every run on this machine, which is slower than fp32"
 EXPERTS = 4
 GATED: Mapping[str, object] = {
@@ -35,10 +31,6 @@ GATED: Mapping[str, object] = {
 }
 """Attributes of probed experts."""
 OPSET, IR_VERSION = 21, 10
-Packings = Callable[[Form, Kernels], Sequence[Packing]]
-"""The packings of products that a package may need in a form."""
-
-
 SIZES: Mapping[str, tuple[int, ...]] = {
     "x": (1, 1, PROBED_WIDTH),
     "ids": (1, 1),
@@ -48,106 +40,16 @@ SIZES: Mapping[str, tuple[int, ...]] = {
 """Input shapes of the probes."""
 
 
-def first_supported(
-    target: Target,
-    forms: Sequence[Form],
-    packings: Packings,
-    looked_up: Packings,
-    dtype: str,
-    *,
-    option: tuple[str, str] | None = None,
-) -> tuple[Form, Kernels]:
-    """The first of `forms` that `target` supports with activations of `dtype`, and its kernels.
-
-    Each is probed with and without zero points, the recorded variant first. Without a probe the record decides.
-    `option`: the option that requested the forms, where it is not the precision and can be omitted. Raises
-    ProviderError, which names the operators, when there is no kernel for any, or none that computes with quantised
-    weights.
-    """
-    if target.ask is None:
-        standard = forms[0].look_up.symmetric  # a Gather of integers, which every provider has
-        return forms[0], replace(target.kernels, gather=target.kernels.gather or standard)
-    answers = []
-    for form in forms:
-        other = replace(target.kernels, symmetric=not target.kernels.symmetric)
-        for kernels in (target.kernels,) if form.one_scale else (target.kernels, other):
-            answer = refusal_reason(target, form, kernels, packings(form, kernels), dtype)
-            if not answer:
-                takes = _supports_lookups(target, form, kernels, looked_up(form, kernels), dtype)
-                return form, replace(kernels, gather=takes)
-        answers.append((form, answer))
-    requested = packings(forms[0], target.kernels)
-    kinds = " and ".join(dict.fromkeys(f"{p.name} weights in blocks of {p.block_size}" for p in requested))
-    kinds = kinds if not forms[0].one_scale else f"{requested[0].name} weights"
-    tried = "" if forms[0].one_scale else ", with or without zero points"
-    reasons = "; ".join(f"for {form.product.operator}{tried}: {answer}" for form, answer in answers)
-    setting, otherwise = f"`precision={requested[0].name}`", "a `precision` that it computes in, e.g. fp16"
-    if option is not None:
-        setting = f"`{option[0]}={option[1]}`"
-        otherwise = f"omit {setting}"
-    raise ProviderError(
-        f"{setting}: {target.provider} has no kernel that computes {dtype} activations with {kinds}: "
-        f"{reasons}; nothing was written; choose another `target`, e.g. cpu, or {otherwise}"
-    )
-
-
-def smaller_blocks(
-    target: Target,
-    form: Form,
-    kernels: Kernels,
-    sizes: Sequence[int],
-    packings: Callable[[int], Sequence[Packing]],
-    looked_up: Callable[[int], Sequence[Packing]],
-    dtype: str,
-) -> tuple[int, ...]:
-    """The block sizes of `sizes` that `target` supports, by their packings of products and of embeddings."""
-    if target.ask is None:
-        return tuple(size for size in sizes if size in USUAL)
-
-    def takes(asked: Sequence[int]) -> bool:
-        products = [each for size in asked for each in packings(size)]
-        if refusal_reason(target, form, kernels, products, dtype):
-            return False
-        rows = [each for size in asked for each in looked_up(size)] if kernels.gather else []
-        return not rows or _supports_lookups(target, form, kernels, rows, dtype)
-
-    return tuple(sizes) if takes(sizes) else tuple(size for size in sizes if takes([size]))
-
-
-def refusal_reason(target: Target, form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str) -> str:
-    """The reason why `target` does not compute products with quantised weights; empty when it does."""
+def refusal(target: Target, model: bytes, *, restores: bool = False) -> str:
+    """Why `target` does not run a probe; empty when it does. `restores`: dequantising a whole matrix is a reason."""
     assert target.ask is not None
-    question = product_model(form, kernels, packings, dtype)
-    answer = target.ask(question, SIZES)
-    if answer.failure or answer.unsupported:
-        return _reason(answer)
-    restores = target.unpacks is not None and target.unpacks(question, SIZES)
-    return RESTORES if restores else ""
+    result = target.ask(model, SIZES)
+    if result.failure or result.unsupported:
+        return result.failure or f"leaves {', '.join(sorted(result.unsupported))} to another provider"
+    return RESTORES if restores and target.unpacks is not None and target.unpacks(model, SIZES) else ""
 
 
-def _reason(answer: ProbeResult) -> str:
-    """The reason of a rejected probe."""
-    return answer.failure or f"leaves {', '.join(sorted(answer.unsupported))} to another provider"
-
-
-def _supports_lookups(target: Target, form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str) -> bool:
-    """Whether `target` supports row lookups of quantised weights. Without a probe its record decides."""
-    assert target.ask is not None
-    if not packings:
-        return kernels.gather
-    answer = target.ask(_lookup_model(form, kernels, packings, dtype), SIZES)
-    return not answer.failure and not answer.unsupported
-
-
-def refused_experts(target: Target, form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str) -> str:
-    """Why `target` does not compute experts with quantised weights, by its record if unprobed; else empty."""
-    if form.experts is None or target.ask is None:
-        return "" if form.experts is not None else "cannot quantise them"
-    answer = target.ask(_experts_model(form, kernels, packings, dtype), SIZES)
-    return _reason(answer) if answer.failure or answer.unsupported else ""
-
-
-def _experts_model(form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str) -> bytes:
+def experts_model(form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str) -> bytes:
     """A model with one layer's gated experts for every packing."""
     assert form.experts is not None
     kind, width = to_ir(dtype), PROBED_WIDTH
@@ -182,7 +84,7 @@ def product_model(
     return _serialised(place, [form.product.write(place, hidden, None, weight) for weight in weights])
 
 
-def _lookup_model(form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str) -> bytes:
+def lookup_model(form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str) -> bytes:
     """A model with a row lookup for every packing."""
     place, ids = _new_graph("ids", ir.DataType.INT64, kernels, SIZES["ids"])
     sizes = [Sizes(packing, to_ir(dtype), PROBED_WIDTH, PROBED_WIDTH) for packing in packings]

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from partita.errors import UsageError
+from partita.errors import ProviderError, UsageError
 from partita.export.options import BLOCK_SIZES, INTEGERS, ExportOptions
 from partita.export.quantise import Keep, check_modules, read_keep
 from partita.export.quantise.calibrate import CalibratedWeights
-from partita.export.quantise.form_probes import (
-    PROBED_WIDTH,
-    first_supported,
-    refusal_reason,
-    refused_experts,
-    smaller_blocks,
-)
+from partita.export.quantise.form_probes import PROBED_WIDTH, experts_model, lookup_model, product_model, refusal
 from partita.export.quantise.forms import Form, candidates
 from partita.export.quantise.quantisers import Grid, without_text
 from partita.export.quantise.write.stored_integers import AsStored
 from partita.export.quantise.write.weight_source import Packing
 from partita.export.target import AUTO, Kernels, Target
 from partita.export.trace.attention import lowering
+
+USUAL = frozenset({32, 64})
+"""Smaller blocks that are assumed to be supported without a probe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +99,10 @@ class Plan:
         return tuple(dict.fromkeys(requested if self.stored is not None else [self.bits, *requested]))
 
 
+Packings = Callable[[Plan], Sequence[Packing]]
+"""The packings that a package may need by a plan."""
+
+
 def make_plan(
     options: ExportOptions,
     target: Target | None,
@@ -128,55 +129,125 @@ def make_plan(
     plan = Plan(bits, options.block_size, options.rounding, kernels, forms[0], keep, activations, rounded, stored)
     if target is None:
         return plan
-    taken = [] if stored is None else stored.packings()
-    multiplied_bits = plan.calibration_bits if options.searches else plan.multiplied_bits
+    as_stored = [] if stored is None else stored.packings()
+    product_bits, dtype = plan.calibration_bits if options.searches else plan.multiplied_bits, options.computing.dtype
 
     def products(tried: Plan) -> list[Packing]:
-        return [found for bits in multiplied_bits if (found := tried.packed(bits, PROBED_WIDTH)) is not None]
+        return [found for bits in product_bits if (found := tried.packed(bits, PROBED_WIDTH)) is not None]
 
-    def embeddings(tried: Plan) -> list[Packing]:
-        return [found for bits in plan.calibration_bits if (found := tried.embedding_packing(bits, PROBED_WIDTH))]
+    def all_products(tried: Plan) -> list[Packing]:
+        whole = [replace(each, block_size=PROBED_WIDTH) if tried.form.one_scale else each for each in as_stored]
+        return [*whole, *products(tried)]
 
-    def multiplied(form: Form, kernels: Kernels) -> list[Packing]:
-        as_they_are = [replace(each, block_size=PROBED_WIDTH) if form.one_scale else each for each in taken]
-        return [*as_they_are, *products(replace(plan, form=form, kernels=kernels))]
+    def lookups(tried: Plan) -> list[Packing]:
+        found = (tried.embedding_packing(bits, PROBED_WIDTH) for bits in plan.calibration_bits)
+        return list(dict.fromkeys(filter(None, found)))
 
-    def looked_up(form: Form, kernels: Kernels) -> list[Packing]:
-        as_they_are = [each for each in taken if supports_stored_lookup(form, each)]
-        return list(dict.fromkeys([*as_they_are, *embeddings(replace(plan, form=form, kernels=kernels))]))
+    def all_lookups(tried: Plan) -> list[Packing]:
+        stored_lookups = (each for each in as_stored if supports_stored_lookup(tried.form, each))
+        return list(dict.fromkeys([*stored_lookups, *lookups(tried)]))
 
-    dtype = options.computing.dtype
     option = ("activations", INTEGERS) if options.activations == INTEGERS else None
-    form, found = first_supported(target, forms, multiplied, looked_up, dtype, option=option)
-    if found.symmetric != kernels.symmetric:
-        note(
-            f"{target.provider} supports quantised weights {'without' if found.symmetric else 'with'} zero points only"
-        )
+    plan = _with_supported_form(target, plan, forms, all_products, all_lookups, dtype, option=option)
+    symmetric, form = plan.kernels.symmetric, plan.form
+    if symmetric != kernels.symmetric:
+        note(f"{target.provider} supports quantised weights {'without' if symmetric else 'with'} zero points only")
     if form is not forms[0]:
         note(f"{target.provider} does not support {forms[0].summary}; quantised weights are stored for {form.summary}")
-    if stored is not None:
-        stored = _supported_by(target, form, found, stored, dtype)
-        plan = replace(plan, stored=stored)
-    if has_experts and found.experts and form.experts is not None:
-        reason = refused_experts(target, form, found, multiplied(form, found), dtype)
-        found = replace(found, experts=not reason)
+    if stored is not None and target.ask is not None and not form.one_scale:
+        fits = [size for size in stored.blocks() if not _refusal(target, plan, _in_blocks(as_stored, size), dtype)]
+        plan = replace(plan, stored=replace(stored, sizes=tuple(fits)))
+    if has_experts and plan.kernels.experts and form.experts is not None:
+        reason = ""
+        if target.ask is not None:
+            reason = refusal(target, experts_model(form, plan.kernels, all_products(plan), dtype))
+        plan = replace(plan, kernels=replace(plan.kernels, experts=not reason))
         if reason:
             note(f"experts stay floats; {form.experts.operator} on {target.provider}: {reason}")
-    plan = replace(plan, form=form, kernels=found)
     if form.one_scale:
         return plan
-    most = max((plan.block_size or found.block_sizes[each] for each in plan.calibration_bits), default=0)
-    sizes = tuple(size for size in found.smaller if size < most)
-    probed = plan
+    smaller = _smaller_blocks(target, plan, products, lookups, dtype)
+    return replace(plan, kernels=replace(plan.kernels, smaller=smaller))
 
-    def in_blocks(size: int) -> list[Packing]:
-        return products(replace(probed, block_size=size))
 
-    def looked_up_in(size: int) -> list[Packing]:
-        return list(dict.fromkeys(embeddings(replace(probed, block_size=size))))
+def _in_blocks(packings: Iterable[Packing], size: int) -> list[Packing]:
+    return [replace(each, block_size=size) for each in packings]
 
-    smaller = smaller_blocks(target, form, found, sizes, in_blocks, looked_up_in, dtype)
-    return replace(plan, kernels=replace(found, smaller=smaller))
+
+def _refusal(target: Target, plan: Plan, packings: Sequence[Packing], dtype: str) -> str:
+    """The reason why `target` does not compute products with quantised weights; empty when it does."""
+    return refusal(target, product_model(plan.form, plan.kernels, packings, dtype), restores=True)
+
+
+def _supports_lookups(target: Target, plan: Plan, packings: Sequence[Packing], dtype: str) -> bool:
+    """Whether `target` supports row lookups with these packings; by its record where there are none."""
+    if not packings:
+        return plan.kernels.gather
+    return not refusal(target, lookup_model(plan.form, plan.kernels, packings, dtype))
+
+
+def _with_supported_form(
+    target: Target,
+    plan: Plan,
+    forms: Sequence[Form],
+    products: Packings,
+    lookups: Packings,
+    dtype: str,
+    *,
+    option: tuple[str, str] | None = None,
+) -> Plan:
+    """The plan with the first of `forms` that `target` supports with activations of `dtype`, and its kernels.
+
+    Each is probed with and without zero points, the recorded variant first. Without a probe the record decides.
+    `option`: the option that requested the forms, where it is not the precision and can be omitted. Raises
+    ProviderError, which names the operators, when there is no kernel for any, or none that computes with quantised
+    weights.
+    """
+    own = target.kernels
+    if target.ask is None:
+        standard = forms[0].look_up.symmetric  # a Gather of integers, which every provider has
+        return replace(plan, form=forms[0], kernels=replace(own, gather=own.gather or standard))
+    refusals = []
+    for form in forms:
+        variants = (own,) if form.one_scale else (own, replace(own, symmetric=not own.symmetric))
+        for tried in (replace(plan, form=form, kernels=kernels) for kernels in variants):
+            reason = _refusal(target, tried, products(tried), dtype)
+            if not reason:
+                gather = _supports_lookups(target, tried, lookups(tried), dtype)
+                return replace(tried, kernels=replace(tried.kernels, gather=gather))
+        refusals.append((form, reason))
+    first = replace(plan, form=forms[0], kernels=own)
+    kinds = list(dict.fromkeys((each.name, each.block_size) for each in products(first)))
+    precision, one_scale = kinds[0][0], first.form.one_scale
+    weights = " and ".join(f"{name} weights in blocks of {size}" for name, size in kinds)
+    weights = f"{precision} weights" if one_scale else weights
+    tried_both = "" if one_scale else ", with or without zero points"
+    reasons = "; ".join(f"for {form.product.operator}{tried_both}: {reason}" for form, reason in refusals)
+    setting, otherwise = f"`precision={precision}`", "a `precision` that it computes in, e.g. fp16"
+    if option is not None:
+        setting = f"`{option[0]}={option[1]}`"
+        otherwise = f"omit {setting}"
+    raise ProviderError(
+        f"{setting}: {target.provider} has no kernel that computes {dtype} activations with {weights}: "
+        f"{reasons}; nothing was written; choose another `target`, e.g. cpu, or {otherwise}"
+    )
+
+
+def _smaller_blocks(target: Target, plan: Plan, products: Packings, lookups: Packings, dtype: str) -> tuple[int, ...]:
+    """The block sizes below those of `plan` that `target` supports in products and lookups."""
+    most = max((plan.block_size or plan.kernels.block_sizes[bits] for bits in plan.calibration_bits), default=0)
+    sizes = tuple(size for size in plan.kernels.smaller if size < most)
+    if target.ask is None:
+        return tuple(size for size in sizes if size in USUAL)
+
+    def supports(tested: Sequence[int]) -> bool:
+        plans = [replace(plan, block_size=size) for size in tested]
+        if _refusal(target, plan, [each for tried in plans for each in products(tried)], dtype):
+            return False
+        rows = [each for tried in plans for each in lookups(tried)] if plan.kernels.gather else []
+        return not rows or _supports_lookups(target, plan, rows, dtype)
+
+    return sizes if supports(sizes) else tuple(size for size in sizes if supports([size]))
 
 
 def prefill_plan(options: ExportOptions, target: Target | None, plan: Plan | None) -> Plan | None:
@@ -203,30 +274,17 @@ def prefill_plan(options: ExportOptions, target: Target | None, plan: Plan | Non
     if target is None:
         return own
 
-    def packings(form: Form, kernels: Kernels) -> list[Packing]:
-        found = replace(own, form=form, kernels=kernels).packed(8, PROBED_WIDTH)
+    def packings(tried: Plan) -> list[Packing]:
+        found = tried.packed(8, PROBED_WIDTH)
         return [] if found is None else [found]
 
-    taken, _ = first_supported(target, forms, packings, packings, options.computing.dtype, option=option)
-    return replace(own, form=taken)
+    chosen = _with_supported_form(target, own, forms, packings, packings, options.computing.dtype, option=option)
+    return replace(own, form=chosen.form)
 
 
 def supports_stored_lookup(form: Form, packing: Packing) -> bool:
     """Whether an embedding with this packing can be looked up in a form."""
     return not form.look_up.symmetric or (packing.grid.symmetric and packing.grid.bits == 8)
-
-
-def _supported_by(target: Target, form: Form, kernels: Kernels, stored: AsStored, dtype: str) -> AsStored:
-    """Stored integers with the block sizes that `target` supports."""
-    if target.ask is None or form.one_scale:
-        return stored
-    packings = stored.packings()
-
-    def in_blocks(size: int) -> list[Packing]:
-        return [replace(each, block_size=size) for each in packings]
-
-    sizes = tuple(size for size in stored.blocks() if not refusal_reason(target, form, kernels, in_blocks(size), dtype))
-    return replace(stored, sizes=sizes)
 
 
 def _fitting(forms: tuple[Form, ...], options: ExportOptions, keep: tuple[Keep, ...]) -> tuple[Form, ...]:
