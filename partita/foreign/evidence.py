@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -30,7 +30,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from partita.errors import PackageError, UsageError
 from partita.foreign.layouts import GENAI_CONFIG
 from partita.foreign.states import Kind, Pair, layer_in
-from partita.package.contract import CONTEXT_LENGTHS, Record, Role, State
+from partita.package.contract import CONTEXT_LENGTHS, Record, Role
 from partita.package.folder import GET_AGAIN, refuse_absent
 from partita.remedies import DECODERS_ONLY, Remedy
 from partita.untrusted_files import read_capped, read_json_value
@@ -63,11 +63,7 @@ class Evidence:
     """Every layer has keys and values of its own."""
     heads: int = 0
     kv_heads: int = 0
-    kv_heads_of_others: frozenset[int] = frozenset()
-    """KV heads in layers of another kind."""
     head_size: int = 0
-    head_sizes: frozenset[int] = frozenset()
-    """Other possible head sizes: of latent attention, of a tensor with keys and values, and of a packed 4-bit cache."""
     vocab_size: int = 0
     max_length: int = 0
     """Maximum tokens."""
@@ -123,7 +119,6 @@ def config_evidence(path: Path, raw: Mapping[str, Any]) -> Evidence:
     inner = raw.get("text_config")
     text: Mapping[str, Any] = {**raw, **inner} if isinstance(inner, dict) else raw
     heads, hidden = _first(text, HEADS), _first(text, HIDDEN)
-    rope, nope, value = (_whole(text.get(f"{key}_head_dim")) for key in ("qk_rope", "qk_nope", "v"))
     head_size = _whole(text.get("head_dim")) or (hidden // heads if heads and hidden % heads == 0 else 0)
     return Evidence(
         source=path.name,
@@ -133,10 +128,7 @@ def config_evidence(path: Path, raw: Mapping[str, Any]) -> Evidence:
         own_cache_per_layer=not any(text.get(key) for key in UNEVEN),
         heads=heads,
         kv_heads=1 if text.get("multi_query") is True else _first(text, KV_HEADS) or heads,
-        kv_heads_of_others=frozenset({_whole(text.get("num_global_key_value_heads"))}) - {0},
         head_size=head_size,
-        head_sizes=frozenset({rope + nope, value, _whole(text.get("global_head_dim")), 2 * head_size, head_size // 2})
-        - {0},
         vocab_size=_whole(text.get("vocab_size")),
         max_length=_first(text, CONTEXT_LENGTHS),
         window=_window(text),
@@ -184,7 +176,6 @@ def genai_evidence(path: Path, raw: dict[str, Any]) -> Evidence:
         heads=decoder.num_attention_heads,
         kv_heads=decoder.num_key_value_heads,
         head_size=decoder.head_size,
-        head_sizes=frozenset({decoder.head_size // 2}) - {0},
         vocab_size=model.vocab_size,
         max_length=model.context_length,
         usual_length=config.search.max_length,
@@ -206,28 +197,15 @@ def _whole(value: object) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
-def contradiction(
-    evidence: Evidence,
-    file: str,
-    pairs: Sequence[Pair],
-    states: Sequence[State],
-    vocab: int,
-    rows: Mapping[str, int | None],
-) -> str:
-    """The first contradiction of configuration and graph, or empty. `rows`: past -> its axis of tokens."""
+def contradiction(evidence: Evidence, file: str, pairs: Sequence[Pair], vocab: int) -> str:
+    """The first contradiction of configuration and graph, or empty."""
     layers = _layers(evidence, pairs)
     more, fewer = layers > evidence.layers, layers < evidence.layers and evidence.own_cache_per_layer
     if evidence.layers and layers and (more or fewer):
         return f"it has {evidence.layers} layers, but {file} has a cache of {layers}"
     if evidence.vocab_size and vocab != evidence.vocab_size:
         return f"its vocabulary has {evidence.vocab_size:,} tokens, but the logits of {file} have {vocab:,}"
-    kept = [
-        pair
-        for pair, state in zip(pairs, states, strict=True)
-        if len(pair.past.shape or ()) == 4 and rows[pair.past.name] in (None, 2) and state.grows in (None, 2)
-    ]
-    of_each = ([pair for pair in kept if pair.kind == kind] for kind in ("key", "value"))
-    return next(filter(None, (_head_contradiction(evidence, pairs) for pairs in of_each)), "")
+    return ""
 
 
 def _layers(evidence: Evidence, pairs: Sequence[Pair]) -> int:
@@ -238,25 +216,6 @@ def _layers(evidence: Evidence, pairs: Sequence[Pair]) -> int:
     stacked = found == 1 and any(2 * evidence.layers in (pair.past.shape or ())[:1] for pair in pairs)
     deep = all(len(pair.past.shape or ()) > 4 for pair in pairs)
     return evidence.layers if counted_through or (deep and (in_one or stacked)) else found
-
-
-def _head_contradiction(evidence: Evidence, pairs: Sequence[Pair]) -> str:
-    """The first contradiction in the heads of all keys, or of all values, [B, KV heads, N, head size]."""
-    heads = {evidence.kv_heads, evidence.heads, *evidence.kv_heads_of_others} if evidence.kv_heads else set[int]()
-    widths = {evidence.head_size, *evidence.head_sizes}
-    if (odd := _other_than(heads - {0}, pairs, 1)) is not None:
-        pair, size = odd
-        return f"it has {evidence.kv_heads} heads of keys and values, but {pair.past.declared} has {size}"
-    if (odd := _other_than(widths - {0}, pairs, 3)) is not None:
-        pair, size = odd
-        return f"its head size is {evidence.head_size}, but {pair.past.declared} has {size}"
-    return ""
-
-
-def _other_than(sizes: Set[int], pairs: Sequence[Pair], axis: int) -> tuple[Pair, int] | None:
-    """The first state with its size along an axis, where all sizes are known and none is in `sizes`."""
-    found = [(pair, size) for pair in pairs if isinstance(size := (pair.past.shape or ())[axis], int)]
-    return found[0] if sizes and found and all(size not in sizes for _, size in found) else None
 
 
 Count = Annotated[

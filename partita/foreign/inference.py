@@ -77,8 +77,7 @@ class Inference:
         logits = {graph.file: self.logits_port(graph, presents) for graph, _ in self.graphs}
         batch = self.batch_size(main, meant[main.file])
         whole = [pair for pair in pairs if not rolls(pair, main)]
-        rows = {pair.past.name: self.rows_of(pair, main, meant[main.file]) for pair in pairs}
-        axes = [rows[pair.past.name] for pair in whole]
+        axes = [self.rows_of(pair, main, meant[main.file]) for pair in whole]
         length = length_of(
             self.folder_path,
             whole,
@@ -94,7 +93,7 @@ class Inference:
         cursors = frozenset(name for name, meaning in meant[main.file].items() if meaning.role in CURSORS)
         shapes = Shapes(self.folder_path, main, self.evidence, self.written, symbol, batch, length, cursors)
         states = tuple(map(shapes.state, pairs))
-        if conflict := contradiction(self.evidence, main.file, pairs, states, vocab, rows):
+        if conflict := contradiction(self.evidence, main.file, pairs, vocab):
             raise PackageError(f"{self.folder_path}: {self.evidence.source} contradicts the graph: {conflict}")
         files = tuple(
             self.file(graph, phase, meant[graph.file], logits[graph.file], vocab) for graph, phase in self.graphs

@@ -340,11 +340,3 @@ def test_layers_of_two_kinds_of_which_the_configuration_has_one(tmp_path: Path) 
     assert found == {(0, (1, 2, LONGEST, 8), WINDOW), (1, (1, 1, LONGEST, 16), None)}
     expected = plain_tokens(folder / "model.onnx", PROMPT, COUNT)
     assert tokens(folder, [PROMPT], Choice(), 3, COUNT) == [expected]
-    for name, value, said in (
-        ("num_key_value_heads", 3, "it has 3 heads of keys"),
-        ("head_size", 12, "its head size is 12"),
-    ):
-        changed(folder / "genai_config.json", **{f"model__decoder__{name}": value})
-        with pytest.raises(PackageError, match=f"contradicts the graph: {said}.*has (2|8)"):
-            open_folder(folder)
-        changed(folder / "genai_config.json", **{f"model__decoder__{name}": numbers[name]})

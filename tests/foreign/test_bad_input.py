@@ -80,9 +80,7 @@ T5 = {"is_encoder_decoder": True, "architectures": ["T5ForConditionalGeneration"
     ("of", "settings", "said"),
     [
         ("optimum", {"num_hidden_layers": 3}, (CONTRADICTED, "3 layers", "cache of 1")),
-        ("optimum", {"num_key_value_heads": 4}, (CONTRADICTED, "4 heads", "has 1")),
         ("optimum", {"vocab_size": 100}, (CONTRADICTED, "vocabulary has 100", "have 64")),
-        ("optimum", {"head_dim": 24}, (CONTRADICTED, "head size is 24", "has 16")),
         ("optimum", T5, ("T5ForConditionalGeneration is an encoder-decoder",)),
         ("whole", BERT, ("BertForMaskedLM", "no cache")),
     ],
@@ -397,14 +395,6 @@ def test_numbers_of_the_decoder_come_before_those_of_the_encoder(sample: Sample)
     changed(folder / "config.json", num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=None)
     assert "it has 2 layers" in refused(folder)
     changed(folder / "config.json", decoder_layers=1, decoder_attention_heads=1)
-    assert len(open_folder(folder).graph.states) == 2
-
-
-def test_heads_of_layers_of_another_kind(sample: Sample) -> None:
-    folder = sample("optimum")
-    changed(folder / "config.json", num_key_value_heads=4)
-    assert "it has 4 heads" in refused(folder)
-    changed(folder / "config.json", num_global_key_value_heads=1)
     assert len(open_folder(folder).graph.states) == 2
 
 

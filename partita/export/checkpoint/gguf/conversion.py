@@ -10,13 +10,11 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, modeling_gguf_pytorch_utils
 
 from partita.errors import PartitaError, UnsupportedModelError
@@ -41,37 +39,14 @@ SPLITS_AS_GPT2 = frozenset(
 """llama.cpp's names of pre-tokenizers that split text as GPT-2 does (llama-vocab.cpp).
 
 transformers uses GPT-2's split for every unknown name."""
-PREFIX = "partita-gguf-"
-"""The name prefix of temporary folders."""
-LOCK = ".lock"
-"""The lock file of a temporary folder. The operating system releases the lock of a killed process."""
 
 
 class Scratch:
-    """A temporary folder, removed with the object or at exit. Folders of killed processes are removed by later ones."""
+    """A temporary folder, removed with the object or at exit."""
 
     def __init__(self) -> None:
-        _remove_stale()
-        self.folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-        lock = FileLock(self.folder / LOCK, timeout=0, thread_local=False)
-        lock.acquire()
-        weakref.finalize(self, _clear, self.folder, lock)
-
-
-def _remove_stale() -> None:
-    """Remove unlocked folders."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with suppress(OSError):  # locked, already removed, or another user's
-            if folder.is_symlink() or not (folder / LOCK).is_file():
-                continue  # being created
-            lock = FileLock(folder / LOCK, timeout=0)
-            lock.acquire()
-            _clear(folder, lock)
-
-
-def _clear(folder: Path, lock: FileLock) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    lock.release()
+        self.folder = Path(tempfile.mkdtemp(prefix="partita-gguf-"))
+        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)

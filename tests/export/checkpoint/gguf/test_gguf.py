@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -186,23 +185,3 @@ def test_factors_of_the_rotary_embedding_are_kept(
     with torch.no_grad():
         wanted = original(input_ids=torch.from_numpy(answer["prompt"])[None], use_cache=False).logits[0].numpy()
     np.testing.assert_allclose(answer["prefill_logits"], wanted, atol=1e-3, rtol=1e-3)
-
-
-@pytest.mark.heavy
-def test_what_a_killed_export_left_goes_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import subprocess
-    import sys
-
-    from partita.export.checkpoint.gguf.conversion import Scratch
-
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    module = "partita.export.checkpoint.gguf.conversion"
-    code = f"import os; from {module} import Scratch; s = Scratch(); os.kill(os.getpid(), 9)"
-    assert subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}).returncode == -9
-    (left,) = tmp_path.iterdir()
-    first = Scratch()
-    assert not left.exists() and [*tmp_path.iterdir()] == [first.folder]
-    second = Scratch()
-    assert {*tmp_path.iterdir()} == {first.folder, second.folder}, "one that is in use stays"
-    del first, second
-    assert not [*tmp_path.iterdir()]
