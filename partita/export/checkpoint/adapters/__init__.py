@@ -132,26 +132,8 @@ WITHOUT_EFFECT = frozenset(
     )
 )
 """Training settings, and target settings that the tensor names state."""
-REFUSED = {
-    "use_qalora": "QALoRA, which averages the adapter's inputs",
-    "alora_invocation_tokens": "activated LoRA (aLoRA), which is active only after certain tokens",
-    "arrow_config": "Arrow, a router over several adapters",
-    "layer_replication": "repeated layers (layer_replication)",
-    "megatron_config": "Megatron layers",
-    "trainable_token_indices": "single rows of the embedding (trainable_token_indices)",
-    "target_parameters": "parameters of experts (target_parameters)",
-    "use_bdlora": "block-diagonal LoRA",
-}
-"""Settings that change the computation and are not supported."""
 CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """LoRA initialisations that change the weights of the base model."""
-NOT_MERGED = frozenset(
-    (
-        *("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "ADAPTION_PROMPT", "CPT"),
-        *("CARTRIDGE", "LILY", "POLY", "SHADOW", "XLORA"),
-    )
-)
-"""Adapter types that peft 0.21 cannot merge into weights."""
 INSTEAD = "merge it with peft (merge_and_unload) and export the merged model"
 
 
@@ -217,8 +199,9 @@ def _refuse_kind(path: Path, raw: Mapping[str, Any]) -> None:
     if "peft_type" not in raw:
         raise CheckpointError(f"{path}: damaged: peft_type is missing")
     if kind != "LORA":
-        ending = "; it does not modify weights" if kind in NOT_MERGED else f"; {INSTEAD}"
-        raise UnsupportedModelError(f"{path}: adapter type {kind}: only LoRA and DoRA are supported{ending}")
+        raise UnsupportedModelError(
+            f"{path}: adapter type {kind}: only LoRA and DoRA are supported; if it modifies weights, {INSTEAD}"
+        )
     began = str(raw.get("init_lora_weights") or "").lower()
     if began.startswith(CHANGES_BASE):
         raise UnsupportedModelError(
@@ -226,14 +209,11 @@ def _refuse_kind(path: Path, raw: Mapping[str, Any]) -> None:
             "save it as a plain LoRA (path_initial_model_for_weight_conversion of save_pretrained in peft)"
         )
     for key, value in raw.items():
-        if not value or key in HANDLED or key in WITHOUT_EFFECT:
-            continue
-        if key in REFUSED:
-            raise UnsupportedModelError(f"{path}: the adapter uses {REFUSED[key]}, which is not supported; {INSTEAD}")
-        raise UnsupportedModelError(
-            f"{path}: {key[:SHOWN_CHARACTERS]} is set; Partita does not know it, and it may change the "
-            f"result of the adapter; {INSTEAD}"
-        )
+        if value and key not in HANDLED and key not in WITHOUT_EFFECT:
+            raise UnsupportedModelError(
+                f"{path}: {key[:SHOWN_CHARACTERS]} is set, which is not supported and may change the result of the "
+                f"adapter; {INSTEAD}"
+            )
     if raw.get("lora_bias") and raw.get("use_dora"):
         raise UnsupportedModelError(
             f"{path}: lora_bias and use_dora are both set, which peft does not support either; unset one of them"

@@ -10,10 +10,10 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from partita.errors import CheckpointError, UnsupportedModelError
-from partita.export.checkpoint.adapters import INSTEAD, Adapter, AdapterTensor, LowRank, Matrices, Shifted
+from partita.export.checkpoint.adapters import INSTEAD, Adapter, LowRank, Matrices, Shifted
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.naming import Sources, match_names
-from partita.export.checkpoint.weight_files import LazyArray, TensorInfo, few
+from partita.export.checkpoint.weight_files import LazyArray, TensorInfo
 from partita.export.weights.origins import StoredTensor
 
 Shape = tuple[int, ...]
@@ -43,17 +43,17 @@ class _Merging:
     names: frozenset[str] = field(init=False)
     """Parameters and stored buffers of the model."""
     made: dict[str, TensorInfo] = field(default_factory=dict)
-    unknown: list[str] = field(default_factory=list)
-    misfits: list[tuple[str, int | None]] = field(default_factory=list)
-    """Parameters with another shape, and the vocabulary of the adapter where only that differs."""
-    computed: list[str] = field(default_factory=list)
-    vocabulary: int = 0
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.sources = match_names(self.model, self.checkpoint.tensors)
         self.names = frozenset(self.model.state_dict())
-        self.vocabulary = int(self.checkpoint.config.get_text_config(decoder=True).vocab_size)
+
+    def of_another_model(self, difference: str) -> CheckpointError:
+        """The error for an adapter that does not fit the model."""
+        base = self.adapter.config.base_model
+        ending = f"{difference}; it was trained on {base[:120]}" if base else difference
+        return CheckpointError(f"{self.adapter.folder}: this adapter belongs to another model: {ending}")
 
 
 def merge_adapter(checkpoint: Checkpoint, model: torch.nn.Module, adapter: Adapter) -> tuple[Checkpoint, list[str]]:
@@ -62,13 +62,10 @@ def merge_adapter(checkpoint: Checkpoint, model: torch.nn.Module, adapter: Adapt
     work = _Merging(checkpoint, model, adapter)
     for name, value in adapter.replaced_tensors.items():
         site = _site(work, name)
-        if site is not None and site.base.shape != value.shape:
-            _misfit(work, f"{name} is {list(value.shape)}", value.shape, site.base.shape)
-        elif site is not None:
-            _place(work, name, site, value)
+        _check_shape(work, f"{name} is {list(value.shape)}", value.shape, site.base.shape)
+        _place(work, name, site, value)
     for name, matrices in adapter.modules.items():  # after `whole`, which may contain the same weights
         _merge_module(work, name, matrices)
-    _refuse(work)
     tensors = {**checkpoint.tensors, **work.made}
     return replace(checkpoint, tensors=tensors, without_adapter=checkpoint.tensors), [
         *base_note(checkpoint, adapter, "merged into"),
@@ -77,79 +74,73 @@ def merge_adapter(checkpoint: Checkpoint, model: torch.nn.Module, adapter: Adapt
 
 
 def sites(checkpoint: Checkpoint, model: torch.nn.Module, adapter: Adapter) -> dict[str, Site]:
-    """Module -> location of its weight, for every module of an adapter. Raises as `merged` does."""
+    """Module -> location of its weight, for every module of an adapter. Raises as `merge_adapter` does."""
     assert isinstance(model, PreTrainedModel)
     work = _Merging(checkpoint, model, adapter)
-    found = {}
-    for name, matrices in adapter.modules.items():
-        site = _site(work, f"{name}.weight")
-        if site is not None and _fits(work, name, matrices, site):
-            found[name] = site
-    _refuse(work)
-    return found
+    return {name: _site_of_module(work, name, matrices) for name, matrices in adapter.modules.items()}
 
 
 def _merge_module(work: _Merging, name: str, matrices: Matrices) -> None:
-    site = _site(work, f"{name}.weight")
-    if site is None or not _fits(work, name, matrices, site):
-        return
+    site = _site_of_module(work, name, matrices)
     assert matrices.down is not None and matrices.up is not None
     scale = work.adapter.config.scale(name)
     turned = site.turned or site.embedding
     decoder = LowRank(site.base, matrices.down, matrices.up, scale, turned, matrices.magnitude)
     _place(work, f"{name}.weight", site, decoder)
-    if matrices.bias is not None:
-        _merge_bias(work, name, matrices.bias, scale)
-
-
-def _merge_bias(work: _Merging, name: str, bias: AdapterTensor, scale: float) -> None:
-    """Add the bias of an adapter to that of its module. Raises UnsupportedModelError where the module has none."""
+    if matrices.bias is None:
+        return
     if f"{name}.bias" not in work.names:
         raise UnsupportedModelError(
             f"{work.adapter.folder}: lora_bias is true, but {name} of the model has no bias to merge it into"
         )
     site = _site(work, f"{name}.bias")
-    if site is None:
-        return
-    if site.base.shape != bias.shape:
-        _misfit(work, f"{name}.bias is {list(bias.shape)}", bias.shape, site.base.shape)
-    else:
-        _place(work, f"{name}.bias", site, Shifted(site.base, bias, scale))
+    _check_shape(work, f"{name}.bias is {list(matrices.bias.shape)}", matrices.bias.shape, site.base.shape)
+    _place(work, f"{name}.bias", site, Shifted(site.base, matrices.bias, scale))
 
 
-def _fits(work: _Merging, name: str, matrices: Matrices, site: Site) -> bool:
-    """Whether A [r, K], B [N, r] and m [N] fit a weight [N, K]. Records mismatches in `work`."""
+def _site_of_module(work: _Merging, name: str, matrices: Matrices) -> Site:
+    """The location of a weight [N, K] that A [r, K], B [N, r] and m [N] fit. Raises CheckpointError."""
+    site = _site(work, f"{name}.weight")
     assert matrices.down is not None and matrices.up is not None
     if site.embedding != matrices.embedding:
         kind = "an embedding" if site.embedding else "not an embedding"
-        work.misfits.append((f"{name} is {kind} in the model, but not in the adapter", None))
-        return False
+        raise work.of_another_model(f"{name} is {kind} in the model, but not in the adapter")
     shape = tuple(reversed(site.base.shape)) if site.turned or site.embedding else site.base.shape
-    wanted = (matrices.up.shape[0], matrices.down.shape[1])
-    magnitudes = shape[0] if matrices.magnitude is None else math.prod(matrices.magnitude.shape)
-    if shape == wanted and magnitudes == shape[0]:
-        return True
     shapes = f"{name} has lora_A {list(matrices.down.shape)} and lora_B {list(matrices.up.shape)}"
-    _misfit(work, shapes, wanted if shape != wanted else (magnitudes,), shape)
-    return False
+    _check_shape(work, shapes, (matrices.up.shape[0], matrices.down.shape[1]), shape)
+    if matrices.magnitude is not None:
+        _check_shape(work, shapes, (math.prod(matrices.magnitude.shape),), shape[:1])
+    return site
 
 
-def _misfit(work: _Merging, message: str, given: Shape, own: Shape) -> None:
-    """Record a parameter of shape `given` in the adapter and `own` in the model."""
+def _check_shape(work: _Merging, description: str, given: Shape, own: Shape) -> None:
+    """Raise CheckpointError where a parameter has shape `given` in the adapter, and another, `own`, in the model."""
+    if given == own:
+        return
+    difference = f"{description}, but the model's is {list(own)}"
     odd = [pair for pair in zip(given, own, strict=False) if pair[0] != pair[1]]
-    resized = len(given) == len(own) and len(odd) == 1 and odd[0][1] == work.vocabulary
-    work.misfits.append((f"{message}, but the model's is {list(own)}", odd[0][0] if resized else None))
+    vocabulary = int(work.checkpoint.config.get_text_config(decoder=True).vocab_size)
+    if len(given) != len(own) or len(odd) != 1 or odd[0][1] != vocabulary:
+        raise work.of_another_model(difference)
+    tokens = odd[0][0]
+    raise CheckpointError(
+        f"{work.adapter.folder}: the adapter has a vocabulary of {tokens:,} tokens, but the checkpoint has "
+        f"{vocabulary:,}: {difference}; resize the checkpoint first (model.resize_token_embeddings({tokens}) and "
+        "save_pretrained of transformers), and export that"
+    )
 
 
-def _site(work: _Merging, name: str) -> Site | None:
-    """The location of a parameter by its name in the adapter; None where the model has none, which is recorded."""
+def _site(work: _Merging, name: str) -> Site:
+    """The location of a parameter by its name in the adapter. Raises CheckpointError, UnsupportedModelError."""
     if name not in work.names and name not in work.checkpoint.tensors:
         # an earlier transformers called it so
         name = next(iter(match_names(work.model, {name: TensorInfo(name, "", (1, 1), "float32")}).origins), name)
     origin = work.sources.of(name)
     if origin is not None and not isinstance(origin, StoredTensor):
-        work.computed.append(name)
-        return None
+        raise UnsupportedModelError(
+            f"{work.adapter.folder}: the adapter changes {name}, which transformers computes from several tensors of "
+            f"the checkpoint; {INSTEAD}"
+        )
     if origin is not None:
         module = work.model.get_submodule(name.rpartition(".")[0])
         own = name in work.sources.origins
@@ -162,8 +153,7 @@ def _site(work: _Merging, name: str) -> Site | None:
         )
     if name in work.checkpoint.tensors and name not in work.sources.unmatched_tensors:
         return Site(work.made.get(name, work.checkpoint.tensors[name]), name)
-    work.unknown.append(name)
-    return None
+    raise work.of_another_model(f"{name} is not in the model")
 
 
 def _place(work: _Merging, name: str, site: Site, decoder: LazyArray) -> None:
@@ -189,31 +179,6 @@ def _place(work: _Merging, name: str, site: Site, decoder: LazyArray) -> None:
         f"the adapter changes {name}, but not {', '.join(sorted(partners))}, which the model ties to it: "
         "the package stores them as two weights, as peft does before merging"
     )
-
-
-def _refuse(work: _Merging) -> None:
-    """Raise for everything recorded as unsupported or mismatched."""
-    folder = work.adapter.folder
-    misfits, resized = [message for message, _ in work.misfits], {tokens for _, tokens in work.misfits}
-    if len(resized) == 1 and None not in resized and not work.unknown:
-        tokens = next(iter(resized))
-        raise CheckpointError(
-            f"{folder}: the adapter has a vocabulary of {tokens:,} tokens, but the checkpoint has "
-            f"{work.vocabulary:,}: {few(misfits, '; ')}; resize the checkpoint first "
-            f"(model.resize_token_embeddings({tokens}) and save_pretrained of transformers), and export "
-            "that"
-        )
-    if work.unknown or misfits:
-        problems = [f"not in the model: {few(work.unknown)}"] if work.unknown else []
-        problems += [f"of another shape: {few(misfits, '; ')}"] if misfits else []
-        base = work.adapter.config.base_model
-        trained = f"; it was trained on {base[:120]}" if base else ""
-        raise CheckpointError(f"{folder}: this adapter belongs to another model: {'; '.join(problems)}{trained}")
-    if work.computed:
-        raise UnsupportedModelError(
-            f"{folder}: the adapter changes weights that transformers computes from several tensors of "
-            f"the checkpoint: {few(work.computed)}; {INSTEAD}"
-        )
 
 
 def base_note(checkpoint: Checkpoint, adapter: Adapter, done: str) -> list[str]:
