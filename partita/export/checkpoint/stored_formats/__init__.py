@@ -284,8 +284,8 @@ class Integers:
         if not self.order:
             return words(found if in_rows else found.T, self.bits, begin, end)
         per_word = len(self.order)
-        every = words(found, self.bits, 0, found.shape[1] * per_word).unflatten(1, (-1, per_word))
-        return every[..., [self.order.index(place) for place in range(per_word)]].flatten(1)[:, begin:end]
+        in_words = words(found, self.bits, 0, found.shape[1] * per_word).reshape(len(found), -1, per_word)
+        return in_words[..., [self.order.index(place) for place in range(per_word)]].flatten(1)[:, begin:end]
 
 
 def is_packed(info: TensorInfo) -> bool:

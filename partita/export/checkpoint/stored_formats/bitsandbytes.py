@@ -158,7 +158,7 @@ def _rows(sources: Sources, stem: str) -> StoredWeight | None:
     if data is None or largest is None:
         return None
     if len(data.shape) != 2 or largest.shape != data.shape[:1]:
-        raise sources.wrong(largest.name, f"is {list(largest.shape)}, but {data.name} is {list(data.shape)}")
+        raise sources.tensor_error(largest.name, f"is {list(largest.shape)}, but {data.name} is {list(data.shape)}")
     stored = Integers(data, 8, offset=128)
     return _Rows(data.name, data.shape, (data, largest), "float16", 8, 1, data.shape[1], stored, largest, None)
 

@@ -87,7 +87,7 @@ def _packed(sources: Sources, stem: str) -> StoredWeight | None:
     if packed is None or scales is None or stored is None:
         return None
     if not is_packed(packed):
-        raise sources.refused(
+        raise sources.unsupported_error(
             f"in 4-bit floats (tensor {packed.name} is {packed.dtype})", "only packed integers and fp8 are supported"
         )
     with OpenFiles(sources.folder) as files:
@@ -138,7 +138,9 @@ def of_integers(
     if zeros is not None:
         lines = -(-rows * bits // WORD) if is_packed(zeros) else rows
         if zeros.shape not in ((lines, groups), *([] if is_packed(zeros) or groups > 1 else [(1,), (), (1, 1)])):
-            raise sources.wrong(zeros.name, f"is {list(zeros.shape)}, but {lines} x {groups} belong to {list(shape)}")
+            raise sources.tensor_error(
+                zeros.name, f"is {list(zeros.shape)}, but {lines} x {groups} belong to {list(shape)}"
+            )
     if g_idx is not None and g_idx.shape != (width,):
         raise sources.tensor_error(g_idx.name, f"is {list(g_idx.shape)}, but {integers.name} has {width} inputs")
     tensors = tuple(info for info in (integers, scales, zeros, g_idx) if info is not None)

@@ -42,7 +42,7 @@ AMBIGUOUS = (
 def _read(sources: Sources) -> list[StoredWeight | None]:
     stored = str(sources.settings.get("checkpoint_format") or sources.settings.get("format") or "")
     if stored not in (*PLAIN, *SECOND):
-        raise sources.refused(f"in the format {stored[:40]}", "save it in the format gptq or gptq_v2")
+        raise sources.unsupported_error(f"in the format {stored[:40]}", "save it in the format gptq or gptq_v2")
     offset = 0 if stored in SECOND else 1
     return [_weight(sources, stem, offset) for stem in sources.stems(".qweight", INT32)]
 
@@ -72,7 +72,7 @@ def packed_weight(
         return None
     for info in (qweight, scales, qzeros):
         if len(info.shape) != 2:
-            raise sources.wrong(info.name, f"is {list(info.shape)}, not a matrix")
+            raise sources.tensor_error(info.name, f"is {list(info.shape)}, not a matrix")
     width, rows = qweight.shape
     bits = bits or qzeros.shape[1] * WORD // max(1, rows)
     if bits not in BITS:
@@ -83,9 +83,9 @@ def packed_weight(
     size = size or width // max(1, scales.shape[0])
     group = width if size < 0 else size
     if group < 1:
-        raise sources.wrong(qweight.name, f"is {list(qweight.shape)}, but {scales.name} is {list(scales.shape)}")
+        raise sources.tensor_error(qweight.name, f"is {list(qweight.shape)}, but {scales.name} is {list(scales.shape)}")
     if order and width % group:
-        raise sources.wrong(qweight.name, f"has {width} inputs, not a multiple of the group size {size}")
+        raise sources.tensor_error(qweight.name, f"has {width} inputs, not a multiple of the group size {size}")
     groups = -(-width // group)
     for info, shape in ((scales, (groups, rows)), (qzeros, (groups, rows * bits // WORD))):
         if info.shape != shape:
