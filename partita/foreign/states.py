@@ -38,8 +38,6 @@ KINDS: Mapping[str, Kind] = {
 LENGTHS = re.compile(r"past|seq|len|total|ctx|context|kv_?length|cache|time|step", re.IGNORECASE)
 ROWS_AXIS = 2
 """The token axis of keys and values [B, heads, T, head size] in attention."""
-PAST_OF = {3: 1, 4: 2}
-"""GroupQueryAttention's inputs of past keys and values -> the outputs of present."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +94,7 @@ def pair_up(
         found = (
             _by_template(port, outputs, templates)
             or _by_mark(port, marks, alone=nameless == 1)
-            or _by_attention(port, outputs, graph)
-            or _by_carrying(port, continued)
+            or _by_data_flow(port, continued, graph)
         )
         if found is None:
             left.append(port)
@@ -138,27 +135,23 @@ def _by_mark(port: PortFact, marks: Mapping[Mark, Sequence[PortFact]], *, alone:
     return Pair(port, fitting[0], mark.layer, mark.kind or "key", "name, type and shape")
 
 
-def _by_attention(port: PortFact, outputs: Iterable[PortFact], graph: GraphFacts) -> Pair | None:
-    """The pair of an attention operator with its own cache."""
-    for node in graph.readers_of(port.name):
-        places = attention_places(node)
-        for place, made in places.items():
-            if port.name in node.inputs[place : place + 1]:
-                present = node.outputs[made : made + 1]
-                found = next((output for output in outputs if output.name in present), None)
-                if found is not None:
-                    mark = mark_of(port.name)
-                    return Pair(port, found, mark.layer, "key" if place == min(places) else "value", "the graph")
-    return None
-
-
-def _by_carrying(port: PortFact, continued: Sequence[tuple[PortFact, str | None]]) -> Pair | None:
+def _by_data_flow(port: PortFact, continued: Sequence[tuple[PortFact, str | None]], graph: GraphFacts) -> Pair | None:
     """The pair that the graph's data flow shows, if it is unique."""
     found = [output for output, past in continued if past == port.name and _same_type(port, output)]
     if len(found) != 1:
         return None
-    mark = mark_of(port.name)
-    return Pair(port, found[0], mark.layer, mark.kind or "key", "the graph")
+    mark, read = mark_of(port.name), _read_by_attention(port.name, graph)
+    return Pair(port, found[0], mark.layer, (mark.kind or "key") if read is None else read[0], "the graph")
+
+
+def _read_by_attention(name: str, graph: GraphFacts) -> tuple[Literal["key", "value"], str] | None:
+    """Whether an attention operator reads a tensor as past keys or as past values, and which."""
+    for node in graph.readers_of(name):
+        places = attention_places(node)
+        read = [place for place in places if node.inputs[place : place + 1] == (name,)]
+        if read:
+            return ("key" if read == [min(places)] else "value"), node.op_type
+    return None
 
 
 def _same_type(past: PortFact, present: PortFact) -> bool:
@@ -176,7 +169,10 @@ def shares_buffer(pair: Pair, graph: GraphFacts) -> bool:
     node = graph.producer_of(pair.present.name)
     if node is None or node.op_type != GQA or node.domain != CONTRIB:
         return False
-    kept = [(node.inputs[place : place + 1], node.outputs[made : made + 1]) for place, made in PAST_OF.items()]
+    kept = [
+        (node.inputs[place : place + 1], node.outputs[made : made + 1])
+        for place, made in attention_places(node).items()
+    ]
     alone = all(_is_its_own(node, past, present, graph) for past, present in kept)
     return alone and ((pair.past.name,), (pair.present.name,)) in kept
 
@@ -195,13 +191,9 @@ def contradiction_of(pair: Pair, graph: GraphFacts) -> str:
     continued, _ = carried(graph, pair.present.name)
     if continued is not None and continued != pair.past.name:
         return f"{pair.present.name!r} continues {continued!r}, not {pair.past.name!r}"
-    for node in graph.readers_of(pair.past.name):
-        places = [place for place in attention_places(node) if node.inputs[place : place + 1] == (pair.past.name,)]
-        is_key = places == [min(attention_places(node))] if places else None
-        if is_key is not None and pair.kind in ("key", "value") and is_key != (pair.kind == "key"):
-            return (
-                f"{pair.past.name!r} has the {'keys' if is_key else 'values'} of {node.op_type}, not its {pair.kind}s"
-            )
+    read = _read_by_attention(pair.past.name, graph)
+    if read is not None and pair.kind in ("key", "value") and read[0] != pair.kind:
+        return f"{pair.past.name!r} has the {read[0]}s of {read[1]}, not its {pair.kind}s"
     return ""
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -16,7 +17,7 @@ from partita.export.passes.base import only_consumer
 from partita.export.quantise.forms import Place
 from partita.export.quantise.plan import Plan, supports_stored_lookup
 from partita.export.quantise.write import experts
-from partita.export.quantise.write.stored_integers import AsStored, NotAsStoredError, StoredPacking
+from partita.export.quantise.write.stored_integers import NotAsStoredError, StoredPacking
 from partita.export.weights.origins import ReorderedOrigin
 from partita.export.weights.sources import FloatSource, StoredPart, weight_part
 
@@ -104,59 +105,41 @@ PACKED_ATTENTION = "packed_attention"
 """The pass that joins the query, key and value projections."""
 
 
-def taken_by_product(plan: Plan, modules: Iterable[str], plain: FloatSource) -> StoredPacking:
-    """The packing of a product's weight as stored. Raises UnsupportedModelError, UsageError for a setting."""
-    stored, form = _of(plan), plan.form
+def stored_packing(
+    plan: Plan, modules: Iterable[str], weights: Sequence[FloatSource], use: Literal["product", "lookup", "experts"]
+) -> StoredPacking | None:
+    """The packing of an operator's weights as stored; None where its form does not read these integers.
+
+    Raises UnsupportedModelError where they cannot be packed, UsageError where a setting requests other bits.
+    """
+    stored, form, first = plan.stored, plan.form, weights[0]
+    assert stored is not None
+    if use == "experts" and not plan.kernels.experts:
+        return None
+    whole_rows = use == "product" and form.one_scale
     try:
-        taken = stored.take([plain.origin], whole_rows=form.one_scale)
-        grid = taken.packing.grid
-        if form.one_scale and not (grid.symmetric and grid.bits in form.bits):
+        found = stored.take([plain.origin for plain in weights], whole_rows=whole_rows)
+        grid = found.packing.grid
+        if whole_rows and not (grid.symmetric and grid.bits in form.bits):
             raise NotAsStoredError(f"{form.summary} supports only 8 bits without zero points")
     except NotAsStoredError as error:
-        apart = ""
-        if len(plain.tensors) > 1:
-            apart = f"; `without_pass={PACKED_ATTENTION}` keeps queries, keys and values apart"
+        if use == "lookup":
+            return None
+        names, joined = " and ".join(plain.name for plain in weights), use == "product" and len(first.tensors) > 1
+        separate = f"; `without_pass={PACKED_ATTENTION}` keeps queries, keys and values apart" if joined else ""
         raise UnsupportedModelError(
-            f"{plain.checkpoint.location}: {plain.name} cannot be stored unchanged: {error}{apart}; {INSTEAD}"
+            f"{first.checkpoint.location}: {names} cannot be stored unchanged: {error}{separate}; {INSTEAD}"
         ) from error
-    _check_said(plan, modules, plain, taken)
-    return taken
-
-
-def _check_said(plan: Plan, modules: Iterable[str], plain: FloatSource, taken: StoredPacking) -> None:
-    """Raise UsageError where a setting requests other bits than the stored ones."""
-    setting, bits = plan.setting(modules), taken.packing.grid.bits
-    if setting is not None and setting.bits not in (None, bits):
+    setting = plan.setting(modules)
+    if setting is not None and setting.bits not in (None, grid.bits):
         raise UsageError(
-            f"`keep`: {plain.name} is stored in {bits} bits, and would be quantised a second time; add "
+            f"`keep`: {first.name} is stored in {grid.bits} bits, and would be quantised a second time; add "
             "`requantise=True`, or omit it"
         )
-
-
-def taken_by_look_up(plan: Plan, modules: Iterable[str], plain: FloatSource) -> StoredPacking | None:
-    """The packing of an embedding; None where it stays floats, because its form does not look up these integers."""
-    try:
-        taken = _of(plan).take([plain.origin])
-    except NotAsStoredError:
-        return None
-    _check_said(plan, modules, plain, taken)
-    reordered_rows = any(isinstance(origin, ReorderedOrigin) for origin in taken.origins)
-    return None if reordered_rows or not supports_stored_lookup(plan.form, taken.packing) else taken
-
-
-def taken_by_experts(plan: Plan, modules: Iterable[str], weights: Sequence[FloatSource]) -> StoredPacking | None:
-    """The packing of one layer's stacks for one operator; None where it does not support them."""
-    if plan.form.experts is None or not plan.kernels.experts:
-        return None
-    try:
-        taken = _of(plan).take([plain.origin for plain in weights])
-    except NotAsStoredError as error:
-        raise UnsupportedModelError(
-            f"{weights[0].checkpoint.location}: {weights[0].name} and {weights[1].name} cannot be stored "
-            f"unchanged: {error}; {INSTEAD}"
-        ) from error
-    _check_said(plan, modules, weights[0], taken)
-    return None if any(isinstance(origin, ReorderedOrigin) for origin in taken.origins) else taken
+    if use == "product":
+        return found
+    in_order = not any(isinstance(origin, ReorderedOrigin) for origin in found.origins)
+    return found if in_order and (use == "experts" or supports_stored_lookup(form, found.packing)) else None
 
 
 def reordered(place: Place, hidden: ir.Value, order: tuple[int, ...]) -> ir.Value:
@@ -168,8 +151,3 @@ def reordered(place: Place, hidden: ir.Value, order: tuple[int, ...]) -> ir.Valu
         made = place.node("Gather", [hidden, index], dtype=hidden.dtype, shape=hidden.shape, attributes={"axis": -1})
         place.shared[key] = (made,)
     return place.shared[key][0]
-
-
-def _of(plan: Plan) -> AsStored:
-    assert plan.stored is not None
-    return plan.stored

@@ -29,9 +29,7 @@ from partita.export.quantise.write import experts
 from partita.export.quantise.write.products import (
     reordered,
     routes,
-    taken_by_experts,
-    taken_by_look_up,
-    taken_by_product,
+    stored_packing,
     views_around,
     weight_of_product,
 )
@@ -202,8 +200,7 @@ class _Rewriter:
         if self.plan.kept_by_setting(where):
             self.outcome.kept_by_setting[plain.name] = plain.elements
         elif self._keeps_stored(where, plain):
-            taken = taken_by_look_up if embedding else taken_by_product
-            return taken(self.plan, where, plain)
+            return stored_packing(self.plan, where, (plain,), "lookup" if embedding else "product")
         setting = self.plan.setting(where)
         packing = self.plan.packing(where, plain.origin.shape[1], embedding=embedding)
         if packing is not None and setting is not None and setting.bits not in (None, packing.grid.bits):
@@ -238,7 +235,7 @@ class _Rewriter:
         if self.plan.kept_by_setting(where):
             self.outcome.kept_by_setting |= {plain.name: plain.elements for plain in found}
         if self._keeps_stored(where, *found):
-            taken = taken_by_experts(self.plan, where, found)
+            taken = stored_packing(self.plan, where, found, "experts")
         else:
             packing = self.plan.experts(where, [plain.origin.shape[1] for plain in found])
             taken = None if packing is None else StoredPacking(packing, tuple(plain.origin for plain in found))

@@ -442,7 +442,8 @@ def test_a_zero_point_that_kernels_disagree_on(quantised: Quantised, own_copy: C
     folder = own_copy(quantised("gptq", *INTEGERS["gptq"]))
     damaged(folder, lambda t: t[f"{DOWN}.qzeros"].fill_(-1))
     with pytest.raises(
-        CheckpointError, match=r"down_proj\.qzeros: a zero point is stored as 15.*some kernels of this format read as 0"
+        CheckpointError,
+        match=r"down_proj\.qzeros has a zero point that is stored as 15.*some kernels of this format read as 0",
     ):
         dequantised(folder, f"{DOWN}.weight")
 
