@@ -1,7 +1,7 @@
 """Facts about a model from config.json or genai_config.json, which must not contradict the graph, and from the user.
 
-The schema of onnxruntime-genai's genai_config.json has the fields that are used; defaults are those of its config.h. A
-contract file of the user has facts that cannot be inferred. See docs/foreign.md.
+Defaults of onnxruntime-genai's genai_config.json are those of its config.h. A value of another type counts as unknown.
+A contract file of the user has facts that cannot be inferred. See docs/foreign.md.
 
 max_length = 2048
 
@@ -23,13 +23,13 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from partita.errors import PackageError, UsageError
 from partita.foreign.layouts import GENAI_CONFIG
-from partita.foreign.states import Kind, Pair, layer_in
+from partita.foreign.states import Kind, layer_in
 from partita.package.contract import CONTEXT_LENGTHS, Record, Role
 from partita.package.folder import GET_AGAIN, refuse_absent
 from partita.remedies import DECODERS_ONLY, Remedy
@@ -42,8 +42,6 @@ HEADS = ("decoder_attention_heads", "num_attention_heads", "n_head", "n_heads", 
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 HIDDEN = ("hidden_size", "n_embd", "d_model")
 WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "attention_window_size")
-UNEVEN = ("layer_types", "layers_block_type", "num_kv_shared_layers", "attn_layer_period", "hybrid_override_pattern")
-"""Keys of models in which some layers have no keys and values of their own."""
 CAUSAL = ("CausalLM", "LMHead", "ForCausal")
 OTHERS = ("encoder", "vision", "speech", "embedding")
 """Sections of genai_config.json for parts other than a text decoder."""
@@ -58,9 +56,6 @@ class Evidence:
     """The file."""
     model_type: str = ""
     architecture: str = ""
-    layers: int = 0
-    own_cache_per_layer: bool = True
-    """Every layer has keys and values of its own."""
     heads: int = 0
     kv_heads: int = 0
     head_size: int = 0
@@ -124,8 +119,6 @@ def config_evidence(path: Path, raw: Mapping[str, Any]) -> Evidence:
         source=path.name,
         model_type=str(raw.get("model_type", "")),
         architecture=architecture,
-        layers=_first(text, LAYERS),
-        own_cache_per_layer=not any(text.get(key) for key in UNEVEN),
         heads=heads,
         kv_heads=1 if text.get("multi_query") is True else _first(text, KV_HEADS) or heads,
         head_size=head_size,
@@ -145,46 +138,59 @@ def _window(text: Mapping[str, Any]) -> int:
     return 0 if nowhere else _first(text, WINDOWS)
 
 
-def genai_evidence(path: Path, raw: dict[str, Any]) -> Evidence:
+def genai_evidence(path: Path, raw: Mapping[str, Any]) -> Evidence:
     """The facts of genai_config.json. Raises PackageError for models other than one text decoder."""
-    config = read_genai(path, raw)
-    model, decoder = config.model, config.model.decoder
-    others = [name for name in OTHERS if getattr(model, name) is not None]
+    model, search = _section(raw, "model"), _section(raw, "search")
+    decoder, window = _section(model, "decoder"), _section(_section(model, "decoder"), "sliding_window")
+    if not decoder:
+        raise PackageError(
+            f"{path}: section 'decoder' is missing, so the file does not describe a decoder", remedy=GET_AGAIN
+        )
+    others = [name for name in OTHERS if model.get(name) is not None]
     if others:
         raise PackageError(
-            f"{path}: the model {model.type!r} has a component {others[0]!r} besides its decoder, which "
+            f"{path}: the model {model.get('type', '')!r} has a component {others[0]!r} besides its decoder, which "
             "Partita does not support",
             remedy=DECODERS_ONLY,
         )
-    if decoder.pipeline:
+    if decoder.get("pipeline"):
         raise PackageError(
             f"{path}: the decoder is a pipeline of several ONNX files, which Partita does not support",
             remedy=DECODERS_ONLY,
         )
-    window = decoder.sliding_window or SlidingWindow(slide_key_value_cache=False, slide_inputs=False)
-    if window.slide_key_value_cache:
+    if window and window.get("slide_key_value_cache", True):
         raise PackageError(
             f"{path}: sliding_window has slide_key_value_cache, which is true by default: the runtime slides a window "
             "over the cache, which Partita does not support",
             remedy=WITHOUT_SLIDING,
         )
+    layers = window.get("layers")
     return Evidence(
         source=path.name,
-        model_type=model.type,
-        layers=decoder.num_hidden_layers,
-        own_cache_per_layer=not any("conv" in key or "recurrent" in key for key in decoder.inputs),
-        heads=decoder.num_attention_heads,
-        kv_heads=decoder.num_key_value_heads,
-        head_size=decoder.head_size,
-        vocab_size=model.vocab_size,
-        max_length=model.context_length,
-        usual_length=config.search.max_length,
-        window=window.window_size,
-        window_layers=None if window.layers is None else frozenset(window.layers),
-        slides_inputs=window.slide_inputs,
-        file=decoder.filename,
-        names={**decoder.inputs, **decoder.outputs},
+        model_type=str(model.get("type", "")),
+        heads=_whole(decoder.get("num_attention_heads")),
+        kv_heads=_whole(decoder.get("num_key_value_heads")),
+        head_size=_whole(decoder.get("head_size")),
+        vocab_size=_whole(model.get("vocab_size")),
+        max_length=_whole(model.get("context_length")),
+        usual_length=_whole(search.get("max_length")),
+        window=_whole(window.get("window_size")),
+        window_layers=frozenset(n for n in layers if isinstance(n, int)) if isinstance(layers, list) else None,
+        slides_inputs=bool(window and window.get("slide_inputs", True)),
+        file=decoder["filename"] if isinstance(decoder.get("filename"), str) else "",
+        names={**_names(decoder, "inputs"), **_names(decoder, "outputs")},
     )
+
+
+def _section(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The object `key`; empty where there is none."""
+    found = raw.get(key)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _names(decoder: Mapping[str, Any], key: str) -> dict[str, str]:
+    """The names of inputs or outputs by role."""
+    return {role: name for role, name in _section(decoder, key).items() if isinstance(name, str)}
 
 
 def _first(raw: Mapping[str, Any], names: Sequence[str]) -> int:
@@ -195,100 +201,6 @@ def _first(raw: Mapping[str, Any], names: Sequence[str]) -> int:
 def _whole(value: object) -> int:
     """A positive integer; 0 for anything else, including true."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
-
-
-def contradiction(evidence: Evidence, file: str, pairs: Sequence[Pair], vocab: int) -> str:
-    """The first contradiction of configuration and graph, or empty."""
-    layers = _layers(evidence, pairs)
-    more, fewer = layers > evidence.layers, layers < evidence.layers and evidence.own_cache_per_layer
-    if evidence.layers and layers and (more or fewer):
-        return f"it has {evidence.layers} layers, but {file} has a cache of {layers}"
-    if evidence.vocab_size and vocab != evidence.vocab_size:
-        return f"its vocabulary has {evidence.vocab_size:,} tokens, but the logits of {file} have {vocab:,}"
-    return ""
-
-
-def _layers(evidence: Evidence, pairs: Sequence[Pair]) -> int:
-    """Number of layers in a cache, or in the configuration where the cache does not show it."""
-    found = len({pair.layer for pair in pairs})
-    counted_through = found == len(pairs) == 2 * evidence.layers and all(pair.kind == "key" for pair in pairs)
-    in_one = found == 1 and any(evidence.layers in (pair.past.shape or ())[:2] for pair in pairs)
-    stacked = found == 1 and any(2 * evidence.layers in (pair.past.shape or ())[:1] for pair in pairs)
-    deep = all(len(pair.past.shape or ()) > 4 for pair in pairs)
-    return evidence.layers if counted_through or (deep and (in_one or stacked)) else found
-
-
-Count = Annotated[
-    int, BeforeValidator(lambda value: 0 if value is None or (type(value) is int and value < 0) else value), Field(ge=0)
-]
-"""A size; 0: unknown, for which some exporters write null or a negative number."""
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
-
-
-class SlidingWindow(_Section):
-    """A window that the runtime is to slide over the cache, the inputs, or both."""
-
-    window_size: Count = 0
-    slide_key_value_cache: bool = True
-    slide_inputs: bool = True
-    layers: list[int] | None = None
-
-
-class Decoder(_Section):
-    """The graph of the decoder."""
-
-    filename: str = ""
-    head_size: Count = 0
-    num_hidden_layers: Count = 0
-    num_attention_heads: Count = 0
-    num_key_value_heads: Count = 0
-    inputs: dict[str, str] = {}
-    outputs: dict[str, str] = {}
-    sliding_window: SlidingWindow | None = None
-    pipeline: list[Any] | dict[str, Any] | None = None
-
-
-class Model(_Section):
-    """The model. Sections other than decoder show that it is more than a text decoder."""
-
-    type: str = ""
-    context_length: Count = 0
-    vocab_size: Count = 0
-    decoder: Decoder
-    encoder: dict[str, Any] | None = None
-    vision: dict[str, Any] | None = None
-    speech: dict[str, Any] | None = None
-    embedding: dict[str, Any] | None = None
-
-
-class Search(_Section):
-    """Defaults of a generation."""
-
-    max_length: Count = 0
-
-
-class GenaiConfig(_Section):
-    """The file."""
-
-    model: Model
-    search: Search = Search()
-
-
-def read_genai(path: Path, raw: dict[str, Any]) -> GenaiConfig:
-    """The parsed file. Raises PackageError, which names the field, where it is invalid."""
-    try:
-        return GenaiConfig.model_validate(raw)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        if first["type"] == "missing":
-            problem = f"section {first['loc'][-1]!r} is missing, so the file does not describe a decoder"
-        else:
-            problem = f"damaged, {place}: {first['msg']}"
-        raise PackageError(f"{path}: {problem}", remedy=GET_AGAIN) from error
 
 
 LAYER = "{layer}"

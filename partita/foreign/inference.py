@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from partita.errors import PackageError
 from partita.foreign import GraphFacts, PortFact, Size
 from partita.foreign.dataflow import GQA, frequencies_change_at
-from partita.foreign.evidence import LAYER, NOTHING, Evidence, Written, contradiction
+from partita.foreign.evidence import LAYER, NOTHING, Evidence, Written
 from partita.foreign.layouts import MERGED, Phase
 from partita.foreign.ports import INTEGERS, Meaning, by_name, called_otherwise, fits, logits_of, tokens_by_use
 from partita.foreign.shapes import CORRECT, Shapes, ShorterLimit, batch_axis, length_of, longest_of
@@ -93,8 +93,6 @@ class Inference:
         cursors = frozenset(name for name, meaning in meant[main.file].items() if meaning.role in CURSORS)
         shapes = Shapes(self.folder_path, main, self.evidence, self.written, symbol, batch, length, cursors)
         states = tuple(map(shapes.state, pairs))
-        if conflict := contradiction(self.evidence, main.file, pairs, vocab):
-            raise PackageError(f"{self.folder_path}: {self.evidence.source} contradicts the graph: {conflict}")
         files = tuple(
             self.file(graph, phase, meant[graph.file], logits[graph.file], vocab) for graph, phase in self.graphs
         )
@@ -312,6 +310,12 @@ class Inference:
         if isinstance(size, int) and self.written.vocab_size not in (None, size):
             size_text = f"{self.written.vocab_size:,}"
             raise self.graph_error(graph, f"the logits have {size:,} tokens, but the contract has {size_text}", CORRECT)
+        expected = self.evidence.vocab_size
+        if isinstance(size, int) and expected not in (0, size):
+            raise PackageError(
+                f"{self.folder_path}: {self.evidence.source} contradicts the graph: its vocabulary has {expected:,} "
+                f"tokens, but the logits of {graph.file} have {size:,}"
+            )
         found = size if isinstance(size, int) else self.written.vocab_size or self.evidence.vocab_size
         if not found:
             raise self.graph_error(graph, "the vocabulary size is unknown", WRITE_CONTRACT)

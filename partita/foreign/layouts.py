@@ -55,9 +55,9 @@ def onnx_files(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(n for n in names if n.endswith(SUFFIX) and str(PurePosixPath(n).parent) in homes))
 
 
-def refuse_other_models(folder: object, names: Sequence[str], genai: str | None = None) -> None:
+def refuse_other_models(folder: object, names: Sequence[str]) -> None:
     """Raise PackageError for encoder-decoders and models of images or sound, by file names."""
-    stems = {PurePosixPath(name).stem: name for name in names if PurePosixPath(name).name != genai}
+    stems = {PurePosixPath(name).stem: name for name in names}
     odd = [name for stem, name in stems.items() if OTHER_MODELS.search(stem)]
     if odd:
         raise PackageError(

@@ -20,7 +20,6 @@ from partita.export.checkpoint.weight_files import find_tensors
 from partita.export.options import max_length
 from partita.export.pipeline import ExportOptions, export
 from partita.export.weights.external_data import translate_space
-from partita.remedies import LFS_HEAD
 from tests.conftest import TinyCheckpoint
 
 Copy = Callable[[Path], Path]
@@ -144,11 +143,6 @@ DAMAGES: dict[str, tuple[Damage, type[PartitaError], tuple[str, ...]]] = {
         PartitaError,
         ("model.norm.weight is I8",),
     ),
-    "tokenizer that is a pointer of Git LFS": (
-        lambda folder: (folder / "tokenizer.json").write_bytes(LFS_HEAD + b"\noid sha256:0\nsize 10\n"),
-        CheckpointError,
-        ("tokenizer.json: a Git LFS pointer",),
-    ),
     **{
         f"{name} that is a broken link": (link(name), CheckpointError, (f"{name}: a broken symbolic link to gone;",))
         for name in ("config.json", "tokenizer.json", "model.safetensors", "model.safetensors.index.json")
@@ -252,20 +246,6 @@ def test_not_a_decoder(tmp_path: Path, model_type: str, words: str) -> None:
     AutoModel.from_config(config).save_pretrained(tmp_path / "checkpoint")
     error = refuse(tmp_path / "checkpoint", tmp_path / "o" / "out")
     assert isinstance(error, UnsupportedModelError) and words in str(error)
-
-
-def test_pickled_code_in_a_bin_file_is_not_run(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:
-    marker = tmp_path / "was-run"
-
-    class Evil:
-        def __reduce__(self) -> tuple[object, tuple[str]]:
-            return (Path.touch, (marker,))  # type: ignore[return-value]
-
-    folder = own_copy(tiny_checkpoint("llama"))
-    (folder / "model.safetensors").unlink()
-    torch.save({"x": Evil()}, folder / "pytorch_model.bin")
-    assert "cannot be read as plain weights" in str(refuse(folder, tmp_path / "o" / "out"))
-    assert not marker.exists()
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,8 @@ def test_weights_of_torch_save_old_and_new(checkpoint: Path, zipped: bool) -> No
     assert exported(checkpoint).manifest.verification.status == "verified"
 
 
-def test_code_in_an_old_file_is_not_run(checkpoint: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("zipped", [True, False])
+def test_pickled_code_is_not_run(checkpoint: Path, tmp_path: Path, zipped: bool) -> None:
     import torch
 
     class Trap:
@@ -147,7 +148,8 @@ def test_code_in_an_old_file_is_not_run(checkpoint: Path, tmp_path: Path) -> Non
             return os.mkdir, (str(tmp_path / "trapped"),)
 
     (checkpoint / "model.safetensors").unlink()
-    torch.save({"model.norm.weight": Trap()}, checkpoint / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    target = checkpoint / "pytorch_model.bin"
+    torch.save({"model.norm.weight": Trap()}, target, _use_new_zipfile_serialization=zipped)
     refused(checkpoint, "plain weights")
     assert not (tmp_path / "trapped").exists()
 

@@ -11,7 +11,7 @@ import math
 import pkgutil
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -104,60 +104,6 @@ class AffineWeight(StoredWeight):
         """The zero points of all blocks, uint8 of any shape. Raises CheckpointError."""
 
 
-Claims = dict[str, tuple[str, Any]]
-"""Setting -> the property of a weight that it declares (`_fact`), and its value."""
-SHOWN_BY = {"symmetric": "zero", "ordered": "g_idx", "group": "scale|absmax", "nested_blocks": "absmax"}
-"""Property -> the tensors that show it; others show in the first tensor of a weight."""
-WORDS = {
-    "symmetric": "not all of its zero points are 2^(bits-1)",
-    "ordered": "its groups are not in order",
-    "zeros": "it has no zero points",
-    "g_idx": "it has no g_idx (the group of each input)",
-}
-ONE_SIDED = ("symmetric", "ordered")
-"""Properties that contradict a setting only where the setting is true."""
-
-
-def claims_of(settings: Mapping[str, Any], facts: Mapping[str, str]) -> Claims:
-    """The declarations of settings that exist and are not null."""
-    return {key: (fact, settings[key]) for key, fact in facts.items() if settings.get(key) is not None}
-
-
-def contradiction(weight: StoredWeight, claims: Claims, files: OpenFiles) -> tuple[str, str] | None:
-    """The tensor of a weight that contradicts a declaration, and a description; None without a contradiction."""
-    for key, (fact, value) in claims.items():
-        if fact in ONE_SIDED and not value:
-            continue
-        found, wanted = _fact(weight, fact, files), weight.shape[-1] if (fact, value) == ("group", -1) else value
-        if found is not None and (_plain(str(value)) not in found if fact == "kind" else found != wanted):
-            names = [info.name for info in weight.tensors]
-            shown = next((name for name in names if re.search(SHOWN_BY.get(fact, ""), name)), names[0])
-            return shown, f"contradicts the setting {key}: {WORDS.get(fact, f'{fact} is {found}, not {value}')}"
-    return None
-
-
-def _fact(weight: Any, fact: str, files: OpenFiles) -> Any:
-    """A property of a weight; None where it does not apply."""
-    affine, stored = isinstance(weight, AffineWeight), _plain(weight.tensors[0].dtype)
-    if fact == "symmetric":  # every zero point is 2^(bits-1)
-        return bool((weight.zero_points(files) == 1 << (weight.bits - 1)).all()) if affine else None
-    if fact == "ordered":  # groups are in order
-        plain = torch.arange(weight.shape[-1]) // weight.block if affine else None
-        return None if plain is None else torch.equal(weight.blocks_along(files), plain)
-    if fact == "kind":  # nf4, int4, float8e4m3, ...
-        return getattr(weight, "style", stored if "float8" in stored else f"int{getattr(weight, 'bits', '')}")
-    if fact == "group":  # elements per scale along the last axis
-        return getattr(weight, "block", getattr(weight, "group", getattr(weight, "blocks", [None])[-1]))
-    if fact in ("zeros", "g_idx"):
-        return getattr(weight, fact, fact) is not None
-    found = getattr(weight, fact, None)
-    return bool(found) if fact == "nested_blocks" and found is not None else found
-
-
-def _plain(name: str) -> str:
-    return name.lower().removesuffix("fn").replace("f8_", "float8").replace("_", "")
-
-
 @dataclass(slots=True)
 class Sources:
     """The tensors of a quantised checkpoint, with its quantisation settings."""
@@ -172,8 +118,8 @@ class Sources:
     missing: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """Notes for the user, in sentences."""
-    declarations: dict[str, Sequence[Claims]] = field(default_factory=dict)
-    """Weight name -> alternative declarations of the settings; the tensors must match one."""
+    symmetric: dict[str, str] = field(default_factory=dict)
+    """Weight name -> the setting that declares its zero points to be the middle of the range."""
 
     def stems(self, end: str, kind: str = ANY) -> list[str]:
         """Names, without the suffix `end`, of the tensors with that suffix and dtype, in file order."""
@@ -437,10 +383,15 @@ def read(folder: Path, found: DetectedMethod, tensors: Mapping[str, TensorInfo])
         )
     with OpenFiles(folder) as files:
         for weight in weights.values():
-            wrong = [contradiction(weight, claims, files) for claims in sources.declarations.get(weight.name, ())]
-            if wrong and wrong[0] is not None and None not in wrong:
+            setting = sources.symmetric.get(weight.name)
+            if setting is None or not isinstance(weight, AffineWeight):
+                continue
+            if not bool((weight.zero_points(files) == 1 << (weight.bits - 1)).all()):
+                name = next((info.name for info in weight.tensors if "zero" in info.name), weight.name)
                 raise sources.tensor_error(
-                    wrong[0][0], f"{wrong[0][1]}; correct the settings, or quantise the model again"
+                    name,
+                    f"contradicts the setting {setting}: not all of its zero points are 2^(bits-1); correct the "
+                    "settings, or quantise the model again",
                 )
     left = {name: info for name, info in tensors.items() if name not in sources.weight_tensors}
     for info in left.values():

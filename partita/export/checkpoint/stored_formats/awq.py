@@ -13,7 +13,7 @@ X.scales without integers divide the output of an activation (awq/modules/act.py
 
 from __future__ import annotations
 
-from partita.export.checkpoint.stored_formats import INT32, Sources, StoredFormat, StoredWeight, claims_of
+from partita.export.checkpoint.stored_formats import INT32, Sources, StoredFormat, StoredWeight
 from partita.export.checkpoint.stored_formats.gptq import packed_weight
 
 BITS = 4
@@ -36,9 +36,8 @@ def _read(sources: Sources) -> list[StoredWeight | None]:
             "activation scales are not supported; export the unquantised checkpoint",
         )
     stems = sources.stems(".qweight", INT32)
-    symmetric = sources.settings.get("zero_point") is False
-    claims = {"zero_point false": ("symmetric", symmetric)} | claims_of(sources.settings, {"sym": "symmetric"})
-    sources.declarations |= {f"{stem}.weight": [claims] for stem in stems}
+    if sources.settings.get("zero_point") is False:
+        sources.symmetric |= {f"{stem}.weight": "zero_point false" for stem in stems}
     return [packed_weight(sources, stem, BITS, size, order=ORDER) for stem in stems]
 
 

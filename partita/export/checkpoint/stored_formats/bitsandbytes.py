@@ -31,14 +31,12 @@ from partita.export.checkpoint.stored_formats import (
     BYTE,
     FLOAT,
     SIGNED_BYTE,
-    Claims,
     GroupedWeight,
     Integers,
     Parts,
     Sources,
     StoredFormat,
     StoredWeight,
-    claims_of,
 )
 from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
 from partita.export.weights.origins import Region
@@ -129,13 +127,6 @@ def _read(sources: Sources) -> list[StoredWeight | None]:
     weights += [_rows(sources, stem) for stem in sources.stems(".SCB")]
     for stem in sources.stems(".weight_format"):
         _check_layout(sources, f"{stem}.weight_format")
-    given = sources.settings
-    loaded: Claims = {
-        key: ("bits", bits) for key, bits in (("load_in_4bit", 4), ("load_in_8bit", 8)) if given.get(key) is True
-    }
-    of_tables = claims_of(given, {"bnb_4bit_quant_type": "kind", "bnb_4bit_use_double_quant": "nested_blocks"})
-    for each in filter(None, weights):
-        sources.declarations[each.name] = [loaded | (of_tables if isinstance(each, _Table) else {})]
     return weights
 
 

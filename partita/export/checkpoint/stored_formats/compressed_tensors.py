@@ -25,13 +25,11 @@ from partita.export.checkpoint.stored_formats import (
     INTEGER,
     SIGNED_BYTE,
     WORD,
-    Claims,
     GroupedWeight,
     Integers,
     Sources,
     StoredFormat,
     StoredWeight,
-    claims_of,
     is_packed,
 )
 from partita.export.checkpoint.stored_formats.fp8 import BLOCK, note_activations, scaled_weight
@@ -59,25 +57,30 @@ def _read(sources: Sources) -> list[StoredWeight | None]:
             bits = [bits for bits in BITS if widths == {bits}] or [8]
             weights.append(_of_module(sources, stem, weight, scales, bits[0], weight.shape))
         else:
-            structures, groups = _block_structures(sources.settings), _groups_with(sources.settings, "weights")
-            declared = 0 < len(list(structures)) == len(list(groups))
+            structures = list(_block_structures(sources.settings))
+            declared = 0 < len(structures) == len(_groups_with(sources.settings, "weights"))
             weights.append(scaled_weight(sources, weight, scales, blocks, declared=declared))
             sources.optional(f"{stem}.weight_zero_point")
-    declarations = [_declarations(each) for each in _groups_with(sources.settings, "weights")]
-    sources.declarations |= {weight.name: declarations for weight in weights if weight is not None}
-    note_activations(sources, declared=any(_groups_with(sources.settings, "input_activations")))
+    found = [weight for weight in weights if weight is not None]
+    for each in found:
+        _check_groups(sources, each, sources.tensors[f"{each.name}_scale"])
+    groups = _groups_with(sources.settings, "weights")
+    if groups and all(each.get("symmetric") for each in groups):
+        sources.symmetric |= {each.name: "symmetric" for each in found}
+    note_activations(sources, declared=bool(_groups_with(sources.settings, "input_activations")))
     return weights
 
 
-def _declarations(raw: Mapping[str, Any]) -> Claims:
-    """The declarations of a config group for its weights."""
-    found = claims_of(raw, {"num_bits": "bits", "type": "kind", "symmetric": "symmetric"})
-    if raw.get("symmetric") is False:
-        found["symmetric"] = ("zeros", True)
-    if raw.get("strategy") != "block":
-        found["group_size"] = ("group", raw.get("group_size") or -1)
-    order = raw.get("actorder")
-    return found | {f"actorder {order}": ("g_idx" if order in (True, "group", "dynamic") else "ordered", True)}
+def _check_groups(sources: Sources, weight: StoredWeight, scales: TensorInfo) -> None:
+    """Raise CheckpointError where a weight has another number of scales per row than all settings."""
+    groups, width = _groups_with(sources.settings, "weights"), weight.shape[-1]
+    sizes = [each.get("group_size") for each in groups]
+    counts = {-(-width // size) if isinstance(size, int) and size > 0 else 1 for size in sizes}
+    found = scales.shape[1] if len(scales.shape) > 1 else 1
+    if groups and found not in counts and not any(each.get("strategy") == "block" for each in groups):
+        raise sources.tensor_error(
+            scales.name, f"is {list(scales.shape)}, which does not match the group_size of the settings"
+        )
 
 
 def _packed(sources: Sources, stem: str) -> StoredWeight | None:
@@ -110,8 +113,12 @@ def _packed(sources: Sources, stem: str) -> StoredWeight | None:
 def _of_module(
     sources: Sources, stem: str, integers: TensorInfo, scales: TensorInfo, bits: int, shape: tuple[int, ...]
 ) -> StoredWeight:
-    """A weight of integers with its optional tensors."""
-    zeros, g_idx = sources.optional(f"{stem}.weight_zero_point"), sources.optional(f"{stem}.weight_g_idx", INT32)
+    """A weight of integers with its zero points and groups, which the settings may require."""
+    groups = _groups_with(sources.settings, "weights")
+    has_zeros = bool(groups) and all(each.get("symmetric") is False for each in groups)
+    has_order = bool(groups) and all(each.get("actorder") in (True, "group", "dynamic") for each in groups)
+    zeros = (sources.take if has_zeros else sources.optional)(f"{stem}.weight_zero_point")
+    g_idx = (sources.take if has_order else sources.optional)(f"{stem}.weight_g_idx", INT32)
     return of_integers(sources, f"{stem}.weight", shape, bits, integers, scales, zeros, g_idx)
 
 
@@ -151,13 +158,12 @@ def of_integers(
     return GroupedWeight(name, (rows, width), tensors, scales.dtype, bits, 1, group, stored, scales, points, g_idx)
 
 
-def _groups_with(settings: Mapping[str, Any], key: str) -> Iterator[Mapping[str, Any]]:
+def _groups_with(settings: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
     """The settings `key` of all config groups."""
     groups = settings.get("config_groups")
-    for group in groups.values() if isinstance(groups, Mapping) else ():
-        found = group.get(key) if isinstance(group, Mapping) else None
-        if isinstance(found, Mapping):
-            yield found
+    every = groups.values() if isinstance(groups, Mapping) else ()
+    found = [group.get(key) for group in every if isinstance(group, Mapping)]
+    return [each for each in found if isinstance(each, Mapping)]
 
 
 def _block_structures(settings: Mapping[str, Any]) -> Iterator[tuple[int, ...]]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from partita.export.checkpoint.stored_formats import FLOAT8, Sources, StoredFormat, StoredWeight, claims_of
+from partita.export.checkpoint.stored_formats import FLOAT8, Sources, StoredFormat, StoredWeight
 from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
 from partita.export.weights.origins import Region
 
@@ -126,7 +126,6 @@ def _read(sources: Sources) -> list[StoredWeight | None]:
         weight, scales = sources.take(name), sources.scale(name + end for end in ENDS)
         if weight is not None and scales is not None:
             weights.append(scaled_weight(sources, weight, scales, expected, declared=declared))
-            sources.declarations[name] = [claims_of(sources.settings, {"fmt": "kind"})]
     note_activations(sources, declared=sources.settings.get("activation_scheme") == "dynamic")
     return weights
 

@@ -26,7 +26,6 @@ from partita.export.checkpoint.stored_formats import (
     Sources,
     StoredFormat,
     StoredWeight,
-    claims_of,
 )
 from partita.export.checkpoint.weight_files import matches
 
@@ -49,12 +48,9 @@ def _read(sources: Sources) -> list[StoredWeight | None]:
 
 def _weight(sources: Sources, stem: str, offset: int) -> StoredWeight | None:
     settings = _settings_of(sources, stem)
-    found = packed_weight(sources, stem, settings["bits"], settings["group_size"], offset=offset)
-    in_order = settings["desc_act"] is False
-    sources.declarations[f"{stem}.weight"] = [
-        claims_of(settings, {"sym": "symmetric"}) | {"desc_act false": ("ordered", in_order)}
-    ]
-    return found
+    if settings["sym"]:
+        sources.symmetric[f"{stem}.weight"] = "sym"
+    return packed_weight(sources, stem, settings["bits"], settings["group_size"], offset=offset)
 
 
 def packed_weight(
@@ -106,7 +102,7 @@ def packed_weight(
 def _settings_of(sources: Sources, stem: str) -> dict[str, Any]:
     """Settings of a module. GPTQModel's "dynamic" maps regular expressions to settings ("-:": not quantised)."""
     found: dict[str, Any] = {"bits": sources.number("bits"), "group_size": sources.number("group_size", least=-1)}
-    found |= {key: sources.settings.get(key) for key in ("sym", "desc_act")}
+    found["sym"] = sources.settings.get("sym")
     dynamic = sources.settings.get("dynamic")
     for pattern, override in (dynamic if isinstance(dynamic, Mapping) else {}).items():
         excludes = pattern.startswith("-:")

@@ -31,11 +31,9 @@ from partita.export.checkpoint.stored_formats import (
     FLOAT,
     FLOAT8,
     SIGNED_BYTE,
-    Claims,
     Sources,
     StoredFormat,
     StoredWeight,
-    claims_of,
 )
 from partita.export.checkpoint.stored_formats.compressed_tensors import of_integers
 from partita.export.checkpoint.stored_formats.fp8 import scaled_weight
@@ -100,7 +98,6 @@ def _read(sources: Sources) -> list[StoredWeight | None]:
         kind = declared.get(name, {})
         if stem + BEFORE in sources.tensors:
             raise sources.unsupported_error(f"with an activation scale ({stem}{BEFORE})", ADVICE)
-        sources.declarations[name] = [_declarations(sources.settings, kind)]
         if _is_plain(sources, stem, kind):
             weights.append(_plain_int4(sources, stem, name))
             continue
@@ -120,17 +117,6 @@ def _read(sources: Sources) -> list[StoredWeight | None]:
         else:
             weights.append(scaled_weight(sources, data, scales, (1, data.shape[-1]), name))
     return weights
-
-
-def _declarations(settings: Mapping[str, Any], kind: Mapping[str, Any]) -> Claims:
-    """The declarations of config.json for all weights, and of the file header for one."""
-    default = _section(settings.get("quant_type"), "default")
-    of_all = {**_section(settings, "quant_type_kwargs"), **_section(default, "_data")}
-    found = claims_of(of_all, {"group_size": "group"})
-    named = re.search(r"(int4|int8|float8)_?weight", str(default.get("_type", settings.get("quant_type"))).lower())
-    block = _section(kind, "_data").get("block_size")
-    found |= {"block_size": ("group", block[-1])} if isinstance(block, list) and block else {}
-    return found | ({"quant_type": ("kind", named[1])} if named else {})
 
 
 def _section(settings: Any, key: str) -> Mapping[str, Any]:

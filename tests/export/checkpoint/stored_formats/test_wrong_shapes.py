@@ -74,15 +74,9 @@ def test_every_tensor_of_another_size(name: str, tmp_path: Path) -> None:
 def test_groups_of_another_size_than_the_settings_say(tmp_path: Path) -> None:
     for name in ("gptq_4", "awq", "compressed_w4a16", "compressed_int8"):
         settings, tensors = tensors_of(name)
-        if "config_groups" in settings:
-            (group,) = settings["config_groups"].values()
-            group["weights"] |= {"group_size": 16, "strategy": "group"}
-            words = r"X\.weight_scale contradicts the setting group_size: group is (32|64), not 16"
-        else:
-            settings["group_size"] = 16
-            words = r"X\.(scales|qzeros) is"
-        with pytest.raises(CheckpointError, match=rf"quantised tensor {words}"):
-            opened(tmp_path, settings, tensors)
+        more = one_group(group_size=16) if "config_groups" in settings else {"group_size": 16}
+        with pytest.raises(CheckpointError, match=r"quantised tensor X\.(scales|qzeros|weight_scale) is"):
+            opened(tmp_path, {**settings, **more}, tensors)
 
 
 def test_what_torchao_stores_for_its_kernels(tmp_path: Path) -> None:
@@ -247,39 +241,11 @@ def one_group(**weights: Any) -> dict[str, Any]:
         ("gptq_4", {"sym": True}, "X.qzeros contradicts the setting sym: not all of its zero points are 2^(bits-1)"),
         ("gptq_4_symmetric", {"checkpoint_format": "gptq_v2"}, "X.qzeros contradicts the setting sym"),
         ("gptq_4", {"dynamic": {"X": {"sym": True}}}, "X.qzeros contradicts the setting sym"),
-        ("gptq_act_order", {"desc_act": False}, "X.g_idx contradicts the setting desc_act false: its groups are not"),
         ("awq", {"zero_point": False}, "X.qzeros contradicts the setting zero_point false"),
-        (
-            "bnb_nf4",
-            {"bnb_4bit_quant_type": "fp4"},
-            "X.weight contradicts the setting bnb_4bit_quant_type: kind is nf4",
-        ),
-        ("bnb_nf4", {"load_in_4bit": False, "load_in_8bit": True}, "the setting load_in_8bit: bits is 4, not 8"),
-        ("bnb_int8", {"load_in_4bit": True}, "the setting load_in_4bit: bits is 8, not 4"),
-        (
-            "bnb_nf4_nested",
-            {"bnb_4bit_use_double_quant": False},
-            "X.weight.absmax contradicts the setting bnb_4bit_use",
-        ),
-        ("fp8_block", {"fmt": "e5m2"}, "the setting fmt: kind is float8e4m3, not e5m2"),
-        ("torchao_int8", {"quant_type": {"default": {"_type": "Int4WeightOnlyConfig"}}}, "quant_type: kind is int8"),
-        (
-            "torchao_int4_plain",
-            {"quant_type_kwargs": {"group_size": 64}},
-            "the setting group_size: group is 32, not 64",
-        ),
         (
             "compressed_w4a16_asymmetric",
             one_group(),
             "X.weight_zero_point contradicts the setting symmetric: not all of its zero",
-        ),
-        ("compressed_w4a16", one_group(symmetric=False), "the setting symmetric: it has no zero points"),
-        ("compressed_w4a16", one_group(type="float"), "the setting type: kind is int4, not float"),
-        ("compressed_w4a16", one_group(actorder="group"), "the setting actorder group: it has no g_idx (the group"),
-        (
-            "compressed_fp8",
-            one_group(num_bits=8, strategy="channel", group_size=None),
-            "the setting type: kind is float8e4m3",
         ),
     ],
 )
@@ -290,10 +256,12 @@ def test_settings_that_the_tensors_contradict(name: str, changes: dict[str, Any]
     assert said in str(caught.value) and "correct the settings, or quantise the model again" in str(caught.value)
 
 
-def test_one_of_several_groups_has_to_fit(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "missing"), [({"symmetric": False}, "weight_zero_point"), ({"actorder": "group"}, "weight_g_idx")]
+)
+def test_tensors_that_the_settings_require(changes: dict[str, Any], missing: str, tmp_path: Path) -> None:
     settings, tensors = tensors_of("compressed_w4a16")
-    groups = {"a": one_group(num_bits=8)["config_groups"]["group_0"], "b": one_group()["config_groups"]["group_0"]}
-    assert opened(tmp_path, {**settings, "config_groups": groups}, tensors).weights
-    groups["b"]["weights"]["symmetric"] = False
-    with pytest.raises(CheckpointError, match="contradicts the setting"):
-        opened(tmp_path, {**settings, "config_groups": groups}, tensors)
+    with pytest.raises(CheckpointError, match=rf"lacks X\.{missing}; download it again"):
+        opened(tmp_path, {**settings, **one_group(**changes)}, tensors)
+    several = one_group(**changes)["config_groups"] | {"other": one_group()["config_groups"]["group_0"]}
+    assert opened(tmp_path, {**settings, "config_groups": several}, tensors).weights
