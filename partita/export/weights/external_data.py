@@ -241,8 +241,6 @@ class _Writer:
         starts, written = [self.position] * len(source.parts), [0] * len(source.parts)
         current = -1
         for index, piece in source.pieces():
-            if index < current:
-                raise ValueError(f"{source.name}: part {index} continues after part {current} has begun")
             if index != current:
                 self._align(source.parts[index].size_bytes)
                 starts[index], current = self.position, index

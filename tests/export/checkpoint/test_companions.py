@@ -68,10 +68,21 @@ def test_export_writes_a_generation_config_where_there_is_none(
     assert stop_token_ids(checkpoint.parent / "out") == {2}  # of LlamaConfig
 
 
-def test_a_stop_token_outside_of_the_vocabulary_is_said(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (checkpoint / "generation_config.json").write_text('{"eos_token_id": 99999999}')
+@pytest.mark.parametrize(
+    ("token", "said"),
+    [
+        (99999999, "eos_token_id 99,999,999 is outside the vocabulary"),
+        (None, "has no eos_token_id: generate will stop only at the maximum"),
+    ],
+)
+def test_a_stop_token_that_never_comes_is_said(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str], token: int | None, said: str
+) -> None:
+    for name in ("generation_config.json", "config.json"):
+        settings = json.loads((checkpoint / name).read_text())
+        (checkpoint / name).write_text(json.dumps({**settings, "eos_token_id": token}))
     code, _, err = run(checkpoint, capsys)
-    assert code == 0 and "eos_token_id 99,999,999 is outside the vocabulary" in " ".join(err.split())
+    assert code == 0 and said in " ".join(err.split())
 
 
 @pytest.mark.parametrize("template", ["{% for m in messages %}", "{{ nosuch.attribute.at_all }}"])
@@ -101,14 +112,6 @@ def test_a_note_does_not_name_the_hidden_folder(tmp_path: Path, error: type[Part
     (note,) = chat_notes(Reader(lambda folder: frozenset(), chat), hidden, "tokenizers")
     named = "chat.json: " if error is PackageError else ""
     assert note == f"chat will fail: {named}it is damaged; do it again"
-
-
-def test_a_checkpoint_without_an_end_token_is_said(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (checkpoint / "generation_config.json").write_text("{}")
-    settings = json.loads((checkpoint / "config.json").read_text())
-    (checkpoint / "config.json").write_text(json.dumps({**settings, "eos_token_id": None}))
-    code, _, err = run(checkpoint, capsys)
-    assert code == 0 and "has no eos_token_id: generate will stop only at the maximum" in " ".join(err.split())
 
 
 def test_a_package_is_not_exported_again(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,8 +70,10 @@ class Written:
             value.name = f"v{index}"
         graph.outputs.extend(made)
         self.model = ir.Model(graph, ir_version=10)
+        size = weights.file_bytes((self.model,))
         with stage(Silent(), "write weights", {}) as current:
-            weights.write_data((self.model,), folder, current)
+            written_file = weights.write_data((self.model,), folder, current)
+        assert written_file.size_bytes == size, "what a size budget goes by"
 
     def run(self, feed: np.ndarray) -> np.ndarray:
         """What the CPU provider makes of it."""
@@ -204,3 +206,13 @@ def test_the_cpu_provider_makes_packed_products_of_standard_operators(
     ort.InferenceSession(tmp_path / "one.onnx", options)
     seen = {node.op_type for node in onnx.load(tmp_path / "optimised.onnx").graph.node}
     assert seen == {"MatMulNBits"}
+
+
+def test_two_graphs_share_all_parts_of_a_weight(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    packing = Packing(Grid(4, symmetric=False), 32, "nearest")
+    weight = QuantisedSource.of(plain(tiny_checkpoint("llama")), packing)
+    graphs = [ir.Graph([], [], nodes=[], initializers=initializers(weight, "w")) for _ in range(2)]
+    models = [ir.Model(graph, ir_version=10) for graph in graphs]
+    size_of_one = weights.file_bytes(models[:1])
+    with stage(Silent(), "write weights", {}) as current:
+        assert weights.write_data(models, tmp_path, current).size_bytes == size_of_one

@@ -107,20 +107,6 @@ def test_large_weights_start_on_a_page(tiny_checkpoint: TinyCheckpoint, tmp_path
     )
 
 
-def test_unused_tensors_are_named(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
-    folder = own_copy(tiny_checkpoint("llama"))
-    tensors = load_file(folder / "model.safetensors")
-    tensors["mtp.head.weight"] = torch.zeros(2, 2)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    summary = export(
-        ExportOptions(str(folder), tmp_path / "out", max_length=64, verify=False),
-        replay=lambda *a: pytest.fail("no replay"),
-    )
-    assert summary.notes == ("omitted, because the logits do not depend on it: mtp (1 tensor, 16 B)",)
-
-
 def test_a_full_disk_is_found_before_writing(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,25 +39,6 @@ def random_rows(name, rows=7, blocks=2, seed=0):
     return raw.reshape(rows, -1), count * block
 
 
-@pytest.mark.parametrize("name", AFFINE)
-def test_integers_and_scales_make_the_numbers_of_the_library(name):
-    require("gguf")
-    import gguf
-
-    from partita.export.checkpoint.gguf import AFFINE as KINDS
-
-    raw, width = random_rows(name)
-    kind = gguf.GGMLQuantizationType[name]
-    size = gguf.GGML_QUANT_SIZES[kind][1]
-    integers, scales = KINDS[name].split(raw.reshape(-1, size))
-    zero = 1 << (KINDS[name].bits - 1)
-    assert integers.dtype == np.uint8 and integers.max() < 1 << KINDS[name].bits
-    made = (integers.astype(np.float32) - zero) * np.repeat(scales, KINDS[name].group, axis=1)
-    wanted = gguf.quants.dequantize(raw, kind)
-    assert wanted.shape == (len(raw), width)
-    assert np.array_equal(made.reshape(wanted.shape), wanted)
-
-
 @pytest.mark.parametrize("name", [*AFFINE, *OTHERS, *RARE])
 def test_any_region_is_that_of_the_whole(name, tmp_path):
     require("gguf")
@@ -67,6 +48,7 @@ def test_any_region_is_that_of_the_whole(name, tmp_path):
     from partita.export.checkpoint.gguf import block_type
     from partita.export.checkpoint.gguf.header import GgufTensor
     from partita.export.checkpoint.gguf.weights import Rows, row_weight
+    from partita.export.checkpoint.stored_formats import AffineWeight
     from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
 
     raw, width = random_rows(name)
@@ -80,7 +62,10 @@ def test_any_region_is_that_of_the_whole(name, tmp_path):
     weight = row_weight("a.weight", (7, width), Rows(tmp_path / "file", (tensor,), order), (info,))
     typed = raw.view({"F32": np.float32, "F16": np.float16}.get(name, np.uint8))
     whole = torch.from_numpy(np.array(gguf.quants.dequantize(typed, kind), np.float32))[torch.from_numpy(order)]
+    assert isinstance(weight, AffineWeight) is (name in AFFINE)
     with OpenFiles(tmp_path) as files:
+        if isinstance(weight, AffineWeight):
+            assert int(weight.parts(((0, 7), (0, width)), files).integers.max()) < 1 << weight.bits
         for rows, columns in (((0, 7), (0, width)), ((2, 5), (3, 40)), ((6, 7), (width - 1, width)), ((3, 3), (0, 5))):
             part = files.read(weight.info, (rows, columns))
             wanted = whole[slice(*rows), slice(*columns)]
