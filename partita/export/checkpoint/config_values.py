@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import ALLOWED_LAYER_TYPES
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, RopeParameters
 
@@ -42,8 +42,9 @@ DTYPES = ("dtype", "torch_dtype")
 """The dtype of the weights; removed where torch has no dtype of this name."""
 POSITIVE = re.compile(r"norm\w*_eps(ilon)?$|^(rope_theta|rotary_emb_base|rope_local_base_freq|global_rope_theta)$")
 """Settings that must be above 0: roots and powers are taken of them."""
-SIZES = re.compile(r"(^|_)(hidden_size|vocab_size|num_attention_heads|num_key_value_heads|head_dim)$")
-NOT_NEGATIVE = re.compile(r"^(intermediate_size|ffn_dim|n_layer|n_head|n_embd|d_model)$")
+SIZES = re.compile(r"^vocab_size$|(^|_)(hidden_size|num_attention_heads|num_key_value_heads)$")
+NOT_NEGATIVE = re.compile(r"^(intermediate_size|ffn_dim|n_layer|n_head|n_embd|d_model)$|(^|_)head_dim$")
+"""A part of a head may have size 0, e.g. the rotated part of glm5_next."""
 
 
 def read_config(folder: Path, raw: Mapping[str, Any]) -> PreTrainedConfig:
@@ -105,23 +106,8 @@ def check_values(folder: Path, raw: Mapping[str, Any]) -> None:
             raise _bad(folder, name, value, "a number that a float can hold")
         if POSITIVE.search(key) and not (math.isfinite(value) and value > 0):
             raise _bad(folder, name, value, "a number above 0")
-        too_small = (SIZES.search(key) and value < 1) or (NOT_NEGATIVE.search(key) and value < 0)
-        if too_small and not _is_default(raw.get("model_type"), name, value):
+        if (SIZES.search(key) and value < 1) or (NOT_NEGATIVE.search(key) and value < 0):
             raise _bad(folder, name, value, "a size")
-
-
-def _is_default(model_type: Any, name: str, value: float) -> bool:
-    """Whether this is the default value of a model type, e.g. glm5_next has 0 rotated dimensions per head."""
-    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
-        return False
-    try:
-        with quiet():
-            found: Any = CONFIG_MAPPING[model_type]().to_dict()
-    except Exception:  # noqa: BLE001 - some configs cannot be built with defaults, and raise anything
-        return False
-    for part in name.split("."):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    return bool(found == value)
 
 
 def sizes(config: PreTrainedConfig) -> Iterator[tuple[str, int]]:

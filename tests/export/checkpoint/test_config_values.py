@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import CONFIG_MAPPING, AutoConfig
+from transformers import AutoConfig
 
 from partita.errors import CheckpointError, UnsupportedModelError, UsageError
 from partita.export.checkpoint import config_values
-from partita.export.checkpoint.config_values import check_values
 from partita.export.checkpoint.description import open_checkpoint
 from partita.export.options import max_length
 from partita.export.pipeline import ExportOptions, Summary, export
@@ -51,17 +50,6 @@ def refused(folder: Path, *words: str) -> None:
     assert not (folder.parent / "out").exists()
 
 
-def test_a_size_that_models_of_a_type_have_by_default_is_one(tmp_path: Path) -> None:
-    """glm5_next turns none of a head's numbers by their position."""
-    config = CONFIG_MAPPING["glm5_next"]().to_dict()
-    assert config["text_config"]["head_dim"] == 0
-    check_values(tmp_path, config)
-    with pytest.raises(CheckpointError, match="text_config.qk_rope_head_dim in config.json is '0', not a size"):
-        check_values(tmp_path, {**config, "model_type": "llama"})
-    with pytest.raises(CheckpointError, match="text_config.num_key_value_heads in config.json is '0', not a size"):
-        check_values(tmp_path, {**config, "text_config": {**config["text_config"], "num_key_value_heads": 0}})
-
-
 def test_settings_that_say_how_to_run_are_overridden(checkpoint: Path) -> None:
     summary = exported(
         changed(
@@ -93,7 +81,7 @@ def test_settings_that_say_how_to_run_are_overridden(checkpoint: Path) -> None:
         ("rope_theta", "x"),
         ("hidden_size", "64"),
         ("hidden_size", -64),
-        ("head_dim", 0),
+        ("head_dim", -1),
         ("num_attention_heads", 0),
         ("hidden_act", "bogus"),
         ("hidden_act", 3),
