@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Callable
@@ -135,46 +134,6 @@ def test_weights_that_lie_the_other_way_round(tiny_checkpoint: TinyCheckpoint, t
     agree(merged_model(checkpoint, adapter), wanted)
 
 
-def test_a_tied_head_alone_is_changed(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    """peft adds to what the head gives, and the embedding stays; with both in one tensor, they part."""
-    from safetensors.torch import save_file
-
-    torch = pytest.importorskip("torch")
-    checkpoint = tiny_checkpoint("llama", tied=True)
-    adapter = save_adapter(tmp_path / "adapter", checkpoint, ("q_proj",))
-    down, up = torch.randn(4, 64) * 0.3, torch.randn(288, 4) * 0.3
-    head = {f"{PREFIX}lm_head.lora_A.weight": down, f"{PREFIX}lm_head.lora_B.weight": up}
-    save_file(head, adapter / "adapter_model.safetensors")
-
-    def change(tensors: dict[str, Any]) -> None:
-        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 2.0 * (up @ down)
-
-    other = changed(checkpoint, tmp_path / "changed", change)
-    config = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
-    agree(merged_model(checkpoint, adapter), other)
-
-
-def test_embeddings_and_whole_parameters(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    checkpoint = tiny_checkpoint("llama", tied=False)
-    down, up, head = torch.randn(4, 288) * 0.3, torch.randn(64, 4) * 0.3, torch.randn(288, 64) * 0.2
-    extra = {
-        f"{PREFIX}model.embed_tokens.lora_embedding_A": down,
-        f"{PREFIX}model.embed_tokens.lora_embedding_B": up,
-        f"{PREFIX}lm_head.weight": head,
-    }
-    adapter = save_adapter(tmp_path / "adapter", checkpoint, ("q_proj",), extra=extra, modules_to_save=["lm_head"])
-
-    def change(tensors: dict[str, Any]) -> None:
-        by_hand(adapter, lambda module, rank: 2.0)(tensors)
-        tensors["model.embed_tokens.weight"] += 2.0 * (up @ down).T
-        tensors["lm_head.weight"] = head
-
-    agree(merged_model(checkpoint, adapter), changed(checkpoint, tmp_path / "changed", change))
-    assert sorted(read_adapter(adapter).replaced_tensors) == ["lm_head.weight"]
-
-
 def test_experts_by_their_names_in_the_files(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     """transformers makes one tensor of them; an adapter that names each was made before it did."""
     checkpoint = tiny_checkpoint(
@@ -197,6 +156,8 @@ def test_equal_to_peft(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     kinds: dict[str, dict[str, Any]] = {
         "lora": {"target_modules": ["q_proj", "down_proj", "lm_head"], "use_rslora": True},
         "dora": {"target_modules": "all-linear", "use_dora": True, "rank_pattern": {"up_proj": 2}},
+        "head": {"target_modules": ["lm_head"]},
+        "whole head": {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
         "embedding": {"target_modules": ["embed_tokens", "v_proj"], "modules_to_save": ["norm"]},
         "bias": {"target_modules": ["q_proj", "o_proj"], "lora_bias": True},
         "biases": {"target_modules": ["k_proj"], "bias": "lora_only"},
