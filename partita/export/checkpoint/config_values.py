@@ -47,6 +47,10 @@ NOT_NEGATIVE = re.compile(r"^(intermediate_size|ffn_dim|n_layer|n_head|n_embd|d_
 """A part of a head may have size 0, e.g. the rotated part of glm5_next."""
 
 
+ROPE = ("rope_parameters", "rope_scaling")
+"""The key in config.json, now and before transformers 5."""
+
+
 def read_config(folder: Path, raw: Mapping[str, Any]) -> PreTrainedConfig:
     """The config in `folder`, whose JSON is `raw`, without overridden settings. Raises as transformers does."""
     kept = _without_how_to_run(raw)
@@ -96,6 +100,8 @@ def check_values(folder: Path, raw: Mapping[str, Any]) -> None:
     if text is not None and not isinstance(text, Mapping):
         raise _bad(folder, "text_config", text, "an object")
     for name, key, value in _entries(raw):
+        if key in ROPE and value:
+            raise _bad(folder, name, value, "an object")
         if isinstance(value, float) and math.isnan(value):
             raise _bad(folder, name, value, "a number")
         if not isinstance(value, int | float) or isinstance(value, bool):
@@ -127,7 +133,7 @@ def _entries(raw: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str,
     for key, value in raw.items():
         if not isinstance(value, Mapping):
             yield f"{path}{key}", key, value
-        elif key == "text_config":  # rope_settings checks the settings of rotary embeddings
+        elif key == "text_config":  # check_known checks the settings of rotary embeddings
             yield from _entries(value, f"{path}{key}.")
 
 
@@ -158,24 +164,10 @@ def with_setting_name(error: UnsupportedModelError, folder: Path, config: PreTra
     return error
 
 
-KEYS = ("rope_parameters", "rope_scaling")
-"""The key in config.json, now and before transformers 5."""
 NOT_SETTINGS = frozenset({"type", "finetuned"})
 """Keys without effect: the former name of `rope_type`, and a flag of YaRN checkpoints."""
 ABOVE_ZERO = ("rope_theta", "factor")
 """Settings used as a divisor or as the base of a power."""
-
-
-def check_written(folder: Path, config: Mapping[str, Any]) -> None:
-    """Raise CheckpointError when rotary settings in config.json are not a JSON object."""
-    for where, part in (("config.json", config), ("text_config of config.json", config.get("text_config"))):
-        for key in KEYS:
-            settings = part.get(key) if isinstance(part, Mapping) else None
-            if settings and not isinstance(settings, Mapping):
-                raise CheckpointError(
-                    f"{folder}: {key} in {where} is {str(settings)[:40]!r}, which is not a rope "
-                    "configuration; correct it or remove it"
-                )
 
 
 def check_known(folder: Path, config: PreTrainedConfig) -> None:

@@ -263,7 +263,6 @@ def _read_config(folder: Path) -> tuple[PreTrainedConfig, DetectedMethod | None]
         raise CheckpointError(f"{folder}: not a checkpoint: config.json is missing")
     raw = read_json(path)
     found = by_config(folder, raw)
-    config_values.check_written(folder, raw)
     config_values.check_values(folder, raw)
     model_type = raw.get("model_type")
     try:

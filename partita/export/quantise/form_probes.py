@@ -75,11 +75,10 @@ def product_model(
     *,
     tokens: int = 1,
     width: int = PROBED_WIDTH,
-    rows: int | None = None,
 ) -> bytes:
-    """A model with products of x [1, tokens, width] and weights [rows or width, width] of every packing."""
+    """A model with products of x [1, tokens, width] and weights [width, width] of every packing."""
     place, hidden = _new_graph("x", to_ir(dtype), kernels, (1, tokens, width))
-    sizes = [Sizes(packing, to_ir(dtype), rows or width, width) for packing in packings]
+    sizes = [Sizes(packing, to_ir(dtype), width, width) for packing in packings]
     weights = [_zeros(place, f"w{index}", form.product.layout, each) for index, each in enumerate(sizes)]
     return _serialised(place, [form.product.write(place, hidden, None, weight) for weight in weights])
 

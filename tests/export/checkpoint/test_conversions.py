@@ -199,7 +199,7 @@ def test_one_tensor_can_hold_several(
     got = written(checkpoint, sources, list(QKV.values()), tmp_path / "data")
     assert got == {name: expected[name].numpy().tobytes() for name in QKV.values()}
     origin = sources.of(QKV["q"])
-    in_parts = not isinstance(getattr(origin, "whole", origin), ComputedOrigin)
+    in_parts = not isinstance(getattr(origin, "source", origin), ComputedOrigin)
     assert in_parts == (kind in ("chunk", "split", "transpose"))
 
 

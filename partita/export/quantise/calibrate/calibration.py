@@ -111,7 +111,7 @@ def calibrate(
             )
     placed = tuple(placed)
     stacks = stacks_of(model, placed)
-    in_stacks = {id(each) for pair in stacks.values() for each in (pair.up, pair.down)}
+    in_stacks = {id(each) for pair in stacks.values() for each in pair}
     weight_of, others = _weights_to_quantise(model, [each for each in placed if id(each) not in in_stacks], sources)
     names = parameter_names(model, sources)
     left = {name: tensor for name, (tensor, _) in weight_of.items()} | {name: name for name in stacks}
@@ -130,7 +130,7 @@ def calibrate(
                     others.add(
                         f"{few} of {Experts.of(modules[name]).count} experts of {name}, which receive few tokens"
                     )
-                stage.advance(sum(each.packed.elements for each in (stacks[name].up, stacks[name].down)))
+                stage.advance(sum(each.packed.elements for each in stacks[name]))
             else:
                 if rounds.take(modules[name], *weight_of[name], given):
                     del left[name]
@@ -273,14 +273,8 @@ Routed = tuple[torch.Tensor, torch.Tensor]
 """Inputs of experts [..., H], and the chosen experts of each token [..., K]."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stacks:
-    """The weights of one layer's experts."""
-
-    up: PlacedWeight
-    """[E * F, H]."""
-    down: PlacedWeight
-    """[E * H, I]."""
+Stacks = tuple[PlacedWeight, PlacedWeight]
+"""The weights of one layer's experts, [E * F, H] and [E * H, I]."""
 
 
 def stacks_of(model: Any, placed: Iterable[PlacedWeight]) -> dict[str, Stacks]:
@@ -291,7 +285,7 @@ def stacks_of(model: Any, placed: Iterable[PlacedWeight]) -> dict[str, Stacks]:
             of.setdefault(each.modules[0], []).append(each)
     modules = dict(model.named_modules())
     return {
-        name: Stacks(*pair)
+        name: (pair[0], pair[1])
         for name, pair in of.items()
         if len(pair) == 2 and name in modules and _fits(modules[name], *(each.packed for each in pair))
     }
@@ -322,7 +316,7 @@ def round_experts(
         bias = None if experts.up_bias is None else experts.up_bias[number]
         return experts.activate(torch.nn.functional.linear(tokens_of(number), experts.up[number], bias))
 
-    for placed, inputs in ((stacks.up, tokens_of), (stacks.down, inner_of)):
+    for placed, inputs in zip(stacks, (tokens_of, inner_of), strict=True):
         few |= _round(placed.packed, experts.count, inputs, rounded)
         put_back(model, placed, names, placed.packed.rows_restored())
     return len(few)
