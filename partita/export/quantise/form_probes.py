@@ -12,7 +12,8 @@ import numpy as np
 import onnx_ir as ir
 
 from partita.export.passes.base import added
-from partita.export.quantise.forms import ExpertsCall, Form, Place, Weight
+from partita.export.quantise.forms import Form, Place, Weight
+from partita.export.quantise.write import experts
 from partita.export.quantise.write.weight_source import Layout, Packing, Sizes
 from partita.export.target import Kernels, Target
 from partita.export.weights import to_ir
@@ -21,7 +22,7 @@ PROBED_WIDTH = 256
 """K and N of probed nodes: a multiple of every block size."""
 RESTORES = "dequantises the whole matrix in every run on this machine, which is slower than fp32"
 EXPERTS = 4
-GATED: Mapping[str, object] = {
+GATED: Mapping[str, str | int | float] = {
     "activation_type": "swiglu",
     "swiglu_fusion": 1,
     "activation_alpha": 1.0,
@@ -51,19 +52,19 @@ def refusal(target: Target, model: bytes, *, restores: bool = False) -> str:
 
 def experts_model(form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str) -> bytes:
     """A model with one layer's gated experts for every packing."""
-    assert form.experts is not None
     kind, width = to_ir(dtype), PROBED_WIDTH
     place, hidden = _new_graph("hidden", kind, kernels, SIZES["hidden"])
     scores = ir.Value(name="scores", shape=ir.Shape(SIZES["scores"]), type=ir.TensorType(kind))
+    stack = ir.Value(name="stack", shape=ir.Shape([EXPERTS, 2 * width, width]))
+    node = ir.node(experts.PLAIN, [hidden, scores, stack], attributes=dict(GATED), domain=experts.DOMAIN)
     place.graph.inputs.append(scores)
     made = []
     for index, packing in enumerate(packings):
-        sizes = (2 * EXPERTS * width, EXPERTS * width)
         up, down = (
-            _zeros(place, f"w{index}.{rows}", form.experts.layout, Sizes(packing, kind, rows, width)) for rows in sizes
+            _zeros(place, f"w{index}.{rows}", form.product.layout, Sizes(packing, kind, rows, width))
+            for rows in (2 * EXPERTS * width, EXPERTS * width)
         )
-        call = ExpertsCall(hidden, scores, EXPERTS, up, None, down, None, GATED)
-        made.append(form.experts.write(place, call))
+        made.append(experts.write(place, node, up, down))
     return _serialised(place, made)
 
 

@@ -12,6 +12,7 @@ from partita.export.quantise.calibrate import CalibratedWeights
 from partita.export.quantise.form_probes import PROBED_WIDTH, experts_model, lookup_model, product_model, refusal
 from partita.export.quantise.forms import Form, candidates
 from partita.export.quantise.quantisers import Grid, without_text
+from partita.export.quantise.write.experts import OPERATOR
 from partita.export.quantise.write.stored_integers import AsStored
 from partita.export.quantise.write.weight_source import Packing
 from partita.export.target import AUTO, Kernels, Target
@@ -52,7 +53,7 @@ class Plan:
         """The packing of one layer's expert stacks, with rows of `widths`; None where they stay floats."""
         setting, default = self.setting(modules), None if self.stored is not None else self.bits
         bits = default if setting is None else setting.bits
-        if bits is None or self.form.experts is None or not self.kernels.experts:
+        if bits is None or not (self.form.experts and self.kernels.experts):
             return None
         size = next(self._dividing(bits, *widths), None)
         return None if size is None else Packing(Grid(bits, self.kernels.symmetric), size, self.quantiser)
@@ -157,13 +158,13 @@ def make_plan(
     if stored is not None and target.ask is not None and not form.one_scale:
         fits = [size for size in stored.blocks() if not _refusal(target, plan, _in_blocks(as_stored, size), dtype)]
         plan = replace(plan, stored=replace(stored, sizes=tuple(fits)))
-    if has_experts and plan.kernels.experts and form.experts is not None:
+    if has_experts and plan.kernels.experts and form.experts:
         reason = ""
         if target.ask is not None:
             reason = refusal(target, experts_model(form, plan.kernels, all_products(plan), dtype))
         plan = replace(plan, kernels=replace(plan.kernels, experts=not reason))
         if reason:
-            note(f"experts stay floats; {form.experts.operator} on {target.provider}: {reason}")
+            note(f"experts stay floats; {OPERATOR} on {target.provider}: {reason}")
     if form.one_scale:
         return plan
     smaller = _smaller_blocks(target, plan, products, lookups, dtype)

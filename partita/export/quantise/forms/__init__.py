@@ -106,36 +106,6 @@ class LookUp:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertsCall:
-    """The experts of one layer, as inputs of an operator on stacks."""
-
-    hidden: ir.Value
-    """[T, H]."""
-    scores: ir.Value
-    """[T, E]."""
-    count: int
-    """E."""
-    up: Weight
-    """[E * F, H]."""
-    up_bias: ir.Value | None
-    down: Weight
-    """[E * H, I]."""
-    down_bias: ir.Value | None
-    attributes: Mapping[str, Any]
-    """Attributes of the MoE operator."""
-
-
-@dataclass(frozen=True, slots=True)
-class PackedExperts:
-    """Experts with quantised weights, of which only the chosen ones are computed."""
-
-    operator: str
-    layout: Layout
-    write: Callable[[Place, ExpertsCall], ir.Value]
-    """(place, call) -> [T, H]."""
-
-
-@dataclass(frozen=True, slots=True)
 class Form:
     """A way to write quantised weights."""
 
@@ -144,8 +114,8 @@ class Form:
     """A description in one line."""
     product: Product
     look_up: LookUp
-    experts: PackedExperts | None = None
-    """None: stacks for an operator on experts stay floats."""
+    experts: bool = False
+    """QMoE reads stacks of experts in the layout of products; False: they stay floats."""
     opset: int = 1
     """The minimum operator set of ONNX."""
     domains: tuple[str, ...] = ()

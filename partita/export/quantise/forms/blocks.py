@@ -26,7 +26,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from partita.export.quantise.forms import Form, LookUp, PackedExperts, Place, Product, Weight, last
+from partita.export.quantise.forms import Form, LookUp, Place, Product, Weight, last
 from partita.export.quantise.write import experts
 from partita.export.quantise.write.weight_source import InBlocks, InColumns, InRows
 
@@ -126,7 +126,7 @@ FORMS = (
         "MatMulNBits and GatherBlockQuantized",
         Product(f"{MATMUL} ({DOMAIN})", InRows(), _nbits_product, _nbits_exact),
         LookUp(InRows(), _nbits_look_up),
-        PackedExperts(experts.OPERATOR, InRows(), experts.write),
+        experts=True,
         domains=(DOMAIN,),
         fills_up=True,
     ),

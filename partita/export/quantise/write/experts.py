@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from partita.export.quantise.forms import ExpertsCall, Place, Weight
+from partita.export.quantise.forms import Place, Weight
 from partita.export.target import Kernels
 from partita.export.weights.origins import FlattenedOrigin
 from partita.export.weights.sources import FloatSource, weight_part
@@ -61,30 +61,24 @@ def stack_tensors(models: Iterable[ir.Model]) -> frozenset[str]:
     return frozenset(found)
 
 
-def call_of(node: ir.Node, up: Weight, down: Weight) -> ExpertsCall:
-    """The inputs of a MoE node, with quantised weights."""
-    inputs = [*node.inputs, *[None] * (6 - len(node.inputs))]
-    hidden, scores, stack = inputs[:3]
-    assert hidden is not None and scores is not None and stack is not None and stack.shape is not None
-    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
-    return ExpertsCall(hidden, scores, int(stack.shape[0]), up, inputs[3], down, inputs[5], attributes)  # type: ignore[arg-type]
-
-
-def write(place: Place, call: ExpertsCall) -> ir.Value:
-    """Write the node. Returns the output [T, H]."""
-    up, down = (_per_expert(place, weight, call.count) for weight in (call.up, call.down))
+def write(place: Place, node: ir.Node, up: Weight, down: Weight) -> ir.Value:
+    """Write the operator that computes a MoE node with quantised weights. Returns the output [T, H]."""
+    given = [*node.inputs, *[None] * (6 - len(node.inputs))]
+    hidden, scores, stack, up_bias, down_bias = given[0], given[1], given[2], given[3], given[5]
+    assert hidden is not None and stack is not None and stack.shape is not None
+    count = int(stack.shape[0])  # type: ignore[arg-type]
+    up_parts, down_parts = (_per_expert(place, weight, count) for weight in (up, down))
     inputs: list[ir.Value | None] = [None] * INPUTS
-    inputs[:8] = [call.hidden, call.scores, up[0], up[1], call.up_bias, down[0], down[1], call.down_bias]
-    inputs[ZEROS_UP:] = [*(up[2:] or [None]), *(down[2:] or [None])]
+    inputs[:8] = [hidden, scores, up_parts[0], up_parts[1], up_bias, down_parts[0], down_parts[1], down_bias]
+    inputs[ZEROS_UP:] = [*(up_parts[2:] or [None]), *(down_parts[2:] or [None])]
     while inputs[-1] is None:
         inputs.pop()
     attributes = {
-        **call.attributes,
-        "expert_weight_bits": call.up.packing.grid.bits,
-        "block_size": call.up.packing.block_size,
+        **{name: attribute.value for name, attribute in node.attributes.items()},
+        "expert_weight_bits": up.packing.grid.bits,
+        "block_size": up.packing.block_size,
         "accuracy_level": place.kernels.accuracy_level,
     }
-    hidden = call.hidden
     return place.node(OPERATOR, inputs, dtype=hidden.dtype, shape=hidden.shape, domain=DOMAIN, attributes=attributes)
 
 

@@ -227,8 +227,8 @@ class _Rewriter:
 
     def _experts(self, node: ir.Node) -> bool:
         """Replace MoE by the form's operator on quantised experts; False where that is impossible."""
-        found, form = experts.stacks(node), self.plan.form.experts
-        if found is None or form is None or not all(map(self._may_be_quantised, found)):
+        found = experts.stacks(node)
+        if found is None or not self.plan.form.experts or not all(map(self._may_be_quantised, found)):
             return False
         where = modules_of(node, found[0])
         self.outcome.modules.update(where)
@@ -242,11 +242,13 @@ class _Rewriter:
         if taken is None:
             return False
         up, down = (
-            self._weight(self._quantised_weight(plain, taken, form.layout, place), node, of_experts=True)
+            self._weight(
+                self._quantised_weight(plain, taken, self.plan.form.product.layout, place), node, of_experts=True
+            )
             for place, plain in enumerate(found)
         )
         place = Place(self.graph, node, self.plan.kernels, self.shared)
-        self._replace(node, form.write(place, experts.call_of(node, up, down)))
+        self._replace(node, experts.write(place, node, up, down))
         return True
 
     def _product(self, node: ir.Node, packed: QuantisedSource) -> None:
@@ -359,8 +361,8 @@ def summary(plan: Plan, outcome: Outcome) -> PackedWeights:
         packing = replace_fields(each.packed.packing, quantiser=each.packed.quantiser)
         packing = replace_fields(packing, block_size=0) if whole else packing
         kinds.setdefault(packing, []).append(each.packed)
-    experts_form = plan.form.experts if any(each.of_experts for each in outcome.placed.values()) else None
-    by_experts = "" if experts_form is None else f", experts by {experts_form.operator}"
+    has_experts = any(each.of_experts for each in outcome.placed.values())
+    by_experts = f", experts by {experts.OPERATOR}" if has_experts else ""
     return PackedWeights(
         kinds=tuple(_kind(packing, weights) for packing, weights in kinds.items()),
         accuracy_level=plan.kernels.accuracy_level,
