@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from partita.demo import heldout_path
-from partita.errors import ParityError, ResourceError, UsageError
+from partita.errors import ParityError, ResourceError
 from partita.export.checkpoint.description import open_checkpoint
 from partita.export.checkpoint.naming import match_names
 from partita.export.progress import SilentStage
@@ -217,24 +217,6 @@ def test_what_was_chosen_can_be_asked_for(model_type: str, exported: Exported, t
         assert [name for name in said if name.endswith(".experts")]
     again = exported(checkpoint, **options, keep=said)
     assert (again / WEIGHTS).read_bytes() == (mixed / WEIGHTS).read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"max_perplexity_ratio": 1.01}, r"`max_perplexity_ratio=1\.01` applies to quantised weights"),
-        ({"max_weight_size": 1 << 20}, r"`max_weight_size=1048576` applies to quantised weights"),
-        ({"precision": "int4", "max_perplexity_ratio": 1.0}, r"must be above 1"),
-        ({"precision": "int4", "max_perplexity_ratio": math.nan}, r"must be above 1"),
-        ({"precision": "int4", "max_weight_size": 0}, r"must be a number of bytes"),
-    ],
-    ids=["ratio", "size", "one", "nan", "zero"],
-)
-def test_a_budget_that_makes_no_sense_is_refused(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, options: dict[str, object], said: str
-) -> None:
-    with pytest.raises(UsageError, match=said):
-        export_to(tmp_path / "package", tiny_checkpoint("llama"), **options)
 
 
 def test_memory_that_is_too_small_for_the_search_is_refused_before_anything_is_loaded(

@@ -12,7 +12,7 @@ import pytest
 
 from partita.errors import ProviderError, UsageError
 from partita.export.checkpoint.description import open_checkpoint
-from partita.export.options import ExportOptions, check_options
+from partita.export.options import ExportOptions
 from partita.export.quantise import Keep, check_modules
 from partita.export.quantise.forms.blocks import GATHER, MATMUL
 from partita.export.quantise.plan import make_plan
@@ -213,34 +213,6 @@ def test_rounded_activations_are_a_form_of_their_own() -> None:
     )
     with pytest.raises(ProviderError, match=said):
         make_plan(replace(options("int8"), activations="int8"), target(Asked(own | {"MatMulInteger"})), MODULES)
-
-
-@pytest.mark.parametrize(
-    ("precision", "changes", "said"),
-    [
-        ("int4", {"activations": "int8"}, r"`activations=int8`: .* add `precision=int8`"),
-        ("int8", {"activations": "int8", "block_size": 32}, r"`activations=int8`: .* omit `block_size`"),
-        ("int8", {"activations": "int2"}, r"`activations=int2`: choose one of fp32, fp16, bf16, int8"),
-        ("fp16", {"activations": "bf16"}, r"`activations=bf16`: with `precision=fp16` choose fp32 or fp16"),
-    ],
-)
-def test_activations_that_make_no_sense_are_refused(precision: str, changes: dict[str, object], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        check_options(replace(options(precision), **changes))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("wanted", "said"),
-    [
-        (
-            replace(options("int8", keep={"lm_head": "int4"}), activations="int8"),
-            r"`keep=lm_head=int4`: .* only int8 weights",
-        )
-    ],
-)
-def test_what_a_form_cannot_be_is_refused_before_it_is_asked_about(wanted: ExportOptions, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        make_plan(wanted, None, MODULES)
 
 
 def test_a_precision_without_a_kernel_is_refused_by_operators_and_provider() -> None:

@@ -180,11 +180,6 @@ def test_a_text_that_is_of_no_use_is_refused(
     assert not (tmp_path / "package").exists()
 
 
-def test_a_quantiser_that_needs_a_text_says_so(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"`quantiser=gptq` needs a calibration text; add `calibrate`"):
-        export_to(tmp_path / "package", tiny_checkpoint("llama"), precision="int4", quantiser="gptq")
-
-
 def test_a_checkpoint_without_a_tokenizer_reads_no_text(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"`calibrate=.*the checkpoint's tokenizer cannot be loaded"):
         export_to(

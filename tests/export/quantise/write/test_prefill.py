@@ -11,7 +11,6 @@ import pytest
 
 from partita.demo import heldout_path
 from partita.errors import ProviderError, UnsupportedModelError, UsageError
-from partita.export.options import check_options
 from partita.export.quantise.plan import make_plan, prefill_plan
 from partita.export.target import Kernels
 from partita.package.folder import check_files, read_manifest
@@ -163,22 +162,6 @@ def test_a_package_in_float16_has_no_such_graph() -> None:
     plan = make_plan(wanted, None, MODULES)
     with pytest.raises(UsageError, match=r"`prefill_precision=int8`: .* float16 .* add `activations=fp32`"):
         prefill_plan(wanted, target(None, Kernels(activations="fp16")), plan)
-
-
-@pytest.mark.parametrize(
-    ("precision", "changes", "said"),
-    [
-        ("fp32", {"prefill_precision": "int8"}, r"`prefill_precision=int8` applies to quantised weights; add `prec"),
-        ("int4", {"prefill_precision": "int4"}, r"^`prefill_precision=int4`: the only value is int8"),
-        ("int4", {"prefill_precision": "auto"}, r"^`prefill_precision=auto`: the only value is int8"),
-        ("int8", {"prefill_precision": "int8", "activations": "int8"}, r"already computes this way; omit one of them"),
-        ("int4", {"prefill_precision": "int8", "activations": "fp16"}, r"omit `activations=fp16`"),
-        ("int4", {"prefill_precision": "int8", "static_shapes": True}, r"`static_shapes=True` is for compilers"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(precision: str, changes: dict[str, object], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        check_options(replace(options(precision), **changes))  # type: ignore[arg-type]
 
 
 @pytest.mark.heavy
