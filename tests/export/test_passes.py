@@ -100,7 +100,7 @@ def test_a_tied_head_is_a_gemm_over_the_embedding(checkpoint: Checkpoint, tmp_pa
         hidden.outputs[0].shape, hidden.outputs[0].type = x.shape, x.type
         return graph([ids, x], [embed, hidden, turn, ir.node("MatMul", [hidden.outputs[0], turn.outputs[0]])], [w])
 
-    feed = {"ids": np.zeros((batch, 2), np.int64), "x": random(batch, 2, 64)}
+    feed: Feed = {"ids": np.zeros((batch, 2), np.int64), "x": random(batch, 2, 64)}
     model = check_equal(make, transposed_weights.PASS, tmp_path, feed)
     assert [n.op_type for n in model.graph] == ["Gather", "Add", "Reshape", "Gemm", "Reshape"]
     assert HEAD in model.graph.initializers

@@ -145,11 +145,16 @@ def _index(values: Any, indices: Sequence[Any]) -> Any:
     given = [(axis, index) for axis, index in enumerate(indices) if index is not None]
     if len(given) == 1 and given[0][1].dtype != ir.DataType.BOOL:
         return op.Gather(values, given[0][1], axis=given[0][0])
-    wide = [
-        op.Cast(index, to=int(ir.DataType.INT64)) if index is not None and index.dtype == ir.DataType.INT32 else index
-        for index in indices
-    ]
-    return aten_index(values, wide)
+    return aten_index(values, [_as_int64(index) for index in indices])
+
+
+def _as_int64(index: Any) -> Any:
+    """The index in int64, as GatherND requires."""
+    if index is None or index.dtype != ir.DataType.INT32:
+        return index
+    wide = op.Cast(index, to=int(ir.DataType.INT64))
+    wide.shape, wide.dtype = index.shape, ir.DataType.INT64
+    return wide
 
 
 TABLE: Mapping[Callable[..., Any], Callable[..., Any]] = {
