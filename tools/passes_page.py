@@ -64,8 +64,8 @@ Nodes, and time relative to all passes, if one pass is left out: a random llama 
 | activations | 44 | 10 | 0.90 | 0.97 |
 
 `python -m benchmarks.passes --precision int4`, 2026-11-24, ONNX Runtime 1.31.1, AMD EPYC, 2 cores; medians of 7, 128
-prompt tokens, 48 steps. Ratios between 0.9 and 1.1 are noise. `head_norms` changes nothing in this model. `python -m benchmarks.passes CHECKPOINT` measures another model; `--rounds 0`
-counts nodes only.
+prompt tokens, 48 steps. Ratios between 0.9 and 1.1 are noise. `head_norms` changes nothing in this model.
+`python -m benchmarks.passes CHECKPOINT` measures another model; `--rounds 0` counts nodes only.
 
 This page is generated: `python -m tools.passes_page docs`.
 """

@@ -12,7 +12,20 @@ import pytest
 from partita.export.passes import views
 from partita.export.passes.manager import run as run_passes
 from partita.export.passes.rotary_embedding import PASS
-from tests.export.nets import LATEST, LENGTH, Array, Net, context, left_alone, operators, random, rewritten, run
+from tests.export.nets import (
+    LATEST,
+    LENGTH,
+    Array,
+    Net,
+    attention,
+    attention_feed,
+    context,
+    left_alone,
+    operators,
+    random,
+    rewritten,
+    run,
+)
 
 HEADS, KV_HEADS, WIDTH = 4, 2, 32
 
@@ -133,37 +146,19 @@ def attention_net(
             made.give(y, "turned keys")
         back = made.op("Transpose", y, perm=[0, 2, 1, 3])
         flat.append(made.op("Reshape", back, made.constant([1, -1, heads * WIDTH], np.int64)))
-    cache = [made.input(name, [1, KV_HEADS, LENGTH, WIDTH]) for name in ("pk", "pv")]
     value = made.input("v", [1, "s", KV_HEADS * WIDTH])
-    cursors = [made.input("last", [1], ir.DataType.INT32), made.input("total", [], ir.DataType.INT32)]
-    output, *present = made.op(
-        "com.microsoft::GroupQueryAttention",
-        *flat,
-        value,
-        *cache,
-        *cursors,
-        outputs=3,
-        num_heads=HEADS,
-        kv_num_heads=KV_HEADS,
-        scale=0.2,
-    )
-    made.give(output)
-    for name, each in zip(("present key", "present value"), present, strict=True):
-        made.give(each, name)
+    attention(made, (*flat, value), HEADS, KV_HEADS, WIDTH, LENGTH, scale=0.2)
     return made
 
 
-def attention_feed(start: int, tokens: int) -> dict[str, Array]:
+def fed_to_attention(start: int, tokens: int) -> dict[str, Array]:
     """Some tokens after `start` others."""
     return {
         "positions": np.arange(start, start + tokens, dtype=np.int32)[None],
         "q": random(1, tokens, HEADS * WIDTH),
         "k": random(1, tokens, KV_HEADS * WIDTH, seed=1),
         "v": random(1, tokens, KV_HEADS * WIDTH, seed=2),
-        "pk": random(1, KV_HEADS, LENGTH, WIDTH, seed=3),
-        "pv": random(1, KV_HEADS, LENGTH, WIDTH, seed=4),
-        "last": np.array([start + tokens - 1], np.int32),
-        "total": np.array(start + tokens, np.int32),
+        **attention_feed(KV_HEADS, WIDTH, start, tokens, LENGTH),
     }
 
 
@@ -195,7 +190,7 @@ IN_ATTENTION: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(("start", "tokens"), [(0, 6), (9, 1), (9, 4)])
 def test_rotary_attention(tmp_path: Path, form: str, start: int, tokens: int) -> None:
     model = rewritten(
-        lambda: attention_net(**IN_ATTENTION[form]), PASS, tmp_path, attention_feed(start, tokens), context("contrib")
+        lambda: attention_net(**IN_ATTENTION[form]), PASS, tmp_path, fed_to_attention(start, tokens), context("contrib")
     )
     assert run_passes(model, [views.PASS], context("contrib")) == {"views": 2}
     assert operators(model) == ["GroupQueryAttention"], "nothing else is left, and nothing reads the positions"
@@ -228,7 +223,7 @@ def test_what_attention_does_not_do_stays(kind: str) -> None:
 
 def test_where_the_target_takes_no_form_of_attention_the_cpu_has_the_one_that_does_more(tmp_path: Path) -> None:
     told = context("contrib", refused={"GroupQueryAttention"})
-    model = rewritten(attention_net, PASS, tmp_path, attention_feed(9, 4), told)
+    model = rewritten(attention_net, PASS, tmp_path, fed_to_attention(9, 4), told)
     assert "Concat" not in operators(model)
 
 
@@ -300,7 +295,7 @@ def test_rotary_embedding(tmp_path: Path, form: str) -> None:
 
 @pytest.mark.parametrize("kind", ["keys are turned otherwise", "a part that the operator does not turn"])
 def test_beside_an_attention_that_does_not_turn_them_itself(tmp_path: Path, kind: str) -> None:
-    model = changed(lambda: attention_net(**OTHERS[kind]), attention_feed(9, 4), tmp_path, context("contrib"))
+    model = changed(lambda: attention_net(**OTHERS[kind]), fed_to_attention(9, 4), tmp_path, context("contrib"))
     assert operators(model).count("Cast") == 1, "positions are widened once"
     assert not {"Gather", "Mul", "Neg"} & set(operators(model))
 
@@ -311,7 +306,7 @@ def test_positions_that_the_model_casts_otherwise_are_widened_all_the_same(tmp_p
         made.give(made.op("Cast", made.inputs[0], to=int(ir.DataType.FLOAT)), "positions as floats")
         return made
 
-    model = changed(make, attention_feed(9, 4), tmp_path, context("contrib"))
+    model = changed(make, fed_to_attention(9, 4), tmp_path, context("contrib"))
     assert operators(model).count("Cast") == 2
 
 

@@ -127,7 +127,7 @@ class Exported:
 
 
 class Attempts:
-    """The variants in which a model can be written, in order of preference; as such the one of another exporter."""
+    """The variants of a model, in order of preference; in this class a single one, of another exporter."""
 
     target: Target | None
     """The provider of the package; None where it is not probed."""

@@ -24,7 +24,7 @@ MOST_ELEMENTS = 1 << 20
 
 
 def _shortened(graph: ir.Graph, last: ir.Node, context: PassContext) -> bool:
-    """Shorten the chain that ends with `last`; False where it is minimal, or goes on."""
+    """Shorten the chain that ends with `last`; False where it is minimal, or continues."""
     result = last.outputs[0]
     if result.is_graph_output() or all(use.node.op_type in VIEWS for use in result.uses()):
         return False

@@ -152,7 +152,7 @@ def _as_int64(index: Any) -> Any:
     """The index in int64, as GatherND requires."""
     if index is None or index.dtype != ir.DataType.INT32:
         return index
-    wide = op.Cast(index, to=int(ir.DataType.INT64))
+    wide: Any = op.Cast(index, to=int(ir.DataType.INT64))
     wide.shape, wide.dtype = index.shape, ir.DataType.INT64
     return wide
 

@@ -118,7 +118,9 @@ def test_by_name_it_is_refused_with_the_reason_and_what_runs(
     exporting: Exporting, tmp_path: Path, verify: bool
 ) -> None:
     target = find_target("cpu", {}, default_allowed=False, libraries={})
-    with pytest.raises(PartitaError, match=r"head_size.*nothing was written; `attention=auto` tries the other") as caught:
+    with pytest.raises(
+        PartitaError, match=r"head_size.*nothing was written; `attention=auto` tries the other"
+    ) as caught:
         exporting(target, ODD, attention="gqa", verify=verify)
     assert "please report" not in str(caught.value) and "export the checkpoint again" not in str(caught.value)
     assert not list(tmp_path.iterdir())
