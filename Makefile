@@ -175,7 +175,6 @@ truth: install ## all planted causes, and onnx's backend tests on cpu, webgpu an
 
 breadth: install ## export every model type of transformers, compare it with the original, and write docs/models.md; hours
 	@mkdir -p build
-	$(BIN)/python -m tests.export.breadth --references --json build/references.json --check
 	$(BIN)/python -m tests.export.breadth --jobs 2 --json build/breadth.json --docs docs/models.md --check $(BREADTH_ARGS)
 
 docs: install ## write the documentation as a site to build/site, in strict mode

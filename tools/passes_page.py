@@ -56,18 +56,16 @@ Nodes, and time relative to all passes, if one pass is left out: a random llama 
 | nothing | 44 | 10 | 1.00 | 1.00 |
 | rotary_tables | 126 | 28 | 1.20 | 0.96 |
 | fused_norms | 106 | 22 | 1.11 | 0.91 |
-| rotary_attention | 93 | 22 | 1.04 | 1.01 |
+| rotary_embedding | 93 | 22 | 1.04 | 1.01 |
 | views | 76 | 18 | 0.96 | 0.95 |
 | packed_attention | 52 | 12 | 0.90 | 0.93 |
 | transposed_weights | 52 | 12 | 0.98 | 1.00 |
 | skip_norms | 52 | 10 | 0.99 | 0.99 |
-| gather_rows | 47 | 10 | 0.97 | 1.01 |
 | activations | 44 | 10 | 0.90 | 0.97 |
 
 `python -m benchmarks.passes --precision int4`, 2026-11-24, ONNX Runtime 1.31.1, AMD EPYC, 2 cores; medians of 7, 128
-prompt tokens, 48 steps. Ratios between 0.9 and 1.1 are noise. `rotary_embedding`, `tied_head` and `head_norms`
-change nothing in this model. `python -m benchmarks.passes CHECKPOINT` measures another model; `--rounds 0`
-counts nodes only.
+prompt tokens, 48 steps. Ratios between 0.9 and 1.1 are noise. `head_norms` changes nothing in this model.
+`python -m benchmarks.passes CHECKPOINT` measures another model; `--rounds 0` counts nodes only.
 
 This page is generated: `python -m tools.passes_page docs`.
 """

@@ -5,7 +5,7 @@ A supported lowering may still compute wrong results; it is then rejected, and t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from partita.errors import UnsupportedModelError
@@ -19,17 +19,14 @@ from partita.export.target import (
     Target,
     candidates,
     describe,
-    every_variant,
     instead_of,
     manifest_record,
     rank,
     skeleton,
     target_record,
-    usual,
 )
 from partita.export.trace import CONTRIB
-from partita.export.trace.attention import GROWING, by_preference
-from partita.export.trace.fake_model import FakeModel
+from partita.export.trace.attention import by_preference
 from partita.export.trace.ports import TOTAL
 from partita.export.trace.recurrence import used_by
 from partita.export.trace.tracing import TracedGraph
@@ -48,8 +45,6 @@ class Variants(Attempts):
     target: Target | None = None
     """The provider of the package; None where it is not probed."""
     probe_results: dict[GraphVariant, ProbeResult] = field(default_factory=dict)
-    by_label: dict[str, GraphVariant] = field(default_factory=dict)
-    """Label of a variant -> its way."""
     misfits: dict[GraphVariant, UnsupportedModelError] = field(default_factory=dict)
     """Variants that the model does not fit."""
     failures: dict[GraphVariant, str] = field(default_factory=dict)
@@ -59,125 +54,95 @@ class Variants(Attempts):
 
     def best(self) -> Exported | None:
         """The next variant; None when all were tried. Raises UnsupportedModelError when the model fits none."""
-        way = self._default() if self.target is None else self._best_for(self.target)
-        if way is None:
-            return None
-        exported = self.write(self.draft.graphs(way))
-        self.by_label[exported.label] = way
-        return exported
-
-    def _default(self) -> GraphVariant | None:
-        """The default variant; then, for `auto`, the others that the model fits."""
-        first, _ = _without_target(self.lowering, self.draft.fake)
-        for way in [first, *(way for way in every_variant() if way != first and self.lowering == AUTO)]:
-            if way in self.failures or way in self.misfits:
-                continue
-            try:
-                self.draft.graphs(way)
-            except UnsupportedModelError as error:
-                if not self.failures:
-                    raise
-                self.misfits[way] = error
-            else:
-                return way
-        return None
-
-    def _best_for(self, target: Target) -> GraphVariant | None:
-        """The best remaining variant, after probing until the target supports one completely."""
-        for way in dict.fromkeys([*candidates(target, self.lowering), *self.probe_results]):
-            ranked = self.ranked(target)
-            if (
-                ranked
-                and self.probe_results[ranked[0]].unsupported_count == 0
-                and self.probe_results[ranked[0]].is_known
-            ):
+        for variant in dict.fromkeys([*self._candidates, *self.probe_results]):
+            ranked = self.ranked()
+            best = self.probe_results[ranked[0]] if ranked else None
+            if best is not None and best.unsupported_count == 0 and best.is_known:
                 break
-            self._probe(target, way)
-            if way in self.probe_results and target.ask is not None:
+            self._probe(variant)
+            if variant in self.probe_results and self.target is not None and self.target.ask is not None:
                 # the same lowering with experts and recurrences in the other form, where it may be better
-                routed = self.draft.graphs(way).traced_graphs[-1].has_router
+                routed = self.draft.graphs(variant).traced_graphs[-1].has_router
                 both = routed or bool(used_by(self.draft.fake.module))
-                other = instead_of(way, self.probe_results[way], has_both=both)
+                other = instead_of(variant, self.probe_results[variant], has_both=both)
                 if other is not None:
-                    self._probe(target, other)
+                    self._probe(other)
         if not self.probe_results:
             raise next(iter(self.misfits.values()))
-        return next(iter(self.ranked(target)), None)
+        chosen = next(iter(self.ranked()), None)
+        return None if chosen is None else self.write(self.draft.graphs(chosen))
 
-    def ranked(self, target: Target) -> list[GraphVariant]:
+    @property
+    def _candidates(self) -> list[GraphVariant]:
+        """The variants to probe, in order."""
+        preferred = by_preference()[0].name if self.target is None else self.target.preferred
+        return candidates(preferred, self.lowering)
+
+    def ranked(self) -> list[GraphVariant]:
         """Probed variants that are not rejected, best first."""
-        order = list(dict.fromkeys([*candidates(target, self.lowering), *self.probe_results]))
-        return [way for way in rank(self.probe_results, order) if way not in {*self.mismatches, *self.failures}]
+        order = list(dict.fromkeys([*self._candidates, *self.probe_results]))
+        rejected = {*self.mismatches, *self.failures}
+        return [variant for variant in rank(self.probe_results, order) if variant not in rejected]
 
     def reject(self, exported: Exported, detail: str, *, ran: bool) -> None:
         """Reject a variant: wrong results, or (`ran` false) it did not open or run."""
-        way = self.by_label[exported.label]
+        variant = exported.variant
+        assert variant is not None
         if ran and self.target is not None:
-            self.mismatches[way] = detail
+            self.mismatches[variant] = detail
             return
-        self.failures[way] = detail
-        if way in self.probe_results:
-            self.probe_results[way] = replace(self.probe_results[way], failure=detail)
+        self.failures[variant] = detail
+        self.probe_results[variant] = replace(self.probe_results[variant], failure=detail)
 
     def rejections(self) -> list[str]:
         """The rejected variants with their reasons."""
-        reasons: dict[GraphVariant, object] = {**self.failures, **self.misfits}
-        return [f"{way} {self.failures[way]}" if way in self.failures else f"{way}: {reasons[way]}" for way in reasons]
-
-    def alternatives(self) -> Sequence[Variants]:
-        """The other lowerings, where one was requested; each counts as fully supported."""
-        if self.lowering in (AUTO, GROWING):
-            return []
-        supported = ProbeResult(0, {}, "")
-        return [
-            Variants(self.draft, way.attention, self.write, self.target, {way: supported})
-            for way in every_variant()
-            if way.attention != self.lowering
+        return [f"{variant} {error}" for variant, error in self.failures.items()] + [
+            f"{variant}: {error}" for variant, error in self.misfits.items()
         ]
 
-    def _probe(self, target: Target, way: GraphVariant) -> None:
+    def _probe(self, variant: GraphVariant) -> None:
         """Probe the target with one variant, once."""
-        if way in self.probe_results or way in self.misfits:
+        if variant in self.probe_results or variant in self.misfits:
             return
-        work = self.draft.work
+        work, target = self.draft.work, self.target
         try:
             # The last graph is the decode graph, probed with one token.
-            traced = self.draft.graphs(way).traced_graphs[-1]
+            traced = self.draft.graphs(variant).traced_graphs[-1]
         except UnsupportedModelError as error:
-            self.misfits[way] = error
+            if target is None and not self.failures:
+                raise
+            self.misfits[variant] = error
             return
-        if target.ask is None:
-            self.probe_results[way] = ProbeResult(len(list(traced.model.graph)), {}, "")
+        if target is None or target.ask is None:
+            self.probe_results[variant] = ProbeResult(len(list(traced.model.graph)), {}, "")
             return
-        if not way.is_usual and way.form == "contrib" and not CONTRIB & {node.op_type for node in traced.model.graph}:
+        operators = {node.op_type for node in traced.model.graph}
+        if not variant.is_usual and variant.form == "contrib" and not CONTRIB & operators:
             return  # the model's experts and recurrences are in standard operators in both forms
-        with stage(work.progress, "probe target", work.seconds, of=str(way)):
-            self.probe_results[way] = target.ask(skeleton(traced.model), _one_token(traced))
+        with stage(work.progress, "probe target", work.seconds, of=str(variant)):
+            self.probe_results[variant] = target.ask(skeleton(traced.model), _one_token(traced))
 
     def reason(self, exported: Exported) -> str:
         """The reason for the lowering of `exported`, in one sentence."""
-        way, target = self.by_label[exported.label], self.target
-        failures = [f"{other} {error}" for other, error in self.failures.items()]
-        if target is None:
-            first, reason = _without_target(self.lowering, self.draft.fake)
-            others = ["auto: the next choice that runs on the CPU provider", *self.rejections()]
-            return reason if way == first else "; ".join(others)
+        variant, target = exported.variant, self.target
+        assert variant is not None
         head = "requested" if self.lowering != AUTO else AUTO
-        if target.ask is None:
-            default = f"the default for {target.provider}"
+        failures = [f"{other} {error}" for other, error in self.failures.items()]
+        if target is None or target.ask is None:
+            default = "the default" if target is None else f"the default for {target.provider}, {target.how}"
             first_choice = f"the next choice after {default}" if failures else default
-            return "; ".join([f"{head}: {first_choice}, {target.how}", *failures])
-        others = [f"{other} {describe(self.probe_results[other])}" for other in self.ranked(target) if other != way]
+            return head if target is None and head != AUTO else "; ".join([f"{head}: {first_choice}", *failures])
+        others = [f"{other} {describe(self.probe_results[other])}" for other in self.ranked() if other != variant]
         others += [f"{other} does not match: {detail}" for other, detail in self.mismatches.items()]
         others += [*failures, *(f"{other}: {error}" for other, error in self.misfits.items())]
-        return "; ".join([f"{head}: {target.provider} {describe(self.probe_results[way])}", *others])
+        return "; ".join([f"{head}: {target.provider} {describe(self.probe_results[variant])}", *others])
 
     def record(self, result: Verification | None) -> TargetRecord | None:
         """The manifest record of the target; None without one. `result`: of the known answer on it."""
         results = self.probe_results if self.target is not None and self.target.ask is not None else {}
-        requested = tuple(manifest_record(way, found, self.mismatches.get(way, "")) for way, found in results.items())
-        unfit = {str(way): str(error) for way, error in self.misfits.items()}
-        return target_record(self.target, result, asked=requested, unfit=unfit)
+        probed = tuple(manifest_record(each, found, self.mismatches.get(each, "")) for each, found in results.items())
+        unfit = {str(variant): str(error) for variant, error in self.misfits.items()}
+        return target_record(self.target, result, asked=probed, unfit=unfit)
 
 
 def _one_token(traced: TracedGraph) -> dict[str, tuple[int, ...]]:
@@ -188,14 +153,3 @@ def _one_token(traced: TracedGraph) -> dict[str, tuple[int, ...]]:
         for port in traced.inputs
     }
     return {**ports, **{state.past: state.shape for state in traced.states}}
-
-
-def _without_target(wanted: str, fake: FakeModel) -> tuple[GraphVariant, str]:
-    """The default variant without a target, and the reason."""
-    if wanted != AUTO:
-        return usual(wanted), "requested"
-    best, *others = by_preference()
-    fitting = next((each for each in others if not each.same_kv_width), None)
-    if best.same_kv_width and fitting and any(layer.key_width != layer.value_width for layer in fake.probed.layers):
-        return usual(fitting.name), f"auto: keys and values differ in width, so {best.name} would pad them"
-    return usual(best.name), f"auto: {best.merit}, on the CPU provider"

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from partita.dtypes import EXACT
-from partita.errors import ParityError, PartitaError, ResourceError, UnsupportedModelError
+from partita.errors import ParityError, ResourceError, UnsupportedModelError
 from partita.export.checkpoint.companions import Reader, stop_tokens
-from partita.export.checkpoint.description import Checkpoint, open_checkpoint
+from partita.export.checkpoint.description import Checkpoint, has_weights, open_checkpoint, open_config
+from partita.export.checkpoint.gguf.conversion import gguf_file
+from partita.export.checkpoint.weight_files import TensorInfo
 from partita.export.exporters import Attempts, Exported, ReadFolder, Work, add_note, native, optimum
 from partita.export.options import (
+    AUTO,
     OPTIMUM,
     WINDOW,
     Asked,
@@ -30,6 +34,8 @@ from partita.export.progress import Progress, Silent, stage
 from partita.export.publish import reserve
 from partita.export.resolve import in_question, notes, resolve, with_activations
 from partita.export.target import NodeSupport, Smoke, Target
+from partita.export.trace.attention import GROWING
+from partita.export.trace.fake_model import build_fake_model
 from partita.export.verify.quality import OpenScorer
 from partita.export.verify.smoke_run import (
     Locate,
@@ -112,13 +118,8 @@ def _run(
         checkpoint = open_checkpoint(str(work.options.checkpoint), work.progress)
         max_length(work.options, checkpoint)
         stop_tokens(runtime.reader, checkpoint.folder)  # raises for a damaged file
-    work.options = options = resolve(work.options, checkpoint, target, quality_text)
-    for note in (*checkpoint.notes, *notes(options, checkpoint)):
-        add_note(work, note)
-    cache_rounding.ask(options, target)
-    if options.exporter != OPTIMUM and in_question(options, target):
-        with stage(work.progress, "probe target", work.seconds, of=options.precision):
-            work.options = options = with_activations(options, target, work.notes.append)
+    _resolve_options(work, checkpoint, target, quality_text)
+    options = work.options
     try:
         attempts = EXPORTERS[options.exporter](checkpoint, work, target)
         first = attempts.best()
@@ -130,6 +131,42 @@ def _run(
         if offer is None or isinstance(error, TargetParityError):  # the graph is correct on the CPU provider
             raise
         raise offer(error, checkpoint, options) from error
+
+
+def _resolve_options(work: Work, checkpoint: Checkpoint, target: Target | None, quality_text: Path | None) -> None:
+    """Set options whose default depends on checkpoint and target. Raises a PartitaError where one is rejected."""
+    work.options = resolve(work.options, checkpoint, target, quality_text)
+    for note in (*checkpoint.notes, *notes(work.options, checkpoint)):
+        add_note(work, note)
+    cache_rounding.ask(work.options, target)
+    if work.options.exporter != OPTIMUM and in_question(work.options, target):
+        with stage(work.progress, "probe target", work.seconds, of=work.options.precision):
+            work.options = with_activations(work.options, target, work.notes.append)
+
+
+def planned_graphs(work: Work, target: Target | None) -> tuple[Checkpoint, Exported]:
+    """The checkpoint, and the graphs that an export writes for `target`. No weights are read.
+
+    Without weight files the shapes are those of the model that config.json describes. Raises UsageError,
+    CheckpointError, UnsupportedModelError.
+    """
+    check_options(work.options)
+    work.options = options = with_layout(work.options)
+    given = str(options.checkpoint)
+    with stage(work.progress, "read checkpoint", {}):
+        if gguf_file(Path(given)) is not None or has_weights(Path(given)):
+            checkpoint = open_checkpoint(given, work.progress)
+            max_length(options, checkpoint)
+        else:
+            checkpoint = open_config(given, work.progress)
+            fake = build_fake_model(checkpoint.config, options.computing.dtype, 1, max_length(options, checkpoint))
+            named = fake.module.named_parameters()
+            tensors = {name: TensorInfo(name, "", tuple(value.shape), "bfloat16") for name, value in named}
+            checkpoint = replace(checkpoint, tensors=tensors)
+    _resolve_options(work, checkpoint, target, None)
+    exported = native.attempts(checkpoint, work, target).best()
+    assert exported is not None  # nothing was rejected
+    return checkpoint, exported
 
 
 def _first_that_runs(attempts: Attempts, exported: Exported | None, work: Work, runtime: Runtime) -> Summary:
@@ -146,34 +183,23 @@ def _first_that_runs(attempts: Attempts, exported: Exported | None, work: Work, 
         exported = attempts.best()
     wrong = next((error for error in failed if isinstance(error, MismatchError)), None)
     if isinstance(wrong, RoundingParityError):
-        raise RoundingParityError(f"{wrong}{_suggest_variant(attempts, work, runtime)}", wrong.detail) from wrong
+        raise RoundingParityError(f"{wrong}{_hint(work.options)}", wrong.detail) from wrong
     if wrong is not None:
         raise wrong
     stopped = [error for error in failed if isinstance(error, NotRunningError)]
-    raise nothing_runs(
-        str(work.options.checkpoint), stopped, attempts.rejections(), _suggest_variant(attempts, work, runtime)
-    )
+    raise nothing_runs(str(work.options.checkpoint), stopped, attempts.rejections(), _hint(work.options))
 
 
-def _suggest_variant(attempts: Attempts, work: Work, runtime: Runtime) -> str:
-    """The remedy for a requested variant that does not run, as the end of a sentence: others are tried."""
-    for other in attempts.alternatives():
-        try:
-            exported = other.best()
-            if exported is None:
-                continue
-            write(exported, work, runtime, other)
-        except PartitaError:
-            continue
-        finally:
-            _empty(work)
-        if work.options.cache == WINDOW:  # has only one lowering
-            return f"; omit `cache={WINDOW}`: {exported.label} runs there, and caches the whole length"
-        return f"; {exported.label} runs there; `attention=auto` would choose it"
-    precision = " or `precision`" if work.options.computing is not EXACT else ""
-    kept = work.options.cache_precision
-    rounded = "" if kept is None else f", or omit `cache_precision={kept}`, which only this lowering supports"
-    return f"; choose another `target`{precision}{rounded}"
+def _hint(options: ExportOptions) -> str:
+    """The remedy where no variant runs, as the end of a sentence."""
+    if options.cache == WINDOW:
+        return f"; omit `cache={WINDOW}`, which only this lowering supports"
+    if options.cache_precision is not None:
+        return f"; omit `cache_precision={options.cache_precision}`, which only this lowering supports"
+    if options.attention not in (AUTO, GROWING):
+        return "; `attention=auto` tries the other lowerings"
+    precision = "" if options.computing is EXACT else " or `precision`"
+    return f"; choose another `target`{precision}"
 
 
 def _empty(work: Work) -> None:

@@ -91,7 +91,7 @@ def reserve(out: Path, read: Sequence[str], *, force: bool) -> Iterator[Reservat
     with ExitStack() as cleanup:
         _make_parents(out.parent, cleanup)
         _hold(out, cleanup)
-        notes = _recover(out, force=force)
+        notes = _clean_up(out)
         check_target(read, out, force=force)
         seen = _snapshot(out) if out.is_dir() else None
         with hold_signals():
@@ -186,7 +186,7 @@ def _hold(out: Path, cleanup: ExitStack) -> None:
         cleanup.callback(path.unlink, missing_ok=True)
 
 
-def _recover(out: Path, *, force: bool) -> list[str]:
+def _clean_up(out: Path) -> list[str]:
     """Clean up after killed exports to `out`; returns notes."""
     notes = []
     name = re.escape(out.name)
@@ -196,17 +196,8 @@ def _recover(out: Path, *, force: bool) -> list[str]:
         if re.fullmatch(rf"\.{name}{re.escape(PARTIAL)}{UNIQUE}(-[a-z]+-{UNIQUE})?", path.name):
             shutil.rmtree(path, ignore_errors=True)
             notes.append(f"removed {path}, left behind by a killed export")
-        elif not re.fullmatch(rf"\.{name}{re.escape(OLD)}{UNIQUE}", path.name):
-            continue
-        elif os.path.lexists(out):  # something else is there: the package in `path` may be the only copy
-            notes.append(f"an interrupted export moved a package aside, to {path}; remove it")
-        else:
-            (path / "package").rename(out)
-            path.rmdir()
-            if not force:
-                restored = "an interrupted export had moved this package aside, and it has been restored"
-                raise PackageError(restored, path=out, remedy=TAKEN)
-            notes.append(f"{out} was restored: an interrupted export had moved it aside")
+        elif re.fullmatch(rf"\.{name}{re.escape(OLD)}{UNIQUE}", path.name):  # it may be the only copy of a package
+            notes.append(f"a killed export moved the package that it replaced to {path / 'package'}; remove it")
     return notes
 
 
@@ -242,7 +233,7 @@ def _kind(path: Path) -> str:
 
 def _replace(folder: Path, out: Path, seen: Snapshot) -> None:
     """Replace the package at `out` by `folder`, if it is still as `seen`. Raises OutputExistsError otherwise."""
-    if out.is_symlink() or _snapshot(out) != seen:
+    if out.is_symlink():
         raise OutputExistsError("the package there has changed")
     with hold_signals():  # a signal between the two moves would leave the package at neither place, or at both
         aside = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}{OLD}"))

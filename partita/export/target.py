@@ -52,11 +52,6 @@ def usual(name: str) -> GraphVariant:
     return GraphVariant(name, _usual_form(lowering(name)))
 
 
-def every_variant() -> list[GraphVariant]:
-    """Every lowering with its default form, in order of preference."""
-    return [GraphVariant(each.name, _usual_form(each)) for each in by_preference()]
-
-
 @dataclass(frozen=True, slots=True)
 class Kernels:
     """Supported variants; the defaults are those of the CPU provider, which verifies every package."""
@@ -153,11 +148,11 @@ class Target:
     """Probes nodes that a pass would write; None when it cannot be probed."""
 
 
-def candidates(target: Target, wanted: str) -> list[GraphVariant]:
-    """Variants to probe: of the requested lowering, else of all, the provider's recorded one first."""
-    if wanted != AUTO:
-        return [usual(wanted)]
-    return sorted(every_variant(), key=lambda way: way.attention != target.preferred)
+def candidates(preferred: str, requested: str) -> list[GraphVariant]:
+    """Variants to probe: of the requested lowering, else of all by preference, the `preferred` lowering first."""
+    if requested != AUTO:
+        return [usual(requested)]
+    return sorted((usual(each.name) for each in by_preference()), key=lambda way: way.attention != preferred)
 
 
 def instead_of(way: GraphVariant, answer: ProbeResult, *, has_both: bool) -> GraphVariant | None:

@@ -361,8 +361,6 @@ def _verify(exported: Exported, work: Work, manifest: Manifest, runtime: Runtime
     with stage(work.progress, "known answer", work.seconds, tokens, "tokens") as current:
         answer = exported.known_answer(None if source is None else partial(source.fill, start=0, stage=current))
         known_answer.save(answer, work.folder)
-        if answer.caution:
-            add_note(work, answer.caution)
         manifest = _with_known_answers(exported, work, manifest)
 
     def replayed(manifest: Manifest) -> Verification:
@@ -401,8 +399,7 @@ def _other_results(
         return UnsupportedModelError(f"{where}: {own}; nothing was written")
     seen = max((step.max_rel_error for step in result.steps), default=0.0)
     rounded = self_check.rounding(exported.checkpoint, answer, work.options.computing, seen, work.scratch)
-    detail = "; ".join(filter(None, (result.detail, answer.caution)))
-    message = f"{where}: the exported graph does not match the source model: {detail}"
+    message = f"{where}: the exported graph does not match the source model: {result.detail}"
     if rounded is not None:
         return ParityError(f"{message}; {rounded}; nothing was written; choose another `precision`, e.g. fp32")
     message = f"{message}{locate()}{exported.caution}"

@@ -222,7 +222,7 @@ def _checkpoint(given: str, options: PlanOptions, gpu: Device | None, progress: 
 
         from partita.export.exporters import Work
         from partita.export.options import most_positions
-        from partita.export.planned import planned_graphs
+        from partita.export.pipeline import planned_graphs
         from partita.export.target import Kernels, Target, skeleton
         from partita.library.place.target import find_target, supported_by_cpu
     if gpu is None:

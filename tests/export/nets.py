@@ -5,7 +5,7 @@ A pass is tried beside a provider that takes all operators, or all but some; bot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,37 @@ class Net:
         )
         model = ir.Model(graph, ir_version=10)
         return common.ShapeInferencePass()(model).model
+
+
+def attention(
+    net: Net, three: Sequence[ir.Value], heads: int, kv_heads: int, width: int, length: int = 8, **attributes: Any
+) -> None:
+    """GroupQueryAttention of [1, s, heads * width] queries, keys and values; all it computes are graph outputs."""
+    cache = [net.input(name, [1, kv_heads, length, width]) for name in ("pk", "pv")]
+    cursors = [net.input("last", [1], ir.DataType.INT32), net.input("total", [], ir.DataType.INT32)]
+    output, *present = net.op(
+        "com.microsoft::GroupQueryAttention",
+        *three,
+        *cache,
+        *cursors,
+        outputs=3,
+        num_heads=heads,
+        kv_num_heads=kv_heads,
+        **attributes,
+    )
+    net.give(output)
+    for name, each in zip(("present key", "present value"), present, strict=True):
+        net.give(each, name)
+
+
+def attention_feed(kv_heads: int, width: int, start: int, tokens: int, length: int = 8) -> dict[str, Array]:
+    """The cache and cursors of `attention`, for some tokens after `start` others."""
+    return {
+        "last": np.array([start + tokens - 1], np.int32),
+        "total": np.array(start + tokens, np.int32),
+        "pk": random(1, kv_heads, length, width, seed=3),
+        "pv": random(1, kv_heads, length, width, seed=4),
+    }
 
 
 def context(

@@ -172,14 +172,3 @@ def test_the_page_lists_the_installed_types() -> None:
     assert tables == [causal_types(), multimodal_types()], (
         "docs/models.md is of another transformers: run `make breadth`"
     )
-
-
-def test_implementations_of_attention_that_differ_are_found() -> None:
-    require("torch")
-    from tests.export.breadth.implementations import comparisons, told, totals
-
-    falcon, llama = list(comparisons("falcon")), list(comparisons("llama"))
-    assert [entry.setting for entry in falcon if entry.differs] == ["alibi=True"]
-    assert not any(entry.differs for entry in llama) and llama[0].default == "sdpa"
-    assert told(falcon).startswith("falcon: default sdpa differs from eager: alibi=True ")
-    assert totals([*falcon, *llama]).startswith("2 types compared, 0 of them with eager as their default;")

@@ -23,7 +23,6 @@ from partita.export.passes.cleaning import clean
 from partita.export.trace import Form
 from partita.export.trace.experts import IMPLEMENTATION, experts_form, refuse_loops, register
 from partita.export.trace.experts.contrib import Gate, recognised
-from partita.export.trace.experts.signs import Signs
 from partita.export.trace.experts.standard import Experts
 from partita.package.folder import read_manifest
 from tests.conftest import Exported, TinyCheckpoint
@@ -234,18 +233,6 @@ def test_gelu_is_not_taken_for_silu() -> None:
     check(run(graph, inputs(5)), eager(model, inputs(5)))
 
 
-def test_weights_that_may_be_negative_have_no_logarithm() -> None:
-    class Signed(Routed):
-        def forward(self, hidden: torch.Tensor, index: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-            output: torch.Tensor = self.experts(hidden, index, logits.tanh())
-            return output
-
-    model = Signed(layer("mixtral"))
-    graph, notes = traced(model, "contrib", inputs(3), fixed=False)
-    assert "may be negative" in notes[0] and not any(node.op_type == "MoE" for node in graph.graph)
-    check(run(graph, inputs(5)), eager(model, inputs(5)))
-
-
 @pytest.mark.parametrize(
     "model_type", ["gpt_oss", *(pytest.param(name, marks=pytest.mark.heavy) for name in ("mixtral", "nemotron_h"))]
 )
@@ -320,29 +307,6 @@ def test_what_only_resembles_a_gate_is_not_recognised(activate: Callable[[torch.
 def test_activations_without_a_gate(activate: Callable[[torch.Tensor], torch.Tensor], kind: str | None) -> None:
     found = recognised(experts_with(activate, gated=False))
     assert (found.kind if found else None) == kind
-
-
-def test_signs() -> None:
-    """What is known of a tensor is never more than what holds."""
-    with Signs() as signs:
-        x = torch.randn(4, 8)
-        scores = x.float().softmax(dim=-1)
-        weights, _ = (scores * torch.tensor(2.0).abs()).topk(2)
-        known = [scores, weights, weights / (weights.sum(-1, keepdim=True) + 1e-20), weights.to(x).reshape(-1)]
-        known += [
-            x.clamp(min=0),
-            scores.type_as(x),
-            torch.where(x > 0, scores, 0.0),
-            scores.gather(1, x.topk(2).indices),
-        ]
-        unknown = [x, -scores, scores - 0.5, scores * -1, scores * x, scores.log(), scores + x, x.clamp(min=-1)]
-        unknown += [torch.where(x > 0, scores, x), scores.masked_fill(x > 0, -1.0), x.tanh()]
-        written = x.sigmoid()
-        written -= 0.5
-        other = x.sigmoid()
-        other[0] = -1.0
-    assert all(signs.never_negative(t) for t in known)
-    assert not any(signs.never_negative(t) for t in (*unknown, written, other))
 
 
 def test_loops_over_experts_are_refused_by_name() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -11,16 +10,13 @@ import pytest
 
 from partita.export.passes.head_norms import PASS
 from partita.export.passes.manager import run as run_passes
-from tests.export.nets import Array, Net, context, operators, random, run
+from tests.export.nets import Array, Net, attention, attention_feed, context, operators, random, run
 
 HEADS, KV_HEADS, WIDTH = 4, 2, 16
 FEED: dict[str, Array] = {
     "q": random(1, 3, HEADS * WIDTH),
     "k": random(1, 3, KV_HEADS * WIDTH, seed=1),
-    "last": np.array([2], np.int32),
-    "total": np.array(3, np.int32),
-    "pk": np.zeros((1, KV_HEADS, 8, WIDTH), np.float32),
-    "pv": np.zeros((1, KV_HEADS, 8, WIDTH), np.float32),
+    **attention_feed(KV_HEADS, WIDTH, 0, 3),
 }
 
 
@@ -41,18 +37,13 @@ def net(*, split: int = WIDTH, read: bool = False) -> Net:
         for value in (apart, normed, whole):
             value.type = x.type
         three.append(whole)
-    cache = [made.input(name, [1, KV_HEADS, 8, WIDTH]) for name in ("pk", "pv")]
-    cursors = [made.input("last", [1], ir.DataType.INT32), made.input("total", [], ir.DataType.INT32)]
-    heads_of: dict[str, Any] = {"num_heads": HEADS, "kv_num_heads": KV_HEADS}
-    inputs = (*three, made.inputs[1], *cache, *cursors)
-    output, *_ = made.op("com.microsoft::GroupQueryAttention", *inputs, outputs=3, **heads_of)
-    made.give(output)
+    attention(made, (*three, made.inputs[1]), HEADS, KV_HEADS, WIDTH)
     return made
 
 
 @pytest.mark.parametrize("split", [WIDTH, 8])
 def test_head_norms(tmp_path: Path, split: int) -> None:
-    (before,) = run(net(split=split).model(), tmp_path, FEED)
+    before, *_ = run(net(split=split).model(), tmp_path, FEED)
     model = net(split=split).model()
     assert run_passes(model, [PASS], context("contrib")) == {"head_norms": 2}
     assert operators(model) == ["BranchwiseRMSNorm", "BranchwiseRMSNorm", "GroupQueryAttention"]

@@ -14,7 +14,7 @@ from partita.export.passes.manager import run as run_passes
 from partita.export.passes.packed_attention import PASS
 from partita.export.weights.sources import checkpoint_weight, weight_part
 from tests.conftest import TinyCheckpoint
-from tests.export.nets import Array, Net, context, operators, random, run
+from tests.export.nets import Array, Net, attention, attention_feed, context, operators, random, run
 
 HIDDEN, HEADS, KV_HEADS, WIDTH = 64, 4, 2, 16
 SIZES = {"q": HEADS * WIDTH, "k": KV_HEADS * WIDTH, "v": KV_HEADS * WIDTH}
@@ -22,10 +22,7 @@ LAYER = "model.layers.0.self_attn"
 FEED: dict[str, Array] = {
     "x": random(1, 3, HIDDEN),
     "y": random(1, 3, HIDDEN, seed=1),
-    "last": np.array([2], np.int32),
-    "total": np.array(3, np.int32),
-    "pk": np.zeros((1, KV_HEADS, 8, WIDTH), np.float32),
-    "pv": np.zeros((1, KV_HEADS, 8, WIDTH), np.float32),
+    **attention_feed(KV_HEADS, WIDTH, 0, 3),
 }
 
 
@@ -34,23 +31,10 @@ def checkpoint(tiny_checkpoint: TinyCheckpoint) -> Checkpoint:
     return open_checkpoint(str(tiny_checkpoint("qwen2")))
 
 
-def attention(net: Net, three: list[Any]) -> Net:
+def attended(net: Net, three: list[Any]) -> Net:
     for value, size in zip(three, SIZES.values(), strict=True):
         value.shape, value.type = ir.Shape([1, "s", size]), ir.TensorType(ir.DataType.FLOAT)
-    cache = [net.input(name, [1, KV_HEADS, 8, WIDTH]) for name in ("pk", "pv")]
-    cursors = [net.input("last", [1], ir.DataType.INT32), net.input("total", [], ir.DataType.INT32)]
-    output, *present = net.op(
-        "com.microsoft::GroupQueryAttention",
-        *three,
-        *cache,
-        *cursors,
-        outputs=3,
-        num_heads=HEADS,
-        kv_num_heads=KV_HEADS,
-    )
-    net.give(output)
-    for name, value in zip(("present key", "present value"), present, strict=True):
-        net.give(value, name)
+    attention(net, three, HEADS, KV_HEADS, WIDTH)
     return net
 
 
@@ -77,7 +61,7 @@ def net(
             branches: dict[str, Any] = {"num_branches": size // WIDTH, "epsilon": 1e-6}
             value = made.op("com.microsoft::BranchwiseRMSNorm", value, made.constant([2.0] * WIDTH), **branches)
         three.append(value)
-    return attention(made, three)
+    return attended(made, three)
 
 
 def packed(make: Any, folder: Path, count: int = 1) -> ir.Model:
@@ -110,7 +94,7 @@ def test_three_cuts_of_one_product_are_what_it_is(tmp_path: Path) -> None:
         made = Net()
         whole = made.op("MatMul", made.input("x", [1, "s", HIDDEN]), made.constant(random(HIDDEN, sum(SIZES.values()))))
         sizes = made.constant(list(SIZES.values()), np.int64)
-        return attention(made, list(made.op("Split", whole, sizes, axis=-1, outputs=3)))
+        return attended(made, list(made.op("Split", whole, sizes, axis=-1, outputs=3)))
 
     assert operators(packed(make, tmp_path)) == ["MatMul", "GroupQueryAttention"]
 
@@ -119,7 +103,7 @@ def test_cuts_in_another_order_stay(checkpoint: Checkpoint) -> None:
     made = Net()
     whole = made.op("MatMul", made.input("x", [1, "s", HIDDEN]), made.constant(random(HIDDEN, sum(SIZES.values()))))
     first, second, query = made.op("Split", whole, made.constant([32, 32, 64], np.int64), axis=-1, outputs=3)
-    model = attention(made, [query, first, second]).model()
+    model = attended(made, [query, first, second]).model()
     assert run_passes(model, [PASS], context("contrib")) == {"packed_attention": 0}
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from partita.dtypes import PRECISIONS
 from partita.export.checkpoint.description import Checkpoint, open_checkpoint
-from partita.export.passes import ORDER, gather_rows, rotary_tables, tied_head, transposed_weights
+from partita.export.passes import ORDER, rotary_tables, transposed_weights
 from partita.export.passes.base import Pass, PassContext
 from partita.export.passes.manager import run as run_passes
 from partita.export.trace.ports import TraceSpec
@@ -77,21 +77,6 @@ def random(*shape: int) -> npt.NDArray[np.float32]:
     return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
 
 
-def test_gather_rows(tmp_path: Path) -> None:
-    def make() -> ir.Model:
-        x, rows = value("x", [2, "s", 8]), value("rows", ["k"], ir.DataType.INT64)
-        axis = constant("axis", [-1])
-        first = ir.node("Transpose", [x], {"perm": [1, 0, 2]})
-        unsqueeze = ir.node("Unsqueeze", [rows, axis])
-        gather = ir.node("GatherND", [first.outputs[0], unsqueeze.outputs[0]], {"batch_dims": 0})
-        last = ir.node("Transpose", [gather.outputs[0]], {"perm": [1, 0, 2]})
-        return graph([x, rows], [first, unsqueeze, gather, last], [axis])
-
-    feed: Feed = {"x": random(2, 5, 8), "rows": np.array([4, 0], np.int64)}
-    model = check_equal(make, gather_rows.PASS, tmp_path, feed)
-    assert [n.op_type for n in model.graph] == ["Gather"]
-
-
 def test_transposed_weights(checkpoint: Checkpoint, tmp_path: Path) -> None:
     source = "model.layers.0.mlp.up_proj.weight"  # [96, 64]
 
@@ -105,24 +90,19 @@ def test_transposed_weights(checkpoint: Checkpoint, tmp_path: Path) -> None:
     assert list(model.graph.initializers) == [f"{source}.transposed"]
 
 
-def test_transposed_weights_leaves_shared_weights_alone(checkpoint: Checkpoint) -> None:
-    ids, w = value("ids", [1, "s"], ir.DataType.INT64), weight(checkpoint, HEAD)
-    embed = ir.node("Gather", [w, ids])
-    turn = ir.node("Transpose", [w], {"perm": [1, 0]})
-    model = graph([ids], [embed, turn, ir.node("MatMul", [embed.outputs[0], turn.outputs[0]])], [w])
-    assert transposed_weights.run(model, NOTHING_KNOWN) == 0
-    assert list(model.graph.initializers) == [HEAD]
-
-
 @pytest.mark.parametrize("batch", [1, 3])
-def test_tied_head(checkpoint: Checkpoint, tmp_path: Path, batch: int) -> None:
+def test_a_tied_head_is_a_gemm_over_the_embedding(checkpoint: Checkpoint, tmp_path: Path, batch: int) -> None:
     def make() -> ir.Model:
-        x, w = value("x", [batch, "k", 64]), weight(checkpoint, HEAD)
-        turn = ir.node("Transpose", [w], {"perm": [1, 0]})
-        return graph([x], [turn, ir.node("MatMul", [x, turn.outputs[0]])], [w])
+        ids, x = value("ids", [batch, "k"], ir.DataType.INT64), value("x", [batch, "k", 64])
+        w = weight(checkpoint, HEAD)
+        embed, turn = ir.node("Gather", [w, ids]), ir.node("Transpose", [w], {"perm": [1, 0]})
+        hidden = ir.node("Add", [x, embed.outputs[0]])
+        hidden.outputs[0].shape, hidden.outputs[0].type = x.shape, x.type
+        return graph([ids, x], [embed, hidden, turn, ir.node("MatMul", [hidden.outputs[0], turn.outputs[0]])], [w])
 
-    model = check_equal(make, tied_head.PASS, tmp_path, {"x": random(batch, 2, 64)})
-    assert [n.op_type for n in model.graph] == ["Reshape", "Gemm", "Reshape"]
+    feed: Feed = {"ids": np.zeros((batch, 2), np.int64), "x": random(batch, 2, 64)}
+    model = check_equal(make, transposed_weights.PASS, tmp_path, feed)
+    assert [n.op_type for n in model.graph] == ["Gather", "Add", "Reshape", "Gemm", "Reshape"]
     assert HEAD in model.graph.initializers
 
 

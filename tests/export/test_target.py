@@ -241,7 +241,7 @@ def test_a_slow_machine_does_not_change_the_choice(exporting: Exporting) -> None
 
 
 def test_ranking_counts_what_is_left_and_failures_and_what_nobody_knows_last() -> None:
-    order = candidates(Target("there", "--target", "primitives", ""), "auto")
+    order = candidates("primitives", "auto")
     primitives, gqa, onnx24 = order
     assert order == [usual("primitives"), usual("gqa"), usual("onnx24")]
     answers = {
@@ -310,12 +310,8 @@ def test_a_new_lowering_is_one_file_and_its_name_in_the_options(
     monkeypatch.setattr(attention, "__path__", [*attention.__path__, str(folder)])
     request.addfinalizer(lambda: sys.modules.pop("partita.export.trace.attention.added", None))
 
-    assert [way.attention for way in candidates(Provider({}).target(), "auto")] == [
-        "gqa",
-        "added",
-        "onnx24",
-        "primitives",
-    ]
+    names = [variant.attention for variant in candidates("gqa", "auto")]
+    assert names == ["gqa", "added", "onnx24", "primitives"]
     chosen = exporting(Provider({"gqa": 1}).target())
     assert (chosen.manifest.graph.attention, chosen.manifest.verification.status) == ("added", "verified")
 

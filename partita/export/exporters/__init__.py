@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from partita.export.target import target_record
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from partita.export.checkpoint.description import Checkpoint
     from partita.export.options import Asked, ExportOptions
     from partita.export.progress import Progress, Stage
-    from partita.export.target import NodeSupport, Target
+    from partita.export.target import GraphVariant, NodeSupport, Target
     from partita.export.verify.known_answer import KnownAnswer
     from partita.export.verify.quality import SourceLogits
     from partita.package.contract import Contract
@@ -103,6 +104,8 @@ class Exported:
     """Runs the source model; its argument gets the loaded model first."""
     caution: str
     """A known limitation of this kind of model with its remedy, as the end of a sentence."""
+    variant: GraphVariant | None = None
+    """None: of another exporter."""
     unused: tuple[str, ...] = ()
     """Checkpoint tensors that no graph uses, by module."""
     passes: Mapping[str, int] = field(default_factory=dict)
@@ -123,32 +126,32 @@ class Exported:
     """The record of weights stored in 16 bits and computed in float32."""
 
 
-class Attempts(ABC):
-    """The variants in which an exporter can write a model, in order of preference."""
+class Attempts:
+    """The variants of a model, in order of preference; in this class a single one, of another exporter."""
 
     target: Target | None
     """The provider of the package; None where it is not probed."""
 
-    @abstractmethod
+    def __init__(self, exported: Exported, target: Target | None) -> None:
+        self.exported, self.target = exported, target
+        self.rejected: list[str] = []
+
     def best(self) -> Exported | None:
         """The next variant; None when all were tried. Raises UnsupportedModelError when the model fits none."""
+        return None if self.rejected else self.exported
 
-    @abstractmethod
     def reject(self, exported: Exported, detail: str, *, ran: bool) -> None:
         """Reject a variant: it does not run, or it `ran` and computed wrong results."""
+        self.rejected.append(f"{exported.attention} {detail}")
 
-    @abstractmethod
     def rejections(self) -> list[str]:
         """The rejected variants with their reasons."""
+        return self.rejected
 
-    @abstractmethod
-    def reason(self, taken: Exported) -> str:
+    def reason(self, exported: Exported) -> str:
         """The reason for the choice, in one sentence."""
+        return f"exported by {', '.join(' '.join(tool) for tool in exported.tools.items())}"
 
-    @abstractmethod
     def record(self, result: Verification | None) -> TargetRecord | None:
         """The manifest record of the target; None without one. `result`: of the known answer on it."""
-
-    def alternatives(self) -> Sequence[Attempts]:
-        """For a requested variant: each of the others, to suggest one that runs."""
-        return ()
+        return target_record(self.target, result, how=f"{self.exported.attention} writes one graph")

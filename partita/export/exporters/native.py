@@ -156,6 +156,7 @@ def _exported_model(graphs: Graphs) -> Exported:
         if draft.half_weights is None
         else kept_narrow(draft.half_weights, models, graphs.packing.half_precision),
         caution=_caution(graphs),
+        variant=graphs.variant,
     )
 
 

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,8 @@ from partita.export.checkpoint.description import Checkpoint
 from partita.export.exporters import Attempts, Exported, Work
 from partita.export.options import AUTO, OPTIMUM, ExportOptions, check_options, max_length
 from partita.export.progress import stage
-from partita.export.target import Target, target_record
+from partita.export.target import Target
 from partita.export.verify import known_answer
-from partita.package.records import TargetRecord, Verification
 from partita.remedies import Remedy
 
 VARIABLE = "PARTITA_OPTIMUM_PYTHON"
@@ -34,31 +33,7 @@ USE = Remedy("optimum's exporter supports the type; use it with", options=("--ex
 Refusal = UnsupportedModelError | ParityError
 
 
-@dataclass(slots=True)
-class _Attempt(Attempts):
-    """The graph that optimum writes."""
-
-    exported: Exported
-    target: Target | None
-    failures: list[str] = field(default_factory=list)
-
-    def best(self) -> Exported | None:
-        return None if self.failures else self.exported
-
-    def reject(self, exported: Exported, detail: str, *, ran: bool) -> None:
-        self.failures.append(f"{OPTIMUM} {detail}")
-
-    def rejections(self) -> list[str]:
-        return self.failures
-
-    def reason(self, taken: Exported) -> str:
-        return f"exported by {', '.join(' '.join(tool) for tool in taken.tools.items())}"
-
-    def record(self, result: Verification | None) -> TargetRecord | None:
-        return target_record(self.target, result, how="optimum writes one graph")
-
-
-def attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> _Attempt:
+def attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Attempts:
     """Run optimum's exporter. Raises UsageError, UnsupportedModelError, InstallationError."""
     options, kind = work.options, checkpoint.model_type
     if checkpoint.file is not None or checkpoint.quantised is not None:
@@ -98,7 +73,7 @@ def attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> _Atte
         tools=tools,
         caution="; optimum wrote the graph; `exporter=native` writes Partita's graph",
     )
-    return _Attempt(exported, target)
+    return Attempts(exported, target)
 
 
 def _call_child(**request: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from partita.export.passes.arithmetic import Array, UnknownError, above, below, compute_values, subgraphs_around
-from partita.export.passes.base import Pass, PassContext, discard, rewrite_nodes, stand_in
+from partita.export.passes.base import PassContext, node_pass, stand_in
 
 CURVES = frozenset({"Sigmoid", "Tanh", "Erf"})
 """Every known activation contains one of these."""
@@ -75,13 +75,6 @@ KNOWN = (
 )
 
 
-def run(model: ir.Model, context: PassContext) -> int:
-    """Rewrite every activation that the target has an operator for; returns their number."""
-    if context.fused == "none":
-        return 0
-    return rewrite_nodes(model, CURVES, lambda node: _rewritten(model.graph, node, context))
-
-
 def _rewritten(graph: ir.Graph, curve: ir.Node, context: PassContext) -> bool:
     """Rewrite the activation around a node; False where there is none."""
     if curve.inputs[0] is None:
@@ -96,8 +89,7 @@ def _rewritten(graph: ir.Graph, curve: ir.Node, context: PassContext) -> bool:
         if new is None:
             return False
         new.replace_input_with(0, source)
-        if not context.supports(new):
-            discard(new)
+        if not context.accepts(new):
             return False
         stand_in(graph, result, new)
         return True
@@ -118,4 +110,4 @@ def match_activation(nodes: list[ir.Node], source: ir.Value, result: ir.Value) -
     return KNOWN[best] if differences[best] <= (HALF_TOLERANCE if half else TOLERANCE) else None
 
 
-PASS = Pass("activations", run)
+PASS = node_pass("activations", CURVES, _rewritten, "contrib", "standard")

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from partita.export.trace.ports import TraceSpec
 
 
+ATTENTION = "GroupQueryAttention"
+
+
 def nothing(node: ir.Node) -> bool:
     """Answers no for every node: there is no provider to probe."""
     return False
@@ -47,9 +50,12 @@ class PassContext:
         names = {port.name for port in self.inputs if port.role == role}
         return next((value for value in graph.inputs if value.name in names), None)
 
-    def keeps(self, new: ir.Node, old: ir.Node) -> bool:
-        """Whether the provider supports `new` in place of `old`, which does less, or neither of them."""
-        return self.supports is not nothing and (self.supports(new) or not self.supports(old))
+    def accepts(self, new: ir.Node, old: ir.Node | None = None) -> bool:
+        """Whether the provider supports `new`, or neither it nor `old`; otherwise `new` is disconnected."""
+        if self.supports(new) or (old is not None and self.supports is not nothing and not self.supports(old)):
+            return True
+        discard(new)
+        return False
 
     def state_values(self, graph: ir.Graph) -> Iterator[tuple[State, ir.Value, ir.Value]]:
         """Every state of the graph with its input and output values, which share a buffer."""
@@ -109,6 +115,25 @@ def rewrite_nodes(model: ir.Model, operators: Collection[str], change: Callable[
                 count += change(node)
     drop_unused_initializers(model.graph)
     return count
+
+
+Change = Callable[[ir.Graph, ir.Node, PassContext], int]
+"""Rewrites the place around one node; returns the number of changes."""
+
+
+def node_pass(name: str, operators: Collection[str], change: Change, *fused: Fused) -> Pass:
+    """A pass that calls `change` with every node of these operators, where fused operators are one of `fused`, if any.
+
+    `change` is in the module that describes the pass.
+    """
+
+    def run(model: ir.Model, context: PassContext) -> int:
+        if fused and context.fused not in fused:
+            return 0
+        return rewrite_nodes(model, operators, lambda node: change(model.graph, node, context))
+
+    run.__module__ = change.__module__
+    return Pass(name, run)
 
 
 def constant(value: ir.Value | None) -> list[Any] | None:

@@ -35,6 +35,7 @@ from partita import dtypes
 from partita.errors import ParityError, ProviderError, UnsupportedModelError
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.options import WINDOW, ExportOptions
+from partita.export.passes.manager import question as node_question
 from partita.export.progress import Stage
 from partita.export.target import Question, Target
 from partita.export.verify import texts
@@ -54,7 +55,7 @@ PRESENT = 1
 """Output index of keys; values follow."""
 TEXT_TOKENS, FEWEST_TOKENS = 4096, 256
 FLOAT_COPY = "with a float32 cache, before quantisation"
-OPSET, IR_VERSION = 21, 10
+OPSET = 21
 HEADS, KV_HEADS, SIZE, LENGTH = 4, 2, 64, 16
 """Sizes of the probed node."""
 
@@ -86,23 +87,22 @@ def question(dtype: str, *, window: bool = False) -> Question:
     """A model of one GroupQueryAttention in `dtype` with an int8 or a window cache, and the sizes of its inputs."""
     kind, new, past = to_ir(dtype), (1, 1, KV_HEADS * SIZE), (1, KV_HEADS, LENGTH, SIZE)
     cached = kind if window else ir.DataType.INT8
-    inputs: dict[str, tuple[tuple[int, ...], ir.DataType]] = {"query": ((1, 1, HEADS * SIZE), kind)}
-    inputs |= {"key": (new, kind), "value": (new, kind), "past_key": (past, cached), "past_value": (past, cached)}
-    inputs |= {"last": ((1,), ir.DataType.INT32), "total": ((), ir.DataType.INT32)}
+    inputs = (((1, 1, HEADS * SIZE), kind), (new, kind), (new, kind), (past, cached), (past, cached))
+    cursors = (((1,), ir.DataType.INT32), ((), ir.DataType.INT32))
     given = [
-        ir.Value(name=name, shape=ir.Shape(size), type=ir.TensorType(kind)) for name, (size, kind) in inputs.items()
+        ir.Value(name=str(place), shape=ir.Shape(size), type=ir.TensorType(dtype))
+        for place, (size, dtype) in enumerate((*inputs, *cursors))
     ]
     numbers = {"num_heads": HEADS, "kv_num_heads": KV_HEADS}
     numbers |= {"local_window_size": LENGTH, "sliding_window_cache": 1} if window else {}
     attributes = [ir.AttrInt64(name, number) for name, number in numbers.items()]
-    made = [ir.Value(name=name) for name in ("output", "present_key", "present_value")]
-    node = ir.Node(DOMAIN, OPERATOR, given, attributes, outputs=made, name="asked")
-    graph = ir.Graph(given, node.outputs, nodes=[node], opset_imports={"": OPSET, DOMAIN: 1}, name="asked")
+    node = ir.Node(DOMAIN, OPERATOR, given, attributes, num_outputs=3)
     if not window:
         one = np.ones((1, KV_HEADS, 1, SIZE), np.float32)
-        _round_node(graph, node, {"past_key": one, "past_value": one})
-    model = ir.to_proto(ir.Model(graph, ir_version=IR_VERSION))
-    return bytes(model.SerializeToString()), {name: size for name, (size, _) in inputs.items()}
+        _round_node(ir.Graph([], [], nodes=[node]), node, {str(PAST_KEY): one, str(PAST_VALUE): one})
+    asked = node_question(node, OPSET)
+    assert asked is not None
+    return asked
 
 
 def quantisable_states(model: ir.Model) -> tuple[str, ...]:

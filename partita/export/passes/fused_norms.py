@@ -34,7 +34,7 @@ from partita.export.passes.arithmetic import (
     subgraphs_around,
     weights_in,
 )
-from partita.export.passes.base import Pass, PassContext, added, constant, discard, rewrite_nodes, stand_in
+from partita.export.passes.base import PassContext, added, constant, node_pass, stand_in
 from partita.export.weights.origins import RescaledOrigin
 from partita.export.weights.sources import weight_part
 
@@ -65,13 +65,6 @@ class Norm:
     scale: Array | None
     """[D], without a weight."""
     shift: ir.Value | None
-
-
-def run(model: ir.Model, context: PassContext) -> int:
-    """Rewrite every norm that the target has an operator for; returns their number."""
-    if context.fused == "none":
-        return 0
-    return rewrite_nodes(model, REDUCTIONS, lambda node: _rewritten(model.graph, node, context))
 
 
 def _rewritten(graph: ir.Graph, reduce: ir.Node, context: PassContext) -> bool:
@@ -167,8 +160,7 @@ def _replace_nodes(graph: ir.Graph, source: ir.Value, result: ir.Value, norm: No
     attributes = {"axis": -1, "epsilon": norm.epsilon, "stash_type": 1}
     inputs = [source, scale, *([shift] if shift is not None else [])]
     new = ir.node("LayerNormalization" if norm.is_centred else operator, inputs, attributes)
-    if not context.supports(new):
-        discard(new)
+    if not context.accepts(new):
         return False
     if scale.const_value is not None and graph.initializers.get(scale.name or "") is not scale:
         new.replace_input_with(1, added(graph, scale.const_value, scale.name or ""))
@@ -204,4 +196,4 @@ def _value(tensor: ir.TensorProtocol, name: str) -> ir.Value:
     return ir.Value(name=name, shape=shape, type=kind, const_value=tensor)
 
 
-PASS = Pass("fused_norms", run)
+PASS = node_pass("fused_norms", REDUCTIONS, _rewritten, "contrib", "standard")

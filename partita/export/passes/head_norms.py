@@ -13,31 +13,23 @@ import onnx_ir as ir
 
 from partita.export.passes.arithmetic import last_size
 from partita.export.passes.base import (
-    Pass,
+    ATTENTION,
     PassContext,
-    discard,
+    node_pass,
     only_consumer,
     remove_unread,
-    rewrite_nodes,
     stand_in,
     take_names,
 )
-from partita.export.passes.rotary_attention import ATTENTION
 
 HeadNorm = tuple[ir.Value, ir.Value, ir.Node]
 """The source and the result of a norm of heads, both [B, S, H*D], and the norm."""
 
 
-def run(model: ir.Model, context: PassContext) -> int:
-    """Rewrite the head norms before every attention node; returns their number."""
-    if context.fused != "contrib":
-        return 0
-
-    def change(node: ir.Node) -> int:
-        norms = [_norm_of(value) for value in node.inputs[:2]]
-        return sum(_by_branches(model.graph, *norm, context) for norm in norms if norm is not None)
-
-    return rewrite_nodes(model, (ATTENTION,), change)
+def _rewritten(graph: ir.Graph, attention: ir.Node, context: PassContext) -> int:
+    """Rewrite the head norms of queries and keys; returns their number."""
+    norms = [_norm_of(value) for value in attention.inputs[:2]]
+    return sum(_by_branches(graph, *norm, context) for norm in norms if norm is not None)
 
 
 def _norm_of(value: ir.Value | None) -> HeadNorm | None:
@@ -65,8 +57,7 @@ def _by_branches(graph: ir.Graph, source: ir.Value, result: ir.Value, norm: ir.N
     epsilon = norm.attributes.get_float("epsilon", 1e-5)
     attributes = [ir.AttrInt64("num_branches", whole // width), ir.AttrFloat32("epsilon", epsilon)]
     new = ir.Node("com.microsoft", "BranchwiseRMSNorm", [source, scale], attributes)
-    if not context.supports(new):
-        discard(new)
+    if not context.accepts(new):
         return False
     stand_in(graph, result, new)
     take_names(new, norm)
@@ -74,4 +65,4 @@ def _by_branches(graph: ir.Graph, source: ir.Value, result: ir.Value, norm: ir.N
     return True
 
 
-PASS = Pass("head_norms", run)
+PASS = node_pass("head_norms", (ATTENTION,), _rewritten, "contrib")

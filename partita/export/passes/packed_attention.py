@@ -20,18 +20,17 @@ import onnx_ir as ir
 
 from partita.export.passes.arithmetic import UnknownError, above, compute_values, last_size, nodes_between
 from partita.export.passes.base import (
-    Pass,
+    ATTENTION,
     PassContext,
     added,
     discard,
     integers,
+    node_pass,
     only_consumer,
     remove_unread,
     replace,
-    rewrite_nodes,
     take_names,
 )
-from partita.export.passes.rotary_attention import ATTENTION
 from partita.export.passes.views import VIEWS
 from partita.export.weights.sources import StoredPart, weight_part
 
@@ -51,15 +50,9 @@ class Projection:
     result: ir.Value
 
 
-def run(model: ir.Model, context: PassContext) -> int:
-    """Join the projections before every attention node; returns the number of these."""
-    if context.fused != "contrib":
-        return 0
-
-    def change(node: ir.Node) -> bool:
-        return _pack_inputs(model.graph, node, context) or _split_after_norms(model.graph, node)
-
-    return rewrite_nodes(model, (ATTENTION,), change)
+def _rewritten(graph: ir.Graph, node: ir.Node, context: PassContext) -> bool:
+    """Join the projections before an attention node; False where there are none."""
+    return _pack_inputs(graph, node, context) or _split_after_norms(graph, node)
 
 
 def _pack_inputs(graph: ir.Graph, node: ir.Node, context: PassContext) -> bool:
@@ -77,8 +70,7 @@ def _pack_inputs(graph: ir.Graph, node: ir.Node, context: PassContext) -> bool:
         list(node.attributes.values()),
         num_outputs=len(node.outputs),
     )
-    if given is None or not context.keeps(new, node):
-        discard(new)
+    if given is None or not context.accepts(new, node):
         return False
     before = [value.producer() for value in three if value is not None]
     if products is not None:
@@ -227,4 +219,4 @@ def _are_cuts(whole: ir.Value, three: Sequence[ir.Value | None], widths: Sequenc
     return True
 
 
-PASS = Pass("packed_attention", run)
+PASS = node_pass("packed_attention", (ATTENTION,), _rewritten, "contrib")

@@ -1,4 +1,8 @@
-"""One operator for a rotary embedding outside the attention operator.
+"""Rotary embeddings inside the attention operator, or as one operator.
+
+    query ─ rotary embedding(cos, sin at the positions) ─┐
+    key ─── rotary embedding(cos, sin at the positions) ─┴ GroupQueryAttention                    before
+    query, key ─ GroupQueryAttention(do_rotary, tables of cos and sin)                            after, with gqa
 
     x [B, H, S, D] ─ Slice, Neg, Concat, Mul(cos), Mul(sin), Add ─ y                              before
     x ─ RotaryEmbedding(Gather(cos table, positions), Gather(sin table, positions)) ─ y           after, with onnx24
@@ -7,25 +11,31 @@
     x ─ Split ─┬─ rest ───────────────────────┬ Concat                        where the last part of a head is rotated
                └─ part ─ RotaryEmbedding ─────┘
 
-`rotations.py` finds rotary embeddings, from the readers of cosines and sines upwards. Where neighbouring pairs come
-out as halves, a Gather reorders them before the rotation.
+GroupQueryAttention infers the positions; both of its inputs must be rotated in the same way. `rotations.py` finds
+embeddings of whole or partial heads, in halves or neighbouring pairs: before the attention, or else from the readers of
+cosines and sines upwards. Where neighbouring pairs come out as halves, a Gather reorders them before the rotation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import onnx_ir as ir
 
-from partita.export.passes.arithmetic import last_size
+from partita.export.passes.arithmetic import Array, last_size
 from partita.export.passes.base import (
+    ATTENTION,
     Pass,
     PassContext,
     discard,
     drop_unused_initializers,
     integers,
+    only_consumer,
     over,
     remove_unread,
+    replace,
+    rewrite_nodes,
     stand_in,
     take_names,
 )
@@ -36,24 +46,92 @@ CARRIERS = VIEWS | {"Cast", "Concat", "Expand", "Pad"}
 """Operators that pass the rotated value through unchanged, alone or joined with others."""
 POSITIONS_AXIS = 2
 """The position axis of the operators' input."""
+COS, SIN, FIRST_AFTER = 7, 8, 9
+"""Input indices of the operator (ONNX Runtime ContribOperators.md)."""
+HEADS_IN, HALVES_IN = 16, 8
+"""Required divisors of the head size and of a table row, checked by ONNX Runtime 1.31.1 at run time."""
 
 
 def run(model: ir.Model, context: PassContext) -> int:
-    """Rewrite every rotary embedding that the target has an operator for; returns their number."""
+    """Rewrite every rotary embedding that the target has an operator for; returns the number of rewritten nodes."""
     graph, positions = model.graph, context.input(model.graph, "positions")
     if positions is None or context.fused == "none":
         return 0
-    touched = _touched(graph, positions)
     count = 0
+    if context.fused == "contrib":
+        count = rewrite_nodes(model, (ATTENTION,), lambda node: _fused_in_attention(graph, node, positions, context))
+    touched = _touched(graph, positions)
     for end in _ends(graph, touched):
         maker = end.producer()
         if maker is None or maker.graph is not graph:
             continue
         with over(maker):
             for found in list(_embeddings_in(end, touched, positions, context.spec.max_length)):
-                count += _rewritten(graph, found, positions, context)
+                count += _as_operator(graph, found, positions, context)
     drop_unused_initializers(graph)
     return count
+
+
+def _fused_in_attention(graph: ir.Graph, node: ir.Node, positions: ir.Value, context: PassContext) -> bool:
+    """Move the rotation of query and key into their attention; False where that is impossible or not supported."""
+    if node.attributes.get_int("do_rotary", 0):
+        return False
+    length = context.spec.max_length
+    found = [rotation_of(end, positions, length) for index in (0, 1) if (end := _viewed_value(node, index)) is not None]
+    pair = [each for each in found if each is not None]
+    if len(pair) != 2 or len({each.interleaved for each in pair}) != 1 or not _fits(pair[0]):
+        return False
+    if not np.array_equal(pair[0].cos, pair[1].cos) or not np.array_equal(pair[0].sin, pair[1].sin):
+        return False
+    tables = [table_in(graph, label, array, pair[0]) for label, array in _arrays(pair[0])]
+    inputs = [*node.inputs, *[None] * (COS - len(node.inputs))]
+    new = ir.Node(
+        node.domain,
+        node.op_type,
+        [*inputs[:COS], *tables, *inputs[FIRST_AFTER:]],
+        [
+            *node.attributes.values(),
+            ir.AttrInt64("do_rotary", 1),
+            *([ir.AttrInt64("rotary_interleaved", 1)] if pair[0].interleaved else []),
+        ],
+        num_outputs=len(node.outputs),
+    )
+    if not context.accepts(new, node):
+        return False
+    take_names(new, node)
+    replace(graph, node, new)
+    for each in pair:
+        old = each.result.producer()
+        each.result.replace_all_uses_with(each.source)
+        remove_unread(graph, [old])
+    return True
+
+
+def _viewed_value(node: ir.Node, index: int) -> ir.Value | None:
+    """The value that an input of the node is a view of, if nothing else reads the values in between."""
+    value = node.inputs[index]
+    while value is not None and only_consumer(value) is not None:
+        producer = value.producer()
+        if producer is None or producer.op_type not in VIEWS:
+            return value
+        value = producer.inputs[0]
+    return None
+
+
+def _fits(rotation: Rotation) -> bool:
+    """Whether the operator supports the rotated size and order. ONNX Runtime checks it only at run time."""
+    if rotation.order is not None:
+        return False
+    width, half = last_size(rotation.source), rotation.cos.shape[1]
+    return width is not None and width % HEADS_IN == 0 and (half % HALVES_IN == 0 or rotation.interleaved)
+
+
+def _arrays(rotation: Rotation) -> Iterator[tuple[str, Array]]:
+    """The tables of cosines and sines [N, R/2]; a narrow R is padded with pairs of angle 0."""
+    missing = -rotation.cos.shape[1] % HALVES_IN
+    for label, table, still in (("cos", rotation.cos, 1.0), ("sin", rotation.sin, 0.0)):
+        rest = np.full((len(table), missing), still, table.dtype)
+        yield label, np.concatenate([table, rest], 1)
 
 
 def _touched(graph: ir.Graph, positions: ir.Value) -> set[ir.Value]:
@@ -94,7 +172,7 @@ def _embeddings_in(value: ir.Value, touched: set[ir.Value], positions: ir.Value,
                 yield from _embeddings_in(each, touched, positions, length)
 
 
-def _rewritten(graph: ir.Graph, found: Rotation, positions: ir.Value, context: PassContext) -> bool:
+def _as_operator(graph: ir.Graph, found: Rotation, positions: ir.Value, context: PassContext) -> bool:
     """Replace an embedding by the operator; False where the target does not support it."""
     tables = [table_in(graph, label, array, found) for label, array in (("cos", found.cos), ("sin", found.sin))]
     before = _reordered(graph, found)

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
@@ -120,7 +119,8 @@ def _tabulated(model: ir.Model, positions: ir.Value, value: ir.Value, length: in
     maker = value.producer()
     assert maker is not None
     with over(maker):
-        compute = ReferenceEvaluator(_cut(model, positions, value), new_ops=[ScatterElements])
+        part = ir.Model(ir.convenience.extract(model.graph, [positions], [value]), ir_version=10)
+        compute = ReferenceEvaluator(ir.to_proto(part), new_ops=[ScatterElements])
         numbers = np.arange(length)
         table = _rows_at(compute, positions, numbers)
         drawn = np.random.default_rng(0).permutation(length)[: -(-length // 2)]
@@ -164,28 +164,6 @@ def _run(
     if found.ndim != 3 or found.shape[1] != count or (found != found[:1]).any():
         raise ValueError(f"{found.shape} for {count} positions")
     return np.asarray(found[0, : len(numbers)])
-
-
-def _cut(model: ir.Model, positions: ir.Value, value: ir.Value) -> onnx.ModelProto:
-    """A model of the nodes that compute `value` from the positions."""
-    needed, wanted = [], {value}
-    for node in reversed(list(model.graph)):
-        if wanted.intersection(node.outputs):
-            needed.append(ir.serde.serialize_node(node))
-            wanted.update(v for v in node.inputs if v is not None)
-    constants = [
-        onnx.numpy_helper.from_array(v.const_value.numpy(), v.name) for v in wanted if v.const_value is not None
-    ]
-    assert positions.dtype is not None and value.dtype is not None
-    graph = onnx.helper.make_graph(
-        needed[::-1],
-        "waves",
-        [onnx.helper.make_tensor_value_info(positions.name or "", positions.dtype.value, None)],
-        [onnx.helper.make_tensor_value_info(value.name or "", value.dtype.value, None)],
-        constants,
-    )
-    opset = onnx.helper.make_opsetid("", model.opset_imports[""])
-    return onnx.helper.make_model(graph, opset_imports=[opset], ir_version=10)
 
 
 PASS = Pass("rotary_tables", run)

@@ -8,7 +8,7 @@ R/2, or the next number where pairs are neighbours):
 Some models read pairs as neighbours and write them as halves, or the reverse: a rotary embedding of a reordered x. For
 an x that is a part of a head, the caller passes the part.
 
-The nodes run in float64 at a few positions: on ones and zeros, which gives c and s, then on random numbers. c and s are
+The nodes run in float64 at a few positions on random numbers: once to solve for c and s, once to test them. c and s are
 located in the tables that the nodes look up, possibly times one factor, as scaled rope variants use.
 """
 
@@ -83,10 +83,10 @@ def rotation_of(result: ir.Value, positions: ir.Value, length: int) -> Rotation 
         inner = without_factor(source)
         if inner is not None and same_type(inner, source) and all(use.node in nodes for use in source.uses()):
             scaled = nodes_between({inner, positions}, result)
-            found = scaled and _recognised(_DrawnRuns(scaled, inner, result, positions, length), tables)
+            found = scaled and _recognised(scaled, inner, result, positions, length, tables)
             if found:
                 return found
-        return _recognised(_DrawnRuns(nodes, source, result, positions, length), tables)
+        return _recognised(nodes, source, result, positions, length, tables)
     return None
 
 
@@ -118,79 +118,85 @@ def is_looked_up(node: ir.Node, positions: ir.Value) -> bool:
     return table is not None and table.const_value is not None and weight_part(table) is None
 
 
-@dataclass(slots=True)
-class _DrawnRuns:
-    """Runs of the nodes at positions drawn once."""
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """Inputs and results of the nodes at positions [B, S'] drawn once; S' is a multiple of the input's S."""
 
-    nodes: Sequence[ir.Node]
     source: ir.Value
     result: ir.Value
-    positions: ir.Value
-    length: int
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """The shape of the input, with `TRIED` for a symbolic number of positions."""
-        assert self.source.shape is not None
-        return tuple(size if isinstance(size, int) else TRIED for size in self.source.shape)
-
-    def drawn(self, count: int) -> Array:
-        """Positions [B, count], including the first and the last."""
-        random = np.random.default_rng(7)
-        numbers = random.integers(0, self.length, (self.sizes[0], count))
-        numbers.flat[0] = self.length - 1
-        return numbers
-
-    def run(self, x: Array, where: Array) -> Array:
-        """The result for x at the positions `where` [B, S]."""
-        return compute_values(self.nodes, {self.source: x, self.positions: where})[self.result]
+    positions: Array
+    draws: Sequence[tuple[Array, Array]]
+    """Random inputs and their results, with S' positions along the axis."""
 
 
-def _recognised(trial: _DrawnRuns, tables: Sequence[Array]) -> Rotation | None:
-    sizes = trial.sizes
-    for axis in (2, 1):
-        rounds = -(-TRIED // sizes[axis])
-        places = np.split(trial.drawn(rounds * sizes[axis]), rounds, 1)
+def _drawn(
+    nodes: Sequence[ir.Node], source: ir.Value, result: ir.Value, positions: ir.Value, axis: int, length: int
+) -> _Runs | None:
+    """Two runs of the nodes, with `axis` as the position axis; None where they do not run."""
+    assert source.shape is not None
+    sizes = [size if isinstance(size, int) else TRIED for size in source.shape]
+    rounds = -(-TRIED // sizes[axis])
+    where = np.random.default_rng(7).integers(0, length, (sizes[0], rounds * sizes[axis]))
+    where.flat[0] = length - 1
+    random, draws = np.random.default_rng(3), []
+    for _ in range(2):
+        x = random.standard_normal([rounds * size if i == axis else size for i, size in enumerate(sizes)])
+        parts = zip(np.split(x, rounds, axis), np.split(where, rounds, 1), strict=True)
         try:
-            found = _at_axis(trial, axis, places, tables)
+            y = [compute_values(nodes, {source: part, positions: at})[result] for part, at in parts]
         except (UnknownError, ValueError):
-            continue
+            return None
+        if any(list(each.shape) != sizes for each in y):
+            return None
+        draws.append((x, np.concatenate(y, axis)))
+    return _Runs(source, result, where, draws)
+
+
+def _recognised(
+    nodes: Sequence[ir.Node],
+    source: ir.Value,
+    result: ir.Value,
+    positions: ir.Value,
+    length: int,
+    tables: Sequence[Array],
+) -> Rotation | None:
+    for axis in (2, 1):
+        runs = _drawn(nodes, source, result, positions, axis, length)
+        found = None if runs is None else _at_axis(runs, axis, tables)
         if found is not None:
             return found
     return None
 
 
-def _at_axis(trial: _DrawnRuns, axis: int, places: Sequence[Array], tables: Sequence[Array]) -> Rotation | None:
-    """The rotation if `axis` is the position axis; `places`: positions [B, S] of several runs."""
-    width = last_size(trial.source)
+def _at_axis(runs: _Runs, axis: int, tables: Sequence[Array]) -> Rotation | None:
+    """The rotation if `axis` is the position axis."""
+    width = last_size(runs.source)
     if width is None or width % 2:
         return None
-    x = np.random.default_rng(3).standard_normal(trial.sizes)
-    shown = [trial.run(x, where) for where in places]
-    if any(each.shape != x.shape for each in shown):
-        return None
-    changed = np.flatnonzero(np.any([each != x for each in shown], axis=tuple(range(x.ndim))))
+    (x, y), (other, expected) = runs.draws
+    changed = np.flatnonzero((x != y).any(axis=(0, 1, 2)))
     last = int(changed[-1]) + 1 if changed.size else 0
     for turned in dict.fromkeys((width, last + last % 2)):
         for taken, interleaved in PAIRINGS:
             first, second = _pairs(turned, interleaved=interleaved)
             order = np.arange(width)  # the source index of each number
             order[first], order[second] = _pairs(turned, interleaved=taken)
-            ones = np.zeros(trial.sizes)
-            ones[..., order[first]] = 1.0
-            waves = [trial.run(ones, where).take(0, axis=3 - axis) for where in places]  # [B, S, D] of the first head
-            pairs = [(wave[..., first], wave[..., second]) for wave in waves]
-            expected = [rotary_embedding(x[..., order], *pair, axis, interleaved=interleaved) for pair in pairs]
-            if not turned or not all(np.abs(a - b).max() <= TOLERANCE for a, b in zip(expected, shown, strict=True)):
-                continue
-            where = np.concatenate([each.reshape(-1) for each in places])
-            cos, sin = (
-                _looked_up(np.concatenate([pair[i].reshape(-1, turned // 2) for pair in pairs]), where, tables)
-                for i in (0, 1)
+            a, b, p, q = (
+                each.take(0, axis=3 - axis)
+                for each in (x[..., order[first]], x[..., order[second]], y[..., first], y[..., second])
             )
-            if cos is not None and sin is not None:
+            cos, sin = (
+                (a * p + b * q) / (a * a + b * b),
+                (a * q - b * p) / (a * a + b * b),
+            )  # [B, S', R/2], of the first head
+            computed = rotary_embedding(other[..., order], cos, sin, axis, interleaved=interleaved)
+            if not turned or np.abs(computed - expected).max() > TOLERANCE:
+                continue
+            at = runs.positions.reshape(-1)
+            found = [_looked_up(each.reshape(-1, turned // 2), at, tables) for each in (cos, sin)]
+            if found[0] is not None and found[1] is not None:
                 moved = None if taken == interleaved else order
-                return Rotation(trial.source, trial.result, axis, interleaved, cos, sin, moved)
+                return Rotation(runs.source, runs.result, axis, interleaved, found[0], found[1], moved)
     return None
 
 

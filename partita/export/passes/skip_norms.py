@@ -13,15 +13,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from partita.export.passes.arithmetic import same_type
-from partita.export.passes.base import (
-    Pass,
-    PassContext,
-    discard,
-    only_consumer,
-    remove_unread,
-    rewrite_nodes,
-    take_names,
-)
+from partita.export.passes.base import PassContext, node_pass, only_consumer, remove_unread, take_names
 
 FUSED = {
     "SimplifiedLayerNormalization": "SkipSimplifiedLayerNormalization",
@@ -31,18 +23,11 @@ SUM = 3
 """Output index of the sum in the fused operators."""
 
 
-def run(model: ir.Model, context: PassContext) -> int:
-    """Rewrite every sum that a norm reads; returns their number."""
-    if context.fused != "contrib":
-        return 0
-    return rewrite_nodes(model, FUSED, lambda node: not node.domain and _rewritten(model.graph, node, context))
-
-
 def _rewritten(graph: ir.Graph, norm: ir.Node, context: PassContext) -> bool:
     """Rewrite the sum before a norm; False where there is none, or the target has no fused operator."""
     total = norm.inputs[0]
     add = None if total is None else total.producer()
-    if total is None or add is None or add.op_type != "Add" or not _is_over_last_axis(norm, total):
+    if norm.domain or total is None or add is None or add.op_type != "Add" or not _is_over_last_axis(norm, total):
         return False
     parts = [value for value in add.inputs if value is not None and same_type(value, total)]
     if len(parts) != 2 or total.is_graph_output() or norm.outputs[0].is_graph_output():
@@ -59,8 +44,7 @@ def _rewritten(graph: ir.Graph, norm: ir.Node, context: PassContext) -> bool:
         [ir.AttrFloat32("epsilon", norm.attributes.get_float("epsilon", 1e-5))],
         outputs=[ir.Value(), ir.Value(name=""), ir.Value(name=""), ir.Value()][: SUM + 1 if wants_sum else 1],
     )
-    if not context.supports(new):
-        discard(new)
+    if not context.accepts(new):
         return False
     take_names(new, norm)
     graph.insert_before(add, new)
@@ -95,4 +79,4 @@ def _without_bias(parts: list[ir.Value]) -> tuple[list[ir.Value], ir.Value | Non
     return parts, None
 
 
-PASS = Pass("skip_norms", run)
+PASS = node_pass("skip_norms", FUSED, _rewritten, "contrib")

@@ -9,7 +9,10 @@
     Gemm(x, Reshape(W [E, F, H] -> [E*F, H]))             before: a second copy in memory
     Gemm(x, W viewed as [E*F, H])                         after: the same bytes with another shape
 
-A weight with another reader (a tied embedding) stays as it is; see `tied_head`.
+    h [B, K, H] ─ MatMul(Transpose(E)) ─ logits [B, K, V]                               before: a second copy in memory
+    h [B, K, H] ─ Reshape [B*K, H] ─ Gemm(E, transB=1) ─ Reshape [B, K, V] ─ logits     after, where E is the embedding
+
+A weight with another reader (a tied embedding) stays as it is. The Transpose would hide it from quantisers.
 """
 
 from __future__ import annotations
@@ -18,21 +21,26 @@ import math
 
 import onnx_ir as ir
 
-from partita.export.passes.base import Pass, PassContext, constant, only_consumer, rewrite_nodes
+from partita.export.passes.base import (
+    PassContext,
+    constant,
+    integers,
+    node_pass,
+    only_consumer,
+    replace,
+    take_names,
+)
 from partita.export.weights.sources import StoredPart, weight_part
 
 
-def run(model: ir.Model, context: PassContext) -> int:
-    """Fold every Transpose, Reshape and interleaving of a weight into the weight; returns their number."""
-    return rewrite_nodes(model, ("Transpose", "Reshape"), lambda node: _fold(model.graph, node))
-
-
-def _fold(graph: ir.Graph, node: ir.Node) -> bool:
+def _fold(graph: ir.Graph, node: ir.Node, context: PassContext) -> bool:
     """Fold one node, or the interleaving that starts with it, into its weight; False where that is impossible."""
     value = node.inputs[0]
     weight = weight_part(value)
-    if value is None or weight is None or len(value.uses()) != 1 or weight.is_reshaped:
+    if value is None or weight is None or weight.is_reshaped:
         return False
+    if len(value.uses()) > 1:
+        return node.op_type == "Transpose" and _as_tied_head(graph, node, value)
     if node.op_type == "Transpose":
         order = tuple(node.attributes.get_ints("perm", range(weight.shape.rank())[::-1]))
         name = f"{value.name}.{'transposed' if len(order) == 2 else 'permuted'}"
@@ -88,4 +96,29 @@ def _replace_nodes(graph: ir.Graph, nodes: tuple[ir.Node, ...], weight: StoredPa
     return True
 
 
-PASS = Pass("transposed_weights", run)
+def _as_tied_head(graph: ir.Graph, turn: ir.Node, weight: ir.Value) -> bool:
+    """Write the MatMul that alone reads a transposed weight as a Gemm; False where there is none."""
+    matmul = only_consumer(turn.outputs[0])
+    if matmul is None or matmul.op_type != "MatMul" or matmul.inputs[1] is not turn.outputs[0]:
+        return False
+    hidden = matmul.inputs[0]
+    assert weight.shape is not None
+    if weight.shape.rank() != 2 or hidden is None or hidden.shape is None or hidden.shape.rank() != 3:
+        return False
+    vocabulary, width = weight.shape.numpy()
+    batch = hidden.shape[0]
+    assert isinstance(batch, int)
+    flat = ir.node("Reshape", [hidden, integers(graph, [-1, width], f"{weight.name}.rows")])
+    gemm = ir.node("Gemm", [flat.outputs[0], weight], {"transB": 1})
+    shape = integers(graph, [batch, -1, vocabulary], f"{weight.name}.logits")
+    back = ir.node("Reshape", [gemm.outputs[0], shape])
+    for node in (flat, gemm, back):
+        take_names(node, matmul)
+    for node, size in ((flat, width), (gemm, vocabulary)):
+        node.outputs[0].type, node.outputs[0].shape = hidden.type, ir.Shape([None, size])
+        graph.insert_before(matmul, node)
+    replace(graph, matmul, back, dead=(turn,))
+    return True
+
+
+PASS = node_pass("transposed_weights", ("Transpose", "Reshape"), _fold)

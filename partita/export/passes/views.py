@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from partita.export.passes.arithmetic import Array, UnknownError, compute_values
-from partita.export.passes.base import Pass, PassContext, integers, remove_unread, rewrite_nodes, stand_in
+from partita.export.passes.base import PassContext, integers, node_pass, remove_unread, stand_in
 
 VIEWS = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity"})
 CHOICES = ((2, 3), (5, 7))
@@ -23,20 +23,10 @@ MOST_ELEMENTS = 1 << 20
 """Larger tensors are not changed; tests with few tokens stay far below."""
 
 
-def run(model: ir.Model, context: PassContext) -> int:
-    """Shorten every chain; returns their number."""
-
-    def change(node: ir.Node) -> bool:
-        is_last = any(use.node.op_type not in VIEWS for use in node.outputs[0].uses())
-        return is_last and _shortened(model.graph, node)
-
-    return rewrite_nodes(model, VIEWS, change)
-
-
-def _shortened(graph: ir.Graph, last: ir.Node) -> bool:
-    """Shorten the chain that ends with `last`; False where it is minimal."""
+def _shortened(graph: ir.Graph, last: ir.Node, context: PassContext) -> bool:
+    """Shorten the chain that ends with `last`; False where it is minimal, or continues."""
     result = last.outputs[0]
-    if result.is_graph_output():
+    if result.is_graph_output() or all(use.node.op_type in VIEWS for use in result.uses()):
         return False
     chain: list[ir.Node] = []
     found: tuple[ir.Value, int] | None = None
@@ -98,4 +88,4 @@ def _target(value: ir.Value) -> list[int] | None:
     return sizes if sizes.count(-1) <= 1 else None
 
 
-PASS = Pass("views", run)
+PASS = node_pass("views", VIEWS, _shortened)

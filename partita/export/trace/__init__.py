@@ -1,7 +1,6 @@
 """Tracing of modelling code to an ONNX graph. Here: ONNX operators where torch's translation is unsuitable.
 
-A MatMul or Reshape of torch may specialise a symbolic size when it checks strides; an int32 index becomes a GatherND,
-which does not support int32.
+A MatMul or Reshape of torch may specialise a symbolic size when it checks strides.
 """
 
 from __future__ import annotations
@@ -25,14 +24,6 @@ def pad_last_axis(tensor: torch.Tensor, width: int) -> torch.Tensor:
 
     missing = width - tensor.shape[-1]
     return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
-
-
-def look_up_rows(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Rows of `table`, for an int32 index."""
-    import torch.onnx.ops as onnx_ops
-
-    shape = (*index.shape, *table.shape[1:])
-    return onnx_ops.symbolic("onnx::Gather", (table, index), {"axis": 0}, dtype=table.dtype, shape=shape, version=13)
 
 
 def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

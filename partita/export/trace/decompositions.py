@@ -5,17 +5,19 @@ tracing time, and most decoders do not need it.
 - Type promotion runs every operator again on fake tensors, for results that the program has recorded.
 - The table of ONNX functions is parsed from source code for every graph: 0.85 s.
 
-ONNX translations of torch operators that its exporter lacks.
+ONNX translations of torch operators that its exporter lacks, or writes with operators that providers lack.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import onnx_ir as ir
 import torch
 from onnxscript import opset18 as op
+from onnxscript.function_libs.torch_lib.ops.core import aten_index
 from torch._ops import HigherOrderOperator
 
 ALIASES = frozenset({"aten::to", "aten::detach", "aten::detach_", "aten::alias"})
@@ -138,8 +140,26 @@ def _erf_inv(x: Any) -> Any:
     return y
 
 
+def _index(values: Any, indices: Sequence[Any]) -> Any:
+    """`values[..., index, ...]` as one Gather, which takes int32; torch writes a GatherND between two Transposes."""
+    given = [(axis, index) for axis, index in enumerate(indices) if index is not None]
+    if len(given) == 1 and given[0][1].dtype != ir.DataType.BOOL:
+        return op.Gather(values, given[0][1], axis=given[0][0])
+    return aten_index(values, [_as_int64(index) for index in indices])
+
+
+def _as_int64(index: Any) -> Any:
+    """The index in int64, as GatherND requires."""
+    if index is None or index.dtype != ir.DataType.INT32:
+        return index
+    wide: Any = op.Cast(index, to=int(ir.DataType.INT64))
+    wide.shape, wide.dtype = index.shape, ir.DataType.INT64
+    return wide
+
+
 TABLE: Mapping[Callable[..., Any], Callable[..., Any]] = {
     torch.ops.prims.erf_inv.default: _erf_inv,
     torch.ops.aten.erfinv.default: _erf_inv,
+    torch.ops.aten.index.Tensor: _index,
 }
 """The custom translation table of torch.onnx.export."""

@@ -20,10 +20,10 @@ from partita.export.trace.hooks import MaskFunction, MaskRule, additive_mask
 from partita.export.trace.state import ModelStates
 
 CACHE_LENGTH = "CacheLength"
-"""Placeholder operator for the number of cached tokens, resolved in `tracing._settle_length`."""
+"""Placeholder operator for the number of cached tokens, which a batch does not have (`tracing._check_placeholders`)."""
 ROLLED = "RolledCache"
 """Placeholder operator for the rows of a window cache, which only the layer's own attention may read
-(`tracing._check_rolled`)."""
+(likewise)."""
 DOMAIN = "partita"
 
 Key = tuple[str, int, int]
@@ -138,15 +138,17 @@ class Emitter:
         return output
 
     def length(self) -> Any:
-        """The number of cached tokens, as a scalar tensor or a number; a placeholder in a static cache."""
-        if self.lowering.grows:  # the same for all sequences: padding has positions, too
-            before = self.max_length - self.positions.shape[1]
-            return self.positions[0, 0].to(torch.int64) if self.probed.length_as_tensor else before
+        """The number of cached tokens: the first position as a scalar tensor, or a number."""
         if not self.probed.length_as_tensor:
-            return 0
-        return torch.onnx.ops.symbolic(
-            f"{DOMAIN}::{CACHE_LENGTH}", (self.positions,), {}, dtype=torch.int64, shape=(), version=1
-        )
+            return self.max_length - self.positions.shape[1] if self.lowering.grows else 0
+        if self.lowering.grows:  # the same for all sequences: padding has positions, too
+            return self.positions[0, 0].to(torch.int64)
+        if self.positions.shape[0] > 1:
+            operator = f"{DOMAIN}::{CACHE_LENGTH}"
+            return torch.onnx.ops.symbolic(operator, (self.positions,), {}, dtype=torch.int64, shape=(), version=1)
+        inputs, dtype = (self.positions, torch.zeros(2, dtype=torch.int64)), self.positions.dtype
+        first = torch.onnx.ops.symbolic("onnx::GatherND", inputs, {}, dtype=dtype, shape=(), version=13)
+        return first.to(torch.int64)
 
     def read_state(self, kind: str, layer: int, index: int) -> torch.Tensor | None:
         """A copy that the model may modify; its final content is the present state."""

@@ -24,7 +24,7 @@ from partita.export.trace import DOMAINS
 from partita.export.trace.attention import Lowering
 from partita.export.trace.decompositions import TABLE, quick_export, skip_decompositions
 from partita.export.trace.emitter import CACHE_LENGTH, DOMAIN, ROLLED, Emitter, Key
-from partita.export.trace.experts import experts_form, has_stacked
+from partita.export.trace.experts import experts_form
 from partita.export.trace.fake_model import FakeModel, quiet, translate_errors
 from partita.export.trace.hooks import connect_plug
 from partita.export.trace.plug_cache import PlugCache, call
@@ -138,7 +138,7 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec, progress: Stage 
         quiet(),
         torch.no_grad(),
         translate_errors("tracing the model"),
-        experts_form(spec.form, spec.tokens, stacked=has_stacked(fake.module)) as forms,
+        experts_form(spec.form, spec.tokens) as forms,
         quick_export(),
     ):
         wrapper = _Wrapper(fake, lowering, table, spec)
@@ -170,8 +170,7 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec, progress: Stage 
         model.opset_imports.clear()
         model.opset_imports.update({"": spec.opset, **dict(lowering.domains), **dict(DOMAINS[spec.form])})
         clean(model)
-        _check_rolled(model)
-        _settle_length(model, spec.batch)
+        _check_placeholders(model)
         _drop_unused_inputs(model)
         name_axes(model)
         name_nodes(model)
@@ -270,41 +269,15 @@ def broken_guard(taken: RecordedGuards, max_length: int) -> str | None:
     return None
 
 
-def _settle_length(model: ir.Model, batch: int) -> None:
-    """Replace placeholders of the number of cached tokens by the first position, in a batch of one."""
-    graph = model.graph
-    for node in [n for n in graph if n.domain == DOMAIN and n.op_type == CACHE_LENGTH]:
-        users = node.outputs[0].uses()
-        if users and batch > 1:
+def _check_placeholders(model: ir.Model) -> None:
+    """Raise UnsupportedModelError where a node reads a placeholder, for which the graph has no value."""
+    for node in model.graph:
+        if node.domain == DOMAIN and node.op_type == CACHE_LENGTH:
             raise UnsupportedModelError(
                 "the model derives positions from the length of the cache, one for the whole batch; "
                 "export it with `batch_size=1`",
                 option="batch_size",
             )
-        positions = node.inputs[0]
-        assert positions is not None
-        zero = ir.Value(
-            name=f"{node.name}.first",
-            shape=ir.Shape([2]),
-            type=ir.TensorType(ir.DataType.INT64),
-            const_value=ir.tensor([0, 0], dtype=ir.DataType.INT64, name=f"{node.name}.first"),
-        )
-        graph.initializers[zero.name or ""] = zero
-        first = ir.node("GatherND", inputs=[positions, zero])
-        wide = ir.node("Cast", inputs=[first.outputs[0]], attributes={"to": int(ir.DataType.INT64)})
-        for new in (first, wide):
-            new.metadata_props.update(node.metadata_props)
-            new.outputs[0].shape = ir.Shape([])
-        first.outputs[0].dtype, wide.outputs[0].dtype = ir.DataType.INT32, ir.DataType.INT64
-        graph.insert_before(node, [first, wide])
-        for use in users:
-            use.node.replace_input_with(use.idx, wide.outputs[0])
-        graph.remove(node, safe=True)
-
-
-def _check_rolled(model: ir.Model) -> None:
-    """Raise UnsupportedModelError where an operator other than the layer's attention reads a window cache."""
-    for node in model.graph:
         if node.domain == DOMAIN and node.op_type == ROLLED:
             reader = next((use.node.op_type for use in node.outputs[0].uses()), "the graph's output")
             raise UnsupportedModelError(

@@ -50,8 +50,6 @@ CROSSED_TOKENS = 1024
 """The longest window, attention chunk or original context that the sequence exceeds by default."""
 TOKENS_PAST = 8
 """Prompt tokens after the first that does not see the beginning."""
-DIFFERENT = 1e-3
-"""Relative difference of two attention implementations; float32 rounding causes 1e-6 to 1e-4."""
 PROMPT_TEXT = (
     "Return the number of items in the list. If the list is empty, raise ValueError: the caller has to make sure "
     "that there is at least one item to count."
@@ -77,8 +75,6 @@ class KnownAnswer:
     """prefill_logits use the rotary frequencies of P tokens, decode_logits those of P + D."""
     not_exercised: tuple[str, ...] = ()
     """Windows, attention chunks and rotary frequencies that the sequence does not reach."""
-    caution: str = ""
-    """The difference of transformers' eager attention from the reference; empty where they match."""
 
 
 def check_memory(
@@ -233,7 +229,6 @@ def compute(
     with quiet(), torch.no_grad(), translate_errors("running the source model"):
         with mask_functions() as masks:
             last = last_logits(model, sequence, 1)
-        caution = _unlike_eager(model, sequence, last)
         reaches = _reaches(model, masks, max_length)
         context = min(static_up_to(model) or max_length, max_length)  # where rotary frequencies change
         past = [reach for reach in reaches if count + steps <= reach <= crossed]
@@ -268,7 +263,6 @@ def compute(
         + weights,
         own_frequencies=own,
         not_exercised=tuple(missed),
-        caution=caution,
     )
 
 
@@ -297,24 +291,6 @@ def _read(model: Any, sequence: torch.Tensor, count: int, *, use_cache: bool) ->
     known = inspect.signature(model.forward).parameters
     return model(
         input_ids=sequence, use_cache=use_cache, **{"logits_to_keep": count} if "logits_to_keep" in known else {}
-    )
-
-
-def _unlike_eager(model: Any, sequence: torch.Tensor, expected: torch.Tensor) -> str:
-    """The difference between `expected` [1, V], the logits after `sequence` [1, T], and those with eager attention."""
-    own = text_config(model)._attn_implementation
-    if own == "eager":
-        return ""
-    model.config._attn_implementation = "eager"
-    try:
-        apart = float((last_logits(model, sequence, 1) - expected).abs().max()) / (float(expected.abs().max()) or 1.0)
-    finally:
-        model.config._attn_implementation = own
-    if apart <= DIFFERENT:
-        return ""
-    return (
-        f"transformers' eager attention gives other logits than {own}, its default for "
-        f"{model.config.model_type} (by {apart:.1e} of the largest); {own} is the reference"
     )
 
 

@@ -2,8 +2,7 @@
 
 Prints a line per type as it ends. `--json` keeps the results, `--docs` writes the page from them. `--read` takes the
 results of an earlier run; types that are named with it are run anew and replace theirs. `--check` fails when the
-results are not what a full run has to show. `--references` exports nothing: it compares the default attention
-implementation of transformers with its eager attention, in minutes.
+results are not what a full run has to show.
 """
 
 from __future__ import annotations
@@ -22,11 +21,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import partita
-from tests.export.breadth.goals import DIFFERENT, complaints
-from tests.export.breadth.implementations import Compared, told, totals, write
+from tests.export.breadth.goals import complaints
 from tests.export.breadth.page import page
 from tests.export.breadth.records import LOWERINGS, VERSIONS, Outcome, Results, all_types
-from tests.export.breadth.running import LIMIT_SECONDS, run, run_comparisons
+from tests.export.breadth.running import LIMIT_SECONDS, run
 
 _WHEELS = ("onnxruntime-gpu", "onnxruntime")
 """Distributions that the module onnxruntime may come in."""
@@ -44,7 +42,6 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--missing", action="store_true", help="go on with --read: run the types that it has not")
     parser.add_argument("--docs", type=Path, help="write the page there")
     parser.add_argument("--check", action="store_true", help="fail when the results are not what they have to be")
-    parser.add_argument("--references", action="store_true", help="compare the default attention with eager; no export")
     chosen = parser.parse_args(given)
     if chosen.missing:
         if chosen.read is None or chosen.types:
@@ -94,8 +91,6 @@ def lines(outcomes: Iterable[Outcome]) -> Iterable[str]:
 def main(given: Sequence[str] | None = None) -> int:
     """Run or read, print, write; 1 when `--check` finds something."""
     chosen = arguments(given)
-    if chosen.references:
-        return _references(chosen)
     earlier = Results.read(chosen.read) if chosen.read else None
     results = earlier if earlier and not chosen.types else _run(chosen, earlier.outcomes if earlier else ())
     counts = Counter((entry.attention, entry.status) for entry in results.outcomes)
@@ -107,22 +102,6 @@ def main(given: Sequence[str] | None = None) -> int:
     for line in found:
         sys.stderr.write(f"{line}\n")
     return 1 if found else 0
-
-
-def _references(chosen: argparse.Namespace) -> int:
-    """Compare the attention implementations of every type; print a line per type, and totals."""
-    found: list[Compared] = []
-    for entries in run_comparisons(chosen.types or all_types(), limit_seconds=chosen.limit):
-        found += entries
-        sys.stdout.write(f"{told(entries)}\n")
-        sys.stdout.flush()
-    sys.stdout.write(f"{totals(found)}\n")
-    if chosen.json:
-        write(found, chosen.json)
-    new = sorted({entry.model_type for entry in found if entry.differs} - DIFFERENT) if chosen.check else []
-    if new:
-        sys.stderr.write(f"eager and default attention differ, and goals.DIFFERENT does not list: {', '.join(new)}\n")
-    return 1 if new else 0
 
 
 def _run(chosen: argparse.Namespace, earlier: Sequence[Outcome]) -> Results:

@@ -22,11 +22,6 @@ _NAMED = """
 NAMED = _NAMED.split()
 """Families that are verified with gqa."""
 
-DIFFERENT = {"falcon", "gemma3", "glm5_next", "paligemma"}
-"""Types with a setting for which eager attention computes other numbers than the default. Falcon follows the default,
-the others are refused with that setting.
-"""
-
 
 def complaints(outcomes: Sequence[Outcome]) -> list[str]:
     """What is not as it has to be after a full run, a line each; empty when all is well."""

@@ -32,8 +32,8 @@ class Reference:
     """Where transformers differs from itself; empty when it does not."""
 
 
-def load(folder: Path, implementation: str | None = None) -> Any:
-    """The original model, with the attention implementation that transformers uses by default, or with another.
+def load(folder: Path) -> Any:
+    """The original model, with the attention implementation that transformers uses by default.
 
     Raises ValueError when transformers finds no weights for a part of it.
     """
@@ -47,7 +47,7 @@ def load(folder: Path, implementation: str | None = None) -> Any:
         folder,
         config=config,
         dtype=torch.float32,
-        attn_implementation=implementation,
+        attn_implementation=None,
         local_files_only=True,
         output_loading_info=True,
     )

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from multiprocessing.connection import Connection
 
-from tests.export.breadth.implementations import Compared, comparisons
 from tests.export.breadth.records import Outcome
 
 PRELOADED = ["torch", "transformers", "onnxscript", "partita.export.pipeline", "tests.export.breadth.outcomes"]
@@ -62,28 +61,6 @@ def run_type(model_type: str, lowerings: Sequence[str], limit_seconds: float) ->
     return found
 
 
-def run_comparisons(types: Sequence[str], *, limit_seconds: float = LIMIT_SECONDS) -> Iterator[list[Compared]]:
-    """The comparisons of every type, in a process of its own."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    for model_type in types:
-        receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=_compare, args=(sender, model_type), daemon=True)
-        process.start()
-        sender.close()
-        try:
-            if receiver.poll(limit_seconds):
-                yield receiver.recv()
-            else:
-                process.kill()
-                yield [Compared(model_type, "", "", None, f"no end after {limit_seconds:.0f} s")]
-        except EOFError:
-            process.join()
-            yield [Compared(model_type, "", "", None, _end(process.exitcode))]
-        process.join()
-        receiver.close()
-
-
 def _end(code: int | None) -> str:
     """How a process ended that sent nothing."""
     with contextlib.suppress(ValueError):
@@ -100,13 +77,6 @@ def _silence() -> None:
     import torch
 
     torch.set_num_threads(1)
-
-
-def _compare(sender: Connection, model_type: str) -> None:
-    """Send the comparisons of a type."""
-    _silence()
-    sender.send(list(comparisons(model_type)))
-    sender.close()
 
 
 def _child(sender: Connection, model_type: str, lowerings: list[str]) -> None:

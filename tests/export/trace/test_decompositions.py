@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnxruntime as ort
 import pytest
 import torch
 
@@ -50,6 +53,32 @@ def test_a_quick_export_changes_nothing(
 
     assert traced(quick=True) == traced(quick=False)
     assert found == [skipped, skipped]
+
+
+class Indexed(torch.nn.Module):
+    """Rows, columns and single numbers of x, by one index or two."""
+
+    def forward(self, x: torch.Tensor, rows: torch.Tensor, narrow: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        two = x[narrow, :, torch.tensor([0, 2], dtype=torch.int32)]
+        return x[:, rows, :], x[narrow], x[..., rows], two, x[:, torch.tensor([True, False, True])]
+
+
+def test_an_index_is_a_gather_and_others_are_those_of_torch(tmp_path: Path) -> None:
+    """No Transpose, and no int32 in a GatherND."""
+    from partita.export.trace.decompositions import TABLE
+
+    given = torch.randn(2, 3, 4), torch.tensor([2, -1, 0]), torch.tensor([1, 0], dtype=torch.int32)
+    program: Any = torch.onnx.export(
+        Indexed().eval(), given, dynamo=True, custom_translation_table=dict(TABLE), optimize=True, verbose=False
+    )
+    path = tmp_path / "model.onnx"
+    program.save(path)
+    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_inputs()]
+    found = session.run(None, dict(zip(names, (each.numpy() for each in given), strict=True)))
+    for one, other in zip(found, Indexed()(*given), strict=True):
+        assert np.array_equal(one, other.numpy())
+    assert [node.op_type for node in program.model.graph].count("Gather") >= 3
 
 
 # A causal mask that is a buffer of the model is read at the tokens' positions, and nothing else is changed

@@ -115,7 +115,6 @@ def test_falcon_with_alibi(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, mult
     summary = export(options(folder, tmp_path / "out"), replay=replay)
     assert summary.manifest.verification.status == "verified"
     assert "sdpa attention" in (summary.manifest.verification.reference or "")
-    assert any("transformers' eager attention gives other logits than sdpa" in note for note in summary.notes)
     answer = load_file(tmp_path / "out" / "known_answer.safetensors")
     once, twice = (_falcon_with_alibi(folder, answer["prompt"].tolist(), times) for times in (1, 2))
     exported = answer["prefill_logits"][-1]

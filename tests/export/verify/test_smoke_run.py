@@ -87,7 +87,7 @@ def test_what_one_lowering_rounds_too_much_another_may_not(tiny_checkpoint: Tiny
     assert "`attention=gqa` was tried and rejected: first difference in decode 5" in summary.notes
     assert "gqa does not match: first difference in decode 5" in summary.attention_reason
     asked, exact = replace(options, attention="gqa"), replace(options, precision="fp32")
-    for other, words in ((asked, "onnx24 runs there; `attention=auto` would choose it"), (exact, "report this model")):
+    for other, words in ((asked, "`attention=auto` tries the other lowerings"), (exact, "report this model")):
         with pytest.raises(ParityError, match=f"first difference in decode 5.*{words}"):
             export(replace(other, out=tmp_path / "other"), replay=beyond("gqa"), target=target)
     assert not (tmp_path / "other").exists()
@@ -118,7 +118,9 @@ def test_by_name_it_is_refused_with_the_reason_and_what_runs(
     exporting: Exporting, tmp_path: Path, verify: bool
 ) -> None:
     target = find_target("cpu", {}, default_allowed=False, libraries={})
-    with pytest.raises(PartitaError, match=r"head_size.*nothing was written; `attention=onnx24` runs there") as caught:
+    with pytest.raises(
+        PartitaError, match=r"head_size.*nothing was written; `attention=auto` tries the other"
+    ) as caught:
         exporting(target, ODD, attention="gqa", verify=verify)
     assert "please report" not in str(caught.value) and "export the checkpoint again" not in str(caught.value)
     assert not list(tmp_path.iterdir())
@@ -133,7 +135,7 @@ def test_a_cache_of_a_window_that_does_not_run_is_to_be_left_out(
     options = ExportOptions(str(checkpoint), tmp_path / "out", max_length=64, cache="window", verify=False)
     with pytest.raises(PartitaError) as caught:
         export(options, replay=replay_on_cpu, smoke=smoke_on_cpu, target=None)
-    assert "omit `cache=window`: `attention=onnx24` runs there" in str(caught.value)
+    assert "omit `cache=window`, which only this lowering supports" in str(caught.value)
     assert "`attention=auto`" not in str(caught.value)
 
 

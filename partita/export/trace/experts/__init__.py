@@ -10,9 +10,9 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from partita.errors import UnsupportedModelError
 from partita.export.trace.experts import contrib, standard
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import torch
 
     from partita.export.trace import Form
-    from partita.export.trace.experts.signs import Signs
 
 __all__ = ["IMPLEMENTATION", "Forms", "experts_form", "has_stacked", "refuse_loops", "register"]
 
@@ -38,7 +37,6 @@ class Forms:
     requested: Form
     tokens: int | None
     """B*S when it is fixed, None when it is symbolic."""
-    signs: Signs
     chosen: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -51,16 +49,12 @@ _active: list[Forms] = []
 
 
 @contextmanager
-def experts_form(form: Form, tokens: int | None, *, stacked: bool = True) -> Iterator[Forms]:
-    """Write experts as `form` in the block. `tokens`: B*S, None: symbolic; `stacked`: in transformers' stacks."""
-    from partita.export.trace.experts.signs import Signs
-
-    forms = Forms(form, tokens, Signs())
-    followed: AbstractContextManager[Any] = forms.signs if stacked and form == "contrib" else nullcontext()
+def experts_form(form: Form, tokens: int | None) -> Iterator[Forms]:
+    """Write experts as `form` in the block. `tokens`: B*S, None: symbolic."""
+    forms = Forms(form, tokens)
     _active.append(forms)
     try:
-        with followed:
-            yield forms
+        yield forms
     finally:
         _active.pop()
 
@@ -103,7 +97,7 @@ def _forward(
     forms = _active[-1]
     experts = Experts.of(module)
     call = Call(experts, _in_rows(hidden_states), _in_rows(top_k_index), _in_rows(top_k_weights), forms.tokens)
-    gate = contrib.gate_of(call, forms.signs) if forms.requested == "contrib" else None
+    gate = contrib.gate_of(call) if forms.requested == "contrib" else None
     if isinstance(gate, Gate):
         what, output = contrib.NAME, contrib.emit(call, gate)
     else:

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from partita.export.trace import look_up_rows, product, reshape
+from partita.export.trace import product, reshape
 
 if TYPE_CHECKING:
     import torch
@@ -97,7 +97,7 @@ def routing(call: Call) -> torch.Tensor:
     import torch
 
     numbers = torch.arange(call.experts.count + 1, dtype=torch.int32)
-    chosen = look_up_rows(numbers, call.index)[:, :, None] == numbers[:-1]
+    chosen = numbers[call.index][:, :, None] == numbers[:-1]
     nothing = torch.zeros((), dtype=call.weights.dtype)
     return torch.where(chosen, call.weights[:, :, None], nothing).sum(dim=1)
 
@@ -109,7 +109,7 @@ def existing(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     count = call.experts.count
     numbers = torch.cat([torch.arange(count, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)])
     share = torch.cat([torch.ones(count, dtype=call.weights.dtype), torch.zeros(1, dtype=call.weights.dtype)])
-    return look_up_rows(numbers, call.index), call.weights * look_up_rows(share, call.index)
+    return numbers[call.index], call.weights * share[call.index]
 
 
 def emit(call: Call) -> tuple[str, torch.Tensor]:
@@ -171,13 +171,13 @@ def _chosen_experts(call: Call, tokens: int) -> torch.Tensor:
     index, weights = existing(call)
     index = index.reshape(pairs)
     rows = call.hidden[:, None, :].expand(tokens, chosen, hidden).reshape(pairs, hidden, 1)
-    inner = product(look_up_rows(experts.up, index), rows).reshape(pairs, experts.up.shape[1])
+    inner = product(experts.up[index], rows).reshape(pairs, experts.up.shape[1])
     if experts.up_bias is not None:
-        inner = inner + look_up_rows(experts.up_bias, index)
+        inner = inner + experts.up_bias[index]
     active = experts.activate(inner).reshape(pairs, 1, experts.down.shape[1])
-    output = product(active, look_up_rows(experts.down, index)).reshape(pairs, hidden)
+    output = product(active, experts.down[index]).reshape(pairs, hidden)
     if experts.down_bias is not None:
-        output = output + look_up_rows(experts.down_bias, index)
+        output = output + experts.down_bias[index]
     if experts.after is not None:
         output = experts.after(output)
     weighted = output.reshape(tokens, chosen, hidden) * weights[:, :, None]
