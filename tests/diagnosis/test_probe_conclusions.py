@@ -35,7 +35,6 @@ from tests.partition_reports.samples import (
 )
 
 CODES = {factor: reason.code for reason in REASONS.values() for factor in reason.factors}
-KINDS = {"type": "other types", "opset": "other opsets"}
 DET, CONCAT = "model.layers.0.self_attn/Det", "model.rotary_emb/Concat"
 ONLY_PLACED = ProbeRun("opset", "Relu of opset 13 in place of 14", "placed", "")
 LEFT = ProbeRun("as_is", "", "rejected", "")
@@ -48,11 +47,9 @@ def probe(*trials: ProbeRun, unprobed: str = "") -> NodeProbe:
 def changed(factor: Factor, outcome: Outcome, change: str = "something else", *parts: Factor) -> ProbeRun:
     now, _, before = change.partition(" in place of ")
     before, place, where = before.partition(" in ")
-    swap = Substitution(now, before, f"in {where}" if place else "", partly=bool(place)) if before else None
+    substitution = Substitution(now, before, f"in {where}" if place else "", partly=bool(place)) if before else None
     removes = change.startswith("without ")
-    return ProbeRun(
-        factor, change, outcome, "", factors=parts, substitution=swap, removes=removes, kind=KINDS.get(factor, "")
-    )
+    return ProbeRun(factor, change, outcome, "", factors=parts, substitution=substitution, removes=removes)
 
 
 class Shown(NamedTuple):

@@ -27,10 +27,10 @@ from partita.observations.text_format import plural
 from partita.providers.base import Option
 from partita.runtime.chain.provider_check import PROBE_MODEL
 from partita.runtime.lab.change import Variation, operator_of
-from partita.runtime.lab.factors import MOST_COMBINED, as_it_is, combine_factors, factors, kind_of, single
+from partita.runtime.lab.factors import MOST_COMBINED, as_it_is, combine_factors, factors, single
 from partita.runtime.lab.forms import Form, TypedForm, as_example, assignments, plainest_forms
 from partita.runtime.lab.graph import cut_proto
-from partita.runtime.lab.laboratory import BUDGET, Lab, ModelOrder, ModelOutcome
+from partita.runtime.lab.laboratory import BUDGET, Lab, ModelOutcome
 from partita.runtime.lab.neighbours import Neighbourhood, holder_models
 from partita.runtime.lab.schema import OUTPUT_TYPES, Operator, element_in, types_of
 from partita.runtime.lab.variant import (
@@ -138,7 +138,7 @@ def explore(subjects: Sequence[Subject], lab: Lab) -> None:
     _run([_experiment(subject, as_it_is(subject.variant), lab) for subject in subjects], lab)
     _try_options(subjects, lab)
     _try_defaults(subjects, lab)
-    order = [factor.name for factor in factors()]
+    order = list(factors())
     _run(
         [
             replace(_experiment(subject, each, lab), position=order.index(each.factor))
@@ -258,7 +258,7 @@ def _open(subjects: Sequence[Subject]) -> list[Subject]:
 
 def _pending_outcome(factor: str, change: str = "") -> ProbeRun:
     """A trial without an outcome."""
-    return ProbeRun(factor, change, "invalid", "", kind=kind_of(factor))
+    return ProbeRun(factor, change, "invalid", "")
 
 
 def _experiment(subject: Subject, variation: Variation, lab: Lab) -> Experiment:
@@ -279,24 +279,22 @@ def _experiment(subject: Subject, variation: Variation, lab: Lab) -> Experiment:
 
 
 def _run(experiments: Sequence[Experiment], lab: Lab, *, complete: bool = True) -> list[tuple[Experiment, ProbeRun]]:
-    """Run experiments. `complete`: a subject with a missing answer is marked as not fully probed."""
-    numbers = {id(each.subject): number for number, each in enumerate(experiments)}
-    turns = (
-        [ModelOrder(numbers[id(each.subject)], each.position) for each in experiments]
-        if complete and lab.compiles
-        else ()
-    )
-    answers = lab.try_all([each.model for each in experiments], turns=turns)
-    decided: dict[int, int] = {}
-    for turn, answer in zip(turns, answers, strict=False):
-        if answer is not None and answer.is_supported:
-            decided[turn.group] = min(turn.position, decided.get(turn.group, turn.position))
-    found = []
-    for each, answer in zip(experiments, answers, strict=True):
-        if answer is not None:
-            found.append((each, each.record(each.outcome, answer)))
-        elif complete and each.position <= decided.get(numbers[id(each.subject)], each.position):
-            each.subject.missing_probes = lab.unusable or BUDGET
+    """Run experiments. `complete`: a subject with a missing answer is marked as not fully probed.
+
+    A compiling provider is slow, so a complete round ends for a subject after the position at which it is supported.
+    """
+    one_by_one = complete and lab.compiles
+    found: list[tuple[Experiment, ProbeRun]] = []
+    last: dict[int, int] = {}
+    for batch in [[each] for each in experiments] if one_by_one else [experiments]:
+        left = [each for each in batch if each.position <= last.get(id(each.subject), each.position)]
+        for each, answer in zip(left, lab.try_all([each.model for each in left]), strict=True):
+            if answer is not None:
+                found.append((each, each.record(each.outcome, answer)))
+                if one_by_one and answer.is_supported:
+                    last[id(each.subject)] = min(each.position, last.get(id(each.subject), each.position))
+            elif complete:
+                each.subject.missing_probes = lab.unusable or BUDGET
     return found
 
 
@@ -310,18 +308,18 @@ def _run_with(option: Option, experiments: Sequence[Experiment], lab: Lab, value
     answers = lab.try_with(option.name, value, [each.model for each in experiments])
     for each, answer in zip(experiments, answers, strict=True):
         if answer is not None:
-            each.record(_with_swap(each.outcome, substitution), answer)
+            each.record(_with_option(each.outcome, substitution), answer)
 
 
-def _with_swap(trial: ProbeRun, swap: Substitution) -> ProbeRun:
+def _with_option(trial: ProbeRun, option: Substitution) -> ProbeRun:
     """A trial with an additional change of a provider option."""
     if trial.factor in (AS_IS, NEIGHBOURS):
-        return replace(_pending_outcome(OPTION, swap.after), substitution=swap, neg_added=trial.neg_added)
+        return replace(_pending_outcome(OPTION, option.after), substitution=option, neg_added=trial.neg_added)
     if trial.factor == OTHER_FORM:
-        change = "; ".join(part for part in (trial.change, swap.after) if part)
+        change = "; ".join(part for part in (trial.change, option.after) if part)
         return replace(trial, change=change, factors=(*trial.factors, OPTION))
     parts = (OPTION, *(trial.factors or (trial.factor,)))
-    return replace(_pending_outcome(COMBINED, f"{swap} and {trial.change}"), factors=parts, neg_added=trial.neg_added)
+    return replace(_pending_outcome(COMBINED, f"{option} and {trial.change}"), factors=parts, neg_added=trial.neg_added)
 
 
 # --- provider options ----------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, get_args
+from typing import TYPE_CHECKING, Any, Self, get_args
 
 from partita.files import cache_folder
 from partita.files import replace as replace_file
@@ -50,13 +50,6 @@ FORMAT = 11
 KIND = "probes"
 """Subfolder of the user's cache folder for stored answers."""
 MOST_ANSWERS = 20_000
-
-
-class ModelOrder(NamedTuple):
-    """Position of a model among the models of one node: once one is supported, higher positions are skipped."""
-
-    group: int
-    position: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,18 +142,16 @@ class Lab:
         (answer,) = self.try_all([onnx.ModelProto.FromString(PROBE_MODEL)], one_node=False)
         return answer is not None and answer.outcome == "supported"
 
-    def try_all(
-        self, models: Sequence[onnx.ModelProto], *, one_node: bool = True, turns: Sequence[ModelOrder] = ()
-    ) -> list[ModelOutcome | None]:
-        """An answer for each model; None if time ran out, the provider is untestable, or `turns` made it unnecessary.
+    def try_all(self, models: Sequence[onnx.ModelProto], *, one_node: bool = True) -> list[ModelOutcome | None]:
+        """An answer for each model; None if time ran out or the provider is untestable.
 
         `one_node`: find the placement of the node; otherwise only whether the provider opens the model.
         """
-        answers = self._try(models, one_node, turns, MODEL_SECONDS)
+        answers = self._try(models, one_node, MODEL_SECONDS)
         for number, answer in enumerate(answers):
             if answer is not None and answer.outcome == "timed_out":
                 self._end()  # a fresh worker and more time for late models
-                (again,) = self._try([models[number]], one_node, (), MODEL_SECONDS * PATIENCE)
+                (again,) = self._try([models[number]], one_node, MODEL_SECONDS * PATIENCE)
                 answers[number] = again or answer
         for answer in filter(None, answers):
             self.cached += answer.cached
@@ -168,20 +159,14 @@ class Lab:
             self.crashes += answer.outcome == "crashed" and not answer.cached
         return answers
 
-    def _try(
-        self, models: Sequence[onnx.ModelProto], one_node: bool, turns: Sequence[ModelOrder], seconds: float
-    ) -> list[ModelOutcome | None]:
+    def _try(self, models: Sequence[onnx.ModelProto], one_node: bool, seconds: float) -> list[ModelOutcome | None]:
         """Answers after one attempt per model of at most `seconds`."""
         answers: list[ModelOutcome | None] = [None] * len(models)
-        decided: dict[int, int] = {}
         keys: dict[int, str] = {}
         waiting, sent = deque(range(len(models))), deque[tuple[int, Future[Placement]]]()
         while waiting or sent:
-            while waiting and len(sent) < (1 if turns or self._fresh else AHEAD):
+            while waiting and len(sent) < (1 if self._fresh else AHEAD):
                 number = waiting.popleft()
-                turn = turns[number] if turns else None
-                if turn is not None and decided.get(turn.group, turn.position) < turn.position:
-                    continue
                 model = models[number]
                 content = model.SerializeToString(deterministic=True)
                 keys[number] = f"{'node' if one_node else 'part'}:{hashlib.sha256(content).hexdigest()}"
@@ -190,8 +175,6 @@ class Lab:
                     if not self._start():
                         return answers
                     sent.append((number, self._send(content, zeros_needed([model]), one_node)))
-                else:
-                    _decide(decided, turn, answers[number])
             if not sent:
                 continue
             number, future = sent.popleft()
@@ -209,7 +192,6 @@ class Lab:
                 waiting.extendleft([each for each, _ in reversed(sent)])
                 sent.clear()
             answers[number] = answer
-            _decide(decided, turns[number] if turns else None, answer)
             if answer.is_repeatable:
                 self.cache.put(keys[number], answer)
         return answers
@@ -267,12 +249,6 @@ class Lab:
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.kill()
-
-
-def _decide(decided: dict[int, int], turn: ModelOrder | None, answer: ModelOutcome | None) -> None:
-    """Record that a model is supported, so higher positions are skipped."""
-    if turn is not None and answer is not None and answer.is_supported:
-        decided[turn.group] = min(turn.position, decided.get(turn.group, turn.position))
 
 
 def _described(resolution: Resolution) -> dict[str, Any]:

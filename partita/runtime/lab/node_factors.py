@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from partita import dtypes
 from partita.observations.facts import Substitution
-from partita.runtime.lab.change import Change, PossibleChange, cast, operator_of, optional_outputs
+from partita.runtime.lab.change import Change, Variation, cast, operator_of, optional_outputs, variations
 from partita.runtime.lab.forms import plainest_forms
 from partita.runtime.lab.schema import TYPE_ATTRIBUTES, Operator
 from partita.runtime.lab.variant import ExperimentInput, Variant
@@ -39,18 +39,19 @@ Attributes = dict[str, "onnx.AttributeProto | None"]
 """Replacement attributes by name; None: omitted."""
 
 
-def other_types(variant: Variant) -> Iterator[PossibleChange]:
+def other_types(variant: Variant) -> Iterator[Variation]:
     """Each element type of the inputs replaced by another, if the operator allows it."""
     operator = operator_of(variant)
     for old in dict.fromkeys(element_of(feed.kind) for feed in variant.feeds):
         if old is not None:
-            ideas = (
-                PossibleChange("type", change, substitution=_types(old, new))
+            found = (
+                variation
                 for new in _candidates(old)
                 if (elements := _in_new_type(variant, operator, variant.feeds, old, new))
                 for change in _with_attributes(variant, operator, Change(elements=elements), old, new)
+                for variation in variations(variant, "type", change, substitution=_types(old, new))
             )
-            yield from islice(ideas, MOST_TYPES)
+            yield from islice(found, MOST_TYPES)
     yield from _other_output_types(variant)
     yield from _other_attribute_types(variant, operator)
     yield from _one_variable(variant, operator)
@@ -69,7 +70,7 @@ def _with_attributes(
         yield from (change | Change(attributes=changed) for _, changed in moved)
 
 
-def _other_attribute_types(variant: Variant, operator: Operator | None) -> Iterator[PossibleChange]:
+def _other_attribute_types(variant: Variant, operator: Operator | None) -> Iterator[Variation]:
     """Each attribute with one name per type, in another type, which may set an output's type."""
     for attribute in variant.node.attribute:
         own = _typed(attribute.name)
@@ -77,12 +78,12 @@ def _other_attribute_types(variant: Variant, operator: Operator | None) -> Itera
             typed = _typed(other)
             if own is not None and typed is not None and typed[0] == own[0] and typed[1] != own[1]:
                 change = Change(attributes={attribute.name: None, other: _list_in(attribute, other, typed[1])})
-                yield PossibleChange(
-                    "type", change, substitution=_types(own[1], typed[1], f"as {own[0].removesuffix('[]')}")
+                yield from variations(
+                    variant, "type", change, substitution=_types(own[1], typed[1], f"as {own[0].removesuffix('[]')}")
                 )
 
 
-def _both_types(variant: Variant, operator: Operator | None) -> Iterator[PossibleChange]:
+def _both_types(variant: Variant, operator: Operator | None) -> Iterator[Variation]:
     """Input type and attribute type changed together, e.g. a Cast between two other types."""
     chosen = next((entry for entry in variant.node.attribute if entry.name in TYPE_ATTRIBUTES and entry.i), None)
     old = next((number for feed in variant.feeds if (number := element_of(feed.kind)) is not None), None)
@@ -95,10 +96,10 @@ def _both_types(variant: Variant, operator: Operator | None) -> Iterator[Possibl
                 f"{_type_name(new)} to {_type_name(made)}", f"{_type_name(old)} to {_type_name(chosen.i)}"
             )
             change = Change(elements=elements, attributes={chosen.name: _attribute_in(chosen, made)})
-            yield PossibleChange("type", change, substitution=substitution)
+            yield from variations(variant, "type", change, substitution=substitution)
 
 
-def _one_variable(variant: Variant, operator: Operator | None) -> Iterator[PossibleChange]:
+def _one_variable(variant: Variant, operator: Operator | None) -> Iterator[Variation]:
     """One type variable changed, if several have the same type."""
     if operator is None:
         return
@@ -120,12 +121,12 @@ def _one_variable(variant: Variant, operator: Operator | None) -> Iterator[Possi
         for new in _candidates(old)[:MOST_TYPES]:
             elements = _in_new_type(variant, operator, feeds, old, new)
             if elements:
-                yield PossibleChange(
-                    "type", Change(elements=elements), substitution=_types(old, new, where, partly=True)
+                yield from variations(
+                    variant, "type", Change(elements=elements), substitution=_types(old, new, where, partly=True)
                 )
 
 
-def _other_output_types(variant: Variant) -> Iterator[PossibleChange]:
+def _other_output_types(variant: Variant) -> Iterator[Variation]:
     """Another element type in an attribute that sets an output's type."""
     for attribute in variant.node.attribute:
         if attribute.name in TYPE_ATTRIBUTES and attribute.i:
@@ -136,7 +137,7 @@ def _other_output_types(variant: Variant) -> Iterator[PossibleChange]:
             continue
         for new in _candidates(old)[:MOST_TYPES]:
             change = Change(attributes={attribute.name: _attribute_in(attribute, new)})
-            yield PossibleChange("type", change, substitution=_types(old, new, f"as {attribute.name}"))
+            yield from variations(variant, "type", change, substitution=_types(old, new, f"as {attribute.name}"))
 
 
 def _attribute_in(attribute: onnx.AttributeProto, new: int) -> onnx.AttributeProto:
@@ -263,27 +264,27 @@ MOST_VALUES = 8
 """Maximum number of other values per node."""
 
 
-def other_attributes(variant: Variant) -> Iterator[PossibleChange]:
+def other_attributes(variant: Variant) -> Iterator[Variation]:
     """Every attribute change."""
     yield from _without_each(variant)
     yield from _other_values(variant)
     yield from _fewer_operands(variant)
 
 
-def _without_each(variant: Variant) -> Iterator[PossibleChange]:
+def _without_each(variant: Variant) -> Iterator[Variation]:
     """Each optional attribute omitted; also without the optional outputs that it may have required."""
     operator = operator_of(variant)
     for attribute in variant.node.attribute:
         if may_omit(attribute, operator):
             words, change = attribute_text(attribute), Change(attributes={attribute.name: None})
-            yield PossibleChange("attribute", change, words, removes=True)
+            yield from variations(variant, "attribute", change, words, removes=True)
             fewer = optional_outputs(variant, operator)
             if fewer:
                 both = change | Change(omitted_outputs=frozenset(fewer))
-                yield PossibleChange("attribute", both, f"{words} and its optional outputs", removes=True)
+                yield from variations(variant, "attribute", both, f"{words} and its optional outputs", removes=True)
 
 
-def _other_values(variant: Variant) -> Iterator[PossibleChange]:
+def _other_values(variant: Variant) -> Iterator[Variation]:
     """Attributes with other values: those of the operator's examples, the default, 1 for 0, 0 for 1."""
     import onnx
 
@@ -320,7 +321,8 @@ def _other_values(variant: Variant) -> Iterator[PossibleChange]:
             kind = getattr(onnx.AttributeProto, entry.kind.upper())  # a list may be empty
             made = onnx.helper.make_attribute(name, list(value) if isinstance(value, tuple) else value, attr_type=kind)
             before = f"{name}={_plain_text(now)}" if now is not None else f"{name} omitted"
-            yield PossibleChange(
+            yield from variations(
+                variant,
                 "attribute",
                 Change(attributes={name: made}),
                 substitution=Substitution(f"{name}={_plain_text(value)}", before),
@@ -353,7 +355,7 @@ def _plain_text(value: Any) -> str:
     return f"[{','.join(map(_plain_text, value))}]" if isinstance(value, tuple) else str(value)
 
 
-def _fewer_operands(variant: Variant) -> Iterator[PossibleChange]:
+def _fewer_operands(variant: Variant) -> Iterator[Variation]:
     """An Einsum of its first two operands, because many providers support only such products."""
     equation = next((entry for entry in variant.node.attribute if entry.name == "equation"), None)
     if equation is None or variant.node.op_type != "Einsum" or variant.node.domain or b"." in equation.s:
@@ -366,7 +368,7 @@ def _fewer_operands(variant: Variant) -> Iterator[PossibleChange]:
     product = deepcopy(equation)
     product.s = f"{first},{second}->{kept}".encode()
     change = Change(attributes={"equation": product}, omitted_inputs=frozenset(range(2, len(variant.node.input))))
-    yield PossibleChange("attribute", change, substitution=Substitution("2 operands", str(len(terms))))
+    yield from variations(variant, "attribute", change, substitution=Substitution("2 operands", str(len(terms))))
 
 
 def may_omit(attribute: onnx.AttributeProto, operator: Operator | None) -> bool:

@@ -19,7 +19,7 @@ from partita.providers.base import Option, ProbeValue
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.lab.exploration import Subject, explore, explore_surroundings
 from partita.runtime.lab.graph import Graph, cut_graph
-from partita.runtime.lab.laboratory import Cache, Lab, ModelOrder, ModelOutcome
+from partita.runtime.lab.laboratory import Cache, Lab, ModelOutcome
 from partita.runtime.lab.neighbours import MOST_TOGETHER, neighbourhoods
 from partita.runtime.lab.variant import AUXILIARY, NODE, node_variant
 from partita.runtime.place.onnx_model import read_onnx
@@ -41,9 +41,7 @@ class Scripted(Lab):
         super().__init__(Resolution(WEBGPU, "active", options=options), Cache(None), time.monotonic() + 60)
         self.asked: list[tuple[str, str]] = []
 
-    def try_all(
-        self, models: Sequence[onnx.ModelProto], *, one_node: bool = True, turns: Sequence[ModelOrder] = ()
-    ) -> list[ModelOutcome | None]:
+    def try_all(self, models: Sequence[onnx.ModelProto], *, one_node: bool = True) -> list[ModelOutcome | None]:
         return [self.answer(model) for model in models]
 
     def try_with(
@@ -82,6 +80,25 @@ def test_an_option_that_opens_kernels_is_tried_before_the_node_is_changed(graph:
     trials = explored(graph, "a", lab).variants
     assert [(trial.factor, trial.outcome) for trial in trials] == [("as_is", "rejected"), (OPTION, "supported")]
     assert trials[-1].after == "webgpu.wide=1" and lab.asked == [("wide", "1")]
+
+
+class Compiling(Scripted):
+    """Takes whatever does not have the type of the node."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.resolution, self.tried = Resolution(replace(WEBGPU, compiles=True, options=()), "active"), 0
+
+    def answer(self, model: onnx.ModelProto) -> ModelOutcome:
+        self.tried += 1
+        return super().answer(model)
+
+
+def test_a_compiling_provider_is_asked_no_further_once_a_factor_is_found(graph: Graph) -> None:
+    lab = Compiling()
+    subject = explored(graph, "a", lab)
+    assert {trial.factor for trial in subject.variants} == {"as_is", "type"} and not subject.missing_probes
+    assert lab.tried == len(subject.variants), "opsets, attributes, inputs and pairs come after types"
 
 
 NOTHING = replace(WEBGPU, options=(Option("device", "text", "GPU", ""), Option("speed", "int", "1", "")))

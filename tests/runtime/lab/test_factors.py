@@ -99,7 +99,7 @@ def test_single_variations_are_legal(case, name, factor):
 
 def test_single_variations_have_one_factor_and_reasons_know_it(case):
     known = [factor for reason in REASONS.values() for factor in reason.factors]
-    own = [OPTION, *(factor.name for factor in factors())]
+    own = [OPTION, *factors()]
     assert sorted(known) == sorted(own), "each factor shows one reason"
     for text in TEXTS.values():
         assert {variation.factor for variation in single(case(text))} <= set(known)
