@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,7 @@ import pytest
 from partita.errors import InstallationError, ProviderError, UsageError
 from partita.providers.cuda_dry_run import stub_build, symbols
 from partita.providers.cuda_dry_run.devices import CAPABILITIES, DEFAULT_DEVICE, DEVICES, Device, device
-from partita.providers.cuda_dry_run.stub_build import (
-    StubLibraries,
-    child_environment,
-    ensure_child,
-    ensure_real,
-    prepare,
-)
+from partita.providers.cuda_dry_run.stub_build import child_environment, ensure_child, ensure_real, prepare
 from tests.conftest import REPOSITORY, require
 
 CHILD_SECONDS = 300
@@ -72,7 +65,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def stubs(provider: Path, cache: Path) -> StubLibraries:
+def stubs(provider: Path, cache: Path) -> Path:
     return prepare(provider, cache=cache)
 
 
@@ -92,9 +85,7 @@ def run_child(
     return done
 
 
-def ask(
-    code: str, stubs: StubLibraries, on: Device | None = None, *arguments: str, base: Mapping[str, str] = os.environ
-) -> Any:
+def ask(code: str, stubs: Path, on: Device | None = None, *arguments: str, base: Mapping[str, str] = os.environ) -> Any:
     """What `code` prints as JSON in a dry run."""
     done = run_child(code, child_environment(stubs, on or device(), base), *arguments)
     return json.loads(done.stdout.splitlines()[-1])
@@ -149,14 +140,14 @@ def test_the_profile_has_every_figure_that_the_stand_ins_read():
 # ---- the table of functions ----
 
 
-def test_the_stand_ins_export_what_the_provider_wants_and_nothing_else(provider: Path, stubs: StubLibraries):
+def test_the_stand_ins_export_what_the_provider_wants_and_nothing_else(provider: Path, stubs: Path):
     from elftools.elf.elffile import ELFFile
 
     wanted = symbols.exports(symbols.read_required(provider), "the provider")
-    assert stubs.symbols == sum(map(len, wanted.values())) > 100
-    assert set(stubs.libraries) == {library.soname for library in symbols.LIBRARIES}
+    assert sum(map(len, wanted.values())) > 100
+    assert {path.name for path in stubs.glob("*.so*")} == {library.soname for library in symbols.LIBRARIES}
     for soname, names in wanted.items():
-        with (stubs.folder / soname).open("rb") as stream:
+        with (stubs / soname).open("rb") as stream:
             table: Any = ELFFile(stream).get_section_by_name(".dynsym")
             exported = {
                 symbol.name
@@ -286,7 +277,7 @@ print(json.dumps({
 
 
 @pytest.mark.parametrize("key", ["t4", "h100"])
-def test_one_build_answers_for_every_device(stubs: StubLibraries, key: str):
+def test_one_build_answers_for_every_device(stubs: Path, key: str):
     profile = device(key)
     told = ask(DESCRIBE, stubs, profile, json.dumps(ATTRIBUTES))
     assert told["name"] == f"{profile.name} (dry run)"
@@ -301,14 +292,14 @@ def test_one_build_answers_for_every_device(stubs: StubLibraries, key: str):
     assert told["unknown"] == INVALID_VALUE  # refused, not answered with a made-up figure
 
 
-def test_without_a_profile_there_is_no_device(stubs: StubLibraries):
+def test_without_a_profile_there_is_no_device(stubs: Path):
     code = PREAMBLE + "count = c_int(-1); print(json.dumps([cuda.cudaGetDeviceCount(byref(count)), count.value]))"
     base = {name: value for name, value in os.environ.items() if not name.startswith("PARTITA_STANDIN")}
-    done = run_child(code, {**base, "LD_LIBRARY_PATH": str(stubs.folder)})
+    done = run_child(code, {**base, "LD_LIBRARY_PATH": str(stubs)})
     assert json.loads(done.stdout) == [NO_DEVICE, 0]
 
 
-def test_memory_is_counted_and_reads_as_zeros_and_costs_nothing(stubs: StubLibraries):
+def test_memory_is_counted_and_reads_as_zeros_and_costs_nothing(stubs: Path):
     code = (
         PREAMBLE
         + """
@@ -339,7 +330,7 @@ print(json.dumps([error, total.value - free.value, too_much, sticky, written, re
     assert grown_kib < 64 * 1024
 
 
-def test_a_capture_refuses_what_cuda_refuses(stubs: StubLibraries):
+def test_a_capture_refuses_what_cuda_refuses(stubs: Path):
     code = (
         PREAMBLE
         + """
@@ -427,7 +418,7 @@ def model(folder: Path, nodes: list[Any], inputs: Mapping[str, list[int]], **wei
 
 
 @pytest.fixture
-def place(stubs: StubLibraries, tmp_path: Path) -> Callable[..., Any]:
+def place(stubs: Path, tmp_path: Path) -> Callable[..., Any]:
     """Open a model in a dry run and say what became of it."""
 
     def answer(
@@ -520,46 +511,31 @@ def test_weights_beyond_the_memory_of_the_device_are_an_error_of_onnx_runtime(pl
 
 
 def test_a_second_call_takes_what_the_first_built_and_needs_no_compiler(
-    provider: Path, stubs: StubLibraries, cache: Path, monkeypatch: pytest.MonkeyPatch
+    provider: Path, stubs: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("CC", "/nonexistent/compiler")
     monkeypatch.setitem(sys.modules, "elftools.elf.elffile", None)
-    again = prepare(provider, cache=cache)
-    assert not again.built
-    assert (again.folder, again.libraries, again.cuda_version) == (stubs.folder, stubs.libraries, "13.0")
-
-
-def test_a_damaged_build_is_built_again(provider: Path, stubs: StubLibraries, tmp_path: Path):
-    folder = tmp_path / stubs.folder.name
-    shutil.copytree(stubs.folder, folder)
-    (folder / "libcudart.so.13").write_bytes(b"cut off")
-    mended = prepare(provider, cache=tmp_path)
-    assert (mended.built, mended.folder) == (True, folder)
-    assert ask(DESCRIBE, mended, None, "{}")["count"] == 1
+    assert prepare(provider, cache=cache) == stubs
 
 
 def test_an_interrupted_build_leaves_nothing_that_is_taken_for_one(
     provider: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    old = tmp_path / f"{stub_build.UNFINISHED}old"
-    old.mkdir()
-    os.utime(old, (time.time() - 2 * stub_build.UNFINISHED_SECONDS,) * 2)
-
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(stub_build, "write_record", interrupt)
+        patched.setattr(stub_build, "compile_library", interrupt)
         with pytest.raises(KeyboardInterrupt):
             prepare(provider, cache=tmp_path)
     assert list(tmp_path.iterdir()) == []
-    assert prepare(provider, cache=tmp_path).built
+    assert prepare(provider, cache=tmp_path).is_dir()
 
 
 def test_two_processes_may_build_at_once(provider: Path, tmp_path: Path):
     code = (
         "import sys; from pathlib import Path; from partita.providers.cuda_dry_run.stub_build import prepare; "
-        "print(prepare(Path(sys.argv[1]), cache=Path(sys.argv[2])).folder)"
+        "print(prepare(Path(sys.argv[1]), cache=Path(sys.argv[2])))"
     )
     command = [sys.executable, "-c", code, str(provider), str(tmp_path)]
     started = [subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) for _ in range(2)]
@@ -690,9 +666,9 @@ def test_onnx_runtime_without_cuda_is_told_apart_from_none(monkeypatch: pytest.M
 GUARD = "from partita.providers.cuda_dry_run import stub_build; print(stub_build.{}())"
 
 
-def test_the_child_proves_that_it_runs_over_the_stubs(stubs: StubLibraries):
+def test_the_child_proves_that_it_runs_over_the_stubs(stubs: Path):
     environment = child_environment(stubs, device(), os.environ)
-    assert run_child(GUARD.format("ensure_child"), environment).stdout.strip() == stubs.build
+    assert run_child(GUARD.format("ensure_child"), environment).stdout.strip() == stubs.name
 
 
 def test_a_process_that_is_no_dry_run_has_no_stubs(monkeypatch: pytest.MonkeyPatch):
@@ -702,7 +678,7 @@ def test_a_process_that_is_no_dry_run_has_no_stubs(monkeypatch: pytest.MonkeyPat
     ensure_real()
 
 
-def test_a_child_that_finds_no_stand_ins_ends(stubs: StubLibraries):
+def test_a_child_that_finds_no_stand_ins_ends(stubs: Path):
     environment = {**child_environment(stubs, device(), {}), "LD_LIBRARY_PATH": "/nonexistent"}
     done = run_child(GUARD.format("ensure_child"), environment, succeed=False)
     # The second where CUDA is installed system-wide.
@@ -713,30 +689,30 @@ def test_a_child_that_finds_no_stand_ins_ends(stubs: StubLibraries):
     )
 
 
-def test_a_child_with_other_libraries_ends(stubs: StubLibraries, tmp_path: Path):
+def test_a_child_with_other_libraries_ends(stubs: Path, tmp_path: Path):
     source = tmp_path / "real.c"
     source.write_text("int cudaMalloc(void) { return 0; }\n")
     library = str(tmp_path / "libcudart.so.13")
     subprocess.run([compiler(), "-shared", "-Wl,-soname,libcudart.so.13", "-o", library, str(source)], check=True)
     environment = child_environment(stubs, device(), {"LD_LIBRARY_PATH": "/elsewhere"})
-    assert environment["LD_LIBRARY_PATH"] == f"{stubs.folder}:/elsewhere"
+    assert environment["LD_LIBRARY_PATH"] == f"{stubs}:/elsewhere"
     done = run_child(GUARD.format("ensure_child"), {**environment, "LD_LIBRARY_PATH": str(tmp_path)}, succeed=False)
     assert "libcudart.so.13 in this process is not a stub" in done.stderr
     other = {**environment, stub_build.BUILD_VARIABLE: "another"}
     done = run_child(GUARD.format("ensure_child"), other, succeed=False)
-    assert f"in this process is {stubs.build} instead of another" in done.stderr
+    assert f"in this process is {stubs.name} instead of another" in done.stderr
 
 
-def test_a_real_run_refuses_stubs(stubs: StubLibraries):
+def test_a_real_run_refuses_stubs(stubs: Path):
     environment = child_environment(stubs, device(), {})
     done = run_child(GUARD.format("ensure_real"), environment, succeed=False)
     assert "was started for a dry run" in done.stderr
     code = "import ctypes; ctypes.CDLL('libcudart.so.13'); " + GUARD.format("ensure_real")
-    done = run_child(code, {"LD_LIBRARY_PATH": str(stubs.folder)}, succeed=False)
+    done = run_child(code, {"LD_LIBRARY_PATH": str(stubs)}, succeed=False)
     assert "ProviderError: libcudart.so.13 in this process is a stub" in done.stderr
 
 
-def test_a_new_profile_replaces_the_old_one_and_hides_real_gpus(stubs: StubLibraries):
+def test_a_new_profile_replaces_the_old_one_and_hides_real_gpus(stubs: Path):
     outer = child_environment(stubs, device("t4"), {"CUDA_VISIBLE_DEVICES": "0", "OTHER": "kept"})
     inner = child_environment(stubs, device("h200"), outer)
     assert inner["OTHER"] == "kept"
