@@ -268,7 +268,6 @@ def other_attributes(variant: Variant) -> Iterator[Variation]:
     """Every attribute change."""
     yield from _without_each(variant)
     yield from _other_values(variant)
-    yield from _fewer_operands(variant)
 
 
 def _without_each(variant: Variant) -> Iterator[Variation]:
@@ -353,22 +352,6 @@ def _plain(value: Any) -> Any:
 def _plain_text(value: Any) -> str:
     """An attribute value as text."""
     return f"[{','.join(map(_plain_text, value))}]" if isinstance(value, tuple) else str(value)
-
-
-def _fewer_operands(variant: Variant) -> Iterator[Variation]:
-    """An Einsum of its first two operands, because many providers support only such products."""
-    equation = next((entry for entry in variant.node.attribute if entry.name == "equation"), None)
-    if equation is None or variant.node.op_type != "Einsum" or variant.node.domain or b"." in equation.s:
-        return
-    terms = equation.s.decode().partition("->")[0].replace(" ", "").split(",")
-    if len(terms) < 3:
-        return
-    first, second = terms[:2]
-    kept = "".join(letter for letter in first + second if (first + second).count(letter) == 1)
-    product = deepcopy(equation)
-    product.s = f"{first},{second}->{kept}".encode()
-    change = Change(attributes={"equation": product}, omitted_inputs=frozenset(range(2, len(variant.node.input))))
-    yield from variations(variant, "attribute", change, substitution=Substitution("2 operands", str(len(terms))))
 
 
 def may_omit(attribute: onnx.AttributeProto, operator: Operator | None) -> bool:
