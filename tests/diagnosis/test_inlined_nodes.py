@@ -103,13 +103,6 @@ def test_streams_are_joined_by_execution_within_each_provider() -> None:
     assert find_conflicts(index, "run") == ()
 
 
-def test_the_optimised_graph_tells_which_node_a_part_belongs_to() -> None:
-    index = index_session(two_streams())
-    assert index.replaces("Sub0") == ("crop",)
-    assert index.replaces("Div0") == ("crop",)
-    assert index.replaces("Div1") == ("norm",)
-
-
 def test_a_list_with_other_numbers_is_left_unjoined_and_is_no_disagreement() -> None:
     facts = two_streams()
     assert facts.assigned is not None
