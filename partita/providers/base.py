@@ -59,6 +59,12 @@ class Option:
     """A value with which the provider may support more nodes than with the default, if there is one."""
 
 
+def choice(name: str, values: str, meaning: str, *, default: str | None = None) -> Option:
+    """An option with a fixed set of values, separated by blanks. Default of ONNX Runtime: the first, or `default`."""
+    listed = tuple(values.split())
+    return Option(name, "choice", listed[0] if default is None else default, meaning, listed)
+
+
 @dataclass(frozen=True, slots=True)
 class Library:
     """A shared library that a provider loads, and how to get it."""

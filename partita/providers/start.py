@@ -10,7 +10,7 @@ from pathlib import Path
 from partita.observations.codes import ReasonCode
 from partita.observations.native_text import cut, without_signatures
 from partita.observations.text_format import clean
-from partita.providers.base import OTHER_RUNTIME, Library, Provider
+from partita.providers.base import OPTIONS, OTHER_RUNTIME, Library, Provider
 from partita.providers.patterns import START_PATTERNS
 from partita.remedies import Remedy
 
@@ -21,6 +21,7 @@ REMEDIES: dict[ReasonCode, Remedy] = {
     "not_in_build": Remedy("install an ONNX Runtime that contains it"),
     "device_missing": Remedy("run it on a machine with a supported device"),
     "version_mismatch": OTHER_RUNTIME,
+    "option_rejected": OPTIONS,
 }
 """Default remedies by reason; `WHATEVER_ELSE` for other reasons."""
 

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, get_args
+from typing import TYPE_CHECKING, Self, get_args
 
 from partita.files import cache_folder
 from partita.files import replace as replace_file
@@ -229,7 +229,9 @@ class Lab:
         self._worker, self._fresh = Worker(CHILD, environment=self.environment), True
         allowed = min(START_SECONDS, self.remaining_seconds)
         try:
-            self.unusable = self._worker.call("start", _described(self.resolution), timeout=allowed)
+            # Options of the session configuration, e.g. a memory budget, are no part of an experiment.
+            tested = replace(self.resolution, options=self.resolution.provider_options)
+            self.unusable = self._worker.call("start", tested, timeout=allowed)
         except WorkerLostError as lost:
             if not lost.late:
                 self.unusable = f"the probing process {lost.how} while it started{_last_line(lost)}"
@@ -249,18 +251,6 @@ class Lab:
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.kill()
-
-
-def _described(resolution: Resolution) -> dict[str, Any]:
-    """The arguments of `placement.start` for the provider."""
-    provider = resolution.provider
-    return {
-        "name": provider.name,
-        "ort_name": provider.ort_name,
-        "options": resolution.provider_options,
-        "library": str(resolution.library) if resolution.library else None,
-        "own": str(provider.library) if provider.library else None,
-    }
 
 
 def _crash(lost: WorkerLostError, seconds: float) -> ModelOutcome:
