@@ -193,14 +193,6 @@ OTHER_OPERATOR = (
 )
 
 
-def not_in_build(context: Context) -> Iterator[Finding]:
-    """The provider is unavailable for this reason; the default evidence is its absence from the list."""
-    entry = context.skipped
-    if not context.started and entry.reason == "not_in_build":
-        evidence = entry.evidence or f"{entry.provider} is not among the providers of this build"
-        yield Finding("derived", "entry", evidence, entry.remedy)
-
-
 def pinned_by_user(context: Context) -> Iterator[Finding]:
     """A pin covers the node, or the provider logged that an option assigns the node to the CPU."""
     if context.pin is not None:

@@ -40,7 +40,7 @@ ROWS = (
         needs="the list of providers of the installed ONNX Runtime",
         remedy="install the ONNX Runtime wheel that contains the provider",
         steps=(ASK_PROVIDER,),
-        find=base.not_in_build,
+        entry_kind="derived",
     ),
     Reason(
         code="library_missing",

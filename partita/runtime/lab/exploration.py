@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -29,9 +29,9 @@ from partita.runtime.chain.provider_check import PROBE_MODEL
 from partita.runtime.lab.change import Variation, operator_of
 from partita.runtime.lab.factors import MOST_COMBINED, as_it_is, combine_factors, factors, single
 from partita.runtime.lab.forms import Form, TypedForm, as_example, assignments, plainest_forms
-from partita.runtime.lab.graph import cut_proto
+from partita.runtime.lab.graph import Graph, cut_proto
 from partita.runtime.lab.laboratory import BUDGET, Lab, ModelOutcome
-from partita.runtime.lab.neighbours import Neighbourhood, holder_models
+from partita.runtime.lab.neighbours import holder_models, neighbourhoods, quantised_groups
 from partita.runtime.lab.schema import OUTPUT_TYPES, Operator, element_in, types_of
 from partita.runtime.lab.variant import (
     NODE,
@@ -162,11 +162,7 @@ def explore(subjects: Sequence[Subject], lab: Lab) -> None:
 
 
 def explore_surroundings(
-    subjects: Sequence[Subject],
-    neighbours: Callable[[int, str], Iterable[Neighbourhood]],
-    groups: Callable[[int, str], Iterable[tuple[Substitution, onnx.ModelProto]]],
-    holders: dict[Node, str],
-    lab: Lab,
+    subjects: Sequence[Subject], graphs: Mapping[int, Graph], holders: Mapping[Node, str], lab: Lab
 ) -> None:
     """Test supported nodes with their neighbours, and the first helpful change of a node inside its type of subgraph.
 
@@ -175,19 +171,18 @@ def explore_surroundings(
 
     Args:
         subjects: The distinct nodes, with the trials so far.
-        neighbours: Models of a node with its neighbours, by session and name.
-        groups: Models of a node in its quantised group with other types, by session and name.
+        graphs: The graph of each session.
         holders: Operators of the nodes that contain each node's subgraph.
         lab: Runs the experiments.
     """
     if lab.remaining_seconds <= 0:
         return
     work = [
-        Experiment(subject, each.model, _pending_outcome(NEIGHBOURS, each.description), node=key)
+        Experiment(subject, model, _pending_outcome(NEIGHBOURS, words), node=key)
         for subject in subjects
         if subject.variants and subject.variants[0].outcome == "supported"
         for key in subject.nodes[:MOST_ALIKE]
-        for each in neighbours(*key)
+        for words, model in neighbourhoods(graphs[key[0]], key[1])
     ]
     found = _run(work, lab, complete=False)
     rejected = {each.node: each for each, trial in reversed(found) if trial.outcome == "rejected"}
@@ -204,7 +199,7 @@ def explore_surroundings(
         if lab.compiles and subject.variants
         for key in subject.nodes[:MOST_ALIKE]
         if key in rejected or subject.variants[0].outcome == "rejected"
-        for substitution, model in groups(*key)
+        for substitution, model in quantised_groups(graphs[key[0]], key[1])
     ]
     _run(retyped, lab, complete=False)
     inside = []

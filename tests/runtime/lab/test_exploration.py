@@ -72,7 +72,7 @@ def explored(graph: Graph, name: str, lab: Scripted) -> Subject:
 
 
 def surround(subject: Subject, graph: Graph, lab: Lab) -> None:
-    explore_surroundings([subject], lambda _, name: neighbourhoods(graph, name), lambda *_: (), {}, lab)
+    explore_surroundings([subject], {0: graph}, {}, lab)
 
 
 def test_an_option_that_opens_kernels_is_tried_before_the_node_is_changed(graph: Graph) -> None:
@@ -196,7 +196,7 @@ def test_a_hub_of_a_graph_is_not_tried_with_everything(tmp_path: Path) -> None:
     text = f'<ir_version: 10, opset_import: ["" : 21]>\ng (float[2] x) => ({outputs}) {{\n  [hub] h = Neg(x)\n{lines}}}'
     onnx.save(parser.parse_model(text), tmp_path / "hub.onnx")
     found = list(neighbourhoods(cut_graph(read_onnx(tmp_path / "hub.onnx"), {}), "hub"))
-    assert found and max(len(each.model.graph.node) for each in found) == 2
+    assert found and max(len(model.graph.node) for _, model in found) == 2
 
 
 def test_a_node_in_a_body_is_tried_with_what_has_the_body(tmp_path: Path) -> None:
@@ -206,9 +206,9 @@ def test_a_node_in_a_body_is_tried_with_what_has_the_body(tmp_path: Path) -> Non
         "else_branch = e () => (float[2] b) { [other] b = Neg(h) }>\n}"
     )
     onnx.save(parser.parse_model(text), tmp_path / "if.onnx")
-    (found,) = neighbourhoods(cut_graph(read_onnx(tmp_path / "if.onnx"), {}), "inner")
-    assert found.description == "choice (If), whose subgraph contains it,"
-    (holder,) = found.model.graph.node
+    ((words, model),) = neighbourhoods(cut_graph(read_onnx(tmp_path / "if.onnx"), {}), "inner")
+    assert words == "choice (If), whose subgraph contains it,"
+    (holder,) = model.graph.node
     assert [node.name for body in holder.attribute for node in body.g.node] == [NODE, f"{AUXILIARY}2"]
 
 
