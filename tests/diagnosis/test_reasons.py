@@ -88,7 +88,15 @@ def test_a_line_about_a_replaced_node_explains_the_fused_one():
 
 @pytest.mark.parametrize(
     ("node", "op_type"),
-    [("Memcpy", "MemcpyFromHost"), ("Memcpy_token_12", "MemcpyToHost"), ("InsertedPrecisionFreeCast_x", "Cast")],
+    [
+        ("Memcpy", "MemcpyFromHost"),
+        ("Memcpy_token_12", "MemcpyToHost"),
+        ("InsertedPrecisionFreeCast_x", "Cast"),
+        ("DequantizeLinear_token_16", "DequantizeLinear"),
+        ("QuantizeLinear", "QuantizeLinear"),
+        ("dq/duplicated", "DequantizeLinear"),
+        ("where_dummy_dq", "DequantizeLinear"),
+    ],
 )
 def test_nodes_of_onnxruntime_itself_are_recognised(node, op_type):
     assert explain(context(node=node, op_type=op_type, is_in_file=False))[0].code == "runtime_inserted"

@@ -75,13 +75,6 @@ def surround(subject: Subject, graph: Graph, lab: Lab) -> None:
     explore_surroundings([subject], {0: graph}, {}, lab)
 
 
-def test_an_option_that_opens_kernels_is_tried_before_the_node_is_changed(graph: Graph) -> None:
-    lab = Scripted()
-    trials = explored(graph, "a", lab).variants
-    assert [(trial.factor, trial.outcome) for trial in trials] == [("as_is", "rejected"), (OPTION, "supported")]
-    assert trials[-1].after == "webgpu.wide=1" and lab.asked == [("wide", "1")]
-
-
 class Compiling(Scripted):
     """Takes whatever does not have the type of the node."""
 
@@ -99,29 +92,6 @@ def test_a_compiling_provider_is_asked_no_further_once_a_factor_is_found(graph: 
     subject = explored(graph, "a", lab)
     assert {trial.factor for trial in subject.variants} == {"as_is", "type"} and not subject.missing_probes
     assert lab.tried == len(subject.variants), "opsets, attributes, inputs and pairs come after types"
-
-
-NOTHING = replace(WEBGPU, options=(Option("device", "text", "GPU", ""), Option("speed", "int", "1", "")))
-
-
-class Nothing(Scripted):
-    """Takes nothing with the option that it was given, or, where it is `picky`, all but int64."""
-
-    def __init__(self, *, picky: bool = False, **options: str) -> None:
-        super().__init__()
-        self.resolution, self.picky = Resolution(NOTHING, "active", options=options), picky
-
-    def answer(self, model: onnx.ModelProto) -> ModelOutcome:
-        return super().answer(model) if self.picky else ModelOutcome("rejected", "")
-
-
-def test_where_a_provider_takes_nothing_the_given_option_is_the_cause(graph: Graph) -> None:
-    lab = Nothing(device="TOASTER", speed="1")
-    subject = explored(graph, "c", lab)
-    assert lab.asked == [("device", "GPU")] and len(subject.variants) == 2
-    (shown,) = conclusions(subject.probe("c"))
-    assert shown.evidence.startswith("with webgpu.device=GPU in place of webgpu.device=TOASTER")
-    assert (reason_from_probes(subject.probe("c"), WEBGPU.ort_name) or ("",))[0] == "option_needed"
 
 
 class Naming(Scripted):
@@ -221,18 +191,6 @@ def test_an_option_that_helps_among_the_neighbours_is_the_reason(graph: Graph) -
     (shown,) = conclusions(subject.probe("c"))
     assert shown.factors == (OPTION,) and lab.asked == [("wide", "1")]
     assert "b (Cast) it does not support it; with webgpu.wide=1" in shown.evidence
-
-
-def test_a_neighbour_that_fails_is_not_said_to_make_the_node_fail(graph: Graph) -> None:
-    class Failing(Scripted):
-        def answer(self, model: onnx.ModelProto) -> ModelOutcome:
-            return ModelOutcome("failed", "no") if len(model.graph.node) > 1 else ModelOutcome("supported", "")
-
-    lab = Failing()
-    subject = explored(graph, "c", lab)
-    surround(subject, graph, lab)
-    (shown,) = conclusions(subject.probe("c"))
-    assert shown.evidence.endswith("a model of it and b (Cast) makes the provider fail (no)")
 
 
 def test_options_that_open_kernels_are_ones_of_the_provider_with_another_default() -> None:

@@ -15,7 +15,7 @@ from partita.runtime.lab.factors import as_it_is, combine_factors, factors, sing
 from partita.runtime.lab.forms import as_example, forms
 from partita.runtime.lab.graph import cut_graph
 from partita.runtime.lab.node_factors import other_attributes
-from partita.runtime.lab.schema import find_operator, history, operators
+from partita.runtime.lab.schema import find_operator, operators
 from partita.runtime.lab.variant import Variant, fingerprint, node_variant, variant_model
 from partita.runtime.place.onnx_model import read_onnx
 
@@ -126,43 +126,6 @@ def test_sizes_that_are_zero_in_the_run_or_not_known_are_also_tried_as_one(case,
 
 
 # --- types ---------------------------------------------------------------------------------------------------------
-
-
-def test_types_are_only_those_that_the_operator_allows(case):
-    assert changes(case(TEXTS["Softmax"]), "type") == [
-        "float16 in place of float32",
-        "bfloat16 in place of float32",
-        "float64 in place of float32",
-    ]
-    assert changes(case(TEXTS["Softmax"], 11), "type") == ["float16 in place of float32", "float64 in place of float32"]
-
-
-def test_two_roles_of_one_type_are_also_changed_one_by_one(case):
-    found = {entry.change: entry.variant for entry in single(case(TEXTS["Gather"])) if entry.factor == "type"}
-    assert inputs(found["float32 in place of int64 in data"])[0][0] == TensorProto.FLOAT
-    assert inputs(found["float32 in place of int64 in data"])[1][0] == TensorProto.INT64
-    assert inputs(found["int32 in place of int64 in indices"])[1][0] == TensorProto.INT32
-    assert "float32 in place of int64 in indices" not in found, "an index is a whole number"
-
-
-def test_a_type_in_an_attribute_is_changed_there(case):
-    text = "g (float[4] x) => (string[4] y) {\n  [n] y = Cast<to=8>(x)\n}"
-    found = {entry.change: entry.variant for entry in single(case(text)) if entry.factor == "type"}
-    assert found["float16 in place of string as to"].node.attribute[0].i == TensorProto.FLOAT16
-    assert inputs(found["float16 in place of string as to"]) == [(TensorProto.FLOAT, [4])]
-    assert inputs(found["float16 in place of float32"]) == [(TensorProto.FLOAT16, [4])]
-
-
-def test_operators_of_onnx_runtime_are_known_from_its_own_schemas(case):
-    plain = case(ATTENTION)
-    found = changes(plain, "type")
-    assert "float16 in place of float32" in found and not any(change.startswith("int32") for change in found)
-    assert "without the optional input past_key" in changes(plain, "input")
-    wanted = ["without scale=0.5", "without scale=0.5 and its optional outputs"]
-    assert [each for each in changes(plain, "attribute") if each.startswith("without")] == wanted, (
-        "num_heads is required"
-    )
-    assert history("com.microsoft", "GroupQueryAttention") and not history("own", "Mystery")
 
 
 def test_an_operator_that_nobody_knows_is_tried_with_what_can_be_told(case):
