@@ -17,7 +17,7 @@ from partita.runtime.lab.change import Change, Variation, cast, operator_of, opt
 from partita.runtime.lab.forms import plainest_forms
 from partita.runtime.lab.schema import TYPE_ATTRIBUTES, Operator
 from partita.runtime.lab.variant import ExperimentInput, Variant
-from partita.runtime.place.tensor_types import element_of, is_small, rank_of
+from partita.runtime.place.tensor_types import element_of, rank_of
 
 if TYPE_CHECKING:
     import onnx
@@ -62,25 +62,24 @@ def _with_attributes(
     variant: Variant, operator: Operator | None, change: Change, old: int, new: int
 ) -> Iterator[Change]:
     """A change of the inputs' type with all attributes of that type, then with each alone."""
-    given = {entry.name: entry for entry in variant.node.attribute if entry.name not in VALUE_ATTRIBUTES}
-    moved = list(_retyped(given, operator, old, new))
-    everything: Attributes = {name: entry for _, changed in moved for name, entry in changed.items()}
+    moved = [
+        changed
+        for attribute in variant.node.attribute
+        for _, own, other, changed in _in_other_types(attribute, operator)
+        if (own, other) == (old, new)
+    ]
+    everything: Attributes = {name: entry for changed in moved for name, entry in changed.items()}
     yield change | Change(attributes=everything)
     if len(moved) > 1:
-        yield from (change | Change(attributes=changed) for _, changed in moved)
+        yield from (change | Change(attributes=changed) for changed in moved)
 
 
 def _other_attribute_types(variant: Variant, operator: Operator | None) -> Iterator[Variation]:
     """Each attribute with one name per type, in another type, which may set an output's type."""
     for attribute in variant.node.attribute:
-        own = _typed(attribute.name)
-        for other in operator.attributes if operator is not None and own is not None else ():
-            typed = _typed(other)
-            if own is not None and typed is not None and typed[0] == own[0] and typed[1] != own[1]:
-                change = Change(attributes={attribute.name: None, other: _list_in(attribute, other, typed[1])})
-                yield from variations(
-                    variant, "type", change, substitution=_types(own[1], typed[1], f"as {own[0].removesuffix('[]')}")
-                )
+        for name, old, new, changed in _in_other_types(attribute, operator):
+            substitution = _types(old, new, f"as {name.removesuffix('[]')}")
+            yield from variations(variant, "type", Change(attributes=changed), substitution=substitution)
 
 
 def _both_types(variant: Variant, operator: Operator | None) -> Iterator[Variation]:
@@ -188,26 +187,18 @@ def _type_name(element: int) -> str:
     return dtypes.dtype_numbered(element).name
 
 
-# --- attributes with one name per type, or with a tensor ------------------------------------------------------------
+# --- attributes with one name per type ------------------------------------------------------------
 
 
-def _retyped(
-    attributes: Mapping[str, onnx.AttributeProto], operator: Operator | None, old: int, new: int
-) -> Iterator[tuple[str, Attributes]]:
-    """Each attribute of the old type in the new type: its name without a type, and the change."""
-    for name, attribute in attributes.items():
-        if attribute.HasField("t"):
-            if attribute.t.data_type == old and (made := _tensor_in(attribute, new)) is not None:
-                yield name, {name: made}
-            continue
-        found = _typed(name)
-        if found is None or found[1] != old or operator is None:
-            continue
-        for other in operator.attributes:
-            typed = _typed(other)
-            if typed is not None and typed[0] == found[0] and typed[1] == new:
-                yield found[0], {name: None, other: _list_in(attribute, other, new)}
-                break
+def _in_other_types(
+    attribute: onnx.AttributeProto, operator: Operator | None
+) -> Iterator[tuple[str, int, int, Attributes]]:
+    """An attribute with one name per type: the name without a type, its type, another type, and the change."""
+    own = _typed(attribute.name)
+    for other in operator.attributes if operator is not None and own is not None else ():
+        typed = _typed(other)
+        if own is not None and typed is not None and typed[0] == own[0] and typed[1] != own[1]:
+            yield *own, typed[1], {attribute.name: None, other: _list_in(attribute, other, typed[1])}
 
 
 def _typed(name: str) -> tuple[str, int] | None:
@@ -228,20 +219,6 @@ def _list_in(attribute: onnx.AttributeProto, name: str, new: int) -> onnx.Attrib
     several = isinstance(value, list | tuple) or not isinstance(value, str | bytes | int | float)
     made = _values_in(list(value) if several else [value], new)
     return onnx.helper.make_attribute(name, made if several else made[0])
-
-
-def _tensor_in(attribute: onnx.AttributeProto, new: int) -> onnx.AttributeProto | None:
-    """An attribute with a small tensor in another type; None if it is large or cannot be converted."""
-    import onnx
-
-    if not is_small(attribute.t):
-        return None
-    try:
-        values = _values_in(onnx.numpy_helper.to_array(attribute.t).reshape(-1).tolist(), new)
-        tensor = onnx.helper.make_tensor(attribute.t.name, new, list(attribute.t.dims), values)
-    except (TypeError, ValueError, KeyError, OverflowError):
-        return None
-    return onnx.helper.make_attribute(attribute.name, tensor)
 
 
 def _values_in(values: list[Any], new: int) -> list[Any]:
