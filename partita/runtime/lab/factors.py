@@ -45,19 +45,19 @@ MOST_VERSIONS = 6
 FIXED = Change(fixed=True)
 
 
-def as_it_is(variant: Variant) -> Variation:
+def unchanged(variant: Variant) -> Variation:
     """The unchanged node."""
     return Variation(AS_IS, "", variant)
 
 
-def single(variant: Variant) -> tuple[Variation, ...]:
+def single_changes(variant: Variant) -> tuple[Variation, ...]:
     """Variations of one factor, in the order of the factors."""
     return tuple(variation for generate in factors().values() for variation in generate(variant))
 
 
 def combine_factors(variant: Variant) -> tuple[Variation, ...]:
     """Variations of two factors at once."""
-    found = [as_it_is(variant)]
+    found = [unchanged(variant)]
     for generate in (last_static_shape, other_types, reduced_versions):
         found = [each for before in found for each in (before, *before.with_change(generate))]
     return tuple(each for each in found if len(each.factors) > 1)

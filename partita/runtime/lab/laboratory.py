@@ -44,7 +44,7 @@ AHEAD = 32
 """Maximum models sent to the worker before its first answer."""
 LEAST_SECONDS = 0.5
 """Minimum seconds left to start a worker."""
-LONGEST_SAID = 600
+LONGEST_MESSAGE = 600
 FORMAT = 11
 """Increment when experiments change, to invalidate stored answers."""
 KIND = "probes"
@@ -218,7 +218,7 @@ class Lab:
         except BaseException:
             self._end()  # still busy with the model
             raise
-        return ModelOutcome(placed.outcome, cut(placed.message, LONGEST_SAID), placed.replaced_by)
+        return ModelOutcome(placed.outcome, cut(placed.message, LONGEST_MESSAGE), placed.replaced_by)
 
     def _start(self) -> bool:
         """Start a worker if none is running; False if the provider does not start or time ran out."""
@@ -262,7 +262,7 @@ def _crash(lost: WorkerLostError, seconds: float) -> ModelOutcome:
 
 def _last_line(lost: WorkerLostError) -> str:
     """The last line of the worker's stderr, as the end of a sentence."""
-    return f"; its last output: {cut(lost.log[-1], LONGEST_SAID)}" if lost.log else ""
+    return f"; its last output: {cut(lost.log[-1], LONGEST_MESSAGE)}" if lost.log else ""
 
 
 # --- stored answers ------------------------------------------------------------------------------------------------

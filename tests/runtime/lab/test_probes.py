@@ -20,7 +20,7 @@ from partita.providers.resolve import Resolution, known_providers
 from partita.remedies import Remedy
 from partita.runtime.chain.open_chain import ChainError
 from partita.runtime.lab import probes as engine
-from partita.runtime.lab.exploration import lateness
+from partita.runtime.lab.exploration import timeout_note
 from partita.runtime.lab.laboratory import Cache, Lab, ModelOutcome
 from partita.runtime.lab.probes import probe_refusal, probe_run
 from partita.runtime.place.onnx_model import OnnxModel, read_onnx
@@ -255,13 +255,13 @@ def test_experiments_without_an_answer_are_told_where_nothing_else_decides():
     """So that a slow machine is the cause that the report gives, and not an unexplained node."""
     late = ProbeRun("type", "float16 in place of float32", "timed_out", "no answer within 60 s")
     first, other = ProbeRun("as_is", "", "rejected", ""), ProbeRun("opset", "an older one", "supported", "")
-    assert lateness((first, late)) == "1 of 2 experiments did not finish in time: no answer within 60 s"
-    assert lateness((first, late, other)) == "" == lateness((first,))
+    assert timeout_note((first, late)) == "1 of 2 experiments did not finish in time: no answer within 60 s"
+    assert timeout_note((first, late, other)) == "" == timeout_note((first,))
     context = Context(
         "n",
         "Relu",
         ChainEntry(provider="QNNExecutionProvider", status="active"),
-        probe=NodeProbe("n", (first, late), lateness((first, late))),
+        probe=NodeProbe("n", (first, late), timeout_note((first, late))),
     )
     reason, finding = explain(context)
     assert reason.code == "unexplained" and "no answer within 60 s" in finding.evidence
