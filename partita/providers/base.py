@@ -20,6 +20,12 @@ OTHER_RUNTIME = Remedy("install the ONNX Runtime that the library was built for"
 OPTIONS = Remedy("look up its options", ("partita", "providers", "--json"))
 """For a provider that rejects an option; its message names the option."""
 
+CPU_PREFERRED = LogPattern(
+    "cpu_preferred",
+    r"Force fallback to CPU execution for node: (?P<node>\S+) because (?P<why>the CPU execution path is deemed faster)",
+)
+"""Logged for providers that let ONNX Runtime move small shape computations to the CPU."""
+
 OptionKind = Literal["int", "float", "bool", "choice", "text", "path"]
 
 

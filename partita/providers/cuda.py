@@ -9,8 +9,7 @@ from dataclasses import replace
 
 from partita.observations.kernel_rows import KernelRow
 from partita.observations.log_pattern import LogPattern
-from partita.providers.base import Library, Option, PackedWeights, Provider, choice
-from partita.providers.patterns import CPU_PREFERRED
+from partita.providers.base import CPU_PREFERRED, Library, Option, PackedWeights, Provider, choice
 from partita.remedies import Remedy
 
 WHEELS = Remedy("get CUDA 13 and cuDNN 9 as Python packages", ("pip", "install", "onnxruntime-gpu[cuda,cudnn]"))

@@ -4,8 +4,7 @@ Part of the wheel onnxruntime-directml (newest version 1.24.4). Options: dml_pro
 """
 
 from partita.observations.log_pattern import LogPattern
-from partita.providers.base import Option, Provider, choice
-from partita.providers.patterns import CPU_PREFERRED
+from partita.providers.base import CPU_PREFERRED, Option, Provider, choice
 from partita.remedies import Remedy
 
 NO_GPU = Remedy("it needs a GPU with a DirectX 12 driver")

@@ -7,8 +7,7 @@ reads them from the session configuration only. Tested with onnxruntime-webgpu 1
 
 from partita.observations.kernel_rows import KernelRow
 from partita.observations.log_pattern import LogPattern
-from partita.providers.base import Library, Option, Plugin, ProbeValue, Provider, choice
-from partita.providers.patterns import CPU_PREFERRED
+from partita.providers.base import CPU_PREFERRED, Library, Option, Plugin, ProbeValue, Provider, choice
 from partita.remedies import Remedy
 
 VULKAN = Remedy(
