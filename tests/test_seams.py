@@ -154,7 +154,7 @@ answer(
     assert "too dark for model.rotary_emb/Gather: new moon" in found["explained"]["out"]
     assert "try again later" in found["explained"]["out"] and "Too dark (new_moon)" in found["shown"]["out"]
     assert (found["checked"]["code"], found["unknown"]["code"]) == (5, 2)
-    assert "## new_moon" in found["documented"] and "`cpu_preferred`, `new_moon`" in found["documented"]
+    assert "## new_moon" in found["documented"] and "cpu_preferred new_moon" in found["documented"]
     assert copy.touched[1:] == [TABLE, CODES, EXAMPLES]
 
 
@@ -190,20 +190,21 @@ answer(
     assert "partita providers" in found["remedy"] and "## full_moon" in found["documented"]
 
 
-LAST_FACTOR = '        Factor("input", "other inputs", other_inputs),\n    )\n'
-FACTOR = '''        Factor("input", "other inputs", other_inputs),
-        Factor("alpha", "another alpha", other_alpha, other_alpha),
-    )
+COMBINED = "(last_static_shape, other_types, reduced_versions)"
+LAST_FACTOR = '        "input": other_inputs,\n    }\n'
+FACTOR = '''        "input": other_inputs,
+        "alpha": other_alpha,
+    }
 
 
-def other_alpha(variant: Variant) -> Iterator[PossibleChange]:
+def other_alpha(variant: Variant) -> Iterator[Variation]:
     """A factor that this test adds: an alpha of 2."""
     import onnx
 
     for attribute in variant.node.attribute:
         if attribute.name == "alpha" and attribute.f != 2:
             change = Change(attributes={"alpha": onnx.helper.make_attribute("alpha", 2.0)})
-            yield PossibleChange("alpha", change, "alpha=2")
+            yield from variations(variant, "alpha", change, "alpha=2")
 '''
 # The provider of the script takes an Elu when its alpha is TAKEN and, where FIXED says so, its type is float16.
 PROBED = """
@@ -219,7 +220,7 @@ from partita.runtime.lab.laboratory import ModelOutcome, Cache, Lab
 from tests.partition_reports.samples import event, report_of, run_facts, session_facts, windows
 
 class Scripted(Lab):
-    def try_all(self, models, *, one_node=True, turns=()):
+    def try_all(self, models, *, one_node=True):
         return [ModelOutcome(*(("supported", "") if self.takes(m) else ("rejected", "no kernel"))) for m in models]
 
     def takes(self, model):
@@ -259,6 +260,7 @@ def test_a_reason_that_experiments_show_is_a_row_a_code_an_example_and_a_factor(
         'probe=NodeProbe("a", (ProbeRun("as_is", "", "rejected", ""), ProbeRun("alpha", "alpha=2", "supported", "")))',
     )
     copy.edit("partita/runtime/lab/factors.py", LAST_FACTOR, FACTOR)
+    copy.edit("partita/runtime/lab/factors.py", COMBINED, COMBINED.replace(")", ", other_alpha)"))
     found = copy.ask(
         PROBED
         + """
@@ -279,4 +281,4 @@ answer(
     assert "no_kernel_type" in two, "of which the first row decides"
     assert "Another alpha (alpha_is_not_two)" in found["shown"]["out"]
     assert "## alpha_is_not_two" in found["documented"]
-    assert copy.touched == [TABLE, CODES, EXAMPLES, "partita/runtime/lab/factors.py"]
+    assert list(dict.fromkeys(copy.touched)) == [TABLE, CODES, EXAMPLES, "partita/runtime/lab/factors.py"]

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from partita.commands.results import json_schemas
 from partita.diagnosis.evidence import GROUNDS
-from partita.diagnosis.precedence import explain, rows
+from partita.diagnosis.precedence import PRECEDENCE, explain
 from partita.diagnosis.reasons.base import Reason
 from partita.diagnosis.reasons.table import REASONS
 from partita.machine.records import MachineReport
@@ -26,7 +26,11 @@ from tests.diagnosis.reason_examples import EXAMPLES
 
 PRECEDENCE_HEAD = """## Precedence
 
-When several reasons apply, the first entry of this list decides, and within an entry the first code.
+When several reasons apply, the first entry of this list decides. Within an entry, the codes have this order:
+
+```
+{codes}
+```
 """
 REASONS_HEAD = """# Reason codes
 
@@ -82,10 +86,10 @@ def reasons_text() -> str:
 
 def precedence_text() -> Iterator[str]:
     """The table of precedence, as a list."""
-    yield PRECEDENCE_HEAD
-    for number, rank in enumerate(rows(), 1):
+    yield PRECEDENCE_HEAD.format(codes=textwrap.fill(" ".join(REASONS), 118))
+    for number, rank in enumerate(PRECEDENCE, 1):
         codes = ", ".join(f"`{code}`" for code in rank.codes)
-        yield f"{number}. {GROUNDS[rank.basis]}: {codes}"
+        yield f"{number}. {GROUNDS[rank.basis]}{': ' if codes else ''}{codes}"
     yield ""
 
 

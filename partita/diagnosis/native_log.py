@@ -1,4 +1,4 @@
-"""Parses ONNX Runtime's session log: the provider of each node, and the lines about each node.
+"""Parses ONNX Runtime's session log: the lines about each node, and inserted copies.
 
 The patterns of providers interpret a line for a fallback.
 """
@@ -12,11 +12,8 @@ from dataclasses import dataclass
 from partita.observations.log_pattern import LogPattern
 
 PREFIX = re.compile(r"^\[[VIWEF]:[^\]]*\] ?")
-ALL_PLACED = re.compile(r"^\s*All nodes placed on \[(?P<provider>[^\]]+)\]\. Number of nodes: (?P<count>\d+)")
-SOME_PLACED = re.compile(r"^\s*Node\(s\) placed on \[(?P<provider>[^\]]+)\]\. Number of nodes: \d+")
 MEMCPY_ADDED = re.compile(r"Add (?P<op>MemcpyFromHost|MemcpyToHost) (after|before) (?P<tensor>.+) for \S+\s*$")
 MEMCPY_NAME = re.compile(r"Memcpy(_token_(?P<number>\d+))?")
-ONE_NODE = re.compile(r"^\s*\S+ \((?P<name>.*)\)\s*$")
 AT_INFO = re.compile(r"^\[I:")
 
 
@@ -26,28 +23,6 @@ class MemcpyLine:
 
     op_type: str
     tensor: str
-
-
-def placements(lines: Iterable[str], plan: Collection[str]) -> dict[str, str]:
-    """Provider per node from the verbose `Node placements` block; empty when the log has none.
-
-    `All nodes placed on [X]` applies to the nodes of `plan` only if the counts match.
-    """
-    placed: dict[str, str] = {}
-    current: str | None = None
-    for line in lines:
-        text = PREFIX.sub("", line)
-        if whole := ALL_PLACED.match(text):
-            if int(whole["count"]) == len(plan):
-                placed.update(dict.fromkeys(plan, whole["provider"]))
-            current = None
-        elif some := SOME_PLACED.match(text):
-            current = some["provider"]
-        elif current and (node := ONE_NODE.match(text)):
-            placed[node["name"]] = current
-        else:
-            current = None
-    return placed
 
 
 def is_at_info(lines: Iterable[str]) -> bool:

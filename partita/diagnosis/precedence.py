@@ -1,18 +1,16 @@
 """The precedence of reasons: one ordered table, with the basis for the place of a row as a comment.
 
-Within a row, the order of `partita.observations.codes` decides. Reasons only yield findings with their bases; this
-table compares them.
+Within a row, the order of the reasons decides. Reasons only yield findings with their bases; this table compares them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass
 
 from partita.diagnosis.evidence import GROUNDS, Basis, Context, Finding
 from partita.diagnosis.reasons.base import Reason
 from partita.diagnosis.reasons.table import REASONS
-from partita.observations.codes import CODES, ReasonCode
+from partita.observations.codes import ReasonCode
 from partita.observations.facts import NodeProbe
 from partita.observations.records import ChainEntry
 
@@ -23,7 +21,7 @@ class Rank:
 
     basis: Basis
     codes: tuple[ReasonCode, ...] = ()
-    """Empty: every code with this basis that is in no other row of it, in the order of the codes."""
+    """Empty: every code that no other row of this basis lists."""
 
 
 PRECEDENCE: tuple[Rank, ...] = (
@@ -62,31 +60,20 @@ PRECEDENCE: tuple[Rank, ...] = (
 )
 
 
-@cache
-def rows() -> tuple[Rank, ...]:
-    """The table with the codes of every row."""
-    found = {(reason.code, basis) for reason in REASONS.values() for basis in reason.bases}
-    found -= {(code, rank.basis) for rank in PRECEDENCE for code in rank.codes}
-    return tuple(
-        rank if rank.codes else replace(rank, codes=tuple(code for code in CODES if (code, rank.basis) in found))
-        for rank in PRECEDENCE
-    )
-
-
-@cache
-def ranks() -> dict[tuple[ReasonCode, Basis], int]:
-    """The rank of every code and basis."""
-    pairs = [(code, rank.basis) for rank in rows() for code in rank.codes]
-    return {pair: number for number, pair in enumerate(pairs)}
+def rank_of(code: str, basis: Basis) -> int:
+    """The row of a finding: the row of the basis that lists the code, else the basis's row without codes."""
+    rows = [(number, rank) for number, rank in enumerate(PRECEDENCE) if rank.basis == basis]
+    own = (number for number, rank in rows if code in rank.codes)
+    return next(own, None) or next(number for number, rank in rows if not rank.codes)
 
 
 def findings(context: Context) -> list[tuple[Reason, Finding]]:
     """Every reason that applies, with its finding, in the order of the table; the first decides.
 
-    `unexplained` always applies. Raises KeyError for a finding on a basis that is not in `found_on` of its reason.
+    `unexplained` always applies.
     """
     applying = [(reason, finding) for reason in REASONS.values() for finding in reason.findings(context)]
-    return sorted(applying, key=lambda pair: ranks()[pair[0].code, pair[1].basis])
+    return sorted(applying, key=lambda pair: rank_of(pair[0].code, pair[1].basis))
 
 
 def explain(context: Context) -> tuple[Reason, Finding]:
@@ -94,16 +81,11 @@ def explain(context: Context) -> tuple[Reason, Finding]:
     return findings(context)[0]
 
 
-def describe_rank(code: str, basis: str) -> str:
-    """A finding's rank and basis as text, e.g. `rank 5: an experiment on the node in isolation`.
-
-    Empty for a finding that is not in the table, e.g. in a report of another version.
-    """
-    for number, rank in enumerate(rows(), 1):
-        if rank.basis == basis and code in rank.codes:
-            position = f", {rank.codes.index(code) + 1} of {len(rank.codes)}" if len(rank.codes) > 1 else ""
-            return f"rank {number}{position}: {GROUNDS[rank.basis]}"
-    return ""
+def describe_rank(code: str, basis: Basis) -> str:
+    """A finding's rank and basis as text, e.g. `rank 5: an experiment on the node in isolation`."""
+    if basis not in GROUNDS:  # in a report of another version
+        return "unknown rank"
+    return f"rank {rank_of(code, basis) + 1}: {GROUNDS[basis]}"
 
 
 def reason_from_probes(probe: NodeProbe, provider: str) -> tuple[ReasonCode, str] | None:

@@ -47,6 +47,19 @@ SUPPORTS: Mapping[str, str] = {
     "supported": "the provider supports this node",
     "placed": "the provider supports this node (placed, not run)",
 }
+KINDS: Mapping[Factor, str] = {
+    "rank": "known ranks",
+    "static_shape": "fixed sizes",
+    "output_shape": "declared sizes of outputs",
+    "type": "other types",
+    "opset": "other opsets",
+    "attribute": "other attributes",
+    "input": "other inputs",
+    COMBINED: "two factors together",
+    OPTION: "provider options",
+    NEIGHBOURS: "neighbouring nodes",
+}
+"""The variations of a factor, in words."""
 NO_EFFECT = "made no difference"
 ENDS: Mapping[str, frozenset[str]] = {
     NO_EFFECT: frozenset({"rejected"}),
@@ -286,7 +299,7 @@ def _outcome_counts(trials: Sequence[ProbeRun], noun: str, *, kinds: bool = Fals
     ended = [(end, [trial for trial in trials if trial.outcome in outcomes]) for end, outcomes in ENDS.items()]
     for end, found in ended:
         if found:
-            named = listing(list(dict.fromkeys(trial.kind or trial.factor for trial in found)))
+            named = listing(list(dict.fromkeys(KINDS.get(trial.factor, trial.factor) for trial in found)))
             yield f"{plural(len(found), noun)}{f' ({named})' if kinds and 'rejected' in ENDS[end] else ''} {end}"
 
 

@@ -413,15 +413,13 @@ def _collect_providers(
     assigned: Iterable[AssignedNode],
 ) -> dict[str, ProvidersBySource]:
     """Providers by source for each node of `order`, strongest first. `assigned`: listed nodes of the main graph."""
-    by_source: dict[Source, dict[str, set[str]]] = {"profile": {}, "assignment": {}, "native_log": {}}
+    by_source: dict[Source, dict[str, set[str]]] = {"profile": {}, "assignment": {}}
     for event in events:
         by_source["profile"].setdefault(event.name, set()).add(event.provider)
     for node in assigned:
         by_source["assignment"].setdefault(node.name, set()).add(node.provider)
     for name, nodes in compiled.items():
         by_source["assignment"].setdefault(name, set()).update(node.provider for node in nodes)
-    for name, provider in native_log.placements(facts.log, order).items():
-        by_source["native_log"].setdefault(name, set()).add(provider)
     by_device = _providers_by_device(facts)
     by_source["plan_file"] = {
         name: {by_device[name]}
@@ -453,7 +451,7 @@ def _providers_by_device(facts: SessionFacts) -> dict[str, str]:
 
 
 def choose_provider(by_source: ProvidersBySource) -> str | None:
-    """The provider from the strongest source: profile, assignment, native log, plan; None without a source."""
+    """The provider from the strongest source: profile, assignment, plan; None without a source."""
     for providers in by_source.values():
         return min(providers)
     return None

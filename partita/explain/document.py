@@ -243,9 +243,9 @@ def _reasons(explanation: Explanation) -> Iterator[Section]:
 
 def _lost(why: SkippedProvider) -> Iterator[Block]:
     """The reasons of lower precedence, with their evidence and rank."""
-    own = describe_rank(why.reason, why.basis) or "unknown rank"
+    own = describe_rank(why.reason, why.basis)
     for entry in why.other_reasons:
-        rank = describe_rank(entry.reason, entry.basis) or "unknown rank"
+        rank = describe_rank(entry.reason, entry.basis)
         rows = [(f"evidence ({entry.evidence_kind})", entry.evidence), ("precedence", f"{rank}; {why.reason}: {own}")]
         yield Group(f"{entry.reason}: lower precedence", (pairs("Reason of lower precedence", rows),))
 

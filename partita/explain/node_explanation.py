@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import Field
 
 from partita.diagnosis.records import Fallback, KernelPath
+from partita.messages import nearest
 from partita.observations.names import CPU, UNKNOWN
 from partita.observations.records import PhaseName, Record, Source
 from partita.observations.text_format import clean
@@ -18,8 +18,6 @@ from partita.partition_reports.outcome import active_of, failure_of, fallbacks_o
 from partita.partition_reports.records import Copy, FileNode, NodePlacement, Phase, RejectedPart, Report, SourceConflict
 from partita.partition_reports.request_records import BlockingNode
 
-NEAR = 5
-"""Maximum suggestions for an unknown name."""
 PlaceKind = Literal["runs", "replaced", "copy", "border", "subgraph", "folded", "listed"]
 """`runs`: a node of the plan. `replaced`: run by a fused node, or as the nodes of a function. `copy`: a Memcpy node.
 `border`: a copied session input or output. `subgraph`: in a control-flow subgraph. `folded`: a file node that ONNX
@@ -167,12 +165,9 @@ def _fits(known: list[str], query: str) -> list[str]:
 
 def _near(known: list[str], query: str) -> list[str]:
     """Names that are similar as a whole, else in their last part."""
-    whole = difflib.get_close_matches(query, known, NEAR, 0.8)
-    if whole:
-        return whole
-    tails = {name.rpartition("/")[2].casefold(): name for name in reversed(known)}
-    last = difflib.get_close_matches(query.rpartition("/")[2].casefold(), tails, NEAR, 0.7)
-    return [tails[tail] for tail in last]
+    tails = {name.rpartition("/")[2]: name for name in reversed(known)}
+    whole = nearest(query, known, 0.8)
+    return list(whole or (tails[tail] for tail in nearest(query.rpartition("/")[2], tails, 0.7)))
 
 
 def _names(report: Report) -> Iterator[str]:

@@ -181,8 +181,6 @@ class ProbeRun:
     """The change removes something."""
     function_inlined: bool = False
     """Supported only after ONNX Runtime inlined the node's function."""
-    kind: str = ""
-    """Text for changes of this factor: `other types`; empty for as_is."""
     neg_added: bool = False
     """The model also has a Neg, because a compiling provider may reject partitions of a single node."""
 

@@ -20,6 +20,12 @@ OTHER_RUNTIME = Remedy("install the ONNX Runtime that the library was built for"
 OPTIONS = Remedy("look up its options", ("partita", "providers", "--json"))
 """For a provider that rejects an option; its message names the option."""
 
+CPU_PREFERRED = LogPattern(
+    "cpu_preferred",
+    r"Force fallback to CPU execution for node: (?P<node>\S+) because (?P<why>the CPU execution path is deemed faster)",
+)
+"""Logged for providers that let ONNX Runtime move small shape computations to the CPU."""
+
 OptionKind = Literal["int", "float", "bool", "choice", "text", "path"]
 
 
@@ -57,6 +63,12 @@ class Option:
     """Smallest value of an `int`."""
     probe_value: ProbeValue | None = None
     """A value with which the provider may support more nodes than with the default, if there is one."""
+
+
+def choice(name: str, values: str, meaning: str, *, default: str | None = None) -> Option:
+    """An option with a fixed set of values, separated by blanks. Default of ONNX Runtime: the first, or `default`."""
+    listed = tuple(values.split())
+    return Option(name, "choice", listed[0] if default is None else default, meaning, listed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ splits decoders into many partitions, so it is not in the default chain.
 """
 
 from partita.observations.log_pattern import LogPattern
-from partita.providers.base import OPTIONS, Option, Provider
+from partita.providers.base import Option, Provider, choice
 from partita.remedies import Remedy
 
 PROVIDER = Provider(
@@ -18,19 +18,11 @@ PROVIDER = Provider(
     preferred_attention="onnx24",
     compiles=True,
     options=(
-        Option("ModelFormat", "choice", "NeuralNetwork", "kind of Core ML model", ("NeuralNetwork", "MLProgram")),
-        Option(
-            "MLComputeUnits",
-            "choice",
-            "ALL",
-            "units that may run it",
-            ("ALL", "CPUOnly", "CPUAndGPU", "CPUAndNeuralEngine"),
-        ),
+        choice("ModelFormat", "NeuralNetwork MLProgram", "kind of Core ML model"),
+        choice("MLComputeUnits", "ALL CPUOnly CPUAndGPU CPUAndNeuralEngine", "units that may run it"),
         Option("RequireStaticInputShapes", "bool", "0", "accept only nodes with static shapes"),
         Option("EnableOnSubgraphs", "bool", "0", "accept nodes inside If, Loop and Scan"),
-        Option(
-            "SpecializationStrategy", "choice", "Default", "what Core ML optimises for", ("Default", "FastPrediction")
-        ),
+        choice("SpecializationStrategy", "Default FastPrediction", "what Core ML optimises for"),
         Option("ProfileComputePlan", "bool", "0", "log the unit that Core ML plans for each operation"),
         Option("AllowLowPrecisionAccumulationOnGPU", "bool", "0", "accumulate in float16 on the GPU"),
         Option("ModelCacheDirectory", "path", "", "folder that keeps compiled models"),
@@ -42,7 +34,6 @@ PROVIDER = Provider(
     remedies={
         "not_in_build": Remedy("on macOS, the only system with Core ML", ("pip", "install", "onnxruntime")),
         "device_missing": Remedy("let it use the CPU", options=("--provider-option", "coreml.MLComputeUnits=CPUOnly")),
-        "option_rejected": OPTIONS,
         "initialisation_failed": Remedy(
             "try the newer format of its models", options=("--provider-option", "coreml.ModelFormat=MLProgram")
         ),

@@ -9,8 +9,7 @@ from dataclasses import replace
 
 from partita.observations.kernel_rows import KernelRow
 from partita.observations.log_pattern import LogPattern
-from partita.providers.base import OPTIONS, Library, Option, PackedWeights, Provider
-from partita.providers.patterns import CPU_PREFERRED
+from partita.providers.base import CPU_PREFERRED, Library, Option, PackedWeights, Provider, choice
 from partita.remedies import Remedy
 
 WHEELS = Remedy("get CUDA 13 and cuDNN 9 as Python packages", ("pip", "install", "onnxruntime-gpu[cuda,cudnn]"))
@@ -65,20 +64,8 @@ PROVIDER = Provider(
     options=(
         Option("device_id", "int", "0", "number of the GPU"),
         Option("gpu_mem_limit", "int", "18446744073709551615", "largest size of the memory arena, in bytes"),
-        Option(
-            "arena_extend_strategy",
-            "choice",
-            "kNextPowerOfTwo",
-            "how the memory arena grows",
-            ("kNextPowerOfTwo", "kSameAsRequested"),
-        ),
-        Option(
-            "cudnn_conv_algo_search",
-            "choice",
-            "EXHAUSTIVE",
-            "how a convolution algorithm is chosen",
-            ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
-        ),
+        choice("arena_extend_strategy", "kNextPowerOfTwo kSameAsRequested", "how the memory arena grows"),
+        choice("cudnn_conv_algo_search", "EXHAUSTIVE HEURISTIC DEFAULT", "how a convolution algorithm is chosen"),
         Option("cudnn_conv_use_max_workspace", "bool", "1", "allow cuDNN its maximum workspace"),
         Option("cudnn_conv1d_pad_to_nc1d", "bool", "0", "pad a 1-D convolution to [N, C, 1, D], not [N, C, D, 1]"),
         Option("do_copy_in_default_stream", "bool", "1", "copy in the compute stream; 0 may race"),
@@ -166,7 +153,6 @@ PROVIDER = Provider(
             ),
         ),
         "version_mismatch": OTHER_DRIVER,
-        "option_rejected": OPTIONS,
         "initialisation_failed": Remedy("check GPU and driver", ("nvidia-smi",)),
     },
 )

@@ -4,8 +4,7 @@ Part of the wheel onnxruntime-directml (newest version 1.24.4). Options: dml_pro
 """
 
 from partita.observations.log_pattern import LogPattern
-from partita.providers.base import OPTIONS, Option, Provider
-from partita.providers.patterns import CPU_PREFERRED
+from partita.providers.base import CPU_PREFERRED, Option, Provider, choice
 from partita.remedies import Remedy
 
 NO_GPU = Remedy("it needs a GPU with a DirectX 12 driver")
@@ -21,12 +20,8 @@ PROVIDER = Provider(
     rank=60,
     options=(
         Option("device_id", "int", "", "number of the GPU, in the order of Windows"),
-        Option(
-            "performance_preference",
-            "choice",
-            "default",
-            "which GPU, when device_id is not given",
-            ("default", "high_performance", "minimum_power"),
+        choice(
+            "performance_preference", "default high_performance minimum_power", "which GPU, when device_id is not given"
         ),
         Option(
             "disable_metacommands", "bool", "False", "do not use the driver's own kernels", off_on=("False", "True")
@@ -42,6 +37,5 @@ PROVIDER = Provider(
             "on Windows, in an environment without another ONNX Runtime", ("pip", "install", "onnxruntime-directml")
         ),
         "device_missing": NO_GPU,
-        "option_rejected": OPTIONS,
     },
 )

@@ -29,18 +29,6 @@ OTHERS = (
     "XnnpackExecutionProvider",
 )
 """Providers in `onnxruntime.get_all_providers()` of 1.31 without a file in this folder."""
-MAGIC: dict[str, tuple[bytes, ...]] = {
-    "a Linux library": (b"\x7fELF",),
-    "a macOS library": (
-        b"\xcf\xfa\xed\xfe",
-        b"\xfe\xed\xfa\xcf",
-        b"\xca\xfe\xba\xbe",
-        b"\xce\xfa\xed\xfe",
-        b"\xfe\xed\xfa\xce",
-    ),
-    "a Windows library": (b"MZ",),
-}
-"""First bytes of shared libraries."""
 ENTRY_POINT = b"CreateEpFactories"
 """The function that ONNX Runtime calls in a plugin library."""
 
@@ -115,20 +103,18 @@ def _check_library(path: Path, argument: str = "provider_libraries") -> Path:
     if path.exists() and not path.is_file():
         raise UsageError(f"`{argument}`: {path} is not a file; give the library file")
     try:
-        with path.open("rb") as file:
-            start = file.read(4)
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            is_plugin = content.find(ENTRY_POINT) >= 0  # checked here because loading it runs its code
     except FileNotFoundError as error:
         raise UsageError(f"`{argument}`: {path} does not exist; give the path of the library file") from error
+    except ValueError:  # an empty file cannot be mapped
+        is_plugin = False
     except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise UsageError(f"`{argument}`: {path} cannot be read: {reason}; check its permissions") from error
-    if not any(start.startswith(magic) for magics in MAGIC.values() for magic in magics):
-        shown = f"begins with the bytes {start.hex(' ')}" if start else "is empty"
-        raise UsageError(f"`{argument}`: {path} is not a shared library: it {shown}")
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        if content.find(ENTRY_POINT) < 0:  # checked here because loading it runs its code
-            raise UsageError(
-                f"`{argument}`: {path} is not a provider plugin: it has no {ENTRY_POINT.decode()}; give the plugin's "
-                "library"
-            )
+        why = error.strerror or type(error).__name__
+        raise UsageError(f"`{argument}`: {path} cannot be read: {why}; check its permissions") from error
+    if not is_plugin:
+        raise UsageError(
+            f"`{argument}`: {path} is not a provider plugin: it has no {ENTRY_POINT.decode()}; give the plugin's "
+            "library"
+        )
     return path.resolve()

@@ -4,7 +4,7 @@ Part of the wheel onnxruntime-migraphx (newest version 1.27.1). Options: migraph
 Runtime, without pointers.
 """
 
-from partita.providers.base import OPTIONS, Library, Option, Provider
+from partita.providers.base import Library, Option, Provider, choice
 from partita.remedies import Remedy
 
 ROCM = Remedy("install ROCm and its MIGraphX package, in the version that the wheel names")
@@ -30,13 +30,7 @@ PROVIDER = Provider(
         Option("migraphx_int8_use_native_calibration_table", "bool", "0", "the table has MIGraphX's own format"),
         Option("migraphx_exhaustive_tune", "bool", "0", "try every kernel while compiling"),
         Option("migraphx_mem_limit", "int", "18446744073709551615", "largest size of the memory arena, in bytes"),
-        Option(
-            "migraphx_arena_extend_strategy",
-            "choice",
-            "kNextPowerOfTwo",
-            "how the memory arena grows",
-            ("kNextPowerOfTwo", "kSameAsRequested"),
-        ),
+        choice("migraphx_arena_extend_strategy", "kNextPowerOfTwo kSameAsRequested", "how the memory arena grows"),
         Option("migraphx_model_cache_dir", "path", "", "folder that keeps compiled models"),
     ),
     libraries=(Library("libmigraphx_c.so.3", "MIGraphX", ROCM),),
@@ -47,7 +41,6 @@ PROVIDER = Provider(
         "library_missing": ROCM,
         "device_missing": NO_GPU,
         "version_mismatch": ROCM,
-        "option_rejected": OPTIONS,
         "initialisation_failed": Remedy("check GPU and driver", ("rocminfo",)),
     },
 )

@@ -4,7 +4,7 @@ The wheel is for macOS 14 on Apple silicon and ONNX Runtime 1.31, and documents 
 """
 
 from partita.observations.log_pattern import LogPattern
-from partita.providers.base import OTHER_RUNTIME, Plugin, Provider
+from partita.providers.base import Plugin, Provider
 from partita.remedies import Remedy
 
 NO_GPU = Remedy("it needs macOS 14 on a Mac with Apple silicon")
@@ -25,6 +25,5 @@ PROVIDER = Provider(
             ("pip", "install", "onnxruntime-ep-mlx"),
         ),
         "device_missing": NO_GPU,
-        "version_mismatch": OTHER_RUNTIME,
     },
 )

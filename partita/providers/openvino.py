@@ -5,7 +5,7 @@ ONNX Runtime's page on this provider. Tested with onnxruntime-openvino 1.24.1 an
 """
 
 from partita.observations.log_pattern import LogPattern
-from partita.providers.base import OPTIONS, OTHER_RUNTIME, Option, PackedWeights, Plugin, Provider
+from partita.providers.base import Option, PackedWeights, Plugin, Provider, choice
 from partita.remedies import Remedy
 
 WORDS = ("False", "True")
@@ -50,13 +50,11 @@ PROVIDER = Provider(
     ),
     options=(
         Option("device_type", "text", "CPU", "CPU, GPU, GPU.1, NPU, or a mix such as AUTO:GPU,CPU"),
-        Option("precision", "choice", "", "type of arithmetic", ("FP32", "FP16", "ACCURACY")),
+        choice("precision", "FP32 FP16 ACCURACY", "type of arithmetic", default=""),
         Option("num_of_threads", "int", "", "threads of one run"),
         Option("num_streams", "int", "1", "concurrent runs"),
         Option("cache_dir", "path", "", "folder that keeps compiled models"),
-        Option(
-            "model_priority", "choice", "DEFAULT", "priority on a shared device", ("LOW", "MEDIUM", "HIGH", "DEFAULT")
-        ),
+        choice("model_priority", "LOW MEDIUM HIGH DEFAULT", "priority on a shared device", default="DEFAULT"),
         Option("enable_opencl_throttling", "bool", "False", "use less CPU while a GPU runs", off_on=WORDS),
         Option("enable_qdq_optimizer", "bool", "False", "rewrite quantised graphs for the NPU", off_on=WORDS),
         Option(
@@ -87,8 +85,6 @@ PROVIDER = Provider(
         ),
         "library_missing": Remedy("reinstall it", ("pip", "install", "--force-reinstall", "onnxruntime-openvino")),
         "device_missing": Remedy("name an available device", options=("--provider-option", "openvino.device_type=CPU")),
-        "version_mismatch": OTHER_RUNTIME,
-        "option_rejected": OPTIONS,
         "initialisation_failed": ON_CPU,
     },
 )

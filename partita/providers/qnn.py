@@ -11,20 +11,12 @@ QNN_COMMON_ERROR_MEM_ALLOC (1002); `EMULATED` selects another chip.
 import platform
 
 from partita.observations.log_pattern import LogPattern
-from partita.providers.base import OPTIONS, OTHER_RUNTIME, Option, Plugin, ProbeValue, Provider
+from partita.providers.base import Option, Plugin, ProbeValue, Provider, choice
 from partita.remedies import Remedy
 
 MODES = (
-    "default",
-    "burst",
-    "balanced",
-    "high_performance",
-    "high_power_saver",
-    "low_balanced",
-    "low_power_saver",
-    "power_saver",
-    "extreme_power_saver",
-    "sustained_high_performance",
+    "default burst balanced high_performance high_power_saver low_balanced low_power_saver power_saver "
+    "extreme_power_saver sustained_high_performance"
 )
 
 EMULATED = (("soc_model", "43"),) if platform.machine().lower() in ("x86_64", "amd64") else ()
@@ -59,21 +51,13 @@ PROVIDER = Provider(
     ),
     options=(
         Option("backend_path", "path", "", "backend library, e.g. libQnnHtp.so"),
-        Option(
-            "backend_type",
-            "choice",
-            "htp",
-            "kind of backend; excludes backend_path",
-            ("cpu", "gpu", "htp", "saver", "ir"),
-        ),
+        choice("backend_type", "cpu gpu htp saver ir", "kind of backend; excludes backend_path", default="htp"),
         Option("cache_dir", "path", "", "folder that keeps compiled graphs", partita_option=True),
-        Option("htp_performance_mode", "choice", "default", "trade-off of speed and power on the NPU", MODES),
-        Option(
+        choice("htp_performance_mode", MODES, "trade-off of speed and power on the NPU"),
+        choice(
             "htp_graph_finalization_optimization_mode",
-            "choice",
-            "0",
+            "0 1 2 3",
             "optimisation level; 3 compiles longest and runs fastest",
-            ("0", "1", "2", "3"),
         ),
         Option("enable_htp_fp16_precision", "bool", "", "compute float32 models in float16; needs soc_model"),
         Option("htp_bf16_enable", "bool", "0", "compute in bfloat16; needs soc_model of 88 or more"),
@@ -88,15 +72,11 @@ PROVIDER = Provider(
         Option("enable_htp_spill_fill_buffer", "bool", "0", "spill buffer for cached contexts"),
         Option("vtcm_mb", "int", "0", "on-chip memory in MB; 0: not set"),
         Option("rpc_control_latency", "int", "0", "latency of calls to the NPU in microseconds; 0: not set"),
-        Option(
-            "qnn_context_priority", "choice", "normal", "priority on the NPU", ("low", "normal", "normal_high", "high")
-        ),
+        choice("qnn_context_priority", "low normal normal_high high", "priority on the NPU", default="normal"),
         Option("soc_model", "int", "0", "number of the chip; 0: unknown"),
         Option("htp_arch", "int", "0", "architecture of the NPU, e.g. 73; 0: not set"),
         Option("device_id", "int", "0", "number of the device"),
-        Option(
-            "profiling_level", "choice", "off", "detail of QNN's own profile", ("off", "basic", "detailed", "optrace")
-        ),
+        choice("profiling_level", "off basic detailed optrace", "detail of QNN's own profile"),
         Option("profiling_file_path", "path", "", "CSV file of the profile"),
         Option("op_packages", "text", "", "custom operators: type:library:symbol[:target],…"),
         Option("dump_json_qnn_graph", "bool", "0", "write the QNN graphs as JSON"),
@@ -126,8 +106,6 @@ PROVIDER = Provider(
             alternative=Remedy("name the backend", options=("--provider-option", "qnn.backend_path=PATH")),
         ),
         "device_missing": NO_DEVICE,
-        "version_mismatch": OTHER_RUNTIME,
-        "option_rejected": OPTIONS,
         "initialisation_failed": Remedy(
             "it needs static shapes and float16",
             ("partita", "export", "CHECKPOINT", "OUT", "--target", "qnn", "--static-shapes", "--precision", "fp16"),

@@ -6,7 +6,7 @@ dependencies of libonnxruntime_providers_tensorrt.so.
 """
 
 from partita.observations.log_pattern import LogPattern
-from partita.providers.base import OPTIONS, Library, Option, Provider
+from partita.providers.base import Library, Option, Provider
 from partita.providers.cuda import DRIVER, GPU_WHEEL, NO_GPU, WHEELS
 from partita.remedies import Remedy
 
@@ -87,7 +87,6 @@ PROVIDER = Provider(
         ),
         "device_missing": NO_GPU,
         "version_mismatch": TENSORRT,
-        "option_rejected": OPTIONS,
         "initialisation_failed": Remedy("try CUDA, which needs no TensorRT", options=("--provider", "cuda")),
     },
 )

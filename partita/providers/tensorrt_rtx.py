@@ -4,7 +4,7 @@ Options are from tensorrt_rtx_provider_options.h in the wheel, without pointers.
 library with --provider-library.
 """
 
-from partita.providers.base import OPTIONS, OTHER_RUNTIME, Library, Option, Plugin, Provider
+from partita.providers.base import Library, Option, Plugin, Provider, choice
 from partita.providers.cuda import DRIVER, NO_GPU
 from partita.remedies import Remedy
 
@@ -44,7 +44,7 @@ PROVIDER = Provider(
             "nv_multi_rotary_cache_concat_offset", "int", "0", "position at which LongRoPE models change frequencies"
         ),
         Option("nv_weight_stripped_engine_enable_experimental", "bool", "0", "engines without weights"),
-        Option("nv_target_sm", "choice", "", "GPU to compile for", ("sm86", "sm89", "sm120", "sm121")),
+        choice("nv_target_sm", "sm86 sm89 sm120 sm121", "GPU to compile for", default=""),
     ),
     libraries=(
         Library("libcuda.so.1", "NVIDIA driver", DRIVER),
@@ -56,8 +56,6 @@ PROVIDER = Provider(
         "not_in_build": Remedy("install its plugin for onnxruntime", ("pip", "install", WHEEL)),
         "library_missing": AGAIN,
         "device_missing": NO_GPU,
-        "version_mismatch": OTHER_RUNTIME,
-        "option_rejected": OPTIONS,
         "initialisation_failed": Remedy("try CUDA, which needs no TensorRT", options=("--provider", "cuda")),
     },
 )

@@ -7,8 +7,7 @@ reads them from the session configuration only. Tested with onnxruntime-webgpu 1
 
 from partita.observations.kernel_rows import KernelRow
 from partita.observations.log_pattern import LogPattern
-from partita.providers.base import OPTIONS, OTHER_RUNTIME, Library, Option, Plugin, ProbeValue, Provider
-from partita.providers.patterns import CPU_PREFERRED
+from partita.providers.base import CPU_PREFERRED, Library, Option, Plugin, ProbeValue, Provider, choice
 from partita.remedies import Remedy
 
 VULKAN = Remedy(
@@ -19,7 +18,7 @@ ATTENTION = ("GroupQueryAttention", "MultiHeadAttention")
 PACKED = ("MatMulNBits",)
 PROFILE = "1.27.0: program in the profile"
 GRAPH = "1.27.0: optimised graph of a Conv"
-CACHES = ("disabled", "lazyRelease", "simple", "bucket")
+CACHES = "disabled lazyRelease simple bucket"
 
 PROVIDER = Provider(
     name="webgpu",
@@ -40,7 +39,7 @@ PROVIDER = Provider(
     even_rows=frozenset({"GroupQueryAttention"}),
     software_devices=True,
     options=(
-        Option("preferredLayout", "choice", "NHWC", "layout for layout-sensitive operators", ("NCHW", "NHWC")),
+        choice("preferredLayout", "NCHW NHWC", "layout for layout-sensitive operators", default="NHWC"),
         Option("enableGraphCapture", "bool", "0", "record the first run and replay it; needs every node on WebGPU"),
         Option(
             "enableInt64",
@@ -52,21 +51,15 @@ PROVIDER = Provider(
         Option("multiRotaryCacheConcatOffset", "int", "0", "offset in a rotary cache made of several"),
         Option("forceCpuNodeNames", "text", "", "names of nodes to leave to the CPU, one per line"),
         Option("deviceId", "int", "0", "number of the WebGPU context; sessions of one number share a device"),
-        Option("powerPreference", "choice", "", "GPU to request", ("high-performance", "low-power")),
-        Option("dawnBackendType", "choice", "", "graphics interface to use", ("D3D12", "Vulkan")),
+        choice("powerPreference", "high-performance low-power", "GPU to request", default=""),
+        choice("dawnBackendType", "D3D12 Vulkan", "graphics interface to use", default=""),
         Option("preserveDevice", "bool", "0", "keep the device after its last session is closed"),
-        Option(
-            "validationMode",
-            "choice",
-            "",
-            "level of run-time validation",
-            ("disabled", "wgpuOnly", "basic", "full"),
-        ),
+        choice("validationMode", "disabled wgpuOnly basic full", "level of run-time validation", default=""),
         Option("maxStorageBufferBindingSize", "int", "", "maximum buffer size in bytes, at most the device's limit"),
-        Option("storageBufferCacheMode", "choice", "bucket", "how storage buffers are kept", CACHES),
-        Option("uniformBufferCacheMode", "choice", "simple", "how uniform buffers are kept", CACHES),
-        Option("queryResolveBufferCacheMode", "choice", "disabled", "how buffers of time stamps are kept", CACHES),
-        Option("defaultBufferCacheMode", "choice", "disabled", "how all other buffers are kept", CACHES),
+        choice("storageBufferCacheMode", CACHES, "how storage buffers are kept", default="bucket"),
+        choice("uniformBufferCacheMode", CACHES, "how uniform buffers are kept", default="simple"),
+        choice("queryResolveBufferCacheMode", CACHES, "how buffers of time stamps are kept", default="disabled"),
+        choice("defaultBufferCacheMode", CACHES, "how all other buffers are kept", default="disabled"),
     ),
     libraries=(Library("libvulkan.so.1", "Vulkan loader", VULKAN),),
     node_patterns=(
@@ -88,8 +81,6 @@ PROVIDER = Provider(
         ),
         "library_missing": VULKAN,
         "device_missing": VULKAN,
-        "version_mismatch": OTHER_RUNTIME,
-        "option_rejected": OPTIONS,
         "initialisation_failed": VULKAN,
     },
     logs_runs=True,

@@ -180,8 +180,8 @@ EXAMPLES: dict[ReasonCode, Context] = {
             "model.rotary_emb/Gather",
             (
                 ProbeRun("as_is", "", "rejected", ""),
-                ProbeRun("type", "int32 in place of int64", "rejected", "", kind="other types"),
-                ProbeRun("opset", "Gather of opset 11 in place of 13", "rejected", "", kind="other opsets"),
+                ProbeRun("type", "int32 in place of int64", "rejected", ""),
+                ProbeRun("opset", "Gather of opset 11 in place of 13", "rejected", ""),
             ),
         ),
     ),

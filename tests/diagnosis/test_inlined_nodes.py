@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from partita.diagnosis.evidence import Context
 from partita.diagnosis.explanation import explain_node, nodes_to_probe
-from partita.diagnosis.precedence import explain
 from partita.diagnosis.session_index import index_session
 from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, NodeProbe, ProbeRun, SessionFacts
 from partita.observations.log_pattern import LogPattern
@@ -103,13 +101,6 @@ def test_streams_are_joined_by_execution_within_each_provider() -> None:
     assert find_conflicts(index, "run") == ()
 
 
-def test_the_optimised_graph_tells_which_node_a_part_belongs_to() -> None:
-    index = index_session(two_streams())
-    assert index.replaces("Sub0") == ("crop",)
-    assert index.replaces("Div0") == ("crop",)
-    assert index.replaces("Div1") == ("norm",)
-
-
 def test_a_list_with_other_numbers_is_left_unjoined_and_is_no_disagreement() -> None:
     facts = two_streams()
     assert facts.assigned is not None
@@ -125,23 +116,9 @@ def test_an_execution_that_fits_no_stream_is_not_guessed() -> None:
     assert "Div0" not in index.ran, "four ran on two providers, and the plan has three"
 
 
-def test_forced_nodes_without_a_name_are_told_by_their_number() -> None:
-    index = index_session(two_streams(log=(FORCED_LINE,) * 3))
-    found = {name: explain_node(index, "run", name, "Div", CPU, (WANTED,)) for name in ("Div0", "Sub0", "Div1")}
-    assert {entry.reason for entry in found.values()} == {"cpu_preferred"}
-    assert found["Div0"].evidence == FORCED_LINE
-
-
 def test_too_few_forced_lines_are_about_nobody_knows_which() -> None:
     index = index_session(two_streams(log=(FORCED_LINE,) * 2))
     assert explain_node(index, "run", "Div0", "Div", CPU, (WANTED,)).reason == "unexplained"
-
-
-def test_lines_about_the_operator_are_about_its_nodes_without_a_name() -> None:
-    line = "kernel not found in registries for Op type: Div node name:"
-    index = index_session(two_streams(log=(line, line, FORCED_LINE)))
-    reasons = {name: explain_node(index, "run", name, "x", CPU, (WANTED,)).reason for name in ("Div0", "Sub0", "Div1")}
-    assert reasons == {"Div0": "no_kernel_op", "Sub0": "cpu_preferred", "Div1": "no_kernel_op"}
 
 
 @pytest.mark.parametrize(
@@ -188,21 +165,6 @@ def test_a_fused_or_inserted_node_with_a_number_has_a_name() -> None:
         graph=GRAPH, plan=(("LayerNormalization_token_3", "cast_to12", "Gelu0"),), events=ran(("cast_to12", CPU))
     )
     assert tuple(index_session(facts).possible_functions) == ("Gelu0",)
-
-
-@pytest.mark.parametrize(
-    ("name", "op_type"),
-    [
-        ("DequantizeLinear_token_16", "DequantizeLinear"),
-        ("QuantizeLinear", "QuantizeLinear"),
-        ("dq/duplicated", "DequantizeLinear"),
-        ("where_dummy_dq", "DequantizeLinear"),
-    ],
-)
-def test_inserted_quantisation_is_known(name: str, op_type: str) -> None:
-    context = Context(name, op_type, ChainEntry(provider="QNNExecutionProvider", status="active"), is_in_file=False)
-    assert explain(context)[0].code == "runtime_inserted"
-    assert explain(replace(context, is_in_file=True))[0].code == "unexplained"
 
 
 def test_a_node_of_the_file_that_is_called_memcpy_is_no_copy() -> None:

@@ -12,10 +12,6 @@ from tests.partition_reports.samples import (
     CPU,
     GPU,
     GPU_CHAIN,
-    event,
-    phase_of,
-    report_of,
-    run_facts,
     session_facts,
 )
 
@@ -71,14 +67,6 @@ CHAIN = (
 SKIP = node("SkipLayerNormalization", "x b g", "l")
 
 
-def test_a_fused_node_without_a_telling_name_stands_for_what_it_replaced():
-    index = index_of(CHAIN, [SKIP, *CHAIN[2:]])
-    assert index.replaces("SkipLayerNormalization") == ("m.a/Add", "m.ln/LayerNormalization")
-    assert index.op_type("SkipLayerNormalization") == "SkipLayerNormalization", "without a profile"
-    assert index.module("SkipLayerNormalization") == "m"
-    assert [index.replaces(each.name) for each in CHAIN[2:]] == [(), ()]
-
-
 def test_without_the_optimised_graph_only_the_name_tells():
     plan = ("m.ln/LayerNormalization/SkipFusion", "m.fc/MatMul", "m.out/Relu")
     assert index_of(CHAIN, plan=plan).replaces(plan[0]) == ("m.ln/LayerNormalization",)
@@ -99,40 +87,6 @@ def test_two_nodes_that_claim_the_same_exported_node_both_lose():
     graph = (node("m/Add", "x b", "s"), node("m/Relu", "s", "t"), node("m/Abs", "s", "y"))
     index = index_of(graph, [node("One", "x b", "t"), node("Two", "x b", "y")])
     assert index.replaces("One") == index.replaces("Two") == ()
-
-
-def test_constants_that_were_folded_are_not_replaced():
-    graph = (
-        node("m/Constant", "", "c"),
-        node("m/Cast", "c", "d"),
-        node("m/Shape", "x", "k"),
-        node("m/Gather", "k d", "n"),
-        node("m/Mul", "x d", "t"),
-        node("m/Reshape", "t n", "y"),
-    )
-    assert index_of(graph, [node("Fused", "x folded", "y")]).replaces("Fused") == ("m/Mul", "m/Reshape")
-
-
-def test_a_node_that_kept_its_name_and_swallowed_the_next_one_stands_for_it():
-    graph = (node("m/Conv", "x w", "t"), node("m/Relu", "t", "y"))
-    index = index_of(graph, [node("m/Conv", "x w", "y", "FusedConv")])
-    assert index.replaces("m/Conv") == ("m/Relu",)
-    assert index.op_type("m/Conv") == "FusedConv"
-
-
-def test_a_split_made_of_slices_is_known_by_its_outputs():
-    graph = (node("m/Slice", "x a", "p"), node("m/Slice_1", "x b", "q"), node("m/Add", "p q", "y"))
-    split = node("m/Slice_1/GatherSliceToSplitFusion", "x n", "m/Slice m/Slice_1", "Split")
-    index = index_of(graph, [split, node("m/Add", "m/Slice m/Slice_1", "y")])
-    assert index.replaces(split.name) == ("m/Slice", "m/Slice_1")
-
-
-def test_both_names_of_a_copied_tensor_are_one():
-    graph = (node("m/Det", "x", "d"), node("m/Sigmoid", "d", "g"), node("m/Mul", "d g", "y"))
-    copy = node("Memcpy", "d", "d_Device", "MemcpyFromHost")
-    index = index_of(graph, [graph[0], copy, node("QuickGelu", "d_Device", "y")])
-    assert index.replaces("QuickGelu") == ("m/Sigmoid", "m/Mul")
-    assert index.memcpy["Memcpy"].tensor == "d"
 
 
 def test_a_node_of_a_body_that_was_fused_before_it_was_listed_has_a_reason_and_stands_for_what_it_fused():
@@ -166,39 +120,6 @@ def blocked(*middle: GraphNode) -> tuple[GraphNode, ...]:
         node("ReorderOutput", "reorder_end", "b"),
         node("Neg_2", "b", "y"),
     )
-
-
-def test_a_node_between_two_reorderings_stands_for_the_node_of_its_operator():
-    index = index_of(BLOCKS, blocked(node("b_nchwc", "reorder", "reorder_end", "MaxPool")))
-    assert index.replaces("b_nchwc") == ("MaxPool_1",)
-    assert index.rewritten_with == {"ReorderInput": ("MaxPool_1",), "ReorderOutput": ("MaxPool_1",)}
-
-
-RESIDUAL = (
-    node("Conv_0", "x u", "a"),
-    node("Relu_1", "a", "b"),
-    node("Conv_2", "b v", "c"),
-    node("Add_3", "c b", "d"),
-    node("Relu_4", "d", "e"),
-    node("Neg_5", "e", "y"),
-)
-
-
-@pytest.mark.parametrize("operands", ["c b", "b c"])
-@pytest.mark.parametrize(("first", "second"), [("b_nchwc", "c_nchwc"), ("one", "two")])
-def test_what_adds_a_shortcut_goes_with_the_convolution_that_runs_last(operands, first, second):
-    """ONNX Runtime 1.31 writes the shortcut as the fourth input of the block's last Conv, and its Relu beside it."""
-    graph = (*RESIDUAL[:3], node("Add_3", operands, "d"), *RESIDUAL[4:])
-    runs = (
-        node("ReorderInput", "x", "r0"),
-        node(first, "r0 u_blocked", "r1", "Conv"),
-        node(second, "r1 v_blocked none r1", "r2", "Conv"),
-        node("ReorderOutput", "r2", "e"),
-        node("Neg_5", "e", "y"),
-    )
-    index = index_of(graph, runs)
-    assert index.replaces(first) == ("Conv_0", "Relu_1")
-    assert index.replaces(second) == ("Conv_2", "Add_3", "Relu_4")
 
 
 @pytest.mark.parametrize("names", [("b_nchwc", "c_nchwc", "d_nchwc"), ("one", "two", "three")])
@@ -303,11 +224,6 @@ def test_what_was_added_after_pinned_nodes_were_placed_is_inserted():
     assert (found["b_nchwc"], found["ReorderInput"]) == ("pinned_by_user", "runtime_inserted")
 
 
-def test_one_node_of_an_operator_of_its_own_in_a_group_did_the_work():
-    index = index_of(BLOCKS, blocked(node("own", "reorder", "reorder_end", "BlockedPool")))
-    assert index.replaces("own") == ("MaxPool_1",) and "own" not in index.rewritten_with
-
-
 def test_related_operators_are_shared_out_in_order_where_there_are_as_many():
     graph = (
         node("Conv_0", "x w", "a", "FusedConv"),
@@ -356,33 +272,3 @@ def test_a_group_past_a_node_that_still_runs_proves_nothing():
     )
     index = index_of(graph, runs)
     assert not index.replaces("c_blocked") and not index.rewritten_with
-
-
-def test_reorderings_are_inserted_and_their_copies_are_those_of_the_work():
-    optimised = (
-        node("Relu_0", "x", "a"),
-        node("Memcpy", "a", "a_host", "MemcpyToHost"),
-        node("ReorderInput", "a_host", "reorder"),
-        node("b_nchwc", "reorder", "reorder_end", "MaxPool"),
-        node("ReorderOutput", "reorder_end", "b"),
-        node("Memcpy_token_1", "b", "b_dev", "MemcpyFromHost"),
-        node("Neg_2", "b_dev", "y"),
-    )
-    on_cpu = {"ReorderInput", "b_nchwc", "ReorderOutput"}
-    session = session_facts(
-        graph=BLOCKS,
-        optimised=optimised,
-        plan=(tuple(each.name for each in optimised),),
-        events=tuple(
-            event(0, order, each.name, each.op_type, CPU if each.name in on_cpu else GPU)
-            for order, each in enumerate(optimised)
-        ),
-        ports=(IN, OUT),
-    )
-    report = report_of(run_facts(session), GPU_CHAIN)
-    reasons = {entry.node: (entry.reason, entry.evidence) for entry in report.fallbacks}
-    assert reasons["ReorderInput"][0] == reasons["ReorderOutput"][0] == "runtime_inserted"
-    assert "when it rewrote MaxPool_1" in reasons["ReorderInput"][1]
-    assert {copy.caused_by for copy in phase_of(report, "decode").copies if copy.kind == "memcpy_node"} == {
-        ("b_nchwc",)
-    }

@@ -34,12 +34,6 @@ FIRST, LAST = ("first", "Neg"), ("last", "Neg")
 BLOCKS = [FIRST, ("ReorderInput", "ReorderInput"), ("p_nchwc", "MaxPool"), ("ReorderOutput", "ReorderOutput"), LAST]
 
 
-def test_a_node_called_after_a_tensor_stands_for_the_node_that_made_it():
-    index = index_of(POOL, BLOCKS)
-    assert index.replaces("p_nchwc") == ("pool",)
-    assert index.rewritten_with == {"ReorderInput": ("pool",), "ReorderOutput": ("pool",)}
-
-
 def test_a_node_called_after_another_with_a_number_stands_for_it():
     index = index_of(POOL, [FIRST, ("Transpose", "Transpose"), ("pool_token_1", "NhwcMaxPool"), LAST])
     assert index.replaces("pool_token_1") == ("pool",), "the operator in another form"
@@ -81,12 +75,6 @@ def test_two_nodes_that_could_be_meant_are_not_told_apart():
     assert not index_of(POOL, [FIRST, ("pool_token_1", "MaxPool"), ("pool_token_2", "MaxPool"), LAST]).file_nodes_of
 
 
-def test_what_was_merged_goes_with_its_source():
-    graph = (node("conv", "x", "h", "Conv"), node("act", "h", "p", "Relu"), node("last", "p", "y", "Neg"))
-    index = index_of(graph, [("h_nchwc", "Conv"), LAST])
-    assert index.replaces("h_nchwc") == ("conv", "act")
-
-
 def test_what_another_node_needs_as_well_goes_with_what_reads_it():
     """The Sigmoid of a SiLU: the Mul, which is in a QuickGelu, reads what the Conv makes without it."""
     graph = (
@@ -101,17 +89,6 @@ def test_what_another_node_needs_as_well_goes_with_what_reads_it():
     assert set(index.rewritten_with) == {"ReorderInput", "ReorderOutput"}
     needed = (*graph[:2], node("last", "c s", "y", "Neg"))
     assert index_of(needed, [("c_nchwc", "Conv"), LAST]).replaces("c_nchwc") == ("conv",), "the Neg reads it, too"
-
-
-def test_a_sum_of_two_renamed_nodes_goes_with_the_one_that_runs_last():
-    graph = (
-        node("one", "x", "a", "Conv"),
-        node("two", "a", "b", "Conv"),
-        node("sum", "b a", "c", "Add"),
-        node("last", "c", "y", "Neg"),
-    )
-    index = index_of(graph, [("a_nchwc", "Conv"), ("b_nchwc", "Conv"), LAST])
-    assert (index.replaces("a_nchwc"), index.replaces("b_nchwc")) == (("one",), ("two", "sum"))
 
 
 def test_another_providers_node_is_not_meant():

@@ -123,15 +123,6 @@ def test_names_of_two_branches_are_told_once_for_each_provider():
         assert (found.node, found.provider) == (CLIP, CPU)
 
 
-def test_a_name_that_the_file_has_in_both_graphs_counts_in_both():
-    twin = node("relu", "Relu", subgraph_attribute="then_branch")
-    entries = listed(("relu", "Relu", GPU), ("if", "If", GPU), ("relu", "Relu", CPU))
-    facts = called_twice(
-        graph=(node("relu", "Relu"), IF), subgraph_nodes=(twin,), plan=(("relu", "if"),), assigned=entries
-    )
-    assert inside(index_session(facts)) == [("relu", CPU)]
-
-
 FUSED = listed(
     *(("cos", "Cos", CPU), ("if", "If", CPU)),
     *(("_inlfunc_F_relu", "Relu", CPU), ("_inlfunc_F_mm/MatMulAddFusion", "Gemm", CPU)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from partita.diagnosis import naming
-from partita.diagnosis.native_log import lines_by_node, placements
+from partita.diagnosis.native_log import lines_by_node
 
 
 @pytest.mark.parametrize(
@@ -61,32 +61,6 @@ def test_a_fused_name_is_cut_at_slashes_only():
     assert naming.replaced_by("a/Mul_1/Fusion/", exported) == ("a", "a/Mul_1")
     assert naming.replaced_by("a/Mul_12/Fusion/", exported) == ("a",)
     assert naming.replaced_by("a/Mul", {"a/Mul"}) == ()
-
-
-PLACEMENTS = (
-    "[V:onnxruntime:, session_state.cc:1578 VerifyEachNodeIsAssignedToAnEp] Node placements",
-    "[V:onnxruntime:, session_state.cc:1584 V]  Node(s) placed on [CPUExecutionProvider]. Number of nodes: 1",
-    "[V:onnxruntime:, session_state.cc:1588 V]   Gather (a/Gather)",
-    "[V:onnxruntime:, session_state.cc:1584 V]  Node(s) placed on [WebGpuExecutionProvider]. Number of nodes: 2",
-    "[V:onnxruntime:, session_state.cc:1588 V]   MatMul (b/MatMul)",
-    "[V:onnxruntime:, session_state.cc:1588 V]   MemcpyToHost (Memcpy)",
-    "[I:onnxruntime:, inference_session.cc:2900 operator()] Session successfully initialized (it was)",
-    "[I:onnxruntime:, other.cc:1 f]   Mul (c/Mul)",
-)
-
-
-def test_placements_end_with_their_block():
-    assert placements(PLACEMENTS, ()) == {
-        "a/Gather": "CPUExecutionProvider",
-        "b/MatMul": "WebGpuExecutionProvider",
-        "Memcpy": "WebGpuExecutionProvider",
-    }
-
-
-def test_all_nodes_placed_counts_only_when_the_number_is_that_of_the_plan():
-    line = ("[V:x:, s.cc:1581 V]  All nodes placed on [CPUExecutionProvider]. Number of nodes: 2",)
-    assert placements(line, ("a", "b")) == dict.fromkeys(("a", "b"), "CPUExecutionProvider")
-    assert placements(line, ("a", "b", "c")) == {}
 
 
 def test_a_line_is_about_the_nodes_it_names_as_words():

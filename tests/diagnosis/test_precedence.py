@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import get_args
 
 import pytest
 
 from partita.diagnosis import precedence
 from partita.diagnosis.evidence import GROUNDS, names_a_node
-from partita.diagnosis.precedence import PRECEDENCE, explain, ranks, rows
-from partita.diagnosis.probe_conclusions import Code
-from partita.diagnosis.reasons.base import Reason
+from partita.diagnosis.precedence import PRECEDENCE, explain
 from partita.diagnosis.reasons.table import REASONS
-from partita.observations.codes import PROVIDER_CODES
+from partita.observations.codes import CODES
 from partita.observations.facts import NodeProbe, ProbeRun
 from partita.observations.log_pattern import LogPattern
 from partita.providers.resolve import known_providers
-from tests.diagnosis.reason_examples import EXAMPLES
 from tests.diagnosis.test_reasons import GATHER, context
 from tests.partition_reports.samples import NO_KERNEL
 
@@ -27,44 +23,26 @@ TAKEN_AS_INT32 = NodeProbe(
 )
 
 
-def clear() -> None:
-    """Forget the table that was read."""
-    rows.cache_clear()
-    ranks.cache_clear()
-
-
-def test_whatever_a_reason_can_find_has_one_rank_and_no_row_stands_for_more() -> None:
-    pairs = [(code, rank.basis) for rank in rows() for code in rank.codes]
-    assert len(pairs) == len(set(pairs)) == len(ranks())
-    assert set(pairs) == {(reason.code, basis) for reason in REASONS.values() for basis in reason.bases}
-    shown = {(reason.code, "alone") for reason in REASONS.values() if reason.factors or reason.code in get_args(Code)}
-    assert shown <= set(pairs) and {rank.basis for rank in rows()} == set(GROUNDS)
-    assert {(code, "entry") for code in (*PROVIDER_CODES, "dynamic_shape")} <= set(pairs)
-
-
-@pytest.mark.parametrize("reason", REASONS.values(), ids=lambda reason: reason.code)
-def test_every_finding_of_every_example_is_on_a_ground_that_its_reason_lists(reason: Reason) -> None:
-    for other in REASONS.values():
-        assert {finding.basis for finding in reason.findings(EXAMPLES[other.code])} <= reason.bases
+def test_every_basis_has_a_row_for_all_codes_and_no_code_has_two() -> None:
+    assert {rank.basis for rank in PRECEDENCE if not rank.codes} == set(GROUNDS)
+    assert len({(rank.basis, code) for rank in PRECEDENCE for code in rank.codes or ("",)}) == sum(
+        len(rank.codes) or 1 for rank in PRECEDENCE
+    )
+    assert tuple(REASONS) == CODES, "within a row, the order of the reasons decides"
 
 
 def test_every_pattern_of_every_provider_can_lead_to_a_finding() -> None:
     """One without a node's name is read by the reasons that look at the graph, at a failure, or at a budget."""
     for provider in known_providers().values():
         for pattern in provider.node_patterns:
-            bases = REASONS[pattern.reason].bases
-            assert bases & ({"line"} if names_a_node(pattern) else {"graph_line", "alone_said", "budget"}), pattern
+            assert names_a_node(pattern) or REASONS[pattern.reason].find is not None, pattern
         for pattern in provider.start_patterns:
-            assert "entry" in REASONS[pattern.reason].bases, pattern
+            assert REASONS[pattern.reason].level == "provider", pattern
 
 
 def test_a_pattern_about_a_node_gives_no_reason_of_a_provider() -> None:
     with pytest.raises(ValueError, match="library_missing is a provider-level reason"):
         LogPattern("library_missing", r"no library for (?P<node>\S+)")
-
-
-def test_every_row_has_a_code() -> None:
-    assert all(rank.codes for rank in rows())
 
 
 # Each case is one node for which several reasons apply, and the one that goes first.
@@ -99,11 +77,7 @@ def test_the_table_decides_and_not_the_alphabet(monkeypatch: pytest.MonkeyPatch)
     """The same findings, under the table turned round."""
     given, code = CASES["an experiment that isolates the cause, before a line that does not"]
     monkeypatch.setattr(precedence, "PRECEDENCE", PRECEDENCE[:-1][::-1] + PRECEDENCE[-1:])
-    clear()
-    try:
-        assert explain(given)[0].code == "no_kernel_op" != code
-    finally:
-        clear()
+    assert explain(given)[0].code == "no_kernel_op" != code
 
 
 def test_only_a_line_with_its_name_speaks_for_a_node_against_an_experiment() -> None:

@@ -39,7 +39,6 @@ from partita.providers.base import Provider
 from partita.providers.resolve import Resolution, known_providers, parse_chain
 from partita.providers.start import Failure, failure
 from partita.runtime.chain.open_chain import ChainError, not_all_on
-from partita.runtime.lab.factors import kind_of
 
 RECORDED = Path(__file__).parent / "recorded"
 NAMES = {
@@ -57,17 +56,10 @@ def raw(name: str) -> dict[str, Any]:
 
 
 def at_present(session: SessionFacts) -> SessionFacts:
-    """The session with what its providers' files say now of their logs, and the factors of their experiments."""
+    """The session with what its providers' files say now of their logs."""
     for provider in known_providers().values():
-        known = session.of(provider.ort_name)
         if provider.ort_name in session.providers:
-            probes = {
-                node: replace(
-                    probe, variants=tuple(replace(trial, kind=kind_of(trial.factor)) for trial in probe.variants)
-                )
-                for node, probe in known.probes.items()
-            }
-            session = session.with_provider(provider.ort_name, patterns=provider.node_patterns, probes=probes)
+            session = session.with_provider(provider.ort_name, patterns=provider.node_patterns)
     return session
 
 

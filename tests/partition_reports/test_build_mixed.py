@@ -195,16 +195,3 @@ def test_an_event_of_an_undescribed_run_fails_its_check():
 
 def test_warm_up_does_not_reach_the_medians(report):
     assert {node.host_us_per_run for node in phase_of(report, "decode").nodes} == {100.0}
-
-
-def test_the_native_log_can_place_nodes_when_it_is_verbose():
-    log = (
-        "[V:onnxruntime:, session_state.cc:1578 VerifyEachNodeIsAssignedToAnEp] Node placements",
-        f"[V:onnxruntime:, session_state.cc:1584 V]  Node(s) placed on [{GPU}]. Number of nodes: 1",
-        "[V:onnxruntime:, session_state.cc:1588 V]   MatMul (lm_head/MatMul)",
-    )
-    facts = mixed_facts(events=(), runs=(), assigned=None, log=log)
-    nodes = {node.name: node for node in phase_of(report_of(facts, GPU_CHAIN), "decode").nodes}
-    assert nodes["lm_head/MatMul"].provider == GPU
-    assert nodes["lm_head/MatMul"].sources == ("plan_file", "model_file", "native_log")
-    assert nodes["model.layers.0.mlp/Mul"].provider is None

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from string import Formatter
-from typing import Literal, get_args
+from typing import Literal
 
 from partita.diagnosis.evidence import (
     Basis,
@@ -21,7 +21,7 @@ from partita.diagnosis.evidence import (
     rejected_alone,
     usual,
 )
-from partita.diagnosis.probe_conclusions import FORM, TYPE, Code, conclusions
+from partita.diagnosis.probe_conclusions import conclusions
 from partita.observations.codes import PROVIDER_CODES, EvidenceKind, ReasonCode
 from partita.observations.facts import NEIGHBOURS, OPTION, Factor, RejectedPart
 from partita.observations.names import UNKNOWN
@@ -47,10 +47,6 @@ class Reason:
     """Commands of the remedy, the best first."""
     find: Callable[[Context], Iterable[Finding]] | None = None
     """Yields its findings for a node; None: `evidence.usual`."""
-    found_on: tuple[Basis, ...] = ()
-    """All bases of findings of `find`; empty without `find`."""
-    loses_provider: bool = False
-    """A reason of nodes for which a provider may also be unavailable, because it failed on the graph."""
     entry_kind: EvidenceKind = "logged"
     """Kind of the evidence when a provider is unavailable for this reason."""
     needs_probes: bool = False
@@ -70,31 +66,11 @@ class Reason:
         """Whether the sentence names the value that a successful experiment replaced."""
         return any(field == "before" for _, field, _, _ in Formatter().parse(self.sentence))
 
-    @property
-    def bases(self) -> frozenset[Basis]:
-        """All bases of its findings. The table of precedence has a row for each, and for no other."""
-        if self.find is not None:
-            return frozenset(self.found_on)
-        if self.level == "provider":
-            return frozenset({"entry"})
-        found: set[Basis] = {"line", "blank_line"}
-        found |= {"entry"} if self.loses_provider else set()
-        found |= {"alone"} if self.factors or self.code in get_args(Code) else set()
-        found |= {"together", "vague_line"} if self.factors else set()
-        found |= {"forms"} if {*FORM, *TYPE} & set(self.factors) else set()
-        return frozenset(found)
-
-    def findings(self, context: Context) -> tuple[Finding, ...]:
-        """The findings of this reason for a node; empty when it does not apply."""
-        if self.find is not None:
-            return tuple(self.find(context))
-        found = usual(context, self.code, self.entry_kind, self.factors)
-        return tuple(self._with_remedy(finding) for finding in found if finding.basis in self.bases)
-
-    def _with_remedy(self, finding: Finding) -> Finding:
-        """The finding with the remedy of its factor, if `remedies` has one."""
-        other = next((self.remedies[factor] for factor in finding.factors if factor in self.remedies), None)
-        return finding if other is None or finding.remedy else replace(finding, remedy=other)
+    def findings(self, context: Context) -> Iterator[Finding]:
+        """The findings of this reason for a node, with the remedies of their factors; none when it does not apply."""
+        for finding in self.find(context) if self.find else usual(context, self.code, self.entry_kind, self.factors):
+            other = next((self.remedies[factor] for factor in finding.factors if factor in self.remedies), None)
+            yield finding if other is None or finding.remedy else replace(finding, remedy=other)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,14 +191,6 @@ OTHER_OPERATOR = (
     "put a provider that supports the operator first in --provider, or use other operators (for a package: export it "
     "with another --attention)"
 )
-
-
-def not_in_build(context: Context) -> Iterator[Finding]:
-    """The provider is unavailable for this reason; the default evidence is its absence from the list."""
-    entry = context.skipped
-    if not context.started and entry.reason == "not_in_build":
-        evidence = entry.evidence or f"{entry.provider} is not among the providers of this build"
-        yield Finding("derived", "entry", evidence, entry.remedy)
 
 
 def pinned_by_user(context: Context) -> Iterator[Finding]:

@@ -40,8 +40,7 @@ ROWS = (
         needs="the list of providers of the installed ONNX Runtime",
         remedy="install the ONNX Runtime wheel that contains the provider",
         steps=(ASK_PROVIDER,),
-        find=base.not_in_build,
-        found_on=("entry",),
+        entry_kind="derived",
     ),
     Reason(
         code="library_missing",
@@ -102,7 +101,6 @@ ROWS = (
         remedy="remove the node from the pin or from the option",
         steps=(WITHOUT_OPTIONS,),
         find=base.pinned_by_user,
-        found_on=("pin", "line", "blank_line"),
     ),
     Reason(
         code="runtime_inserted",
@@ -113,7 +111,6 @@ ROWS = (
         needs="the graph of the file, and the neighbours of the node or a name in the form of inserted nodes",
         remedy="place its neighbours on one provider, in one layout and type; the node then disappears",
         find=base.runtime_inserted,
-        found_on=("origin",),
     ),
     Reason(
         code="over_budget",
@@ -125,7 +122,6 @@ ROWS = (
         remedy="raise or remove the budget; the provider then uses more device memory",
         steps=(WITHOUT_OPTIONS,),
         find=base.over_budget,
-        found_on=("line", "blank_line", "budget"),
     ),
     Reason(
         code="option_needed",
@@ -137,7 +133,6 @@ ROWS = (
         factors=(OPTION,),
         steps=(SET_OPTION,),
         find=base.option_needed,
-        found_on=("alone",),
     ),
     Reason(
         code="dynamic_shape",
@@ -149,7 +144,6 @@ ROWS = (
         remedies={"rank": DECLARE_RANKS, "output_shape": DECLARE_SIZES},
         factors=("rank", "static_shape", "output_shape"),
         steps=(STATIC,),
-        loses_provider=True,
         entry_kind="probed",
     ),
     Reason(
@@ -209,7 +203,6 @@ ROWS = (
         ),
         needs_probes=True,
         find=base.no_kernel_op,
-        found_on=("alone_said", "alone_left", "alone", "line", "blank_line"),
     ),
     Reason(
         code="subgraph_rejected",
@@ -225,7 +218,6 @@ ROWS = (
         steps=(RETARGET, STANDARD),
         needs_probes=True,
         find=base.subgraph_rejected,
-        found_on=("part", "alone", "line", "blank_line", "graph_line"),
     ),
     Reason(
         code="cpu_preferred",
@@ -260,7 +252,6 @@ ROWS = (
         steps=(PROBE,),
         needs_probes=True,
         find=base.unexplained,
-        found_on=("nowhere", "nothing"),
     ),
 )
 REASONS: Mapping[str, Reason] = {reason.code: reason for reason in ROWS}

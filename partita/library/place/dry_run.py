@@ -53,7 +53,12 @@ def dry_environment(name: str | None = None) -> tuple[dict[str, str], str]:
 
 def dry_run_facts(name: str | None) -> DryRunFacts:
     """The simulated device and its libraries. Raises ProviderError when this process has no stub libraries."""
-    from partita.providers.cuda_dry_run.stub_build import ensure_child, prepare, provider_library, runtime_version
+    from partita.providers.cuda_dry_run.stub_build import (
+        CUDA_VERSION_TEXT,
+        ensure_child,
+        provider_library,
+        runtime_version,
+    )
 
     build, library, device = ensure_child(), provider_library(), simulated_device(name)
     return DryRunFacts(
@@ -64,7 +69,7 @@ def dry_run_facts(name: str | None) -> DryRunFacts:
         multiprocessors=device.multiprocessors,
         provider_library=library.name,
         onnxruntime_version=runtime_version(library),
-        cuda_version=prepare(library).cuda_version,
+        cuda_version=CUDA_VERSION_TEXT,
         stub_build=build,
         not_real=NOT_REAL,
         graph_capture=None,

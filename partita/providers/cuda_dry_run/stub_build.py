@@ -6,6 +6,7 @@ session, so that a dry run never uses a real GPU; a real run calls `ensure_real`
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -18,9 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from partita.errors import ProviderError
@@ -39,34 +38,15 @@ from partita.providers.cuda_dry_run.symbols import (
 PROVIDER_LIBRARY = "libonnxruntime_providers_cuda.so"
 CUDA_VERSION = CUDA_MAJOR * 1000
 """Runtime and driver version that the stubs report, in CUDA's notation: 13000 is 13.0."""
+CUDA_VERSION_TEXT = f"{CUDA_MAJOR}.0"
 MARKER = "partita_standin_version"
 """Function of every stub, absent in NVIDIA's libraries, that returns the name of its build."""
 BUILD_VARIABLE = PREFIX + "BUILD"
-RECORD = "standins.json"
 UNFINISHED = ".building-"
-UNFINISHED_SECONDS = 3600
-"""Unfinished builds of this age were interrupted and may be deleted; a build takes seconds."""
 COMPILE_SECONDS = 120
 KIND = "cuda-dry-run"
 """Kind of the cache folder."""
 FLAGS = ("-std=c11", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread")
-
-
-@dataclass(frozen=True, slots=True)
-class StubLibraries:
-    """Stub libraries on disk."""
-
-    folder: Path
-    build: str
-    """Name of the build: a hash of what identifies the provider library, and of the stubs' source."""
-    cuda_version: str
-    """CUDA version that they report, e.g. 13.0."""
-    libraries: tuple[str, ...]
-    """File names, e.g. libcudart.so.13."""
-    symbols: int
-    """Number of exported functions without the markers."""
-    built: bool
-    """They were built by this call; False: from the cache."""
 
 
 def provider_library() -> Path:
@@ -86,9 +66,10 @@ def provider_library() -> Path:
     return library
 
 
-def prepare(provider_library: Path, *, cache: Path | None = None) -> StubLibraries:
-    """Stubs for every CUDA function that `provider_library` needs, from the cache or built now.
+def prepare(provider_library: Path, *, cache: Path | None = None) -> Path:
+    """Folder of stubs for every CUDA function that `provider_library` needs, from the cache or built now.
 
+    The folder is named after the build: a hash of what identifies the provider library, and of the stubs' source.
     `cache`: folder of builds, by default `default_cache`. Safe for concurrent processes. Raises ProviderError on other
     systems than Linux x86-64, for a library that is missing, for another CUDA version or with unknown functions, and if
     pyelftools, a C compiler or a writable cache is missing.
@@ -98,52 +79,38 @@ def prepare(provider_library: Path, *, cache: Path | None = None) -> StubLibrari
     sources = {library.soname: _c_source(library) for library in LIBRARIES}
     build = _build_name(provider_library, sources)
     folder = _loadable(cache or default_cache()) / build
-    found = _stored(folder)
-    if found:
-        return found
+    if folder.is_dir():
+        return folder
     label = f"{provider_library} (ONNX Runtime {runtime_version(provider_library)})"
     symbols_by_soname = exports(read_required(provider_library), label)
     compiler = _find_compiler()
     try:
-        _build_all(folder, symbols_by_soname, sources, compiler)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=folder.parent) as unfinished:
+            made = Path(unfinished) / build
+            made.mkdir()
+            for soname, symbols in symbols_by_soname.items():
+                compile_library(made, soname, sources[soname], symbols, compiler)
+            made.rename(folder)
     except OSError as error:
+        if folder.is_dir():  # another process was faster
+            return folder
         raise ProviderError(
             f"{folder.parent}: cannot be written ({error}); set {CACHE_VARIABLE} to a writable folder"
         ) from error
-    result = _stored(folder, built=True)
-    if result is None:
-        raise ProviderError(
-            f"{folder}: a stub library is damaged after the build; delete the folder and run the command again"
-        )
-    return result
+    return folder
 
 
-def _build_all(
-    folder: Path,
-    symbols_by_soname: Mapping[str, Mapping[str, str | None]],
-    sources: Mapping[str, str],
-    compiler: list[str],
-) -> None:
-    """Build every stub in a temporary folder next to `folder`, then rename it to `folder`."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    _remove_unfinished(folder.parent)
-    unfinished = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=folder.parent))
-    try:
-        for soname, symbols in symbols_by_soname.items():
-            _compile_library(unfinished, soname, sources[soname], symbols, folder.name, compiler)
-        write_record(unfinished, folder.name, sum(map(len, symbols_by_soname.values())))
-        _publish(unfinished, folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+def child_environment(stubs: Path, device: Device, base: Mapping[str, str]) -> dict[str, str]:
+    """`base` with the variables for a child process that sees `device` through the libraries in the folder `stubs`.
 
-
-def child_environment(stubs: StubLibraries, device: Device, base: Mapping[str, str]) -> dict[str, str]:
-    """`base` with the variables for a child process that sees `device` through `stubs`; real GPUs are hidden."""
-    path = os.pathsep.join(part for part in (str(stubs.folder), base.get("LD_LIBRARY_PATH", "")) if part)
+    Real GPUs are hidden.
+    """
+    path = os.pathsep.join(part for part in (str(stubs), base.get("LD_LIBRARY_PATH", "")) if part)
     return {
         **{name: value for name, value in base.items() if not name.startswith(PREFIX)},
         **device.environment(),
-        BUILD_VARIABLE: stubs.build,
+        BUILD_VARIABLE: stubs.name,
         "LD_LIBRARY_PATH": path,
         "CUDA_VISIBLE_DEVICES": "",
     }
@@ -205,25 +172,19 @@ def _marker_if_loaded(soname: str) -> str | None:
 
 
 def default_cache() -> Path:
-    """Folder of builds: in the cache folder, or temporary without one. Raises ProviderError if neither is writable."""
-    folder = cache_folder(KIND)
-    if folder is not None and _can_be_written(folder):
-        return folder
+    """Folder of builds: in the cache folder, or a temporary one. Raises ProviderError if neither is writable."""
     try:
+        folder = cache_folder(KIND)
+        with contextlib.suppress(OSError):
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+                if os.access(folder, os.W_OK | os.X_OK):
+                    return folder
         return Path(_of_this_process().name)
     except OSError as error:
         raise ProviderError(
             f"no writable folder for the stub libraries ({error}); set {CACHE_VARIABLE} to a folder"
         ) from error
-
-
-def _can_be_written(folder: Path) -> bool:
-    """Whether the folder exists or can be created, and is writable."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return False
-    return os.access(folder, os.W_OK | os.X_OK)
 
 
 @functools.cache
@@ -247,7 +208,7 @@ def _c_source(library: Library) -> str:
     parts = [f'#line 1 "{COMMON}"', c_text(COMMON)]
     if library.source:
         parts += [f'#line 1 "{library.source}"', library.code()]
-    return "\n".join([*parts, *(f"HARMLESS({name})" for name in library.harmless_names()), ""])
+    return "\n".join([*parts, *(f"HARMLESS({name})" for name in library.harmless), ""])
 
 
 def _build_name(provider_library: Path, sources: Mapping[str, str]) -> str:
@@ -289,17 +250,17 @@ def _find_compiler() -> list[str]:
     raise ProviderError(f"the dry run needs a C compiler, but {missing}; install gcc or clang, or set CC")
 
 
-def _compile_library(
-    folder: Path, soname: str, source: str, symbols: Mapping[str, str | None], build: str, compiler: list[str]
+def compile_library(
+    folder: Path, soname: str, source: str, symbols: Mapping[str, str | None], compiler: list[str]
 ) -> None:
-    """Build one stub in `folder`. Raises ProviderError with the compiler's first error."""
+    """Build one stub in `folder`, whose name it returns as its marker. Raises ProviderError with the first error."""
     text, script = folder / "source.c", folder / "versions.map"
     text.write_text(source, encoding="utf-8")
     script.write_text(_version_script(symbols), encoding="utf-8")
     command = [
         *compiler,
         *FLAGS,
-        f'-DPARTITA_BUILD="{build}"',
+        f'-DPARTITA_BUILD="{folder.name}"',
         f"-DPARTITA_CUDA_VERSION={CUDA_VERSION}",
         f"-Wl,-soname,{soname}",
         f"-Wl,--version-script={script.name}",
@@ -347,47 +308,3 @@ def _version_script(symbols: Mapping[str, str | None]) -> str:
         nodes.append(f"{version} {{ global: {' '.join(f'{name};' for name in sorted(names))}{hidden} }};".lstrip())
         hidden = ""
     return "\n".join(nodes) + "\n"
-
-
-def write_record(folder: Path, build: str, symbols: int) -> None:
-    """Write the file sizes of the folder, to detect damage."""
-    files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
-    (folder / RECORD).write_text(json.dumps({"build": build, "symbols": symbols, "files": files}), encoding="utf-8")
-
-
-def _stored(folder: Path, *, built: bool = False) -> StubLibraries | None:
-    """The stubs in `folder`; None if it is missing or damaged."""
-    try:
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        files, symbols = dict(record["files"]), int(record["symbols"])
-        whole = record["build"] == folder.name and all(
-            (folder / name).stat().st_size == size for name, size in files.items()
-        )
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    version = f"{CUDA_VERSION // 1000}.{CUDA_VERSION % 1000 // 10}"
-    return StubLibraries(folder, folder.name, version, tuple(files), symbols, built) if whole and files else None
-
-
-def _publish(unfinished: Path, folder: Path) -> None:
-    """Rename a finished build to `folder`. A build of another process stays; a damaged build is replaced."""
-    if _stored(folder):
-        return
-    try:
-        if folder.exists():
-            folder.rename(Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=folder.parent)) / "damaged")
-        unfinished.rename(folder)
-    except OSError:
-        if not _stored(folder):  # otherwise another process was faster
-            raise
-
-
-def _remove_unfinished(cache: Path) -> None:
-    """Delete folders of interrupted builds."""
-    for path in cache.glob(f"{UNFINISHED}*"):
-        try:
-            old = time.time() - path.stat().st_mtime > UNFINISHED_SECONDS
-        except OSError:  # another process deleted it
-            continue
-        if old:
-            shutil.rmtree(path, ignore_errors=True)

@@ -25,11 +25,6 @@ OF_CUDA = re.compile(r"^lib(?:cu|nv)\w*\.so")
 NAME_OF_CUDA = re.compile(r"^_*(?:cu|nv|nccl)[A-Za-z]\w*$")
 """Names of NVIDIA's functions, for libraries whose symbols have no version."""
 
-NO_RESULT = "it returns nothing, and changes only the device or a handle that is never read"
-NO_ARITHMETIC = "its result is device memory, which is never written"
-RELEASES = "handles own nothing"
-ORDER = "work is done when it is queued, so there is nothing to wait for"
-
 
 @dataclass(frozen=True, slots=True)
 class Library:
@@ -38,8 +33,8 @@ class Library:
     soname: str
     source: str | None
     """C file with its implemented functions; None if there are none."""
-    harmless: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """Functions that may return 0 and do nothing: groups of a reason and names."""
+    harmless: tuple[str, ...] = ()
+    """Functions that may return 0 and do nothing."""
     lazy: bool = False
     """The provider loads it at run time (dlopen), so its functions are not in the provider's ELF tables."""
 
@@ -52,13 +47,9 @@ class Library:
         """C source of the implemented functions."""
         return c_text(self.source) if self.source else ""
 
-    def harmless_names(self) -> tuple[str, ...]:
-        """Every function that may do nothing."""
-        return tuple(name for _, names in self.harmless for name in names)
-
     def names(self) -> frozenset[str]:
         """Every function of the stub."""
-        return frozenset(DEFINITION.findall(self.code())) | frozenset(self.harmless_names())
+        return frozenset(DEFINITION.findall(self.code())) | frozenset(self.harmless)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +62,7 @@ class RequiredSymbols:
     """Name, version and library of each undefined symbol; version and library may be None."""
 
 
-def _words(text: str) -> tuple[str, ...]:
+def words(text: str) -> tuple[str, ...]:
     """The words of `text`."""
     return tuple(text.split())
 
@@ -80,106 +71,91 @@ LIBRARIES: tuple[Library, ...] = (
     Library(
         "libcudart.so.13",
         "cudart.c",
-        (
-            (
-                "kernels exist on the device only and are never launched",
-                _words(
-                    "__cudaRegisterFatBinaryEnd __cudaRegisterFunction __cudaRegisterVar __cudaUnregisterFatBinary "
-                    "__cudaPushCallConfiguration __cudaLaunchKernel cudaLaunchKernel cudaLaunchKernelExC "
-                    "cudaLaunchCooperativeKernel cudaFuncSetAttribute cudaKernelSetAttributeForDevice cudaLibraryUnload"
-                ),
-            ),
-            (
-                ORDER,
-                _words("cudaEventRecord cudaEventRecordWithFlags cudaEventSynchronize cudaStreamWaitEvent"),
-            ),
-            (RELEASES, _words("cudaEventDestroy cudaGraphDestroy cudaGraphExecDestroy cudaMemPoolDestroy")),
-            (NO_ARITHMETIC, _words("cudaGraphLaunch")),
-            ("a pool retains no memory", _words("cudaMemPoolSetAttribute cudaMemPoolTrimTo")),
+        words(
+            # Kernels exist on the device only and are never launched.
+            "__cudaRegisterFatBinaryEnd __cudaRegisterFunction __cudaRegisterVar __cudaUnregisterFatBinary "
+            "__cudaPushCallConfiguration __cudaLaunchKernel cudaLaunchKernel cudaLaunchKernelExC "
+            "cudaLaunchCooperativeKernel cudaFuncSetAttribute cudaKernelSetAttributeForDevice cudaLibraryUnload "
+            # Work is done when it is queued, so there is nothing to wait for.
+            "cudaEventRecord cudaEventRecordWithFlags cudaEventSynchronize cudaStreamWaitEvent "
+            # Handles own nothing.
+            "cudaEventDestroy cudaGraphDestroy cudaGraphExecDestroy cudaMemPoolDestroy "
+            # Its result is device memory, which is never written.
+            "cudaGraphLaunch "
+            # A pool retains no memory.
+            "cudaMemPoolSetAttribute cudaMemPoolTrimTo "
         ),
     ),
     Library(
         "libcublas.so.13",
         "cublas.c",
-        (
-            (RELEASES, _words("cublasDestroy_v2")),
-            (NO_RESULT, _words("cublasSetMathMode cublasSetStream_v2")),
-            (
-                NO_ARITHMETIC,
-                _words(
-                    "cublasDgeam cublasSgeam cublasDgemm_v2 cublasSgemm_v2 cublasDgemmBatched cublasSgemmBatched "
-                    "cublasDgemmStridedBatched cublasSgemmStridedBatched cublasGemmEx cublasGemmBatchedEx "
-                    "cublasGemmStridedBatchedEx cublasDgetrfBatched cublasSgetrfBatched cublasDgetriBatched "
-                    "cublasSgetriBatched cublasDcopy_v2 cublasScopy_v2 cublasSscal_v2"
-                ),
-            ),
+        words(
+            # Handles own nothing.
+            "cublasDestroy_v2 "
+            # It returns nothing, and changes only the device or a handle that is never read.
+            "cublasSetMathMode cublasSetStream_v2 "
+            # Its result is device memory, which is never written.
+            "cublasDgeam cublasSgeam cublasDgemm_v2 cublasSgemm_v2 cublasDgemmBatched cublasSgemmBatched "
+            "cublasDgemmStridedBatched cublasSgemmStridedBatched cublasGemmEx cublasGemmBatchedEx "
+            "cublasGemmStridedBatchedEx cublasDgetrfBatched cublasSgetrfBatched cublasDgetriBatched "
+            "cublasSgetriBatched cublasDcopy_v2 cublasScopy_v2 cublasSscal_v2 "
         ),
     ),
     Library(
         "libcublasLt.so.13",
         "cublaslt.c",
-        (
-            (
-                RELEASES,
-                _words(
-                    "cublasLtDestroy cublasLtMatmulDescDestroy cublasLtMatrixLayoutDestroy "
-                    "cublasLtMatmulPreferenceDestroy cublasLtMatrixTransformDescDestroy"
-                ),
-            ),
-            (
-                NO_RESULT,
-                _words(
-                    "cublasLtMatmulDescSetAttribute cublasLtMatrixLayoutSetAttribute "
-                    "cublasLtMatmulPreferenceSetAttribute cublasLtMatmulAlgoConfigSetAttribute cublasLtMatmulAlgoInit"
-                ),
-            ),
-            (NO_ARITHMETIC, _words("cublasLtMatmul cublasLtMatrixTransform")),
+        words(
+            # Handles own nothing.
+            "cublasLtDestroy cublasLtMatmulDescDestroy cublasLtMatrixLayoutDestroy cublasLtMatmulPreferenceDestroy "
+            "cublasLtMatrixTransformDescDestroy "
+            # It returns nothing, and changes only the device or a handle that is never read.
+            "cublasLtMatmulDescSetAttribute cublasLtMatrixLayoutSetAttribute cublasLtMatmulPreferenceSetAttribute "
+            "cublasLtMatmulAlgoConfigSetAttribute cublasLtMatmulAlgoInit "
+            # Its result is device memory, which is never written.
+            "cublasLtMatmul cublasLtMatrixTransform "
         ),
     ),
     Library("libcurand.so.10", None),
-    Library("libcuda.so.1", None, ((NO_RESULT, _words("cuTensorMapEncodeTiled")),)),
+    Library(
+        "libcuda.so.1",
+        None,
+        words(
+            # It returns nothing, and changes only the device or a handle that is never read.
+            "cuTensorMapEncodeTiled "
+        ),
+    ),
     Library(
         "libcufft.so.12",
         "cufft.c",
-        (
-            (RELEASES, _words("cufftDestroy")),
-            (NO_RESULT, _words("cufftSetStream")),
-            (NO_ARITHMETIC, _words("cufftXtExec")),
+        words(
+            # Handles own nothing.
+            "cufftDestroy "
+            # It returns nothing, and changes only the device or a handle that is never read.
+            "cufftSetStream "
+            # Its result is device memory, which is never written.
+            "cufftXtExec "
         ),
         lazy=True,
     ),
     Library(
         "libcudnn.so.9",
         "cudnn.c",
-        (
-            (
-                RELEASES,
-                _words(
-                    "cudnnDestroy cudnnBackendDestroyDescriptor cudnnDestroyActivationDescriptor "
-                    "cudnnDestroyConvolutionDescriptor cudnnDestroyDropoutDescriptor cudnnDestroyFilterDescriptor "
-                    "cudnnDestroyLRNDescriptor cudnnDestroyPoolingDescriptor cudnnDestroyReduceTensorDescriptor "
-                    "cudnnDestroyRNNDataDescriptor cudnnDestroyRNNDescriptor cudnnDestroyTensorDescriptor"
-                ),
-            ),
-            (
-                NO_RESULT,
-                _words(
-                    "cudnnBackendFinalize cudnnBackendSetAttribute cudnnDeriveBNTensorDescriptor "
-                    "cudnnSetActivationDescriptor cudnnSetConvolutionGroupCount cudnnSetConvolutionMathType "
-                    "cudnnSetConvolutionNdDescriptor cudnnSetDropoutDescriptor cudnnSetFilterNdDescriptor "
-                    "cudnnSetLRNDescriptor cudnnSetPoolingNdDescriptor cudnnSetReduceTensorDescriptor "
-                    "cudnnSetRNNDataDescriptor cudnnSetRNNDescriptor_v8 cudnnSetStream cudnnSetTensorNdDescriptor"
-                ),
-            ),
-            (
-                NO_ARITHMETIC,
-                _words(
-                    "cudnnActivationForward cudnnAddTensor cudnnBackendExecute cudnnBatchNormalizationForwardInference "
-                    "cudnnBatchNormalizationForwardTraining cudnnConvolutionBiasActivationForward "
-                    "cudnnConvolutionForward cudnnLRNCrossChannelForward cudnnPoolingForward cudnnReduceTensor "
-                    "cudnnRNNForward cudnnSoftmaxForward"
-                ),
-            ),
+        words(
+            # Handles own nothing.
+            "cudnnDestroy cudnnBackendDestroyDescriptor cudnnDestroyActivationDescriptor "
+            "cudnnDestroyConvolutionDescriptor cudnnDestroyDropoutDescriptor cudnnDestroyFilterDescriptor "
+            "cudnnDestroyLRNDescriptor cudnnDestroyPoolingDescriptor cudnnDestroyReduceTensorDescriptor "
+            "cudnnDestroyRNNDataDescriptor cudnnDestroyRNNDescriptor cudnnDestroyTensorDescriptor "
+            # It returns nothing, and changes only the device or a handle that is never read.
+            "cudnnBackendFinalize cudnnBackendSetAttribute cudnnDeriveBNTensorDescriptor "
+            "cudnnSetActivationDescriptor cudnnSetConvolutionGroupCount cudnnSetConvolutionMathType "
+            "cudnnSetConvolutionNdDescriptor cudnnSetDropoutDescriptor cudnnSetFilterNdDescriptor "
+            "cudnnSetLRNDescriptor cudnnSetPoolingNdDescriptor cudnnSetReduceTensorDescriptor "
+            "cudnnSetRNNDataDescriptor cudnnSetRNNDescriptor_v8 cudnnSetStream cudnnSetTensorNdDescriptor "
+            # Its result is device memory, which is never written.
+            "cudnnActivationForward cudnnAddTensor cudnnBackendExecute cudnnBatchNormalizationForwardInference "
+            "cudnnBatchNormalizationForwardTraining cudnnConvolutionBiasActivationForward cudnnConvolutionForward "
+            "cudnnLRNCrossChannelForward cudnnPoolingForward cudnnReduceTensor cudnnRNNForward cudnnSoftmaxForward "
         ),
         lazy=True,
     ),

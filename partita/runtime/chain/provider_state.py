@@ -13,9 +13,8 @@ from pathlib import Path
 from partita.errors import ProviderError
 from partita.observations.names import CPU
 from partita.observations.native_text import cut
-from partita.providers.patterns import DROPPED
 from partita.providers.resolve import Resolution, known_providers
-from partita.providers.start import LONGEST, REMEDIES, WHATEVER_ELSE, Failure, explain, failure, no_device
+from partita.providers.start import DROPPED, LONGEST, REMEDIES, WHATEVER_ELSE, Failure, explain, failure, no_device
 from partita.remedies import Remedy, any_of
 from partita.runtime.chain.provider_check import PROBE_MODEL
 from partita.runtime.chain.wheels import duplicate_remedy, duplicate_runtime, runtime_wheels

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
@@ -182,18 +182,19 @@ def _signed_output(variant: Variant) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Variation:
-    """A variant of a node with a description of its change; the other fields are those of its `PossibleChange`."""
+    """A changed node; for the fields see `variations`."""
 
     factor: str
     change: str
+    """The change in words."""
     variant: Variant
     factors: tuple[str, ...] = ()
     substitution: Substitution | None = None
     removes: bool = False
 
-    def with_change(self, ideas: Iterable[PossibleChange]) -> Iterator[Variation]:
-        """This variation with one more change for each idea."""
-        for after in make_variations(self.variant, ideas):
+    def with_change(self, generate: Generator) -> Iterator[Variation]:
+        """This variation with one more change."""
+        for after in generate(self.variant):
             parts = after.factors or (after.factor,)
             if not self.factors:
                 yield Variation(COMBINED, after.change, after.variant, parts, removes=after.removes)
@@ -202,38 +203,35 @@ class Variation:
                 yield Variation(COMBINED, both, after.variant, (*self.factors, *parts), removes=self.removes)
 
 
-@dataclass(frozen=True, slots=True)
-class PossibleChange:
-    """One possible change of a node."""
-
-    factor: str
-    change: Change
-    description: str = ""
-    substitution: Substitution | None = None
-    """The description, if something is replaced; `words` is empty then."""
-    removes: bool = False
-    """Whether the change removes something."""
-    factors: tuple[str, ...] = ()
-    """The factors, if it counts as several changes."""
-
-    def apply_to(self, variant: Variant) -> Variation | None:
-        """The changed variant; None if nothing would change, or the change is not possible."""
-        varied = vary(variant, self.change)
-        if varied is None or varied == variant:
-            return None
-        words = (
-            str(self.substitution)
-            if self.substitution is not None
-            else f"without {self.description}"
-            if self.removes
-            else self.description
-        )
-        return Variation(self.factor, words, varied, self.factors, self.substitution, self.removes)
+Generator = Callable[[Variant], Iterator[Variation]]
+"""The variations of one factor, most likely supported first."""
 
 
-def make_variations(variant: Variant, ideas: Iterable[PossibleChange]) -> Iterator[Variation]:
-    """The variations from possible ideas."""
-    return (variation for idea in ideas if (variation := idea.apply_to(variant)) is not None)
+def variations(
+    variant: Variant,
+    factor: str,
+    change: Change,
+    text: str = "",
+    *,
+    substitution: Substitution | None = None,
+    removes: bool = False,
+    factors: tuple[str, ...] = (),
+) -> Iterator[Variation]:
+    """The variation with a change; none if nothing would change, or the operator set has no such node.
+
+    Args:
+        variant: The unchanged node.
+        factor: The factor that the change varies.
+        change: The change.
+        text: The change in words, without `without` for a change that removes something; empty with `substitution`.
+        substitution: The replacement, if something is replaced.
+        removes: Whether the change removes something.
+        factors: The factors, if it counts as several changes.
+    """
+    changed = vary(variant, change)
+    if changed is not None and changed != variant:
+        words = str(substitution) if substitution is not None else f"without {text}" if removes else text
+        yield Variation(factor, words, changed, factors, substitution, removes)
 
 
 # --- operator schema -----------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -27,11 +27,11 @@ from partita.observations.text_format import plural
 from partita.providers.base import Option
 from partita.runtime.chain.provider_check import PROBE_MODEL
 from partita.runtime.lab.change import Variation, operator_of
-from partita.runtime.lab.factors import MOST_COMBINED, as_it_is, combine_factors, factors, kind_of, single
+from partita.runtime.lab.factors import MOST_COMBINED, combine_factors, factors, single_changes, unchanged
 from partita.runtime.lab.forms import Form, TypedForm, as_example, assignments, plainest_forms
-from partita.runtime.lab.graph import cut_proto
-from partita.runtime.lab.laboratory import BUDGET, Lab, ModelOrder, ModelOutcome
-from partita.runtime.lab.neighbours import Neighbourhood, holder_models
+from partita.runtime.lab.graph import Graph, cut_proto
+from partita.runtime.lab.laboratory import BUDGET, Lab, ModelOutcome
+from partita.runtime.lab.neighbours import holder_models, neighbourhoods, quantised_groups
 from partita.runtime.lab.schema import OUTPUT_TYPES, Operator, element_in, types_of
 from partita.runtime.lab.variant import (
     NODE,
@@ -101,7 +101,7 @@ class Experiment:
 
     subject: Subject
     model: onnx.ModelProto
-    outcome: ProbeRun
+    trial: ProbeRun
     position: int = 0
     """Position in its round: once a variant is supported, higher positions decide nothing."""
     node: Node | None = None
@@ -135,15 +135,14 @@ def one_of_each_first(subjects: Iterable[Subject]) -> list[Subject]:
 
 def explore(subjects: Sequence[Subject], lab: Lab) -> None:
     """Test the unchanged node, then provider options, one change, two changes and other nodes of its operator."""
-    _run([_experiment(subject, as_it_is(subject.variant), lab) for subject in subjects], lab)
+    _run([_experiment(subject, unchanged(subject.variant), lab) for subject in subjects], lab)
     _try_options(subjects, lab)
-    _try_defaults(subjects, lab)
-    order = [factor.name for factor in factors()]
+    order = list(factors())
     _run(
         [
             replace(_experiment(subject, each, lab), position=order.index(each.factor))
             for subject in _open(subjects)
-            for each in single(subject.variant)
+            for each in single_changes(subject.variant)
         ],
         lab,
     )
@@ -158,15 +157,11 @@ def explore(subjects: Sequence[Subject], lab: Lab) -> None:
     _run(last, lab)
     for subject in subjects:
         changes = [trial for trial in subject.variants if trial.factor not in (OTHER_FORM, OPTION)]
-        subject.missing_probes = subject.missing_probes or lateness(changes)
+        subject.missing_probes = subject.missing_probes or timeout_note(changes)
 
 
 def explore_surroundings(
-    subjects: Sequence[Subject],
-    neighbours: Callable[[int, str], Iterable[Neighbourhood]],
-    groups: Callable[[int, str], Iterable[tuple[Substitution, onnx.ModelProto]]],
-    holders: dict[Node, str],
-    lab: Lab,
+    subjects: Sequence[Subject], graphs: Mapping[int, Graph], holders: Mapping[Node, str], lab: Lab
 ) -> None:
     """Test supported nodes with their neighbours, and the first helpful change of a node inside its type of subgraph.
 
@@ -175,19 +170,18 @@ def explore_surroundings(
 
     Args:
         subjects: The distinct nodes, with the trials so far.
-        neighbours: Models of a node with its neighbours, by session and name.
-        groups: Models of a node in its quantised group with other types, by session and name.
+        graphs: The graph of each session.
         holders: Operators of the nodes that contain each node's subgraph.
         lab: Runs the experiments.
     """
     if lab.remaining_seconds <= 0:
         return
     work = [
-        Experiment(subject, each.model, _pending_outcome(NEIGHBOURS, each.description), node=key)
+        Experiment(subject, model, _pending_outcome(NEIGHBOURS, words), node=key)
         for subject in subjects
         if subject.variants and subject.variants[0].outcome == "supported"
         for key in subject.nodes[:MOST_ALIKE]
-        for each in neighbours(*key)
+        for words, model in neighbourhoods(graphs[key[0]], key[1])
     ]
     found = _run(work, lab, complete=False)
     rejected = {each.node: each for each, trial in reversed(found) if trial.outcome == "rejected"}
@@ -204,7 +198,7 @@ def explore_surroundings(
         if lab.compiles and subject.variants
         for key in subject.nodes[:MOST_ALIKE]
         if key in rejected or subject.variants[0].outcome == "rejected"
-        for substitution, model in groups(*key)
+        for substitution, model in quantised_groups(graphs[key[0]], key[1])
     ]
     _run(retyped, lab, complete=False)
     inside = []
@@ -225,8 +219,8 @@ def _first_that_helps(subject: Subject) -> Variation | None:
     """The first change with which the provider supports the node; None if it supports the unchanged node."""
     trial = next((trial for trial in subject.variants if helps(trial) and trial.factor != OPTION), None)
     if trial is None or trial.factor == AS_IS:
-        return None if trial is None else as_it_is(subject.variant)
-    tried = combine_factors(subject.variant) if trial.factor == COMBINED else single(subject.variant)
+        return None if trial is None else unchanged(subject.variant)
+    tried = combine_factors(subject.variant) if trial.factor == COMBINED else single_changes(subject.variant)
     return next((each for each in tried if (each.factor, each.change) == (trial.factor, trial.change)), None)
 
 
@@ -240,7 +234,7 @@ def given_options(lab: Lab) -> list[Option]:
     ]
 
 
-def lateness(trials: Sequence[ProbeRun]) -> str:
+def timeout_note(trials: Sequence[ProbeRun]) -> str:
     """The note on experiments that timed out, if no other experiment was conclusive."""
     late = [trial for trial in trials if trial.outcome == "timed_out"]
     if not late or any(helps(trial) for trial in trials):
@@ -258,7 +252,7 @@ def _open(subjects: Sequence[Subject]) -> list[Subject]:
 
 def _pending_outcome(factor: str, change: str = "") -> ProbeRun:
     """A trial without an outcome."""
-    return ProbeRun(factor, change, "invalid", "", kind=kind_of(factor))
+    return ProbeRun(factor, change, "invalid", "")
 
 
 def _experiment(subject: Subject, variation: Variation, lab: Lab) -> Experiment:
@@ -279,24 +273,22 @@ def _experiment(subject: Subject, variation: Variation, lab: Lab) -> Experiment:
 
 
 def _run(experiments: Sequence[Experiment], lab: Lab, *, complete: bool = True) -> list[tuple[Experiment, ProbeRun]]:
-    """Run experiments. `complete`: a subject with a missing answer is marked as not fully probed."""
-    numbers = {id(each.subject): number for number, each in enumerate(experiments)}
-    turns = (
-        [ModelOrder(numbers[id(each.subject)], each.position) for each in experiments]
-        if complete and lab.compiles
-        else ()
-    )
-    answers = lab.try_all([each.model for each in experiments], turns=turns)
-    decided: dict[int, int] = {}
-    for turn, answer in zip(turns, answers, strict=False):
-        if answer is not None and answer.is_supported:
-            decided[turn.group] = min(turn.position, decided.get(turn.group, turn.position))
-    found = []
-    for each, answer in zip(experiments, answers, strict=True):
-        if answer is not None:
-            found.append((each, each.record(each.outcome, answer)))
-        elif complete and each.position <= decided.get(numbers[id(each.subject)], each.position):
-            each.subject.missing_probes = lab.unusable or BUDGET
+    """Run experiments. `complete`: a subject with a missing answer is marked as not fully probed.
+
+    A compiling provider is slow, so a complete round ends for a subject after the position at which it is supported.
+    """
+    one_by_one = complete and lab.compiles
+    found: list[tuple[Experiment, ProbeRun]] = []
+    last: dict[int, int] = {}
+    for batch in [[each] for each in experiments] if one_by_one else [experiments]:
+        left = [each for each in batch if each.position <= last.get(id(each.subject), each.position)]
+        for each, answer in zip(left, lab.try_all([each.model for each in left]), strict=True):
+            if answer is not None:
+                found.append((each, each.record(each.trial, answer)))
+                if one_by_one and answer.is_supported:
+                    last[id(each.subject)] = min(each.position, last.get(id(each.subject), each.position))
+            elif complete:
+                each.subject.missing_probes = lab.unusable or BUDGET
     return found
 
 
@@ -310,49 +302,50 @@ def _run_with(option: Option, experiments: Sequence[Experiment], lab: Lab, value
     answers = lab.try_with(option.name, value, [each.model for each in experiments])
     for each, answer in zip(experiments, answers, strict=True):
         if answer is not None:
-            each.record(_with_swap(each.outcome, substitution), answer)
+            each.record(_with_option(each.trial, substitution), answer)
 
 
-def _with_swap(trial: ProbeRun, swap: Substitution) -> ProbeRun:
+def _with_option(trial: ProbeRun, option: Substitution) -> ProbeRun:
     """A trial with an additional change of a provider option."""
     if trial.factor in (AS_IS, NEIGHBOURS):
-        return replace(_pending_outcome(OPTION, swap.after), substitution=swap, neg_added=trial.neg_added)
+        return replace(_pending_outcome(OPTION, option.after), substitution=option, neg_added=trial.neg_added)
     if trial.factor == OTHER_FORM:
-        change = "; ".join(part for part in (trial.change, swap.after) if part)
+        change = "; ".join(part for part in (trial.change, option.after) if part)
         return replace(trial, change=change, factors=(*trial.factors, OPTION))
     parts = (OPTION, *(trial.factors or (trial.factor,)))
-    return replace(_pending_outcome(COMBINED, f"{swap} and {trial.change}"), factors=parts, neg_added=trial.neg_added)
+    return replace(_pending_outcome(COMBINED, f"{option} and {trial.change}"), factors=parts, neg_added=trial.neg_added)
 
 
 # --- provider options ----------------------------------------------------------------------------------------------
 
 
+def _try_unchanged(option: Option, subjects: Iterable[Subject], lab: Lab, value: str | None = None) -> None:
+    """Test unchanged nodes with a value of an option; see `_run_with`."""
+    _run_with(option, [_experiment(subject, unchanged(subject.variant), lab) for subject in subjects], lab, value)
+
+
 def _try_options(subjects: Sequence[Subject], lab: Lab) -> None:
     """Test unchanged nodes with each provider option that may make the provider support them, and with the default of
     each given option that the provider names as it leaves the node.
+
+    If the provider supports nothing at all with the given options, all their defaults are tested.
     """
-    for option in lab.resolution.provider.options:
-        concerned = [subject for subject in _open(subjects) if _may_matter(option, subject.variant, lab)]
-        _run_with(option, [_experiment(subject, as_it_is(subject.variant), lab) for subject in concerned], lab)
     known = {option.name: option for option in lab.resolution.provider.options}
+    for option in known.values():
+        concerned = [subject for subject in _open(subjects) if _may_matter(option, subject.variant, lab)]
+        _try_unchanged(option, concerned, lab)
     for name in lab.resolution.options:
         named = re.compile(rf"\b{re.escape(name)}\b")
         concerned = [subject for subject in _open(subjects) if named.search(subject.variants[0].message)]
         option = known.get(name) or Option(name, "text", "", "")
-        models = [_experiment(subject, as_it_is(subject.variant), lab) for subject in concerned]
-        _run_with(option, models, lab, option.default)
-
-
-def _try_defaults(subjects: Sequence[Subject], lab: Lab) -> None:
-    """Test unchanged nodes with each given option at its default, if the provider supports nothing at all with them."""
+        _try_unchanged(option, concerned, lab, option.default)
     left = [subject for subject in _open(subjects) if subject.variants[0].outcome == "rejected"]
     given = given_options(lab)
     if not given or len(left) < len(subjects) or _supports_anything(lab):
         return
     for option in given:
-        concerned = left if any(subject.is_unresolved for subject in left) else []
-        models = [_experiment(subject, as_it_is(subject.variant), lab) for subject in concerned]
-        _run_with(option, models, lab, option.default)
+        if any(subject.is_unresolved for subject in left):
+            _try_unchanged(option, left, lab, option.default)
 
 
 def _supports_anything(lab: Lab) -> bool:
@@ -372,7 +365,7 @@ def _try_options_with_changes(subjects: Sequence[tuple[Subject, Sequence[Experim
         work: list[Experiment] = []
         for subject, forms in subjects:
             if subject.is_unresolved and _may_matter(option, subject.variant, lab):
-                varied = [each for each in single(subject.variant) if _may_matter(option, each.variant, lab)]
+                varied = [each for each in single_changes(subject.variant) if _may_matter(option, each.variant, lab)]
                 room = MOST_WITH_OPTION - used[id(subject)]
                 subject.omitted += max(len(varied) - room, 0)
                 used[id(subject)] += len(varied[:room])
@@ -444,9 +437,9 @@ def _other_forms(subject: Subject, lab: Lab) -> Iterator[Experiment]:
             )
             found.append(Experiment(subject, model, trial))
     if lab.compiles:
-        found = sorted(found[:MOST_COMPILED], key=lambda each: bool(each.outcome.factors))
+        found = sorted(found[:MOST_COMPILED], key=lambda each: bool(each.trial.factors))
     # After a failure only the node's own types are conclusive.
-    yield from (each for each in found if not each.outcome.factors or not (failed and lab.compiles))
+    yield from (each for each in found if not each.trial.factors or not (failed and lab.compiles))
 
 
 def _value_kinds(model: onnx.ModelProto, name: str) -> frozenset[str]:

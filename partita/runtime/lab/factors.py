@@ -1,24 +1,22 @@
-"""The factors that experiments vary, one at a time and two at once. Reports show their names."""
+"""The factors that experiments vary, one at a time and two at once. Reports show their names (`factors`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from partita.observations.facts import AS_IS, COMBINED, NEIGHBOURS, OPTION, OTHER_FORM, Substitution
+from partita.observations.facts import AS_IS, Substitution
 from partita.observations.text_format import listing
 from partita.runtime.lab.change import (
     Change,
-    PossibleChange,
+    Generator,
     Variation,
     fixed_feed,
-    make_variations,
     operator_of,
     optional_inputs,
     optional_outputs,
+    variations,
     vary,
 )
 from partita.runtime.lab.forms import Form, forms
@@ -47,84 +45,64 @@ MOST_VERSIONS = 6
 FIXED = Change(fixed=True)
 
 
-Ideas = Callable[[Variant], Iterator[PossibleChange]]
-"""The changes of one factor, most likely supported first. They may be illegal."""
-
-
-@dataclass(frozen=True, slots=True)
-class Factor:
-    """One property of a node that can be varied."""
-
-    name: str
-    kind: str
-    """Its variations as text, e.g. `other types`."""
-    ideas: Ideas
-    combined: Ideas | None = None
-    """Its changes in combination with another factor; None: none."""
-
-
-def as_it_is(variant: Variant) -> Variation:
+def unchanged(variant: Variant) -> Variation:
     """The unchanged node."""
     return Variation(AS_IS, "", variant)
 
 
-def single(variant: Variant) -> tuple[Variation, ...]:
+def single_changes(variant: Variant) -> tuple[Variation, ...]:
     """Variations of one factor, in the order of the factors."""
-    return tuple(variation for factor in factors() for variation in make_variations(variant, factor.ideas(variant)))
+    return tuple(variation for generate in factors().values() for variation in generate(variant))
 
 
 def combine_factors(variant: Variant) -> tuple[Variation, ...]:
     """Variations of two factors at once."""
-    found = [as_it_is(variant)]
-    for combined in (factor.combined for factor in factors()):
-        if combined is not None:
-            found = [each for before in found for each in (before, *before.with_change(combined(before.variant)))]
+    found = [unchanged(variant)]
+    for generate in (last_static_shape, other_types, reduced_versions):
+        found = [each for before in found for each in (before, *before.with_change(generate))]
     return tuple(each for each in found if len(each.factors) > 1)
 
 
-def kind_of(name: str) -> str:
-    """The variations of a factor as text; empty for the unchanged node."""
-    named = {
-        AS_IS: "",
-        COMBINED: "two factors together",
-        OTHER_FORM: "other nodes of the operator",
-        OPTION: "provider options",
-        NEIGHBOURS: "neighbouring nodes",
+def factors() -> Mapping[str, Generator]:
+    """The variations of every factor, in the order of testing."""
+    return {
+        "rank": known_ranks,
+        "static_shape": static_shapes,
+        "output_shape": declared_outputs,
+        "type": other_types,
+        "opset": other_versions,
+        "attribute": other_attributes,
+        "input": other_inputs,
     }
-    return {**named, **{each.name: each.kind for each in factors()}}[name]
 
 
-@cache
-def factors() -> tuple[Factor, ...]:
-    """Every factor, in the order of testing."""
-    return (
-        Factor("rank", "known ranks", known_ranks),
-        Factor("static_shape", "fixed sizes", static_shapes, lambda variant: iter(list(static_shapes(variant))[-1:])),
-        Factor("output_shape", "declared sizes of outputs", declared_outputs),
-        Factor("type", "other types", other_types, other_types),
-        Factor("opset", "other opsets", other_versions, reduced_versions),
-        Factor("attribute", "other attributes", other_attributes),
-        Factor("input", "other inputs", other_inputs),
-    )
-
-
-def known_ranks(variant: Variant) -> Iterator[PossibleChange]:
+def known_ranks(variant: Variant) -> Iterator[Variation]:
     """The rank of the run for every input without a rank in the file."""
     open_feeds = [feed for feed in variant.feeds if feed.constant is None and rank_of(feed.kind) is None]
     ranks = {feed.name: rank for feed in open_feeds if (rank := rank_of(variant.fixed.get(feed.name))) is not None}
     if ranks:
-        yield PossibleChange("rank", Change(ranks=ranks), substitution=Substitution("a known rank", "an unknown rank"))
+        yield from variations(
+            variant, "rank", Change(ranks=ranks), substitution=Substitution("a known rank", "an unknown rank")
+        )
 
 
-def static_shapes(variant: Variant) -> Iterator[PossibleChange]:
+def static_shapes(variant: Variant) -> Iterator[Variation]:
     """All sizes as in the run; then, if some are 0 or unknown, with 1 instead."""
     if not variant.folded and all(is_fixed(feed.kind) for feed in variant.feeds):
         return
-    yield PossibleChange("static_shape", FIXED, "all sizes fixed")
+    yield from variations(variant, "static_shape", FIXED, "all sizes fixed")
     if others := _other_sizes(variant):
-        yield PossibleChange(
-            "static_shape", Change(fixed=True, sizes=others), "all sizes fixed, to 1 where the run has 0 or none"
+        yield from variations(
+            variant,
+            "static_shape",
+            Change(fixed=True, sizes=others),
+            "all sizes fixed, to 1 where the run has 0 or none",
         )
+
+
+def last_static_shape(variant: Variant) -> Iterator[Variation]:
+    """The fixed sizes that are combined with other changes."""
+    yield from list(static_shapes(variant))[-1:]
 
 
 def _other_sizes(variant: Variant) -> dict[str, tuple[int, ...]]:
@@ -135,7 +113,7 @@ def _other_sizes(variant: Variant) -> dict[str, tuple[int, ...]]:
     return {name: sizes for name, sizes in padded.items() if sizes}
 
 
-def declared_outputs(variant: Variant) -> Iterator[PossibleChange]:
+def declared_outputs(variant: Variant) -> Iterator[Variation]:
     """Sizes of the run for all outputs whose sizes cannot be inferred; symbolic inputs are fixed as well."""
     fixed = vary(variant, FIXED) or variant
     wanted = variant.output_types.keys() - variant.declared.keys()
@@ -147,11 +125,11 @@ def declared_outputs(variant: Variant) -> Iterator[PossibleChange]:
     written = listing([f"[{','.join(map(str, each))}]" for each in sizes.values()])
     words = f"the declared output sizes {written}"
     if fixed == variant:
-        yield PossibleChange("output_shape", Change(declared=sizes), words)
+        yield from variations(variant, "output_shape", Change(declared=sizes), words)
     else:
         both = FIXED | Change(declared=sizes)
-        yield PossibleChange(
-            "output_shape", both, f"all sizes fixed and {words}", factors=("static_shape", "output_shape")
+        yield from variations(
+            variant, "output_shape", both, f"all sizes fixed and {words}", factors=("static_shape", "output_shape")
         )
 
 
@@ -173,17 +151,17 @@ def _versions(variant: Variant) -> Iterator[tuple[Operator, Change, Substitution
         yield operator, Change(opset=max(operator.since, OLDEST_OPSET)), substitution
 
 
-def other_versions(variant: Variant) -> Iterator[PossibleChange]:
+def other_versions(variant: Variant) -> Iterator[Variation]:
     """Older and newer versions of the operator."""
     for _, change, substitution in _versions(variant):
-        yield PossibleChange("opset", change, substitution=substitution)
+        yield from variations(variant, "opset", change, substitution=substitution)
 
 
-def reduced_versions(variant: Variant) -> Iterator[PossibleChange]:
+def reduced_versions(variant: Variant) -> Iterator[Variation]:
     """Other versions; without optional parts if a version does not define them."""
     for operator, change, substitution in _versions(variant):
         if vary(variant, change) is not None:
-            yield PossibleChange("opset", change, substitution=substitution)
+            yield from variations(variant, "opset", change, substitution=substitution)
             continue
         current = operator_of(variant)
         unknown = {
@@ -197,20 +175,22 @@ def reduced_versions(variant: Variant) -> Iterator[PossibleChange]:
             less = Change(attributes=dict.fromkeys(unknown), omitted_inputs=frozenset(surplus))
             going = [*unknown.values(), *(f"the optional input {name}" for name in surplus.values())]
             parts = ("opset", *("attribute" for _ in unknown), *("input" for _ in surplus))
-            yield PossibleChange("opset", less | change, f"{substitution} and without {listing(going)}", factors=parts)
+            yield from variations(
+                variant, "opset", less | change, f"{substitution} and without {listing(going)}", factors=parts
+            )
 
 
-def other_inputs(variant: Variant) -> Iterator[PossibleChange]:
+def other_inputs(variant: Variant) -> Iterator[Variation]:
     """Each optional input or output omitted or added, each input as a constant, and other ranks."""
     operator = operator_of(variant)
     inputs, outputs = optional_inputs(variant, operator), optional_outputs(variant, operator)
     for position, name in inputs.items():
-        yield PossibleChange(
-            "input", Change(omitted_inputs=frozenset({position})), f"the optional input {name}", removes=True
+        yield from variations(
+            variant, "input", Change(omitted_inputs=frozenset({position})), f"the optional input {name}", removes=True
         )
     for position, name in outputs.items():
-        yield PossibleChange(
-            "input", Change(omitted_outputs=frozenset({position})), f"the optional output {name}", removes=True
+        yield from variations(
+            variant, "input", Change(omitted_outputs=frozenset({position})), f"the optional output {name}", removes=True
         )
     yield from added_inputs(variant)
     yield from _constants(variant, operator)
@@ -218,7 +198,7 @@ def other_inputs(variant: Variant) -> Iterator[PossibleChange]:
     yield from _without_empty_axes(variant)
 
 
-def _constants(variant: Variant, operator: Operator | None) -> Iterator[PossibleChange]:
+def _constants(variant: Variant, operator: Operator | None) -> Iterator[Variation]:
     """Each input as a constant, and all but the first together: values of the run if known, else zeros, then ones."""
     fed = {
         name: _input_name(operator, position)
@@ -230,14 +210,18 @@ def _constants(variant: Variant, operator: Operator | None) -> Iterator[Possible
     }
     for name, called in {**fed, **_first(variant, operator)}.items():
         default = ", and no default of a graph input" if name in variant.run_values else ""
-        yield PossibleChange("input", Change(constants={name: None}), f"{called} as a constant{default}")
+        yield from variations(variant, "input", Change(constants={name: None}), f"{called} as a constant{default}")
         if (value := _ones(variant, name)) is not None:
-            yield PossibleChange("input", Change(constants={name: value}), f"{called} as a constant of ones")
+            yield from variations(variant, "input", Change(constants={name: value}), f"{called} as a constant of ones")
     if len(fed) > 1:
-        yield PossibleChange("input", Change(constants=dict.fromkeys(fed)), f"{listing(fed.values())} as constants")
+        yield from variations(
+            variant, "input", Change(constants=dict.fromkeys(fed)), f"{listing(fed.values())} as constants"
+        )
         values = {name: _ones(variant, name) for name in fed}
         if any(value is not None for value in values.values()):
-            yield PossibleChange("input", Change(constants=values), f"{listing(fed.values())} as constants of ones")
+            yield from variations(
+                variant, "input", Change(constants=values), f"{listing(fed.values())} as constants of ones"
+            )
 
 
 def _first(variant: Variant, operator: Operator | None) -> dict[str, str]:
@@ -270,12 +254,12 @@ def _ones(variant: Variant, name: str) -> onnx.TensorProto | None:
     return onnx.numpy_helper.from_array(np.ones(sizes, dtype), name) if np.issubdtype(dtype, np.integer) else None
 
 
-def _without_empty_axes(variant: Variant) -> Iterator[PossibleChange]:
+def _without_empty_axes(variant: Variant) -> Iterator[Variation]:
     """Size 1 instead of 0, because some providers support no empty tensors."""
     sizes = {feed.name: sizes_of(feed.kind) for feed in variant.feeds if feed.constant is None}
     empty = {name: tuple(size or 1 for size in known) for name, known in sizes.items() if known and 0 in known}
     if empty:
-        yield PossibleChange("input", Change(sizes=empty), substitution=Substitution("1", "a size of 0"))
+        yield from variations(variant, "input", Change(sizes=empty), substitution=Substitution("1", "a size of 0"))
 
 
 def _input_name(operator: Operator | None, position: int) -> str:
@@ -284,7 +268,7 @@ def _input_name(operator: Operator | None, position: int) -> str:
     return f"input {slot.name}" if slot is not None else f"input {position}"
 
 
-def _other_ranks(variant: Variant) -> Iterator[PossibleChange]:
+def _other_ranks(variant: Variant) -> Iterator[Variation]:
     """Inputs of one shape with fewer or more dimensions, because some providers support only some ranks."""
     shapes = {feed.name: sizes_of(variant.fixed.get(feed.name)) for feed in variant.feeds if feed.constant is None}
     known = {sizes for sizes in shapes.values() if sizes is not None}
@@ -297,13 +281,15 @@ def _other_ranks(variant: Variant) -> Iterator[PossibleChange]:
         if len(sizes) != rank:
             other = sizes[-rank:] if len(sizes) > rank else (1,) * (rank - len(sizes)) + sizes
             change = Change(sizes={name: other for name, own in shapes.items() if own == sizes})
-            yield PossibleChange("input", change, substitution=Substitution(f"{rank} dimensions", str(len(sizes))))
+            yield from variations(
+                variant, "input", change, substitution=Substitution(f"{rank} dimensions", str(len(sizes)))
+            )
 
 
 # --- optional inputs that a node lacks, with type and sizes as in an example of its operator ---
 
 
-def added_inputs(variant: Variant) -> Iterator[PossibleChange]:
+def added_inputs(variant: Variant) -> Iterator[Variation]:
     """Each optional input that the node lacks, as a constant."""
     operator = operator_of(variant)
     for position, slot in enumerate(operator.inputs if operator is not None else ()):
@@ -312,7 +298,9 @@ def added_inputs(variant: Variant) -> Iterator[PossibleChange]:
             value = next(_values(variant, operator, position, slot), None)
             if value is not None:
                 feed = ExperimentInput(value.name, tensor_type(value.data_type, value.dims), value)
-                yield PossibleChange("input", Change(added={position: feed}), f"the optional input {slot.name}")
+                yield from variations(
+                    variant, "input", Change(added={position: feed}), f"the optional input {slot.name}"
+                )
 
 
 def _values(variant: Variant, operator: Operator, position: int, slot: Slot) -> Iterator[onnx.TensorProto]:

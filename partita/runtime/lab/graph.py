@@ -284,6 +284,8 @@ LessOrEqual Max Min Mod Mul Neg Not Range ReduceMax ReduceMin ReduceProd ReduceS
 Squeeze Sub Tile Unsqueeze Where
 """
 FOLDED = frozenset(SHAPE_ARITHMETIC.split())
+CONSTANT_TYPES = {"value_float": "float32", "value_int": "int64", "value_string": "object"}
+"""Attributes of Constant for one value or, with an s at the end, a list."""
 OVERRIDABLE_SINCE = 4
 """IR version since which an initializer that is also a graph input is that input's default; before, every initializer
 had to be an input (onnx/docs/IR.md, and Graph::CanOverrideInitializer in onnxruntime/core/graph/graph.h)."""
@@ -322,20 +324,14 @@ def constant_of(node: onnx.NodeProto) -> onnx.TensorProto | None:
     if node.op_type != "Constant" or node.domain or not node.output or not node.attribute:
         return None
     (attribute,) = node.attribute[:1]
+    if attribute.name == "value":
+        tensor: onnx.TensorProto = attribute.t
+        return tensor
+    if attribute.name == "sparse_value":
+        return _dense_zeros(attribute.sparse_tensor)
+    dtype = CONSTANT_TYPES.get(attribute.name.removesuffix("s"))
     value = onnx.helper.get_attribute_value(attribute)
-    match attribute.name:
-        case "value":
-            tensor: onnx.TensorProto = attribute.t
-            return tensor
-        case "value_float" | "value_floats":
-            return onnx.numpy_helper.from_array(np.array(value, np.float32), node.output[0])
-        case "value_int" | "value_ints":
-            return onnx.numpy_helper.from_array(np.array(value, np.int64), node.output[0])
-        case "value_string" | "value_strings":
-            return onnx.numpy_helper.from_array(np.array(value, object), node.output[0])
-        case "sparse_value":
-            return _dense_zeros(attribute.sparse_tensor)
-    return None
+    return None if dtype is None else onnx.numpy_helper.from_array(np.array(value, dtype), node.output[0])
 
 
 def _dense_zeros(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:

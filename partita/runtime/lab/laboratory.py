@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, get_args
+from typing import TYPE_CHECKING, Self, get_args
 
 from partita.files import cache_folder
 from partita.files import replace as replace_file
@@ -44,19 +44,12 @@ AHEAD = 32
 """Maximum models sent to the worker before its first answer."""
 LEAST_SECONDS = 0.5
 """Minimum seconds left to start a worker."""
-LONGEST_SAID = 600
+LONGEST_MESSAGE = 600
 FORMAT = 11
 """Increment when experiments change, to invalidate stored answers."""
 KIND = "probes"
 """Subfolder of the user's cache folder for stored answers."""
 MOST_ANSWERS = 20_000
-
-
-class ModelOrder(NamedTuple):
-    """Position of a model among the models of one node: once one is supported, higher positions are skipped."""
-
-    group: int
-    position: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,18 +142,16 @@ class Lab:
         (answer,) = self.try_all([onnx.ModelProto.FromString(PROBE_MODEL)], one_node=False)
         return answer is not None and answer.outcome == "supported"
 
-    def try_all(
-        self, models: Sequence[onnx.ModelProto], *, one_node: bool = True, turns: Sequence[ModelOrder] = ()
-    ) -> list[ModelOutcome | None]:
-        """An answer for each model; None if time ran out, the provider is untestable, or `turns` made it unnecessary.
+    def try_all(self, models: Sequence[onnx.ModelProto], *, one_node: bool = True) -> list[ModelOutcome | None]:
+        """An answer for each model; None if time ran out or the provider is untestable.
 
         `one_node`: find the placement of the node; otherwise only whether the provider opens the model.
         """
-        answers = self._try(models, one_node, turns, MODEL_SECONDS)
+        answers = self._try(models, one_node, MODEL_SECONDS)
         for number, answer in enumerate(answers):
             if answer is not None and answer.outcome == "timed_out":
                 self._end()  # a fresh worker and more time for late models
-                (again,) = self._try([models[number]], one_node, (), MODEL_SECONDS * PATIENCE)
+                (again,) = self._try([models[number]], one_node, MODEL_SECONDS * PATIENCE)
                 answers[number] = again or answer
         for answer in filter(None, answers):
             self.cached += answer.cached
@@ -168,20 +159,14 @@ class Lab:
             self.crashes += answer.outcome == "crashed" and not answer.cached
         return answers
 
-    def _try(
-        self, models: Sequence[onnx.ModelProto], one_node: bool, turns: Sequence[ModelOrder], seconds: float
-    ) -> list[ModelOutcome | None]:
+    def _try(self, models: Sequence[onnx.ModelProto], one_node: bool, seconds: float) -> list[ModelOutcome | None]:
         """Answers after one attempt per model of at most `seconds`."""
         answers: list[ModelOutcome | None] = [None] * len(models)
-        decided: dict[int, int] = {}
         keys: dict[int, str] = {}
         waiting, sent = deque(range(len(models))), deque[tuple[int, Future[Placement]]]()
         while waiting or sent:
-            while waiting and len(sent) < (1 if turns or self._fresh else AHEAD):
+            while waiting and len(sent) < (1 if self._fresh else AHEAD):
                 number = waiting.popleft()
-                turn = turns[number] if turns else None
-                if turn is not None and decided.get(turn.group, turn.position) < turn.position:
-                    continue
                 model = models[number]
                 content = model.SerializeToString(deterministic=True)
                 keys[number] = f"{'node' if one_node else 'part'}:{hashlib.sha256(content).hexdigest()}"
@@ -190,8 +175,6 @@ class Lab:
                     if not self._start():
                         return answers
                     sent.append((number, self._send(content, zeros_needed([model]), one_node)))
-                else:
-                    _decide(decided, turn, answers[number])
             if not sent:
                 continue
             number, future = sent.popleft()
@@ -209,7 +192,6 @@ class Lab:
                 waiting.extendleft([each for each, _ in reversed(sent)])
                 sent.clear()
             answers[number] = answer
-            _decide(decided, turns[number] if turns else None, answer)
             if answer.is_repeatable:
                 self.cache.put(keys[number], answer)
         return answers
@@ -236,7 +218,7 @@ class Lab:
         except BaseException:
             self._end()  # still busy with the model
             raise
-        return ModelOutcome(placed.outcome, cut(placed.message, LONGEST_SAID), placed.replaced_by)
+        return ModelOutcome(placed.outcome, cut(placed.message, LONGEST_MESSAGE), placed.replaced_by)
 
     def _start(self) -> bool:
         """Start a worker if none is running; False if the provider does not start or time ran out."""
@@ -247,7 +229,9 @@ class Lab:
         self._worker, self._fresh = Worker(CHILD, environment=self.environment), True
         allowed = min(START_SECONDS, self.remaining_seconds)
         try:
-            self.unusable = self._worker.call("start", _described(self.resolution), timeout=allowed)
+            # Options of the session configuration, e.g. a memory budget, are no part of an experiment.
+            tested = replace(self.resolution, options=self.resolution.provider_options)
+            self.unusable = self._worker.call("start", tested, timeout=allowed)
         except WorkerLostError as lost:
             if not lost.late:
                 self.unusable = f"the probing process {lost.how} while it started{_last_line(lost)}"
@@ -269,24 +253,6 @@ class Lab:
             worker.kill()
 
 
-def _decide(decided: dict[int, int], turn: ModelOrder | None, answer: ModelOutcome | None) -> None:
-    """Record that a model is supported, so higher positions are skipped."""
-    if turn is not None and answer is not None and answer.is_supported:
-        decided[turn.group] = min(turn.position, decided.get(turn.group, turn.position))
-
-
-def _described(resolution: Resolution) -> dict[str, Any]:
-    """The arguments of `placement.start` for the provider."""
-    provider = resolution.provider
-    return {
-        "name": provider.name,
-        "ort_name": provider.ort_name,
-        "options": resolution.provider_options,
-        "library": str(resolution.library) if resolution.library else None,
-        "own": str(provider.library) if provider.library else None,
-    }
-
-
 def _crash(lost: WorkerLostError, seconds: float) -> ModelOutcome:
     """The answer for a model on which the worker ended, within a limit of `seconds`."""
     if lost.late:
@@ -296,7 +262,7 @@ def _crash(lost: WorkerLostError, seconds: float) -> ModelOutcome:
 
 def _last_line(lost: WorkerLostError) -> str:
     """The last line of the worker's stderr, as the end of a sentence."""
-    return f"; its last output: {cut(lost.log[-1], LONGEST_SAID)}" if lost.log else ""
+    return f"; its last output: {cut(lost.log[-1], LONGEST_MESSAGE)}" if lost.log else ""
 
 
 # --- stored answers ------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from partita import dtypes
@@ -41,17 +40,8 @@ MOST_RETYPED = 6
 """Maximum number of other types tested in one quantised group."""
 
 
-@dataclass(frozen=True, slots=True)
-class Neighbourhood:
-    """A node with some of its neighbours."""
-
-    description: str
-    """Names and operators of the neighbours, e.g. `first (Relu)`."""
-    model: onnx.ModelProto
-
-
-def neighbourhoods(graph: Graph, name: str) -> Iterator[Neighbourhood]:
-    """The node with each of up to six neighbours, then with all, and its quantised group.
+def neighbourhoods(graph: Graph, name: str) -> Iterator[tuple[str, onnx.ModelProto]]:
+    """Descriptions and models of the node with each of up to six neighbours, then with all, and its quantised group.
 
     For a node in a subgraph: the node that contains it.
     """
@@ -70,17 +60,17 @@ def neighbourhoods(graph: Graph, name: str) -> Iterator[Neighbourhood]:
             if zeros_needed([model]) > MOST_BYTES:
                 return
             others = [f"{own} ({node.op_type})" for own, node in nodes.items() if own in chosen and own != name]
-            yield Neighbourhood(name_some(others, MOST_NAMED), model)
+            yield name_some(others, MOST_NAMED), model
 
 
-def _with_holder(graph: Graph, nodes: Iterable[onnx.NodeProto], name: str) -> Iterator[Neighbourhood]:
+def _with_holder(graph: Graph, nodes: Iterable[onnx.NodeProto], name: str) -> Iterator[tuple[str, onnx.ModelProto]]:
     """The main graph's node that contains a node, with all its subgraphs; none if too large."""
     found = graph.find(name)
     for holder in nodes if found is not None else ():
         if any(inner is found for body in subgraphs_of(holder) for inner in all_nodes(body)):
             model = _model(graph, [holder.name], found.name if found is not None else name)
             if model is not None and zeros_needed([model]) <= MOST_BYTES:
-                yield Neighbourhood(f"{holder.name} ({holder.op_type}), whose subgraph contains it,", model)
+                yield f"{holder.name} ({holder.op_type}), whose subgraph contains it,", model
 
 
 def _edges(nodes: Mapping[str, onnx.NodeProto]) -> dict[str, dict[str, None]]:

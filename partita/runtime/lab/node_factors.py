@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from partita import dtypes
 from partita.observations.facts import Substitution
-from partita.runtime.lab.change import Change, PossibleChange, cast, operator_of, optional_outputs
+from partita.runtime.lab.change import Change, Variation, cast, operator_of, optional_outputs, variations
 from partita.runtime.lab.forms import plainest_forms
 from partita.runtime.lab.schema import TYPE_ATTRIBUTES, Operator
 from partita.runtime.lab.variant import ExperimentInput, Variant
-from partita.runtime.place.tensor_types import element_of, is_small, rank_of
+from partita.runtime.place.tensor_types import element_of, rank_of
 
 if TYPE_CHECKING:
     import onnx
@@ -39,18 +39,19 @@ Attributes = dict[str, "onnx.AttributeProto | None"]
 """Replacement attributes by name; None: omitted."""
 
 
-def other_types(variant: Variant) -> Iterator[PossibleChange]:
+def other_types(variant: Variant) -> Iterator[Variation]:
     """Each element type of the inputs replaced by another, if the operator allows it."""
     operator = operator_of(variant)
     for old in dict.fromkeys(element_of(feed.kind) for feed in variant.feeds):
         if old is not None:
-            ideas = (
-                PossibleChange("type", change, substitution=_types(old, new))
+            found = (
+                variation
                 for new in _candidates(old)
                 if (elements := _in_new_type(variant, operator, variant.feeds, old, new))
                 for change in _with_attributes(variant, operator, Change(elements=elements), old, new)
+                for variation in variations(variant, "type", change, substitution=_types(old, new))
             )
-            yield from islice(ideas, MOST_TYPES)
+            yield from islice(found, MOST_TYPES)
     yield from _other_output_types(variant)
     yield from _other_attribute_types(variant, operator)
     yield from _one_variable(variant, operator)
@@ -61,28 +62,27 @@ def _with_attributes(
     variant: Variant, operator: Operator | None, change: Change, old: int, new: int
 ) -> Iterator[Change]:
     """A change of the inputs' type with all attributes of that type, then with each alone."""
-    given = {entry.name: entry for entry in variant.node.attribute if entry.name not in VALUE_ATTRIBUTES}
-    moved = list(_retyped(given, operator, old, new))
-    everything: Attributes = {name: entry for _, changed in moved for name, entry in changed.items()}
+    moved = [
+        changed
+        for attribute in variant.node.attribute
+        for _, own, other, changed in _in_other_types(attribute, operator)
+        if (own, other) == (old, new)
+    ]
+    everything: Attributes = {name: entry for changed in moved for name, entry in changed.items()}
     yield change | Change(attributes=everything)
     if len(moved) > 1:
-        yield from (change | Change(attributes=changed) for _, changed in moved)
+        yield from (change | Change(attributes=changed) for changed in moved)
 
 
-def _other_attribute_types(variant: Variant, operator: Operator | None) -> Iterator[PossibleChange]:
+def _other_attribute_types(variant: Variant, operator: Operator | None) -> Iterator[Variation]:
     """Each attribute with one name per type, in another type, which may set an output's type."""
     for attribute in variant.node.attribute:
-        own = _typed(attribute.name)
-        for other in operator.attributes if operator is not None and own is not None else ():
-            typed = _typed(other)
-            if own is not None and typed is not None and typed[0] == own[0] and typed[1] != own[1]:
-                change = Change(attributes={attribute.name: None, other: _list_in(attribute, other, typed[1])})
-                yield PossibleChange(
-                    "type", change, substitution=_types(own[1], typed[1], f"as {own[0].removesuffix('[]')}")
-                )
+        for name, old, new, changed in _in_other_types(attribute, operator):
+            substitution = _types(old, new, f"as {name.removesuffix('[]')}")
+            yield from variations(variant, "type", Change(attributes=changed), substitution=substitution)
 
 
-def _both_types(variant: Variant, operator: Operator | None) -> Iterator[PossibleChange]:
+def _both_types(variant: Variant, operator: Operator | None) -> Iterator[Variation]:
     """Input type and attribute type changed together, e.g. a Cast between two other types."""
     chosen = next((entry for entry in variant.node.attribute if entry.name in TYPE_ATTRIBUTES and entry.i), None)
     old = next((number for feed in variant.feeds if (number := element_of(feed.kind)) is not None), None)
@@ -95,10 +95,10 @@ def _both_types(variant: Variant, operator: Operator | None) -> Iterator[Possibl
                 f"{_type_name(new)} to {_type_name(made)}", f"{_type_name(old)} to {_type_name(chosen.i)}"
             )
             change = Change(elements=elements, attributes={chosen.name: _attribute_in(chosen, made)})
-            yield PossibleChange("type", change, substitution=substitution)
+            yield from variations(variant, "type", change, substitution=substitution)
 
 
-def _one_variable(variant: Variant, operator: Operator | None) -> Iterator[PossibleChange]:
+def _one_variable(variant: Variant, operator: Operator | None) -> Iterator[Variation]:
     """One type variable changed, if several have the same type."""
     if operator is None:
         return
@@ -120,12 +120,12 @@ def _one_variable(variant: Variant, operator: Operator | None) -> Iterator[Possi
         for new in _candidates(old)[:MOST_TYPES]:
             elements = _in_new_type(variant, operator, feeds, old, new)
             if elements:
-                yield PossibleChange(
-                    "type", Change(elements=elements), substitution=_types(old, new, where, partly=True)
+                yield from variations(
+                    variant, "type", Change(elements=elements), substitution=_types(old, new, where, partly=True)
                 )
 
 
-def _other_output_types(variant: Variant) -> Iterator[PossibleChange]:
+def _other_output_types(variant: Variant) -> Iterator[Variation]:
     """Another element type in an attribute that sets an output's type."""
     for attribute in variant.node.attribute:
         if attribute.name in TYPE_ATTRIBUTES and attribute.i:
@@ -136,7 +136,7 @@ def _other_output_types(variant: Variant) -> Iterator[PossibleChange]:
             continue
         for new in _candidates(old)[:MOST_TYPES]:
             change = Change(attributes={attribute.name: _attribute_in(attribute, new)})
-            yield PossibleChange("type", change, substitution=_types(old, new, f"as {attribute.name}"))
+            yield from variations(variant, "type", change, substitution=_types(old, new, f"as {attribute.name}"))
 
 
 def _attribute_in(attribute: onnx.AttributeProto, new: int) -> onnx.AttributeProto:
@@ -187,26 +187,18 @@ def _type_name(element: int) -> str:
     return dtypes.dtype_numbered(element).name
 
 
-# --- attributes with one name per type, or with a tensor ------------------------------------------------------------
+# --- attributes with one name per type ------------------------------------------------------------
 
 
-def _retyped(
-    attributes: Mapping[str, onnx.AttributeProto], operator: Operator | None, old: int, new: int
-) -> Iterator[tuple[str, Attributes]]:
-    """Each attribute of the old type in the new type: its name without a type, and the change."""
-    for name, attribute in attributes.items():
-        if attribute.HasField("t"):
-            if attribute.t.data_type == old and (made := _tensor_in(attribute, new)) is not None:
-                yield name, {name: made}
-            continue
-        found = _typed(name)
-        if found is None or found[1] != old or operator is None:
-            continue
-        for other in operator.attributes:
-            typed = _typed(other)
-            if typed is not None and typed[0] == found[0] and typed[1] == new:
-                yield found[0], {name: None, other: _list_in(attribute, other, new)}
-                break
+def _in_other_types(
+    attribute: onnx.AttributeProto, operator: Operator | None
+) -> Iterator[tuple[str, int, int, Attributes]]:
+    """An attribute with one name per type: the name without a type, its type, another type, and the change."""
+    own = _typed(attribute.name)
+    for other in operator.attributes if operator is not None and own is not None else ():
+        typed = _typed(other)
+        if own is not None and typed is not None and typed[0] == own[0] and typed[1] != own[1]:
+            yield *own, typed[1], {attribute.name: None, other: _list_in(attribute, other, typed[1])}
 
 
 def _typed(name: str) -> tuple[str, int] | None:
@@ -229,20 +221,6 @@ def _list_in(attribute: onnx.AttributeProto, name: str, new: int) -> onnx.Attrib
     return onnx.helper.make_attribute(name, made if several else made[0])
 
 
-def _tensor_in(attribute: onnx.AttributeProto, new: int) -> onnx.AttributeProto | None:
-    """An attribute with a small tensor in another type; None if it is large or cannot be converted."""
-    import onnx
-
-    if not is_small(attribute.t):
-        return None
-    try:
-        values = _values_in(onnx.numpy_helper.to_array(attribute.t).reshape(-1).tolist(), new)
-        tensor = onnx.helper.make_tensor(attribute.t.name, new, list(attribute.t.dims), values)
-    except (TypeError, ValueError, KeyError, OverflowError):
-        return None
-    return onnx.helper.make_attribute(attribute.name, tensor)
-
-
 def _values_in(values: list[Any], new: int) -> list[Any]:
     """The values in another type: distinct keys stay distinct, and non-numeric strings become positions."""
     if new == STRING:
@@ -263,27 +241,26 @@ MOST_VALUES = 8
 """Maximum number of other values per node."""
 
 
-def other_attributes(variant: Variant) -> Iterator[PossibleChange]:
+def other_attributes(variant: Variant) -> Iterator[Variation]:
     """Every attribute change."""
     yield from _without_each(variant)
     yield from _other_values(variant)
-    yield from _fewer_operands(variant)
 
 
-def _without_each(variant: Variant) -> Iterator[PossibleChange]:
+def _without_each(variant: Variant) -> Iterator[Variation]:
     """Each optional attribute omitted; also without the optional outputs that it may have required."""
     operator = operator_of(variant)
     for attribute in variant.node.attribute:
         if may_omit(attribute, operator):
             words, change = attribute_text(attribute), Change(attributes={attribute.name: None})
-            yield PossibleChange("attribute", change, words, removes=True)
+            yield from variations(variant, "attribute", change, words, removes=True)
             fewer = optional_outputs(variant, operator)
             if fewer:
                 both = change | Change(omitted_outputs=frozenset(fewer))
-                yield PossibleChange("attribute", both, f"{words} and its optional outputs", removes=True)
+                yield from variations(variant, "attribute", both, f"{words} and its optional outputs", removes=True)
 
 
-def _other_values(variant: Variant) -> Iterator[PossibleChange]:
+def _other_values(variant: Variant) -> Iterator[Variation]:
     """Attributes with other values: those of the operator's examples, the default, 1 for 0, 0 for 1."""
     import onnx
 
@@ -320,7 +297,8 @@ def _other_values(variant: Variant) -> Iterator[PossibleChange]:
             kind = getattr(onnx.AttributeProto, entry.kind.upper())  # a list may be empty
             made = onnx.helper.make_attribute(name, list(value) if isinstance(value, tuple) else value, attr_type=kind)
             before = f"{name}={_plain_text(now)}" if now is not None else f"{name} omitted"
-            yield PossibleChange(
+            yield from variations(
+                variant,
                 "attribute",
                 Change(attributes={name: made}),
                 substitution=Substitution(f"{name}={_plain_text(value)}", before),
@@ -351,22 +329,6 @@ def _plain(value: Any) -> Any:
 def _plain_text(value: Any) -> str:
     """An attribute value as text."""
     return f"[{','.join(map(_plain_text, value))}]" if isinstance(value, tuple) else str(value)
-
-
-def _fewer_operands(variant: Variant) -> Iterator[PossibleChange]:
-    """An Einsum of its first two operands, because many providers support only such products."""
-    equation = next((entry for entry in variant.node.attribute if entry.name == "equation"), None)
-    if equation is None or variant.node.op_type != "Einsum" or variant.node.domain or b"." in equation.s:
-        return
-    terms = equation.s.decode().partition("->")[0].replace(" ", "").split(",")
-    if len(terms) < 3:
-        return
-    first, second = terms[:2]
-    kept = "".join(letter for letter in first + second if (first + second).count(letter) == 1)
-    product = deepcopy(equation)
-    product.s = f"{first},{second}->{kept}".encode()
-    change = Change(attributes={"equation": product}, omitted_inputs=frozenset(range(2, len(variant.node.input))))
-    yield PossibleChange("attribute", change, substitution=Substitution("2 operands", str(len(terms))))
 
 
 def may_omit(attribute: onnx.AttributeProto, operator: Operator | None) -> bool:

@@ -13,7 +13,7 @@ import re
 import tempfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,7 +25,6 @@ from partita.observations.log_pattern import LogPattern
 from partita.observations.names import CPU, INLINED
 from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.cuda_dry_run.stub_build import BUILD_VARIABLE, ensure_child
-from partita.providers.generic import generic_provider
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.lab.variant import AUXILIARY, NODE, ORIGINAL, RUN, ZEROS
 
@@ -79,20 +78,14 @@ class State:
     resolution: Resolution | None = None
 
 
-def start(described: Mapping[str, Any]) -> str:
+def start(resolution: Resolution) -> str:
     """Start the provider; return why it cannot be tested, or an empty string."""
     from partita.runtime.chain.provider_state import register_plugins
 
     try:
         if os.environ.get(BUILD_VARIABLE):
             ensure_child()
-        own = Path(described["own"]) if described["own"] else None
-        known = known_providers().get(described["name"]) or generic_provider(described["ort_name"], own)
-        provider = replace(known, ort_name=described["ort_name"], library=own)
-        library = Path(described["library"]) if described["library"] else None
-        (State.resolution,) = register_plugins(
-            [Resolution(provider, "active", options=described["options"], library=library)]
-        )
+        (State.resolution,) = register_plugins([resolution])
     except Exception as error:  # noqa: BLE001 - every exception is a result
         return f"{type(error).__name__}: {error}"
     settled = State.resolution

@@ -27,7 +27,7 @@ from partita.runtime.lab.exploration import Subject, explore, explore_surroundin
 from partita.runtime.lab.functions import Functions
 from partita.runtime.lab.graph import CannotProbeError, Graph, cut_graph
 from partita.runtime.lab.laboratory import Lab, cache_for
-from partita.runtime.lab.neighbours import holder_in_run, neighbourhoods, quantised_groups
+from partita.runtime.lab.neighbours import holder_in_run
 from partita.runtime.lab.variant import fingerprint, identity, node_variant, part_model, variant_model
 from partita.runtime.ort.errors import NoKernelError, NotOpenedError
 from partita.runtime.place.model_file import all_nodes, subgraphs_of
@@ -249,13 +249,7 @@ def _probe_nodes(
                 holders[number, name] = holder
     explore(one_of_each_first(subjects.values()), lab)
     distinct = list(subjects.values())
-    explore_surroundings(
-        distinct,
-        lambda number, name: neighbourhoods(graphs[number], name),
-        lambda number, name: quantised_groups(graphs[number], name),
-        holders,
-        lab,
-    )
+    explore_surroundings(distinct, graphs, holders, lab)
     for subject in subjects.values():
         for number, name in subject.nodes:
             found[number][name] = subject.probe(name, number)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -40,68 +40,118 @@ def measure(
     `what`: `operators`, a list of [domain, name] or None for all; or `model`, the path of an ONNX file. `environment`:
     of the worker process; None: that of this process.
     """
-    began, interrupted = time.monotonic(), False
+    began, interrupted, complete = time.monotonic(), False, False
+    newest, error, table = None, "", Table({}, by_need=False)
+    needs: tuple[support.ModelNodes, ...] = ()
     with Lab(resolution, Cache(None), began + seconds, environment) as lab:
-        table = Table(lab)
         try:
-            table.fill(what)
+            newest, error = newest_opset(lab)
+            if newest is not None:
+                wanted, needs = find_requested(what, newest)
+                table = Table(wanted, by_need=bool(needs))
+                complete = table.fill(lab)
         except KeyboardInterrupt:
             interrupted = True
-    measured = tuple(_measurement(typed, table.outcomes.get(key)) for key, typed in table.planned_forms.items())
+    measured = tuple(_measurement(typed, table.answers.get(key)) for key, typed in table.planned.items())
     return support.Measurements(
         results=measured,
-        model_nodes=table.model_nodes,
-        without_example=table.without_example,
+        model_nodes=needs,
+        without_example=tuple(_name_of(operator) for operator, listed in table.forms.items() if not listed),
         untested_counts=tuple(
             ((entry.domain, entry.name, entry.since), count) for entry, count in table.omitted.items()
         ),
-        newest_opset=table.newest_opset,
+        newest_opset=newest,
         sessions=lab.experiments,
         crashes=sum(answer.outcome == "crashed" for answer in measured),
         seconds=time.monotonic() - began,
-        complete=table.complete,
+        complete=complete,
         interrupted=interrupted,
-        unusable=lab.unusable or table.unusable,
+        unusable=lab.unusable or error,
     )
 
 
-@dataclass(slots=True)
 class Table:
-    """The outcomes for one provider."""
+    """The answers of one provider for forms of operators, and the next forms to test.
 
-    lab: Lab
-    planned_forms: dict[Key, TypedForm] = field(default_factory=dict)
-    outcomes: dict[Key, ModelOutcome] = field(default_factory=dict)
-    model_nodes: tuple[support.ModelNodes, ...] = ()
-    without_example: tuple[str, ...] = ()
-    newest_opset: int | None = None
-    unusable: str = ""
-    """The error of the oldest opset if none opens."""
-    omitted: dict[Operator, int] = field(default_factory=dict)
-    complete: bool = False
+    `requested`: operator versions, with the types of a model's nodes. `by_need`: test only these types.
+    """
 
-    def fill(self, what: Mapping[str, Any]) -> None:
-        """Test all requested operators until the time is up."""
-        self.newest_opset, self.unusable = _newest_opset(self.lab)
-        if self.newest_opset is None:
-            return
-        wanted, self.model_nodes = find_requested(what, self.newest_opset)
-        outcomes: dict[Key, support.Outcome] = {}
-        plan = Plan(wanted, outcomes, by_need=bool(self.model_nodes))
-        self.omitted = plan.omitted
-        self.without_example = tuple(_name_of(operator) for operator, listed in plan.forms.items() if not listed)
-        for wave in plan.batches():
-            new = {typed.key: typed for typed in wave}
-            self.planned_forms = {**new, **self.planned_forms}
-            waiting = [(key, typed) for key, typed in new.items() if key not in outcomes]
+    def __init__(self, requested: Mapping[Operator, frozenset[Types]], *, by_need: bool) -> None:
+        self.requested, self.by_need = requested, by_need
+        self.forms = {operator: forms(operator) for operator in requested}
+        latest = set({(operator.domain, operator.name): operator for operator in requested}.values())
+        self.newest = [operator for operator in requested if by_need or operator in latest]
+        self.older = [operator for operator in requested if not by_need and operator not in latest]
+        self.planned: dict[Key, TypedForm] = {}
+        self.answers: dict[Key, ModelOutcome] = {}
+        self.omitted: dict[Operator, int] = {}
+        """Number of type assignments that were not tested because of the limit."""
+
+    def fill(self, lab: Lab) -> bool:
+        """Test all forms; False if the time ran out."""
+        for batch in self.batches():
+            new = {typed.key: typed for typed in batch}
+            self.planned = {**new, **self.planned}
+            waiting = [(key, typed) for key, typed in new.items() if key not in self.answers]
             for start in range(0, len(waiting), AT_ONCE):
                 part = waiting[start : start + AT_ONCE]
-                models = Models([typed for _, typed in part], auxiliary=self.lab.compiles)
-                for (key, _), answer in zip(part, self.lab.try_all(models), strict=True):
+                models = Models([typed for _, typed in part], auxiliary=lab.compiles)
+                for (key, _), answer in zip(part, lab.try_all(models), strict=True):
                     if answer is None:
-                        return
-                    self.outcomes[key], outcomes[key] = answer, _outcome(answer)
-        self.complete = True
+                        return False
+                    self.answers[key] = answer
+        return True
+
+    def outcome(self, typed: TypedForm) -> support.Outcome | None:
+        """The outcome of a typed form; None if it was not tested."""
+        answer = self.answers.get(typed.key)
+        return None if answer is None else _outcome(answer)
+
+    def batches(self) -> Iterator[list[TypedForm]]:
+        """Batches of typed forms; each may depend on earlier outcomes."""
+        for group in (self.newest, self.older):
+            yield [as_example(form) for operator in group for form in self.first(operator)]
+            yield [typed for operator in group for typed in self.typed(operator)]
+            if not self.by_need:
+                yield [as_example(form) for operator in group for form in self.forms[operator]]
+            yield [typed for operator in group if not self.any_type(operator) for typed in self.typed(operator)]
+        if not self.by_need:
+            yield [
+                as_example(form) for operator in self.newest if (best := self.best(operator)) for form in ranks(best)
+            ]
+
+    def first(self, operator: Operator) -> list[Form]:
+        """The plainest forms."""
+        listed = self.forms[operator]
+        plain = [form for form in listed if form.kind == "form"][:FIRST_FORMS]
+        return [form for form in listed if form.kind != "form" or form in plain]
+
+    def best(self, operator: Operator) -> Form | None:
+        """The first supported form, else the first legal form."""
+        known = [(form, self.outcome(as_example(form))) for form in self.forms[operator]]
+        supported = next((form for form, outcome in known if outcome == "supported"), None)
+        return supported or next((form for form, outcome in known if outcome != "invalid"), None)
+
+    def typed(self, operator: Operator) -> Iterator[TypedForm]:
+        """The best form with every type assignment."""
+        best = self.best(operator)
+        if best is None:
+            return
+        listed, more = assignments(best)
+        if more:
+            self.omitted[operator] = more
+        for types in listed:
+            if not self.by_need or _is_needed(types, self.requested[operator]):
+                yield TypedForm(best, types, "types")
+
+    def any_type(self, operator: Operator) -> bool:
+        """Whether types were tested in a supported form, or no form is supported."""
+        best = self.best(operator)
+        return (
+            best is None
+            or self.outcome(as_example(best)) != "supported"
+            or any(self.outcome(typed) == "supported" for typed in self.typed(operator))
+        )
 
 
 class Models(Sequence["onnx.ModelProto"]):
@@ -143,70 +193,6 @@ def _outcome(answer: ModelOutcome) -> support.Outcome:
     return "rejected" if answer.replaced_by == "casts" else cast("support.Outcome", answer.outcome)
 
 
-class Plan:
-    """Batches of typed forms to test; the caller adds their `outcomes` (by key) between batches.
-
-    `by_need`: test only the types of a model's nodes.
-    """
-
-    def __init__(
-        self, wanted: Mapping[Operator, frozenset[Types]], outcomes: Mapping[Key, support.Outcome], *, by_need: bool
-    ) -> None:
-        self.requested, self.outcomes, self.by_need = wanted, outcomes, by_need
-        self.forms = {operator: forms(operator) for operator in wanted}
-        latest = set({(operator.domain, operator.name): operator for operator in wanted}.values())
-        self.newest = [operator for operator in wanted if by_need or operator in latest]
-        self.older = [operator for operator in wanted if not by_need and operator not in latest]
-        self.omitted: dict[Operator, int] = {}
-        """Number of type assignments that were not tested because of the limit."""
-
-    def batches(self) -> Iterator[list[TypedForm]]:
-        """Batches of typed forms; each may depend on earlier outcomes."""
-        for group in (self.newest, self.older):
-            yield [as_example(form) for operator in group for form in self.first(operator)]
-            yield [typed for operator in group for typed in self.typed(operator)]
-            if not self.by_need:
-                yield [as_example(form) for operator in group for form in self.forms[operator]]
-            yield [typed for operator in group if not self.any_type(operator) for typed in self.typed(operator)]
-        if not self.by_need:
-            yield [
-                as_example(form) for operator in self.newest if (best := self.best(operator)) for form in ranks(best)
-            ]
-
-    def first(self, operator: Operator) -> list[Form]:
-        """The plainest forms."""
-        listed = self.forms[operator]
-        plain = [form for form in listed if form.kind == "form"][:FIRST_FORMS]
-        return [form for form in listed if form.kind != "form" or form in plain]
-
-    def best(self, operator: Operator) -> Form | None:
-        """The first supported form, else the first legal form."""
-        known = [(form, self.outcomes.get(as_example(form).key)) for form in self.forms[operator]]
-        supported = next((form for form, outcome in known if outcome == "supported"), None)
-        return supported or next((form for form, outcome in known if outcome != "invalid"), None)
-
-    def typed(self, operator: Operator) -> Iterator[TypedForm]:
-        """The best form with every type assignment."""
-        best = self.best(operator)
-        if best is None:
-            return
-        listed, more = assignments(best)
-        if more:
-            self.omitted[operator] = more
-        for types in listed:
-            if not self.by_need or _is_needed(types, self.requested[operator]):
-                yield TypedForm(best, types, "types")
-
-    def any_type(self, operator: Operator) -> bool:
-        """Whether types were tested in a supported form, or no form is supported."""
-        best = self.best(operator)
-        return (
-            best is None
-            or self.outcomes.get(as_example(best).key) != "supported"
-            or any(self.outcomes.get(typed.key) == "supported" for typed in self.typed(operator))
-        )
-
-
 def _is_needed(types: Types, needed: Collection[Types]) -> bool:
     """Whether an assignment occurs in a model, whose types may be partly unknown."""
     given = dict(types)
@@ -240,7 +226,7 @@ def _name_of(operator: Operator) -> str:
     return f"{domain}{operator.name}-{operator.since}"
 
 
-def _newest_opset(lab: Lab) -> tuple[int | None, str]:
+def newest_opset(lab: Lab) -> tuple[int | None, str]:
     """The newest ONNX opset that this ONNX Runtime opens, or None and the error of the oldest."""
     import onnx
     from onnx import helper

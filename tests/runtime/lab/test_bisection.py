@@ -13,7 +13,7 @@ from partita.observations.facts import Outcome, RejectedPart
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.lab.bisection import MOST_PARTS, Search, find_rejected
 from partita.runtime.lab.graph import Graph, cut_graph, cut_proto
-from partita.runtime.lab.laboratory import Cache, Lab, ModelOrder, ModelOutcome
+from partita.runtime.lab.laboratory import Cache, Lab, ModelOutcome
 from partita.runtime.lab.variant import AUXILIARY
 from partita.runtime.place.onnx_model import read_onnx
 
@@ -31,9 +31,7 @@ class ScriptedLab(Lab):
         self.rejects, self.tries, self.outcome = rejects, tries, outcome
         self.asked: list[tuple[str, ...]] = []
 
-    def try_all(
-        self, models: Sequence[onnx.ModelProto], *, one_node: bool = True, turns: Sequence[ModelOrder] = ()
-    ) -> list[ModelOutcome | None]:
+    def try_all(self, models: Sequence[onnx.ModelProto], *, one_node: bool = True) -> list[ModelOutcome | None]:
         assert not one_node and len(models) == 1
         names = tuple(node.name for node in models[0].graph.node if node.name != AUXILIARY)
         if len(self.asked) >= self.tries:

@@ -15,7 +15,7 @@ from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.lab import placement
 from partita.runtime.lab.change import Change, vary
 from partita.runtime.lab.exploration import Subject, _experiment
-from partita.runtime.lab.factors import as_it_is, single
+from partita.runtime.lab.factors import single_changes, unchanged
 from partita.runtime.lab.graph import cut_graph
 from partita.runtime.lab.laboratory import Cache, Lab
 from partita.runtime.lab.variant import (
@@ -71,10 +71,10 @@ def test_changed_nodes_are_run_where_their_sizes_are_known_and_small(tmp_path: P
 
     case = case_of(ADD, tmp_path, x=(2,), y=(3,))
     lab = Lab(CPU, Cache(None), 0.0, {})
-    marked = {each.change: sizes(_experiment(Subject(case, []), each, lab).model) for each in single(case)}
+    marked = {each.change: sizes(_experiment(Subject(case, []), each, lab).model) for each in single_changes(case)}
     assert marked["float64 in place of float32"] == marked["Add of opset 13 in place of 14"] == {"i0": [2], "i1": [3]}
     assert marked["int32 in place of float32"] is None
-    assert sizes(_experiment(Subject(case, []), as_it_is(case), lab).model) is None
+    assert sizes(_experiment(Subject(case, []), unchanged(case), lab).model) is None
     assert sizes(to_run(variant_model(case), case)) == {"i0": [2], "i1": [3]}
     for unknown in (case_of(ADD, tmp_path, x=(2,)), case_of(ADD, tmp_path, x=(MOST_RUN,), y=(1,))):
         assert sizes(to_run(variant_model(unknown), unknown)) is None

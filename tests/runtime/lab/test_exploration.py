@@ -19,7 +19,7 @@ from partita.providers.base import Option, ProbeValue
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.lab.exploration import Subject, explore, explore_surroundings
 from partita.runtime.lab.graph import Graph, cut_graph
-from partita.runtime.lab.laboratory import Cache, Lab, ModelOrder, ModelOutcome
+from partita.runtime.lab.laboratory import Cache, Lab, ModelOutcome
 from partita.runtime.lab.neighbours import MOST_TOGETHER, neighbourhoods
 from partita.runtime.lab.variant import AUXILIARY, NODE, node_variant
 from partita.runtime.place.onnx_model import read_onnx
@@ -41,9 +41,7 @@ class Scripted(Lab):
         super().__init__(Resolution(WEBGPU, "active", options=options), Cache(None), time.monotonic() + 60)
         self.asked: list[tuple[str, str]] = []
 
-    def try_all(
-        self, models: Sequence[onnx.ModelProto], *, one_node: bool = True, turns: Sequence[ModelOrder] = ()
-    ) -> list[ModelOutcome | None]:
+    def try_all(self, models: Sequence[onnx.ModelProto], *, one_node: bool = True) -> list[ModelOutcome | None]:
         return [self.answer(model) for model in models]
 
     def try_with(
@@ -74,37 +72,26 @@ def explored(graph: Graph, name: str, lab: Scripted) -> Subject:
 
 
 def surround(subject: Subject, graph: Graph, lab: Lab) -> None:
-    explore_surroundings([subject], lambda _, name: neighbourhoods(graph, name), lambda *_: (), {}, lab)
+    explore_surroundings([subject], {0: graph}, {}, lab)
 
 
-def test_an_option_that_opens_kernels_is_tried_before_the_node_is_changed(graph: Graph) -> None:
-    lab = Scripted()
-    trials = explored(graph, "a", lab).variants
-    assert [(trial.factor, trial.outcome) for trial in trials] == [("as_is", "rejected"), (OPTION, "supported")]
-    assert trials[-1].after == "webgpu.wide=1" and lab.asked == [("wide", "1")]
+class Compiling(Scripted):
+    """Takes whatever does not have the type of the node."""
 
-
-NOTHING = replace(WEBGPU, options=(Option("device", "text", "GPU", ""), Option("speed", "int", "1", "")))
-
-
-class Nothing(Scripted):
-    """Takes nothing with the option that it was given, or, where it is `picky`, all but int64."""
-
-    def __init__(self, *, picky: bool = False, **options: str) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.resolution, self.picky = Resolution(NOTHING, "active", options=options), picky
+        self.resolution, self.tried = Resolution(replace(WEBGPU, compiles=True, options=()), "active"), 0
 
     def answer(self, model: onnx.ModelProto) -> ModelOutcome:
-        return super().answer(model) if self.picky else ModelOutcome("rejected", "")
+        self.tried += 1
+        return super().answer(model)
 
 
-def test_where_a_provider_takes_nothing_the_given_option_is_the_cause(graph: Graph) -> None:
-    lab = Nothing(device="TOASTER", speed="1")
-    subject = explored(graph, "c", lab)
-    assert lab.asked == [("device", "GPU")] and len(subject.variants) == 2
-    (shown,) = conclusions(subject.probe("c"))
-    assert shown.evidence.startswith("with webgpu.device=GPU in place of webgpu.device=TOASTER")
-    assert (reason_from_probes(subject.probe("c"), WEBGPU.ort_name) or ("",))[0] == "option_needed"
+def test_a_compiling_provider_is_asked_no_further_once_a_factor_is_found(graph: Graph) -> None:
+    lab = Compiling()
+    subject = explored(graph, "a", lab)
+    assert {trial.factor for trial in subject.variants} == {"as_is", "type"} and not subject.missing_probes
+    assert lab.tried == len(subject.variants), "opsets, attributes, inputs and pairs come after types"
 
 
 class Naming(Scripted):
@@ -179,7 +166,7 @@ def test_a_hub_of_a_graph_is_not_tried_with_everything(tmp_path: Path) -> None:
     text = f'<ir_version: 10, opset_import: ["" : 21]>\ng (float[2] x) => ({outputs}) {{\n  [hub] h = Neg(x)\n{lines}}}'
     onnx.save(parser.parse_model(text), tmp_path / "hub.onnx")
     found = list(neighbourhoods(cut_graph(read_onnx(tmp_path / "hub.onnx"), {}), "hub"))
-    assert found and max(len(each.model.graph.node) for each in found) == 2
+    assert found and max(len(model.graph.node) for _, model in found) == 2
 
 
 def test_a_node_in_a_body_is_tried_with_what_has_the_body(tmp_path: Path) -> None:
@@ -189,9 +176,9 @@ def test_a_node_in_a_body_is_tried_with_what_has_the_body(tmp_path: Path) -> Non
         "else_branch = e () => (float[2] b) { [other] b = Neg(h) }>\n}"
     )
     onnx.save(parser.parse_model(text), tmp_path / "if.onnx")
-    (found,) = neighbourhoods(cut_graph(read_onnx(tmp_path / "if.onnx"), {}), "inner")
-    assert found.description == "choice (If), whose subgraph contains it,"
-    (holder,) = found.model.graph.node
+    ((words, model),) = neighbourhoods(cut_graph(read_onnx(tmp_path / "if.onnx"), {}), "inner")
+    assert words == "choice (If), whose subgraph contains it,"
+    (holder,) = model.graph.node
     assert [node.name for body in holder.attribute for node in body.g.node] == [NODE, f"{AUXILIARY}2"]
 
 
@@ -204,18 +191,6 @@ def test_an_option_that_helps_among_the_neighbours_is_the_reason(graph: Graph) -
     (shown,) = conclusions(subject.probe("c"))
     assert shown.factors == (OPTION,) and lab.asked == [("wide", "1")]
     assert "b (Cast) it does not support it; with webgpu.wide=1" in shown.evidence
-
-
-def test_a_neighbour_that_fails_is_not_said_to_make_the_node_fail(graph: Graph) -> None:
-    class Failing(Scripted):
-        def answer(self, model: onnx.ModelProto) -> ModelOutcome:
-            return ModelOutcome("failed", "no") if len(model.graph.node) > 1 else ModelOutcome("supported", "")
-
-    lab = Failing()
-    subject = explored(graph, "c", lab)
-    surround(subject, graph, lab)
-    (shown,) = conclusions(subject.probe("c"))
-    assert shown.evidence.endswith("a model of it and b (Cast) makes the provider fail (no)")
 
 
 def test_options_that_open_kernels_are_ones_of_the_provider_with_another_default() -> None:

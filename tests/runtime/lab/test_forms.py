@@ -6,10 +6,10 @@ import onnx
 import pytest
 
 from partita.runtime.lab.forms import TypedForm, as_example, assignments, forms, ranks
+from partita.runtime.lab.laboratory import ModelOutcome
 from partita.runtime.lab.schema import Operator, operators, parse_type, spell_type
-from partita.runtime.lab.tables import Plan
+from partita.runtime.lab.tables import Table
 from partita.runtime.lab.variant import variant_model
-from partita.support.records import Outcome
 
 
 def version(name: str, since: int, domain: str = "") -> Operator:
@@ -81,11 +81,9 @@ def test_types_are_read_as_they_are_written(text):
 
 
 def test_types_are_asked_about_in_a_form_that_is_taken():
-    resize = version("Resize", 19)
-    answers: dict[tuple[object, ...], Outcome] = {}
-    plan = Plan({resize: frozenset()}, answers, by_need=False)
-    waves = plan.batches()
+    table = Table({version("Resize", 19): frozenset()}, by_need=False)
+    waves = table.batches()
     first = next(waves)
-    answers |= {variant.key: "rejected" for variant in first}
-    answers[first[2].key] = "supported"
+    table.answers |= {variant.key: ModelOutcome("rejected") for variant in first}
+    table.answers[first[2].key] = ModelOutcome("supported")
     assert all(variant.form is first[2].form for variant in next(waves))

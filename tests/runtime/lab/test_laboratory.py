@@ -16,9 +16,9 @@ from partita.observations.facts import AssignedNode
 from partita.providers.generic import parse_libraries, split_libraries
 from partita.providers.resolve import Resolution, all_names, known_providers
 from partita.runtime.lab import laboratory, placement
-from partita.runtime.lab.laboratory import Cache, Lab, ModelOrder, ModelOutcome
+from partita.runtime.lab.laboratory import Cache, Lab, ModelOutcome
 from partita.runtime.lab.placement import Placement
-from partita.runtime.lab.tables import Table
+from partita.runtime.lab.tables import newest_opset
 from partita.runtime.ort.session import NativeFailureError
 from tests.runtime.chain.test_provider_check import compiled
 
@@ -39,19 +39,6 @@ def test_answers_come_in_the_order_of_the_models(bench, model):
     assert outcomes(answers) == ["supported", "rejected", "supported"]
     assert answers[1] and answers[1].message == "no kernel"
     assert (here.experiments, here.cached, here.crashes) == (3, 0, 0) and len(bench.processes) == 1
-
-
-def test_what_a_taken_model_makes_needless_is_not_tried(bench, model, tmp_path):
-    names = ["rejected", "one", "beside", "later", "left again", "left last"]
-    turns = [ModelOrder(0, 0), ModelOrder(0, 1), ModelOrder(0, 1), ModelOrder(0, 2), ModelOrder(1, 0), ModelOrder(1, 1)]
-    cache = Cache(tmp_path / "answers.json")
-    for _ in range(2):  # known answers make others needless too
-        with bench.lab(cache=cache) as here:
-            answers = here.try_all([model(name) for name in names], turns=turns)
-        assert outcomes(answers) == ["rejected", "supported", "supported", None, "rejected", "rejected"]
-        assert len(bench.models) == 5 and here.experiments + here.cached == 5
-        cache = Cache(tmp_path / "answers.json")
-    assert here.cached == 5
 
 
 def test_a_crash_is_an_answer_and_the_next_models_are_answered_too(bench, model):
@@ -342,6 +329,5 @@ def test_the_most_telling_sentence_about_the_node_is_kept(log: tuple[str, ...], 
 
 def test_a_runtime_that_opens_no_model_is_an_error_and_not_an_empty_table() -> None:
     broken = ModelOutcome("invalid", "the experiment itself failed")
-    table = Table(cast(Lab, SimpleNamespace(try_all=lambda models, one_node: [broken])))
-    table.fill({"operators": None})
-    assert table.newest_opset is None and table.unusable == "the experiment itself failed"
+    lab = cast(Lab, SimpleNamespace(try_all=lambda models, one_node: [broken]))
+    assert newest_opset(lab) == (None, "the experiment itself failed")

@@ -20,8 +20,8 @@ from partita.providers.resolve import Resolution, known_providers
 from partita.remedies import Remedy
 from partita.runtime.chain.open_chain import ChainError
 from partita.runtime.lab import probes as engine
-from partita.runtime.lab.exploration import lateness
-from partita.runtime.lab.laboratory import Cache, Lab, ModelOrder, ModelOutcome
+from partita.runtime.lab.exploration import timeout_note
+from partita.runtime.lab.laboratory import Cache, Lab, ModelOutcome
 from partita.runtime.lab.probes import probe_refusal, probe_run
 from partita.runtime.place.onnx_model import OnnxModel, read_onnx
 from tests.partition_reports.samples import run_facts, session_facts
@@ -54,9 +54,7 @@ class ScriptedLab(Lab):
     def starts(self) -> bool:
         return self.starts_at_all
 
-    def try_all(
-        self, models: Sequence[onnx.ModelProto], *, one_node: bool = True, turns: Sequence[ModelOrder] = ()
-    ) -> list[ModelOutcome | None]:
+    def try_all(self, models: Sequence[onnx.ModelProto], *, one_node: bool = True) -> list[ModelOutcome | None]:
         return [self.answer(model) for model in models]
 
     def answer(self, model: onnx.ModelProto) -> ModelOutcome | None:
@@ -168,7 +166,7 @@ def test_a_node_that_cannot_be_cut_out_says_why(model):
 
 
 def test_an_interruption_keeps_the_answers_that_were_there(model, scripted, monkeypatch, tmp_path):
-    def interrupted(self, models, *, one_node=True, turns=()):
+    def interrupted(self, models, *, one_node=True):
         self.cache.put("node:a", ModelOutcome("supported", ""))
         raise KeyboardInterrupt
 
@@ -182,7 +180,7 @@ def test_an_interruption_keeps_the_answers_that_were_there(model, scripted, monk
 
 
 def test_a_full_disk_costs_the_experiments_and_not_the_report(model, scripted, monkeypatch):
-    def full(self, models, *, one_node=True, turns=()):
+    def full(self, models, *, one_node=True):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(scripted, "try_all", full)
@@ -257,13 +255,13 @@ def test_experiments_without_an_answer_are_told_where_nothing_else_decides():
     """So that a slow machine is the cause that the report gives, and not an unexplained node."""
     late = ProbeRun("type", "float16 in place of float32", "timed_out", "no answer within 60 s")
     first, other = ProbeRun("as_is", "", "rejected", ""), ProbeRun("opset", "an older one", "supported", "")
-    assert lateness((first, late)) == "1 of 2 experiments did not finish in time: no answer within 60 s"
-    assert lateness((first, late, other)) == "" == lateness((first,))
+    assert timeout_note((first, late)) == "1 of 2 experiments did not finish in time: no answer within 60 s"
+    assert timeout_note((first, late, other)) == "" == timeout_note((first,))
     context = Context(
         "n",
         "Relu",
         ChainEntry(provider="QNNExecutionProvider", status="active"),
-        probe=NodeProbe("n", (first, late), lateness((first, late))),
+        probe=NodeProbe("n", (first, late), timeout_note((first, late))),
     )
     reason, finding = explain(context)
     assert reason.code == "unexplained" and "no answer within 60 s" in finding.evidence

@@ -128,19 +128,6 @@ def test_a_small_constant_whose_file_is_damaged_becomes_zeros(tmp_path, opened, 
 # --- inputs --------------------------------------------------------------------------------------------------------
 
 
-def test_a_node_can_have_company_before_it(cut, opened):
-    """For providers that take no partition of a single node."""
-    graph = cut(
-        "g (float[4] x, int64 n, bool c) => (float[4] y, float[4] z) <float[4] w = {1, 2, 3, 4}> {\n"
-        "  [twice] y = Mul(x, x)\n  [second] z = Add(w, x)\n}"
-    )
-    for name, result in (("twice", [1, 1, 1, 1]), ("second", [0, 1, 2, 3])):
-        model = variant_model(node_variant(graph, name), auxiliary=True)
-        assert [node.op_type for node in model.graph.node][0] == "Neg" and len(model.graph.node) == 2
-        session = opened(model)
-        assert session.run(None, {session.get_inputs()[0].name: np.ones(4, np.float32)})[0].tolist() == result
-
-
 def test_an_input_of_unknown_type_cannot_be_probed_until_a_run_has_shown_it(cut, opened):
     graph = cut("g (float[4,2] x) => (float[4,2] y) {\n  [mystery] s = own.Mystery(x)\n  [n] y = Relu(s)\n}")
     with pytest.raises(CannotProbeError, match="the type of its input 's' is unknown"):
@@ -168,35 +155,6 @@ def test_a_body_takes_what_it_reads_from_outside_along(cut, opened):
     feeds = {port.name: feeds[port.name] for port in session.get_inputs()}
     assert session.run(None, feeds)[0].tolist() == [2, 4, 6, 8]
     assert session.run(None, {**feeds, "i0": np.array(False)})[0].tolist() == [-3] * 4
-
-
-def test_a_loop_keeps_its_own_names_apart_from_those_outside(cut, opened):
-    """The body has tensors called `i0` and `o0`, as an experiment calls the first input and output."""
-    graph = cut(
-        "g (int64 n, bool c, float[4] x) => (float[4] y) {\n  h = Relu(x)\n"
-        "  [n] y = Loop(n, c, h)<body = b (int64 step, bool go, float[4] i0) => (bool on, float[4] o0)"
-        " { on = Identity(go) i1 = Add(i0, x) o0 = Mul(i1, x) }>\n}"
-    )
-    session = opened(variant_model(node_variant(graph, "n")))
-    values = [np.array(2), np.array(True), np.ones(4, np.float32), np.full(4, 3, np.float32)]
-    feeds = {port.name: value for port, value in zip(session.get_inputs(), values, strict=True)}
-    assert session.run(None, feeds)[0].tolist() == [(((1 + 3) * 3) + 3) * 3] * 4
-
-
-def test_the_nodes_of_functions_are_tried_in_place_of_the_calls(cut, opened):
-    """As ONNX Runtime has them: it calls nobody's functions, it puts their nodes where they are called."""
-    text = (
-        '<ir_version: 10, opset_import: ["" : 21, "own" : 1]>\n'
-        "g (float[4] x) => (float[4] y) {\n  [first] h = Relu(x)\n  [n] y = own.twice(h)\n}\n"
-        '<domain: "own", opset_import: ["" : 21, "own" : 1]>\ntwice (a) => (b) { q = own.same(a) b = Add(q, q) }\n'
-        '<domain: "own", opset_import: ["" : 21]>\nsame (a) => (b) { b = Identity(a) }\n'
-    )
-    graph = cut(parser.parse_model(text))
-    assert {node.op_type for node in graph.proto.graph.node} == {"Relu", "Identity", "Add"}
-    names = list(graph.nodes)
-    assert opened(part_model(graph, [node.name for node in graph.proto.graph.node if node.name == "first"]))
-    for name in names:
-        assert opened(variant_model(node_variant(graph, name)))
 
 
 # --- fingerprints --------------------------------------------------------------------------------------------------
@@ -245,14 +203,6 @@ def test_a_part_reads_and_gives_what_crosses_its_border(cut, opened, names, inpu
     assert opened(part)
 
 
-def test_the_whole_graph_as_a_part_computes_the_same(cut, opened):
-    graph = cut(FORK, x=(2, 4))
-    x = np.abs(np.random.default_rng(0).standard_normal((2, 4), dtype=np.float32))
-    whole = ort.InferenceSession(graph.proto.SerializeToString(), providers=["CPUExecutionProvider"])
-    part = opened(part_model(graph, "abcde"))
-    assert np.allclose(whole.run(None, {"x": x})[0], part.run(None, {"x": x})[0], equal_nan=True)
-
-
 # Constants in every form a file may have them, and names that several bodies of control flow use
 
 
@@ -287,18 +237,6 @@ def test_strings_and_sparse_constants_are_constants_too():
     found = find_constants(helper.make_model(graph))
     assert numpy_helper.to_array(found["s"]).tolist() == [b"a", b"b"] or list(found["s"].string_data) == [b"a", b"b"]
     assert list(found["w"].dims) == [2, 4] and found["w"].data_type == TensorProto.FLOAT
-
-
-def test_what_follows_from_constants_alone_is_a_constant_of_the_experiment(tmp_path):
-    text = """g (float[2,3] x) => (float[2,3] y) {
-  one = Constant <value_int = 1> ()
-  axis = Identity(one)
-  [n] y = CumSum <exclusive = 1> (x, axis)
-}"""
-    onnx.save(model(text), tmp_path / "m.onnx")
-    case = node_variant(cut_graph(read_onnx(tmp_path / "m.onnx"), {}), "n")
-    (axis,) = [feed.constant for feed in case.feeds if feed.constant is not None]
-    assert numpy_helper.to_array(axis).tolist() == 1
 
 
 SIZED = """g () => (float[M] made) {{
