@@ -159,8 +159,15 @@ def _data_ends(model: onnx.ModelProto, path: Path) -> dict[str, int]:
             name = tensor.name[:200]
             raise PackageError(f"{path}: damaged: the external data of tensor {name!r} has {odd[0]}", remedy=GET_AGAIN)
         location = entries["location"]
-        ends[location] = max(ends.get(location, 0), sum(map(int, numbers.values())))
+        end = int(numbers["offset"]) + max(int(numbers["length"]), tensor_bytes(tensor))
+        ends[location] = max(ends.get(location, 0), end)
     return ends
+
+
+def tensor_bytes(tensor: onnx.TensorProto) -> int:
+    """Bytes of a stored tensor; 0 for strings and for an attribute without a tensor."""
+    name = dtypes.name_of(tensor.data_type)
+    return 0 if dtypes.bits_of(name) is None else dtypes.size_bytes(name, tensor.dims)
 
 
 def data_files(model: onnx.ModelProto) -> frozenset[str]:

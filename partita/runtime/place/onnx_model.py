@@ -29,6 +29,7 @@ from partita.runtime.place.model_file import (
     defines,
     graph_node,
     inner_nodes,
+    tensor_bytes,
 )
 from partita.runtime.place.node_form import with_forms
 
@@ -154,7 +155,7 @@ def _describe(path: Path, proto: onnx.ModelProto) -> OnnxModel:
         ),
         opsets={entry.domain: entry.version for entry in proto.opset_import},
         data_files=tuple(sorted(data_files(proto))),
-        weight_bytes=sum(_tensor_bytes(tensor) for tensor in all_tensors(proto)),
+        weight_bytes=sum(tensor_bytes(tensor) for tensor in all_tensors(proto)),
         notes=(*notes, *_structure_notes(proto)),
     )
 
@@ -192,12 +193,6 @@ def _parse(path: Path) -> onnx.ModelProto:
     if not proto.graph.node:
         raise PackageError(f"{path}: its graph has no nodes, so there is nothing to place")
     return proto
-
-
-def _tensor_bytes(tensor: onnx.TensorProto) -> int:
-    """Bytes of a stored tensor; 0 for strings and for an attribute without a tensor."""
-    name = dtypes.name_of(tensor.data_type)
-    return 0 if dtypes.bits_of(name) is None else dtypes.size_bytes(name, tensor.dims)
 
 
 def read_port(port: onnx.ValueInfoProto) -> ModelPort:
