@@ -143,8 +143,8 @@ def _companions(found: Inspection) -> Iterator[Fact]:
         yield "provenance", f"checkpoint file {file.name}", file
     for adapter in found.adapters:
         yield "adapters", adapter.name, adapter_text(adapter)
-        for file in adapter.source_files:
-            yield "adapters", f"{adapter.name}: {file.name}", file
+        for source in adapter.source:
+            yield "adapters", f"{adapter.name}: {source.name}", FileFacts.copy_of(source)
     for file in found.files:
         yield "files", file.name, file
     tokenizer, licence = found.tokenizer, found.licence

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import onnx
 
 from partita.dtypes import EXACT, PRECISIONS
-from partita.runtime.contents.modules import UNPACKING
+from partita.runtime.contents.modules import QUANTISED
 from partita.runtime.verify.comparison import OUTLIERS, RULED_OUT, difference
 
 ROUNDED_TO_INT8 = 4
@@ -53,7 +53,7 @@ def tolerance_of(nodes: Iterable[onnx.NodeProto], *, half: bool, exact: bool) ->
     `exact`: the reference's weights are not rounded.
     """
     least = PRECISIONS["fp16"].tolerance if half else EXACT.tolerance
-    rounds = any(node.op_type in UNPACKING if exact else _rounds_input(node) for node in nodes)
+    rounds = any(node.op_type in QUANTISED if exact else _rounds_input(node) for node in nodes)
     return max(least, PRECISIONS["int4"].tolerance) if rounds else least
 
 
@@ -61,7 +61,7 @@ def _rounds_input(node: onnx.NodeProto) -> bool:
     """Whether an operator rounds its input to 8 bits."""
     if node.op_type == "MatMulNBits":
         return any(entry.name == "accuracy_level" and entry.i == ROUNDED_TO_INT8 for entry in node.attribute)
-    return node.op_type in UNPACKING and node.op_type not in ("DequantizeLinear", "GatherBlockQuantized")
+    return node.op_type in QUANTISED and node.op_type not in ("DequantizeLinear", "GatherBlockQuantized")
 
 
 def finite(error: float | None) -> float | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from partita.inspection.records import (
-    AdapterFacts,
     ContractFacts,
     GraphFacts,
     Inspection,
@@ -16,6 +15,7 @@ from partita.inspection.records import (
 from partita.observations.records import remedy_of
 from partita.observations.text_format import families, human_bytes, listing, name_some, plural, tally
 from partita.package.contract import State
+from partita.package.folder import AdapterRecord
 from partita.partition_reports.render.show import Views
 from partita.partition_reports.sections.model import (
     Block,
@@ -375,12 +375,12 @@ def summary(found: Inspection) -> str:
     return f"{found.path}: {what}{named}: {graphs}; weights {size}{cache}{wrong}{lacks}"
 
 
-def adapter_text(adapter: AdapterFacts) -> str:
+def adapter_text(adapter: AdapterRecord) -> str:
     """`LoRA of rank 4 and 8 for 14 modules, trained on NAME; separate, named NAME`."""
     kind = {"lora": "LoRA", "dora": "DoRA"}.get(adapter.kind or "", adapter.kind or "adapter")
     ranks = f" of rank {listing(map(str, adapter.ranks))}" if adapter.ranks else ""
     modules = "" if adapter.modules is None else f" for {plural(adapter.modules, 'module')}"
-    whole = f", {plural(len(adapter.replaced_parameters), 'parameter')} replaced" if adapter.replaced_parameters else ""
+    whole = f", {plural(len(adapter.whole), 'parameter')} replaced" if adapter.whole else ""
     trained = f", trained on {adapter.base_model}" if adapter.base_model else ""
     where = "merged into the weights" if adapter.merged else f"separate, named {adapter.name}"
     return f"{kind}{ranks}{modules}{whole}{trained}; {where}"

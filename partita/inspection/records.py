@@ -12,6 +12,7 @@ from pydantic import Field
 from partita.observations.records import Record, RemedyRecord
 from partita.observations.text_format import human_bytes, plural
 from partita.package.contract import State
+from partita.package.folder import AdapterRecord
 from partita.package.records import ForeignRecord
 
 Size = int | str | None
@@ -225,27 +226,6 @@ class LicenceFacts(Record):
     link: str | None = None
 
 
-class AdapterFacts(Record):
-    """A merged or separate adapter."""
-
-    name: str
-    merged: bool
-    """It is merged into the weights; if not, it is selected at run time."""
-    kind: str | None
-    """lora or dora."""
-    ranks: tuple[int, ...]
-    modules: int | None
-    """Number of modules whose weight it modifies."""
-    replaced_parameters: tuple[str, ...] = ()
-    """Parameters that it replaces."""
-    base_model: str | None
-    """The model that it was trained on, from its configuration."""
-    file: str | None
-    """File with its values; null if it is merged."""
-    source_files: tuple[FileFacts, ...]
-    """Its source files, from the manifest."""
-
-
 class Inspection(Record):
     """Contents of a package, a foreign folder or an ONNX file."""
 
@@ -265,7 +245,7 @@ class Inspection(Record):
     cache: CacheFacts | None
     weights: WeightFacts
     modules: tuple[ModulePrecision, ...]
-    adapters: tuple[AdapterFacts, ...] = ()
+    adapters: tuple[AdapterRecord, ...] = ()
     files: tuple[FileFacts, ...]
     provenance: Provenance
     tokenizer: TokenizerFacts

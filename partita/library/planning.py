@@ -146,7 +146,7 @@ def requirements(contract: Contract, models: Sequence[onnx.ModelProto], rates: M
         attention = attention_path(find_attention(model), file.sequence_length)
         if attention is not None and rates is not None:
             chosen = choose(attention, rates.threads, avx512=uses_naive_attention())
-            heads = max(form.heads for form in attention.forms)
+            heads = max(attention.heads)
             naive = heads if chosen is not None and chosen.path == "naive" else naive
     return Requirements(
         contract,

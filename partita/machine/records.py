@@ -5,6 +5,7 @@ Schema `partita.providers/1`; its JSON Schema is docs/providers.schema.json. Unk
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field
@@ -14,6 +15,17 @@ from partita.observations.records import Record, RemedyRecord
 from partita.observations.text_format import plural
 
 SCHEMA = "partita.providers/1"
+
+
+@dataclass(frozen=True, slots=True)
+class OrtBuild:
+    """The installed ONNX Runtime. None where the build does not report a value."""
+
+    version: str
+    build: str
+    cuda: str | None
+    """CUDA version of the build, e.g. 13.0."""
+    cudnn: str | None
 
 
 class OnnxRuntime(Record):

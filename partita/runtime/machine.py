@@ -18,13 +18,13 @@ import psutil
 
 import partita
 from partita import extras
-from partita.machine.records import Gpu, MachineReport, OnnxRuntime, OptionEntry, ProviderEntry
+from partita.machine.records import Gpu, MachineReport, OnnxRuntime, OptionEntry, OrtBuild, ProviderEntry
 from partita.observations.records import Environment, InstalledWheel, remedy_records
 from partita.providers.base import Provider
 from partita.providers.generic import generic_provider
 from partita.providers.plugins import installed_version
 from partita.providers.resolve import Resolution, all_names, known_providers, resolve
-from partita.providers.start import failure, one_line
+from partita.providers.start import one_line
 from partita.runtime.chain.provider_check import (
     STAGES,
     TIMEOUT_SECONDS,
@@ -68,7 +68,7 @@ def describe_machine(extra: Sequence[Provider] = (), *, timeout_seconds: float =
     (inventory,) = examine([{"inventory": True}], timeout_seconds=timeout_seconds)
     found = inventory.result or {}
     available = tuple(str(name) for name in found.get("available", ()))
-    imported = found.get("build")
+    imported: OrtBuild | None = found.get("build")
     error = None if imported else import_error(inventory)
     providers = _every_provider(available, extra)
     if imported:
@@ -77,23 +77,26 @@ def describe_machine(extra: Sequence[Provider] = (), *, timeout_seconds: float =
         default = best_chain(available, checks)
         chain, reason = tuple(entry.name for entry in default.chain), default.reason
     else:
-        checks = tuple(_without_runtime(provider, error or "") for provider in providers)
+        evidence, remedy = f"ONNX Runtime cannot be imported: {error}", extras.remedy(extras.RUNTIME)
+        absent = (Resolution(provider, "unavailable", "not_in_build", evidence, remedy) for provider in providers)
+        checks = tuple(Check(entry, None, None) for entry in absent)
         chain, reason = (), "no usable ONNX Runtime"
-    build = imported or {}
+    logged = (match["cudnn"] for entry in checks for line in entry.log if (match := NEEDED_CUDNN.search(line)))
+    runtime = OnnxRuntime(
+        packages=tuple(f"{wheel.name} {wheel.version}" for wheel in runtime_wheels()),
+        version=imported.version if imported else None,
+        build=imported.build if imported else None,
+        cuda=imported.cuda if imported else None,
+        cudnn=(imported.cudnn if imported else None) or next(logged, None),
+        providers_in_build=available,
+    )
     return MachineReport(
         partita_version=partita.__version__,
-        onnxruntime=OnnxRuntime(
-            packages=tuple(f"{wheel.name} {wheel.version}" for wheel in runtime_wheels()),
-            version=build.get("version"),
-            build=build.get("build"),
-            cuda=build.get("cuda"),
-            cudnn=build.get("cudnn") or _needed_cudnn(checks),
-            providers_in_build=available,
-        ),
+        onnxruntime=runtime,
         gpus=nvidia_gpus(),
         plugins=plugin_wheels(known_providers().values()),
         findings=environment_findings(
-            tuple(known_providers().values()), imported_version=build.get("version"), import_error=error
+            tuple(known_providers().values()), imported_version=runtime.version, import_error=error
         ),
         providers=tuple(_entry_of(result, available) for result in checks),
         default_chain=chain,
@@ -119,21 +122,18 @@ def import_error(inventory: WorkerResult) -> str:
     return one_line(f"its process {inventory.how} while {STAGES.get(inventory.stage, inventory.stage)}")
 
 
-def _needed_cudnn(checks: Sequence[Check]) -> str | None:
-    """The cuDNN version in the log of a provider that did not start; None without one."""
-    texts = (line for entry in checks for line in entry.log)
-    return next((match["cudnn"] for text in texts if (match := NEEDED_CUDNN.search(text))), None)
-
-
 def _entry_of(result: Check, available: Sequence[str]) -> ProviderEntry:
     """The report entry of one provider."""
     resolution = result.resolution
     provider = resolution.provider
+    plugin = None if provider.library is None else str(provider.library)
+    if plugin is None and provider.plugin is not None and (version := installed_version(provider.plugin.wheel)):
+        plugin = f"{provider.plugin.wheel} {version}"
     return ProviderEntry(
         name=provider.name,
         ort_name=provider.ort_name,
         in_build=provider.ort_name in available,
-        plugin=_plugin_of(provider),
+        plugin=plugin,
         library_loads=result.library_loads,
         device_found=result.device_found,
         software_device=result.software,
@@ -144,32 +144,7 @@ def _entry_of(result: Check, available: Sequence[str]) -> ProviderEntry:
         remedies=remedy_records(resolution.remedy),
         seconds=result.seconds,
         devices=result.devices,
-        options=_options_of(provider),
-    )
-
-
-def _without_runtime(provider: Provider, error: str) -> Check:
-    """The check of a provider when ONNX Runtime cannot be imported."""
-    reason = failure(provider, "not_in_build", f"ONNX Runtime cannot be imported: {error}")
-    remedy = extras.remedy(extras.RUNTIME)
-    return Check(Resolution(provider, "unavailable", reason.reason, reason.evidence, remedy), None, None)
-
-
-def _plugin_of(provider: Provider) -> str | None:
-    """The source of a plugin: a library path, or an installed package."""
-    if provider.library is not None:
-        return str(provider.library)
-    version = installed_version(provider.plugin.wheel) if provider.plugin else None
-    return f"{provider.plugin.wheel} {version}" if provider.plugin and version else None
-
-
-def _options_of(provider: Provider) -> tuple[OptionEntry, ...]:
-    """The known options of a provider."""
-    return tuple(
-        OptionEntry(
-            name=option.name, kind=option.kind, default=option.default, choices=option.choices, meaning=option.meaning
-        )
-        for option in provider.options
+        options=tuple(map(OptionEntry.copy_of, provider.options)),
     )
 
 

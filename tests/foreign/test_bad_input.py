@@ -301,7 +301,7 @@ def test_a_file_that_was_made_longer_with_zeros(size: int, sample: Sample) -> No
     folder = sample("optimum")
     with (folder / "model.onnx").open("r+b") as stream:
         stream.truncate(size)
-    assert "cannot be parsed" in refused(folder) if size < 1 << 31 else "above 2 GiB" in refused(folder)
+    assert "not a protobuf message" in refused(folder) if size < 1 << 31 else "above 2 GiB" in refused(folder)
     assert read(folder).graphs == ()
 
 

@@ -122,7 +122,7 @@ def test_adapters_are_shown(
         ("small", False, (4, 8), "a"),
         ("tuned", True, (2,), None),
     ]
-    assert found.adapters[0].source_files[0].sha256 == "ab" * 32
+    assert found.adapters[0].source[0].sha256 == "ab" * 32
     assert run(["inspect", str(package)]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "LoRA of rank 4 and 8 for 14 modules; separate, named small" in shown

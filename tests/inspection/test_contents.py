@@ -249,7 +249,7 @@ def remove_weights(folder: Path) -> str:
 def cut_weights(folder: Path) -> str:
     data = (folder / "model.onnx.data").read_bytes()
     (folder / "model.onnx.data").write_bytes(data[:-1000])
-    return "the file is truncated"
+    return "is truncated"
 
 
 def remove_answer(folder: Path) -> str:
@@ -379,4 +379,4 @@ def test_absurd_sizes_are_told_and_nothing_is_made_of_them(tmp_path):
     path.write_bytes(proto.SerializeToString())
     found = partita.inspect(path)
     assert found.weights.size_bytes == 1 << 61
-    assert any("the file is truncated" in finding.problem for finding in found.findings)
+    assert any("is truncated" in finding.problem for finding in found.findings)

@@ -12,16 +12,19 @@ import os
 import shutil
 import tempfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import astuple, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Literal
+
+from pydantic import ValidationError
 
 from partita import process
 from partita.diagnosis.graphs import compiled_subgraphs
 from partita.files import usable_folder
 from partita.observations.facts import AssignedNode
+from partita.observations.records import Record
 from partita.package.folder import sha256_of
 from partita.providers.resolve import Resolution
 from partita.runtime.ort.errors import one_line
@@ -30,20 +33,21 @@ from partita.runtime.ort.session import EP_CONTEXT, NativeFailureError, Opening,
 from partita.runtime.place.model_file import data_files
 from partita.untrusted_files import read_json_value
 
-FORMAT = 1
+FORMAT: Literal[1] = 1
 RECORD, GRAPH, WEIGHTS = "entry.json", "compiled.onnx", "weights.data"
 SHORT_KEY = 24
 """Characters of the hash in the name of an entry."""
 BLOCK_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A compiled graph, as recorded by the session that compiled it."""
+class Entry(Record):
+    """The record of a compiled graph, written after the session that compiled it."""
 
-    path: Path
-    """Its ONNX file."""
-    subgraphs: Mapping[str, Sequence[AssignedNode]]
+    format: Literal[1] = FORMAT
+    key: str
+    files: dict[str, int]
+    """File name -> CRC-32."""
+    subgraphs: dict[str, tuple[AssignedNode, ...]]
     """Nodes in each EPContext node, by its name."""
     log: tuple[str, ...]
 
@@ -66,7 +70,7 @@ def open_compiled(path: Path, active: Sequence[Resolution], opening: Opening) ->
     notes: tuple[str, ...] = ()
     if place.is_dir():
         try:
-            session = _open_entry(_read(place, key), path, active, opening)
+            session = _open_entry(place, key, path, active, opening)
         except (OSError, ValueError, NativeFailureError) as error:
             reason = one_line(str(error))
             notes = (f"{path.name}: the compiled graph in {place} cannot be used and was compiled again: {reason}",)
@@ -74,7 +78,7 @@ def open_compiled(path: Path, active: Sequence[Resolution], opening: Opening) ->
             return session, (f"{path.name}: compiled by {provider.name} on an earlier start, read from {place}",)
     try:
         seconds = _compile(place, key, path, active, opening)
-        session = _open_entry(_read(place, key), path, active, opening)
+        session = _open_entry(place, key, path, active, opening)
     except (OSError, ValueError, NativeFailureError) as error:
         return None, (*notes, f"{path.name}: the compiled graph is not kept: {one_line(str(error))}")
     return session, notes or (f"{path.name}: compiled by {provider.name} in {seconds:.1f} s and kept in {place}",)
@@ -118,15 +122,13 @@ def _compile(place: Path, key: str, path: Path, active: Sequence[Resolution], op
         quiet = replace(opening, observe=False, explain=True, config={**opening.config, **settings})
         with closing(open_native(path, active, quiet)) as session:
             seconds = session.load_seconds
-            subgraphs = _subgraphs(session, unfinished / GRAPH)
-            record = {
-                "format": FORMAT,
-                "key": key,
-                "files": {file.name: _checksum(file) for file in sorted(unfinished.iterdir())},
-                "subgraphs": {name: [astuple(node) for node in nodes] for name, nodes in subgraphs.items()},
-                "log": session.log,
-            }
-        (unfinished / RECORD).write_text(json.dumps(record), encoding="utf-8")
+            entry = Entry(
+                key=key,
+                files={file.name: _checksum(file) for file in sorted(unfinished.iterdir())},
+                subgraphs=_subgraphs(session, unfinished / GRAPH),
+                log=session.log,
+            )
+        (unfinished / RECORD).write_text(entry.model_dump_json(), encoding="utf-8")
         shutil.rmtree(place, ignore_errors=True)
         unfinished.replace(place)
     return seconds
@@ -147,32 +149,22 @@ def _subgraphs(session: Session, path: Path) -> dict[str, tuple[AssignedNode, ..
     return {name: found[name] for name in written}
 
 
-def _read(place: Path, key: str) -> Entry:
-    """The entry of a folder. Raises ValueError with the reason for a damaged or foreign entry, OSError."""
-    record: Any = read_json_value(place / RECORD)
+def _open_entry(place: Path, key: str, path: Path, active: Sequence[Resolution], opening: Opening) -> Session:
+    """A session of the compiled graph in the folder `place`, presented as one of `path`.
+
+    Raises NativeFailureError, OSError, and ValueError with the reason for an entry that is damaged, of another graph,
+    or does not know a subgraph.
+    """
     try:
-        if record["format"] != FORMAT or record["key"] != key:
-            raise ValueError("it belongs to another graph, provider or version")
-        files = dict(record["files"])
-        subgraphs = {
-            str(node): [
-                AssignedNode(name, operator, domain, ep, int(index)) for name, operator, domain, ep, index in inner
-            ]
-            for node, inner in record["subgraphs"].items()
-        }
-        log = tuple(map(str, record["log"]))
-    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        entry = Entry.model_validate(read_json_value(place / RECORD))
+    except ValidationError as error:
         raise ValueError(f"{RECORD} is damaged") from error
-    for name in (GRAPH, *files):
-        if _checksum(place / Path(name).name) != files.get(name):
+    if entry.key != key:
+        raise ValueError("it belongs to another graph, provider or version")
+    for name in (GRAPH, *entry.files):
+        if _checksum(place / Path(name).name) != entry.files.get(name):
             raise ValueError(f"{name} is damaged")
-    return Entry(place / GRAPH, subgraphs, log)
-
-
-def _open_entry(entry: Entry, path: Path, active: Sequence[Resolution], opening: Opening) -> Session:
-    """A session of a compiled graph, presented as one of `path`. Raises NativeFailureError, and ValueError for a
-    subgraph that the entry does not know."""
-    session = open_native(entry.path, active, replace(opening, model=None, weights=None))
+    session = open_native(place / GRAPH, active, replace(opening, model=None, weights=None))
     unknown = {node.name for node in session.assigned() or () if node.op_type == EP_CONTEXT} - set(entry.subgraphs)
     if unknown:
         session.close()

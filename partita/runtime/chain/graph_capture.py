@@ -6,19 +6,16 @@ its output wrong.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from partita.diagnosis.explanation import refused_nodes
 from partita.errors import PartitaError, ProviderError
-from partita.observations.text_format import listing, plural
+from partita.observations.text_format import plural
 from partita.package.contract import Contract, GraphFile
 from partita.providers.resolve import Resolution
-from partita.runtime.chain.advice import export_again_for, rows_of
-from partita.runtime.chain.open_chain import chain_entry, opened_facts
-from partita.runtime.chain.provider_state import active_of, ort_names
+from partita.runtime.chain.open_chain import opened_facts, refusal
+from partita.runtime.chain.provider_state import active_of
 from partita.runtime.generate.cache.growing_states import moves
 from partita.runtime.generate.feeds import cursor_writer, port_by_role
 from partita.runtime.generate.record.graph_capture import CONSTANT, WITHOUT
@@ -26,7 +23,6 @@ from partita.runtime.ort.buffers import CUDA_MEMORY, HOST_MEMORY
 from partita.runtime.ort.session import NativeFailureError, Opening, Session, open_native
 
 MEMCPY = "Memcpy"
-MOST_NAMED = 5
 
 
 def recording_session(
@@ -40,23 +36,30 @@ def recording_session(
 
     Raises ProviderError when the decode steps cannot be captured, and the errors of `opened`.
     """
-    recorder = recorder_of(chain)
+    recorder = next((entry for entry in chain if entry.captures), None)
     if recorder is not None and recorder.status != "active":
         raise _not_there(recorder)
     if recorder is None or graph.phase == "prefill":
-        session = opened(without_recording(chain))
-        session.resolutions = resettled(session.resolutions, chain)
+        session = opened(tuple(entry.uncaptured() for entry in chain))
+        options = {entry.provider.name: entry.options for entry in chain}  # for the next graph
+        session.resolutions = tuple(
+            replace(entry, options=options[entry.provider.name]) for entry in session.resolutions
+        )
         return session
     check_contract(path, contract, graph)
     try:
         session = opened(chain)
     except PartitaError as error:
-        raise not_captured_error(path, chain, error) from error
+        raise _not_captured_error(path, chain, recorder, error) from error
     try:
-        kept = recorder_of(session.resolutions)
-        if kept is None or kept.status != "active":
-            raise not_captured_error(path, chain, None)
-        check_session(path, graph, contract, session)
+        if not any(entry.captures and entry.status == "active" for entry in session.resolutions):
+            raise _not_captured_error(path, chain, recorder, None)
+        found = on_host(graph, contract, session.required_memory)
+        copies = sum(name.startswith(MEMCPY) for stream in session.plan or () for name in stream)
+        if copies:
+            found.append(f"{plural(copies, 'copy')} between host and device within a step")
+        if found:
+            raise _not_captured(path, found)
     except BaseException:
         session.close()
         raise
@@ -74,20 +77,13 @@ def check_contract(path: Path, contract: Contract, graph: GraphFile) -> None:
         raise _not_captured(path, [f"its input {mask.name} grows with every step"])
 
 
-def check_session(path: Path, graph: GraphFile, contract: Contract, session: Session) -> None:
-    """Raise ProviderError when a decode step has data in host memory or copies."""
-    found = on_host(graph, contract, session.required_memory)
-    copies = sum(name.startswith(MEMCPY) for stream in session.plan or () for name in stream)
-    if copies:
-        found.append(f"{plural(copies, 'copy')} between host and device within a step")
-    if found:
-        raise _not_captured(path, found)
-
-
 def on_host(graph: GraphFile, contract: Contract, memory: Mapping[str, str]) -> list[str]:
     """Reasons why data of a decode step is in host memory. `memory`: memory by port."""
-    ports = [port for port in graph.inputs if memory[port.name] == HOST_MEMORY and _changes(port.role)]
-    found = [f"a kernel reads {port.name} in host memory, which a replay does not update" for port in ports]
+    found = []
+    for port in graph.inputs:
+        changes = port.role == "tokens" or (port.role != CONSTANT and cursor_writer(port.role, 1) is not None)
+        if changes and memory[port.name] == HOST_MEMORY:
+            found.append(f"a kernel reads {port.name} in host memory, which a replay does not update")
     states = [state for state in contract.states if memory[state.past] == HOST_MEMORY]
     if states:
         found.append(f"{plural(len(states), 'state')} of its cache in host memory")
@@ -99,61 +95,37 @@ def on_host(graph: GraphFile, contract: Contract, memory: Mapping[str, str]) -> 
     return found
 
 
-def _changes(role: str) -> bool:
-    """Whether an input differs between steps."""
-    return role == "tokens" or (role != CONSTANT and cursor_writer(role, 1) is not None)
-
-
 def _not_captured(path: Path, found: Sequence[str]) -> ProviderError:
     return ProviderError(f"graph capture is not possible: {'; '.join(found)}", path=path, remedy=WITHOUT)
 
 
-def recorder_of(chain: Sequence[Resolution]) -> Resolution | None:
-    """The provider of the chain with graph capture enabled; None without one."""
-    return next((entry for entry in chain if entry.captures), None)
-
-
-def resettled(settled: Sequence[Resolution], chain: Sequence[Resolution]) -> tuple[Resolution, ...]:
-    """The settled state of each provider, with the options of the chain, for the next graph."""
-    options = {entry.provider.name: entry.options for entry in chain}
-    return tuple(replace(entry, options=options[entry.provider.name]) for entry in settled)
-
-
-def without_recording(chain: Sequence[Resolution]) -> tuple[Resolution, ...]:
-    """The chain without graph capture, for graphs that run no decode steps."""
-    return tuple(entry.uncaptured() for entry in chain)
-
-
-def not_captured_error(path: Path, chain: Sequence[Resolution], error: PartitaError | None) -> PartitaError:
+def _not_captured_error(
+    path: Path, chain: Sequence[Resolution], recorder: Resolution, error: PartitaError | None
+) -> PartitaError:
     """The error for a session with graph capture that does not open; it names nodes on other providers if they are the
     cause.
 
     `error`: raised by the session; None if ONNX Runtime left the provider out. ONNX Runtime does not name the nodes, so
     a session without graph capture is opened for its placement.
     """
-    recorder = recorder_of(chain)
-    assert recorder is not None
-    active = active_of(without_recording(chain))
-    requested = tuple(entry for entry in active if entry.provider.ort_name == recorder.provider.ort_name)
+    active = active_of([entry.uncaptured() for entry in chain])
+    capturing = tuple(entry for entry in active if entry.provider.ort_name == recorder.provider.ort_name)
     try:
         session = open_native(path, active, Opening(explain=True))
     except NativeFailureError:
         return error or _not_there(recorder)
     try:
-        facts = opened_facts(path, session, requested)
+        facts = opened_facts(path, session, capturing)
     finally:
         session.close()
-    rows = refused_nodes(facts, tuple(chain_entry(entry) for entry in requested))
-    nodes = rows_of(rows, ort_names(requested))
-    if not nodes:
+    found = refusal(path, capturing, facts)
+    if not found.nodes:
         return error or _not_there(recorder)
-    counted = Counter(row.op_type or "?" for row in rows).most_common()
-    shown = listing([f"{op} ({count})" for op, count in counted[:MOST_NAMED]])
-    message = (
-        f"graph capture is not possible: {plural(len(rows), 'node')} would not run on {recorder.provider.name}: {shown}"
-    )
     return ProviderError(
-        message, path=path, remedy=replace(WITHOUT, alternative=export_again_for(path, nodes)), nodes=nodes
+        f"graph capture is not possible: {found.count} would not run on {recorder.provider.name}: {found.operators}",
+        path=path,
+        remedy=replace(WITHOUT, alternative=found.export),
+        nodes=found.nodes,
     )
 
 

@@ -10,7 +10,8 @@ import os
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 from partita.diagnosis.explanation import refused_nodes
@@ -21,14 +22,12 @@ from partita.observations.records import ChainEntry, remedy_records
 from partita.observations.text_format import plural
 from partita.providers.cuda_dry_run.stub_build import BUILD_VARIABLE, ensure_real
 from partita.providers.resolve import Resolution
-from partita.providers.start import explain
 from partita.remedies import Remedy
 from partita.runtime.chain.advice import ALLOW_CPU, export_again_for, rows_of
 from partita.runtime.chain.compiled_graphs import open_compiled
 from partita.runtime.chain.pins import Pin, check_pins, pinned_opening
 from partita.runtime.chain.provider_state import (
     active_of,
-    by_experiment,
     messages_of,
     no_provider_text,
     only_suspect,
@@ -46,7 +45,7 @@ from partita.runtime.cpu.settings import into_huge_pages, memory_before, set_up
 from partita.runtime.generate.record.observation import session_facts
 from partita.runtime.ort.errors import STRICT, lacks_kernel, one_line, open_error
 from partita.runtime.ort.session import NativeFailureError, Opening, Session, open_native
-from partita.runtime.place.model_file import ModelFile, nodes_of, read_model_file
+from partita.runtime.place.model_file import ModelFile, nodes_of
 
 MOST_NAMED = 5
 WITHOUT_PINS = Remedy("remove the pins, or use a provider that runs single nodes, e.g. cuda")
@@ -97,10 +96,11 @@ def open_session(
     _check_order(chain)
     opening, marks = pinned_opening(path, Opening(threads=threads, observe=observe, model=model), pins)
     lacking: tuple[Sequence[Resolution], NativeFailureError] | None = None
+    cause: Exception | None = None
     while True:
         active = active_of(chain)
-        if not active and any(entry.reason == "initialisation_failed" for entry in chain):
-            raise _start_refused(path, chain)
+        if not active and (cause is not None or any(entry.reason == "initialisation_failed" for entry in chain)):
+            raise ChainError(no_provider_text(chain), path=path, chain=chain, remedy=remedy_for(chain)) from cause
         if not active:
             raise ProviderError(no_provider_text(chain), remedy=remedy_for(chain))
         began = time.perf_counter()
@@ -121,18 +121,20 @@ def open_session(
                 lacking = active, failure
             if pins and opens(path, active, Opening(threads=threads, observe=False, model=model)):
                 raise _pins_rejected(path, blamed, pins, messages_of(failure)[0]) from failure.error
-            chain = without_provider(
-                chain, blamed, by_experiment(blamed, explain(blamed.provider, messages_of(failure)))
-            )
-            if not active_of(chain):
-                raise _start_refused(path, chain) from failure.error
+            chain = without_provider(chain, blamed, messages_of(failure))
+            cause = failure.error
             continue
         session.cpu, session.later, session.notes = cpu, into_huge_pages(before), notes
         session.load_seconds = time.perf_counter() - began
         try:
             session.resolutions = settle(chain, session)
-            _refuse_fallbacks(path, session)
-            _check_pinned_providers(session.resolutions, pins)
+            # ONNX Runtime 1.27 does not check nodes in If, Loop and Scan subgraphs itself; 1.31 does.
+            fallbacks = [node for node in session.assigned() or () if node.provider == CPU]
+            if fallbacks and CPU not in ort_names(active_of(session.resolutions)):
+                raise not_all_on(path, session.resolutions, opened_facts(path, session, session.resolutions))
+            for pin, entry in product(pins, session.resolutions):
+                if entry.provider.name == pin.provider.name and entry.status != "active":
+                    raise ProviderError(f"`pins={pin.text}`: {no_provider_text([entry])}", remedy=remedy_for([entry]))
             session.pins = check_pins(session, marks)
             if not os.environ.get(BUILD_VARIABLE):
                 ensure_real()  # LD_LIBRARY_PATH may still point to the stub libraries of a dry run
@@ -140,11 +142,6 @@ def open_session(
             session.close()
             raise
         return session
-
-
-def _start_refused(path: Path, chain: tuple[Resolution, ...]) -> ChainError:
-    """The error for a chain of which no provider starts."""
-    return ChainError(no_provider_text(chain), path=path, chain=chain, remedy=remedy_for(chain))
 
 
 def _check_order(chain: Sequence[Resolution]) -> None:
@@ -164,32 +161,6 @@ def _check_order(chain: Sequence[Resolution]) -> None:
             f"`providers`: cpu is listed before another provider, but with the plugin {plugin} ONNX Runtime "
             "always tries it last; put cpu at the end"
         )
-
-
-def _refuse_fallbacks(path: Path, session: Session) -> None:
-    """Raise ProviderError when a node is on the CPU provider and the chain does not include it.
-
-    ONNX Runtime 1.27 does not check nodes in If, Loop and Scan subgraphs itself; 1.31 does.
-    """
-    active = active_of(session.resolutions)
-    if CPU in ort_names(active):
-        return
-    strays = [node for node in session.assigned() or () if node.provider == CPU]
-    if strays:
-        raise not_all_on(path, session.resolutions, opened_facts(path, session, session.resolutions))
-
-
-def _check_pinned_providers(chain: Sequence[Resolution], pins: Sequence[Pin]) -> None:
-    """Raise ProviderError when a pin names an unavailable provider."""
-    for pin in pins:
-        for entry in chain:
-            if entry.provider.name == pin.provider.name and entry.status != "active":
-                raise ProviderError(f"`pins={pin.text}`: {no_provider_text([entry])}", remedy=remedy_for([entry]))
-
-
-def _entries(chain: Sequence[Resolution]) -> tuple[ChainEntry, ...]:
-    """The chain as report records."""
-    return tuple(chain_entry(resolution) for resolution in chain)
 
 
 def _open_quiet(path: Path, active: Sequence[Resolution], opening: Opening) -> Session:
@@ -268,33 +239,47 @@ def _refusal(path: Path, chain: Sequence[Resolution], opening: Opening, failure:
     if not active_of(settled):
         # A provider that started and was dropped for this model gets a table of nodes; one that did not start gets
         # none.
-        rows = refused_nodes(facts, _entries(settled))
         dropped = any(name in session.registered for name in ort_names(settled))
-        return ProviderError(
-            no_provider_text(settled),
-            path=path,
-            remedy=remedy_for(settled),
-            nodes=rows_of(rows, ()) if dropped else (),
-        )
+        nodes = refusal(path, settled, facts).nodes if dropped else ()
+        return ProviderError(no_provider_text(settled), path=path, remedy=remedy_for(settled), nodes=nodes)
     return not_all_on(path, settled, facts)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The nodes that run on no provider of a chain."""
+
+    nodes: tuple[RefusedNode, ...]
+    count: str
+    """`3 nodes`."""
+    operators: str
+    """The most frequent operators with their numbers."""
+    export: Remedy | None
+    """The export command that puts them on a provider; None without one."""
+
+
+def refusal(path: Path, chain: Sequence[Resolution], facts: SessionFacts) -> Refusal:
+    """The nodes of a session that run on no provider of `chain`."""
+    rows = refused_nodes(facts, tuple(map(chain_entry, chain)))
+    nodes = rows_of(rows, ort_names(active_of(chain)))
+    counted = Counter(row.op_type or "?" for row in rows).most_common()
+    operators = ", ".join(f"{op} ({count})" for op, count in counted[:MOST_NAMED])
+    more = ", …" if len(counted) > MOST_NAMED else ""
+    return Refusal(nodes, plural(len(rows), "node"), f"{operators}{more}", export_again_for(path, nodes))
 
 
 def not_all_on(path: Path, chain: tuple[Resolution, ...], facts: SessionFacts) -> ChainError:
     """The error for nodes that run on no provider of the chain, with these nodes."""
-    rows = refused_nodes(facts, _entries(chain))
+    found = refusal(path, chain, facts)
     names = ", ".join(resolution.provider.name for resolution in active_of(chain))
-    counted = Counter(row.op_type or "?" for row in rows).most_common()
-    shown = ", ".join(f"{op} ({count})" for op, count in counted[:MOST_NAMED])
-    more = ", …" if len(counted) > MOST_NAMED else ""
-    nodes = rows_of(rows, ort_names(active_of(chain)))
     written = ",".join(resolution.provider.name for resolution in chain)
     return ChainError(
-        f"{names} cannot run {plural(len(rows), 'node')}: {shown}{more}",
-        remedy=replace(ALLOW_CPU.filled(chain=written), alternative=export_again_for(path, nodes)),
+        f"{names} cannot run {found.count}: {found.operators}",
+        remedy=replace(ALLOW_CPU.filled(chain=written), alternative=found.export),
         path=path,
         chain=chain,
         facts=facts,
-        nodes=nodes,
+        nodes=found.nodes,
     )
 
 
@@ -303,10 +288,5 @@ def opened_facts(path: Path, session: Session, chain: Sequence[Resolution]) -> S
 
     They are of the model bytes rather than the file if both exist, because the bytes have a unique name for every node.
     """
-    given = session.opening.model
-    if given is not None:
-        nodes, inner = nodes_of(given)
-    else:
-        read = read_model_file(path, path.parent)
-        nodes, inner = read.nodes, read.subgraph_nodes
+    nodes, inner = nodes_of(session.opening.model or path.read_bytes())
     return session_facts(session, chain, graph=nodes, inner=inner, file=path.name, phases=("decode",))

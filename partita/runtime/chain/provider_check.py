@@ -6,7 +6,6 @@ Only the worker imports ONNX Runtime. A crash, a timeout or a wrong output is a 
 from __future__ import annotations
 
 import base64
-import dataclasses
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -170,9 +169,7 @@ def judge(resolution: Resolution, outcome: WorkerResult) -> Check:
     result = outcome.result or {}
     reason = _unusable_reason(resolution, outcome, result)
     ort_name = str(result.get("ort_name") or resolution.provider.ort_name)
-    devices = tuple(
-        Device.model_validate(device) for device in result.get("devices", ()) if device["ort_name"] == ort_name
-    )
+    devices = tuple(device for device in result.get("devices", ()) if device.ort_name == ort_name)
     if reason is None:
         software = (
             resolution.provider.software_devices
@@ -281,13 +278,13 @@ def run_examination(
         from partita.runtime.ort import registry
 
         if inventory:
-            found["build"] = dataclasses.asdict(registry.ort_build())
+            found["build"] = registry.ort_build()
             found["available"] = list(registry.available_ort_names())
         try:
             if provider is not None:
                 _probe(provider, found, reached)
         finally:  # a provider that does not start is listed, too
-            found["devices"] = [dataclasses.asdict(device) for device in registry.ep_devices()]
+            found["devices"] = registry.ep_devices()
             found["hardware"] = [kind for kind, _, _ in registry.hardware()]
     except BaseException as error:  # noqa: BLE001 - the parent reads every exception as a result
         found["error"] = {"type": type(error).__name__, "text": str(error)}

@@ -66,8 +66,11 @@ def unavailable(resolution: Resolution, failure: Failure) -> Resolution:
     return replace(resolution, status="unavailable", reason=failure.reason, evidence=failure.evidence, remedy=remedy)
 
 
-def without_provider(chain: Sequence[Resolution], blamed: Resolution, failure: Failure) -> tuple[Resolution, ...]:
-    """The chain with the provider `blamed` unavailable."""
+def without_provider(
+    chain: Sequence[Resolution], blamed: Resolution, messages: Sequence[str]
+) -> tuple[Resolution, ...]:
+    """The chain with the provider `blamed` unavailable, for the reason in ONNX Runtime's `messages`."""
+    failure = by_experiment(blamed, explain(blamed.provider, messages))
     return tuple(unavailable(entry, failure) if entry is blamed else entry for entry in chain)
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from partita.errors import INTERRUPTED, GenerationError, PartitaError, ProviderError, ResourceError
-from partita.observations.codes import Interruption
 from partita.observations.names import CPU
 from partita.observations.text_format import listing, plural
 from partita.remedies import Remedy
@@ -79,27 +78,30 @@ def failed_run_error(
     found = NODE_FAILED.search(error_text)
     message = found[3] if found else error_text
     about_sizes = SIZES.search(message) is not None and not LACKS.search(message)
-    provider = known = _provider_of(session, found[2]) if found else None
-    others = [entry.provider.ort_name for entry in session.resolutions if entry.status == "active"]
-    others = [name for name in others if name != CPU]
-    if provider is None and len(others) == 1:
-        (provider,) = others
+    active = [entry.provider for entry in session.resolutions if entry.status == "active"]
+    listed = session.assigned()
+    known = None
+    if found and listed is not None and any(found[2] in stream for stream in session.plan or ()):
+        # Lists may lack nodes of other providers than CPU.
+        known = next((node.provider for node in listed if node.name == found[2]), active[0].ort_name)
+    others = [each.ort_name for each in active if each.ort_name != CPU]
+    provider = known or (others[0] if len(others) == 1 else None)
     runs = runs_on_cpu() if provider not in (None, CPU) else False
     if runs is None:
         runs = known is not None and not about_sizes
     converted: PartitaError
     if runs:
-        node = _in_file(model, found[2]) if found else ""
+        node = found[2] if found else ""
+        if node not in (names := {entry.name for entry in model.nodes}) and RENAMED.sub("", node) in names:
+            node = RENAMED.sub("", node)
         leaving = None if OF_DEVICE.search(message) or not node else _leaving(session, str(provider), node)
         what = "cannot run the model"
         if found:
             verb = "was assigned" if known else "runs the model and fails on"
             what = f"{verb} node {node!r} ({found[1]}){' and cannot run it' if known else ''}"
-        converted = ProviderError(
-            f"{provider} {what}: {message}",
-            path=model.path,
-            remedy=leaving or _drop_provider_remedy(session, str(provider)),
-        )
+        rest = ",".join(each.name for each in active if each.ort_name != provider) or "cpu"
+        remedy = leaving or ELSEWHERE.filled(chain=rest)
+        converted = ProviderError(f"{provider} {what}: {message}", path=model.path, remedy=remedy)
     elif NO_VALUE.search(error_text):
         converted = ProviderError(_unmade(model, session), path=model.path, remedy=WITHOUT_OUTPUT)
     elif isinstance(error, ProviderError):
@@ -124,21 +126,6 @@ def _values_origin(model: OnnxModel, given: Collection[str]) -> str:
     return f"{values} and generated values of {listing(generated)}" if generated else values
 
 
-def _provider_of(session: Session, node: str) -> str | None:
-    """The provider that ran a node of the plan; None if unknown. Lists may lack nodes of other providers than CPU."""
-    listed = session.assigned()
-    if listed is None or not session.plan or not any(node in stream for stream in session.plan):
-        return None
-    active = [entry.provider.ort_name for entry in session.resolutions if entry.status == "active"]
-    return next((known.provider for known in listed if known.name == node), active[0])
-
-
-def _in_file(model: OnnxModel, node: str) -> str:
-    """The node's name in the file."""
-    known, plain = {entry.name for entry in model.nodes}, RENAMED.sub("", node)
-    return plain if node not in known and plain in known else node
-
-
 def _leaving(session: Session, provider: str, node: str) -> Remedy | None:
     """The option that runs a node on the CPU; None if the provider has none, or the chain has no CPU provider."""
     active = [entry for entry in session.resolutions if entry.status == "active"]
@@ -148,13 +135,6 @@ def _leaving(session: Session, provider: str, node: str) -> Remedy | None:
     option = entry.provider.fallback_option
     names = "\n".join(filter(None, (entry.options.get(option, ""), node)))
     return LEAVE.filled(now=f"{entry.provider.name}.{option}={names}")
-
-
-def _drop_provider_remedy(session: Session, provider: str) -> Remedy:
-    """The remedy that removes a provider from the chain."""
-    others = [entry.provider for entry in session.resolutions if entry.status == "active"]
-    names = [each.name for each in others if each.ort_name != provider]
-    return ELSEWHERE.filled(chain=",".join(names) or "cpu")
 
 
 def _unmade(model: OnnxModel, session: Session) -> str:
@@ -168,11 +148,6 @@ def _unmade(model: OnnxModel, session: Session) -> str:
     ]
     which = f", which may omit {listing(further)}" if further else ""
     return f"{provider} does not compute an output of the graph{which}"
-
-
-def cut_short(error: PartitaError | None) -> tuple[Interruption, ...]:
-    """The stages that Ctrl-C interrupted."""
-    return ("runs",) if isinstance(error, RunInterruptedError) else ()
 
 
 def crashed_in_run(model: OnnxModel, how: str, given: Collection[str]) -> GenerationError:

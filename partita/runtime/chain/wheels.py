@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from partita import extras
 from partita.machine.records import EnvironmentFinding
@@ -65,8 +65,10 @@ def environment_findings(
     owners, plugins = runtime_wheels(), plugin_wheels(providers)
     found = [duplicate_runtime(owners)] if len(owners) > 1 else []
     if not owners and imported_version is None:
-        needing = f"{_wheels_text(plugins.items())} needs ONNX Runtime, which is not installed"
-        evidence = needing if plugins else "ONNX Runtime is not installed"
+        evidence = "ONNX Runtime is not installed"
+        if plugins:
+            named = listing(f"{name} {version}" for name, version in plugins.items())
+            evidence = f"{named} needs ONNX Runtime, which is not installed"
         found.append(_finding("not_in_build", evidence, extras.runtime_remedy()))
     elif imported_version is None:
         evidence = f"{_names(owners)} is installed, but cannot be imported: {import_error or 'unknown reason'}"
@@ -83,27 +85,18 @@ def environment_findings(
 
 
 def _finding(reason: str, evidence: str, remedy: Remedy) -> EnvironmentFinding:
-    return EnvironmentFinding(reason=reason, evidence=evidence, **remedy_fields(remedy))
-
-
-def _wheels_text(owners: Iterable[tuple[str, str]]) -> str:
-    """`onnxruntime 1.31.1 and onnxruntime-gpu 1.31.1`."""
-    return listing(f"{name} {version}" for name, version in owners)
+    remedies = remedy_records(remedy)
+    return EnvironmentFinding(reason=reason, evidence=evidence, remedy=str(remedy), remedies=remedies)
 
 
 def _names(owners: Iterable[Wheel]) -> str:
-    """Names and versions of wheels."""
-    return _wheels_text((owner.name, owner.version) for owner in owners)
+    """`onnxruntime 1.31.1 and onnxruntime-gpu 1.31.1`."""
+    return listing(f"{owner.name} {owner.version}" for owner in owners)
 
 
 def _reinstall(owner: Wheel) -> Remedy:
     """The remedy that reinstalls a wheel."""
     return REINSTALL.filled(wheel=owner.name, version=owner.version)
-
-
-def remedy_fields(remedy: Remedy) -> dict[str, Any]:
-    """The fields of a remedy in a record."""
-    return {"remedy": str(remedy), "remedies": remedy_records(remedy)}
 
 
 def duplicate_runtime(owners: Sequence[Wheel]) -> EnvironmentFinding:

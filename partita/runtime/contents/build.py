@@ -14,7 +14,6 @@ import partita
 from partita import dtypes
 from partita.errors import PackageError
 from partita.inspection.records import (
-    AdapterFacts,
     CacheFacts,
     ContractFacts,
     FileFacts,
@@ -30,7 +29,7 @@ from partita.inspection.records import (
 )
 from partita.observations.records import remedy_records
 from partita.observations.text_format import nats
-from partita.package.folder import MANIFEST, FileRecord, Manifest, linked_sha256, not_exported, path_inside, sha256_of
+from partita.package.folder import MANIFEST, Manifest, check_files, linked_sha256, not_exported, path_inside, sha256_of
 from partita.runtime.contents.graphs import ReadGraph, read_graph
 from partita.runtime.contents.modules import UNKNOWN, TensorEntry, module_precisions
 from partita.untrusted_files import read_json_value
@@ -66,8 +65,16 @@ def inspect(
             read.append(read_graph(folder, name, graph))
         except PackageError as error:
             findings.append(error)
+    findings += [each.data_error for each in read if each.data_error is not None]
     on_disk = manifest if manifest is not None and manifest.foreign is None else None
-    findings += _wrong_files(folder, read, on_disk)
+    if on_disk is not None and not findings:
+        try:
+            check_files(folder, on_disk, hashes=False)
+        except PackageError as error:
+            findings.append(error)
+    source = "manifest"
+    if manifest is not None and manifest.foreign is not None:
+        source = f"inferred from a folder of {manifest.foreign.layout}"
     is_package = on_disk is not None or (folder / MANIFEST).is_file()
     return Inspection(
         partita_version=partita.__version__,
@@ -80,66 +87,17 @@ def inspect(
         model=_model(folder, manifest),
         graphs=tuple(each.facts for each in read),
         other_graphs=tuple(_file(folder, name, None, hashes=hashes) for name in there if name not in names),
-        contract=_contract(manifest),
+        contract=None if manifest is None else ContractFacts.copy_of(manifest.graph, source=source),
         foreign=None if manifest is None else manifest.foreign,
         cache=_cache(manifest),
         weights=_weights(read),
         modules=module_precisions(weight for each in read for weight in each.weights),
-        adapters=_adapters(manifest),
+        adapters=() if manifest is None else manifest.adapters,
         files=_files(path, folder, on_disk, read, hashes=hashes),
         provenance=_provenance(folder, manifest),
         tokenizer=tokenizer_of(folder, None if on_disk is None else on_disk.tokenizer),
         licence=licence_of(folder),
     )
-
-
-def _wrong_files(folder: Path, read: Sequence[ReadGraph], manifest: Manifest | None) -> list[PackageError]:
-    """Errors about files that are missing or truncated."""
-    found = []
-    for graph in read:
-        found += _wrong_data(folder, graph)
-    if manifest is None:
-        return found
-    known = {file.file for file in manifest.graph.files}.union(*(graph.facts.data_files for graph in read))
-    return found + [error for record in manifest.files if (error := _wrong_record(folder, record, known)) is not None]
-
-
-def _wrong_record(folder: Path, record: FileRecord, known: set[str]) -> PackageError | None:
-    """The error about a file in the manifest; missing files in `known` have a finding already."""
-    try:
-        path = path_inside(folder, record.name)
-    except PackageError as error:
-        return error
-    if not path.is_file():
-        return None if record.name in known else PackageError(f"{path}: missing from the package")
-    if path.stat().st_size != record.size_bytes:
-        return PackageError(f"{path}: {path.stat().st_size:,} bytes, but the manifest states {record.size_bytes:,}")
-    return None
-
-
-def _wrong_data(folder: Path, graph: ReadGraph) -> list[PackageError]:
-    """Errors about external data files that are missing, outside of the folder, or too short for their tensors."""
-    ends: dict[str, int] = {}
-    for tensor in graph.tensors:
-        if tensor.file != graph.facts.file:
-            offset = str(tensor.identity[1])
-            end = (int(offset) if offset.isdecimal() else 0) + tensor.size_bytes
-            ends[tensor.file] = max(ends.get(tensor.file, 0), end)
-    found = []
-    for name, end in ends.items():
-        try:
-            path = path_inside(folder, name)
-        except PackageError as error:
-            found.append(error)
-            continue
-        if not path.is_file():
-            found.append(PackageError(f"{folder / graph.facts.file}: its weights file {name!r} is missing"))
-        elif path.stat().st_size < end:
-            size = path.stat().st_size
-            found.append(
-                PackageError(f"{path}: {size:,} bytes, but its graph reads up to byte {end:,}; the file is truncated")
-            )
-    return found
 
 
 def _model(folder: Path, manifest: Manifest | None) -> ModelFacts:
@@ -170,14 +128,6 @@ def _model(folder: Path, manifest: Manifest | None) -> ModelFacts:
 def _text(value: object) -> str | None:
     """A value of config.json if it is a non-empty string, else None."""
     return value if isinstance(value, str) and value else None
-
-
-def _contract(manifest: Manifest | None) -> ContractFacts | None:
-    """The contract of the graphs."""
-    if manifest is None:
-        return None
-    source = "manifest" if manifest.foreign is None else f"inferred from a folder of {manifest.foreign.layout}"
-    return ContractFacts.copy_of(manifest.graph, source=source)
 
 
 def _cache(manifest: Manifest | None) -> CacheFacts | None:
@@ -227,24 +177,12 @@ def _weights(read: Sequence[ReadGraph]) -> WeightFacts:
     )
 
 
-def _adapters(manifest: Manifest | None) -> tuple[AdapterFacts, ...]:
-    """The adapters of a package."""
-    return tuple(
-        AdapterFacts.copy_of(
-            record,
-            base_model=record.base_model or None,
-            source_files=tuple(FileFacts.copy_of(file) for file in record.source),
-        )
-        for record in (() if manifest is None else manifest.adapters)
-    )
-
-
 def _files(
     path: Path, folder: Path, manifest: Manifest | None, read: Sequence[ReadGraph], *, hashes: bool
 ) -> tuple[FileFacts, ...]:
     """Files of the manifest or folder; for an ONNX file, with `hashes` only, the file and its external data."""
     if path.is_file():
-        data = (name for graph in read for name in graph.facts.data_files if _is_inside(folder, name))
+        data = (name for graph in read if graph.data_error is None for name in graph.facts.data_files)
         return tuple(_file(folder, name, None, hashes=True) for name in (path.name, *data)) if hashes else ()
     if manifest is not None:
         return tuple(_file(folder, record.name, record.sha256) for record in manifest.files)
@@ -256,15 +194,6 @@ def _files(
         if path.is_file()
     )
     return tuple(_file(folder, name, None, hashes=hashes) for name in names)
-
-
-def _is_inside(folder: Path, name: str) -> bool:
-    """Whether an external data file is in the folder."""
-    try:
-        path_inside(folder, name)
-    except PackageError:
-        return False
-    return True
 
 
 def _file(folder: Path, name: str, sha256: str | None, *, hashes: bool = False) -> FileFacts:

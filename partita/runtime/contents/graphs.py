@@ -13,7 +13,7 @@ from partita.package.contract import Contract
 from partita.package.folder import path_inside, refuse_absent, unreadable
 from partita.remedies import FROM_CHECKPOINT
 from partita.runtime.contents.modules import UNKNOWN, TensorEntry, Weight, external_file, initializers, weights_in
-from partita.runtime.place.model_file import all_nodes, data_files, read_light
+from partita.runtime.place.model_file import all_nodes, check_external_data, data_files, read_light
 from partita.runtime.place.onnx_model import read_port
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ class ReadGraph:
     tensors: tuple[TensorEntry, ...]
     """Every stored tensor, including those in subgraphs and constants."""
     weights: tuple[Weight, ...]
+    data_error: PackageError | None
+    """The error of its external data, if any."""
 
 
 def read_graph(folder: Path, name: str, contract: Contract | None) -> ReadGraph:
@@ -43,11 +45,17 @@ def read_graph(folder: Path, name: str, contract: Contract | None) -> ReadGraph:
         proto = read_light(path)
         tensors = tuple(initializers(proto.graph, name))
         facts = _facts(path, name, proto, contract)
-        return ReadGraph(facts, tuple(tensor for _, tensor in tensors), weights_in(proto, tensors))
+        weights = weights_in(proto, tensors)
     except PermissionError as error:
         raise unreadable(path) from error
     except (TypeError, ValueError, OSError) as error:
         raise PackageError(f"{path}: not a readable ONNX file ({error})", remedy=FROM_CHECKPOINT) from error
+    data_error = None
+    try:
+        check_external_data(proto, path, path.parent)
+    except PackageError as error:
+        data_error = error
+    return ReadGraph(facts, tuple(tensor for _, tensor in tensors), weights, data_error)
 
 
 def _facts(path: Path, name: str, proto: onnx.ModelProto, contract: Contract | None) -> GraphFacts:

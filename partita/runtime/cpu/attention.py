@@ -7,9 +7,8 @@ onnxruntime/contrib_ops/cpu/bert. Measurements: docs/cpu.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from partita.observations.cpu import AttentionChoice
 from partita.observations.text_format import human_bytes
@@ -37,20 +36,15 @@ FLOAT32 = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """Attributes of the operator that determine the path."""
-
-    heads: int
-    head_size: int
-    has_window: bool
-    """Whether a layer has a sliding window."""
-
-
-@dataclass(frozen=True, slots=True)
 class Attention:
     """The attention of a graph that has both paths on the CPU."""
 
-    forms: frozenset[Form]
+    heads: frozenset[int]
+    """Query heads of its layers."""
+    head_size: int
+    """The largest head size."""
+    has_window: bool
+    """Whether a layer has a sliding window."""
     batch: int
     tokens: int
     """Maximum prompt tokens per run."""
@@ -60,7 +54,7 @@ class Attention:
     @property
     def scratch_bytes(self) -> int:
         """Bytes of the matrix of scores: batch x heads x tokens per run x cache length, in float32."""
-        return max((4 * self.batch * form.heads * self.tokens * self.length for form in self.forms), default=0)
+        return 4 * self.batch * max(self.heads, default=0) * self.tokens * self.length
 
 
 def find_attention(model: onnx.ModelProto) -> Attention | None:
@@ -69,30 +63,23 @@ def find_attention(model: onnx.ModelProto) -> Attention | None:
     Flash supports float32 without soft cap, smooth softmax, sink and output of scores; other nodes always use naive.
     """
     shapes = {port.name: port.type.tensor_type for port in model.graph.input}
-    found: set[Form] = set()
-    sizes: set[tuple[int, int]] = set()
+    found = []
     for node in model.graph.node:
-        if node.op_type != OPERATOR or len(node.input) <= PAST_KEY:
+        past = shapes.get(node.input[PAST_KEY]) if len(node.input) > PAST_KEY else None
+        if node.op_type != OPERATOR or past is None or past.elem_type != FLOAT32:
             continue
-        past = shapes.get(node.input[PAST_KEY])
         given = {entry.name: entry.f if entry.type == entry.FLOAT else entry.i for entry in node.attribute}
-        if past is None or past.elem_type != FLOAT32 or _naive_anyway(node, given):
+        has_sink = len(node.input) > SINK and bool(node.input[SINK])
+        if has_sink or any(given.get(name, 0) > 0 for name in ("softcap", "smooth_softmax", "qk_output")):
             continue
         dims = [size.dim_value for size in past.shape.dim]
-        if len(dims) != 4 or not all(dims) or not given.get("num_heads"):
-            continue  # a growing cache, or one of unknown size
-        found.add(Form(int(given["num_heads"]), dims[3], int(given.get("local_window_size", -1)) > 0))
-        sizes.add((dims[0], dims[2]))
+        if len(dims) == 4 and all(dims) and given.get("num_heads"):  # others grow, or have an unknown size
+            found.append((int(given["num_heads"]), given.get("local_window_size", -1) > 0, dims))
     if not found:
         return None
-    batch, length = (max(column) for column in zip(*sizes, strict=True))
-    return Attention(frozenset(found), batch, min(PREFILL_TOKENS, length), length)
-
-
-def _naive_anyway(node: onnx.NodeProto, given: Mapping[str, Any]) -> bool:
-    """Whether flash does not support the node."""
-    has_sink = len(node.input) > SINK and bool(node.input[SINK])
-    return has_sink or any(given.get(name, 0) > 0 for name in ("softcap", "smooth_softmax", "qk_output"))
+    batch, _, length, head_size = (max(column) for column in zip(*(dims for _, _, dims in found), strict=True))
+    heads, windows = frozenset(heads for heads, _, _ in found), any(window for _, window, _ in found)
+    return Attention(heads, head_size, windows, batch, min(PREFILL_TOKENS, length), length)
 
 
 def attention_path(attention: Attention | None, tokens: int | None) -> Attention | None:
@@ -128,13 +115,12 @@ def choose(attention: Attention, threads: int, *, avx512: bool) -> AttentionChoi
             path="flash", reason="memory", detail=f"{need}, above the limit of {human_bytes(MOST_SCRATCH)}"
         )
     against = "" if avx512 else "the processor does not report AVX-512"
-    for form in attention.forms:
-        heads = attention.batch * form.heads
-        if form.head_size > MOST_HEAD_SIZE:
-            against = f"head size {form.head_size} is above {MOST_HEAD_SIZE}"
-        elif form.has_window:
-            against = "a layer has a sliding window"
-        elif math.ceil(heads / threads) * threads > MOST_UNEVEN * heads:
+    if attention.head_size > MOST_HEAD_SIZE:
+        against = f"head size {attention.head_size} is above {MOST_HEAD_SIZE}"
+    elif attention.has_window:
+        against = "a layer has a sliding window"
+    for heads in sorted(attention.batch * heads for heads in attention.heads):
+        if not against and math.ceil(heads / threads) * threads > MOST_UNEVEN * heads:
             against = f"{heads} heads do not divide evenly among {threads} threads"
     if against:
         return AttentionChoice(path="flash", reason="not_faster", detail=f"ONNX Runtime's default: {against}")

@@ -50,18 +50,13 @@ class Cores:
 def usable_cores(root: Path = ROOT, affinity: Collection[int] | None = None) -> Cores:
     """The cores of this machine and process. `root`, `affinity`: replacements for tests."""
     every = range(os.cpu_count() or 1)
-    may = _affinity() if affinity is None else affinity
+    may = os.sched_getaffinity(0) if affinity is None and hasattr(os, "sched_getaffinity") else affinity
     if may is None:  # no CPU affinity on this system
         physical = psutil.cpu_count(logical=False) or len(every)
         return Cores(physical, physical, None)
     siblings = {cpu: _core_of(root, cpu) for cpu in {*every, *may}}
     machine, allowed = (len({siblings[cpu] for cpu in some}) for some in (siblings, may))
     return Cores(machine, max(allowed, 1), _quota(root))
-
-
-def _affinity() -> Collection[int] | None:
-    """Numbers of the CPUs in this process's affinity; None if unknown."""
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
 
 
 def _core_of(root: Path, cpu: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,6 +20,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from partita import process
+from partita.machine.records import Device, OrtBuild
 from partita.observations.names import CPU
 from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.resolve import Resolution, known_providers
@@ -32,34 +33,6 @@ OFFERED: dict[Path, tuple[str, ...]] = {}
 """Libraries that this process has registered, with the providers that have a device."""
 
 
-@dataclass(frozen=True, slots=True)
-class OrtBuild:
-    """The installed ONNX Runtime. None where the build does not report a value."""
-
-    version: str
-    build: str
-    package: str | None
-    """Name of its wheel."""
-    cuda: str | None
-    """CUDA version of the build, e.g. 13.0."""
-    cudnn: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class EpDevice:
-    """A device of a provider, as listed by ONNX Runtime."""
-
-    ort_name: str
-    ep_vendor: str
-    kind: str
-    """CPU, GPU or NPU."""
-    vendor: str
-    vendor_id: int
-    device_id: int
-    metadata: dict[str, str]
-    """Metadata from the driver, and from the provider (keys that begin with ep.)."""
-
-
 def ort_build() -> OrtBuild:
     """Version and build of the installed ONNX Runtime."""
     from onnxruntime.capi import build_and_package_info as info
@@ -67,7 +40,6 @@ def ort_build() -> OrtBuild:
     return OrtBuild(
         version=str(ort.__version__),
         build=str(ort.get_build_info()).removeprefix("ORT Build Info: "),
-        package=getattr(info, "package_name", None),
         cuda=getattr(info, "cuda_version", None) or None,
         cudnn=getattr(info, "cudnn_version", None) or None,
     )
@@ -78,19 +50,28 @@ def available_ort_names() -> tuple[str, ...]:
     return tuple(ort.get_available_providers())
 
 
-def ep_devices() -> tuple[EpDevice, ...]:
-    """Devices of all providers, including registered plugins; empty if ONNX Runtime cannot list them."""
-    return tuple(_describe_device(device) for device in _native_devices())
-
-
-def _native_devices() -> tuple[Any, ...]:
-    """ONNX Runtime's own device objects; versions before 1.22 have none."""
-    return tuple(ort.get_ep_devices()) if hasattr(ort, "get_ep_devices") else ()
+def ep_devices() -> tuple[Device, ...]:
+    """Devices of all providers, including registered plugins."""
+    found = []
+    for entry in ort.get_ep_devices():
+        about = {f"ep.{key}": str(value) for key, value in dict(entry.ep_metadata).items()}
+        found.append(
+            Device(
+                ort_name=str(entry.ep_name),
+                ep_vendor=str(entry.ep_vendor),
+                kind=_kind_of(entry.device),
+                vendor=str(entry.device.vendor),
+                vendor_id=int(entry.device.vendor_id),
+                device_id=int(entry.device.device_id),
+                metadata={**{key: str(value) for key, value in dict(entry.device.metadata).items()}, **about},
+            )
+        )
+    return tuple(found)
 
 
 def hardware() -> tuple[tuple[str, int, int], ...]:
     """Kind, vendor id and device id of each device that ONNX Runtime detects."""
-    listing = getattr(NATIVE, "get_hardware_devices", None)  # since 1.24
+    listing = getattr(NATIVE, "get_hardware_devices", None)  # not in all builds, e.g. OpenVINO's 1.24
     found = listing() if listing else ()
     return tuple((_kind_of(device), int(device.vendor_id), int(device.device_id)) for device in found)
 
@@ -100,21 +81,6 @@ def _kind_of(hardware: Any) -> str:
     return str(hardware.type).rpartition(".")[2]
 
 
-def _describe_device(device: Any) -> EpDevice:
-    """One device as plain data."""
-    hardware = device.device
-    about = {f"ep.{key}": str(value) for key, value in dict(device.ep_metadata).items()}
-    return EpDevice(
-        ort_name=str(device.ep_name),
-        ep_vendor=str(device.ep_vendor),
-        kind=_kind_of(hardware),
-        vendor=str(hardware.vendor),
-        vendor_id=int(hardware.vendor_id),
-        device_id=int(hardware.device_id),
-        metadata={**{key: str(value) for key, value in dict(hardware.metadata).items()}, **about},
-    )
-
-
 def register_library(name: str, path: Path) -> tuple[str, ...]:
     """Register a plugin library as `name`; return ONNX Runtime's names of its providers with a device.
 
@@ -122,17 +88,16 @@ def register_library(name: str, path: Path) -> tuple[str, ...]:
     Runtime's exceptions when the library cannot be loaded.
     """
     if path not in OFFERED:
-        before = len(_native_devices())
+        before = len(ort.get_ep_devices())
         ort.register_execution_provider_library(name, str(path))
-        OFFERED[path] = tuple(dict.fromkeys(str(device.ep_name) for device in _native_devices()[before:]))
+        OFFERED[path] = tuple(dict.fromkeys(str(device.ep_name) for device in ort.get_ep_devices()[before:]))
     return OFFERED[path]
 
 
 @cache
 def all_operator_schemas() -> tuple[Any, ...]:
-    """Schemas of every operator of this build, including its own domains; empty if it cannot list them."""
-    listing = getattr(NATIVE, "get_all_operator_schema", None)
-    return tuple(listing()) if listing else ()
+    """Schemas of every operator of this build, including its own domains."""
+    return tuple(NATIVE.get_all_operator_schema())
 
 
 def provider_identity(resolution: Resolution, environment: Mapping[str, str]) -> dict[str, Any]:
@@ -144,7 +109,7 @@ def provider_identity(resolution: Resolution, environment: Mapping[str, str]) ->
         "provider": resolution.provider.ort_name,
         "options": options,
         "libraries": [_stamp(path) for path in (resolution.library, *map(Path, options.values())) if path is not None],
-        "devices": [asdict(entry) for entry in ep_devices()],
+        "devices": [entry.model_dump() for entry in ep_devices()],
         "hardware": [list(entry) for entry in hardware()],
         "variables": {name: value for name, value in environment.items() if name in chosen or name.startswith(PREFIX)},
     }
@@ -164,10 +129,8 @@ def preload_libraries() -> None:
 
     Missing libraries are skipped, because ONNX Runtime would print messages to stdout; the provider reports them.
     """
-    preload = getattr(ort, "preload_dlls", None)
-    if preload is not None:
-        with contextlib.redirect_stdout(io.StringIO()):
-            preload()
+    with contextlib.redirect_stdout(io.StringIO()):
+        ort.preload_dlls()
 
 
 def provider_options(options: Any, ort_name: str, given: Mapping[str, str], prefix: str, plugin: bool) -> list[Any]:
@@ -177,7 +140,7 @@ def provider_options(options: Any, ort_name: str, given: Mapping[str, str], pref
     provider is in a registered library.
     """
     if plugin:
-        options.add_provider_for_devices([d for d in _native_devices() if d.ep_name == ort_name], dict(given))
+        options.add_provider_for_devices([d for d in ort.get_ep_devices() if d.ep_name == ort_name], dict(given))
         return []
     if prefix:
         for name, value in given.items():

@@ -106,51 +106,40 @@ def input_shapes(
     UsageError for an unknown name, for sizes that conflict with the file or each other, and for a missing size. Inputs
     whose values cannot be generated need no sizes.
     """
-    made = [port for port in ports if not not_generated(port)]
     by_name = {port.name: port for port in ports}
     symbols = {size for port in ports for size in port.shape or () if isinstance(size, str)}
     shapes: dict[str, Shape] = {}
     sizes: dict[str, int] = {}
-    names = [port.name for port in ports]
-    texts = [f"{name}={os.fspath(path)}" for name, path in (files or {}).items()]
-    sources = {name_and_file(text, names)[0]: f"`inputs={text}`" for text in texts}
-    for name, shape in (given or {}).items():
-        sources.setdefault(name, f"`inputs={name}={','.join(map(str, shape))}`")
-        shapes[name] = _checked_shape(sources[name], by_name[name], shape, what="array")
     for name, value in sizes_by_name.items():
-        numbers, text = (value,) if isinstance(value, int) else tuple(value), size_text(name, value)
+        numbers, source = (value,) if isinstance(value, int) else tuple(value), f"`shapes={size_text(name, value)}`"
         if not all(isinstance(number, int) and number >= 1 for number in numbers):
-            raise UsageError(f"`shapes={text}`: a size must be 1 or more")
+            raise UsageError(f"{source}: a size must be 1 or more")
         if name in by_name:
             if by_name[name].kind != "tensor":
-                raise UsageError(f"`shapes={text}`: {name} is {not_generated(by_name[name])}, which has no sizes")
-            if name in shapes:
-                raise UsageError(f"`shapes={text}`: {name} is set twice; set it once")
-            shapes[name] = _checked_shape(f"`shapes={text}`", by_name[name], numbers)
+                raise UsageError(f"{source}: {name} is {not_generated(by_name[name])}, which has no sizes")
+            shapes[name] = _fitted_shape(source, by_name[name], numbers, sizes)
         elif name in symbols:
             if len(numbers) != 1:
-                raise UsageError(f"`shapes={text}`: {name} is a symbolic size, not an input; set one number")
-            _settle(f"`shapes={text}`", sizes, name, numbers[0])
+                raise UsageError(f"{source}: {name} is a symbolic size, not an input; set one number")
+            _settle(source, sizes, name, numbers[0])
         else:
-            raise UsageError(
-                f"`shapes={text}`: {name!r} is neither an input nor a symbolic size; {_known(ports, symbols)}"
-            )
-    for name, shape in shapes.items():
-        own: dict[str, int] = {}
-        for declared, size in zip(by_name[name].shape or (), shape, strict=False):
-            if isinstance(declared, str):
-                source = sources.get(name) or f"`shapes={name}={','.join(map(str, shape))}`"
-                if own.setdefault(declared, size) != size:
-                    raise UsageError(
-                        f"{source}: {declared} is the size of two axes of {name}, here {own[declared]} and {size}; the "
-                        "file declares them equal"
-                    )
-                _settle(source, sizes, declared, size)
+            known = f"inputs are {listing(f'{port.name} {port.declared}' for port in ports)}"
+            known = known if ports else "it has no inputs"
+            known += f"; symbolic sizes are {listing(sorted(symbols))}" if symbols else ""
+            raise UsageError(f"{source}: {name!r} is neither an input nor a symbolic size; {known}")
+    texts = [f"{name}={os.fspath(path)}" for name, path in (files or {}).items()]
+    sources = {name_and_file(text, by_name)[0]: text for text in texts}
+    for name, shape in (given or {}).items():
+        source = f"`inputs={sources.get(name) or size_text(name, shape)}`"
+        if name in shapes:
+            raise UsageError(f"{source}: {name} has a shape in `shapes`, too; set it once")
+        shapes[name] = _fitted_shape(source, by_name[name], shape, sizes, what="array")
     for port in ports:
-        found = _resolved(port, sizes)
-        if port.name not in shapes and found is not None:
-            shapes[port.name] = found
-    missing = [port for port in made if port.name not in shapes]
+        if port.name not in shapes and port.shape is not None:
+            found = tuple(sizes.get(size) if isinstance(size, str) else size for size in port.shape)
+            if None not in found:
+                shapes[port.name] = tuple(size for size in found if size is not None)
+    missing = [port for port in ports if port.name not in shapes and not not_generated(port)]
     if missing:
         raise _missing_sizes_error(missing, sizes)
     return {port.name: shapes[port.name] for port in ports if port.name in shapes}
@@ -170,37 +159,40 @@ def not_generated(port: ModelPort) -> str:
     return "" if numbers or port.dtype == STRING else f"a tensor of {port.dtype}"
 
 
-def _checked_shape(given: str, port: ModelPort, numbers: Shape, *, what: str = "shape") -> Shape:
-    """The shape, if the file allows it. `given`: the option for the message; `what`: its kind of value."""
+def _fitted_shape(source: str, port: ModelPort, numbers: Shape, sizes: dict[str, int], *, what: str = "shape") -> Shape:
+    """The shape, if the file allows it. Its symbolic sizes are added to `sizes`.
+
+    `source`: the option for messages; `what`: its kind of value. Raises UsageError.
+    """
     if port.shape is None:
         return numbers
     if len(numbers) != len(port.shape):
         raise UsageError(
-            f"{given}: {port.name} is {port.declared}, which needs {plural(len(port.shape), 'size')}, not "
+            f"{source}: {port.name} is {port.declared}, which needs {plural(len(port.shape), 'size')}, not "
             f"{len(numbers)}: the {what} is [{','.join(map(str, numbers))}]"
         )
+    own: dict[str, int] = {}
     for position, (declared, number) in enumerate(zip(port.shape, numbers, strict=True)):
         if isinstance(declared, int) and declared != number:
             raise UsageError(
-                f"{given}: size {position} of {port.name} is fixed to {declared} in the file, not {number}"
+                f"{source}: size {position} of {port.name} is fixed to {declared} in the file, not {number}"
             )
+        if isinstance(declared, str):
+            if own.setdefault(declared, number) != number:
+                raise UsageError(
+                    f"{source}: {declared} is the size of two axes of {port.name}, here {own[declared]} and {number}; "
+                    "the file declares them equal"
+                )
+            _settle(source, sizes, declared, number)
     return numbers
 
 
-def _settle(given: str, sizes: dict[str, int], name: str, size: int) -> None:
+def _settle(source: str, sizes: dict[str, int], name: str, size: int) -> None:
     """Set a symbolic size. Raises UsageError for a conflicting value."""
     if sizes.setdefault(name, size) != size:
         raise UsageError(
-            f"{given}: conflicting values for the symbolic size {name}: {size} here, {sizes[name]} in another option"
+            f"{source}: conflicting values for the symbolic size {name}: {size} here, {sizes[name]} in another option"
         )
-
-
-def _resolved(port: ModelPort, sizes: Mapping[str, int]) -> Shape | None:
-    """The shape of an input with known symbolic sizes; None if a size is missing."""
-    if port.shape is None:
-        return None
-    found = [sizes.get(size) if isinstance(size, str) else size for size in port.shape]
-    return None if None in found else tuple(size for size in found if size is not None)
 
 
 def _missing_sizes_error(missing: Sequence[ModelPort], sizes: Mapping[str, int]) -> UsageError:
@@ -217,8 +209,13 @@ def _missing_sizes_error(missing: Sequence[ModelPort], sizes: Mapping[str, int])
             )
             flags[f"{port.name}={example}"] = None
     verb = "needs" if len(missing) == 1 else "need"
+    kinds: dict[str, list[str]] = {}
+    for port in missing:
+        kinds.setdefault(port.declared, []).append(port.name)
+    merged = [(name, kind, len(each)) for kind, names in kinds.items() for name, each in families(names).items()]
+    listed = [f"{name} {kind}" + (f" ({plural(count, 'input')})" if count > 1 else "") for name, kind, count in merged]
     return UsageError(
-        f"{plural(len(missing), 'input')} {verb} sizes: {'; '.join(_together(missing))}",
+        f"{plural(len(missing), 'input')} {verb} sizes: {'; '.join(listed)}",
         remedy=GIVE_SIZES.filled(sizes=tuple(word for given in flags for word in ("--shape", given))),
     )
 
@@ -231,24 +228,6 @@ def _likely(symbol: str, symbols: Collection[str], sizes: Mapping[str, int]) -> 
             int(term) if term.isdecimal() else sizes.get(term) or _likely(term, symbols, sizes) for term in terms
         )
     return 2 if "total" in symbol.lower() and any("past" in other.lower() for other in symbols) else 1
-
-
-def _together(ports: Sequence[ModelPort]) -> list[str]:
-    """Inputs with their declarations; names that differ only in numbers are one entry."""
-    alike: dict[str, list[str]] = {}
-    for port in ports:
-        alike.setdefault(port.declared, []).append(port.name)
-    return [
-        f"{name} {declared}" + (f" ({plural(len(members), 'input')})" if len(members) > 1 else "")
-        for declared, names in alike.items()
-        for name, members in families(names).items()
-    ]
-
-
-def _known(ports: Sequence[ModelPort], symbols: set[str]) -> str:
-    """The inputs and symbolic sizes, for a message."""
-    inputs = f"inputs are {listing(f'{port.name} {port.declared}' for port in ports)}" if ports else "it has no inputs"
-    return f"{inputs}; symbolic sizes are {listing(sorted(symbols))}" if symbols else inputs
 
 
 def _input_bytes(port: ModelPort, shape: Shape) -> int:

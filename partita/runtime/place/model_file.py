@@ -78,14 +78,6 @@ def read_model_file(path: Path, folder: Path) -> ModelFile:
     )
 
 
-def check_protobuf_size(path: Path) -> None:
-    """Raise ValueError for a file above the limit of protobuf messages, OSError for one that is not regular."""
-    check_size(path, MOST_BYTES)
-    size = path.stat().st_size
-    if size > PROTOBUF_LIMIT_BYTES:
-        raise ValueError(f"{size:,} bytes; an ONNX file above 2 GiB must store its weights as external data")
-
-
 def read_light(path: Path) -> onnx.ModelProto:
     """Read a model without its external data.
 
@@ -94,13 +86,16 @@ def read_light(path: Path) -> onnx.ModelProto:
     import onnx
     from google.protobuf.message import DecodeError
 
-    check_protobuf_size(path)
+    check_size(path, MOST_BYTES)
+    size = path.stat().st_size
+    if size > PROTOBUF_LIMIT_BYTES:
+        raise ValueError(f"{size:,} bytes; an ONNX file above 2 GiB must store its weights as external data")
     try:
         proto: onnx.ModelProto = onnx.ModelProto.FromString(path.read_bytes())
     except DecodeError as error:
         raise ValueError("it is truncated, or not a protobuf message") from error
-    if not proto.HasField("graph") or not proto.opset_import:
-        raise ValueError("it has no graph or no operator set")
+    if not proto.HasField("graph") or not proto.ir_version or not proto.opset_import:
+        raise ValueError("it has no graph, no IR version or no operator set")
     if bad := bytes_for_text(proto):
         raise ValueError(f"its {bad} is not UTF-8")
     return proto
@@ -159,8 +154,15 @@ def _data_ends(model: onnx.ModelProto, path: Path) -> dict[str, int]:
             name = tensor.name[:200]
             raise PackageError(f"{path}: damaged: the external data of tensor {name!r} has {odd[0]}", remedy=GET_AGAIN)
         location = entries["location"]
-        ends[location] = max(ends.get(location, 0), sum(map(int, numbers.values())))
+        end = int(numbers["offset"]) + max(int(numbers["length"]), tensor_bytes(tensor))
+        ends[location] = max(ends.get(location, 0), end)
     return ends
+
+
+def tensor_bytes(tensor: onnx.TensorProto) -> int:
+    """Bytes of a stored tensor; 0 for strings and for an attribute without a tensor."""
+    name = dtypes.name_of(tensor.data_type)
+    return 0 if dtypes.bits_of(name) is None else dtypes.size_bytes(name, tensor.dims)
 
 
 def data_files(model: onnx.ModelProto) -> frozenset[str]:

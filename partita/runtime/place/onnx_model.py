@@ -7,6 +7,7 @@ copy in memory; the file does not change.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +23,13 @@ from partita.runtime.place.model_file import (
     all_graphs,
     all_nodes,
     all_tensors,
-    bytes_for_text,
     check_external_data,
-    check_protobuf_size,
     data_files,
     defines,
     graph_node,
     inner_nodes,
+    read_light,
+    tensor_bytes,
 )
 from partita.runtime.place.node_form import with_forms
 
@@ -127,8 +128,6 @@ def read_onnx(path: Path) -> OnnxModel:
     folder.
     """
     proto = _parse(path)
-    if bad := bytes_for_text(proto):
-        raise PackageError(f"{path}: damaged: its {bad} is not UTF-8; {AGAIN}")
     try:
         return _describe(path, proto)
     except (TypeError, ValueError, KeyError) as error:  # e.g. a type that ONNX does not define
@@ -140,7 +139,7 @@ def _describe(path: Path, proto: onnx.ModelProto) -> OnnxModel:
     check_external_data(proto, path, path.parent)
     initializers = {tensor.name for tensor in proto.graph.initializer}
     initializers |= {sparse.values.name for sparse in proto.graph.sparse_initializer}
-    notes = (*_name_nodes(proto.graph), *_name_in_functions(proto))
+    notes = tuple(_name_nodes(proto))
     return OnnxModel(
         path=path,
         proto=proto,
@@ -154,50 +153,33 @@ def _describe(path: Path, proto: onnx.ModelProto) -> OnnxModel:
         ),
         opsets={entry.domain: entry.version for entry in proto.opset_import},
         data_files=tuple(sorted(data_files(proto))),
-        weight_bytes=sum(_tensor_bytes(tensor) for tensor in all_tensors(proto)),
+        weight_bytes=sum(tensor_bytes(tensor) for tensor in all_tensors(proto)),
         notes=(*notes, *_structure_notes(proto)),
     )
 
 
 def _parse(path: Path) -> onnx.ModelProto:
     """The protobuf message in the file. Raises PackageError."""
-    import onnx
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-
     try:
         if path.is_dir():
             recognised = recognise(path)
             raise PackageError(f"{path}: {recognised.description}", remedy=recognised.remedy)
-        if path.exists() and not path.is_file():
-            raise PackageError(f"{path}: not a regular file; choose an ONNX file or a package")
         refuse_absent(path)
-        try:
-            check_protobuf_size(path)
-        except ValueError as error:
-            raise PackageError(f"{path}: {error}") from error
-        proto: onnx.ModelProto = onnx.ModelProto.FromString(path.read_bytes())
+        proto = read_light(path)
     except FileNotFoundError as error:
         raise PackageError(f"{path}: no such file; choose an ONNX file or a package") from error
     except PermissionError as error:
         raise unreadable(path) from error
     except OSError as error:
         raise PackageError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except DecodeError as error:
+    except ValueError as error:
         recognised = recognise(path)
         if recognised.remedy.command and path.suffix != ".onnx":
             raise PackageError(f"{path}: {recognised.description}", remedy=recognised.remedy) from error
-        raise PackageError(f"{path}: not an ONNX file, or truncated: it cannot be parsed; {AGAIN}") from error
-    if not proto.HasField("graph") or not proto.ir_version or not proto.opset_import:
-        raise PackageError(f"{path}: not an ONNX model: it has no graph, no IR version or no operator set; {AGAIN}")
+        raise PackageError(f"{path}: not a readable ONNX file ({error}); {AGAIN}") from error
     if not proto.graph.node:
         raise PackageError(f"{path}: its graph has no nodes, so there is nothing to place")
     return proto
-
-
-def _tensor_bytes(tensor: onnx.TensorProto) -> int:
-    """Bytes of a stored tensor; 0 for strings and for an attribute without a tensor."""
-    name = dtypes.name_of(tensor.data_type)
-    return 0 if dtypes.bits_of(name) is None else dtypes.size_bytes(name, tensor.dims)
 
 
 def read_port(port: onnx.ValueInfoProto) -> ModelPort:
@@ -209,66 +191,42 @@ def read_port(port: onnx.ValueInfoProto) -> ModelPort:
     dtype = dtypes.dtype_numbered(tensor.elem_type).name if tensor.elem_type else "unknown"
     if not tensor.HasField("shape"):
         return ModelPort(port.name, kind, dtype, None)
-    return ModelPort(port.name, kind, dtype, tuple(_read_size(size) for size in tensor.shape.dim))
+    sizes = [size.dim_value if size.HasField("dim_value") else size.dim_param or None for size in tensor.shape.dim]
+    # Some exporters write unknown sizes as negative numbers.
+    return ModelPort(port.name, kind, dtype, tuple(None if isinstance(s, int) and s < 0 else s for s in sizes))
 
 
-def _read_size(size: onnx.TensorShapeProto.Dimension) -> int | str | None:
-    """A size of a shape. Some exporters write unknown sizes as negative numbers."""
-    if size.HasField("dim_value"):
-        return size.dim_value if size.dim_value >= 0 else None
-    return size.dim_param or None
+def _name_nodes(proto: onnx.ModelProto) -> Iterator[str]:
+    """Give every node of the graph and of each function a unique name on one line; return notes about the changes.
 
-
-def _name_nodes(graph: onnx.GraphProto) -> Iterator[str]:
-    """Give every node of the graph and its subgraphs a unique name on one line; return notes about the changes."""
-    nodes = list(all_nodes(graph))
-    named = [[node.name for node in each.node if node.name] for each in all_graphs(graph)]
-    refused = any(len(names) > len(set(names)) for names in named)
-    broken = sum(CONTROL.search(node.name) is not None for node in nodes)
-    for node in nodes:
-        node.name = CONTROL.sub("_", node.name)
-    taken = {node.name for node in nodes}
-    seen: set[str] = set()
-    nameless = repeated = 0
-    for position, node in enumerate(nodes):
-        if not node.name or node.name in seen:
-            nameless += not node.name
-            repeated += bool(node.name)
-            node.name = _free_name(f"{node.name or node.op_type}_{position}", taken)
-        seen.add(node.name)
-    if nameless:
-        yield f"{plural(nameless, 'node')} without a name in the file: named <operator>_<position> here"
-    if repeated:
-        note = f"{plural(repeated, 'node')} with the name of another node: named <name>_<position> here"
-        yield f"{note}{'; ONNX Runtime does not load the file as it is' if refused else ''}"
-    if broken:
-        yield f"{plural(broken, 'node')} with line breaks or other control characters in the name: replaced by _"
-
-
-def _name_in_functions(proto: onnx.ModelProto) -> Iterator[str]:
-    """Name unnamed nodes of the file's functions; return a note about them.
-
-    ONNX Runtime names inlined nodes after the function's nodes, so unnamed ones would have blank names in logs and
-    lists.
+    ONNX Runtime names inlined nodes after the function's nodes, so unnamed ones would have blank names in logs.
     """
-    named = 0
-    for function in proto.functions:
-        nodes = list(all_nodes(function))
+    names = ([node.name for node in graph.node if node.name] for graph in all_graphs(proto.graph))
+    refused = any(len(listed) > len(set(listed)) for listed in names)
+    counts: Counter[str] = Counter()
+    for scope in (proto.graph, *proto.functions):
+        nodes = list(all_nodes(scope))
+        for node in nodes:
+            counts["broken"] += CONTROL.search(node.name) is not None
+            node.name = CONTROL.sub("_", node.name)
         taken = {node.name for node in nodes}
+        seen: set[str] = set()
         for position, node in enumerate(nodes):
-            if not node.name:
-                node.name = _free_name(f"{node.op_type}_{position}", taken)
-                named += 1
-    if named:
-        yield f"{plural(named, 'node')} of functions without a name in the file: <operator>_<position> here"
-
-
-def _free_name(name: str, taken: set[str]) -> str:
-    """`name` with as many underscores as make it unique; added to `taken`."""
-    while name in taken:
-        name += "_"
-    taken.add(name)
-    return name
+            if not node.name or node.name in seen:
+                counts["repeated" if node.name else "unnamed"] += 1
+                node.name = f"{node.name or node.op_type}_{position}"
+                while node.name in taken:
+                    node.name += "_"
+                taken.add(node.name)
+            seen.add(node.name)
+    if counts["unnamed"]:
+        yield f"{plural(counts['unnamed'], 'node')} without a name in the file: named <operator>_<position> here"
+    if counts["repeated"]:
+        note = f"{plural(counts['repeated'], 'node')} with the name of another node: named <name>_<position> here"
+        yield f"{note}{'; ONNX Runtime does not load the file as it is' if refused else ''}"
+    if counts["broken"]:
+        broken = plural(counts["broken"], "node")
+        yield f"{broken} with line breaks or other control characters in the name: replaced by _"
 
 
 def _structure_notes(proto: onnx.ModelProto) -> tuple[str, ...]:

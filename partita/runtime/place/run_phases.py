@@ -22,7 +22,8 @@ import numpy.typing as npt
 
 from partita import dtypes, process
 from partita.errors import GenerationError, PartitaError, ProviderError, ResourceError
-from partita.observations.facts import PortFact, RunFacts, SessionFacts, StepFact
+from partita.observations.codes import Interruption
+from partita.observations.facts import PortFact, RunFacts, StepFact
 from partita.observations.names import RUN
 from partita.observations.records import Memory
 from partita.observations.text_format import listing
@@ -39,7 +40,6 @@ from partita.runtime.chain.run_errors import (
     RunInterruptedError,
     RunLateError,
     crashed_in_run,
-    cut_short,
     failed_run_error,
     failure_notes,
     late_notes,
@@ -151,14 +151,28 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: OpenOption
     with closing(session):
         after = rss_bytes()
         will_repeat(session)
-        not_run = _not_run(model)
+        lacking = [f"{port.name} is {kind}" for port in model.inputs if (kind := not_generated(port))]
+        missing = "not run, so measurements are missing: no values can be generated for inputs: "
+        not_run = (f"{missing}{listing(lacking)}",) if lacking else ()
         crashed = where.crashed.get(RUN)
         opened_only = bool(not_run or crashed)
         ran, ports = _run_session(model, shapes, session, replace(where, runs=0) if opened_only else where)
         error, steps = ran.error, ran.steps
         if crashed and error is None:
             error = crashed_in_run(model, crashed, where.values)
-        seen = _model_session_facts(model, session, ports, len(steps))
+        profile = session.end_profiling()
+        events, windows = parse_profile(profile, [(PHASE, 0)] * len(steps)) if profile else ((), ())
+        seen = session_facts(
+            session,
+            session.resolutions,
+            graph=model.nodes,
+            inner=model.subgraph_nodes,
+            file=model.path.name,
+            phases=(PHASE,),
+            ports=ports,
+            events=events,
+            runs=windows,
+        )
         facts = RunFacts(
             sessions=(seen,),
             states=(),
@@ -175,7 +189,7 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: OpenOption
             prompt_tokens=0,
             new_tokens=0,
             finish_reason=None,
-            interruptions=cut_short(error),
+            interruptions=("runs",) if isinstance(error, RunInterruptedError) else (),
             notes=(
                 *model.notes,
                 *session.notes,
@@ -192,14 +206,6 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: OpenOption
         if not ran.still_running:  # a second session could wait for a run that does not end
             facts = with_graphs(facts, (session,), error)
         return PlacementFacts(facts, session.resolutions, error)
-
-
-def _not_run(model: OnnxModel) -> tuple[str, ...]:
-    """The note on inputs whose values cannot be generated, so that the model is not run."""
-    kinds = {port.name: not_generated(port) for port in model.inputs}
-    lacking = listing(f"{name} is {kind}" for name, kind in kinds.items() if kind)
-    missing = "not run, so measurements are missing: no values can be generated for inputs: "
-    return (missing + lacking,) if lacking else ()
 
 
 def _run_session(
@@ -299,23 +305,6 @@ def filled_buffer(
     return buffer
 
 
-def _model_session_facts(model: OnnxModel, session: Session, ports: tuple[PortFact, ...], runs: int) -> SessionFacts:
-    """Facts of the session of an ONNX file after `runs` successful runs. Ends profiling."""
-    profile = session.end_profiling()
-    events, windows = parse_profile(profile, [(PHASE, 0)] * runs) if profile else ((), ())
-    return session_facts(
-        session,
-        session.resolutions,
-        graph=model.nodes,
-        inner=model.subgraph_nodes,
-        file=model.path.name,
-        phases=(PHASE,),
-        ports=ports,
-        events=events,
-        runs=windows,
-    )
-
-
 def _port_facts(model: OnnxModel, session: Session, binding: Binding, *, ran: bool) -> tuple[PortFact, ...]:
     """Required memory of inputs and outputs; all are bound in host memory."""
     wanted = session.required_memory
@@ -323,20 +312,19 @@ def _port_facts(model: OnnxModel, session: Session, binding: Binding, *, ran: bo
         name: None if buffer.dtype == STRING else buffer.size_bytes for name, buffer in binding.buffers.items()
     }
     if ran:
-        types = {port.name: port.type for port in session.outputs}
-        sizes |= {name: output_bytes(types[name], shape) for name, shape in binding.output_shapes().items()}
+        shapes = binding.output_shapes()
+        for port in session.outputs:
+            element, shape = port.type.removeprefix("tensor(").removesuffix(")"), shapes[port.name]
+            if shape is None or dtypes.bits_of(element) is None:  # a sequence, or strings
+                sizes[port.name] = None
+            else:
+                sizes[port.name] = dtypes.size_bytes(element, shape)
     named = [("input", port.name) for port in model.inputs] + [("output", name) for name in model.outputs]
     return tuple(
         PortFact(name, direction, direction, wanted[name], HOST_MEMORY, sizes.get(name))
         for direction, name in named
         if name in wanted
     )
-
-
-def output_bytes(type_text: str, shape: tuple[int, ...] | None) -> int | None:
-    """Bytes of an output of ONNX Runtime's type, e.g. tensor(float); None for strings and types without a shape."""
-    element = type_text.removeprefix("tensor(").removesuffix(")")
-    return None if shape is None or dtypes.bits_of(element) is None else dtypes.size_bytes(element, shape)
 
 
 def place_package(folder: Path, where: OpenOptions, manifest: Manifest | None = None) -> PlacementFacts:
@@ -359,9 +347,10 @@ def place_package(folder: Path, where: OpenOptions, manifest: Manifest | None = 
         let_go(error)
         facts = run_facts(runner, notes=failure_notes(len(runner.steps), 2 * where.runs, error))
         facts = with_graphs(facts, [entry.session for entry in runner.graphs], error)
+        interruptions: tuple[Interruption, ...] = ("runs",) if isinstance(error, RunInterruptedError) else ()
         # The dummy tokens are not a result.
-        facts = replace(facts, finish_reason=None, new_tokens=0, first_token_seconds=None)
-        return PlacementFacts(replace(facts, interruptions=cut_short(error)), runner.resolutions, error)
+        facts = replace(facts, finish_reason=None, new_tokens=0, first_token_seconds=None, interruptions=interruptions)
+        return PlacementFacts(facts, runner.resolutions, error)
 
 
 def with_graphs(facts: RunFacts, sessions: Sequence[Session], error: PartitaError | None) -> RunFacts:
@@ -394,13 +383,10 @@ def _begin(engine: GenerationLoop, tokens: int) -> None:
     engine.records = False  # record steps only
     budget = engine.runner.capacity.max_length  # never reached: the cache is full before
     for _ in engine.rows:
-        engine.add_request(Request([DUMMY_TOKEN] * tokens, _dummy, budget, any_logits=True))
+        # The next token does not depend on the logits, which a dry run does not compute.
+        dummy = Request([DUMMY_TOKEN] * tokens, lambda logits, history: DUMMY_TOKEN, budget, any_logits=True)
+        engine.add_request(dummy)
     engine.records = True
-
-
-def _dummy(logits: npt.NDArray[np.float32], history: npt.NDArray[np.int64]) -> int:
-    """The next token, independent of the logits, which a dry run does not compute."""
-    return DUMMY_TOKEN
 
 
 def decode(engine: GenerationLoop) -> None:

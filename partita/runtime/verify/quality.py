@@ -41,16 +41,6 @@ OnLogits = Callable[[int, int, Logits], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Likely:
-    """The source model's most likely next tokens, with all others as one."""
-
-    tokens: npt.NDArray[np.int64]
-    """[W, L - 1, K]."""
-    shares: npt.NDArray[np.float64]
-    """[W, L - 1, K + 1]: their probabilities and, last, that of all others; the sum is 1."""
-
-
-@dataclass(frozen=True, slots=True)
 class SourceFigures:
     """The source model's figures of a text."""
 
@@ -60,8 +50,10 @@ class SourceFigures:
     """[W, L - 1]: loss of the next token in nats."""
     top_tokens: npt.NDArray[np.int64]
     """[W, L - 1]: the most likely next token."""
-    likely: Likely | None
-    """None in a package without these."""
+    likely: npt.NDArray[np.int64] | None
+    """[W, L - 1, K]: the most likely next tokens; None in a package without these."""
+    shares: npt.NDArray[np.float64] | None
+    """[W, L - 1, K + 1]: probabilities of the likely tokens and, last, of all others; the sum is 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +74,9 @@ class Scorer:
 
     def continues_at(self, length: int) -> int | None:
         """Number of window tokens to prefill if the decode graph has other weights or more logits; None: all."""
-        apart = self.runner.capacity.decode_any_length or self._one_row_of_logits
+        capacity = self.runner.capacity
+        apart = capacity.decode_any_length or (capacity.chunk is not None and capacity.logits_rows == 1)
         return max(1, length // 2) if apart else None
-
-    @property
-    def _one_row_of_logits(self) -> bool:
-        """Whether the prefill graph has the logits of one token per chunk; the rest is fed token by token."""
-        graphs = self.runner.capacity
-        return graphs.chunk is not None and graphs.logits_rows == 1
 
     def score(self, windows: Sequence[Sequence[int]], hear: OnLogits) -> None:
         """Run windows [up to `rows`][L] of one length and call the listener with the logits after each token.
@@ -99,7 +86,7 @@ class Scorer:
         when a run fails or a logit is not finite.
         """
         self.runner.cache.clear()
-        continues_at = self.continues_at(len(windows[0]))
+        continues_at, capacity = self.continues_at(len(windows[0])), self.runner.capacity
         requests = [
             Request(
                 list(windows[min(row, len(windows) - 1)]),
@@ -107,7 +94,7 @@ class Scorer:
                 any_logits=row < len(windows),
                 rope_length=len(windows[0]) if row < len(windows) else 0,
                 continues_at=continues_at,
-                one_by_one=self._one_row_of_logits,
+                one_by_one=capacity.chunk is not None and capacity.logits_rows == 1,
             )
             for row in range(self.rows)
         ]
@@ -159,7 +146,7 @@ def evaluate(
     ProviderError, ResourceError, or GenerationError when a run fails.
     """
     original = _read_figures(folder, manifest)
-    likely = original.likely
+    likely, shares = original.likely, original.shares
     losses, divergence = (np.full(original.losses.shape, np.nan) for _ in range(2))
     agrees = np.zeros(original.losses.shape, np.bool_)
     with load_runner(folder, tuple(chain), threads=threads, manifest=manifest, options=options, pins=pins) as runner:
@@ -171,8 +158,8 @@ def evaluate(
                 window = first + row
                 losses[window, position] = loss(logits, int(original.windows[window, position + 1]))
                 agrees[window, position] = int(logits.argmax()) == int(original.top_tokens[window, position])
-                if likely is not None:
-                    known = likely.tokens[window, position], likely.shares[window, position]
+                if likely is not None and shares is not None:
+                    known = likely[window, position], shares[window, position]
                     divergence[window, position] = divergence_at_least(logits, *known)
 
             scorer.score(original.windows[first : first + scorer.rows, :-1].tolist(), measure)
@@ -189,8 +176,8 @@ def evaluate(
         top1_agreement=float(agrees[measured].mean()),
         kl_mean_at_least=None if likely is None else float(divergence[measured].mean()),
         kl_p99_at_least=None if likely is None else float(np.quantile(divergence[measured], 0.99)),
-        kl_tokens=None if likely is None else likely.tokens.shape[-1],
-        kl_share=None if likely is None else float(1.0 - likely.shares[measured][:, -1].mean()),
+        kl_tokens=None if likely is None else likely.shape[-1],
+        kl_share=None if shares is None else float(1.0 - shares[measured][:, -1].mean()),
     )
 
 
@@ -229,39 +216,23 @@ def _read_figures(folder: Path, manifest: Manifest | None) -> SourceFigures:
 
     path = folder / QUALITY
     if not path.is_file():
-        raise _no_figures(folder, manifest or read_manifest(folder))
+        manifest = manifest or read_manifest(folder)
+        if manifest.foreign is not None:
+            raise PackageError(f"{folder}: it has no {QUALITY}, because Partita did not export it")
+        if PRECISIONS[manifest.graph.precision] is not EXACT:
+            reason = "it was exported without its source model, or by an older version of Partita"
+            raise PackageError(f"{folder}: the package has no {QUALITY}: {reason}", remedy=FROM_CHECKPOINT)
+        reason = "quality is not measured for fp32 packages; use `partita verify` to compare it with its source model"
+        raise PackageError(f"{folder}: the package has no {QUALITY}: {reason}")
     try:
         with safe_open(path, framework="numpy") as file:
-            return SourceFigures(
-                file.get_tensor("windows").astype(np.int64),
-                file.get_tensor("losses"),
-                file.get_tensor("best").astype(np.int64),
-                _read_likely(file) if "likely" in file.keys() else None,  # noqa: SIM118 - it is no mapping
-            )
+            likely = shares = None
+            if "likely" in file.keys():  # noqa: SIM118 - it is no mapping
+                likely = file.get_tensor("likely").astype(np.int64)
+                logprobs = file.get_tensor("likely_logprobs"), file.get_tensor("rest_logprobs")[..., None]
+                shares = np.exp(np.concatenate(logprobs, axis=-1, dtype=np.float64))
+                shares /= shares.sum(-1, keepdims=True)
+            windows, top_tokens = (file.get_tensor(name).astype(np.int64) for name in ("windows", "best"))
+            return SourceFigures(windows, file.get_tensor("losses"), top_tokens, likely, shares)
     except (SafetensorError, OSError) as error:
         raise PackageError(f"{path}: damaged ({error})", remedy=FROM_CHECKPOINT) from error
-
-
-def _read_likely(file: Any) -> Likely:
-    """The most likely tokens from an open quality.safetensors."""
-    logprobs = file.get_tensor("likely_logprobs"), file.get_tensor("rest_logprobs")[..., None]
-    shares = np.exp(np.concatenate(logprobs, axis=-1, dtype=np.float64))
-    return Likely(file.get_tensor("likely").astype(np.int64), shares / shares.sum(-1, keepdims=True))
-
-
-def _no_figures(folder: Path, manifest: Manifest) -> PackageError:
-    """The error for a package without figures."""
-    if manifest.foreign is not None:
-        return PackageError(f"{folder}: it has no {QUALITY}, because Partita did not export it")
-    if PRECISIONS[manifest.graph.precision] is not EXACT:
-        return PackageError(
-            (
-                f"{folder}: the package has no {QUALITY}: it was exported without its source model, or by an "
-                "older version of Partita"
-            ),
-            remedy=FROM_CHECKPOINT,
-        )
-    return PackageError(
-        f"{folder}: the package has no {QUALITY}: quality is not measured for fp32 packages; use `partita "
-        "verify` to compare it with its source model"
-    )

@@ -96,13 +96,21 @@ def replay(
         compared = _compare(replaying)
         for record in manifest.switchable:
             if record.known_answer is not None:
-                compared += _compare_adapter(folder, replaying, record.name, record.known_answer)
-        if tolerance is None and manifest.rounds and _chooses(runner):
+                adapted = read_known_answer(folder, record.known_answer)
+                _check_answer(folder, adapted, runner, record.known_answer)
+                runner.use_adapters(record.name)
+                try:
+                    compared += _compare(_Replay(runner, adapted, limit, replaying.ran), record.name)
+                finally:
+                    runner.use_adapters(None)
+        nodes = (node for entry in runner.graphs for node in (*entry.model.nodes, *entry.model.subgraph_nodes))
+        if tolerance is None and manifest.rounds and any(node.op_type in CHOOSING for node in nodes):
             set_aside(compared)
         not_run = tuple(file.file for file in runner.contract.files if file.file not in replaying.ran)
         not_exercised = (*answer.not_exercised, *(f"{file}, whose chunk is longer than the prompt" for file in not_run))
         missed = f"; not exercised: {'; '.join(not_exercised)}" if not_exercised else ""
-        missed += _unreached(replaying)
+        if len(set(replaying.row_lengths)) > 1 and replaying.rope_length:
+            missed += "; rows of different length not compared: the rotary frequencies depend on the length of the text"
         provider = used_providers(runner)
     verification = Verification(
         status="verified",
@@ -130,38 +138,17 @@ def used_providers(runner: Runner) -> str:
     return ", ".join(provider.ort_name for provider in active if provider.name not in idle)
 
 
-def _compare(replaying: _Replay) -> list[Comparison]:
-    """All comparisons with the reference logits."""
-    return [
+def _compare(replaying: _Replay, adapter: str = "") -> list[Comparison]:
+    """All comparisons with the reference logits. `adapter`: name of the adapter in use."""
+    compared = [
         *_compare_prompt(replaying),
         *_compare_generation(replaying),
         *_compare_rows(replaying),
         *_compare_rows_alone(replaying),
     ]
-
-
-def _compare_adapter(folder: Path, replaying: _Replay, name: str, file: str) -> list[Comparison]:
-    """All comparisons with the reference logits of an adapter."""
-    runner = replaying.runner
-    answer = read_known_answer(folder, file)
-    _check_answer(folder, answer, runner, file)
-    runner.use_adapters(name)
-    try:
-        compared = _compare(_Replay(runner, answer, replaying.tolerance, replaying.ran))
-    finally:
-        runner.use_adapters(None)
-    for entry in compared:
-        entry.step, entry.kind = f"{name}: {entry.step}", f"{name}: {entry.kind}"
+    for entry in compared if adapter else ():
+        entry.step, entry.kind = f"{adapter}: {entry.step}", f"{adapter}: {entry.kind}"
     return compared
-
-
-def _chooses(runner: Runner) -> bool:
-    """Whether a graph selects the largest of several values, like a router of experts."""
-    return any(
-        node.op_type in CHOOSING
-        for entry in runner.graphs
-        for node in (*entry.model.nodes, *entry.model.subgraph_nodes)
-    )
 
 
 def first_difference(verification: Verification) -> str | None:
@@ -198,6 +185,11 @@ class _Replay:
     def chunk(self) -> int:
         """Prompt tokens per chunk: five chunks of a long prompt, the last one shorter."""
         return max(REPLAY_CHUNK_TOKENS, len(self.known_answer.prompt) // 5 + 1)
+
+    @property
+    def row_lengths(self) -> list[int]:
+        """[B]: prompt tokens of each row for rows of different lengths."""
+        return [max(1, len(self.known_answer.prompt) - 3 * row) for row in range(self.runner.rows)]
 
     @property
     def all_logits(self) -> Logits:
@@ -285,8 +277,7 @@ def _compare_rows(replaying: _Replay) -> Iterator[Comparison]:
     Skipped if rotary frequencies depend on the text length. If the prefill graph has other weights, only prompts are
     compared, because the reference's continuation follows its own whole prompt.
     """
-    runner, answer = replaying.runner, replaying.known_answer
-    lengths = _row_lengths(runner, answer)
+    runner, answer, lengths = replaying.runner, replaying.known_answer, replaying.row_lengths
     if len(set(lengths)) < 2 or replaying.rope_length:
         return
     sequence = np.concatenate([answer.prompt, answer.tokens])
@@ -329,18 +320,6 @@ def _compare_rows_alone(replaying: _Replay) -> Iterator[Comparison]:
     ]
     replaying.serve(requests, prefill_chunk=replaying.chunk, policy=one_row_first)
     yield comparison
-
-
-def _row_lengths(runner: Runner, answer: KnownAnswer) -> list[int]:
-    """[B]: prompt tokens of each row for rows of different lengths."""
-    return [max(1, len(answer.prompt) - 3 * row) for row in range(runner.rows)]
-
-
-def _unreached(replaying: _Replay) -> str:
-    """The reason why rows of different length were not compared, as the end of a sentence; empty if they were."""
-    different = len(set(_row_lengths(replaying.runner, replaying.known_answer))) > 1
-    reason = "the rotary frequencies depend on the length of the text"
-    return f"; rows of different length not compared: {reason}" if different and replaying.rope_length else ""
 
 
 def read_known_answer(folder: Path, name: str) -> KnownAnswer:
@@ -397,22 +376,18 @@ def smoke(
         if first.status != "active" or all(first.provider.name in names for names in idle):
             raise ProviderError(f"{folder}: no node runs on {first.provider.name}")
         size = runner.capacity.chunk or max(1, min(SMOKE_TOKENS, runner.contract.max_length - 1))
-        requests = _smoke_requests(runner.contract.vocab_size, runner.rows, size)
+        vocab_size = runner.contract.vocab_size
+
+        def pick(logits: Logits, history: npt.NDArray[np.int64]) -> int:
+            if logits.shape != (vocab_size,):
+                raise GenerationError(f"logits have the shape {list(logits.shape)}, expected [{vocab_size}]")
+            return int(logits.argmax())
+
+        spread = np.linspace(0, vocab_size - 1, runner.rows * size, dtype=np.int64).reshape(runner.rows, size)
+        requests = [Request(prompt.tolist(), pick, max_new_tokens=2) for prompt in spread]
         for rows in (requests, requests[:1] if runner.capacity.takes_fewer_rows else ()):
             for _ in serve(runner, rows) if rows else ():
                 pass
         names = ",".join(entry.provider.name for entry in runner.resolutions if entry.status == "active")
     detail = f"opened; prefill of {plural(size, 'token')} and one decode step have finite logits"
     return SmokeRecord(chain=names, status="ran", detail=detail)
-
-
-def _smoke_requests(vocab_size: int, rows: int, size: int) -> list[Request]:
-    """Prompts of `size` tokens spread over the vocabulary, with two new tokens each."""
-
-    def pick(logits: Logits, history: npt.NDArray[np.int64]) -> int:
-        if logits.shape != (vocab_size,):
-            raise GenerationError(f"logits have the shape {list(logits.shape)}, expected [{vocab_size}]")
-        return int(logits.argmax())
-
-    spread = np.linspace(0, vocab_size - 1, rows * size, dtype=np.int64).reshape(rows, size)
-    return [Request(prompt.tolist(), pick, max_new_tokens=2) for prompt in spread]

@@ -182,12 +182,9 @@ def test_a_node_that_no_provider_has_is_that_of_the_first_attempt(monkeypatch: p
     def fail(*_: object) -> None:
         raise NativeFailureError(next(attempts), ())
 
-    for name, found in (
-        ("_open_quiet", fail),
-        ("register_plugins", tuple),
-        ("by_experiment", lambda _, failure: failure),
-    ):
-        monkeypatch.setattr(open_chain, name, found)
+    monkeypatch.setattr(open_chain, "_open_quiet", fail)
+    monkeypatch.setattr(open_chain, "register_plugins", tuple)
+    monkeypatch.setattr(provider_state, "by_experiment", lambda _, failure: failure)
     chain = tuple(Resolution(known_providers()[name], "active") for name in ("webgpu", "cpu"))
     with pytest.raises(NoKernelError, match="WebGpuExecutionProvider, CPUExecutionProvider cannot run it") as raised:
         open_session(Path("m.onnx"), chain, threads=1, observe=False)
