@@ -88,7 +88,7 @@ def document(found: Comparison) -> Document:
         if changes or notes:
             blocks = list(_table(part, changes) if part.form == "table" else _groups(part, changes))
             count = plural(count_names(changes), part.noun) if part.kind else ""
-            sections.append(Section(key, part.title, (*blocks, *notes), count))
+            sections.append(Section(key, part.title, (*blocks, *notes), count, part.folded))
     return Document(
         kind=f"Difference of {KINDS[found.kind]}",
         name=f"{found.before.name} and {found.after.name}",
@@ -97,7 +97,7 @@ def document(found: Comparison) -> Document:
     )
 
 
-VIEWS = Views(document, folded=("files", *(key for key, part in PARTS.items() if part.folded)))
+VIEWS = Views(document)
 
 
 def _is_explained(change: Change, found: Comparison) -> bool:
@@ -114,7 +114,7 @@ def _sides(found: Comparison) -> Section:
         for letter, side in (("A", found.before), ("B", found.after))
     )
     equal = Line(f"{plural(found.equal_rows, 'value')} equal in both", tone="quiet")
-    return Section("files", "Compared", (Pairs("Compared", rows), equal))
+    return Section("files", "Compared", (Pairs("Compared", rows), equal), folded=True)
 
 
 def _table(part: Part, changes: Sequence[Change]) -> Iterator[Block]:

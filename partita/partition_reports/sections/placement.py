@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from partita.diagnosis.graphs import COMPILED
-from partita.diagnosis.naming import module_group
 from partita.diagnosis.records import Fallback
 from partita.observations.names import UNKNOWN
 from partita.observations.records import PhaseName
@@ -22,15 +21,10 @@ from partita.observations.text_format import (
     tally,
 )
 from partita.partition_reports.groups import (
-    LAYER,
-    Node,
-    layer_key,
     layer_order,
     op_type_of,
-    positions_in,
     provider_of,
     ran_by,
-    report_rows,
 )
 from partita.partition_reports.outcome import fallbacks_of, is_timed, preferred_of, used_phases
 from partita.partition_reports.records import (
@@ -42,6 +36,7 @@ from partita.partition_reports.records import (
     Report,
     Subgraphs,
 )
+from partita.partition_reports.sections.layer_map import layer_map
 from partita.partition_reports.sections.model import (
     Block,
     Cell,
@@ -241,29 +236,6 @@ def _render_bodies(bodies: Subgraphs) -> str:
     return f"{plural(bodies.nodes, 'node')} listed, {on_cpu}{names}, {copies}{unseen}."
 
 
-NAMED_MODULES = 4
-"""Maximum modules named in a row outside the layers."""
-
-
-def layer_rows(phases: Sequence[Phase]) -> dict[str, tuple[list[Node], ...]]:
-    """Row of the table of layers -> its nodes in each phase, in execution order."""
-    found: dict[str, tuple[list[Node], ...]] = {}
-    for at, phase in enumerate(phases):
-        key = layer_key(phase)
-        for node in sorted(report_rows(phase), key=positions_in(phase)):
-            found.setdefault(key(node), tuple([] for _ in phases))[at].append(node)
-    return {name: found[name] for name in sorted(found, key=layer_order)}
-
-
-def row_modules(name: str, members: Sequence[Sequence[Node]]) -> str:
-    """The modules of a row outside the layers."""
-    if name.startswith(LAYER):
-        return ""
-    named = (node.module for nodes in members for node in nodes if node.module and isinstance(node, FileNode))
-    names = list(dict.fromkeys(map(module_group, named)))
-    return ", ".join(names[:NAMED_MODULES]) + (", …" if len(names) > NAMED_MODULES else "")
-
-
 def layers_section(report: Report) -> Section | None:
     """Nodes and time per layer; None if no nodes are known."""
     phases = used_phases(report)
@@ -271,7 +243,8 @@ def layers_section(report: Report) -> Section | None:
         return None
     wanted = preferred_of(report) if has_several_providers(phases) else None
     blocks: list[Block] = [
-        group_table("layer", phases, lambda phase: phase.by_layer, wanted, timed=is_timed(report), order=layer_order)
+        layer_map(report),
+        group_table("layer", phases, lambda phase: phase.by_layer, wanted, timed=is_timed(report), order=layer_order),
     ]
     blocks += [Line(text, tone="quiet") for text in _layer_notes(phases, timed=is_timed(report))]
     return Section("layers", "Layers", tuple(blocks))
