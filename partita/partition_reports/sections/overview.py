@@ -207,7 +207,7 @@ def _unavailable(report: Report) -> list[ChainEntry]:
 
 
 def _groups(report: Report) -> list[tuple[GroupKey, list[Fallback]]]:
-    """Fallbacks by reason, without those that an unavailable provider explains."""
+    """Fallbacks by reason, except the reasons of an unavailable provider."""
     groups, active = by_reason(report), active_of(report)
     return [each for each in groups if each[1][0].preferred_provider in active] if _unavailable(report) else groups
 
