@@ -315,10 +315,8 @@ def test_report_show(package: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     report = tmp_path / "r.json"
     succeeds(capsys, "generate", package, PROMPT, "--max-new-tokens", 12, "--report", report)
     out, _ = succeeds(capsys, "report", "show", report, "--full")
-    assert (
-        "nodes on CPU in prefill and decode" in " ".join(out.split())
-        and "copies: 0 per run of decode; 1 partition" in out
-    )
+    assert " on CPU in prefill and decode" in " ".join(out.split())
+    assert "copies: 0 per run of decode; 1 partition" in out
     raw = json.loads(succeeds(capsys, "report", "show", report, "--json")[0])
     assert raw == json.loads(report.read_text()) and raw["schema"] == "partita.report/1"
     assert all(check["passed"] for check in raw["checks"])

@@ -44,7 +44,7 @@ CUT = 8
 
 def show_document(page: Page, document: Document) -> None:
     """Print headline, opening and sections."""
-    page.lines(_headline(page, document, hang=0))
+    page.lines(_headline(page, document))
     if document.opening:
         if document.headline:
             page.blank()
@@ -54,10 +54,10 @@ def show_document(page: Page, document: Document) -> None:
             show_section(page, section)
 
 
-def _headline(page: Page, document: Document, hang: int) -> list[Text]:
+def _headline(page: Page, document: Document) -> list[Text]:
     """The first sentences, in the colour of the outcome."""
     style = BOLD + Style(color=TONES[document.tone].color)
-    return [line for sentence in document.headline for line in page.wrapped(sentence, hang=hang, style=style)]
+    return [line for sentence in document.headline for line in page.wrapped(sentence, style=style)]
 
 
 def show_brief(page: Page, document: Document) -> None:
@@ -71,7 +71,7 @@ def show_brief(page: Page, document: Document) -> None:
 
 def _brief(page: Page, document: Document, most: int, *, required: bool = True) -> list[Text] | None:
     """The lines, with at most `most` of a sentence; with `required` None if an essential one has no room."""
-    lines = _headline(page, document, INDENT)
+    lines = _headline(page, document)
     for block in document.opening:
         part = list[Text]()
         if isinstance(block, Line):
