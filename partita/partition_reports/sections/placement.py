@@ -28,11 +28,9 @@ from partita.partition_reports.groups import (
 )
 from partita.partition_reports.outcome import fallbacks_of, is_timed, preferred_of, used_phases
 from partita.partition_reports.records import (
-    FileNode,
     GroupShare,
     NodePlacement,
     Phase,
-    ProviderShare,
     Report,
     Subgraphs,
 )
@@ -137,17 +135,17 @@ def _group_row(
     if added:
         cells.append(" / ".join(dict.fromkeys(f"{entry.added_nodes:,}" if entry else "0" for entry in entries)))
     if wanted:
-        found = [_away(entry, wanted) if entry else "" for entry in entries]
+        found = [
+            on_providers({name: count for name, count in entry.nodes_by_provider.items() if name != wanted})
+            if entry
+            else ""
+            for entry in entries
+        ]
         cells.append(" / ".join(dict.fromkeys(text or "0" for text in found)) if any(found) else "")
     for entry in entries if timed else ():
         cells.append(decimals(entry.host_us_per_run, 1e-3) if entry else NOT_KNOWN)
         cells.append(percent(entry.time_share) if entry else NOT_KNOWN)
     return tuple(cells)
-
-
-def _away(entry: GroupShare, wanted: str) -> str:
-    """Nodes that are not on the preferred provider."""
-    return on_providers({name: count for name, count in entry.nodes_by_provider.items() if name != wanted})
 
 
 def _sum_up(
@@ -176,20 +174,13 @@ def _about_providers(report: Report) -> Iterator[Line]:
         phase, where = phases[0], in_phases(phase.name for phase in phases)
         if len(phase.providers) > 1 or any(node.replaces for node in phase.nodes):
             for entry in filter(lambda entry: entry.op_types, phase.providers):
-                yield Line(
-                    f"{_render_behind(entry)}{tally(entry.op_types)}", f"{short_provider(entry.provider)}{where}"
-                )
+                executed = f"{plural(entry.executed_nodes, 'node')} for {entry.nodes:,} of the file: "
+                text = executed if entry.nodes != entry.executed_nodes else ""
+                yield Line(f"{text}{tally(entry.op_types)}", f"{short_provider(entry.provider)}{where}")
         for line in _parts_of_nodes(phase):
             yield Line(line, tone="quiet")
         if phase.subgraphs is not None:
             yield Line(_render_bodies(phase.subgraphs), f"Control-flow subgraphs{where}, not in other figures")
-
-
-def _render_behind(entry: ProviderShare) -> str:
-    """Number of file nodes of a provider, if it differs from the number of plan nodes."""
-    if entry.nodes == entry.executed_nodes:
-        return ""
-    return f"{plural(entry.executed_nodes, 'node')} for {entry.nodes:,} of the file: "
 
 
 def _parts_of_nodes(phase: Phase) -> list[str]:
@@ -202,7 +193,8 @@ def _parts_of_nodes(phase: Phase) -> list[str]:
             made_of = f"{plural(len(node.replaces), 'node')} of {node.module or 'several modules'}"
             compiled.setdefault(made_of, []).append(node.name)
         elif node.replaces:
-            alike.setdefault((op_type_of(node), _operators_of(node, rows.get(node.name, ()))), []).append(node)
+            kinds = tuple(row.op_type or UNKNOWN for row in rows.get(node.name, ()) if row.name != node.name)
+            alike.setdefault((op_type_of(node), kinds), []).append(node)
     lines = [
         f"{name_some(names, NAMED)}: {'each ' if len(names) > 1 else ''}compiled from {made_of}"
         for made_of, names in compiled.items()
@@ -213,11 +205,6 @@ def _parts_of_nodes(phase: Phase) -> list[str]:
     ]
     left = len(lines) - NAMED
     return [*lines[:NAMED], *([f"and {plural(left, 'more kind')}"] if left > 0 else [])]
-
-
-def _operators_of(node: NodePlacement, rows: Sequence[FileNode]) -> tuple[str, ...]:
-    """Operators of the file nodes that a fused node runs, without one of its own name."""
-    return tuple(row.op_type or UNKNOWN for row in rows if row.name != node.name)
 
 
 def _render_bodies(bodies: Subgraphs) -> str:
@@ -294,7 +281,7 @@ def _node_table(report: Report, phases: Sequence[Phase]) -> Table:
             *(decimals(known.get(node.name), 1e-3) for known in times),
             human_bytes(node.output_bytes),
             reason,
-            _render_replaced(node),
+            ("compiled from " if node.op_type == COMPILED and node.replaces else "") + name_some(node.replaces, NAMED),
         )
         rows.append(Row(cells, anchors[last.name, node.position]))
     heads: list[Head] = [Column("position"), "node", "operator", "provider", Column("layer"), "module"]
@@ -318,9 +305,3 @@ def _render_reasons(entry: Fallback) -> str:
     if not entry.skipped:
         return entry.reason
     return "; ".join(f"{short_provider(each.provider)}: {each.reason}" for each in entry.preferred)
-
-
-def _render_replaced(node: NodePlacement) -> str:
-    """The file nodes that a node replaces."""
-    made = "compiled from " if node.op_type == COMPILED and node.replaces else ""
-    return made + name_some(node.replaces, NAMED)
