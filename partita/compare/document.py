@@ -306,9 +306,10 @@ def _placement(found: Comparison) -> Iterator[str]:
 def _copies(found: Comparison) -> Iterator[str]:
     """Change of the number of copies, in decode or the last phase."""
     copies, counts = found.of("copies"), {change.group: change for change in found.of("copy_count")}
-    phase = next(reversed(list(dict.fromkeys([change.group for change in copies] or counts))), None)
-    if phase is None:
+    phases = [change.group for change in copies] or list(counts)
+    if not phases:
         return
+    phase = "decode" if "decode" in phases else phases[-1]
     if phase not in counts:
         yield f"{plural(sum(change.group == phase for change in copies), 'changed copy')} in {phase}"
     elif None in (counts[phase].before, counts[phase].after):
