@@ -99,10 +99,10 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "uvicorn": ("serve/",),
     "prometheus_client": ("serve/",),
     # Errors and sections carry rows; only the edge sets them in type, and no child process loads what it needs for it.
-    "rich": ("commands/", "partition_reports/render/", "partition_reports/views/", "check/text.py"),
+    "rich": ("commands/", "partition_reports/render/", "check/text.py"),
 }
 
-MAY_PRINT = ("cli.py", "__main__.py", "partition_reports/views/")
+MAY_PRINT = ("cli.py", "__main__.py", "partition_reports/render/")
 
 # Must stay unloaded by `import partita.cli`. numpy alone takes about 100 ms, a third of what `--help` may take.
 HEAVY = ("torch", "onnxruntime", "transformers", "onnx", "numpy", "starlette", "uvicorn", "prometheus_client")
@@ -289,7 +289,7 @@ def test_checker_accepts_what_is_allowed(tmp_path):
         "cli.py": "from partita.export import a\nimport partita.runtime.ort.session\nprint('x')",
         "runtime/ort/session.py": "import onnxruntime\nfrom partita.providers import x",
         "export/a.py": "import torch\nfrom partita import __version__, errors",
-        "partition_reports/views/text.py": "print('x')",
+        "partition_reports/render/text.py": "print('x')",
     }
     assert violations(plant(tmp_path, files)) == []
 
@@ -297,7 +297,7 @@ def test_checker_accepts_what_is_allowed(tmp_path):
 def plant(folder: Path, files: dict[str, str]) -> Path:
     """A package tree that keeps every rule, plus `files`, each under a module docstring."""
     root = folder / "partita"
-    rooms = ("", "export/", "runtime/", "runtime/ort/", "providers/", "partition_reports/", "partition_reports/views/")
+    rooms = ("", "export/", "runtime/", "runtime/ort/", "providers/", "partition_reports/", "partition_reports/render/")
     empty = {
         **{f"{room}__init__.py": "" for room in rooms},
         "errors.py": "",

@@ -18,8 +18,8 @@ from partita.diagnosis.reasons.table import REASONS
 from partita.diagnosis.records import VariantRecord
 from partita.partition_reports.records import Report
 from partita.partition_reports.sections.fallbacks import by_reason
-from partita.partition_reports.sections.model import Command
-from partita.partition_reports.sections.overview import glance
+from partita.partition_reports.sections.model import Command, Line
+from partita.partition_reports.sections.overview import remedies
 from partita.partition_reports.sections.shared import for_reason, situation_of, top_actions
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
 from tests.partition_reports import pages
@@ -76,7 +76,7 @@ def test_paths_are_quoted_and_what_is_not_known_stands_in_capitals() -> None:
     report = with_package(pages.mixed_report(), name="my 'model'", checkpoint="folder")
     first = commands(report)[0]
     assert first[2:] == (CHECKPOINT, "my 'model'-for-webgpu", "--target", "webgpu")
-    line = next(line for line in glance(report).questions[-1].lines if isinstance(line, Command))
+    line = next(line for line in remedies(report) if isinstance(line, Command))
     assert shlex.split(line.text) == list(line.arguments)
     hub = with_package(report, checkpoint="owner/name")
     assert commands(hub)[0][2] == "owner/name"
@@ -186,10 +186,9 @@ def test_a_package_is_not_to_be_made_again_as_it_is() -> None:
 
 def test_a_provider_that_is_not_there_comes_before_its_nodes() -> None:
     report = REPORTS["unavailable"]()
-    answer = glance(report).questions[-1]
-    assert answer.figure == "Make WebGpu available"
-    assert answer.lines[0] == "pip install onnxruntime-webgpu"
-    assert Command(("partita", "providers"), answer.lines[1].does) == answer.lines[1]  # type: ignore[union-attr]
+    first, second = remedies(report)
+    assert isinstance(first, Line) and first.text == "pip install onnxruntime-webgpu"
+    assert isinstance(second, Command) and second.arguments == ("partita", "providers")
 
 
 @pytest.mark.usefixtures("stand_ins")

@@ -88,7 +88,7 @@ def document(found: Comparison) -> Document:
         if changes or notes:
             blocks = list(_table(part, changes) if part.form == "table" else _groups(part, changes))
             count = plural(count_names(changes), part.noun) if part.kind else ""
-            sections.append(Section(key, part.title, (*blocks, *notes), count))
+            sections.append(Section(key, part.title, (*blocks, *notes), count, part.folded))
     return Document(
         kind=f"Difference of {KINDS[found.kind]}",
         name=f"{found.before.name} and {found.after.name}",
@@ -97,7 +97,7 @@ def document(found: Comparison) -> Document:
     )
 
 
-VIEWS = Views(document, folded=("files", *(key for key, part in PARTS.items() if part.folded)))
+VIEWS = Views(document)
 
 
 def _is_explained(change: Change, found: Comparison) -> bool:
@@ -114,7 +114,7 @@ def _sides(found: Comparison) -> Section:
         for letter, side in (("A", found.before), ("B", found.after))
     )
     equal = Line(f"{plural(found.equal_rows, 'value')} equal in both", tone="quiet")
-    return Section("files", "Compared", (Pairs("Compared", rows), equal))
+    return Section("files", "Compared", (Pairs("Compared", rows), equal), folded=True)
 
 
 def _table(part: Part, changes: Sequence[Change]) -> Iterator[Block]:
@@ -135,13 +135,11 @@ def _table(part: Part, changes: Sequence[Change]) -> Iterator[Block]:
     used = [column for column in range(len(heads)) if any(row[column] for row in cells)]
     columns = [Column(heads[column], number=part is PARTS["cost"] and column > 1) for column in used]
     shown = [[row[column] for column in used] for row in cells]
-    yield table(part.title, columns, shown, obvious=True, most=ROWS, rest=_more_rows)
+    yield table(
+        part.title, columns, shown, obvious=True, most=ROWS, rest=lambda shown: f"the first {shown}; the JSON has all"
+    )
     if any(change.details.get("spread") == "within" for change in changes):
         yield Line("~: not significant; each run's median step is within the other run's p95.")
-
-
-def _more_rows(shown: int) -> str:
-    return f"the first {shown}; the JSON has all"
 
 
 def _groups(part: Part, changes: Iterable[Change]) -> Iterator[Block]:
@@ -306,24 +304,16 @@ def _placement(found: Comparison) -> Iterator[str]:
 
 
 def _copies(found: Comparison) -> Iterator[str]:
-    """Change of the number and bytes of copies, in decode or the last phase."""
+    """Change of the number of copies, in decode or the last phase."""
     copies, counts = found.of("copies"), {change.group: change for change in found.of("copy_count")}
-    phases = list(dict.fromkeys([change.group for change in copies] or counts))
+    phases = [change.group for change in copies] or list(counts)
     if not phases:
         return
     phase = "decode" if "decode" in phases else phases[-1]
-    sizes = {change.name: change for change in found.of("copy_bytes", "figures") if change.group == phase}
-    size = sizes.get("copy_bytes_per_token") or sizes.get("copy_bytes_per_run")
-    grown = ""
-    if size is not None and "copies_of_unknown_size" not in sizes and None not in (size.before, size.after):
-        more = round(float(size.after or 0) - float(size.before or 0))
-        grown = f" ({'+' if more >= 0 else '-'}{human_bytes(abs(more))} {size.name.removeprefix('copy_bytes_')})"
     if phase not in counts:
-        changed = sum(change.group == phase for change in copies)
-        yield f"{plural(changed, 'changed copy')} in {phase}{grown.replace('_', ' ')}"
+        yield f"{plural(sum(change.group == phase for change in copies), 'changed copy')} in {phase}"
     elif None in (counts[phase].before, counts[phase].after):
         yield f"copies in control-flow subgraphs counted in one report only, in {phase}"
     else:
         more = round(float(counts[phase].after or 0) - float(counts[phase].before or 0))
-        word = "more" if more > 0 else "fewer"
-        yield f"{plural(abs(more), f'{word} copy')} in {phase}{grown.replace('_', ' ')}"
+        yield f"{plural(abs(more), 'more copy' if more > 0 else 'fewer copy')} in {phase}"

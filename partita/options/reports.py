@@ -7,7 +7,7 @@ from typing import Annotated
 from partita.options.fields import COUNT, NUMBER, Option, PathText, option, view_option
 from partita.options.groups import Json, Out, PlacementLimits, ReportArgument
 
-REPORT_VIEWS = "partita.partition_reports.views"
+REPORT_VIEWS = "partita.partition_reports.sections.report"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from partita.observations.records import ChainEntry, PhaseName
 from partita.observations.text_format import percent, plural
 from partita.partition_reports.groups import is_about, provider_of, report_rows, share_of, total_us
 from partita.partition_reports.partitions import SESSION, is_memcpy
-from partita.partition_reports.records import BoundaryTensor, Copy, NodePlacement, Partition, Phase, PhaseCost
+from partita.partition_reports.records import Copy, NodePlacement, Partition, Phase, PhaseCost
 
 HARMLESS_SHARE = 0.01
 """A harmless fallback takes a smaller share of its phase's node time."""
@@ -32,7 +32,8 @@ def phase_cost(
     partitions: Sequence[Partition], copies: Sequence[Copy], tokens: int | None, *, timed: bool
 ) -> PhaseCost:
     """Cost of one run of a phase. `tokens`: new tokens per run. `timed`: False for a dry run."""
-    crossing = _crossings(partitions)
+    borders = (tensor for part in partitions for tensor in part.boundary)
+    crossing = [tensor for tensor in borders if tensor.direction == "out" and tensor.other_side != SESSION]
     moved = total_bytes(copies)
     wait = waiting_us(copies) if timed else None
     return PhaseCost(
@@ -47,12 +48,6 @@ def phase_cost(
         copy_bytes_per_token=per(moved, tokens),
         host_wait_us_per_token=per(wait, tokens),
     )
-
-
-def _crossings(partitions: Iterable[Partition]) -> list[BoundaryTensor]:
-    """Tensors that leave a partition, once for each partition that receives them."""
-    borders = (tensor for part in partitions for tensor in part.boundary)
-    return [tensor for tensor in borders if tensor.direction == "out" and tensor.other_side != SESSION]
 
 
 def _total_sizes(sizes: Iterable[int | None]) -> int | None:

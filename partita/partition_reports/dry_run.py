@@ -82,7 +82,8 @@ def without_sizes(index: SessionIndex) -> SessionIndex:
 
 def without_values(index: SessionIndex, times: NodeTimes) -> NodeTimes:
     """Sizes of the nodes of one phase that do not depend on values; no times."""
-    unknown = _nodes_of_unknown_size(index)
+    tensors = _tensors_of_unknown_size(index)
+    unknown = frozenset(name for name in index.order if tensors and _is_unknown(index, name, tensors))
     return replace(
         times,
         host_us={},
@@ -91,28 +92,20 @@ def without_values(index: SessionIndex, times: NodeTimes) -> NodeTimes:
     )
 
 
-def _nodes_of_unknown_size(index: SessionIndex) -> frozenset[str]:
-    """Nodes of the execution order with an output whose size may depend on values.
+def _is_unknown(index: SessionIndex, name: str, unknown: frozenset[str]) -> bool:
+    """Whether the size of the node's output may depend on values.
 
     For a node outside the file, the nodes that it replaces decide; for a copy, its tensor. If both are unknown, the
-    size is unknown if that of any tensor is.
+    size is unknown.
     """
-    unknown = _tensors_of_unknown_size(index)
-    return frozenset(name for name in index.order if unknown and _is_unknown(index, name, unknown))
-
-
-def _is_unknown(index: SessionIndex, name: str, unknown: frozenset[str]) -> bool:
-    """Whether the size of the node's output may depend on values."""
     origins = [index.file_nodes[each] for each in (name, *index.replaces(name)) if each in index.file_nodes]
     if origins:
         return any(tensor in unknown for node in origins for tensor in node.outputs)
     copied = index.memcpy.get(name)
-    return copied is None or copied.tensor in unknown or not _is_of_the_file(index, copied.tensor)
-
-
-def _is_of_the_file(index: SessionIndex, tensor: str) -> bool:
-    """Whether a node of the file writes or reads the tensor; ONNX Runtime adds other tensors."""
-    return any(tensor in node.outputs or tensor in node.inputs for node in index.facts.graph)
+    if copied is None or copied.tensor in unknown:
+        return True
+    # ONNX Runtime adds tensors that no node of the file writes or reads.
+    return not any(copied.tensor in (*node.outputs, *node.inputs) for node in index.facts.graph)
 
 
 def _tensors_of_unknown_size(index: SessionIndex) -> frozenset[str]:

@@ -154,8 +154,7 @@ def _check_session(index: SessionIndex) -> Iterator[Check]:
 
 
 def check_phase(phase: Phase, chain: Sequence[ChainEntry]) -> Iterator[Check]:
-    """Checks of the providers and copies of one phase."""
-    yield _check_copies(phase)
+    """Checks of the providers of one phase."""
     good = plural(len(phase.nodes), "node")
     unplaced = [node.name for node in phase.nodes if node.provider is None]
     title, bad = "every node has a provider", "without a known provider"
@@ -164,23 +163,6 @@ def check_phase(phase: Phase, chain: Sequence[ChainEntry]) -> Iterator[Check]:
     outside = [node.name for node in phase.nodes if node.provider and node.provider not in allowed]
     title, bad = "every node is on a provider of the chain", "outside the chain"
     yield _make("nodes_in_chain", phase.name, title, outside, good, bad)
-
-
-def _check_copies(phase: Phase) -> Check:
-    """Every Memcpy node has a cause in the plan."""
-    memcpy = [copy for copy in phase.copies if copy.kind == "memcpy_node"]
-    names = {node.name for node in phase.nodes}
-    without_cause = [copy.name for copy in memcpy if bool(copy.caused_by) == bool(copy.cause_missing_reason)]
-    unplanned = [name for copy in memcpy for name in copy.caused_by if name not in names]
-    unknown = sum(bool(copy.cause_missing_reason) for copy in memcpy)
-    return _make(
-        "memcpy_have_cause",
-        phase.name,
-        "every Memcpy node has a cause in the plan",
-        list(dict.fromkeys((*without_cause, *unplanned))),
-        f"known causes: {len(memcpy) - unknown}, unknown causes with a reason: {unknown}",
-        "without a cause in the plan",
-    )
 
 
 def _check_tokens(facts: RunFacts) -> Iterator[Check]:

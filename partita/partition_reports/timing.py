@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from partita.diagnosis.session_index import SessionIndex
 from partita.observations.facts import NodeEvent, SpeculationFact, StepFact
@@ -52,13 +53,8 @@ class StepTimes:
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """The percentile (0 .. 100) with linear interpolation, as in numpy; None without values."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    rank = (len(ordered) - 1) * percent / 100
-    below, above = ordered[math.floor(rank)], ordered[math.ceil(rank)]
-    return below + (above - below) * (rank - math.floor(rank))
+    """The percentile (0 .. 100) with linear interpolation; None without values."""
+    return float(np.percentile(values, percent)) if values else None
 
 
 def node_times(index: SessionIndex, phase: PhaseName) -> NodeTimes:

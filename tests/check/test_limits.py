@@ -10,8 +10,7 @@ from partita.errors import UsageError
 from partita.options.fields import check_fields
 from partita.options.groups import PlacementLimits
 from partita.partition_reports.outcome import verdict_of
-from partita.partition_reports.views.text import VIEW
-from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, mixed_facts, report_of
+from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, mixed_facts, report_of, shown
 
 
 @pytest.fixture(scope="module")
@@ -100,4 +99,4 @@ def test_an_exceeded_limit_is_in_the_report_the_verdict_and_the_text():
     report = report_of(mixed_facts(), GPU_CHAIN, judge=lambda made: exceeded_limits(made, Limits(max_cpu_nodes=0)))
     assert len(report.exceeded_limits) == 1
     assert "1 limit EXCEEDED" in verdict_of(report)
-    assert "LIMIT EXCEEDED: --max-cpu-nodes 0: 4 nodes" in VIEW.to_text(report)
+    assert "limit exceeded: --max-cpu-nodes 0: 4 nodes" in shown(report)

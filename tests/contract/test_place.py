@@ -45,7 +45,7 @@ def test_an_island_on_the_cpu_has_a_reason_and_copies(environment, target, parti
     assert nodes_on(content, CPU) == len(fallen) == 1 or (target.kind == "compiling" and len(fallen) == 2), fallen
     copies = [copy for phase in content["phases"] for copy in phase["copies"] if copy["kind"] == "memcpy_node"]
     assert len(copies) == (2 if target.kind == "device" else 0), copies
-    assert "cost per run: 2 tensors between partitions" in done.out or target.kind == "compiling", done
+    assert "tensors between partitions" in done.out or target.kind == "compiling", done
     assert "    cost: " in done.out, done
     copied = re.search(r"^  h  +to host .*island/Scaler$", done.out, re.MULTILINE)
     assert (copied is not None) is (target.kind == "device"), done

@@ -17,8 +17,7 @@ from partita.observations.facts import AssignedNode, NodeProbe, ProbeRun, Sessio
 from partita.observations.log_pattern import LogPattern
 from partita.observations.records import ChainEntry
 from partita.partition_reports.records import Report
-from partita.partition_reports.render.show import print_text
-from partita.partition_reports.views import text as text_view
+from partita.partition_reports.render.show import REPORT_VIEWS, print_text
 from tests.partition_reports.samples import CPU, exported, report_of, run_facts, session_facts
 
 TENSORRT, CUDA = "TensorrtExecutionProvider", "CUDAExecutionProvider"
@@ -105,7 +104,7 @@ def report(log: tuple[str, ...] = (NOT_IN_CUDA, NO_GRAPH)) -> Report:
 
 
 def test_terminal_page_and_explanation_name_both_reasons() -> None:
-    texts = [printed(lambda console: text_view.render(report(), console))]
+    texts = [printed(lambda console: print_text(report(), REPORT_VIEWS, console))]
     texts.append(printed(lambda console: print_text(explain(report(), ON_CPU), "partita.explain.document", console)))
     for text in texts:
         assert "ot on CUDA" in text.replace("ExecutionProvider", "") and "no_kernel_op" in text, text

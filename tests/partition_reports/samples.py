@@ -27,7 +27,10 @@ from partita.observations.log_pattern import LogPattern
 from partita.observations.records import ChainEntry, Environment, Memory, PackageFacts
 from partita.partition_reports.build import build_report
 from partita.partition_reports.records import Phase, Report
+from partita.partition_reports.render.show import load_view
 from partita.partition_reports.request_records import Request
+from partita.partition_reports.sections import overview
+from partita.partition_reports.sections.model import Line, text_of
 
 CPU = "CPUExecutionProvider"
 GPU = "WebGpuExecutionProvider"
@@ -101,6 +104,16 @@ def report_of(facts: RunFacts, chain: tuple[ChainEntry, ...] = CPU_CHAIN, **chan
     given: dict[str, Any] = {"environment": ENVIRONMENT, "package": PACKAGE, "request": asked}
     given |= {"created": "2026-11-21T08:00:00Z", "partita_version": "0.1.0"}
     return build_report(facts, chain=chain, **(given | changes))
+
+
+def shown(report: Report, view: str = "text") -> str:
+    """A view of a report."""
+    return load_view(view).to_text(report)
+
+
+def top(report: Report) -> dict[str, str]:
+    """Label -> text of the sentences at the top of every view."""
+    return {block.label: text_of(block.text) for block in overview.opening(report) if isinstance(block, Line)}
 
 
 def phase_of(report: Report, name: str) -> Phase:

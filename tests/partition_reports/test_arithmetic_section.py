@@ -10,8 +10,17 @@ from partita.observations.facts import GraphNode, RunWindow, SessionFacts
 from partita.partition_reports.records import Report
 from partita.partition_reports.sections.arithmetic import floats_section
 from partita.partition_reports.sections.model import Line, Table
-from partita.partition_reports.views import html, markdown, text
-from tests.partition_reports.samples import CPU, GPU, PACKAGE, event, exported, report_of, run_facts, session_facts
+from tests.partition_reports.samples import (
+    CPU,
+    GPU,
+    PACKAGE,
+    event,
+    exported,
+    report_of,
+    run_facts,
+    session_facts,
+    shown,
+)
 
 GATHER, ROWS, FOLDED, PRODUCT, SUM = (
     "model.embed/Gather",
@@ -59,10 +68,10 @@ def report(precision: str, *sessions: SessionFacts) -> Report:
 
 def told(found: Report) -> tuple[list[str], dict[str, tuple[object, ...]]]:
     """The lines of the section, and the rows of its table by operator and type."""
-    shown = floats_section(found)
-    assert shown is not None and shown.title == "16-bit arithmetic"
-    (table,) = [block for block in shown.blocks if isinstance(block, Table)]
-    lines = [str(block.text) for block in shown.blocks if isinstance(block, Line)]
+    section = floats_section(found)
+    assert section is not None and section.title == "16-bit arithmetic"
+    (table,) = [block for block in section.blocks if isinstance(block, Table)]
+    lines = [str(block.text) for block in section.blocks if isinstance(block, Line)]
     return lines, {f"{row.cells[0]} {row.cells[1]}": tuple(row.cells[2:]) for row in table.rows}
 
 
@@ -135,6 +144,6 @@ def test_a_report_of_before_has_no_such_section() -> None:
 
 def test_every_view_has_it() -> None:
     built = report("fp16", session(COMPUTED, {GATHER: "float16", PRODUCT: "float16", SUM: "float32"}))
-    for each in (text, markdown, html):
-        shown = " ".join(each.VIEW.to_text(built).split())
-        assert "prefill and decode: 1 node in float16 and 1 in float32" in shown, each.VIEW.name
+    for view in ("text", "markdown", "html"):
+        text = " ".join(shown(built, view).split())
+        assert "prefill and decode: 1 node in float16 and 1 in float32" in text, view

@@ -14,7 +14,6 @@ from partita.observations.names import UNKNOWN
 from partita.partition_reports.groups import added_nodes, placed
 from partita.partition_reports.partitions import SESSION, is_memcpy
 from partita.partition_reports.records import Phase, Report
-from partita.partition_reports.views import text
 from tests.partition_reports.samples import (
     CPU,
     CPU_CHAIN,
@@ -30,6 +29,7 @@ from tests.partition_reports.samples import (
     report_of,
     run_facts,
     session_facts,
+    shown,
     step,
     windows,
     with_session,
@@ -66,7 +66,7 @@ def test_interrupted_in_prefill():
     assert {node.provider for node in decode.nodes} == {CPU}
     assert {node.host_us_per_run for node in decode.nodes} == {None}
     assert decode.providers[0].time_share is None
-    assert "run ended early: interrupted" in text.VIEW.to_text(report)
+    assert "the run ended early: interrupted" in shown(report)
 
 
 def test_no_profile_leaves_placement_to_the_other_sources():
@@ -102,7 +102,7 @@ def test_no_session_at_all():
     report = report_of(run_facts(steps=(), new_tokens=0, prompt_tokens=5, finish_reason="error", finish_detail="boom"))
     assert report.phases == ()
     assert failed(report) == []
-    assert text.VIEW.to_text(report).startswith("the run FAILED; no phase was run")
+    assert "tiny: The run failed: boom" in shown(report)
 
 
 def test_a_pair_of_static_files_gives_each_phase_its_own_session():
@@ -123,8 +123,8 @@ def test_a_pair_of_static_files_gives_each_phase_its_own_session():
     ]
     assert failed(report) == []
     assert (report.totals.session_load_seconds if report.totals else None) == pytest.approx(0.2)
-    assert "5 partitions in prefill, in execution order" in text.VIEW.to_text(report)
-    assert "1 partition in decode, in execution order" in text.VIEW.to_text(report)
+    assert "5 partitions in prefill, in execution order" in shown(report)
+    assert "1 partition in decode, in execution order" in shown(report)
 
 
 def test_several_streams_are_ordered_as_the_last_run_ran_them():
@@ -269,7 +269,7 @@ def test_any_facts_give_a_report_whose_sums_hold(chain):
             assert_sums(phase)
         assert Report.model_validate(json.loads(report.model_dump_json(by_alias=True))) == report
         if seed < 15:
-            assert text.VIEW.to_text(report)
+            assert shown(report)
 
 
 def test_a_node_named_after_one_that_still_runs_replaces_nothing():

@@ -21,7 +21,7 @@ def report(facts):
 
 def test_every_check_passes(report):
     assert failed(report) == []
-    assert len(report.checks) == 12
+    assert len(report.checks) == 10
     assert report.conflicts == ()
     assert report.fallbacks == ()
 

@@ -10,8 +10,6 @@ from partita.observations.facts import GraphNode, PortFact, StateFact
 from partita.observations.records import ChainEntry
 from partita.partition_reports.cost import with_costs
 from partita.partition_reports.records import Subgraphs
-from partita.partition_reports.sources import check_phase
-from partita.partition_reports.views.text import VIEW
 from tests.partition_reports.samples import (
     CPU_CHAIN,
     GPU,
@@ -26,6 +24,7 @@ from tests.partition_reports.samples import (
     recorded_facts,
     report_of,
     run_facts,
+    shown,
     windows,
 )
 
@@ -99,7 +98,7 @@ def test_without_either_the_copy_says_why_it_has_no_cause():
     assert copies_of(report)["Memcpy"].caused_by == ()
     assert copies_of(report)["Memcpy"].cause_missing_reason == "no source names its tensor"
     assert failed(report) == []
-    assert "unknown: no source names its tensor" in " ".join(VIEW.to_text(report).split())
+    assert "unknown: no source names its tensor" in " ".join(shown(report).split())
     assert costs_of(report)[DET].harmless is None, "it may be the cause of any of them"
 
 
@@ -117,17 +116,6 @@ def test_a_constant_that_only_the_device_reads_has_no_cause_among_the_nodes():
     graph = optimised(("Memcpy_token_0", "MemcpyFromHost", "table", "table_Device"))
     copy = copies_of(report_with(graph))["Memcpy_token_0"]
     assert copy.caused_by == () and "table" in copy.cause_missing_reason and "constant" in copy.cause_missing_reason
-
-
-def test_a_copy_without_cause_or_excuse_fails_a_check():
-    phase = phase_of(report_with(), "decode")
-    bare = tuple(copy.model_copy(update={"caused_by": ()}) for copy in phase.copies)
-    wrong = tuple(copy.model_copy(update={"caused_by": ("nobody",)}) for copy in phase.copies)
-    for copies in (bare, wrong):
-        checks = check_phase(phase.model_copy(update={"copies": copies}), GPU_CHAIN)
-        assert [check.name for check in checks if not check.passed] == [
-            "decode: every Memcpy node has a cause in the plan"
-        ]
 
 
 # --- what a phase costs ---------------------------------------------------------------------------------------------
@@ -230,11 +218,10 @@ def test_nothing_is_called_harmless_when_the_provider_is_not_there():
 
 
 def test_the_text_says_what_a_group_of_fallbacks_costs():
-    text = " ".join(VIEW.to_text(report_of(mixed_facts(), GPU_CHAIN)).split())
+    text = " ".join(shown(report_of(mixed_facts(), GPU_CHAIN)).split())
     cost = "cost in decode: 2 copies (1 KiB, 0.200 ms wait, 15.4 % of the node time), the nodes themselves: 7.7 % of "
     assert f"{cost}the node time; 1 node causes copies" in text
     assert "query to host 1 512 B 0.100 model.layers.0.self_attn/Det" in text
-    assert "cost per run of decode: 6 tensors between partitions" in text
 
 
 # --- borders, sources, disagreements --------------------------------------------------------------------------------
@@ -283,7 +270,7 @@ def test_sources_tell_why_there_is_no_optimised_graph():
     report = report_of(mixed_facts(optimised_missing_reason="its weights are too large"), GPU_CHAIN)
     said = {entry.source: entry for entry in report.sources}
     assert not said["optimised_model"].available and "too large" in said["optimised_model"].covers
-    assert "too large" in VIEW.to_text(report)
+    assert "too large" in shown(report)
 
 
 def state(**changes) -> StateFact:
@@ -306,6 +293,6 @@ def state(**changes) -> StateFact:
 def test_the_cache_says_at_how_many_steps_it_was_checked():
     report = report_of(replace(recorded_facts(), states=(state(), state(checked_steps=4))))
     assert report.cache is not None and report.cache.checked_steps == 4
-    assert "at each of 4 observed steps" in " ".join(VIEW.to_text(report).split())
+    assert "at each of 4 observed steps" in " ".join(shown(report).split())
     report = report_of(replace(recorded_facts(), states=(state(), state(checked_steps=None))))
     assert report.cache is not None and report.cache.checked_steps is None

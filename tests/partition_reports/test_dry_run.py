@@ -11,7 +11,6 @@ from partita.observations.facts import GraphNode, PortFact
 from partita.partition_reports.dry_run import blocking_nodes
 from partita.partition_reports.outcome import verdict_of
 from partita.partition_reports.request_records import DryRunFacts, GraphCapture, ModelFacts, ModelInput
-from partita.partition_reports.views.text import VIEW
 from tests.partition_reports.samples import (
     CPU,
     GPU,
@@ -25,6 +24,7 @@ from tests.partition_reports.samples import (
     report_of,
     run_facts,
     session_facts,
+    shown,
     windows,
 )
 
@@ -180,8 +180,8 @@ def test_an_output_whose_size_depends_on_values_is_a_copy_of_unknown_size():
 def test_the_banner_comes_first_and_names_what_was_real():
     request = REQUEST.model_copy(update={"verb": "place", "prompt_tokens": None, "max_new_tokens": None, "runs": 3})
     report = report_of(replace(mixed_facts(), finish_reason=None), GPU_CHAIN, device=PLAYED, request=request)
-    text = VIEW.to_text(report)
-    assert text.startswith("DRY RUN: no NVIDIA H100 was used.")
+    text = shown(report)
+    assert text.splitlines()[2] == "  dry run: as NVIDIA H100: no device was used, and there are no times"
     assert verdict_of(report).startswith("DRY RUN as NVIDIA H100; ")
     for word in ("compute capability 9.0", "80 GiB", "libonnxruntime_providers_cuda.so", "place, 3 runs per phase"):
         assert word in text
@@ -207,7 +207,7 @@ def test_the_verdict_on_graph_capture_is_shown_with_its_nodes():
         file="model.onnx", is_accepted=False, evidence="it said no", blocking=blocking_nodes(phase, GPU) * 3
     )
     played = PLAYED.model_copy(update={"graph_capture": (refused,)})
-    text = VIEW.to_text(report_of(replace(mixed_facts(), finish_reason=None), GPU_CHAIN, device=played))
+    text = shown(report_of(replace(mixed_facts(), finish_reason=None), GPU_CHAIN, device=played))
     assert "CUDA graph capture of model.onnx: REFUSED\n" in text and "evidence: it said no" in text
     words = " ".join(text.split())
     assert "blocks capture: 12 nodes on CPUExecutionProvider (Concat 3, Det 3, Gather 3, Transpose 3)" in words

@@ -5,9 +5,7 @@ from __future__ import annotations
 from partita.partition_reports.outcome import fallbacks_of, summarise
 from partita.partition_reports.sections.fallbacks import by_reason, section
 from partita.partition_reports.sections.model import Group
-from partita.partition_reports.sections.overview import glance
-from partita.partition_reports.views import html, markdown
-from partita.partition_reports.views.brief import brief
+from partita.partition_reports.sections.overview import headline, opening, sign_and_tone
 from tests.partition_reports.report_changes import mixed
 from tests.partition_reports.samples import (
     CPU,
@@ -18,6 +16,8 @@ from tests.partition_reports.samples import (
     TENSORRT,
     recorded_facts,
     report_of,
+    shown,
+    top,
 )
 
 REPORT = mixed(MISSING_FIRST_CHAIN)
@@ -45,14 +45,10 @@ def test_the_section_says_once_that_it_is_missing() -> None:
 
 
 def test_the_top_and_the_brief_view_name_what_kept_nodes_from_the_provider_that_was_there() -> None:
-    top = glance(REPORT)
-    why, do = (str(answer.lines) for answer in (top.questions[2], top.questions[4]))
-    assert why.count("Tensorrt is unavailable") == 1 and "no_kernel_op" in why
-    assert "install TensorRT" in do and len(top.questions[4].lines) > 1
-    (told,) = (each.text for each in brief(REPORT) if each.label == "fallbacks")
-    assert (
-        told.startswith("Tensorrt is unavailable: library_missing: ") and "nodes on CPU: " in told or "1 node" in told
-    )
+    text = top(REPORT)["fallbacks"]
+    assert text.startswith("Tensorrt is unavailable: library_missing: ") and "; 1 node on CPU: " in text
+    remedies = [str(block) for block in opening(REPORT) if "remedy" in str(block)]
+    assert "install TensorRT" in remedies[0] and len(remedies) > 1
 
 
 DEFAULT = report_of(
@@ -64,16 +60,10 @@ DEFAULT = report_of(
 
 
 def test_a_default_chain_without_its_first_provider_is_not_all_where_it_was_asked() -> None:
-    top = glance(DEFAULT)
     said = "Ran on CPU; Tensorrt is installed but could not start: library_missing; install TensorRT"
-    assert (top.state.headline, top.state.tone, top.state.sign) == (said, "warn", "◐")
-    where, _, why, cost, do = top.questions
-    assert where.figure == "not on Tensorrt" and cost.figure == "unknown"
-    assert "library_missing" in str(why.lines) and "install TensorRT" in str(do.lines)
-    assert "tokens/s" not in str(cost), "the speed of another provider is no cost"
-    told = {each.label: each.text for each in brief(DEFAULT)}
-    assert told[""].endswith(said) and "install TensorRT" in told["remedy"]
-    assert said in markdown.to_text(DEFAULT) and said in html.to_text(DEFAULT) and "✓" not in markdown.to_text(DEFAULT)
+    assert (headline(DEFAULT), sign_and_tone(DEFAULT)) == (said, ("◐", "warn"))
+    assert "library_missing" in top(DEFAULT)["fallbacks"] and "install TensorRT" in top(DEFAULT)["remedy"]
+    assert said in shown(DEFAULT, "html") and "✓" not in shown(DEFAULT, "markdown")
     summary = summarise(DEFAULT)
     assert (summary.preferred_provider, summary.state) == (TENSORRT, "none")
     assert "unavailable (library_missing)" in summary.verdict
@@ -81,4 +71,4 @@ def test_a_default_chain_without_its_first_provider_is_not_all_where_it_was_aske
 
 def test_of_a_chain_that_was_named_it_is_still_nothing_that_ran_there() -> None:
     named = report_of(recorded_facts(), (MISSING_FIRST_CHAIN[0], *CPU_CHAIN))
-    assert glance(named).state.headline == "Nothing ran on Tensorrt: library_missing"
+    assert headline(named) == "Nothing ran on Tensorrt: library_missing"

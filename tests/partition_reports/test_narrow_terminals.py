@@ -6,7 +6,6 @@ import io
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
-from types import ModuleType
 
 import pytest
 from rich.cells import cell_len
@@ -21,10 +20,9 @@ from partita.compare.reports import compare
 from partita.diagnosis.explanation import refused_nodes
 from partita.explain.node_explanation import Explanation, Matches, find
 from partita.machine.records import Device, Gpu, MachineReport, OnnxRuntime, ProviderEntry
-from partita.partition_reports.render.show import print_text
+from partita.partition_reports.render.show import REPORT_VIEWS, print_text
 from partita.partition_reports.render.terminal import Page
 from partita.partition_reports.sections.model import Column
-from partita.partition_reports.views import brief, text
 from partita.runtime.chain.advice import rows_of
 from tests.bench import test_contenders
 from tests.diagnosis import test_refusal
@@ -144,17 +142,17 @@ def machine() -> Render:
     return lambda console: print_text(made, "partita.machine.document", console)
 
 
-def of_report(module: ModuleType, name: str) -> Callable[[], Render]:
+def of_report(view: str, name: str) -> Callable[[], Render]:
     def make() -> Render:
         report = REPORTS[name]()
-        return lambda console: module.render(report, console)
+        return lambda console: print_text(report, REPORT_VIEWS, console, view)
 
     return make
 
 
 VIEWS: dict[str, Callable[[], Render]] = {
-    **{f"show {name}": of_report(text, name) for name in TABLES},
-    **{f"brief {name}": of_report(brief, name) for name in REPORTS},
+    **{f"show {name}": of_report("text", name) for name in TABLES},
+    **{f"brief {name}": of_report("brief", name) for name in REPORTS},
     "explain a fallback": lambda: explained("recorded webgpu", "model.layers.0.self_attn/Attention"),
     "explain a copy": lambda: explained("recorded webgpu", "Memcpy"),
     "explain a fused node": lambda: explained("recorded torch export", "node_div"),

@@ -16,7 +16,6 @@ from partita.partition_reports.outcome import state_name
 from partita.partition_reports.placement import find_subgraphs
 from partita.partition_reports.records import Report, Subgraphs
 from partita.partition_reports.sections.placement import section as nodes_section
-from partita.partition_reports.views.text import VIEW
 from tests.partition_reports.report_changes import each_phase, mixed
 from tests.partition_reports.samples import (
     CPU,
@@ -28,6 +27,7 @@ from tests.partition_reports.samples import (
     report_of,
     run_facts,
     session_facts,
+    shown,
     windows,
 )
 
@@ -89,7 +89,7 @@ def test_copies_of_one_tensor_in_two_branches_are_two():
 def test_what_a_body_on_another_device_reads_may_be_copied_without_a_line():
     found = bodies_of(branching())
     assert (found.copies, found.may_have_more_copies) == (1, True)
-    assert "may be copied as well (no source reports them)" in " ".join(VIEW.to_text(report_on(branching())).split())
+    assert "may be copied as well (no source reports them)" in " ".join(shown(report_on(branching())).split())
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_without_an_assignment_list_nothing_is_known_of_nodes_in_bodies():
     found = bodies_of(branching(assigned=None))
     assert (found.nodes, found.is_known, found.may_have_more_copies) == (0, False, True)
     assert bodies_of(branching()).is_known
-    said = " ".join(VIEW.to_text(report_on(branching(assigned=None))).split())
+    said = " ".join(shown(report_on(branching(assigned=None))).split())
     assert "This ONNX Runtime does not list their nodes; 1 Memcpy node" in said
     alone = branching(assigned=None, registered=(CPU,), plan_devices=("0",))
     assert bodies_of(alone).may_have_more_copies is False, "there is no other provider"

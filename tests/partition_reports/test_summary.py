@@ -12,13 +12,11 @@ from partita.check.requirements import Vocabulary, parse_requirement
 from partita.compare.reports import compare
 from partita.partition_reports import storage
 from partita.partition_reports.outcome import state_name, summarise, verdict_of
-from partita.partition_reports.sections.overview import glance
+from partita.partition_reports.sections.overview import headline, sign_and_tone
 from partita.partition_reports.sections.shared import speed_text
-from partita.partition_reports.views import html, markdown
-from partita.partition_reports.views.brief import brief
 from tests.partition_reports.report_changes import compiled, each_phase, mixed, renamed
 from tests.partition_reports.reports import RECORDED, recorded
-from tests.partition_reports.samples import CPU, GPU, recorded_facts, report_of, with_session
+from tests.partition_reports.samples import CPU, GPU, recorded_facts, report_of, shown, top, with_session
 
 
 def test_a_report_stores_its_verdict_in_figures():
@@ -71,39 +69,30 @@ def test_what_is_elsewhere_in_another_phase_alone_is_not_said_to_be_copies_or_no
         for phase in report.phases
     }
     clean = each_phase(report, lambda phase: {"nodes": there["decode"]} if phase.name == "decode" else {})
-    told = glance(clean)
-    assert "0 %" not in told.state.headline and "fallback nodes" in told.state.headline
-    assert told.questions[0].figure == "all nodes in decode only"
+    assert "0 %" not in headline(clean) and "fallback nodes" in headline(clean)
 
 
 def test_a_run_that_failed_is_the_first_thing_that_every_view_says():
     report = report_of(replace(recorded_facts(), failure="Non-zero status\nin node x"))
-    top, told = glance(report), {each.label: each.text for each in brief(report)}
     said = "Placed on CPU; its run failed: Non-zero status in node x"
-    assert (top.state.name, top.state.tone, top.state.headline) == ("failed", "bad", said)
-    assert told[""].endswith(said) and summarise(report).state == "failed"
+    assert (headline(report), sign_and_tone(report)[1], summarise(report).state) == (said, "bad", "failed")
     assert summarise(report).verdict.startswith("the run FAILED; ")
-    for view in (markdown, html):
-        assert said in view.to_text(report) and "✓" not in view.to_text(report)
-    assert [answer.figure for answer in top.questions if "all nodes" in answer.figure or answer.figure == "none"] == [
-        "none"
-    ], "no node fell back, and nothing else is good"
+    for view in ("brief", "text", "markdown", "html"):
+        assert said in " ".join(shown(report, view).split()) and "✓" not in shown(report, view)
 
 
 def test_a_model_that_was_opened_alone_would_run():
     facts = recorded_facts()
     opened = replace(with_session(facts, events=(), runs=()), steps=(), finish_reason=None)
-    assert glance(report_of(opened)).state.headline == "All nodes would run on CPU"
+    assert headline(report_of(opened)) == "All nodes would run on CPU"
 
 
 def test_shares_are_of_nodes_of_the_file_in_every_view_and_in_requirements():
     report = mixed()
     holds, said = find(parse_requirement("provider=webgpu,share>=0.66", Vocabulary(lambda _: GPU, ())), report)[0]
     assert holds and said.startswith("share 0.6667 ")
-    where = glance(report).questions[0]
     placed = "6 of 9 nodes on WebGpu, 3 on CPU (and 4 added by ONNX Runtime)"
-    assert (where.figure, where.lines) == ("66.7 %", (f"{placed} in prefill and decode",))
-    assert {each.label: each.text for each in brief(report)}["where"] == placed
+    assert top(report)["placement"] == f"{placed} in prefill and decode"
     assert f"6 of 9 nodes on {GPU}, 3 on {CPU} (and 4 added by ONNX Runtime)" in summarise(report).verdict
 
 

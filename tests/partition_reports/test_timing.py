@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-import random
-
-import numpy as np
 import pytest
 
 from partita.partition_reports.records import Phase
 from partita.partition_reports.sections.phases import speed_figures
-from partita.partition_reports.timing import percentile, step_times
+from partita.partition_reports.timing import step_times
 from tests.partition_reports.report_changes import mixed
 from tests.partition_reports.samples import phase_of, step
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 10, 101])
-@pytest.mark.parametrize("percent", [0, 50, 95, 99, 100])
-def test_percentiles_are_those_of_numpy(count, percent):
-    values = [random.Random(count).random() for _ in range(count)]
-    assert percentile(values, percent) == pytest.approx(float(np.percentile(values, percent)))
-
-
-def test_no_values_have_no_percentile():
-    assert percentile([], 50) is None
 
 
 def test_observed_steps_stay_out_of_the_speed():

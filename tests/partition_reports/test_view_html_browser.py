@@ -8,16 +8,15 @@ from pathlib import Path
 import pytest
 
 from partita.bench import sections as bench_page
-from partita.partition_reports.views import html
 from tests.conftest import require
 from tests.partition_reports import pages
 from tests.partition_reports.chromium import Tab, chromium, find_chromium
 from tests.partition_reports.reports import recorded
+from tests.partition_reports.samples import shown
 from tests.partition_reports.test_narrow_terminals import made_bench
 
 LOAD_SECONDS = 1.0
 SECTIONS = (
-    "glance",
     "phases",
     "fallbacks",
     "placement",
@@ -56,7 +55,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     for name, make in REPORTS.items():
-        (folder / f"{name}.html").write_text(html.to_text(make()), encoding="utf-8")
+        (folder / f"{name}.html").write_text(shown(make(), "html"), encoding="utf-8")
     return {name: folder / f"{name}.html" for name in REPORTS}
 
 
@@ -80,7 +79,7 @@ def hidden(tab: Tab, *selectors: str) -> list[str]:
 @pytest.mark.parametrize("width", [360, 1440])
 def test_it_renders_at_every_width(tab: Tab, files: dict[str, Path], name: str, width: int) -> None:
     tab.open(files[name], width=width, height=800)
-    assert hidden(tab, "h1", ".state", ".answers", ".map table", *(f"#{each}" for each in SECTIONS)) == []
+    assert hidden(tab, "h1", ".state", "#top", ".map table", *(f"#{each}" for each in SECTIONS)) == []
     assert tab.run("document.documentElement.scrollWidth") <= width, "the page itself never scrolls sideways"
     assert tab.run("window.hacked === undefined && document.images.length === 0")
 

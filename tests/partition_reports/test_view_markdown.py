@@ -10,12 +10,12 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from partita.partition_reports.render.markdown import cell_text, safe
+from partita.partition_reports.render.markdown import safe, write_block
 from partita.partition_reports.sections.model import Command
-from partita.partition_reports.sections.overview import glance
-from partita.partition_reports.views import markdown
+from partita.partition_reports.sections.report import document
 from tests.partition_reports import pages
 from tests.partition_reports.reports import REPORTS, recorded
+from tests.partition_reports.samples import shown
 
 OURS = {"<details><summary>", "</summary>", "</details>", "<br>", "<code>", "</code>", "<sub>", "</sub>"}
 LARGEST_COMMENT = 65_536
@@ -34,7 +34,7 @@ def tokens(text: str) -> Iterator[Token]:
 
 @pytest.mark.parametrize("name", REPORTS)
 def test_tables_are_whole_and_a_comment_is_not_too_long(name: str) -> None:
-    text = markdown.to_text(REPORTS[name]())
+    text = shown(REPORTS[name](), "markdown")
     assert len(text) < LARGEST_COMMENT
     for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         rows = block.splitlines()
@@ -46,11 +46,9 @@ def test_tables_are_whole_and_a_comment_is_not_too_long(name: str) -> None:
 
 def test_the_answer_comes_first_and_the_rest_is_folded() -> None:
     report = recorded("webgpu")
-    text, top = markdown.to_text(report), glance(report)
-    assert text.startswith(f"### {top.state.sign} {top.state.headline}\n\n{top.verdict}.\n")
-    for answer in top.questions:
-        assert f"| {answer.question} | {answer.figure} |" in text
-    command = next(line for line in top.questions[-1].lines if isinstance(line, Command))
+    text, found = shown(report, "markdown"), document(report)
+    assert text.startswith(f"### {found.sign} {found.headline[0]}\n\n**fallbacks**: ")
+    command = next(block for block in found.opening if isinstance(block, Command))
     assert f"```sh\n{command.text}\n```" in text
     assert text.count("<details>") == text.count("</details>") > 5
     assert text.index("#### Fallbacks") < text.index("<details>")
@@ -60,7 +58,7 @@ def test_the_answer_comes_first_and_the_rest_is_folded() -> None:
 
 @pytest.mark.parametrize("text", [HOSTILE, pages.HOSTILE, pages.CONTROL])
 def test_names_of_a_model_are_nothing_but_text(text: str) -> None:
-    written = markdown.to_text(pages.hostile_report(text))
+    written = shown(pages.hostile_report(text), "markdown")
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f\u2028\u202e\u2066]", written)
     outside = re.sub(r"```sh\n.*\n```", "", written)
     assert set(re.findall(r"<[^>]*>", outside)) <= {part for tag in OURS for part in re.findall(r"<[^>]*>", tag)}
@@ -98,4 +96,4 @@ def test_names_mention_nobody_and_no_issue(name: str) -> None:
 
 
 def test_code_is_to_be_copied_as_it_is() -> None:
-    assert "\u200b" not in unescape(cell_text(Command(("run", "@x", "#1"))))
+    assert "\u200b" not in "\n".join(write_block(Command(("run", "@x", "#1"))))

@@ -9,9 +9,10 @@ from rich.console import Console
 
 from partita.partition_reports.groups import added_nodes, placed
 from partita.partition_reports.outcome import preferred_of, used_phases
-from partita.partition_reports.sections.overview import glance
-from partita.partition_reports.views import brief
-from partita.partition_reports.views.html import draw_map
+from partita.partition_reports.render.show import REPORT_VIEWS, print_text
+from partita.partition_reports.sections.layer_map import layer_map
+from partita.partition_reports.sections.overview import model_name
+from tests.partition_reports.samples import top
 from tests.recordings.runs import GOLDEN, NAMES, golden, report
 
 
@@ -25,10 +26,10 @@ def test_the_report_of_recorded_facts_is_the_golden_one(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_brief_of_a_narrow_terminal_has_verdict_reason_remedy_and_cost(name: str) -> None:
     made, stream = report(name), io.StringIO()
-    brief.render(made, Console(file=stream, width=60, color_system=None))
+    print_text(made, REPORT_VIEWS, Console(file=stream, width=60, color_system=None), "brief")
     lines = stream.getvalue().splitlines()
-    labels = {each.label for each in brief.brief(made)} & {"fallbacks", "remedy", "cost"}
-    assert len(lines) <= 10 and lines[0].startswith(glance(made).name)
+    labels = set(top(made)) & {"fallbacks", "remedy", "cost"}
+    assert len(lines) <= 10 and lines[0].startswith(model_name(made))
     assert {label for label in labels if any(line.startswith(f"{label}: ") for line in lines)} == labels
 
 
@@ -51,15 +52,9 @@ def test_every_table_adds_up_to_the_file_nodes(name: str) -> None:
             on = sum(entry.nodes_by_provider.get(preferred_of(made), 0) for entry in shares)
             assert on == file - summary.fallback_nodes
     for at, phase in enumerate(used_phases(made)):
-        drawn = sum(len(row.cells[at].blocks) for row in draw_map(made).rows)
+        drawn = sum(len(cells[at].nodes) for _, _, cells in layer_map(made).rows)
         assert drawn == len(placed(phase)) + added_nodes(phase)
 
 
 def test_every_golden_report_has_its_run() -> None:
     assert {path.stem for path in GOLDEN.glob("*.txt")} == set(NAMES)
-
-
-def test_the_card_of_actions_begins_with_the_remedy() -> None:
-    action = glance(report("cuda-celu")).questions[-1]
-    assert action.figure == "Put a provider that supports the operator first in --provider"
-    assert str(action.lines[0]).startswith(f"p{action.figure[1:]}, or ")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from rich.console import Console
 from rich.style import Style
+from rich.text import Text
 
-from partita.partition_reports.render.terminal import ALARM, BOLD, DIM, INDENT, PLAIN, Page, terminal_view
-from partita.partition_reports.render.view import View
+from partita.observations.native_text import cut
+from partita.partition_reports.render.terminal import ALARM, BOLD, DIM, INDENT, PLAIN, Page
 from partita.partition_reports.sections.model import (
     Block,
     Command,
@@ -35,27 +34,66 @@ TONES: dict[Tone, Style] = {
     "bad": ALARM,
 }
 COMMAND = Style(bold=True, color="cyan")
-
-
-def document_view(name: str, document_of: Callable[[Any], Document]) -> View:
-    """The view that prints the document of a record at the width of a console."""
-
-    def render(record: Any, console: Console) -> None:
-        show_document(Page(console), document_of(record))
-
-    return terminal_view(name, "for a terminal", render)
+MOST_LINES, LEAST_LINES = 10, 2
+"""Lines of the brief view, and of a shortened sentence in it."""
+ESSENTIAL = ("fallbacks", "cost", "remedy")
+"""Labels of sentences that the brief view always has."""
+CUT = 8
+"""Characters removed at a time from a sentence that is too long."""
 
 
 def show_document(page: Page, document: Document) -> None:
     """Print headline, opening and sections."""
-    for sentence in document.headline:
-        page.line(sentence, indent=0, style=BOLD)
+    page.lines(_headline(page, document))
     if document.opening:
         if document.headline:
             page.blank()
         _show_blocks(page, document.opening, INDENT)
     for section in document.sections:
-        show_section(page, section)
+        if shown_blocks(section.blocks):
+            show_section(page, section)
+
+
+def _headline(page: Page, document: Document) -> list[Text]:
+    """The first sentences, in the colour of the outcome."""
+    style = BOLD + Style(color=TONES[document.tone].color)
+    return [line for sentence in document.headline for line in page.wrapped(sentence, style=style)]
+
+
+def show_brief(page: Page, document: Document) -> None:
+    """Print headline and opening in at most ten lines, in order; sentences without room are omitted.
+
+    Sentences are cut to two lines if an essential one would be omitted otherwise.
+    """
+    shown = _brief(page, document, MOST_LINES) or _brief(page, document, LEAST_LINES, required=False) or []
+    page.lines(shown)
+
+
+def _brief(page: Page, document: Document, most: int, *, required: bool = True) -> list[Text] | None:
+    """The lines, with at most `most` of a sentence; with `required` None if an essential one has no room."""
+    lines = _headline(page, document)
+    for block in document.opening:
+        part = list[Text]()
+        if isinstance(block, Line):
+            part = _paragraph(page, block, most)
+        elif isinstance(block, Command):
+            part = page.command(block.arguments, COMMAND)
+        if len(lines) + len(part) <= MOST_LINES:
+            lines += part
+        elif required and isinstance(block, Line) and block.label in ESSENTIAL:
+            return None
+    return lines
+
+
+def _paragraph(page: Page, line: Line, most: int) -> list[Text]:
+    """A labelled sentence, cut in its middle if it takes more than `most` lines."""
+    text = text_of(line.text)
+    longest = len(text)
+    while True:
+        made = page.wrapped(cut(text, longest), hang=INDENT, label=line.label, style=TONES[line.tone])
+        if len(made) <= most:
+            return made
+        longest -= CUT
 
 
 def show_section(page: Page, section: Section) -> None:
@@ -103,7 +141,7 @@ def _show_line(page: Page, line: Line, indent: int) -> None:
 
 def show_command(page: Page, command: Command, indent: int) -> None:
     """Print a command on separate lines, for copying."""
-    page.command(command.arguments, COMMAND, indent=indent)
+    page.lines(page.command(command.arguments, COMMAND, indent=indent))
     if command.does:
         page.line(command.does, indent=indent + INDENT, style=DIM)
 

@@ -8,31 +8,20 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
 
 from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
 import partita
 from partita.observations.text_format import clean
-from partita.partition_reports.render.view import View
 from partita.partition_reports.sections.model import Document, Table, text_of
 
 PARTS = files(__package__).joinpath("page")
 SHARED = ("frame", "blocks", "document")
 POLICY = "default-src 'none'; style-src '{style}'; script-src '{script}'; base-uri 'none'; form-action 'none'"
-
-
-def html_view(document_of: Callable[[Any], Document]) -> View:
-    """The view that renders the document of a record as a page."""
-
-    def to_text(record: Any) -> str:
-        return write_document(document_of(record))
-
-    return View("html", ".html", "as one HTML page", to_text, file_kind="page")
 
 
 def write_document(document: Document) -> str:

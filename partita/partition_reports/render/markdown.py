@@ -6,17 +6,15 @@ Names and log lines are escaped: they cannot format, link, mention users or end 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 from partita.observations.text_format import clean
-from partita.partition_reports.render.view import View
 from partita.partition_reports.sections.model import (
     Block,
-    Cell,
     Command,
     Document,
     Fold,
+    Group,
     Line,
     Pairs,
     Plot,
@@ -35,26 +33,16 @@ zero-width space does.
 """
 
 
-def markdown_view(
-    document_of: Callable[[Any], Document], *, folded: Collection[str] = (), unfold: bool = False
-) -> View:
-    """The view that writes the document of a record. `folded`, `unfold`: see `write_document`."""
-
-    def to_text(record: Any) -> str:
-        return write_document(document_of(record), folded=folded, unfold=unfold)
-
-    return View("markdown", ".md", "as Markdown", to_text)
-
-
-def write_document(document: Document, *, folded: Collection[str] = (), unfold: bool = False) -> str:
-    """The document as Markdown. `folded`: keys of collapsed sections. `unfold`: include folds, collapsed."""
+def write_document(document: Document, *, unfold: bool = False) -> str:
+    """The document as Markdown. `unfold`: include folds, collapsed."""
     first, *others = document.headline
-    parts = [f"### {safe(first)}", ""]
+    parts = [f"### {document.sign} {safe(first)}" if document.sign else f"### {safe(first)}", ""]
     for sentence in others:
         parts += [safe(sentence), ""]
     parts += write_blocks(document.opening, unfold=unfold)
     for section in document.sections:
-        parts += write_section(section, folded=section.key in folded, unfold=unfold)
+        if unfold or shown_blocks(section.blocks):
+            parts += write_section(section, unfold=unfold)
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -67,16 +55,10 @@ def _literal(text: str) -> str:
     return SPECIAL.sub(lambda found: "".join(f"&#{ord(mark)};" for mark in found[0]), clean(text))
 
 
-def cell_text(line: Cell | Command) -> str:
-    """A sentence or a command in a cell."""
-    # GitHub does not search code for mentions.
-    return f"<code>{_literal(line.text)}</code>" if isinstance(line, Command) else safe(text_of(line))
-
-
-def write_section(section: Section, *, folded: bool = False, unfold: bool = False) -> Iterator[str]:
+def write_section(section: Section, *, unfold: bool = False) -> Iterator[str]:
     """A section, open or collapsed."""
     title = safe(f"{section.title}: {section.about}" if section.about else section.title)
-    if folded:
+    if section.folded:
         yield from _write_folded(title, section.blocks, unfold=unfold)
         yield ""
         return
@@ -118,7 +100,7 @@ def write_block(block: Block, *, unfold: bool = False) -> Iterator[str]:
         yield f"**{safe(block.caption)}**: {block.line}"
     elif isinstance(block, Fold):
         yield from _write_folded(safe(block.title), block.blocks, unfold=unfold)
-    else:
+    elif isinstance(block, Group):
         if block.title:
             yield f"**{safe(block.title)}**"
             yield ""

@@ -1,14 +1,14 @@
 """The views of a kind of record.
 
 The module with a record's document has `VIEWS`: text, brief, Markdown and HTML use the document, JSON the record. Other
-views are modules with `VIEW`, listed in `own`, and imported on demand.
+views are modules with `VIEW`, imported on demand.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from partita.errors import UsageError
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from partita.partition_reports.sections.model import Document
 
-REPORT_VIEWS = "partita.partition_reports.views"
+REPORT_VIEWS = "partita.partition_reports.sections.report"
 GENERAL = ("brief", "html", "json", "markdown", "text")
 """Views of every record."""
 
@@ -28,10 +28,8 @@ GENERAL = ("brief", "html", "json", "markdown", "text")
 class Views:
     """The views of a kind of record."""
 
-    document: Callable[[Any], Document] | None
-    """Returns the document of a record; None if every view except JSON has its own module."""
-    folded: Collection[str] = ()
-    """Keys of sections that are collapsed in Markdown."""
+    document: Callable[[Any], Document]
+    """Returns the document of a record."""
     unfold: bool = False
     """Include folds in Markdown, collapsed."""
     modules: Mapping[str, str] = field(default_factory=dict)
@@ -50,23 +48,32 @@ class Views:
         if name == "json":
             from partita.partition_reports.storage import to_json
 
-            return View("json", ".json", "as JSON", to_json)
-        assert self.document is not None
+            return View(name, ".json", "as JSON", to_json)
         if name == "markdown":
-            from partita.partition_reports.render.markdown import markdown_view
+            from partita.partition_reports.render import markdown
 
-            return markdown_view(self.document, folded=self.folded, unfold=self.unfold)
+            return View(
+                name,
+                ".md",
+                "as Markdown",
+                lambda record: markdown.write_document(self.document(record), unfold=self.unfold),
+            )
         if name == "html":
-            from partita.partition_reports.render.html import html_view
+            from partita.partition_reports.render import html
 
-            return html_view(self.document)
-        from partita.partition_reports.render.blocks import document_view
+            return View(
+                name,
+                ".html",
+                "as one HTML page",
+                lambda record: html.write_document(self.document(record)),
+                file_kind="page",
+            )
+        from partita.partition_reports.render import blocks
+        from partita.partition_reports.render.terminal import Page, terminal_view
 
-        return document_view(name, self.document if name == "text" else self._headline)
-
-    def _headline(self, record: Any) -> Document:
-        assert self.document is not None
-        return replace(self.document(record), sections=())
+        show = blocks.show_brief if name == "brief" else blocks.show_document
+        summary = "in at most ten lines" if name == "brief" else "for a terminal"
+        return terminal_view(name, summary, lambda record, console: show(Page(console), self.document(record)))
 
 
 def _views(where: str) -> Views:
@@ -87,8 +94,8 @@ def load_view(name: str, where: str = REPORT_VIEWS) -> View:
     return views.load(name)
 
 
-def print_text(record: Any, where: str, console: Console) -> None:
-    """Print a record to a console."""
-    view = load_view("text", where)
+def print_text(record: Any, where: str, console: Console, name: str = "text") -> None:
+    """Print the text or brief view of a record to a console."""
+    view = load_view(name, where)
     assert view.print_to is not None
     view.print_to(record, console)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -67,8 +67,12 @@ class Page:
         self, line: str, *, indent: int = INDENT, hang: int = 0, label: str = "", style: Style | str = PLAIN
     ) -> None:
         """Print a paragraph with a label; wrapped lines are indented by `hang` more."""
-        for part in self.wrapped(line, indent=indent, hang=hang, label=label, style=style):
-            self.console.print(part, soft_wrap=True)
+        self.lines(self.wrapped(line, indent=indent, hang=hang, label=label, style=style))
+
+    def lines(self, lines: Iterable[Text]) -> None:
+        """Print lines without wrapping."""
+        for line in lines:
+            self.console.print(line, soft_wrap=True)
 
     def wrapped(
         self, line: str, *, indent: int = 0, hang: int = 0, label: str = "", style: Style | str = PLAIN
@@ -85,10 +89,10 @@ class Page:
         """Print a line without wrapping."""
         self.console.print(Text(self.sanitised(line), style=style), soft_wrap=True)
 
-    def command(self, words: Sequence[str], style: Style, *, indent: int = INDENT) -> None:
-        """Print a shell command in lines that can be copied, broken between words with a backslash."""
-        for line in _command_lines([quote(self.sanitised(word)) for word in words], self.width - indent):
-            self.console.print(Text(" " * indent + line, style=style), soft_wrap=True)
+    def command(self, words: Sequence[str], style: Style, *, indent: int = INDENT) -> list[Text]:
+        """A shell command in lines that can be copied, broken between words with a backslash."""
+        lines = _command_lines([quote(self.sanitised(word)) for word in words], self.width - indent)
+        return [Text(" " * indent + line, style=style) for line in lines]
 
     def pairs(self, rows: Sequence[tuple[str, str]]) -> None:
         """Print names with aligned values."""

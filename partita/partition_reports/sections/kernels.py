@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from partita.diagnosis.records import KernelPath
 from partita.observations.text_format import in_phases, listing, name_some, percent, plural, short_provider, tally
@@ -85,10 +85,11 @@ def _every_path(report: Report) -> Block:
     """Number of nodes of each operator and path, by phase."""
     phases = list(dict.fromkeys(entry.phase for entry in report.kernel_paths))
     counts = Counter((*_kind(entry), entry.phase) for entry in report.kernel_paths)
+    kinds = sorted({_kind(entry) for entry in report.kernel_paths}, key=lambda kind: (kind[3] != "yes", kind))
     rows = [
         (operator, path, short_provider(provider), slow, evidence)
         + tuple(str(counts[operator, path, provider, slow, evidence, phase]) for phase in phases)
-        for operator, path, provider, slow, evidence in dict.fromkeys(_ordered(report.kernel_paths))
+        for operator, path, provider, slow, evidence in kinds
     ]
     heads = ("operator", "path", "provider", "slow", "evidence")
     return table("Kernel paths", [*heads, *(Column(f"{phase} nodes") for phase in phases)], rows, obvious=True)
@@ -98,8 +99,3 @@ def _kind(entry: KernelPath) -> tuple[str, str, str, str, str]:
     """Operator, path, provider, whether slow, kind of evidence."""
     slow = "yes" if entry.is_slow else "unknown" if entry.evidence_kind == "none" else "no"
     return entry.op_type or "unknown", entry.path, entry.provider, slow, entry.evidence_kind
-
-
-def _ordered(entries: Iterable[KernelPath]) -> Iterator[tuple[str, str, str, str, str]]:
-    """The kinds of the entries, slow ones first."""
-    yield from sorted(map(_kind, entries), key=lambda kind: (kind[3] != "yes", kind))

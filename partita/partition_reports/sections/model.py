@@ -149,7 +149,56 @@ class Plot:
         return "".join(BARS[min(int(height * len(BARS)), len(BARS) - 1)] for height in self.heights)
 
 
-Block = Line | Command | Pairs | Table | Fold | Group | Plot
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Mark of one provider in a map."""
+
+    provider: str
+    label: str
+    """Short name."""
+    css: str
+    """CSS class of the colour."""
+    letter: str
+
+
+@dataclass(frozen=True, slots=True)
+class MapNode:
+    """One node in a map."""
+
+    css: str
+    sign: str
+    """Its text; empty for the small blocks of the provider with the most nodes."""
+    title: str
+    target: str
+    """Id of the node's row in the list of nodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class MapCell:
+    """One layer in one phase."""
+
+    nodes: tuple[MapNode, ...]
+    summary: str
+    fallbacks: str
+    """Number of fallback nodes as text; empty for none."""
+    fallback_operators: str
+    """Fallback nodes by provider and operator, for screen readers."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerMap:
+    """Every node, by layer and phase; only pages show it."""
+
+    caption: str
+    introduction: str
+    legend: tuple[Mark, ...]
+    phases: tuple[str, ...]
+    rows: tuple[tuple[str, str, tuple[MapCell, ...]], ...]
+    """Title, modules and cells of each layer."""
+    fallbacks: int
+
+
+Block = Line | Command | Pairs | Table | Fold | Group | Plot | LayerMap
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +211,8 @@ class Section:
     blocks: tuple[Block, ...]
     about: str = ""
     """Suffix of the title, if there is room."""
+    folded: bool = False
+    """Collapsed in Markdown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +232,10 @@ class Document:
     """Creation time of the record."""
     version: str = ""
     """Version of Partita that wrote it; empty: this version."""
+    sign: str = ""
+    """Symbol of the outcome, for views with any character."""
+    tone: Tone = "plain"
+    """Tone of the first sentence of the headline."""
 
 
 def table(
@@ -216,12 +271,10 @@ def text_of(cell: Cell) -> str:
 
 FINDINGS = 2
 """Maximum shown groups without a title, such as evidence of one reason."""
-LEFT_OUT = frozenset({"nodes"})
-"""Sections that would be empty without their folds."""
 
 
 def shown_blocks(blocks: Sequence[Block], hint: str = "") -> list[Block]:
-    """Blocks without folds, and with the first untitled groups only, followed by the number of others.
+    """Blocks without folds and maps, and with the first untitled groups only, followed by the number of others.
 
     `hint`: suffix of that line with the views that show them.
     """
@@ -231,7 +284,7 @@ def shown_blocks(blocks: Sequence[Block], hint: str = "") -> list[Block]:
     for block in blocks:
         if block in findings[FINDINGS:]:
             shown += [Line(more, tone="quiet")] if block is findings[FINDINGS] else []
-        elif not isinstance(block, Fold):
+        elif not isinstance(block, Fold | LayerMap):
             shown.append(block)
     return shown
 

@@ -1,44 +1,41 @@
-"""The top of a report: placement on the preferred provider, fallbacks, reasons, cost and actions."""
+"""The top of a report, equal in every view: outcome, warnings, reason, cost, remedy, placement, copies and speed."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from partita.diagnosis.records import Fallback
 from partita.observations.native_text import cut
 from partita.observations.records import ChainEntry
-from partita.observations.text_format import decimals, in_phases, listing, percent, plural, short_provider, tally
+from partita.observations.text_format import in_phases, listing, name_some, plural, short_provider
 from partita.partition_reports.cost import split_time, whole_percent
-from partita.partition_reports.groups import file_counts, op_type_of, provider_of
+from partita.partition_reports.groups import file_counts
 from partita.partition_reports.outcome import (
     StateName,
     active_of,
+    cache_text,
+    counted_rows,
     failure_of,
     fallback_nodes,
     has_run,
     is_default_without_first,
-    is_folded,
     is_timed,
+    key_of,
     main_phase,
     placement_text,
     preferred_of,
     state_name,
     used_phases,
-    verdict_of,
     was_interrupted,
 )
 from partita.partition_reports.records import FileNode, Phase, Report
-from partita.partition_reports.sections.fallbacks import by_reason, count_text, harm_text, reason_text, reason_title
-from partita.partition_reports.sections.kernels import slow_groups
-from partita.partition_reports.sections.model import Cell, Command, Link, Tone
+from partita.partition_reports.sections.fallbacks import GroupKey, by_reason, cost_text, count_text, reason_text
+from partita.partition_reports.sections.kernels import slow_groups, slow_text
+from partita.partition_reports.sections.model import Block, Command, Line, Link, Tone
 from partita.partition_reports.sections.shared import (
-    COPY_OPERATORS,
-    first_clause,
-    in_bytes,
+    count_and_bytes,
     placements,
     reason_anchor,
-    runtime_name,
     speed_text,
     subgraph_suffix,
     top_actions,
@@ -60,96 +57,50 @@ HEADLINE_SHARE = 0.1
 """The headline names copies or fallback nodes with at least this share of the node time."""
 LONGEST = 240
 """Maximum characters of a headline's reason."""
-WHERE, FALLBACKS = "Did it run on the preferred provider?", "What fell back?"
 NAMED_CHECKS = 3
 """Maximum failed checks named at the top."""
+NAMED_FAMILIES = 1
+"""Maximum families of nodes named at the top."""
+MOST_PLACEMENTS = 2
+"""prefill and decode may have different placements."""
 
 
-@dataclass(frozen=True, slots=True)
-class State:
-    """The outcome as a headline."""
-
-    name: StateName
-    tone: Tone
-    sign: str
-    headline: str
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A common question with its answer."""
-
-    question: str
-    figure: str
-    """The answer as a word or number."""
-    lines: tuple[Cell | Command, ...]
-    details_section: str
-    """Key of the section with details."""
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """A warning."""
-
-    label: str
-    text: str
-    short: str = ""
-    """Short form of the text."""
-    in_verdict: bool = False
-    """The verdict includes it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Overview:
-    """The top of a report."""
-
-    name: str
-    """Name of the package or file."""
-    state: State
-    verdict: str
-    request: str
-    """Command, chain, runtime and time."""
-    flags: tuple[Flag, ...]
-    questions: tuple[Question, ...]
-
-
-def glance(report: Report) -> Overview:
-    """The top of a report."""
-    return Overview(
-        name=_name_of(report),
-        state=find_state(report),
-        verdict=verdict_of(report),
-        request=_render_request(report),
-        flags=tuple(find_flags(report)),
-        questions=_questions(report),
-    )
-
-
-def _name_of(report: Report) -> str:
+def model_name(report: Report) -> str:
     """Name of the package or file."""
     if report.package is not None:
         return report.package.name
     return report.model.file if report.model is not None else "unknown model"
 
 
-def _render_request(report: Report) -> str:
-    """`generate on WebGpu, then CPU (command line); onnxruntime-webgpu 1.27.0; 2026-11-22T10:14:55+00:00`."""
-    request = report.request
-    chain = ", then ".join(map(short_provider, request.chain)) or "no provider"
-    return f"{request.verb} on {chain} ({request.chain_source}); {runtime_name(report.environment)}; {report.created}"
+def sign_and_tone(report: Report) -> tuple[str, Tone]:
+    """Symbol and tone of the outcome."""
+    return SIGNS["partly" if is_default_without_first(report) and state_name(report) == "none" else state_name(report)]
 
 
-def find_state(report: Report) -> State:
-    """The outcome of the report."""
-    name = state_name(report)
-    shown = "partly" if name == "none" and is_default_without_first(report) else name
-    sign, tone = SIGNS[shown]
-    return State(name, tone, sign, _render_headline(report, name))
+def opening(report: Report) -> Iterator[Block]:
+    """Warnings, the first reason with its cost and remedy, then placement, copies, cache and speed."""
+    yield from _warnings(report)
+    yield from _reason(report)
+    yield from remedies(report)
+    slow = slow_text(report)
+    lines = [("slow", slow)] if slow else []
+    for phases in placements(report)[:MOST_PLACEMENTS]:
+        lines.append(("placement", placement_text(phases, preferred_of(report), short_provider)))
+    nodes = _nodes(report)
+    lines += [("nodes", nodes)] if nodes else []
+    main = main_phase(report)
+    lines += [("copies", _copies(main))] if main is not None else []
+    if report.cache is not None and report.cache.states:
+        lines.append(("cache", cache_text(report.cache)))
+    speeds = [(*speed_text(phase), in_phases([phase.name])) for phase in reversed(report.phases)]
+    known = [f"{speed}{where} ({of})" for speed, *basis, where in speeds if speed for of in basis]
+    lines += [("speed", ", ".join(known))] if known else []
+    yield from (Line(text, label) for label, text in lines)
 
 
-def _render_headline(report: Report, name: StateName) -> str:
-    """The headline, with shares of time if known."""
-    preferred = short_provider(preferred_of(report))
+def headline(report: Report) -> str:
+    """The outcome in one sentence, with shares of time if known."""
+    name, preferred = state_name(report), short_provider(preferred_of(report))
     ran = "ran" if has_run(report) else "would run"
     if (failed := failure_of(report)) is not None:
         placed = f"Placed on {_used(report)}; its" if used_phases(report) else "The"
@@ -229,206 +180,105 @@ def _render_time(report: Report) -> str:
     return f"Partly on {short_provider(preferred_of(report))}: {nodes}{both} {take} {share} {of_phase}"
 
 
-def find_flags(report: Report) -> Iterator[Flag]:
-    """Warnings about the report."""
+def _warnings(report: Report) -> Iterator[Line]:
+    """Limits of the trust in the report."""
     device = report.dry_run
     if device is not None:
-        text = f"no {device.device_name} was used. Placement, copies and sizes are from {device.provider_library}"
-        text += f" of ONNX Runtime {device.onnxruntime_version} with stub CUDA libraries; there are no times."
-        yield Flag("Dry run", text, f"as {device.device_name}")
+        yield Line(f"as {device.device_name}: no device was used, and there are no times", "dry run", "bad")
     if report.package is not None and report.package.verification != "verified":
-        yield Flag("Unverified package", report.package.verification_detail)
+        yield Line(report.package.verification_detail, "unverified package", "bad")
     for sentence in report.exceeded_limits:
-        yield Flag("Limit exceeded", sentence)
+        yield Line(sentence, "limit exceeded", "bad")
     failed = [check.name for check in report.checks if not check.passed]
     if failed:
         more = [f"{len(failed) - NAMED_CHECKS} more"] if len(failed) > NAMED_CHECKS else []
-        yield Flag(
-            f"{plural(len(failed), 'check')} of this report failed",
-            listing([*failed[:NAMED_CHECKS], *more]),
-            in_verdict=True,
-        )
+        label = f"{plural(len(failed), 'check')} of this report failed"
+        yield Line(listing([*failed[:NAMED_CHECKS], *more]), label, "bad")
     if report.conflicts:
         nodes = len({entry.node for entry in report.conflicts})
-        yield Flag("Conflicting sources", f"for {plural(nodes, 'node')}", in_verdict=True)
+        yield Line(f"for {plural(nodes, 'node')}", "conflicting sources", "bad")
     if was_interrupted(report):
-        yield Flag("The run ended early", "interrupted", in_verdict=True)
+        yield Line("interrupted", "the run ended early", "bad")
 
 
-def _questions(report: Report) -> tuple[Question, ...]:
-    return (
-        _placement_question(report),
-        _fallback_question(report),
-        _reason_question(report),
-        _cost_question(report),
-        _action_question(report),
-    )
+def _unavailable(report: Report) -> list[ChainEntry]:
+    """Unavailable providers of the chain."""
+    return [entry for entry in report.chain if entry.status == "unavailable"]
 
 
-def _placement_question(report: Report) -> Question:
-    """Nodes on the preferred provider, per placement."""
-    preferred, phase = preferred_of(report), main_phase(report)
-    lines = [placement_text(phases, preferred, short_provider) for phases in placements(report)]
-    if phase is None or not phase.nodes:
-        return _no_node(report, WHERE, "layers")
-    counts = file_counts(phase)
-    share = counts[preferred] / (counts.total() or 1)
-    figure = {1.0: "all nodes", 0.0: "no nodes"}.get(share, percent(share))
-    if failure_of(report) is not None:
-        figure = "no, the run failed"
-    elif is_default_without_first(report):
-        figure = f"not on {short_provider(preferred)}"
-    elif share == 1 and fallback_nodes(report, phase):
-        figure = "all but nodes added by ONNX Runtime"
-    elif share == 1 and any(fallback_nodes(report, each) for each in used_phases(report)):
-        figure = f"all nodes{in_phases([phase.name])} only"
-    elif share == 1 and report.fallbacks:
-        figure = "all but nodes in control flow"
-    return Question(WHERE, figure, tuple(lines), "layers")
+def _groups(report: Report) -> list[tuple[GroupKey, list[Fallback]]]:
+    """Fallbacks by reason, except the reasons of an unavailable provider."""
+    groups, active = by_reason(report), active_of(report)
+    return [each for each in groups if each[1][0].preferred_provider in active] if _unavailable(report) else groups
 
 
-def _no_node(report: Report, question: str, more: str) -> Question:
-    """The answer if no node runs, or none is known."""
-    if is_folded(report):
-        return Question(question, "no nodes", ("ONNX Runtime folded the whole graph at load time.",), more)
-    return Question(question, "unknown", ("No nodes are known.",), more)
-
-
-def _fallback_question(report: Report) -> Question:
-    """Fallback nodes by provider and operator, including control flow."""
-    lines = []
-    for phases in placements(report):
-        where = in_phases(phase.name for phase in phases)
-        groups: dict[tuple[str, str], Counter[str]] = {}
-        for node in fallback_nodes(report, phases[0]):
-            noun = "node" if isinstance(node, FileNode) else "added node"
-            groups.setdefault((provider_of(node), noun), Counter())[op_type_of(node)] += 1
-        lines += [
-            f"{plural(counts.total(), noun)} on {short_provider(provider)}{where}: {tally(dict(counts))}"
-            for (provider, noun), counts in groups.items()
-        ]
-        if phases[0].subgraphs is not None and phases[0].subgraphs.on_cpu:
-            lines.append(f"In control-flow subgraphs: {plural(len(phases[0].subgraphs.on_cpu), 'node')} on CPU")
-    names, noun = _fallback_names(report)
-    main = main_phase(report)
-    costs = [e.cost for e in report.fallbacks if e.cost is not None and main is not None and e.phase == main.name]
-    if costs and main is not None and report.chain and report.chain[0].status == "active":
-        harm = harm_text(costs)
-        lines.append(f"{harm[0].upper()}{harm[1:]}{in_phases([main.name])}")
-    if not used_phases(report):
-        return _no_node(report, FALLBACKS, "layers")
-    figure = plural(len(names), noun) if names else "nodes in control flow" if lines else "none"
-    return Question(
-        FALLBACKS, figure, tuple(lines) or (f"Every node is on {short_provider(preferred_of(report))}.",), "layers"
-    )
-
-
-def _reason_question(report: Report) -> Question:
-    """Unavailable providers, and reasons sorted by cost."""
-    lines: list[Cell] = [
-        f"{short_provider(entry.provider)} is unavailable ({entry.reason or 'no reason known'}): "
+def _reason(report: Report) -> Iterator[Line]:
+    """An unavailable provider, then the reason with the highest cost, its cost, and the number of other reasons."""
+    texts = [
+        f"{short_provider(entry.provider)} is unavailable: {entry.reason or 'no reason known'}: "
         f"{entry.evidence or 'no evidence'}"
-        for entry in report.chain
-        if entry.status == "unavailable"
+        for entry in _unavailable(report)[:1]
     ]
-    if (failed := failure_of(report)) is not None:
-        lines.insert(0, f"The run failed: {failed}")
-    groups = by_reason(report)
-    for number, ((reason, _), entries) in enumerate(groups):
-        kinds = listing(sorted({entry.evidence_kind for entry in entries}))
-        nodes = count_text(report, entries)
-        lines.append(
-            Link(f"{reason_text(reason, entries)} ({reason}): {nodes}, evidence {kinds}", reason_anchor(number))
-        )
-    if not lines:
-        return Question("Why?", "-", ("No fallbacks.",), "fallbacks")
-    reasons = list(dict.fromkeys(reason for (reason, _), _ in groups))
-    figure = (
-        reason_title(reasons[0]) if len(reasons) == 1 else plural(len(reasons), "reason") if reasons else "unavailable"
-    )
-    if failed is not None:
-        figure = "a run failed"
-    return Question("Why?", figure, tuple(lines), "fallbacks")
+    groups = _groups(report)
+    if groups:
+        (reason, provider), entries = groups[0]
+        others = f"; and {plural(len(groups) - 1, 'more reason')}" if len(groups) > 1 else ""
+        nodes = f"{count_text(report, entries)} on {short_provider(provider)}"
+        texts.append(f"{nodes}: {reason_text(reason, entries)} ({reason}){others}")
+    if texts:
+        text = "; ".join(texts)
+        number = by_reason(report).index(groups[0]) if groups else 0
+        yield Line(Link(text, reason_anchor(number)) if groups else text, "fallbacks")
+    if groups:
+        costs = [entry.cost for entry in entries if entry.cost is not None and entry.phase == entries[-1].phase]
+        phase = next((phase for phase in report.phases if phase.name == entries[-1].phase), None)
+        if costs and phase is not None:
+            yield Line(cost_text(costs, phase), "cost")
 
 
-def _cost_question(report: Report) -> Question:
-    """Speed, waits, copies and partitions of decode or the only phase."""
-    phase = main_phase(report)
-    if phase is None or not phase.nodes:
-        return _no_node(report, "What does it cost?", "phases")
-    lines = [*_render_waits(phase), _render_moves(phase)]
-    figure, *basis = speed_text(phase)
-    if state_name(report) == "none":  # the speed is that of another provider
-        figure, basis = (
-            "unknown",
-            [f"Nothing ran on {short_provider(preferred_of(report))}, so there is no speed to compare."],
-        )
-    elif not figure:
-        figure = plural(len(phase.copies), "copy") if phase.copies else "no copies"
-    return Question("What does it cost?", figure, (*basis, *lines), "phases")
+def _nodes(report: Report) -> str:
+    """Nodes of the first reason; empty without fallbacks."""
+    rows = counted_rows(report)
+    for _, entries in _groups(report)[:1]:
+        names = [name for entry in entries for name in rows[key_of(entry)]] or [entry.node for entry in entries]
+        return name_some(dict.fromkeys(names), NAMED_FAMILIES)
+    return ""
 
 
-def _render_waits(phase: Phase) -> Iterator[str]:
-    """Host time in Memcpy nodes."""
-    cost = phase.cost
-    if cost is None or not cost.host_wait_us_per_run:
-        return
-    shares = [entry.time_share for entry in phase.by_op_type if entry.name in COPY_OPERATORS]
-    known = [share for share in shares if share is not None]
-    part = f", {percent(sum(known))} of the node time" if known else ""
-    token = cost.host_wait_us_per_token
-    wait, per = (cost.host_wait_us_per_run, "run") if token is None else (token, "token")
-    yield f"{decimals(wait, 1e-3)} ms host wait in copies per {per}{part}"
-
-
-def _render_moves(phase: Phase) -> str:
-    """Copies and partitions."""
-    cost, run = phase.cost, "run" if phase.name == "run" else f"{phase.name} run"
-    parts = plural(len(phase.partitions), "partition")
-    count, inside = len(phase.copies) if cost is None else cost.copies, subgraph_suffix(phase)
-    if not count:
-        return f"{f'No copies outside control flow{inside}' if inside else 'No copies between devices'}; {parts}"
-    size = "" if cost is None else in_bytes(cost.copy_bytes_per_run, cost.copy_bytes_at_least)
-    border = sum(copy.kind != "memcpy_node" for copy in phase.copies)
-    of_session = f", {border} of session inputs or outputs" if border and border != count else ""
-    return f"{plural(count, 'copy')} per {run}{size}{of_session}{inside}; {parts}"
-
-
-def _remedy_lines(entry: ChainEntry) -> Iterator[Cell | Command]:
-    """Remedies for an unavailable provider, as commands if possible."""
-    for remedy in entry.remedies:
-        words = shell(remedy.options)
-        yield Command(remedy.command, remedy.text) if remedy.command else f"{remedy.text}{words and ': '}{words}"
-    if entry.remedy and not entry.remedies:
-        yield entry.remedy
-
-
-def _action_question(report: Report) -> Question:
-    """The first remedy, and the command for it."""
-    question, more = "What can I do?", "fallbacks"
+def remedies(report: Report) -> Iterator[Line | Command]:
+    """The remedies of unavailable providers, and of the first reason with its command."""
     if (failed := failure_of(report)) is not None:  # an error message ends with its remedy
-        return Question(question, "Fix the run", (failed.rpartition("; ")[2],), more)
-    state, groups = state_name(report), by_reason(report)
-    missing = [entry for entry in report.chain if entry.status == "unavailable"]
-    if not missing and state in ("all", "nearly") and (slow := slow_groups(report)):
-        _, (first, *_) = slow[0]
-        return Question(question, "Use a faster kernel", (f"{first.cause}: {first.remedy}",), "kernels")
-    if not missing and state == "all":
-        return Question(question, "nothing", ("Every node is on the preferred provider.",), more)
-    if not missing and state == "empty":
-        return Question(question, "nothing", ("ONNX Runtime folded the whole graph at load time.",), more)
-    if not missing and state == "nearly":
-        return Question(question, "nothing", ("All fallbacks are harmless.",), more)
-    action = next(top_actions(report, groups), None)
-    remedies: list[Cell | Command] = [line for entry in missing for line in _remedy_lines(entry)]
+        yield Line(failed.rpartition("; ")[2], "remedy", "good")
+        return
+    missing, state = _unavailable(report), state_name(report)
+    if not missing and state in ("all", "nearly", "empty"):
+        for _, (first, *_) in slow_groups(report)[:1]:
+            yield Line(f"{first.cause}: {first.remedy}", "remedy", "good")
+        return
+    for entry in missing:
+        for remedy in entry.remedies:
+            words = shell(remedy.options)
+            yield Line(f"{remedy.text}{': ' if words else ''}{words}", "remedy", "good")
+            yield from [Command(remedy.command)] if remedy.command else []
+        if entry.remedy and not entry.remedies:
+            yield Line(entry.remedy, "remedy", "good")
+    action = next(top_actions(report, by_reason(report)), None)
     # With an unavailable provider, also show the remedy for an available one.
-    available = [entries[0] for _, entries in groups if entries[0].preferred_provider in active_of(report)]
-    if action is None or missing:
-        remedies += [entry.remedy for entry in available[:1]]
-    commands = [Command(action.words, action.does)] if action is not None else []
-    figure = first_clause(available[0].remedy) if available else "unknown"
-    if missing:
-        figure = f"Make {short_provider(missing[0].provider)} available"
-    elif action is not None:
-        figure = action.title
-    return Question(question, figure, (*remedies, *commands) or ("No remedy is known.",), more)
+    reasons = _groups(report)
+    if reasons and (action is None or missing):
+        yield Line(reasons[0][1][0].remedy, "remedy", "good")
+    if action is not None:
+        yield from () if missing else (Line(action.title, "remedy", "good"),)
+        yield Command(action.words, action.does)
+    elif not missing and not reasons:
+        yield Line("No remedy is known.", "remedy")
+
+
+def _copies(phase: Phase) -> str:
+    """Copies and partitions of one run."""
+    cost, parts = phase.cost, plural(len(phase.partitions), "partition")
+    where = "" if phase.name == "run" else f" of {phase.name}"
+    if cost is None:
+        return f"{len(phase.copies):,}{subgraph_suffix(phase)}; {parts}"
+    counted = count_and_bytes(cost.copies, cost.copy_bytes_per_run, cost.copy_bytes_at_least)
+    return f"{counted} per run{where}{subgraph_suffix(phase)}; {parts}"

@@ -16,7 +16,7 @@ from partita.observations.text_format import (
 )
 from partita.partition_reports.cost import waiting_us
 from partita.partition_reports.outcome import is_timed, merge_phases
-from partita.partition_reports.records import BoundaryTensor, Copy, Partition, Phase, PhaseCost, Report
+from partita.partition_reports.records import BoundaryTensor, Copy, Partition, Phase, Report
 from partita.partition_reports.sections.model import (
     Block,
     Cell,
@@ -34,7 +34,6 @@ from partita.partition_reports.sections.model import (
 from partita.partition_reports.sections.shared import (
     best_observed,
     copied_bytes,
-    in_bytes,
     node_anchors,
     placements,
     span,
@@ -50,8 +49,6 @@ def section(report: Report) -> Section | None:
         where = in_phases(phase.name for phase in phases)
         blocks.append(_partition_table(phase, where))
         blocks += _crossing_blocks(phase, where)
-        if phase.cost is not None and (phase.cost.partitions > 1 or phase.cost.copies):
-            blocks.append(Line(_render_cost(phase.cost), f"cost {per_run(phase.name)}"))
     if any(phase.partitions for phase in report.phases):
         blocks.append(
             Line("session: inputs and outputs of the model. other: tensors of other partitions.", tone="quiet")
@@ -101,17 +98,17 @@ def _total_bytes(tensors: Iterable[BoundaryTensor]) -> str:
 def _crossing_blocks(phase: Phase, where: str) -> Iterator[Block]:
     """Tensors passed between partitions, the largest first; names that differ only in numbers share a row."""
     crossing = [
-        (tensor, part.index)
+        tensor
         for part in phase.partitions
         for tensor in part.boundary
         if tensor.direction == "out" and tensor.other_side != "session"
     ]
     if not crossing:
         return
-    crossing.sort(key=lambda entry: -(entry[0].size_bytes or 0))
-    family_of = _family_names(tensor.name for tensor, _ in crossing)
+    crossing.sort(key=lambda tensor: -(tensor.size_bytes or 0))
+    family_of = _family_names(tensor.name for tensor in crossing)
     groups: dict[str, list[BoundaryTensor]] = {}
-    for tensor, _ in crossing:
+    for tensor in crossing:
         groups.setdefault(family_of[tensor.name], []).append(tensor)
 
     def rest(shown: int) -> str:
@@ -121,40 +118,11 @@ def _crossing_blocks(phase: Phase, where: str) -> Iterator[Block]:
     caption = f"{plural(len(crossing), 'tensor')} between partitions{where}; bytes {per_run(phase.name)}"
     rows = [(name, f"{len(tensors):,}", _total_bytes(tensors)) for name, tensors in groups.items()]
     yield table(caption, ("tensor", *numbers("tensors", "bytes")), rows, rest=rest)
-    names = {str(part.index): f"{part.index} ({short_provider(part.provider)})" for part in phase.partitions}
-    each = [
-        (
-            tensor.name,
-            names[str(origin)],
-            names.get(tensor.other_side, tensor.other_side),
-            human_bytes(tensor.size_bytes),
-        )
-        for tensor, origin in crossing
-    ]
-    heads = ("tensor", "from partition", "to partition", Column("bytes"))
-    yield Fold(f"All tensors between partitions{where}", (table(caption, heads, each),))
 
 
 def _family_names(names: Iterable[str]) -> dict[str, str]:
     """Name -> name of its family, whose members differ only in numbers."""
     return {member: name for name, members in families(names).items() for member in members}
-
-
-def _render_cost(cost: PhaseCost) -> str:
-    """Cost of the partitions in one run, and per token."""
-    crossing = in_bytes(cost.crossing_bytes_per_run) if cost.crossings else ""
-    parts = [f"{plural(cost.crossings, 'tensor')} between partitions{crossing}"]
-    copied = in_bytes(cost.copy_bytes_per_run, cost.copy_bytes_at_least)
-    parts.append(f"{plural(cost.copies, 'copy')}{copied}" if cost.copies else "no copies")
-    if cost.host_wait_us_per_run:
-        parts.append(f"{decimals(cost.host_wait_us_per_run, 1e-3)} ms host wait")
-    line = ", ".join(parts)
-    if cost.copies and cost.tokens_per_run and cost.copy_bytes_per_token is not None:
-        tokens = plural(cost.tokens_per_run, "new token")
-        line += f"; with {tokens} per run, {human_bytes(round(cost.copy_bytes_per_token))} copied per token"
-        if cost.host_wait_us_per_token:
-            line += f", {decimals(cost.host_wait_us_per_token, 1e-3)} ms wait"
-    return line
 
 
 TIMED = (

@@ -79,8 +79,14 @@ def _cost_figures(phases: Sequence[Phase], *, timed: bool) -> Iterator[Figure]:
     """Partitions, crossings, copies, bytes and waits of one run, and per token if there are tokens."""
     costs = [phase.cost for phase in phases]
     yield "partitions", *(f"{len(phase.partitions):,}" for phase in phases)
-    yield "tensors between partitions", *_each(costs, _render_crossings)
-    yield "copies between devices", *_each(costs, _render_copies)
+    yield (
+        "tensors between partitions",
+        *_each(costs, lambda cost: count_and_bytes(cost.crossings, cost.crossing_bytes_per_run)),
+    )
+    yield (
+        "copies between devices",
+        *_each(costs, lambda cost: count_and_bytes(cost.copies, cost.copy_bytes_per_run, cost.copy_bytes_at_least)),
+    )
     if timed:
         yield "wait in copies, ms", *_each(costs, lambda cost: decimals(cost.host_wait_us_per_run, 1e-3))
     if any(cost is not None and cost.tokens_per_run for cost in costs):
@@ -92,16 +98,6 @@ def _cost_figures(phases: Sequence[Phase], *, timed: bool) -> Iterator[Figure]:
 def _each(costs: Sequence[PhaseCost | None], text: Callable[[PhaseCost], str]) -> list[str]:
     """The text for the cost of each phase; `-` without a cost."""
     return [NOT_KNOWN if cost is None else text(cost) for cost in costs]
-
-
-def _render_crossings(cost: PhaseCost) -> str:
-    """Tensors passed between partitions."""
-    return count_and_bytes(cost.crossings, cost.crossing_bytes_per_run)
-
-
-def _render_copies(cost: PhaseCost) -> str:
-    """Copies and their bytes."""
-    return count_and_bytes(cost.copies, cost.copy_bytes_per_run, cost.copy_bytes_at_least)
 
 
 def speed_figures(phases: Sequence[Phase]) -> Iterator[Figure]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from partita.diagnosis.graphs import COMPILED
-from partita.diagnosis.naming import module_group
 from partita.diagnosis.records import Fallback
 from partita.observations.names import UNKNOWN
 from partita.observations.records import PhaseName
@@ -22,26 +21,20 @@ from partita.observations.text_format import (
     tally,
 )
 from partita.partition_reports.groups import (
-    LAYER,
-    Node,
-    layer_key,
     layer_order,
     op_type_of,
-    positions_in,
     provider_of,
     ran_by,
-    report_rows,
 )
 from partita.partition_reports.outcome import fallbacks_of, is_timed, preferred_of, used_phases
 from partita.partition_reports.records import (
-    FileNode,
     GroupShare,
     NodePlacement,
     Phase,
-    ProviderShare,
     Report,
     Subgraphs,
 )
+from partita.partition_reports.sections.layer_map import layer_map
 from partita.partition_reports.sections.model import (
     Block,
     Cell,
@@ -142,17 +135,17 @@ def _group_row(
     if added:
         cells.append(" / ".join(dict.fromkeys(f"{entry.added_nodes:,}" if entry else "0" for entry in entries)))
     if wanted:
-        found = [_away(entry, wanted) if entry else "" for entry in entries]
+        found = [
+            on_providers({name: count for name, count in entry.nodes_by_provider.items() if name != wanted})
+            if entry
+            else ""
+            for entry in entries
+        ]
         cells.append(" / ".join(dict.fromkeys(text or "0" for text in found)) if any(found) else "")
     for entry in entries if timed else ():
         cells.append(decimals(entry.host_us_per_run, 1e-3) if entry else NOT_KNOWN)
         cells.append(percent(entry.time_share) if entry else NOT_KNOWN)
     return tuple(cells)
-
-
-def _away(entry: GroupShare, wanted: str) -> str:
-    """Nodes that are not on the preferred provider."""
-    return on_providers({name: count for name, count in entry.nodes_by_provider.items() if name != wanted})
 
 
 def _sum_up(
@@ -181,20 +174,13 @@ def _about_providers(report: Report) -> Iterator[Line]:
         phase, where = phases[0], in_phases(phase.name for phase in phases)
         if len(phase.providers) > 1 or any(node.replaces for node in phase.nodes):
             for entry in filter(lambda entry: entry.op_types, phase.providers):
-                yield Line(
-                    f"{_render_behind(entry)}{tally(entry.op_types)}", f"{short_provider(entry.provider)}{where}"
-                )
+                executed = f"{plural(entry.executed_nodes, 'node')} for {entry.nodes:,} of the file: "
+                text = executed if entry.nodes != entry.executed_nodes else ""
+                yield Line(f"{text}{tally(entry.op_types)}", f"{short_provider(entry.provider)}{where}")
         for line in _parts_of_nodes(phase):
             yield Line(line, tone="quiet")
         if phase.subgraphs is not None:
             yield Line(_render_bodies(phase.subgraphs), f"Control-flow subgraphs{where}, not in other figures")
-
-
-def _render_behind(entry: ProviderShare) -> str:
-    """Number of file nodes of a provider, if it differs from the number of plan nodes."""
-    if entry.nodes == entry.executed_nodes:
-        return ""
-    return f"{plural(entry.executed_nodes, 'node')} for {entry.nodes:,} of the file: "
 
 
 def _parts_of_nodes(phase: Phase) -> list[str]:
@@ -207,7 +193,8 @@ def _parts_of_nodes(phase: Phase) -> list[str]:
             made_of = f"{plural(len(node.replaces), 'node')} of {node.module or 'several modules'}"
             compiled.setdefault(made_of, []).append(node.name)
         elif node.replaces:
-            alike.setdefault((op_type_of(node), _operators_of(node, rows.get(node.name, ()))), []).append(node)
+            kinds = tuple(row.op_type or UNKNOWN for row in rows.get(node.name, ()) if row.name != node.name)
+            alike.setdefault((op_type_of(node), kinds), []).append(node)
     lines = [
         f"{name_some(names, NAMED)}: {'each ' if len(names) > 1 else ''}compiled from {made_of}"
         for made_of, names in compiled.items()
@@ -218,11 +205,6 @@ def _parts_of_nodes(phase: Phase) -> list[str]:
     ]
     left = len(lines) - NAMED
     return [*lines[:NAMED], *([f"and {plural(left, 'more kind')}"] if left > 0 else [])]
-
-
-def _operators_of(node: NodePlacement, rows: Sequence[FileNode]) -> tuple[str, ...]:
-    """Operators of the file nodes that a fused node runs, without one of its own name."""
-    return tuple(row.op_type or UNKNOWN for row in rows if row.name != node.name)
 
 
 def _render_bodies(bodies: Subgraphs) -> str:
@@ -241,29 +223,6 @@ def _render_bodies(bodies: Subgraphs) -> str:
     return f"{plural(bodies.nodes, 'node')} listed, {on_cpu}{names}, {copies}{unseen}."
 
 
-NAMED_MODULES = 4
-"""Maximum modules named in a row outside the layers."""
-
-
-def layer_rows(phases: Sequence[Phase]) -> dict[str, tuple[list[Node], ...]]:
-    """Row of the table of layers -> its nodes in each phase, in execution order."""
-    found: dict[str, tuple[list[Node], ...]] = {}
-    for at, phase in enumerate(phases):
-        key = layer_key(phase)
-        for node in sorted(report_rows(phase), key=positions_in(phase)):
-            found.setdefault(key(node), tuple([] for _ in phases))[at].append(node)
-    return {name: found[name] for name in sorted(found, key=layer_order)}
-
-
-def row_modules(name: str, members: Sequence[Sequence[Node]]) -> str:
-    """The modules of a row outside the layers."""
-    if name.startswith(LAYER):
-        return ""
-    named = (node.module for nodes in members for node in nodes if node.module and isinstance(node, FileNode))
-    names = list(dict.fromkeys(map(module_group, named)))
-    return ", ".join(names[:NAMED_MODULES]) + (", …" if len(names) > NAMED_MODULES else "")
-
-
 def layers_section(report: Report) -> Section | None:
     """Nodes and time per layer; None if no nodes are known."""
     phases = used_phases(report)
@@ -271,7 +230,8 @@ def layers_section(report: Report) -> Section | None:
         return None
     wanted = preferred_of(report) if has_several_providers(phases) else None
     blocks: list[Block] = [
-        group_table("layer", phases, lambda phase: phase.by_layer, wanted, timed=is_timed(report), order=layer_order)
+        layer_map(report),
+        group_table("layer", phases, lambda phase: phase.by_layer, wanted, timed=is_timed(report), order=layer_order),
     ]
     blocks += [Line(text, tone="quiet") for text in _layer_notes(phases, timed=is_timed(report))]
     return Section("layers", "Layers", tuple(blocks))
@@ -321,7 +281,7 @@ def _node_table(report: Report, phases: Sequence[Phase]) -> Table:
             *(decimals(known.get(node.name), 1e-3) for known in times),
             human_bytes(node.output_bytes),
             reason,
-            _render_replaced(node),
+            ("compiled from " if node.op_type == COMPILED and node.replaces else "") + name_some(node.replaces, NAMED),
         )
         rows.append(Row(cells, anchors[last.name, node.position]))
     heads: list[Head] = [Column("position"), "node", "operator", "provider", Column("layer"), "module"]
@@ -345,9 +305,3 @@ def _render_reasons(entry: Fallback) -> str:
     if not entry.skipped:
         return entry.reason
     return "; ".join(f"{short_provider(each.provider)}: {each.reason}" for each in entry.preferred)
-
-
-def _render_replaced(node: NodePlacement) -> str:
-    """The file nodes that a node replaces."""
-    made = "compiled from " if node.op_type == COMPILED and node.replaces else ""
-    return made + name_some(node.replaces, NAMED)

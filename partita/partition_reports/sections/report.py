@@ -1,13 +1,24 @@
-"""All sections of a report; among them checks and sources."""
+"""A report as a document, and its views; among its sections checks and sources."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from partita.observations.text_format import listing, plural
 from partita.partition_reports.records import Report
-from partita.partition_reports.sections import arithmetic, fallbacks, kernels, machine, partitions, phases, placement
-from partita.partition_reports.sections.model import Block, Fold, Line, Pairs, Section, Table, table
+from partita.partition_reports.render.show import Views
+from partita.partition_reports.sections import (
+    arithmetic,
+    fallbacks,
+    kernels,
+    machine,
+    overview,
+    partitions,
+    phases,
+    placement,
+)
+from partita.partition_reports.sections.model import Block, Document, Fold, Line, Pairs, Section, Table, table
 
 NAMED_CONFLICTS = 12
 """Maximum named nodes with conflicting sources; the fold has all."""
@@ -82,6 +93,31 @@ PARTS = (
 """In display order, the most important first."""
 
 
+EXPANDED = ("phases", "fallbacks")
+"""Sections that are not collapsed in Markdown."""
+
+
 def sections(report: Report) -> tuple[Section, ...]:
     """Every section that is not empty."""
-    return tuple(found for part in PARTS if (found := part(report)) is not None)
+    found = filter(None, (part(report) for part in PARTS))
+    return tuple(replace(section, folded=section.key not in EXPANDED) for section in found)
+
+
+def document(report: Report) -> Document:
+    """The report as a document."""
+    name = overview.model_name(report)
+    sign, tone = overview.sign_and_tone(report)
+    return Document(
+        kind="Partition report",
+        name=name,
+        headline=(f"{name}: {overview.headline(report)}",),
+        sections=sections(report),
+        opening=tuple(overview.opening(report)),
+        created=report.created,
+        version=report.partita_version,
+        sign=sign,
+        tone=tone,
+    )
+
+
+VIEWS = Views(document, modules={"model-explorer": "partita.partition_reports.model_explorer"})

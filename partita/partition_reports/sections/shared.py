@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from partita.diagnosis.actions import Action, Situation, each, steps_for
@@ -104,12 +103,6 @@ def span(first: int, count: int) -> str:
     return str(first) if count == 1 else f"{first}-{first + count - 1}"
 
 
-def first_clause(text: str) -> str:
-    """`Put a provider that supports the operator first in --provider`: a text up to its first comma or bracket."""
-    words = re.split(r"[;:,]\s|\s\(", text, maxsplit=1)[0]
-    return words[:1].upper() + words[1:]
-
-
 def node_anchors(report: Report) -> dict[tuple[str, int], str]:
     """(phase, position) -> anchor in the list of nodes; phases with equal placement share rows."""
     groups = node_groups(report)
@@ -156,7 +149,9 @@ def finding_key(report: Report) -> Callable[[Fallback], object]:
 
     def key(entry: Fallback) -> object:
         part = parts.get(entry.node)
-        about_operator = part is None and any(map(_is_about_operator, entry.preferred))
+        about_operator = part is None and any(
+            each.evidence_kind in OPERATOR_EVIDENCE and each.reason not in PROVIDER_CODES for each in entry.preferred
+        )
         return tuple(map(_known, entry.preferred)), part, entry.op_type if about_operator else None
 
     return key
@@ -166,10 +161,6 @@ def _known(why: SkippedProvider) -> object:
     """The finding for one provider, without the texts that Partita writes."""
     trials = tuple((trial.factor, trial.after, trial.outcome, trial.neg_added) for trial in why.variants)
     return why.provider, why.reason, why.evidence_kind, trials, bool(why.missing_probes)
-
-
-def _is_about_operator(why: SkippedProvider) -> bool:
-    return why.evidence_kind in OPERATOR_EVIDENCE and why.reason not in PROVIDER_CODES
 
 
 def first_of(texts: Iterable[str]) -> str:
