@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 import partita
-from partita.bench.comparison import judge, sentences
+from partita.bench.comparison import sentences
 from partita.bench.contenders import Lane, build_contenders, choose_baseline, complete_rounds, shown_rounds
 from partita.bench.records import Bench, RoundResult
 from partita.errors import PartitaError, ProviderError, ReportError, UsageError
@@ -153,8 +153,8 @@ def _race(
             raise
         for racer in contest.racers:
             if racer.lane.observed is None:
-                racer.lane.host_time_missing_reason = (
-                    racer.lane.host_time_missing_reason or "interrupted before its profiled round"
+                racer.lane.report_missing_reason = (
+                    racer.lane.report_missing_reason or "interrupted before its profiled round"
                 )
         return contest.racers, True
     return contest.racers, False
@@ -185,13 +185,11 @@ def _build(
     for subject in subjects:
         which = "this package" if len(subjects) == 1 else subject.name
         notes += unverified_note(subject.manifest.verification, which)
-    verdicts = judge(contenders, baseline)
     package, *others = (package_facts(subject.path, subject.manifest) for subject in subjects)
     return Bench(
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         partita_version=partita.__version__,
-        verdict=sentences(verdicts, contenders),
-        results=verdicts,
+        verdict=sentences(contenders, baseline),
         environment=environment() if any(lane.load_seconds is not None for lane in lanes) else None,
         package=package,
         other_packages=tuple(others),
@@ -211,8 +209,8 @@ def _unwritten(racers: Sequence[Racer], files: Mapping[str, Path]) -> PartitaErr
     missing = [racer for racer in racers if racer.entry.name in files and racer.lane.observed is None]
     if not missing:
         return None
-    reason = (f"{files[racer.entry.name]}: not written: {racer.lane.host_time_missing_reason}" for racer in missing)
-    return ReportError("; ".join(reason))
+    reasons = (f"{files[racer.entry.name]}: not written: {racer.lane.report_missing_reason}" for racer in missing)
+    return ReportError("; ".join(reasons))
 
 
 def _failure(failed: Sequence[Racer]) -> PartitaError:
@@ -380,7 +378,7 @@ class Race:
                 try:
                     self.observe_one(racer, files.get(racer.entry.name))
                 except PartitaError as error:
-                    racer.lane.host_time_missing_reason = f"the profiled round failed: {' '.join(str(error).split())}"
+                    racer.lane.report_missing_reason = f"the profiled round failed: {' '.join(str(error).split())}"
 
     def observe_one(self, racer: Racer, file: Path | None) -> None:
         """Store and write the report of one contender, if it ran on the measured providers."""
@@ -388,7 +386,7 @@ class Race:
         assert racer.engine is not None
         used = tuple(entry.provider for entry in racer.engine.opened.chain if entry.status == "active")
         if used != racer.active_providers:
-            racer.lane.host_time_missing_reason = (
+            racer.lane.report_missing_reason = (
                 f"the profiled round ran on {','.join(used)}, not on {','.join(racer.active_providers)}"
             )
             return
