@@ -179,7 +179,7 @@ def contender(lane: Lane, base: Lane | None, complete: frozenset[int]) -> Conten
         repeatable=len({turn.tokens for turn in lane.round_results}) == 1 if len(lane.round_results) > 1 else None,
         same_tokens=difference is None if turns and theirs else None,
         difference=difference,
-        summary=report and summarise(report),
+        summary=summarise(report) if report else None,
         summary_missing_reason=lane.report_missing_reason,
         headline=find_state(report).headline if report else "",
         node_share=_node_share(lane, decode),

@@ -156,7 +156,7 @@ def _placement(bench: Bench) -> Iterator[Section]:
             rows.append((entry.name, phase.phase, providers, str(phase.copies), moved, share))
         sentences = (entry.headline, *entry.bounds, entry.summary_missing_reason)
         lines += [Line(sentence, entry.name) for sentence in sentences if sentence]
-    heads = ("contender", "phase", "nodes", *numbers("copies", "bytes/run", "share of step"))
+    heads: tuple[Head, ...] = ("contender", "phase", "nodes", *numbers("copies", "bytes/run", "share of step"))
     blocks: list[Block] = (
         [table("Nodes and copies of a run", heads, rows), Line(EXPLAINED, tone="quiet")] if rows else []
     )

@@ -17,6 +17,7 @@ from partita.commands.terminal import Spinner, note
 from partita.errors import INTERRUPTED, UsageError
 from partita.library.bench.benchmark import Plan
 from partita.options.bench import BenchCommand
+from partita.options.fields import input_paths
 from partita.partition_reports.render.show import load_view
 
 
@@ -34,7 +35,7 @@ def run(options: BenchCommand) -> int:
     sink = (
         None
         if out is None
-        else reserve_output(Path(out), "result", (*plan.reads, *plan.files.values()), option="--out")
+        else reserve_output(Path(out), "result", (*input_paths(plan.options), *plan.files.values()), option="--out")
     )
     for line in plan.notes:
         note(f"note: {line}")

@@ -25,7 +25,6 @@ from partita.library.bench.entries import (
     named_chains,
     read_baseline,
     read_entries,
-    read_paths,
     read_subjects,
     report_files,
 )
@@ -124,8 +123,6 @@ class Plan:
         check_providers(options, chains)
         self.entries = read_entries(options, self.subjects, chains)
         self.baseline = read_baseline(options.baseline, self.entries, options.provider_libraries or {})
-        self.reads = read_paths(options)
-        """Paths that outputs must not overwrite."""
         self.files = report_files(options, self.entries)
         self.notes = tuple(dict.fromkeys(line for entry in self.entries for line in entry.notes))
         """Notes for the user before the run."""

@@ -10,10 +10,10 @@ from typing import TypeVar
 from partita.errors import GenerationError, ReportError, UsageError
 from partita.files import refuse_same, reserve
 from partita.foreign.folder import AS_IT_IS, Choice, is_foreign, open_folder
-from partita.library.chain import Target, read_by, read_chain
+from partita.library.chain import Target, read_chain
 from partita.library.engine.requests import prompt_rows
 from partita.options.bench import BenchOptions
-from partita.options.fields import PathText
+from partita.options.fields import PathText, input_paths
 from partita.options.groups import ProviderChain
 from partita.package.folder import Manifest, check_files
 from partita.providers.base import Provider
@@ -136,18 +136,12 @@ def _of_chain(given: Mapping[str, T] | None, names: set[str]) -> dict[str, T]:
     return {word: value for word, value in (given or {}).items() if word.lower() in names}
 
 
-def read_paths(options: BenchOptions) -> tuple[Path, ...]:
-    """All input paths, which outputs must not overwrite."""
-    given = ProviderChain(provider_options=options.provider_options, provider_libraries=options.provider_libraries)
-    return read_by(given, *packages_of(options), *Choice.of(options).input_paths)
-
-
 def report_files(options: BenchOptions, entries: Sequence[Entry]) -> dict[str, Path]:
     """The report path of each contender, by name; creates the folder. Raises ReportError."""
     if options.reports is None:
         return {}
     folder = Path(options.reports)
-    reads = read_paths(options)
+    reads = input_paths(options)
     for read in reads:
         refuse_same(folder, read, "`reports`")
     try:
