@@ -224,14 +224,14 @@ def test_ctrl_c_while_it_observes_keeps_every_figure_and_writes_the_result(
 ) -> None:
     from partita.cli import run
 
-    observe_one = benchmark.Race.observe_one
+    observe = benchmark.Race.observe
 
-    def interrupted(self: benchmark.Race, racer: benchmark.Racer, file: Path | None) -> None:
+    def interrupted(self: benchmark.Race, racer: benchmark.Racer) -> None:
         if racer.entry.name == "cpu":
             raise KeyboardInterrupt
-        observe_one(self, racer, file)
+        observe(self, racer)
 
-    monkeypatch.setattr(benchmark.Race, "observe_one", interrupted)
+    monkeypatch.setattr(benchmark.Race, "observe", interrupted)
     file = tmp_path / "bench.json"
     assert run(["bench", str(package), "--providers", NO_DEVICE, "cpu", *QUICK, "--json", "--out", str(file)]) == 130
     found = json.loads(capsys.readouterr().out)
@@ -247,10 +247,10 @@ def test_a_report_that_cannot_be_written_is_an_error_beside_the_figures(
 ) -> None:
     from partita.cli import run
 
-    def fails(self: benchmark.Race, racer: benchmark.Racer, file: Path | None) -> None:
+    def fails(self: benchmark.Race, racer: benchmark.Racer) -> None:
         raise GenerationError("no room")
 
-    monkeypatch.setattr(benchmark.Race, "observe_one", fails)
+    monkeypatch.setattr(benchmark.Race, "observe", fails)
     given = ["bench", str(package), "--provider", "cpu", *QUICK, "--json"]
     assert run([*given, "--report", str(tmp_path / "reports")]) == 1
     out, err = capsys.readouterr()

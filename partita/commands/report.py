@@ -143,17 +143,13 @@ def _check(options: CheckCommand) -> None:
 
 def _check_report(options: CheckCommand, report: Any) -> GateResult:
     """Check a report. Raises UsageError without a requirement."""
-    from partita.check import gate
-    from partita.library.report import gate_of, vocabulary
+    from partita.library.report import check_report
 
-    baseline = path_of(options.baseline)
     if options.max_drift is not None:
         raise UsageError(f"`max_drift` is for results of `partita drift --json`; {options.file} is a report")
-    held = gate_of(options, vocabulary(report), baseline=baseline is not None)
-    if held == gate.Gate() and baseline is None:
-        raise UsageError("nothing to check: give --baseline, --require or a limit; --help lists them")
-    next_to = None if baseline is None else (str(baseline), storage.read(baseline))
-    return gate.check(report, held, str(options.file), next_to)
+    baseline = path_of(options.baseline)
+    compared = None if baseline is None else (str(baseline), storage.read(baseline))
+    return check_report(report, options, str(options.file), compared)
 
 
 def _check_drift(options: CheckCommand, found: Drift) -> GateResult:

@@ -70,6 +70,14 @@ class Target:
     """Installed providers with a higher rank than the default chain, which could not start."""
 
     @property
+    def opening_notes(self) -> tuple[str, ...]:
+        """Notes for the user before a model is opened: that the chain is the default, and `notes`."""
+        if self.by_default is None:
+            return self.notes
+        names = ",".join(provider.name for provider in self.chain)
+        return (f"provider {names}, by default: {self.by_default}", *self.notes)
+
+    @property
     def requested_names(self) -> tuple[str, ...]:
         """ONNX Runtime's names of the chain that the user named; empty for the default."""
         return () if self.by_default else tuple(provider.ort_name for provider in self.chain)
