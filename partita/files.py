@@ -37,12 +37,12 @@ class Output:
 def reserve(path: Path, what: str, reads: Iterable[Path], *, option: str) -> Output:
     """Check that `path` is writable and is not an input.
 
-    `reads`: input files and folders. `option`: the option of `path`, for messages. Raises UsageError for an input or a
-    file in an input folder, ReportError for a path that cannot be written.
+    `reads`: input files and folders; stdin is one, too. `option`: the option of `path`, for messages. Raises UsageError
+    for an input or a file in an input folder, ReportError for a path that cannot be written.
     """
     if "\0" in str(path):
         raise UsageError(f"{option}: the name of the {what} contains a NUL byte")
-    for read in reads:
+    for read in (*reads, STDIN):
         refuse_same(path, read, option)
     check_writable(path, what)
     return Output(path, what)

@@ -63,7 +63,7 @@ def test_two_chains_take_turns_and_are_compared(
     assert (first["rounds"], cpu["rounds"], first["same_tokens"], first["repeatable"]) == (2, 2, True, True)
     assert [len(turn["decode_ms"]) for turn in cpu["round_results"]] == [5, 5, 5]
     assert [len(turn["tokens"][0]) for turn in cpu["round_results"]] == [6, 6, 6]
-    assert cpu["host_time"]["provider"] == "CPUExecutionProvider" and cpu["host_time"]["fallback_nodes"] == 0
+    assert {tuple(phase["nodes_by_provider"]) for phase in cpu["summary"]["phases"]} == {("CPUExecutionProvider",)}
     assert cpu["load_seconds"] > 0 and cpu["peak_rss_bytes"] > 1 << 20
     assert {entry["phase"] for entry in first["ratios"]} == {"prefill", "decode"} and not cpu["ratios"]
 
@@ -224,22 +224,22 @@ def test_ctrl_c_while_it_observes_keeps_every_figure_and_writes_the_result(
 ) -> None:
     from partita.cli import run
 
-    observe_one = benchmark.Race.observe_one
+    observe = benchmark.Race.observe
 
-    def interrupted(self: benchmark.Race, racer: benchmark.Racer, file: Path | None) -> None:
+    def interrupted(self: benchmark.Race, racer: benchmark.Racer) -> None:
         if racer.entry.name == "cpu":
             raise KeyboardInterrupt
-        observe_one(self, racer, file)
+        observe(self, racer)
 
-    monkeypatch.setattr(benchmark.Race, "observe_one", interrupted)
+    monkeypatch.setattr(benchmark.Race, "observe", interrupted)
     file = tmp_path / "bench.json"
     assert run(["bench", str(package), "--providers", NO_DEVICE, "cpu", *QUICK, "--json", "--out", str(file)]) == 130
     found = json.loads(capsys.readouterr().out)
     assert json.loads(file.read_text()) == found and found["interrupted"]
     first, cpu = found["contenders"]
     assert (first["rounds"], cpu["rounds"]) == (1, 1)
-    assert first["host_time"] is not None and first["host_time_missing_reason"] == ""
-    assert cpu["host_time"] is None and cpu["host_time_missing_reason"] == "interrupted before its profiled round"
+    assert first["summary"] is not None and first["summary_missing_reason"] == ""
+    assert cpu["summary"] is None and cpu["summary_missing_reason"] == "interrupted before its profiled round"
 
 
 def test_a_report_that_cannot_be_written_is_an_error_beside_the_figures(
@@ -247,15 +247,15 @@ def test_a_report_that_cannot_be_written_is_an_error_beside_the_figures(
 ) -> None:
     from partita.cli import run
 
-    def fails(self: benchmark.Race, racer: benchmark.Racer, file: Path | None) -> None:
+    def fails(self: benchmark.Race, racer: benchmark.Racer) -> None:
         raise GenerationError("no room")
 
-    monkeypatch.setattr(benchmark.Race, "observe_one", fails)
+    monkeypatch.setattr(benchmark.Race, "observe", fails)
     given = ["bench", str(package), "--provider", "cpu", *QUICK, "--json"]
     assert run([*given, "--report", str(tmp_path / "reports")]) == 1
     out, err = capsys.readouterr()
     (cpu,) = json.loads(out)["contenders"]
-    assert cpu["rounds"] == 1 and cpu["host_time_missing_reason"] == "the profiled round failed: no room"
+    assert cpu["rounds"] == 1 and cpu["summary_missing_reason"] == "the profiled round failed: no room"
     assert f"{tmp_path / 'reports' / 'cpu.json'}: not written: the profiled round failed: no room" in err
     assert run(given) == 0, "where none was asked for"
 

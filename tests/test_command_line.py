@@ -118,7 +118,7 @@ def test_every_verb_has_a_short_help_option_and_no_option_twice(path, command, c
 
 @pytest.mark.parametrize(("path", "command"), EVERY, ids=["-".join(path) for path, _ in EVERY])
 def test_the_help_has_every_option_under_a_heading_and_examples(path, command, capsys):
-    assert {each.group for each in command.fields if not each.option.positional} <= {*GROUPS, ""}
+    assert {each.group for each in describe_fields(command.options) if not each.option.positional} <= {*GROUPS, ""}
     assert run([*path, "--help"]) == 0
     shown = capsys.readouterr().out
     assert max(map(len, shown.partition("Examples:")[0].splitlines())) <= 80

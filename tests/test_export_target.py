@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -165,13 +166,7 @@ def test_stages_are_shown_from_the_first_second_and_named_by_what_they_do(
 def test_options_of_the_provider_are_set_over_its_stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     from partita.library.place import target
 
-    seen: list[dict[str, str]] = []
-
-    def asked(resolution: Any, environment: Any = None) -> None:
-        seen.append(dict(resolution.options))
-
     monkeypatch.setattr("partita.library.place.dry_run.dry_environment", lambda: ({}, "a GPU"))
-    monkeypatch.setattr(target, "_asker", asked)
-    monkeypatch.setattr(target, "_taker", asked)
-    target.find_target("cuda", {"cuda": {"device_id": "1"}}, default_allowed=False, libraries={})
-    assert seen == [{"device_id": "1"}] * 2
+    found = target.find_target("cuda", {"cuda": {"device_id": "1"}}, default_allowed=False, libraries={})
+    for probe in (found.ask, found.supports):
+        assert isinstance(probe, partial) and dict(probe.args[0].options) == {"device_id": "1"}

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Literal
 
-from partita.bench.records import Contender, Difference, HostTimeParts, PhaseSpeed, Ratio, RoundResult, Spread
+from partita.bench.records import Contender, Difference, PhaseSpeed, Ratio, RoundResult, Spread
 from partita.observations.names import CPU
-from partita.partition_reports.cost import per, split_time, total_bytes
-from partita.partition_reports.groups import file_counts
-from partita.partition_reports.partitions import is_memcpy
+from partita.partition_reports.groups import total_us
+from partita.partition_reports.outcome import summarise
 from partita.partition_reports.records import Report
+from partita.partition_reports.sections.overview import find_state
 from partita.partition_reports.timing import percentile
 
 FEWEST_ROUNDS = 4
@@ -41,7 +41,7 @@ class Lane:
     load_seconds: float | None = None
     observed: Report | None = None
     """Report of the profiled round."""
-    host_time_missing_reason: str = ""
+    report_missing_reason: str = ""
     """Why there is no report."""
     file: str | None = None
     """File of the report."""
@@ -159,7 +159,7 @@ def contender(lane: Lane, base: Lane | None, complete: frozenset[int]) -> Conten
     rival = base if base is not None and base is not lane and not lane.error else None
     theirs = _counted(rival, complete) if rival is not None else ()
     difference = first_difference(turns[0].tokens, theirs[0].tokens) if turns and theirs else None
-    decode, reason = _phase_speed(turns, "decode"), explain(lane.observed) if lane.observed is not None else None
+    decode, report = _phase_speed(turns, "decode"), lane.observed
     decode_ms = sum(sum(turn.decode_ms) for turn in turns)
     return Contender(
         name=lane.name,
@@ -179,48 +179,20 @@ def contender(lane: Lane, base: Lane | None, complete: frozenset[int]) -> Conten
         repeatable=len({turn.tokens for turn in lane.round_results}) == 1 if len(lane.round_results) > 1 else None,
         same_tokens=difference is None if turns and theirs else None,
         difference=difference,
-        host_time=reason,
-        node_share=_node_share(reason, decode),
-        host_time_missing_reason=lane.host_time_missing_reason,
-        bounds=tuple(
-            phase.bound.sentence for phase in (lane.observed.phases if lane.observed else ()) if phase.bound is not None
-        ),
+        summary=summarise(report) if report else None,
+        summary_missing_reason=lane.report_missing_reason,
+        headline=find_state(report).headline if report else "",
+        node_share=_node_share(lane, decode),
+        bounds=tuple(phase.bound.sentence for phase in (report.phases if report else ()) if phase.bound is not None),
         report=lane.file,
         round_results=lane.round_results,
     )
 
 
-def explain(report: Report) -> HostTimeParts | None:
-    """The host time in decode, or in the last phase; None without a phase."""
-    used = [entry.provider for entry in report.chain if entry.status == "active"]
-    if not report.phases or not used:
+def _node_share(lane: Lane, decode: PhaseSpeed | None) -> float | None:
+    """Node time of the profiled decode runs divided by the median counted step, at most 1."""
+    phase = next((each for each in lane.observed.phases if each.name == "decode"), None) if lane.observed else None
+    node_us = total_us(phase.nodes) if phase is not None else None
+    if node_us is None or decode is None or decode.p50_ms <= 0:
         return None
-    phase = next((entry for entry in report.phases if entry.name == "decode"), report.phases[-1])
-    split = split_time(phase, used[0])
-    counts = file_counts(phase)
-    return HostTimeParts(
-        phase=phase.name,
-        provider=used[0],
-        nodes=counts[used[0]],
-        fallback_nodes=counts.total() - counts[used[0]],
-        fallback_providers=tuple(provider for provider in counts if provider != used[0]),
-        partitions=len(phase.partitions),
-        copies=len(phase.copies),
-        memcpy_nodes=sum(map(is_memcpy, phase.nodes)),
-        copy_bytes_per_token=phase.cost.copy_bytes_per_token if phase.cost is not None else None,
-        memcpy_bytes_per_token=per(
-            total_bytes(copy for copy in phase.copies if copy.kind == "memcpy_node"),
-            phase.cost.tokens_per_run if phase.cost is not None else None,
-        ),
-        node_us=split.node_us if split else None,
-        wait_share=split.copies if split else None,
-        provider_share=split.provider_nodes if split else None,
-        fallback_share=split.on_fallback if split else None,
-    )
-
-
-def _node_share(why: HostTimeParts | None, decode: PhaseSpeed | None) -> float | None:
-    """Node time of the profiled runs divided by the median counted step, at most 1."""
-    if why is None or why.phase != "decode" or why.node_us is None or decode is None or decode.p50_ms <= 0:
-        return None
-    return min(1.0, why.node_us / 1000 / decode.p50_ms)
+    return min(1.0, node_us / 1000 / decode.p50_ms)

@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from partita.observations.records import Environment, PackageFacts, PhaseName, Record
+from partita.observations.records import Environment, PackageFacts, Record
+from partita.partition_reports.records import Summary
 
 SCHEMA = "partita.bench/1"
 
@@ -63,37 +64,6 @@ class Ratio(Record):
     are too few rounds and the ranges are not far apart."""
 
 
-class HostTimeParts(Record):
-    """Host time by part, from profiled runs of a round that is not counted.
-
-    Times are of one session run, and shares are of the time in nodes, as in a partition report.
-    """
-
-    phase: PhaseName
-    provider: str
-    """The first used provider of the chain, by ONNX Runtime's name."""
-    nodes: int
-    """File nodes on that provider; nodes that ONNX Runtime added and folded nodes are not counted."""
-    fallback_nodes: int
-    fallback_providers: tuple[str, ...]
-    """The providers of these nodes."""
-    partitions: int
-    copies: int
-    """Memcpy nodes, and inputs and outputs bound in another memory."""
-    memcpy_nodes: int
-    copy_bytes_per_token: float | None
-    """All copies."""
-    memcpy_bytes_per_token: float | None
-    """Memcpy nodes only."""
-    node_us: float | None
-    """Host time in nodes; null, like the shares, if no run was profiled."""
-    wait_share: float | None
-    """Share of node time in Memcpy nodes: synchronising with the device, and copying."""
-    provider_share: float | None
-    """Share in nodes on `provider`: computing, or only enqueueing on an asynchronous device."""
-    fallback_share: float | None
-
-
 class Difference(Record):
     """The first position where greedy tokens differ from the baseline's."""
 
@@ -136,67 +106,20 @@ class Contender(Record):
     same_tokens: bool | None
     """Equal to the baseline's; null for the baseline itself, or without a comparison."""
     difference: Difference | None
-    host_time: HostTimeParts | None
+    summary: Summary | None
+    """Summary of the partition report of its profiled round, which is not counted."""
+    summary_missing_reason: str
+    """Why `summary` is null."""
+    headline: str
+    """First sentence of that report; empty without one."""
     node_share: float | None
-    """Node time of `host_time` divided by the median decode step, at most 1. The rest is outside nodes: wait for the
-    device at the end of a run, and work between nodes."""
-    host_time_missing_reason: str
-    """Why `host_time` is null."""
+    """Host time of all nodes in a profiled decode run divided by the median decode step, at most 1. The rest is outside
+    nodes: wait for the device at the end of a run, and work between nodes."""
     report: str | None
     """File of its partition report."""
     bounds: tuple[str, ...] = ()
     """What bounds each phase, from its profiled round."""
     round_results: tuple[RoundResult, ...]
-
-
-TimePart = Literal["outside_runs", "outside_nodes", "copies", "own_nodes", "fallback_nodes"]
-"""`outside_runs`: binding inputs, sampling. `outside_nodes`: in runs, but outside nodes (wait for the device at the
-end, work between nodes). `copies`: Memcpy nodes. `own_nodes`: nodes on the first provider. `fallback_nodes`: others."""
-
-
-class TimeResult(Record):
-    """The part with most of a contender's time, if known."""
-
-    part: TimePart | None
-    """Null if unknown."""
-    share: float | None = None
-    """Share of decode time outside the runs, of the time of runs outside nodes, or of the node time."""
-    part_missing_reason: str = ""
-    """Why `part` is null."""
-
-
-class PhaseResult(Record):
-    """The faster contender in one phase."""
-
-    phase: Literal["prefill", "decode"]
-    faster: str | None
-    """Name of the contender or of the baseline; null if the spread of the rounds is too large."""
-    ratio: float
-    """Speed relative to the baseline: `ratios` of the contender."""
-    ratio_low: float
-    ratio_high: float
-    significance: Literal["differs", "within_noise", "too_few_rounds"]
-    tokens_per_second: Spread
-    baseline_tokens_per_second: Spread
-
-
-class ContenderResult(Record):
-    """The verdict on one contender as data; `verdict` has it as text."""
-
-    contender: str
-    baseline: str | None
-    """Null without a comparison."""
-    kind: Literal["compared", "alone", "failed"]
-    same_tokens: bool | None = None
-    """Equal to the baseline's; with different tokens, the speed is that of another output. Null if not compared."""
-    repeatable: bool | None = None
-    """Every round gave the same tokens; null for fewer than two rounds."""
-    phases: tuple[PhaseResult, ...] = ()
-    """The deciding phase: decode, or prefill if nothing was decoded."""
-    same_provider: str | None = None
-    """The provider that both ran on alone, with one package, so the ratio does not compare providers; else null."""
-    time: TimeResult | None = None
-    """The part with most decode time; null if not applicable, e.g. on the CPU provider alone."""
 
 
 class Bench(Record):
@@ -206,9 +129,8 @@ class Bench(Record):
     created: str
     partita_version: str
     verdict: tuple[str, ...]
-    """One sentence per contender except the baseline, or for the baseline if it is alone: `results` as text."""
-    results: tuple[ContenderResult, ...] = ()
-    """Verdicts as data; empty in older results."""
+    """One sentence per contender except the baseline, or for the baseline if it is alone. `ratios`, `difference` and
+    `summary` of the contenders have the figures."""
     environment: Environment | None
     package: PackageFacts
     other_packages: tuple[PackageFacts, ...] = ()

@@ -1,19 +1,25 @@
-"""A benchmark in sections: settings, speed, start and memory, and time by part; and as a page."""
+"""A benchmark in sections: settings, speed, start and memory, and placement."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from partita.bench.comparison import summary_of, times
+from partita.bench.comparison import times
 from partita.bench.records import Bench, Contender, PhaseSpeed, Ratio
 from partita.observations.records import PackageFacts
-from partita.observations.text_format import NOT_KNOWN, decimals, human_bytes, listing, percent, plural, short_provider
+from partita.observations.text_format import (
+    NOT_KNOWN,
+    decimals,
+    human_bytes,
+    listing,
+    percent,
+    plural,
+    short_provider,
+    tally,
+)
 from partita.partition_reports.outcome import FEW_STEPS, TOO_FEW
-from partita.partition_reports.render.html import render
 from partita.partition_reports.render.show import Views
-from partita.partition_reports.render.view import View
-from partita.partition_reports.sections.model import Block, Document, Head, Line, Pairs, Section, Table, numbers, table
+from partita.partition_reports.sections.model import Block, Document, Head, Line, Pairs, Section, numbers, table
 from partita.partition_reports.sections.shared import runtime_name
 
 MARKS = {"differs": "", "within_noise": "~", "too_few_rounds": "?"}
@@ -21,8 +27,8 @@ RATIOS = (
     "ratio: median of the ratios of the rounds. ~: within noise (the ranges overlap). ?: too few rounds for a verdict."
 )
 EXPLAINED = (
-    "share of step: time of all nodes, divided by the median step above. Other columns: shares of that time. Memcpy "
-    "nodes synchronise with the device and copy; on an asynchronous device, other nodes only enqueue work."
+    "share of step: host time of all nodes, divided by the median step above. Memcpy nodes synchronise with the "
+    "device; on an asynchronous device, other nodes only enqueue work."
 )
 PHASES = ("decode", "prefill")
 
@@ -33,19 +39,19 @@ def document(bench: Bench) -> Document:
     return Document(
         kind="Benchmark",
         name=names,
-        headline=summary_of(bench),
+        headline=bench.verdict,
         sections=sections(bench),
         created=bench.created,
         version=bench.partita_version,
     )
 
 
-VIEWS = Views(document, modules={"html": "partita.bench.sections"})
+VIEWS = Views(document)
 
 
 def sections(bench: Bench) -> tuple[Section, ...]:
     """Every non-empty section."""
-    return (_workload(bench), speed(bench), _start(bench), *_time_by_part(bench), *_notes(bench))
+    return (_workload(bench), speed(bench), _start(bench), *_placement(bench), *_notes(bench))
 
 
 def _workload(bench: Bench) -> Section:
@@ -138,113 +144,27 @@ def _render_tokens(entry: Contender, baseline: str | None) -> str:
     return f"DIFFERENT from new token {entry.difference.position + 1} on{changing}"
 
 
-def _time_by_part(bench: Bench) -> Iterator[Section]:
-    """Placement and host time of the profiled round."""
-    blocks: list[Block] = []
-    if any(entry.host_time is not None for entry in bench.contenders):
-        about = "Host time in nodes, in profiled decode runs that are not counted"
-        blocks += [_placement(bench), _host_time(bench, about), Line(EXPLAINED, tone="quiet")]
-    blocks += [
-        Line(entry.host_time_missing_reason, entry.name) for entry in bench.contenders if entry.host_time_missing_reason
-    ]
-    blocks += [Line(sentence, entry.name) for entry in bench.contenders for sentence in entry.bounds]
-    if blocks:
-        yield Section("where", "Time by part", tuple(blocks))
-
-
-def _placement(bench: Bench) -> Table:
-    """Placement and copies."""
+def _placement(bench: Bench) -> Iterator[Section]:
+    """Placement in the profiled rounds, and what bounds each phase."""
     rows = []
+    lines = []
     for entry in bench.contenders:
-        if (reason := entry.host_time) is not None:
-            moved = None if reason.copy_bytes_per_token is None else round(reason.copy_bytes_per_token)
-            counts = (reason.nodes, reason.fallback_nodes, reason.partitions, reason.copies)
-            rows.append((entry.name, short_provider(reason.provider), *map(str, counts), human_bytes(moved)))
-    heads = numbers("nodes", "fallbacks", "partitions", "copies", "bytes/token")
-    return table("Placement in decode", ("contender", "provider", *heads), rows)
-
-
-def _host_time(bench: Bench, caption: str) -> Table:
-    """Parts of the node time."""
-    rows = []
-    for entry in bench.contenders:
-        if (reason := entry.host_time) is not None:
-            shares = (entry.node_share, reason.provider_share, reason.fallback_share, reason.wait_share)
-            rows.append((entry.name, *map(percent, shares)))
-    heads = numbers("share of step", "on provider", "fallbacks", "Memcpy nodes")
-    return table(caption, ("contender", *heads), rows)
+        for phase in entry.summary.phases if entry.summary is not None else ():
+            providers = tally({short_provider(name): count for name, count in phase.nodes_by_provider.items()})
+            share = percent(entry.node_share) if phase.phase == "decode" else ""
+            moved = human_bytes(phase.copy_bytes_per_run)
+            rows.append((entry.name, phase.phase, providers, str(phase.copies), moved, share))
+        sentences = (entry.headline, *entry.bounds, entry.summary_missing_reason)
+        lines += [Line(sentence, entry.name) for sentence in sentences if sentence]
+    heads: tuple[Head, ...] = ("contender", "phase", "nodes", *numbers("copies", "bytes/run", "share of step"))
+    blocks: list[Block] = (
+        [table("Nodes and copies of a run", heads, rows), Line(EXPLAINED, tone="quiet")] if rows else []
+    )
+    if rows or lines:
+        yield Section("placement", "Placement and time", (*blocks, *lines), "of a profiled round that is not counted")
 
 
 def _notes(bench: Bench) -> Iterator[Section]:
     """Other notes."""
     if bench.notes:
         yield Section("notes", "Notes", tuple(Line(note, "note", "quiet") for note in bench.notes))
-
-
-COLOURS = 6
-"""Number of colours in the style; contenders are also labelled with their names."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """One contender in one phase; widths are percent of the widest."""
-
-    name: str
-    css: str
-    width: float
-    low: float
-    high: float
-    speed_text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """The speeds of one phase."""
-
-    title: str
-    bars: tuple[Bar, ...]
-
-
-def to_text(bench: Bench) -> str:
-    """The whole page."""
-    made = document(bench)
-    contents = [("glance", "At a glance"), *((section.key, section.title) for section in made.sections)]
-    return render(
-        __package__,
-        "bench",
-        {
-            "title": f"{made.kind}: {made.name}",
-            "version": bench.partita_version,
-            "contents": contents,
-            "document": made,
-            "charts": tuple(_draw(bench)),
-        },
-    )
-
-
-def _draw(bench: Bench) -> Iterator[Chart]:
-    """A chart for every phase with runs, each on its own scale."""
-    for phase in PHASES:
-        found = [
-            (number, entry.name, speed.tokens_per_second)
-            for number, entry in enumerate(bench.contenders)
-            for name, speed in speeds_of(entry)
-            if name == phase
-        ]
-        most = max((rate.high for _, _, rate in found), default=0.0)
-        if most > 0:
-            bars = tuple(
-                Bar(
-                    name=name,
-                    css=f"e{number % COLOURS}",
-                    width=round(100 * rate.median / most, 2),
-                    low=round(100 * rate.low / most, 2),
-                    high=round(100 * rate.high / most, 2),
-                    speed_text=f"{decimals(rate.median)} tokens/s ({decimals(rate.low)} to {decimals(rate.high)})",
-                )
-                for number, name, rate in found
-            )
-            yield Chart(phase, bars)
-
-
-VIEW = View("html", ".html", "the benchmark as one HTML page", to_text, file_kind="page")

@@ -15,8 +15,9 @@ from partita.commands.generate_options import package_of, parse_ids, read_prompt
 from partita.commands.outputs import Sink, print_written, reserve_output, show_and_write
 from partita.commands.terminal import Spinner, note
 from partita.errors import INTERRUPTED, UsageError
-from partita.library.bench.benchmark import Plan
+from partita.library.bench.benchmark import Race
 from partita.options.bench import BenchCommand
+from partita.options.fields import input_paths
 from partita.partition_reports.render.show import load_view
 
 
@@ -29,17 +30,15 @@ def run(options: BenchCommand) -> int:
     chains = (*(options.chains or ()), *options.more)
     options = replace(options, chains=chains or None, prompt=read_prompt(options))
     package, *against = (package_of(model, options) for model in (options.package, *options.against))
-    plan = Plan(replace(options, package=package, against=against))
-    out = options.out
-    sink = (
-        None
-        if out is None
-        else reserve_output(Path(out), "result", (*plan.reads, *plan.files.values()), option="--out")
-    )
-    for line in plan.notes:
+    race = Race(replace(options, package=package, against=against))
+    reports = [entry.report for entry in race.entries if entry.report is not None]
+    sink = None
+    if options.out is not None:
+        sink = reserve_output(Path(options.out), "result", (*input_paths(race.options), *reports), option="--out")
+    for line in race.notes:
         note(f"note: {line}")
     with Spinner() as spinner:
-        measured = plan.measure(spinner.update)
+        measured = race.measure(spinner.update)
     if measured.has_figures:
         _show(measured.bench, sink, as_json=options.as_json)
     if measured.bench.interrupted:

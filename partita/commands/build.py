@@ -102,7 +102,7 @@ def group_of(verbs: Sequence[Verb], run: str, prefix: str = "") -> type[TyperGro
 class VerbCommand(TyperCommand):
     """A command whose help has options under headings and one example per line."""
 
-    fields: Sequence[Field] = ()
+    options: type[Any]
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """The names of required arguments without the braces of typer."""
@@ -110,11 +110,11 @@ class VerbCommand(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments, then a section per group of options."""
-        by_name = {each.name: each for each in self.fields}
+        by_name = {each.name: each for each in describe_fields(self.options)}
         sections: dict[str, list[tuple[str, str]]] = {name: [] for name in ("Arguments", *GROUPS, OTHER)}
         for parameter in self.get_params(ctx):
             each = by_name.get(parameter.name or "")
-            if each is not None and not parameter.metavar and (names := _completer(each)("")):
+            if each is not None and not parameter.metavar and (names := _completer(each, self.options)("")):
                 parameter.metavar = f"[{'|'.join(names)}]"
             name, help_text = parameter.get_help_record(ctx) or ("", "")
             if each is not None and each.option.positional:
@@ -137,8 +137,8 @@ class VerbCommand(TyperCommand):
 def _command(verb: Verb, run: str, prefix: str) -> Any:
     """The command of a verb."""
     record = verb.record()
-    fields = describe_fields(record)
-    parameters = [_parameter(each) for each in sorted(fields, key=lambda e: not e.option.positional)]
+    fields = sorted(describe_fields(record), key=lambda each: not each.option.positional)
+    parameters = [_parameter(each, record) for each in fields]
 
     def call(**given: Any) -> None:
         options = check_fields(record(**_values(record, given)))
@@ -155,11 +155,11 @@ def _command(verb: Verb, run: str, prefix: str) -> Any:
     epilog = "\n".join(f"partita {prefix}{example}" for example in verb.examples)
     app.command(verb.name, cls=VerbCommand, epilog=epilog)(call)
     command: Any = typer.main.get_command(app)
-    command.fields = fields
+    command.options = record
     return command
 
 
-def _parameter(each: Field) -> inspect.Parameter:
+def _parameter(each: Field, options: type[Any]) -> inspect.Parameter:
     """The parameter that typer reads for a field."""
     option, default = each.option, each.field.default
     several = each.several or option.text in LISTS
@@ -167,8 +167,8 @@ def _parameter(each: Field) -> inspect.Parameter:
     settings: dict[str, Any] = {"help": option.help, "metavar": option.metavar or ("FILE" if each.is_path else None)}
     if parser is not None:
         settings["parser"] = parser
-    if option.complete or option.views or option.choices:
-        settings["autocompletion"] = _completer(each)
+    if option.complete or option.choices:
+        settings["autocompletion"] = _completer(each, options)
     if option.positional:
         info = typer.Argument(show_default=False, **settings)
     else:
@@ -197,16 +197,16 @@ def _item(each: Field) -> tuple[Any, Callable[[str], Any] | None]:
     return (each.type if each.type in (bool, int, float) else str), None
 
 
-def _completer(each: Field) -> Callable[[str], list[Any]]:
+def _completer(each: Field, options: type[Any]) -> Callable[[str], list[Any]]:
     """A function that completes the value of an option; it returns nothing for an option without known values."""
 
     def complete(incomplete: str) -> list[Any]:
-        if each.option.views:
-            from partita.partition_reports.render.show import view_names
-
-            return [name for name in view_names(each.option.views) if name.startswith(incomplete)]
         if not each.option.complete:
             return [name for name in each.option.choices if name.startswith(incomplete)]
+        if each.option.complete == "views":
+            from partita.partition_reports.render.show import view_names
+
+            return [name for name in view_names(options.VIEWS) if name.startswith(incomplete)]
         found: list[Any] = getattr(import_module("partita.commands.completion"), each.option.complete)(incomplete)
         return found
 

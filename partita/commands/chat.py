@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from partita.commands.chat_lines import Lines, open_lines
 from partita.commands.generate_options import RunGroups, argument_text, package_of
@@ -27,7 +27,7 @@ from partita.library.engine.speculation import check_speculation
 from partita.library.generation import sampling_options
 from partita.library.sampling import complete_sampling_for
 from partita.observations.text_format import plural
-from partita.options.fields import group
+from partita.options.fields import group, input_paths
 from partita.options.generation import ChatCommand
 from partita.package.folder import Manifest
 from partita.partition_reports.outcome import FEW_STEPS, TOO_FEW
@@ -57,7 +57,8 @@ ROLES = frozenset({"system", "user", "assistant"})
 class ChatOptions(RunGroups, ChatCommand):
     """The options of `partita chat`."""
 
-    resume: Path | None
+    if TYPE_CHECKING:
+        resume: Path | None
 
 
 def run(given: ChatCommand) -> int:
@@ -292,8 +293,7 @@ class Session:
             path = Path(rest).expanduser()
         except RuntimeError as error:  # ~name of nobody
             raise UsageError(f"{command} {rest}: {error}") from error
-        prefix = () if self.options.prefix is None else (self.options.prefix,)
-        return reserve(path, what, (*self.options.read_paths, *prefix), option=command)
+        return reserve(path, what, input_paths(self.options), option=command)
 
 
 class _CtrlC:

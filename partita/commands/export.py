@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ from partita.observations.text_format import human_bytes, nats, plural
 from partita.options.export import ExportCommand, PushCommand
 from partita.options.fields import with_flags
 from partita.package.folder import Manifest, check_files, read_manifest
-from partita.package.records import PackedKind, PackedWeights, Verification
+from partita.package.records import PackedWeights
 
 if TYPE_CHECKING:
     from partita.export.writing import Summary
@@ -61,19 +61,6 @@ def _fixed_state_bytes(manifest: Manifest) -> int:
     return sum(dtypes.size_bytes(state.dtype, state.shape) for state in states)
 
 
-def _cache(manifest: Manifest) -> str:
-    """Size of the cache, and its bytes per token."""
-    graph, fixed = manifest.graph, _fixed_state_bytes(manifest)
-    windows = sorted({state.window for state in graph.states if state.window is not None})
-    parts = [f"{_cache_bytes_per_token(manifest):,} bytes per token"] if graph.cache_bytes > fixed else []
-    rolling = sum(dtypes.size_bytes(state.dtype, state.shape) for state in graph.states if state.rolls)
-    parts += [f"{human_bytes(fixed - rolling)} of convolution and recurrent states"] if fixed > rolling else []
-    parts += [f"{human_bytes(rolling)} of layers that cache only their window"] if rolling else []
-    parts += [f"batch {graph.batch_size}", f"{graph.max_length:,} tokens"]
-    parts += [f"window {', '.join(map(str, windows))}"] if windows else []
-    return f"{human_bytes(graph.cache_bytes)}: {', '.join(parts)}"
-
-
 def _as_record(summary: Summary) -> ExportResult:
     """The summary for `--json`."""
     return ExportResult.copy_of(
@@ -87,44 +74,121 @@ def _as_record(summary: Summary) -> ExportResult:
 
 def describe(summary: Summary) -> list[str]:
     """The summary as text."""
-    manifest, graph = summary.manifest, summary.manifest.graph
-    source = manifest.source
-    opsets = ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in graph.opsets.items())
-    return [
-        f"{summary.out}: {source.architecture} exported, {manifest.verification.headline}"
-        f"{_verified_copy_line(manifest)}",
-        f"  model       {source.model_type}, {source.parameters:,} parameters, {source.dtype} -> {graph.precision}",
-        *_source_quantisation_line(manifest),
-        "  graph       " + "; ".join(f"{file.file}: {file.nodes:,} nodes" for file in graph.files),
-        f"  attention   {graph.attention} ({summary.attention_reason}); opset {opsets}",
-        f"  weights     {human_bytes(graph.weight_bytes)}{_quantised_weights_lines(manifest.packed)}",
-        *_adapters(manifest),
-        *([] if manifest.packed is None else _calibration_lines(manifest.packed)),
-        *_prefill(manifest),
-        *_half_precision_line(manifest),
-        f"  cache       {_cache(manifest)}",
-        *_quantised_cache_line(manifest),
-        f"  verified    {_verification(manifest.verification)}",
-        *_quality(manifest),
-        *_smoke(manifest),
-        *_target(manifest),
-        f"  took        {_duration(summary)}",
-        f"  next        {_next_command(summary)}",
+    manifest, checked = summary.manifest, summary.manifest.verification
+    copy = ""
+    if checked.twin is not None:  # verified in place of the package
+        packed = manifest.packed
+        half = packed is not None and packed.activations == "fp16" and checked.proof is None
+        copy = f" with the same graph in {'float16' if half else 'float32'}"
+    rows = [
+        *_model(manifest, summary.attention_reason),
+        *_weights(manifest),
+        *_cache(manifest),
+        *_checks(manifest),
+        *_costs(summary),
     ]
+    head = f"{summary.out}: {manifest.source.architecture} exported, {checked.headline}{copy}"
+    return [head, *(f"  {label:<{LABEL - 3}} {text}" for label, text in rows)]
 
 
-def _duration(summary: Summary) -> str:
-    """Seconds of the export and of its longest stages, and peak memory."""
+def _model(manifest: Manifest, attention_reason: str) -> Iterator[tuple[str, str]]:
+    """Model and graphs."""
+    source, graph = manifest.source, manifest.graph
+    yield "model", f"{source.model_type}, {source.parameters:,} parameters, {source.dtype} -> {graph.precision}"
+    if (found := source.quantised) is not None:
+        weights = f"{plural(found.weights, 'weight')} of the checkpoint, with {found.method}"
+        yield "quantised", f"{weights}: {found.taken}; the unquantised model is unknown"
+    yield "graph", "; ".join(f"{file.file}: {file.nodes:,} nodes" for file in graph.files)
+    opsets = ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in graph.opsets.items())
+    yield "attention", f"{graph.attention} ({attention_reason}); opset {opsets}"
+
+
+def _weights(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Weights: precisions and the operators that read them, adapters, calibration, and a graph for prompts."""
+    packed, size = manifest.packed, human_bytes(manifest.graph.weight_bytes)
+    kinds = [
+        f"{plural(kind.weights, 'weight')} in {kind.precision}, "
+        f"{f'blocks of {kind.block_size}' if kind.block_size else 'one scale per row'}, "
+        f"{'with' if kind.zero_points else 'without'} zero points, {kind.quantiser}, "
+        f"{8 * kind.size_bytes / kind.parameters:.2f} bits per weight"
+        for kind in (packed.kinds if packed is not None else ())
+    ]
+    kinds += [f"read by {packed.reads}, activations {packed.activations}"] if packed is not None else []
+    yield "weights", f"{size}: {'; '.join(kinds)}" if kinds else size
+    for record in manifest.adapters:
+        ranks = ", ".join(map(str, record.ranks)) or "0"
+        about = f"{record.name}, {record.kind} of rank {ranks}, {plural(record.modules or 0, 'module')}"
+        file = None if record.file is None else manifest.file(record.file)
+        use = f"for --adapter {record.name}: {human_bytes(file.size_bytes)}" if file else "merged into the weights"
+        yield "adapter", f"{about}; {use}"
+    if packed is not None and (used := packed.calibration) is not None:
+        yield "calibrated", f"{used.quantiser}, on {used.tokens:,} tokens of {used.text}"
+    if packed is not None and (mix := packed.mix) is not None:
+        judged = next((each for each in mix.tried if each.wider == mix.taken), None)
+        measured = "" if judged is None else f": KL divergence {judged.kl_mean:.4f}"
+        yield (
+            "mix",
+            f"{mix.taken} of {plural(mix.steps, 'step')} of raising weights to more bits, on {mix.tokens:,} tokens of "
+            f"{mix.text}{measured}; {plural(len(mix.tried), 'mix')} measured",
+        )
+    if (prefill := manifest.prefill) is not None and prefill.packed is not None:
+        own = prefill.packed.kinds
+        count, names = sum(kind.weights for kind in own), dict.fromkeys(kind.precision for kind in own)
+        yield (
+            "prompts",
+            f"separate prefill graph ({prefill.reason}): {plural(count, 'weight')} more in {' and '.join(names)}, one "
+            f"scale per row, {human_bytes(sum(kind.size_bytes for kind in own))}, activations "
+            f"{prefill.packed.activations}",
+        )
+    if (narrow := manifest.narrow) is not None:
+        lost = f"{narrow.rounded} of them rounded" if narrow.rounded else "values unchanged"
+        matrices = f"{narrow.weights} {'matrix' if narrow.weights == 1 else 'matrices'}"
+        yield "stored", f"{matrices} in {narrow.dtype}, {lost}; computed in float32"
+
+
+def _cache(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Size of the cache, its bytes per token, and its precision if it has integers."""
+    graph, fixed = manifest.graph, _fixed_state_bytes(manifest)
+    windows = sorted({state.window for state in graph.states if state.window is not None})
+    parts = [f"{_cache_bytes_per_token(manifest):,} bytes per token"] if graph.cache_bytes > fixed else []
+    rolling = sum(dtypes.size_bytes(state.dtype, state.shape) for state in graph.states if state.rolls)
+    parts += [f"{human_bytes(fixed - rolling)} of convolution and recurrent states"] if fixed > rolling else []
+    parts += [f"{human_bytes(rolling)} of layers that cache only their window"] if rolling else []
+    parts += [f"batch {graph.batch_size}", f"{graph.max_length:,} tokens"]
+    parts += [f"window {', '.join(map(str, windows))}"] if windows else []
+    yield "cache", f"{human_bytes(graph.cache_bytes)}: {', '.join(parts)}"
+    if (cache := manifest.rounded_cache) is not None:
+        rest = f", {plural(len(cache.kept), 'other')} unchanged" if cache.kept else ""
+        sizes = f"{human_bytes(graph.cache_bytes)} instead of {human_bytes(cache.float_bytes)}"
+        source = f"scales from {cache.tokens:,} tokens of {cache.text}"
+        yield "KV cache", f"{plural(cache.states, 'state')} in {cache.dtype}{rest}: {sizes}; {source}"
+
+
+def _checks(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Verification, quality loss, smoke runs that the verification does not cover, and the target."""
+    checked, target = manifest.verification, manifest.target
+    yield "verified", f"{'yes' if checked.status == 'verified' else 'no'}: {checked.detail}"
+    yield from (("quality", text) for text in quality_texts(manifest))
+    for entry in manifest.smoke:
+        if not entry.replayed:
+            yield "smoke run", f"{entry.chain}: {entry.status.replace('_', ' ')}, {entry.detail}"
+    if target is not None:
+        names = {"verified": "verified there", "unverified": "NOT verified there", "not_run": "not run there"}
+        verified = names[target.verification]
+        if target.verification == "not_run":
+            smoke = next((entry.status for entry in manifest.smoke if entry.chain == target.provider), "not_run")
+            verified = {"ran": "opened and ran there, not verified", "failed": "fails there"}.get(smoke, verified)
+        yield "target", f"{target.provider} ({target.source.partition(':')[0]}), queried {target.how}; {verified}"
+
+
+def _costs(summary: Summary) -> Iterator[tuple[str, str]]:
+    """Time and memory of the export, and a command that generates text with the package."""
     longest = sorted(summary.seconds.items(), key=lambda item: -item[1])[:LONG_STAGES]
     stages = ", ".join(f"{name} {value:.1f}" for name, value in longest)
     total = f"{sum(summary.seconds.values()):.1f} s ({stages})"
-    return f"{total}; peak memory {human_bytes(summary.peak_rss_bytes)}"
-
-
-def _next_command(summary: Summary) -> str:
-    """A command that generates text with the package."""
+    yield "took", f"{total}; peak memory {human_bytes(summary.peak_rss_bytes)}"
     prompt = "1,2,3 --token-ids" if summary.manifest.tokenizer == "none" else '"Once upon a time"'
-    return f"partita generate {shlex.quote(str(summary.out))} {prompt}"
+    yield "next", f"partita generate {shlex.quote(str(summary.out))} {prompt}"
 
 
 def pass_lines(passes: Mapping[str, int], manifest: Manifest | None = None) -> list[str]:
@@ -146,97 +210,6 @@ def pass_lines(passes: Mapping[str, int], manifest: Manifest | None = None) -> l
     return ["  passes      changes made by each pass over the graph, in order", *rows]
 
 
-def _smoke(manifest: Manifest) -> list[str]:
-    """A line for each smoke run that the verification does not cover."""
-    lines = [
-        f"{entry.chain}: {entry.status.replace('_', ' ')}, {entry.detail}"
-        for entry in manifest.smoke
-        if not entry.replayed
-    ]
-    return [f"  smoke run   {line}" for line in lines]
-
-
-def _target(manifest: Manifest) -> list[str]:
-    """The line on the target; none without a target."""
-    target = manifest.target
-    if target is None:
-        return []
-    names = {"verified": "verified there", "unverified": "NOT verified there", "not_run": "not run there"}
-    verified = names[target.verification]
-    if target.verification == "not_run":
-        smoke = next((entry.status for entry in manifest.smoke if entry.chain == target.provider), "not_run")
-        verified = {"ran": "opened and ran there, not verified", "failed": "fails there"}.get(smoke, verified)
-    source = target.source.partition(":")[0]
-    return [f"  target      {target.provider} ({source}), queried {target.how}; {verified}"]
-
-
-def _source_quantisation_line(manifest: Manifest) -> list[str]:
-    """A line on a quantised checkpoint; none for a float checkpoint."""
-    found = manifest.source.quantised
-    if found is None:
-        return []
-    return [
-        f"  quantised   {plural(found.weights, 'weight')} of the checkpoint, with {found.method}: "
-        f"{found.taken}; the unquantised model is unknown"
-    ]
-
-
-def _adapters(manifest: Manifest) -> list[str]:
-    """A line for each adapter in the weights or next to them."""
-    lines = []
-    for record in manifest.adapters:
-        ranks = ", ".join(map(str, record.ranks)) or "0"
-        what = f"{record.kind} of rank {ranks}, {plural(record.modules or 0, 'module')}"
-        file = None if record.file is None else manifest.file(record.file)
-        where = f"for --adapter {record.name}: {human_bytes(file.size_bytes)}" if file else "merged into the weights"
-        lines.append(f"  adapter     {record.name}, {what}; {where}")
-    return lines
-
-
-def _quantised_weights_lines(packed: PackedWeights | None) -> str:
-    """Precisions of quantised weights, and the operators that read them."""
-    if packed is None:
-        return ""
-    kinds = [
-        f"{plural(kind.weights, 'weight')} in {kind.precision}, {_blocks(kind)}, "
-        f"{'with' if kind.zero_points else 'without'} zero points, {kind.quantiser}, "
-        f"{8 * kind.size_bytes / kind.parameters:.2f} bits per weight"
-        for kind in packed.kinds
-    ]
-    return f": {'; '.join([*kinds, f'read by {packed.reads}, activations {packed.activations}'])}"
-
-
-def _prefill(manifest: Manifest) -> list[str]:
-    """Lines on the prefill graph; empty without one."""
-    found = manifest.prefill
-    if found is None or found.packed is None:
-        return []
-    size = human_bytes(sum(kind.size_bytes for kind in found.packed.kinds))
-    weights = plural(sum(kind.weights for kind in found.packed.kinds), "weight")
-    names = " and ".join(dict.fromkeys(kind.precision for kind in found.packed.kinds))
-    return [
-        f"  prompts     separate prefill graph ({found.reason}): {weights} more in {names}, one scale per "
-        f"row, {size}, activations {found.packed.activations}"
-    ]
-
-
-def _calibration_lines(packed: PackedWeights) -> list[str]:
-    """Lines on the calibration text, and on the choice of precisions."""
-    lines = []
-    if packed.calibration is not None:
-        found = packed.calibration
-        lines.append(f"  calibrated  {found.quantiser}, on {found.tokens:,} tokens of {found.text}")
-    if packed.mix is not None:
-        mix = packed.mix
-        judged = next((each for each in mix.tried if each.wider == mix.taken), None)
-        measured = "" if judged is None else f": KL divergence {judged.kl_mean:.4f}"
-        lines.append(
-            f"  mix         {mix.taken} of {plural(mix.steps, 'step')} of raising weights to more bits, "
-            f"on {mix.tokens:,} tokens of {mix.text}{measured}; {plural(len(mix.tried), 'mix')} measured"
-        )
-    return lines
-
-
 def mix_lines(packed: PackedWeights | None) -> list[str]:
     """Cost of each unit of weights when only this unit is quantised, and the measured mixes."""
     mix = None if packed is None else packed.mix
@@ -255,67 +228,24 @@ def mix_lines(packed: PackedWeights | None) -> list[str]:
     ]
 
 
-def _half_precision_line(manifest: Manifest) -> list[str]:
-    """The line on 16-bit matrices that are computed in float32."""
-    kept = manifest.narrow
-    if kept is None:
-        return []
-    lost = f"{kept.rounded} of them rounded" if kept.rounded else "values unchanged"
-    matrices = f"{kept.weights} {'matrix' if kept.weights == 1 else 'matrices'}"
-    return [f"  stored      {matrices} in {kept.dtype}, {lost}; computed in float32"]
-
-
-def _blocks(kind: PackedKind) -> str:
-    """The block size as text."""
-    return f"blocks of {kind.block_size}" if kind.block_size else "one scale per row"
-
-
-def _quantised_cache_line(manifest: Manifest) -> list[str]:
-    """The line on an integer cache."""
-    cache = manifest.rounded_cache
-    if cache is None:
-        return []
-    rest = f", {plural(len(cache.kept), 'other')} unchanged" if cache.kept else ""
-    return [
-        f"  KV cache    {plural(cache.states, 'state')} in {cache.dtype}{rest}: "
-        f"{human_bytes(manifest.graph.cache_bytes)} instead of {human_bytes(cache.float_bytes)}; scales "
-        f"from {cache.tokens:,} tokens of {cache.text}"
-    ]
-
-
-def _quality(manifest: Manifest) -> list[str]:
-    """Lines on the quality loss; empty without quantisation."""
+def quality_texts(manifest: Manifest) -> list[str]:
+    """Sentences on the quality loss; empty without quantisation."""
     found = manifest.quality
     if found is None:
         unknown = manifest.graph.precision != EXACT.name and manifest.verification.status == "unverified"
-        return ["  quality     not measured: the source model was not run"] if unknown else []
+        return ["not measured: the source model was not run"] if unknown else []
     other = "the source model's" if manifest.source.quantised is None else "the stored weights'"
     return [
-        f"  quality     perplexity {found.perplexity:.3f}, {other} {found.original_perplexity:.3f}: ratio "
+        f"perplexity {found.perplexity:.3f}, {other} {found.original_perplexity:.3f}: ratio "
         f"{found.perplexity_ratio:.4f}; same best token {found.top1_agreement:.1%}; KL divergence "
         f"{nats(found.kl_mean)}, 99th percentile {nats(found.kl_p99, 3)} ({found.tokens:,} tokens of {found.text}, on "
         f"{found.provider}{'' if found.twin is None else f': {found.twin}'})",
         *(
-            f"  quality     {each.phase}: ratio {each.perplexity_ratio:.4f}; same best token {each.top1_agreement:.1%}"
-            f"; KL divergence {nats(each.kl_mean)}"
+            f"{each.phase}: ratio {each.perplexity_ratio:.4f}; same best token {each.top1_agreement:.1%}; KL "
+            f"divergence {nats(each.kl_mean)}"
             for each in found.phases
         ),
     ]
-
-
-def _verified_copy_line(manifest: Manifest) -> str:
-    """The copy that was verified instead of the package."""
-    if manifest.verification.twin is None:
-        return ""
-    proved = manifest.verification.proof is not None
-    half = manifest.packed is not None and manifest.packed.activations == "fp16" and not proved
-    return f" with the same graph in {'float16' if half else 'float32'}"
-
-
-def _verification(result: Verification) -> str:
-    if result.status != "verified":
-        return f"no: {result.detail}"
-    return f"yes: {result.detail}"
 
 
 def push(options: PushCommand) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from partita.check.requirements import check_limits
 from partita.commands.generate_options import (
@@ -15,13 +13,13 @@ from partita.commands.generate_options import (
     parse_ids,
     read_prompts,
 )
-from partita.commands.outputs import Sink, refuse_two_on_stdout, reserve_output
-from partita.files import STDIN, reserve
+from partita.commands.outputs import refuse_two_on_stdout, reserve_output
+from partita.files import reserve
 from partita.foreign.folder import open_folder
 from partita.library.chain import read_chain
 from partita.library.engine.speculation import check_speculation
 from partita.library.sampling import complete_sampling_for
-from partita.options.fields import group
+from partita.options.fields import group, input_paths
 from partita.options.generation import GenerateCommand
 from partita.runtime.generate.checks import check_adapter
 
@@ -51,19 +49,21 @@ def run(given: GenerateCommand) -> int:
     system = None if options.system is None else argument_text(options.system, "--system")
     stop = tuple(argument_text(text, "--stop") for text in options.stop)
     options = replace(options, **sampling.figures(), system=system, stop=stop)
-    reads = options.read_paths
-    _check_files(options, reads)
-    sink: Sink | None = None
+    reads, sink = input_paths(options), None
+    if options.input is not None and options.output is not None:
+        from partita.library.batches.batch_run import check_files
+
+        reserve_output(options.output, "answers", reads, option="--output")
+        check_files(options.input, options.output)
     if options.save_prefix is not None:
         reserve(options.save_prefix, "prefix", reads, option="--save-prefix")
     if options.report is not None:
         refuse_two_on_stdout(options.report, as_json=options.as_json)
         from partita.library.batches.journal import journal_path
 
-        files = (options.input, options.output, options.prefix, options.save_prefix)
-        journal = () if options.output is None else (journal_path(options.output),)
-        known = (*reads, *(path for path in files if path is not None), *journal)
-        sink = reserve_output(options.report, "report", known, option="--report")
+        saved = () if options.save_prefix is None else (options.save_prefix,)
+        written = saved if options.output is None else (*saved, options.output, journal_path(options.output))
+        sink = reserve_output(options.report, "report", (*reads, *written), option="--report")
     target = replace(target, notes=(*target.notes, *notes))
     if options.input is not None:
         from partita.commands.batch import rows_file, run_batch, run_on_cluster
@@ -77,15 +77,3 @@ def run(given: GenerateCommand) -> int:
     if options.save_prefix is not None:
         return save_prefix(options, target, prompts, manifest)
     return run_generation(options, target, prompts, manifest, sink)
-
-
-def _check_files(options: GenerateOptions, reads: Sequence[Path]) -> None:
-    """Check the files of a batch before the package is loaded."""
-    if options.input is None or options.output is None:
-        return
-    from partita.library.batches.batch_run import PIPE, check_files
-
-    prefix = () if options.prefix is None else (options.prefix,)
-    source = STDIN if options.input == PIPE else options.input
-    reserve_output(options.output, "answers", (*reads, source, *prefix), option="--output")
-    check_files(options.input, options.output)

@@ -7,12 +7,12 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from partita.check.requirements import Limits
 from partita.commands.terminal import TERMINAL, Bars, note
 from partita.errors import UsageError
 from partita.foreign.folder import Choice
-from partita.library.chain import read_by
 from partita.library.engine.speculation import Speculation
 from partita.library.model_cache import folder_of
 from partita.library.sampling import Sampling
@@ -27,9 +27,10 @@ from partita.runtime.generate.text.tokens import MOST_BYTES
 class RunGroups(RunOptions):
     """The checked options of `generate` and `chat`, as option groups of the library."""
 
-    package: Path
-    prefix: Path | None
-    stop: tuple[str, ...]
+    if TYPE_CHECKING:  # as `check_fields` converts them
+        package: Path
+        prefix: Path | None
+        stop: tuple[str, ...]
 
     @property
     def sampling(self) -> Sampling:
@@ -46,19 +47,15 @@ class RunGroups(RunOptions):
         """The options of a foreign folder."""
         return Choice.of(self)
 
-    @property
-    def read_paths(self) -> tuple[Path, ...]:
-        """Files and folders that the run reads."""
-        return read_by(self, self.package, *self.choice.input_paths, *self.speculation.input_paths)
-
 
 class GenerateOptions(RunGroups, GenerateCommand):
     """The options of `partita generate`."""
 
-    report: Path | None
-    save_prefix: Path | None
-    input: Path | None
-    output: Path | None
+    if TYPE_CHECKING:
+        report: Path | None
+        save_prefix: Path | None
+        input: Path | None
+        output: Path | None
 
     @property
     def limits(self) -> Limits:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import platform
 from importlib import metadata
-from pathlib import Path
 
-from partita.commands.outputs import prepare, requested_view
+from partita.commands.outputs import prepare
 from partita.commands.results import DoctorResult
 from partita.commands.terminal import print_record, write_stdout
-from partita.foreign.folder import Choice
-from partita.library.inspecting import choice_of_other, files_of, run_inspection
+from partita.library.inspecting import run_inspection
 from partita.library.place.support import providers
 from partita.observations.text_format import human_bytes
 from partita.options.inspection import DoctorCommand, InspectCommand, ProvidersCommand
+from partita.options.reports import DiffCommand
 from partita.runtime.cpu.cores import cpu_name
 from partita.runtime.machine import PACKAGES
 
@@ -59,25 +58,13 @@ def describe(result: DoctorResult) -> list[str]:
     return [*lines, *(problems or ["no problems found"])]
 
 
-INSPECTION_VIEWS = "partita.inspection.document"
-DIFF_VIEWS = "partita.compare.document"
-
-
 def inspect(options: InspectCommand) -> None:
     """Inspect and show. Problems of the folder are findings, not errors. Raises UsageError, PackageError."""
-    path, view = Path(options.package), requested_view(options)
-    reads = (*files_of(path), *Choice.of(options).input_paths, *choice_of_other(options).input_paths)
-    if options.against is not None:
-        reads = (*reads, *files_of(Path(options.against)))
-    showing = prepare(view, INSPECTION_VIEWS if options.against is None else DIFF_VIEWS, reads)
+    showing = prepare(options, "" if options.against is None else DiffCommand.VIEWS)
     showing.show(run_inspection(options))
-
-
-MACHINE_VIEWS = "partita.machine.document"
 
 
 def show_providers(options: ProvidersCommand) -> None:
     """Check every provider and show the results. Raises UsageError for an unusable library."""
-    libraries = options.provider_libraries or {}
-    showing = prepare(requested_view(options), MACHINE_VIEWS, [Path(path) for path in libraries.values()])
-    showing.show(providers(provider_libraries=libraries, measure=options.measure))
+    showing = prepare(options)
+    showing.show(providers(provider_libraries=options.provider_libraries or {}, measure=options.measure))

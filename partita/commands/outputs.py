@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partita.commands.terminal import note, stdout_console, write_stdout, write_stdout_bytes
-from partita.errors import PackageError, ReportError, UsageError
-from partita.files import STDIN, Output, reserve
+from partita.errors import ReportError, UsageError
+from partita.files import Output, reserve
 from partita.observations.text_format import listing
+from partita.options.fields import input_paths, path_of
+from partita.options.groups import ViewOptions
 from partita.partition_reports.render.show import load_view
 from partita.remedies import shell
 
@@ -35,8 +37,15 @@ Sink = Output | Stdout
 
 
 def reserve_output(path: Path, what: str, reads: Iterable[Path], *, option: str) -> Sink:
-    """The output for `path`, reserved; `-` is stdout. Raises the errors of `partita.files`."""
-    return Stdout() if path == STDOUT else reserve(path, what, reads, option=option)
+    """The output for `path`, reserved; `-` is stdout. Raises the errors of `partita.files`.
+
+    `reads`: files and folders that must not be written over, and with ONNX files those of their weights.
+    """
+    if path == STDOUT:
+        return Stdout()
+    reads = tuple(reads)
+    models = [read for read in reads if read.suffix == ".onnx" and read.is_file()] if path.exists() else []
+    return reserve(path, what, (*reads, *(file for model in models for file in _data_files(model))), option=option)
 
 
 def print_written(what: str, path: Path | str) -> None:
@@ -68,22 +77,14 @@ def refuse_two_on_stdout(report: Path | None, *, as_json: bool) -> None:
         raise UsageError(f"--report {report} and --json both write to stdout; give --report a file")
 
 
-def data_files(model: Path) -> tuple[Path, ...]:
+def _data_files(model: Path) -> tuple[Path, ...]:
     """Files with the weights of an ONNX file; empty if it cannot be read, which is reported when it is opened."""
-    from partita.runtime.place.onnx_model import read_onnx
+    from partita.runtime.place.model_file import data_files, read_light
 
     try:
-        return tuple(model.parent / name for name in read_onnx(model).data_files)
-    except PackageError:
+        return tuple(model.parent / name for name in data_files(read_light(model)))
+    except (TypeError, ValueError, OSError):
         return ()
-
-
-@dataclass(frozen=True, slots=True)
-class RequestedView:
-    """The requested view, and its file: None is stdout."""
-
-    view: str = "text"
-    out: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,37 +109,31 @@ class Showing:
             raise ReportError(f"{source}: {error}" if source else str(error)) from error
         self.sink.write(text)
         if isinstance(self.sink, Output):
-            note(f"{self.file_kind or _file_word(self.view)}: {self.sink.path}")
+            note(f"{self.file_kind or self.view.file_kind or self.view.name}: {self.sink.path}")
 
 
-def requested_view(options: Any, usual: str = "text", *, full: bool = False) -> RequestedView:
-    """The view named by --view or a short form, else the `usual` one. Raises UsageError if two differ.
-
-    `options`: of a verb with `view`, `out` and `as_json`.
-    """
+def requested_view(options: ViewOptions, usual: str = "text", *, full: bool = False) -> str:
+    """The view named by --view or a short form, else the `usual` one. Raises UsageError if two differ."""
     named = {
         "--view": options.view,
         "--full": "text" if full else None,
         "--json": "json" if options.as_json else None,
     }
-    given = [(option, name) for option, name in named.items() if name is not None]
-    if len({name for _, name in given}) > 1:
-        raise UsageError(f"{listing(option for option, _ in given)} select different views; use one")
-    return RequestedView(given[0][1] if given else usual, None if options.out is None else Path(options.out))
+    given = {option: name for option, name in named.items() if name is not None}
+    if len(set(given.values())) > 1:
+        raise UsageError(f"{listing(given)} select different views; use one")
+    return next(iter(given.values()), usual)
 
 
-def prepare(asked: RequestedView, folder: str, reads: Iterable[Path] = ()) -> Showing:
-    """Find the view and reserve its output, before reading inputs.
+def prepare(options: ViewOptions, views: str = "") -> Showing:
+    """The view of a result, with its output reserved before reading inputs. `views`: module of another kind of record.
 
-    `reads`: files that must not be written over. Raises UsageError, and the errors of `claim_output`.
+    Raises UsageError, and the errors of `reserve_output`.
     """
-    return open_sink(load_view(asked.view, folder), asked.out, reads)
+    view = load_view(requested_view(options), views or options.VIEWS)
+    return open_sink(view, path_of(options.out), input_paths(options))
 
 
 def open_sink(view: View, out: Path | None, reads: Iterable[Path]) -> Showing:
     """Reserve the output of a view."""
-    return Showing(view, reserve_output(out or STDOUT, _file_word(view), (*reads, STDIN), option="--out"))
-
-
-def _file_word(view: View) -> str:
-    return view.file_kind or view.name
+    return Showing(view, reserve_output(out or STDOUT, view.file_kind or view.name, reads, option="--out"))

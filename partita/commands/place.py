@@ -5,16 +5,15 @@ A result is printed and written first; what then ends the command is a failed ru
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from partita.commands.outputs import (
     STDOUT,
-    RequestedView,
     Showing,
     Sink,
-    data_files,
+    open_sink,
     prepare,
     refuse_two_on_stdout,
     requested_view,
@@ -23,16 +22,15 @@ from partita.commands.outputs import (
 )
 from partita.commands.terminal import TERMINAL, note, print_target_notes
 from partita.errors import INTERRUPTED, ParityError, PartitaError, ProviderError, UsageError
-from partita.foreign.folder import Choice
-from partita.library.chain import read_by
 from partita.library.drifting import measure_drift, read_sides
 from partita.library.notes import not_used
 from partita.library.place.placement import place_model, read_place
-from partita.library.place.support import chain_options, measure_support
+from partita.library.place.support import measure_support
 from partita.library.run_report import limits_error
 from partita.observations.text_format import listing
-from partita.options.fields import describe_fields
+from partita.options.fields import describe_fields, input_paths
 from partita.options.placement import DriftCommand, PlaceCommand, SupportCommand
+from partita.options.reports import DiffCommand
 from partita.partition_reports import storage
 from partita.partition_reports.records import Report
 from partita.partition_reports.render.show import REPORT_VIEWS, load_view
@@ -57,12 +55,9 @@ def _reserve_report(options: PlaceCommand) -> Sink | None:
         raise UsageError("--full and --json select different views; keep one")
     if options.report is None:
         return None
-    report, model = Path(options.report), Path(options.model)
+    report = Path(options.report)
     refuse_two_on_stdout(report, as_json=options.as_json)
-    given = [model, *Choice.of(options).input_paths, *map(Path, (options.inputs or {}).values())]
-    if report.exists() and model.is_file():  # a report that does not exist yet is no input
-        given += data_files(model)
-    return reserve_output(report, "report", read_by(options, *given), option="--report")
+    return reserve_output(report, "report", input_paths(options), option="--report")
 
 
 def _finish(options: PlaceCommand, sink: Sink | None, report: Report, error: PartitaError | None) -> int:
@@ -80,15 +75,9 @@ def _finish(options: PlaceCommand, sink: Sink | None, report: Report, error: Par
     return INTERRUPTED if report.interruptions else 0
 
 
-DRIFT_VIEWS = "partita.drift.document"
-
-
 def drift(options: DriftCommand) -> int:
     """Compare and show. Then raises ParityError on a difference, ProviderError if no node ran on the provider."""
-    model = Path(options.model)
-    given = [model, *Choice.of(options).input_paths, *map(Path, (options.inputs or {}).values())]
-    given += data_files(model) if options.out is not None and model.is_file() else ()
-    showing = prepare(requested_view(options), DRIFT_VIEWS, read_by(options, *given))
+    showing = prepare(options)
     target, reference, python = read_sides(options)
     print_target_notes(target)
     found = measure_drift(options, target, reference, python, audience=TERMINAL)
@@ -98,20 +87,18 @@ def drift(options: DriftCommand) -> int:
     from partita.drift.document import headline
 
     kind = ProviderError if found.is_within else ParityError
-    raise kind(f"{model}: {headline(found)}")
+    raise kind(f"{options.model}: {headline(found)}")
 
 
-SUPPORT_VIEWS = "partita.support.sections"
-DIFF_VIEWS = "partita.compare.document"
 DIFF = "diff"
 """First argument of a comparison of two tables."""
 OPTIONS = {"json": "--out"}
 """View -> its option for a file, if it has another name."""
 
 
-def _views(options: SupportCommand, folder: str, what: str, reads: Iterable[Path]) -> list[Showing]:
+def _views(options: SupportCommand, folder: str, what: str, reads: Sequence[Path]) -> list[Showing]:
     """Every requested view with its output. Raises UsageError if two would go to stdout."""
-    reads, view = tuple(reads), requested_view(replace(options, out=None)).view
+    view = requested_view(options)
     given = {"json": options.out, "markdown": options.markdown, "html": options.html}
     files = {name: Path(path) for name, path in given.items() if path is not None}
     on_stdout = [name for name, path in files.items() if path == STDOUT]
@@ -122,7 +109,7 @@ def _views(options: SupportCommand, folder: str, what: str, reads: Iterable[Path
         option = OPTIONS.get(name, f"--{name}")
         sink = reserve_output(path, what, (*reads, *places[:index]), option=option)
         found.append(Showing(load_view(name, folder), sink, what))
-    return found if on_stdout else [*found, prepare(RequestedView(view), folder)]
+    return found if on_stdout else [*found, open_sink(load_view(view, folder), None, ())]
 
 
 def support(options: SupportCommand) -> int:
@@ -136,9 +123,9 @@ def support(options: SupportCommand) -> int:
         words, model = (), Path(only)
     if [bool(words), model is not None, options.everything].count(True) != 1:
         raise UsageError("name operators (e.g. Cast com.microsoft:MatMulNBits), a model, or --all; use exactly one")
-    given = () if model is None else (model, *data_files(model))
-    views = _views(options, SUPPORT_VIEWS, "support table", read_by(chain_options(options), *given))
-    found, interrupted = measure_support(replace(options, operators=words, model=model), TERMINAL)
+    options = replace(options, operators=words, model=model)
+    views = _views(options, options.VIEWS, "support table", input_paths(options))
+    found, interrupted = measure_support(options, TERMINAL)
     for view in views:
         view.show(found)
     return INTERRUPTED if interrupted else 0
@@ -158,7 +145,7 @@ def _diff(files: Sequence[str], options: SupportCommand) -> int:
     from partita.support.records import SCHEMA, SupportTable
 
     paths = [Path(file) for file in files]
-    views = _views(options, DIFF_VIEWS, "difference of support tables", paths)
+    views = _views(options, DiffCommand.VIEWS, "difference of support tables", paths)
     first, second = (storage.read_one_of(path, {SCHEMA: SupportTable}) for path in paths)
     for view in views:
         view.show(compare_tables(first, second, names=(files[0], files[1])))

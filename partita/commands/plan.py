@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from partita.commands.outputs import prepare, requested_view
+from partita.commands.outputs import prepare
 from partita.commands.terminal import TERMINAL, Bars
 from partita.errors import ReportCheckError
 from partita.library.exporting import own_compile_cache
@@ -14,7 +12,7 @@ from partita.options.plan import PlanCommand
 
 def run(options: PlanCommand) -> None:
     """Plan and show. Then raises ReportCheckError if the model does not fit."""
-    showing = prepare(requested_view(options), "partita.capacity.document", [Path(options.model)])
+    showing = prepare(options)
     with own_compile_cache(), Bars() as bars:
         found = make_plan(options, bars, TERMINAL)
     showing.show(found)

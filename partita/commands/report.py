@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partita.commands.outputs import RequestedView, open_sink, prepare, requested_view
+from partita.commands.outputs import open_sink, prepare, requested_view
 from partita.commands.terminal import note
 from partita.errors import ReportCheckError, ReportError, UsageError
 from partita.observations.text_format import plural
@@ -29,30 +29,27 @@ if TYPE_CHECKING:
     from partita.observations.records import Record
 
 BENCH_VIEWS = "partita.bench.sections"
-EXPLAIN_VIEWS = "partita.explain.document"
-DIFF_VIEWS = "partita.compare.document"
-CHECK_VIEWS = "partita.check.gate"
 DIFFERENT = 1
 """Exit code of `report diff --exit-code`, as of `git diff --exit-code`."""
 
 
 def show(options: ShowCommand) -> None:
     """Show a report or the result of a benchmark."""
-    _show(Path(options.file), requested_view(options, "brief", full=options.full))
+    _show(Path(options.file), requested_view(options, "brief", full=options.full), path_of(options.out))
 
 
 def html(options: HtmlCommand) -> None:
     """Write a report as a page."""
-    _show(Path(options.file), RequestedView("html", path_of(options.out)), next_to=True)
+    _show(Path(options.file), "html", path_of(options.out), next_to=True)
 
 
 def markdown(options: MarkdownCommand) -> None:
     """Write a report as Markdown."""
-    _show(Path(options.file), RequestedView("markdown", path_of(options.out)))
+    _show(Path(options.file), "markdown", path_of(options.out))
 
 
-def _show(file: Path, view: RequestedView, *, next_to: bool = False) -> None:
-    """Show a report or a bench result in the view `name`, on stdout or in a file.
+def _show(file: Path, view: str, out: Path | None, *, next_to: bool = False) -> None:
+    """Show a report or a bench result on stdout or in a file.
 
     `next_to`: without --out, write a file next to it with the view's suffix; a report from stdin goes to stdout.
     Raises UsageError when there is no such view, or it would replace what it shows.
@@ -61,8 +58,8 @@ def _show(file: Path, view: RequestedView, *, next_to: bool = False) -> None:
     from partita.partition_reports.render.show import load_view
 
     record = storage.read_one_of(file, _kinds())
-    found = load_view(view.view, REPORT_VIEWS if isinstance(record, Report) else BENCH_VIEWS)
-    out = view.out or (file.with_suffix(found.suffix) if next_to and file != storage.STDIN else None)
+    found = load_view(view, REPORT_VIEWS if isinstance(record, Report) else BENCH_VIEWS)
+    out = out or (file.with_suffix(found.suffix) if next_to and file != storage.STDIN else None)
     open_sink(found, out, (file,)).show(record, file)
 
 
@@ -80,14 +77,14 @@ def explain(options: ExplainCommand) -> None:
     from partita.explain import node_explanation
     from partita.explain.document import render_no_single
 
-    file, view = Path(options.file), requested_view(options)
-    showing = prepare(view, EXPLAIN_VIEWS, (file,))
+    file, as_json = Path(options.file), requested_view(options) == "json"
+    showing = prepare(options)
     found = node_explanation.find(storage.read(file), options.node)
     if isinstance(found, node_explanation.Matches):
-        if found.matches or view.view == "json":
+        if found.matches or as_json:
             showing.show(found)
         raise UsageError(f"{file}: {render_no_single(found)}")
-    showing.show(found if options.all or view.view == "json" else found.without_lost())
+    showing.show(found if options.all or as_json else found.without_lost())
 
 
 def diff(options: DiffCommand) -> int:
@@ -97,7 +94,7 @@ def diff(options: DiffCommand) -> int:
         raise UsageError("both reports are read from stdin; give a file for one of them")
     from partita.compare.reports import compare
 
-    showing = prepare(requested_view(options), DIFF_VIEWS, (before, after))
+    showing = prepare(options)
     found = compare(storage.read(before), storage.read(after), names=(str(before), str(after)))
     if found.unrelated_reason and not options.force:
         raise ReportError(
@@ -135,7 +132,7 @@ def _check(options: CheckCommand) -> None:
     file, baseline = Path(options.file), path_of(options.baseline)
     if file == baseline == storage.STDIN:
         raise UsageError("both reports are read from stdin; give a file for one of them")
-    showing = prepare(requested_view(options), CHECK_VIEWS, (file, *([baseline] if baseline else [])))
+    showing = prepare(options)
     kinds: dict[str, type[Record]] = {SCHEMA: Report, DRIFT: Drift}
     record = storage.read_one_of(file, kinds)
     result = _check_drift(options, record) if isinstance(record, Drift) else _check_report(options, record)
@@ -146,17 +143,13 @@ def _check(options: CheckCommand) -> None:
 
 def _check_report(options: CheckCommand, report: Any) -> GateResult:
     """Check a report. Raises UsageError without a requirement."""
-    from partita.check import gate
-    from partita.library.report import gate_of, vocabulary
+    from partita.library.report import check_report
 
-    baseline = path_of(options.baseline)
     if options.max_drift is not None:
         raise UsageError(f"`max_drift` is for results of `partita drift --json`; {options.file} is a report")
-    held = gate_of(options, vocabulary(report), baseline=baseline is not None)
-    if held == gate.Gate() and baseline is None:
-        raise UsageError("nothing to check: give --baseline, --require or a limit; --help lists them")
-    next_to = None if baseline is None else (str(baseline), storage.read(baseline))
-    return gate.check(report, held, str(options.file), next_to)
+    baseline = path_of(options.baseline)
+    compared = None if baseline is None else (str(baseline), storage.read(baseline))
+    return check_report(report, options, str(options.file), compared)
 
 
 def _check_drift(options: CheckCommand, found: Drift) -> GateResult:

@@ -250,10 +250,7 @@ TERMINAL = Audience(print_note, Spinner)
 
 def print_target_notes(target: Target) -> None:
     """Print notes on stderr before a model is opened."""
-    if target.by_default is not None:
-        names = ",".join(provider.name for provider in target.chain)
-        print_note(f"provider {names}, by default: {target.by_default}")
-    for line in target.notes:
+    for line in target.opening_notes:
         print_note(line)
 
 

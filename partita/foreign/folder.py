@@ -29,11 +29,6 @@ class Choice(ForeignFolder):
         """Names of the settings that are set."""
         return tuple(name for name, value in asdict(self).items() if value is not None)
 
-    @property
-    def input_paths(self) -> tuple[Path, ...]:
-        """Files that are read because of them, besides those of the folder."""
-        return () if self.contract is None else (self.contract,)
-
 
 AS_IT_IS = Choice()
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from partita.errors import UsageError
-from partita.files import STDIN
 from partita.observations.records import ChainEntry
 from partita.observations.text_format import listing
 from partita.options.groups import ProviderChain, ProviderValues
@@ -38,15 +35,6 @@ def _merged(options: ProviderChain) -> dict[str, ProviderValues]:
                 raise UsageError(f"{written}: {word}.{name} is set twice; set it once")
             found[word][name] = value
     return dict(found)
-
-
-def read_by(options: ProviderChain, *given: Path) -> tuple[Path, ...]:
-    """Input files and folders: `given`, existing paths in the chain's options, and stdin."""
-    settings = (value for values in _merged(options).values() for value in values.values())
-    libraries = (os.fspath(path) for path in (options.provider_libraries or {}).values())
-    values = [value for value in (*settings, *libraries) if isinstance(value, str)]
-    # Path.exists() raises for an option that is too long for a name.
-    return (*given, *(Path(value) for value in values if value and os.path.exists(value)), STDIN)  # noqa: PTH110
 
 
 def _recording(chain: Sequence[Provider], options: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
@@ -80,6 +68,14 @@ class Target:
     """Why this chain is the default; empty if the user named it."""
     skipped: tuple[ChainEntry, ...] = ()
     """Installed providers with a higher rank than the default chain, which could not start."""
+
+    @property
+    def opening_notes(self) -> tuple[str, ...]:
+        """Notes for the user before a model is opened: that the chain is the default, and `notes`."""
+        if self.by_default is None:
+            return self.notes
+        names = ",".join(provider.name for provider in self.chain)
+        return (f"provider {names}, by default: {self.by_default}", *self.notes)
 
     @property
     def requested_names(self) -> tuple[str, ...]:

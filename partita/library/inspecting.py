@@ -111,15 +111,3 @@ def _manifest(path: Path, choice: Choice) -> tuple[Manifest | None, tuple[Packag
         return open_folder(path, choice), ()
     except PackageError as error:
         return None, (error,)
-
-
-def files_of(path: Path) -> tuple[Path, ...]:
-    """Every file that is read: those of a folder, or an ONNX file with its external data."""
-    if path.is_dir():
-        return (path, *(child for child in path.rglob("*") if child.is_file()))
-    from partita.runtime.place.model_file import data_files, read_light
-
-    try:
-        return (path, *(path.parent / name for name in sorted(data_files(read_light(path)))))
-    except (TypeError, ValueError, OSError):  # reported when the file is read
-        return (path,)

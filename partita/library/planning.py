@@ -19,7 +19,7 @@ from partita.export.progress import Progress, Silent, stage
 from partita.extras import checked_versions
 from partita.files import temporary_directory
 from partita.foreign.folder import open_folder
-from partita.foreign_paths import recognise
+from partita.foreign_paths import CONFIG, recognise
 from partita.library.api import QUIET, Audience, from_fields
 from partita.library.rates import here_rates, stored_rates, uses_naive_attention
 from partita.observations.text_format import human_bytes, plural
@@ -33,6 +33,7 @@ from partita.providers.cuda import PROVIDER as CUDA
 from partita.providers.cuda_dry_run.devices import Device, device
 from partita.runtime.machine import nvidia_gpus
 from partita.runtime.place.model_file import read_light
+from partita.untrusted_files import parse_json, read_capped
 
 if TYPE_CHECKING:
     import onnx
@@ -82,12 +83,15 @@ def make_plan(options: PlanOptions, progress: Progress | None = None, audience: 
     context, prompt = options.context or MAX_TOKENS, options.prompt_tokens or 1
     if prompt >= context:
         raise UsageError(f"`prompt_tokens={prompt}` leaves no room for output in `context={context}`; use fewer")
-    if path.is_dir() and (is_package(path) or not (path / "config.json").is_file() or any(path.glob("**/*.onnx"))):
+    if path.is_dir() and (is_package(path) or not (path / CONFIG).is_file() or any(path.glob("**/*.onnx"))):
         planned = _package(path, options)
     else:
-        if os.path.lexists(path) and path.name != "config.json" and not recognise(path).is_checkpoint:
+        config = None
+        if path.is_file() and path.suffix == ".json" and path.name != CONFIG:
+            config = _config_text(path)
+        elif os.path.lexists(path) and path.name != CONFIG and not recognise(path).is_checkpoint:
             raise CheckpointError(f"{path}: neither a checkpoint nor a package: {recognise(path).description}")
-        planned = _checkpoint(given, options, gpu, progress or Silent())
+        planned = _checkpoint(given, config, options, gpu, progress or Silent())
     rates = here_rates(audience) if gpu is None else None
     return plan_of(planned, given, options, gpu, rates)
 
@@ -215,8 +219,26 @@ def _package(path: Path, options: PlanOptions) -> Planned:
     )
 
 
-def _checkpoint(given: str, options: PlanOptions, gpu: Device | None, progress: Progress) -> Planned:
-    """The graphs that an export writes for the device. Raises CheckpointError, UnsupportedModelError, UsageError."""
+def _config_text(path: Path) -> str:
+    """The text of a config.json, under any name. Raises CheckpointError for another file."""
+    try:
+        text = read_capped(path)
+        if isinstance(parse_json(text).get("model_type"), str):
+            return text
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: damaged: not JSON ({error})") from error
+    except AttributeError:  # no JSON object
+        pass
+    raise CheckpointError(f"{path}: no model_type in it, so it is not the config.json of a checkpoint; name that file")
+
+
+def _checkpoint(
+    given: str, config: str | None, options: PlanOptions, gpu: Device | None, progress: Progress
+) -> Planned:
+    """The graphs that an export writes for the device. `config`: the text of `given`, if that is a config.json.
+
+    Raises CheckpointError, UnsupportedModelError, UsageError.
+    """
     with stage(progress, "load libraries", {}):
         import onnx
 
@@ -231,14 +253,18 @@ def _checkpoint(given: str, options: PlanOptions, gpu: Device | None, progress: 
         kernels = Kernels(**asdict(CUDA.packed_weights), folds=CUDA.compiles)
         target = Target(CUDA.name, HERE, CUDA.preferred_attention, "not probed for a plan", kernels=kernels)
     with checked_versions(), temporary_directory() as scratch:
-        out = Path(scratch) / "package"
+        out, source = Path(scratch) / "package", given
+        if config is not None:  # transformers reads no other name
+            source = str(Path(scratch) / CONFIG)
+            Path(source).write_text(config, encoding="utf-8")
         # of batch size 1: memory and time of more rows follow from its graph
-        export = ExportOptions(given, out=out, precision=options.precision, max_length=options.context)
+        export = ExportOptions(source, out=out, precision=options.precision, max_length=options.context)
         work = Work(export, progress, out, supports=supported_by_cpu)
         try:
             checkpoint, found = planned_graphs(work, target)
-        except UsageError as error:
-            raise UsageError(error.message.replace("`max_length=", "`context=")) from error
+        except PartitaError as error:
+            text = error.problem.replace("`max_length=", "`context=")
+            raise type(error)(text.replace(source, given).replace(scratch, given), remedy=error.remedy) from error
         return Planned(
             kind="checkpoint" if checkpoint.files else "config",
             contract=found.contract,

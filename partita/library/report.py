@@ -134,11 +134,8 @@ class Report(records.Report):
             require=requirements,
             max_slowdown=max_slowdown,
         )
-        requested = gate_of(check_fields(options), vocabulary(self), baseline=baseline is not None)
-        if requested == gate.Gate() and baseline is None:
-            raise UsageError("nothing to check: set requirements, a limit or a baseline")
         compared = None if baseline is None else ("the baseline", baseline)
-        result = gate.check(self, requested, "the report", compared)
+        result = check_report(self, check_fields(options), "the report", compared)
         if not result.passed:
             wrong = [f"{outcome.check}: {outcome.detail}" for outcome in result.outcomes if not outcome.met]
             raise CheckFailedError("; ".join(wrong), result)
@@ -161,26 +158,32 @@ def write_text_output(text: str, path: str | os.PathLike[str] | None, what: str)
     return text
 
 
-def gate_of(wanted: CheckOptions, words: Vocabulary, *, baseline: bool) -> Gate:
-    """The requirements as a gate. `baseline`: a baseline report exists.
+def check_report(
+    report: records.Report, options: CheckOptions, name: str, baseline: tuple[str, records.Report] | None
+) -> GateResult:
+    """Check a report, called `name`. `baseline`: a report with its name.
 
-    Raises UsageError for invalid requirements.
+    Raises UsageError for invalid requirements, and without any.
     """
-    limits = Limits.of(wanted)
+    limits = Limits.of(options)
     check_limits(limits, ())
-    if wanted.max_slowdown is not None and not baseline:
+    if options.max_slowdown is not None and baseline is None:
         raise UsageError("`max_slowdown` needs `baseline` to compare with")
-    return Gate(
+    words = _vocabulary(report)
+    required = Gate(
         limits=limits,
-        max_unexplained=wanted.max_unexplained,
-        cache_in_place=wanted.cache_in_place,
-        min_tokens_per_second=wanted.min_tokens_per_second,
-        requirements=tuple(parse_requirement(text, words) for text in wanted.require),
-        max_slowdown=wanted.max_slowdown,
+        max_unexplained=options.max_unexplained,
+        cache_in_place=options.cache_in_place,
+        min_tokens_per_second=options.min_tokens_per_second,
+        requirements=tuple(parse_requirement(text, words) for text in options.require),
+        max_slowdown=options.max_slowdown,
     )
+    if required == Gate() and baseline is None:
+        raise UsageError("nothing to check: give a requirement, a limit or `baseline`")
+    return gate.check(report, required, name, baseline)
 
 
-def vocabulary(report: records.Report) -> Vocabulary:
+def _vocabulary(report: records.Report) -> Vocabulary:
     """Names of providers and reasons in requirements; plugin providers are known only from the report."""
     seen = [entry.provider for entry in report.chain]
     seen += [entry.provider for phase in report.phases for entry in phase.providers]

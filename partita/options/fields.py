@@ -27,6 +27,8 @@ DAY_SECONDS = 86_400
 WEEK_SECONDS = 7 * DAY_SECONDS
 MAX_COUNT = 1 << 20
 MAX_SEED = (1 << 64) - 1
+OUTPUT = "Output"
+"""Heading of options in the help; their paths are written."""
 MODEL = "model"
 """`Option.text` of a path or hub id."""
 MOST_BITS = 1023
@@ -86,8 +88,6 @@ class Option:
     positional: bool = False
     argument: str = ""
     """Name of the Python argument, if it differs from the field's."""
-    views: str = ""
-    """Folder of the views that `--view` names."""
     group: str = ""
     """Heading in the help. Default: `HELP_GROUP` of the class that declares the field."""
 
@@ -112,11 +112,6 @@ class SamplingOption(Option):
 def option(help: str, *, default: Any = None, **settings: Any) -> Any:
     """A field with an `Option` of these settings. A type that several classes share is Annotated with one instead."""
     return field(default=default, metadata={"option": Option(help, **settings)})
-
-
-def view_option(module: str, usual: str = "text") -> Any:
-    """The field `view` of a verb: `module` has the views, `usual` is the default."""
-    return option(f"View. Default: {usual}.", views=module, group="Output")
 
 
 def sampling_option(help: str, **settings: Any) -> Any:
@@ -266,6 +261,25 @@ def _chosen(each: DescribedField, value: str) -> str:
         allowed = f"the only value is {choices[0]}" if len(choices) == 1 else f"choose one of {', '.join(choices)}"
         raise UsageError(f"`{each.argument}={value}`: {allowed}")
     return value
+
+
+def input_paths(options: Any) -> tuple[Path, ...]:
+    """Files and folders that options name as inputs: all paths that are not in the group Output, and values of provider
+    options that exist.
+    """
+    found: list[PathText] = []
+    for each in describe_fields(type(options)):
+        value = getattr(options, each.name)
+        if value is None or each.group == OUTPUT:
+            continue
+        if each.option.text == "provider_options":
+            texts = (text for settings in value.values() for text in settings.values())
+            found += [text for text in texts if isinstance(text, str) and text and os.path.exists(text)]  # noqa: PTH110
+        elif each.is_path:
+            found.append(value)
+        elif each.several and get_args(each.type)[-1] == PathText:
+            found += value.values() if isinstance(value, Mapping) else value
+    return tuple(map(Path, found))
 
 
 def path_of(given: PathText | None) -> Path | None:

@@ -176,6 +176,18 @@ class ProgressOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ViewOptions:
+    """View of a result, and its file."""
+
+    HELP_GROUP = "Output"
+    VIEWS = ""
+    """Module with the views."""
+    view: str | None = option("View. Default: text.", complete="views")
+    out: Out = None
+    as_json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class PackageOptions:
     """The package of a run."""
 

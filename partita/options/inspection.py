@@ -3,15 +3,15 @@
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from partita.options.fields import MODEL, Option, PathText, option, view_option
+from partita.options.fields import MODEL, Option, PathText, option
 from partita.options.groups import (
     ForeignFolder,
     Json,
-    Out,
     PackageOptions,
     ProgressOptions,
     ProviderChain,
     ProviderLibraries,
+    ViewOptions,
 )
 
 
@@ -28,12 +28,10 @@ class ProvidersOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProvidersCommand(ProvidersOptions):
+class ProvidersCommand(ViewOptions, ProvidersOptions):
     """Show which execution providers run on this machine, and why the others do not."""
 
-    view: str | None = view_option("partita.machine.document")
-    out: Out = None
-    as_json: Json = False
+    VIEWS = "partita.machine.document"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,12 +61,10 @@ class InspectOptions(ForeignFolder):
 
 
 @dataclass(frozen=True, kw_only=True)
-class InspectCommand(InspectOptions):
+class InspectCommand(ViewOptions, InspectOptions):
     """Show what a package holds, without running it: graphs, contract, cache, weights, precision, provenance."""
 
-    view: str | None = view_option("partita.inspection.document")
-    out: Out = None
-    as_json: Json = False
+    VIEWS = "partita.inspection.document"
 
 
 @dataclass(frozen=True, kw_only=True)

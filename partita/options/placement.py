@@ -4,14 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from partita.options.fields import DAY_SECONDS, Option, PathText, Range, option, view_option
+from partita.options.fields import DAY_SECONDS, Option, PathText, Range, option
 from partita.options.groups import (
     DRY_RUN,
     Device,
     DryRun,
     ForeignFolder,
     Json,
-    Out,
     PlacementLimits,
     ProbeSeconds,
     Process,
@@ -20,13 +19,15 @@ from partita.options.groups import (
     ProviderLibraries,
     ProviderOptions,
     ReportFile,
+    ViewOptions,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """The model of a placement."""
+    """The model of a placement, and its inputs."""
 
+    HELP_GROUP = "Input"
     model: Annotated[
         PathText,
         Option(
@@ -35,6 +36,18 @@ class ModelOptions:
             positional=True,
         ),
     ] = field(kw_only=False)
+    shapes: Mapping[str, int | Sequence[int]] | None = option(
+        "Shape of an input of an ONNX file (x=1,3,224,224) or value of a symbolic dimension (batch=1).",
+        flags=("--shape",),
+        metavar="NAME=SIZES",
+        text="shapes",
+    )
+    inputs: Mapping[str, PathText] | None = option(
+        "Values of an input of an ONNX file. Default: generated values.",
+        flags=("--input",),
+        metavar="NAME=FILE.npy",
+        text="inputs",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,15 +55,6 @@ class PlaceOptions(ForeignFolder, PlacementLimits, ProviderChain, ModelOptions):
     """Model, inputs and experiments of a placement."""
 
     HELP_GROUP = "Input"
-    shapes: Mapping[str, int | Sequence[int]] | None = option(
-        "Shape of an input (x=1,3,224,224) or value of a symbolic dimension (batch=1).",
-        flags=("--shape",),
-        metavar="NAME=SIZES",
-        text="shapes",
-    )
-    inputs: Mapping[str, PathText] | None = option(
-        "Values of an input. Default: generated values.", flags=("--input",), metavar="NAME=FILE.npy", text="inputs"
-    )
     runs: int = option("Session runs per phase.", default=3, range=Range(1, 1000), group="Measurement")
     dry_run: DryRun = False
     device: Device = None
@@ -113,18 +117,17 @@ class SupportOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SupportCommand(ProgressOptions, SupportOptions):
+class SupportCommand(ViewOptions, ProgressOptions, SupportOptions):
     """Measure which operators a provider supports: opset versions, types, attribute and input variants."""
 
     HELP_GROUP = "Output"
+    VIEWS = "partita.support.sections"
     everything: bool = option(
         "All operators of ONNX and of ONNX Runtime.", default=False, flags=("--all",), argument="all", group="Input"
     )
     out: PathText | None = option("Write the table to a file as JSON, for `support diff`; - is stdout.")
     markdown: PathText | None = option("Write the table to a file as Markdown; - is stdout.")
     html: PathText | None = option("Write the table to a file as one HTML page; - is stdout.")
-    view: str | None = view_option("partita.support.sections")
-    as_json: Json = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,27 +150,11 @@ class DriftOptions(ForeignFolder, ProviderChain, ModelOptions):
     free_running: bool = option(
         "Let the tested side read the states of its own steps, so that errors add up.", default=False
     )
-    shapes: Mapping[str, int | Sequence[int]] | None = option(
-        "Shape of an input of an ONNX file (x=1,3,224,224) or value of a symbolic dimension (batch=1).",
-        flags=("--shape",),
-        metavar="NAME=SIZES",
-        text="shapes",
-        group="Input",
-    )
-    inputs: Mapping[str, PathText] | None = option(
-        "Values of an input of an ONNX file. Default: generated values.",
-        flags=("--input",),
-        metavar="NAME=FILE.npy",
-        text="inputs",
-        group="Input",
-    )
     process: Process = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
-class DriftCommand(ProgressOptions, DriftOptions):
+class DriftCommand(ViewOptions, ProgressOptions, DriftOptions):
     """Find the layer and node whose output on a provider differs from the reference. Exit code 4 on a difference."""
 
-    view: str | None = view_option("partita.drift.document")
-    out: Out = None
-    as_json: Json = False
+    VIEWS = "partita.drift.document"

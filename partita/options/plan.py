@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from partita.options.fields import MAX_TOKENS, MODEL, TOKENS, Option, PathText, Range, option, view_option
-from partita.options.groups import Json, Out, Precision, ProgressOptions
+from partita.options.fields import MAX_TOKENS, MODEL, TOKENS, Option, PathText, Range, option
+from partita.options.groups import Precision, ProgressOptions, ViewOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +37,9 @@ class PlanOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanCommand(ProgressOptions, PlanOptions):
+class PlanCommand(ViewOptions, ProgressOptions, PlanOptions):
     """Show whether a model fits a device, the largest context and batch that fit, and its speed, without running it.
     Exit code 5 if it does not fit.
     """
 
-    view: str | None = view_option("partita.capacity.document")
-    out: Out = None
-    as_json: Json = False
+    VIEWS = "partita.capacity.document"

@@ -4,23 +4,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from partita.options.fields import COUNT, NUMBER, Option, PathText, option, view_option
-from partita.options.groups import Json, Out, PlacementLimits, ReportArgument
+from partita.options.fields import COUNT, NUMBER, Option, PathText, option
+from partita.options.groups import Out, PlacementLimits, ReportArgument, ViewOptions
 
 REPORT_VIEWS = "partita.partition_reports.sections.report"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShowCommand:
+class ShowCommand(ViewOptions):
     """Summarise a report in at most ten lines: what happened, why, and what to do about it."""
 
+    VIEWS = REPORT_VIEWS
     file: Annotated[
         PathText, Option("Report written by `--report FILE`, or a result of `bench --out`.", positional=True)
     ]
-    view: str | None = view_option(REPORT_VIEWS, "brief")
-    out: Out = None
+    view: str | None = option("View. Default: brief.", complete="views", group="Output")
     full: bool = option("All tables; short for --view text.", default=False, group="Output")
-    as_json: Json = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,24 +44,23 @@ class MarkdownCommand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExplainCommand:
+class ExplainCommand(ViewOptions):
     """Show everything known about one node: where it ran, why, every experiment, what it costs. A node that was
     removed by fusion is explained through the node that replaced it. An ambiguous part lists the matches; exit code 2.
     """
 
+    VIEWS = "partita.explain.document"
     file: ReportArgument
     node: Annotated[str, Option("Node name, or any unique part of it.", metavar="NODE", positional=True)]
     all: bool = option("Also the reasons that lost by precedence, with their evidence.", default=False)
-    view: str | None = view_option("partita.explain.document")
-    out: Out = None
-    as_json: Json = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiffCommand:
+class DiffCommand(ViewOptions):
     """Show what changed in B: nodes moved, added or removed, reasons, copies, versions, and the cost."""
 
     HELP_GROUP = "Comparison"
+    VIEWS = "partita.compare.document"
     before: Annotated[PathText, Option("The earlier report.", metavar="A", positional=True)]
     after: Annotated[PathText, Option("The later report.", metavar="B", positional=True)]
     force: bool = option("Compare reports of different models (otherwise an error, exit code 1).", default=False)
@@ -70,9 +68,6 @@ class DiffCommand:
         "Exit code 1 if nodes, reasons or copies differ, like git diff --exit-code; versions and times are ignored.",
         default=False,
     )
-    view: str | None = view_option("partita.compare.document")
-    out: Out = None
-    as_json: Json = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,9 +93,10 @@ class CheckOptions(PlacementLimits):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckCommand(CheckOptions):
+class CheckCommand(ViewOptions, CheckOptions):
     """Check a report against limits, for CI. Exit code 5 with one line per failed requirement."""
 
+    VIEWS = "partita.check.gate"
     file: ReportArgument
     other_reports: Sequence[str] = option("Further reports to check.", default=(), metavar="MORE", positional=True)
     max_drift: float | None = option(
@@ -111,6 +107,3 @@ class CheckCommand(CheckOptions):
         metavar="A",
         group="Limits",
     )
-    view: str | None = view_option("partita.check.gate")
-    out: Out = None
-    as_json: Json = False

@@ -8,21 +8,23 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from partita.bench.comparison import judge, whole_percent
-from partita.bench.comparison import sentences as said
+from partita.bench import comparison
 from partita.bench.contenders import (
     Lane,
     build_contenders,
     choose_baseline,
     complete_rounds,
     differ,
-    explain,
     first_difference,
     ratio,
     spread,
 )
 from partita.bench.records import Bench, Contender, RoundResult
+from partita.partition_reports.outcome import summarise
+from partita.partition_reports.partitions import is_memcpy
+from partita.partition_reports.records import Report
 from partita.partition_reports.render.show import print_text
+from partita.partition_reports.sections.overview import find_state
 from tests.partition_reports.report_changes import mixed
 from tests.partition_reports.samples import CPU, ENVIRONMENT, PACKAGE, recorded_facts, report_of
 
@@ -60,7 +62,7 @@ def lane(name: str, steps_ms: list[float], **changes: Any) -> Lane:
 def sentences(*lanes: Lane, asked: str | None = None) -> tuple[str, ...]:
     baseline = choose_baseline(lanes, asked)
     contenders = build_contenders(lanes, baseline)
-    return said(judge(contenders, baseline), contenders)
+    return comparison.sentences(contenders, baseline)
 
 
 def built(*lanes: Lane) -> tuple[Contender, ...]:
@@ -113,37 +115,31 @@ def test_a_difference_needs_ranges_that_are_apart_and_enough_rounds(left, right,
     assert differ(ours, theirs, rounds) == standing
 
 
-def test_the_verdict_has_figures_and_the_largest_cause():
-    (said,) = sentences(lane("webgpu,cpu", SLOW, observed=MIXED), lane("cpu", FAST, observed=ON_CPU))
-    assert said.startswith("webgpu,cpu is 0.48x cpu in decode (45.5 against 100 tokens/s), 0.48x in prefill (")
-    why = explain(MIXED)
-    assert why is not None and why.node_us is not None
-    shares = (why.wait_share, why.provider_share, why.fallback_share)
-    assert sum(share or 0 for share in shares) == pytest.approx(1)
+def with_decode_times(memcpy_us: float, other_us: float) -> Report:
+    """The report of several providers with these times of every node."""
+    timed = [
+        tuple(
+            node.model_copy(update={"host_us_per_run": memcpy_us if is_memcpy(node) else other_us})
+            for node in phase.nodes
+        )
+        for phase in MIXED.phases
+    ]
+    phases = (phase.model_copy(update={"nodes": nodes}) for phase, nodes in zip(MIXED.phases, timed, strict=True))
+    return MIXED.model_copy(update={"phases": tuple(phases)})
+
+
+def test_the_verdict_has_figures_and_the_part_with_most_time():
+    (text,) = sentences(lane("webgpu,cpu", SLOW, observed=MIXED), lane("cpu", FAST, observed=ON_CPU))
+    assert text.startswith("webgpu,cpu is 0.48x cpu in decode (45.5 against 100 tokens/s), 0.48x in prefill (")
     # Some microseconds of made-up nodes against steps of milliseconds.
-    assert f"of its decode time is outside its {why.nodes} nodes" in said
+    assert "% of its decode time is outside its nodes" in text
 
 
 def test_waiting_for_copies_is_named_where_it_is_the_most():
-    decode = next(phase for phase in MIXED.phases if phase.name == "decode")
-    slow = tuple(
-        node.model_copy(update={"host_us_per_run": 900_000.0 if (node.op_type or "").startswith("Memcpy") else 10.0})
-        for node in decode.nodes
-    )
-    phases = tuple(
-        phase.model_copy(update={"nodes": slow}) if phase.name == "decode" else phase for phase in MIXED.phases
-    )
-    report = MIXED.model_copy(update={"phases": phases})
-    (said,) = sentences(lane("webgpu,cpu", SLOW, observed=report), lane("cpu", FAST, observed=ON_CPU))
-    why = explain(report)
-    assert why is not None and why.memcpy_nodes > 0
-    assert f"over 99 % of the host time of its nodes in decode is in {why.memcpy_nodes} Memcpy node" in said
-    assert "which synchronise with the device and copy" in said
-
-
-@pytest.mark.parametrize(("share", "text"), [(0.714, "71 %"), (0.996, "over 99 %"), (1.0, "100 %"), (0.0, "0 %")])
-def test_what_is_not_all_of_it_is_never_100_percent(share, text):
-    assert whole_percent(share) == text
+    lanes = lane("webgpu,cpu", SLOW, observed=with_decode_times(900_000.0, 10.0)), lane("cpu", FAST, observed=ON_CPU)
+    (text,) = sentences(*lanes)
+    assert text.endswith(": over 99 % of decode's node time is in copies, which wait for the device")
+    assert built(*lanes)[0].node_share == 1
 
 
 def test_no_cause_is_given_for_one_that_is_faster_or_within_noise():
@@ -152,8 +148,8 @@ def test_no_cause_is_given_for_one_that_is_faster_or_within_noise():
     assert faster[0].startswith("webgpu,cpu is 2.1x cpu in decode") and "% of" not in faster[0]
     assert equal[0].startswith("webgpu,cpu is within noise of cpu in decode (100 (83.3 to 111) against 100 (")
     assert "x cpu" not in equal[0] and "% of" not in equal[0]
-    (verdict,), _ = judged(lane("webgpu,cpu", FAST), lane("cpu", FAST))
-    assert {(phase.faster, phase.significance) for phase in verdict.phases} == {(None, "within_noise")}
+    ratios = built(lane("webgpu,cpu", FAST), lane("cpu", FAST))[0].ratios
+    assert [ratio.significance for ratio in ratios] == ["within_noise", "within_noise"]
 
 
 def test_ranges_of_few_rounds_that_are_near_each_other_may_be_apart_by_chance():
@@ -194,10 +190,8 @@ def test_tokens_that_change_from_round_to_round_are_said():
     turns = (*shaky.round_results[:-1], shaky.round_results[-1].model_copy(update={"tokens": ((5, 6, 7, 1),)}))
     first, base = built(Lane(name="webgpu", chain=("webgpu",), round_results=turns), lane("cpu", FAST))
     assert (first.repeatable, first.same_tokens, base.repeatable, base.same_tokens) == (False, True, True, None)
-    assert (
-        "webgpu is not deterministic: its tokens differ between rounds"
-        in said(judge((first, base), "cpu"), (first, base))[0]
-    )
+    (text,) = comparison.sentences((first, base), "cpu")
+    assert "webgpu is not deterministic: its tokens differ between rounds" in text
 
 
 def test_the_earliest_difference_of_all_rows_counts():
@@ -266,23 +260,17 @@ def test_time_outside_the_session_runs_is_said_where_it_is_most():
 
 def test_what_is_not_known_is_said():
     (said,) = sentences(
-        lane("webgpu", SLOW, host_time_missing_reason="the profiled round failed: it hangs"), lane("cpu", FAST)
+        lane("webgpu", SLOW, report_missing_reason="the profiled round failed: it hangs"), lane("cpu", FAST)
     )
-    assert said.endswith(": time by part is unknown: the profiled round failed: it hangs")
+    assert said.endswith(": its placement is unknown: the profiled round failed: it hangs")
 
 
-def test_copies_and_nodes_elsewhere_are_those_of_the_report():
-    why, decode = explain(MIXED), next(phase for phase in MIXED.phases if phase.name == "decode")
-    assert why is not None
-    memcpy = [copy for copy in decode.copies if copy.kind == "memcpy_node"]
-    assert (why.copies, why.memcpy_nodes, why.partitions) == (len(decode.copies), len(memcpy), len(decode.partitions))
-    rows = [row for row in decode.file_nodes if row.state != "folded"]
-    assert why.nodes + why.fallback_nodes == len(rows)
-    assert why.fallback_providers == (CPU,)
-    assert decode.cost is not None and decode.cost.tokens_per_run == 1
-    assert why.copy_bytes_per_token == decode.cost.copy_bytes_per_token
-    assert why.memcpy_bytes_per_token == sum(copy.bytes_per_run or 0 for copy in memcpy)
-    assert explain(MIXED.model_copy(update={"phases": ()})) is None
+def test_placement_and_copies_are_those_of_the_report():
+    first, _ = built(lane("webgpu,cpu", SLOW, observed=MIXED), lane("cpu", FAST))
+    assert first.summary == summarise(MIXED) and first.headline == find_state(MIXED).headline
+    assert first.bounds == tuple(phase.bound.sentence for phase in MIXED.phases if phase.bound)
+    (alone,) = built(lane("webgpu,cpu", SLOW, observed=MIXED.model_copy(update={"phases": ()})))
+    assert alone.node_share is None and alone.summary is not None and alone.summary.phases == ()
 
 
 def test_the_page_fits_a_terminal_and_lets_no_control_character_through():
@@ -293,7 +281,7 @@ def test_the_page_fits_a_terminal_and_lets_no_control_character_through():
     bench = Bench(
         created="2026-11-21T08:00:00Z",
         partita_version="0.1.0",
-        verdict=said(judge(contenders, "cpu"), contenders),
+        verdict=comparison.sentences(contenders, "cpu"),
         environment=ENVIRONMENT,
         package=PACKAGE,
         prompt_tokens=20,
@@ -312,26 +300,3 @@ def test_the_page_fits_a_terminal_and_lets_no_control_character_through():
     assert "\x1b" not in page and "\u202e" not in page
     assert page.index("webgpu,cpu is 0.48x cpu") < page.index("Speed")
     assert Bench.model_validate(bench.model_dump(mode="json", by_alias=True)) == bench
-
-
-def judged(*lanes: Lane):
-    """The verdicts, and the contenders that they are on."""
-    contenders = built(*lanes)
-    return judge(contenders, choose_baseline(lanes, None)), contenders
-
-
-def test_who_is_faster_is_data():
-    (verdict,), contenders = judged(lane("webgpu,cpu", SLOW, observed=MIXED), lane("cpu", FAST, observed=ON_CPU))
-    assert (verdict.kind, verdict.contender, verdict.baseline) == ("compared", "webgpu,cpu", "cpu")
-    main = verdict.phases[0]
-    assert (main.phase, main.faster, main.significance) == ("decode", "cpu", "differs") and main.ratio < 1
-    assert main.ratio_low <= main.ratio <= main.ratio_high
-    assert main.baseline_tokens_per_second == contenders[1].decode.tokens_per_second
-    assert verdict.time is not None and verdict.same_provider is None
-    (text,) = said((verdict,), contenders)
-    assert "webgpu,cpu is 0." in text
-
-
-def test_a_contender_that_failed_and_one_that_stands_alone():
-    verdicts, _ = judged(lane("cpu", FAST), lane("qnn", SLOW[:1], error="it crashed"))
-    assert {(each.contender, each.kind) for each in verdicts} == {("cpu", "alone"), ("qnn", "failed")}

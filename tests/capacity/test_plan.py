@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -117,8 +118,10 @@ def test_a_config_alone_gives_the_plan_of_its_checkpoint(
 ) -> None:
     checkpoint = tiny_checkpoint("qwen3")
     (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
-    whole, alone = partita.plan(checkpoint), partita.plan(tmp_path / "config.json")
-    assert (whole.kind, alone.kind) == ("checkpoint", "config")
+    renamed = Path(shutil.copyfile(checkpoint / "config.json", tmp_path / "qwen3 small.json"))
+    whole, alone, copied = (partita.plan(each) for each in (checkpoint, tmp_path / "config.json", renamed))
+    assert (whole.kind, alone.kind, copied.kind, copied.model) == ("checkpoint", "config", "config", str(renamed))
+    assert copied.memory == whole.memory
     assert alone.memory == whole.memory and alone.parameters == whole.parameters
     assert alone.phases == whole.phases and alone.largest_batch == whole.largest_batch
 
@@ -181,6 +184,8 @@ def test_speed_of_a_device_is_an_interval_with_its_basis(package: Path, capsys: 
         (["SIZELESS"], 1, "config.json: hidden_size is missing; without it the size of the model is unknown"),
         (["BROKEN"], 1, "config.json: damaged: not JSON"),
         (["NOTE"], 1, "neither a checkpoint nor a package"),
+        (["OTHER"], 1, "OTHER: no model_type in it, so it is not the config.json of a checkpoint"),
+        (["RENAMED"], 1, "RENAMED: hidden_size is missing; without it the size of the model is unknown"),
         (["GGUF"], 1, "num_hidden_layers"),
         (["CHECKPOINT", "--context", "4096"], 2, "--context 4096: the model supports at most 256 positions"),
     ],
@@ -204,6 +209,10 @@ def test_bad_input_is_one_line(
         places[arguments[0]].mkdir()
         text = '{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}' if arguments[0] == "SIZELESS" else "{"
         (places[arguments[0]] / "config.json").write_text(text)
+    places |= {name: tmp_path / f"{name}.json" for name in ("OTHER", "RENAMED")}
+    if arguments[0] in ("OTHER", "RENAMED"):
+        kept = {"architectures": ["LlamaForCausalLM"]} | ({"model_type": "llama"} if arguments[0] == "RENAMED" else {})
+        places[arguments[0]].write_text(json.dumps(kept))
     if arguments[0] == "NOTE":
         places["NOTE"].write_text("a note")
     if arguments[0] == "GGUF":
@@ -217,7 +226,9 @@ def test_bad_input_is_one_line(
     assert run(["plan", *words, "-q"]) == code
     out, err = capsys.readouterr()
     assert out == "" and len(err.splitlines()) == 1, err
-    assert message.replace("PACKAGE", str(package)) in err
+    for name in ("PACKAGE", "OTHER", "RENAMED"):
+        message = message.replace(name, str(places[name]))
+    assert message in err
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,9 @@ def test_it_measures_the_provider_beside_the_cpu(environment, target, package, p
     assert ours.unused_providers == () and found.verdict[0].startswith(f"{chain} is ")
     report = tmp_path / "report.json"
     honoured(generated(partita, packages / package, chain, "--report", report))
-    decode = next(phase for phase in json.loads(report.read_text())["phases"] if phase["name"] == "decode")
-    assert ours.host_time is not None and ours.host_time.provider == target.ort_name
-    assert (ours.host_time.copies, ours.host_time.partitions) == (len(decode["copies"]), len(decode["partitions"]))
+    alone = json.loads(report.read_text())["summary"]
+    assert (
+        ours.summary is not None and ours.summary.preferred_provider == target.ort_name == alone["preferred_provider"]
+    )
+    placed = [(phase.nodes_by_provider, phase.copies) for phase in ours.summary.phases]
+    assert placed == [(phase["nodes_by_provider"], phase["copies"]) for phase in alone["phases"]]

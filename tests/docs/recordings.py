@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter
 
-from partita.bench.comparison import judge, sentences
+from partita.bench.comparison import sentences
 from partita.bench.records import Bench
 from partita.check.measures import exceeded_limits
 from partita.check.requirements import Limits
@@ -140,5 +140,4 @@ def evaluated() -> Evaluation:
 def bench() -> Bench:
     """What `partita bench` measured, with the present verdict."""
     found = Bench.model_validate(raw("bench"))
-    verdicts = judge(found.contenders, found.baseline)
-    return found.model_copy(update={"verdict": sentences(verdicts, found.contenders), "results": verdicts})
+    return found.model_copy(update={"verdict": sentences(found.contenders, found.baseline)})

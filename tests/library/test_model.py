@@ -21,12 +21,11 @@ import pytest
 
 import partita
 from partita.errors import PackageError, UsageError
-from partita.files import STDIN
 from partita.foreign.folder import open_folder
 from partita.library.api import public
 from partita.library.batches.journal import contents_hash
-from partita.library.chain import read_by
 from partita.library.engine.local import LocalEngine
+from partita.options.fields import input_paths
 from partita.options.groups import ProviderChain
 from partita.runtime.ort.binding import Binding
 from tests.conftest import REPOSITORY
@@ -801,7 +800,7 @@ def test_an_option_may_be_longer_than_the_name_of_a_file(tmp_path: Path) -> None
     table = tmp_path / "table.csv"
     table.touch()
     options = {"qnn": {"profiling_file_path": str(table), "op_packages": "x" * 5000}}
-    assert read_by(ProviderChain(provider_options=options), tmp_path) == (tmp_path, table, STDIN)
+    assert input_paths(ProviderChain(provider_options=options)) == (table,)
 
 
 # What a run over a file goes on with: only with what gives the same answers, in folders of other exporters too

@@ -11,7 +11,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from partita.bench.comparison import judge, sentences
+from partita.bench.comparison import sentences
 from partita.bench.records import Bench
 from partita.check import gate
 from partita.check.requirements import Limits
@@ -62,7 +62,7 @@ def made_bench() -> Bench:
     return Bench(
         created="2026-11-21T08:00:00Z",
         partita_version="0.1.0",
-        verdict=sentences(judge(contenders, "cpu"), contenders),
+        verdict=sentences(contenders, "cpu"),
         environment=ENVIRONMENT,
         package=PACKAGE,
         prompt_tokens=20,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from partita.bench import sections as bench_page
+from partita.partition_reports.render.show import load_view
 from tests.conftest import require
 from tests.partition_reports import pages
 from tests.partition_reports.chromium import Tab, chromium, find_chromium
@@ -176,9 +176,11 @@ def test_on_a_telephone_no_cell_has_one_word_per_line(tab: Tab, files: dict[str,
 
 
 def test_a_bench_is_a_page_without_complaint(tab: Tab, tmp_path: Path) -> None:
-    (tmp_path / "bench.html").write_text(bench_page.to_text(made_bench()), encoding="utf-8")
+    (tmp_path / "bench.html").write_text(
+        load_view("html", "partita.bench.sections").to_text(made_bench()), encoding="utf-8"
+    )
     for width in (360, 1440):
         tab.open(tmp_path / "bench.html", width=width, height=900)
-        assert hidden(tab, "h1", ".chart svg", "#speed table", "#where table") == []
+        assert hidden(tab, "h1", "#speed table", "#placement table") == []
         assert tab.run("document.documentElement.scrollWidth") <= width
         assert tab.run(SQUEEZED) == []

@@ -6,28 +6,22 @@ import datetime
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Self
 
 import partita
-from partita.bench.comparison import judge, sentences
+from partita.bench.comparison import sentences
 from partita.bench.contenders import Lane, build_contenders, choose_baseline, complete_rounds, shown_rounds
 from partita.bench.records import Bench, RoundResult
 from partita.errors import PartitaError, ProviderError, ReportError, UsageError
 from partita.library.api import LOGGER, from_fields, public
 from partita.library.bench.entries import (
     Entry,
-    Subject,
-    check_providers,
-    default_chain,
-    named_chains,
     read_baseline,
     read_entries,
-    read_paths,
     read_subjects,
-    report_files,
+    read_targets,
 )
 from partita.library.engine.base import ReportRequest
 from partita.library.engine.remote import RemoteEngine
@@ -98,10 +92,10 @@ def bench(options: BenchOptions) -> BenchResult:
     ProviderError. Raises ArgumentError, PackageError, GenerationError and ReportError before anything runs, and
     KeyboardInterrupt.
     """
-    plan = Plan(options)
-    for line in plan.notes:
+    race = Race(options)
+    for line in race.notes:
         LOGGER.info(line)
-    measured = plan.measure(LOGGER.debug)
+    measured = race.measure(LOGGER.debug)
     if measured.bench.interrupted:
         raise KeyboardInterrupt
     if measured.error is not None and not measured.has_figures:
@@ -109,123 +103,8 @@ def bench(options: BenchOptions) -> BenchResult:
     return BenchResult.of(measured.bench)
 
 
-class Plan:
-    """A benchmark with checked options and packages."""
-
-    def __init__(self, options: BenchOptions) -> None:
-        """Check options and packages. Raises UsageError, PackageError, ReportError and GenerationError."""
-        if options.prompt is not None and options.prompt_tokens is not None:
-            raise UsageError(
-                "`prompt` and `prompt_tokens`: set one of them; the second is the length of a generated prompt"
-            )
-        named = named_chains(options)
-        self.options, self.subjects = options, read_subjects(options)
-        chains = named or (default_chain(options),)
-        check_providers(options, chains)
-        self.entries = read_entries(options, self.subjects, chains)
-        self.baseline = read_baseline(options.baseline, self.entries, options.provider_libraries or {})
-        self.reads = read_paths(options)
-        """Paths that outputs must not overwrite."""
-        self.files = report_files(options, self.entries)
-        self.notes = tuple(dict.fromkeys(line for entry in self.entries for line in entry.notes))
-        """Notes for the user before the run."""
-
-    def measure(self, say: ReportProgress) -> FinishedBenchmark:
-        """Run the benchmark. Raises KeyboardInterrupt if no turn was counted yet."""
-        racers, interrupted = _race(self.options, self.entries, self.files, say)
-        found = _build(self.options, self.subjects, racers, self.baseline, interrupted=interrupted)
-        failed = [racer for racer in racers if racer.error is not None]
-        return FinishedBenchmark(found, _failure(failed) if failed else _unwritten(racers, self.files))
-
-
-def _race(
-    options: BenchOptions, entries: Sequence[Entry], files: dict[str, Path], say: ReportProgress
-) -> tuple[list[Racer], bool]:
-    """Run the rounds; return the racers and whether Ctrl-C ended them, which without a measurement it raises."""
-    contest = Race(entries, options, say)
-    try:
-        with contest:
-            contest.load()
-            contest.run(options.rounds)
-            contest.observe(files)
-    except KeyboardInterrupt:
-        if not shown_rounds([racer.lane for racer in contest.racers]):
-            raise
-        for racer in contest.racers:
-            if racer.lane.observed is None:
-                racer.lane.host_time_missing_reason = (
-                    racer.lane.host_time_missing_reason or "interrupted before its profiled round"
-                )
-        return contest.racers, True
-    return contest.racers, False
-
-
-def _build(
-    options: BenchOptions,
-    subjects: Sequence[Subject],
-    racers: Sequence[Racer],
-    asked: str | None,
-    *,
-    interrupted: bool,
-) -> Bench:
-    """The record of a benchmark."""
-    from partita.runtime.chain.advice import package_facts
-    from partita.runtime.machine import environment
-
-    lanes = [racer.lane for racer in racers]
-    baseline = choose_baseline(lanes, asked)
-    contenders = build_contenders(lanes, baseline)
-    notes = [NOT_ALONE] if len(lanes) > 1 else []
-    if asked is not None and asked != baseline:
-        notes.append(f"`baseline={asked}` was not measured" + (f"; using {baseline} instead" if baseline else ""))
-    if interrupted:
-        complete = len(complete_rounds(lanes))
-        partly = "" if complete else "; figures are from the incomplete first round"
-        notes.append(f"interrupted: {complete} of {options.rounds} rounds are complete{partly}")
-    for subject in subjects:
-        which = "this package" if len(subjects) == 1 else subject.name
-        notes += unverified_note(subject.manifest.verification, which)
-    verdicts = judge(contenders, baseline)
-    package, *others = (package_facts(subject.path, subject.manifest) for subject in subjects)
-    return Bench(
-        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        partita_version=partita.__version__,
-        verdict=sentences(verdicts, contenders),
-        results=verdicts,
-        environment=environment() if any(lane.load_seconds is not None for lane in lanes) else None,
-        package=package,
-        other_packages=tuple(others),
-        prompt_tokens=len(subjects[0].prompts[0]),
-        max_new_tokens=options.max_new_tokens,
-        threads=options.threads,
-        rounds=options.rounds,
-        interrupted=interrupted,
-        baseline=baseline,
-        contenders=contenders,
-        notes=tuple(notes),
-    )
-
-
-def _unwritten(racers: Sequence[Racer], files: Mapping[str, Path]) -> PartitaError | None:
-    """The error for reports that could not be written; None when all were."""
-    missing = [racer for racer in racers if racer.entry.name in files and racer.lane.observed is None]
-    if not missing:
-        return None
-    reason = (f"{files[racer.entry.name]}: not written: {racer.lane.host_time_missing_reason}" for racer in missing)
-    return ReportError("; ".join(reason))
-
-
-def _failure(failed: Sequence[Racer]) -> PartitaError:
-    """One error for all contenders that could not run, with the class and nodes of the first."""
-    first = failed[0].error
-    assert first is not None
-    text = "; ".join(f"{racer.entry.name}: {racer.error}" for racer in failed)
-    return ProviderError(text, nodes=first.nodes) if isinstance(first, ProviderError) else type(first)(text)
-
-
 PAUSE_SECONDS = 0.5
 """Pause before each turn, because threads of the previous contender spin for a while after its last run."""
-ReportProgress = Callable[[str], object]
 
 
 @dataclass(slots=True)
@@ -255,8 +134,11 @@ class Racer:
         """Record the error that ends its turns."""
         self.error, self.lane.error = error, " ".join(str(error).split())
 
-    def open(self, *, observe: bool = False) -> None:
-        """Load the package in a worker process. Raises the errors of `load`; ProviderError after a timeout."""
+    def open(self, *, observe: bool = False) -> tuple[str, ...]:
+        """Load the package in a worker process, and return the active providers, by ONNX Runtime's names.
+
+        Raises the errors of `load`; ProviderError after a timeout.
+        """
         subject = self.entry.subject
         self.engine = RemoteEngine(
             subject.path.absolute(),
@@ -268,17 +150,17 @@ class Racer:
             load_timeout=self.options.timeout_seconds,
         )
         self.model = Model(self.engine)
+        return tuple(entry.provider for entry in self.engine.opened.chain if entry.status == "active")
 
     def load(self) -> None:
         """Open the package and record the state of its chain."""
-        self.open()
+        self.active_providers = self.open()
         assert self.engine is not None
         opened, names = self.engine.opened, {provider.ort_name: provider.name for provider in self.entry.target.chain}
         self.lane.load_seconds = opened.load_seconds
         lost = [entry for entry in opened.chain if entry.status != "active"]
         inactive = [not_used(names.get(entry.provider, entry.provider), entry, with_remedy=False) for entry in lost]
         self.lane.unused = (*inactive, *(f"{name} was assigned no nodes" for name in opened.idle_providers))
-        self.active_providers = tuple(entry.provider for entry in opened.chain if entry.status == "active")
 
     def run_round(self, number: int) -> RoundResult:
         """Generate greedily, ignoring stop tokens, and measure it."""
@@ -327,38 +209,63 @@ class Racer:
 
 
 class Race:
-    """All contenders. Use it as a context manager, which ends their processes."""
+    """A benchmark with checked options and packages, and its contenders."""
 
-    def __init__(self, entries: Sequence[Entry], options: BenchOptions, say: ReportProgress) -> None:
-        self.racers = [Racer(entry, options) for entry in entries]
-        self.report_progress = say
+    def __init__(self, options: BenchOptions) -> None:
+        """Check options and packages. Raises UsageError, PackageError, ReportError and GenerationError."""
+        if options.prompt is not None and options.prompt_tokens is not None:
+            raise UsageError(
+                "`prompt` and `prompt_tokens`: set one of them; the second is the length of a generated prompt"
+            )
+        targets = None if options.chains is None else read_targets(options)
+        self.options, self.subjects = options, read_subjects(options)
+        self.entries = read_entries(options, self.subjects, targets or read_targets(options))
+        self.baseline = read_baseline(options, self.entries)
+        self.racers = [Racer(entry, options) for entry in self.entries]
+        self.notes = tuple(dict.fromkeys(line for entry in self.entries for line in entry.target.opening_notes))
+        """Notes for the user before the run."""
 
-    def __enter__(self) -> Race:
-        return self
+    def measure(self, report_progress: Callable[[str], object]) -> FinishedBenchmark:
+        """Run the benchmark. Raises KeyboardInterrupt if no turn was counted yet."""
+        interrupted = True
+        try:
+            self._run(report_progress)
+            interrupted = False
+        except KeyboardInterrupt:
+            if not shown_rounds([racer.lane for racer in self.racers]):
+                raise
+            for lane in (racer.lane for racer in self.racers):
+                if lane.observed is None and not lane.report_missing_reason:
+                    lane.report_missing_reason = "interrupted before its profiled round"
+        finally:
+            for racer in self.racers:
+                racer.close(at_once=interrupted)
+        return FinishedBenchmark(self._record(interrupted=interrupted), self._error())
 
-    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
+    def _run(self, report_progress: Callable[[str], object]) -> None:
+        """Open each package, run a warm-up round and the rounds, each beginning with another contender, and observe."""
+        rounds = self.options.rounds
         for racer in self.racers:
-            racer.close(at_once=kind is not None)
-
-    def load(self) -> None:
-        """Open the package once per contender, one after the other."""
-        for racer in self.racers:
-            self.report_progress(f"opening on {racer.entry.name}")
+            report_progress(f"opening on {racer.entry.name}")
             try:
                 racer.load()
             except PartitaError as error:
                 racer.fail(error)
-
-    def run(self, rounds: int) -> None:
-        """Run a warm-up round and `rounds` rounds, each beginning with another contender."""
         for number in range(rounds + 1):
             turn = number % len(self.racers)
             for racer in self.racers[turn:] + self.racers[:turn]:
                 if racer.alive:
-                    self.report_progress(
-                        f"{f'round {number} of {rounds}' if number else 'warm-up'}: {racer.entry.name}"
-                    )
+                    title = f"round {number} of {rounds}" if number else "warm-up"
+                    report_progress(f"{title}: {racer.entry.name}")
                     self.run_round(racer, number)
+        for racer in filter(lambda racer: racer.alive, self.racers):
+            report_progress(f"observing {racer.entry.name}")
+            # In a new process: the OpenVINO plugin does not start again after its first session is closed.
+            racer.close()
+            try:
+                self.observe(racer)
+            except PartitaError as error:  # does not change the figures
+                racer.lane.report_missing_reason = f"the profiled round failed: {' '.join(str(error).split())}"
 
     def run_round(self, racer: Racer, number: int) -> None:
         """Run one generation of one contender."""
@@ -368,34 +275,71 @@ class Race:
         except PartitaError as error:
             racer.fail(error)
 
-    def observe(self, files: dict[str, Path]) -> None:
-        """Run one more profiled generation of each contender that did not fail; an error does not change the figures.
-
-        It runs in a new process, because the OpenVINO plugin does not start again after its first session is closed.
-        """
-        for racer in self.racers:
-            if racer.alive:
-                self.report_progress(f"observing {racer.entry.name}")
-                racer.close()
-                try:
-                    self.observe_one(racer, files.get(racer.entry.name))
-                except PartitaError as error:
-                    racer.lane.host_time_missing_reason = f"the profiled round failed: {' '.join(str(error).split())}"
-
-    def observe_one(self, racer: Racer, file: Path | None) -> None:
-        """Store and write the report of one contender, if it ran on the measured providers."""
-        racer.open(observe=True)
+    def observe(self, racer: Racer) -> None:
+        """Store and write the report of a profiled generation, if it ran on the measured providers."""
+        used = racer.open(observe=True)
         assert racer.engine is not None
-        used = tuple(entry.provider for entry in racer.engine.opened.chain if entry.status == "active")
         if used != racer.active_providers:
-            racer.lane.host_time_missing_reason = (
+            racer.lane.report_missing_reason = (
                 f"the profiled round ran on {','.join(used)}, not on {','.join(racer.active_providers)}"
             )
             return
         racer.run_round(0)
         report = racer.engine.report(ReportRequest())
         report = report.model_copy(update={"request": report.request.model_copy(update={"verb": "bench"})})
-        if file is not None:
-            storage.write(report, file.resolve())
-            racer.lane.file = str(file)
+        if racer.entry.report is not None:
+            storage.write(report, racer.entry.report.resolve())
+            racer.lane.file = str(racer.entry.report)
         racer.lane.observed = report
+
+    def _record(self, *, interrupted: bool) -> Bench:
+        """The record of the benchmark."""
+        from partita.runtime.chain.advice import package_facts
+        from partita.runtime.machine import environment
+
+        options, lanes = self.options, [racer.lane for racer in self.racers]
+        baseline = choose_baseline(lanes, self.baseline)
+        contenders = build_contenders(lanes, baseline)
+        notes = [NOT_ALONE] if len(lanes) > 1 else []
+        if self.baseline is not None and self.baseline != baseline:
+            instead = f"; using {baseline} instead" if baseline else ""
+            notes.append(f"`baseline={self.baseline}` was not measured{instead}")
+        if interrupted:
+            complete = len(complete_rounds(lanes))
+            partly = "" if complete else "; figures are from the incomplete first round"
+            notes.append(f"interrupted: {complete} of {options.rounds} rounds are complete{partly}")
+        for subject in self.subjects:
+            name = "this package" if len(self.subjects) == 1 else subject.name
+            notes += unverified_note(subject.manifest.verification, name)
+        package, *others = (package_facts(subject.path, subject.manifest) for subject in self.subjects)
+        return Bench(
+            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            partita_version=partita.__version__,
+            verdict=sentences(contenders, baseline),
+            environment=environment() if any(lane.load_seconds is not None for lane in lanes) else None,
+            package=package,
+            other_packages=tuple(others),
+            prompt_tokens=len(self.subjects[0].prompts[0]),
+            max_new_tokens=options.max_new_tokens,
+            threads=options.threads,
+            rounds=options.rounds,
+            interrupted=interrupted,
+            baseline=baseline,
+            contenders=contenders,
+            notes=tuple(notes),
+        )
+
+    def _error(self) -> PartitaError | None:
+        """One error for all contenders that could not run, with the class and nodes of the first; else for reports that
+        could not be written.
+        """
+        failed = {racer.entry.name: racer.error for racer in self.racers if racer.error is not None}
+        if failed:
+            first, text = next(iter(failed.values())), "; ".join(f"{name}: {error}" for name, error in failed.items())
+            return ProviderError(text, nodes=first.nodes) if isinstance(first, ProviderError) else type(first)(text)
+        missing = [
+            f"{racer.entry.report}: not written: {racer.lane.report_missing_reason}"
+            for racer in self.racers
+            if racer.entry.report is not None and racer.lane.observed is None
+        ]
+        return ReportError("; ".join(missing)) if missing else None

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 from partita.errors import GenerationError, ReportError, UsageError
 from partita.files import refuse_same, reserve
 from partita.foreign.folder import AS_IT_IS, Choice, is_foreign, open_folder
-from partita.library.chain import Target, read_by, read_chain
+from partita.library.chain import Target, read_chain
 from partita.library.engine.requests import prompt_rows
 from partita.options.bench import BenchOptions
-from partita.options.fields import PathText
+from partita.options.fields import input_paths
 from partita.options.groups import ProviderChain
 from partita.package.folder import Manifest, check_files
 from partita.providers.base import Provider
 from partita.providers.generic import parse_libraries
 from partita.providers.options import parse_options
 from partita.providers.resolve import all_names, parse_chain
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,37 +28,40 @@ class Entry:
     name: str
     subject: Subject
     target: Target
-    notes: tuple[str, ...]
-    """Notes for the user."""
-    stem: str
-    """Name of its report file."""
+    report: Path | None = None
+    """File of its partition report."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lineup:
-    """A chain to measure, as the user wrote it, or the default."""
+def read_targets(options: BenchOptions) -> tuple[Target, ...]:
+    """The chains that the user named, or the default chain, each with the options and libraries of its providers.
 
-    text: str
-    chain: tuple[Provider, ...]
-    default: Target | None = None
-    """The default chain; None if the user named it."""
-
-    @property
-    def name(self) -> str:
-        """Names of its providers."""
-        return ",".join(provider.name for provider in self.chain)
-
-
-def named_chains(options: BenchOptions) -> tuple[Lineup, ...]:
-    """The chains that the user named. Raises UsageError."""
+    Raises UsageError, also for options and libraries of providers outside all chains.
+    """
     libraries = parse_libraries(options.provider_libraries or {}, all_names())
-    chains: dict[str, Lineup] = {}
+    chains: dict[str, tuple[Provider, ...]] = {}
     for text in _texts(options):
-        found = Lineup(text, parse_chain(text, libraries, argument="chains"))
-        if found.name in chains:
-            raise UsageError(f"`chains={text}`: {found.name} is listed twice; list each chain once")
-        chains[found.name] = found
-    return tuple(chains.values())
+        chain = parse_chain(text, libraries, argument="chains")
+        name = chain_name(chain)
+        if name in chains:
+            raise UsageError(f"`chains={text}`: {name} is listed twice; list each chain once")
+        chains[name] = chain
+    default = None if chains else read_chain(ProviderChain(threads=options.threads))
+    if default is not None:
+        chains[chain_name(default.chain)] = default.chain
+    every = tuple({provider.name: provider for chain in chains.values() for provider in chain}.values())
+    parse_options(options.provider_options or {}, every)
+    unused = [library.name for library in libraries if library not in every]
+    if unused:
+        raise UsageError(f"`provider_libraries`: {unused[0]} is in no chain; add it to `chains`")
+    targets = tuple(_read_target(options, name, chain) for name, chain in chains.items())
+    if default is None:
+        return targets
+    return (replace(targets[0], source=default.source, by_default=default.by_default, skipped=default.skipped),)
+
+
+def chain_name(chain: Sequence[Provider]) -> str:
+    """Names of its providers."""
+    return ",".join(provider.name for provider in chain)
 
 
 def _texts(options: BenchOptions) -> tuple[str, ...]:
@@ -74,97 +74,58 @@ def _texts(options: BenchOptions) -> tuple[str, ...]:
     return tuple(each if isinstance(each, str) else ",".join(each) for each in given)
 
 
-def check_providers(options: BenchOptions, chains: Sequence[Lineup]) -> None:
-    """Raise UsageError for options and libraries of providers outside all chains."""
-    libraries = parse_libraries(options.provider_libraries or {}, all_names())
-    every = tuple({provider.name: provider for lineup in chains for provider in lineup.chain}.values())
-    parse_options(options.provider_options or {}, every)
-    unused = [library.name for library in libraries if library not in every]
-    if unused:
-        raise UsageError(f"`provider_libraries`: {unused[0]} is in no chain; add it to `chains`")
-
-
-def default_chain(options: BenchOptions) -> Lineup:
-    """The default chain and the reason for it."""
-    target = read_chain(ProviderChain(threads=options.threads))
-    return Lineup(",".join(provider.name for provider in target.chain), target.chain, target)
-
-
-def read_entries(options: BenchOptions, subjects: Sequence[Subject], chains: Sequence[Lineup]) -> tuple[Entry, ...]:
-    """Every package on every chain, with the options and libraries of its providers. Raises UsageError."""
-    several = len(subjects) > 1
-    return tuple(_read_entry(options, subject, lineup, several=several) for subject in subjects for lineup in chains)
-
-
-def read_baseline(asked: str | None, entries: Sequence[Entry], libraries: Mapping[str, PathText]) -> str | None:
-    """Name of the baseline contender, of the first package. Raises UsageError if it matches none."""
-    if asked is None:
-        return None
-    chain = parse_chain(asked, parse_libraries(libraries, all_names()), argument="baseline")
-    first = [entry for entry in entries if entry.subject is entries[0].subject]
-    found = next((entry.name for entry in first if entry.target.chain == chain), None)
-    if found is None:
-        there = " ".join(",".join(provider.name for provider in entry.target.chain) for entry in first)
-        raise UsageError(f"`baseline={asked}`: not among the measured chains: {there}")
-    return found
-
-
-def _read_entry(options: BenchOptions, subject: Subject, lineup: Lineup, *, several: bool) -> Entry:
-    """One contender with its providers' options. `several`: there are other packages."""
-    names = {word.lower() for provider in lineup.chain for word in provider.names()}
-    target = read_chain(
-        ProviderChain(
-            lineup.text,
-            provider_options=_of_chain(options.provider_options, names),
-            provider_libraries=_of_chain(options.provider_libraries, names),
-            threads=options.threads,
-        )
+def _read_target(options: BenchOptions, name: str, chain: Sequence[Provider]) -> Target:
+    """A chain with those of the options that are for its providers."""
+    names = {word.lower() for provider in chain for word in provider.names()}
+    given = {word: value for word, value in (options.provider_options or {}).items() if word.lower() in names}
+    libraries = {word: path for word, path in (options.provider_libraries or {}).items() if word.lower() in names}
+    return read_chain(
+        ProviderChain(name, provider_options=given, provider_libraries=libraries, threads=options.threads)
     )
-    notes = target.notes
-    if lineup.default is not None:
-        notes = (f"provider {lineup.name}, by default: {lineup.default.by_default}", *notes)
-        target = replace(target, skipped=lineup.default.skipped)
-    stem = lineup.name.replace(",", "-")
-    if not several:
-        return Entry(lineup.name, subject, target, notes, stem)
-    name = f"{subject.name} on {lineup.name}"
-    return Entry(name, subject, target, notes, f"{subject.path.resolve().name}-{stem}")
 
 
-def _of_chain(given: Mapping[str, T] | None, names: set[str]) -> dict[str, T]:
-    """The entries of a mapping whose keys are names of these providers."""
-    return {word: value for word, value in (given or {}).items() if word.lower() in names}
-
-
-def read_paths(options: BenchOptions) -> tuple[Path, ...]:
-    """All input paths, which outputs must not overwrite."""
-    given = ProviderChain(provider_options=options.provider_options, provider_libraries=options.provider_libraries)
-    return read_by(given, *packages_of(options), *Choice.of(options).input_paths)
-
-
-def report_files(options: BenchOptions, entries: Sequence[Entry]) -> dict[str, Path]:
-    """The report path of each contender, by name; creates the folder. Raises ReportError."""
+def read_entries(options: BenchOptions, subjects: Sequence[Subject], targets: Sequence[Target]) -> tuple[Entry, ...]:
+    """Every package on every chain, with the files of their reports, whose folder is created. Raises ReportError."""
+    pairs = [(subject, target) for subject in subjects for target in targets]
+    names = [chain_name(target.chain) for _, target in pairs]
+    stems = [name.replace(",", "-") for name in names]
+    if len(subjects) > 1:
+        names = [f"{subject.name} on {name}" for (subject, _), name in zip(pairs, names, strict=True)]
+        stems = [f"{subject.path.resolve().name}-{stem}" for (subject, _), stem in zip(pairs, stems, strict=True)]
+    entries = [Entry(name, *pair) for name, pair in zip(names, pairs, strict=True)]
     if options.reports is None:
-        return {}
-    folder = Path(options.reports)
-    reads = read_paths(options)
+        return tuple(entries)
+    folder, reads = Path(options.reports), input_paths(options)
     for read in reads:
         refuse_same(folder, read, "`reports`")
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
-        reason = (
-            "a file; choose a folder for the reports" if folder.exists() else f"cannot be created: {error.strerror}"
-        )
-        raise ReportError(f"{folder}: {reason}") from error
-    stems = [entry.stem for entry in entries]
-    files = {
-        entry.name: folder / (f"{entry.stem}.json" if stems.count(entry.stem) == 1 else f"{entry.stem}-{number}.json")
-        for number, entry in enumerate(entries, start=1)
-    }
-    for file in files.values():
+        reason = f"cannot be created: {error.strerror}"
+        raise ReportError(
+            f"{folder}: {'a file; choose a folder for the reports' if folder.exists() else reason}"
+        ) from error
+    files = [
+        folder / (f"{stem}.json" if stems.count(stem) == 1 else f"{stem}-{number}.json")
+        for number, stem in enumerate(stems, start=1)
+    ]
+    for file in files:
         reserve(file, "report", reads, option="`reports`")
-    return files
+    return tuple(replace(entry, report=file) for entry, file in zip(entries, files, strict=True))
+
+
+def read_baseline(options: BenchOptions, entries: Sequence[Entry]) -> str | None:
+    """Name of the baseline contender, of the first package. Raises UsageError if it matches none."""
+    if options.baseline is None:
+        return None
+    libraries = parse_libraries(options.provider_libraries or {}, all_names())
+    chain = parse_chain(options.baseline, libraries, argument="baseline")
+    first = [entry for entry in entries if entry.subject is entries[0].subject]
+    found = next((entry.name for entry in first if entry.target.chain == chain), None)
+    if found is None:
+        there = " ".join(chain_name(entry.target.chain) for entry in first)
+        raise UsageError(f"`baseline={options.baseline}`: not among the measured chains: {there}")
+    return found
 
 
 PROMPT_TOKENS = 64
@@ -216,9 +177,11 @@ def _read_prompt(options: BenchOptions, manifests: Sequence[Manifest]) -> tuple[
         wanted = options.prompt_tokens or min(PROMPT_TOKENS, max(longest - options.max_new_tokens, 1))
         ids = [(7 + 31 * position) % manifests[0].graph.vocab_size for position in range(wanted)]
     else:
-        prompt = _one_prompt(options.prompt)
+        rows = prompt_rows(options.prompt)
+        if len(rows) != 1:
+            raise UsageError(f"`prompt` has {len(rows)} prompts; pass one, which is used for every row of the batch")
         pairs = zip(packages_of(options), manifests, strict=True)
-        ids, *others = (_encode(path, manifest, prompt) for path, manifest in pairs)
+        ids, *others = (_encode(path, manifest, rows[0]) for path, manifest in pairs)
         if any(other != ids for other in others):
             raise UsageError("`against`: the packages tokenize `prompt` differently; pass token ids")
     if len(ids) + options.max_new_tokens > longest:
@@ -232,14 +195,6 @@ def _read_prompt(options: BenchOptions, manifests: Sequence[Manifest]) -> tuple[
 def packages_of(options: BenchOptions) -> tuple[Path, ...]:
     """Every package, the reference package first."""
     return (Path(options.package), *map(Path, options.against))
-
-
-def _one_prompt(given: str | Sequence[int]) -> str | tuple[int, ...]:
-    """The prompt of every row. Raises UsageError for several."""
-    rows = prompt_rows(given)
-    if len(rows) != 1:
-        raise UsageError(f"`prompt` has {len(rows)} prompts; pass one, which is used for every row of the batch")
-    return rows[0]
 
 
 def _encode(package: Path, manifest: Manifest, prompt: str | tuple[int, ...]) -> list[int]:

@@ -37,11 +37,6 @@ class Speculation:
         given = {"speculate": self.speculate, "draft": self.draft}
         return {name: value for name, value in given.items() if value is not None}
 
-    @property
-    def input_paths(self) -> tuple[Path, ...]:
-        """Input paths besides the package."""
-        return () if self.draft is None else (Path(self.draft),)
-
     def fact(self) -> SpeculationFact | None:
         """The fact for a run; None without speculative decoding."""
         if self.draft is not None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partita.errors import PartitaError, ProviderError, UsageError
-from partita.export.target import Kernels, NodeSupport, Probe, ProbeResult, Question, ReplayTarget, Smoke, Target
+from partita.export.target import Kernels, ProbeResult, Question, Target
 from partita.library.api import QUIET, Audience
 from partita.observations.names import CPU
 from partita.options.fields import PathText
@@ -71,25 +71,18 @@ def find_target(
         rolls=provider.rolling_caches,
         constant_defaults=provider.constant_defaults,
     )
-    if provider.ort_name == CPU:
-        return target(
-            how="directly",
-            ask=_asker(resolution),
-            supports=_taker(resolution),
-            replay=_as_verified(provider),
-            smoke=_smoker(provider, {}),
-            unpacks=unpacks_weights,
-        )
-    tried = check([resolution])[0].resolution
-    if tried.status == "active":
-        return target(
-            how="directly",
-            ask=_asker(tried),
-            supports=_taker(tried),
-            replay=_replayer(provider, named),
-            smoke=_smoker(provider, named),
-        )
-    return _not_usable(target, provider, tried, default_allowed, audience)
+    is_cpu = provider.ort_name == CPU
+    tried = resolution if is_cpu else check([resolution])[0].resolution
+    if not is_cpu and tried.status != "active":
+        return _not_usable(target, provider, tried, default_allowed, audience)
+    return target(
+        how="directly",
+        ask=partial(_ask, tried, None),
+        supports=partial(_supports, tried, None),
+        replay=partial(_replay, provider, named),
+        smoke=partial(_smoke, provider, named),
+        unpacks=unpacks_weights if is_cpu else None,
+    )
 
 
 def _not_usable(
@@ -107,7 +100,12 @@ def _not_usable(
         else:
             how = f"over stub libraries, as {played}: {tried.reason} here"
             stub = resolve_one(provider, (provider.ort_name,), tried.options)
-            return target(how=how, ask=_asker(stub, environment), supports=_taker(stub, environment), not_here=cause)
+            return target(
+                how=how,
+                ask=partial(_ask, stub, environment),
+                supports=partial(_supports, stub, environment),
+                not_here=cause,
+            )
     if not default_allowed:
         raise ProviderError(
             f"`target={provider.name}`: it cannot be probed here: {cause}; {tried.remedy}; or add "
@@ -129,29 +127,28 @@ def _one_provider(name: str, libraries: tuple[Provider, ...] = ()) -> Provider:
     return chain[0]
 
 
-def _asker(resolution: Resolution, environment: Mapping[str, str] | None = None) -> Probe:
-    """A function that probes the provider with a graph."""
+def _ask(
+    resolution: Resolution,
+    environment: Mapping[str, str] | None,
+    model: bytes,
+    sizes: Mapping[str, tuple[int, ...]],
+) -> ProbeResult:
+    """Probe the provider with a graph."""
+    from partita.runtime.lab.tables import measure_graph
 
-    def ask(model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> ProbeResult:
-        from partita.runtime.lab.tables import measure_graph as query
-
-        with _lab(resolution, environment) as lab:
-            found = query(model, sizes, lab)
-        return ProbeResult(found.nodes, found.unsupported, found.failure, found.untested)
-
-    return ask
+    with _lab(resolution, environment) as lab:
+        found = measure_graph(model, sizes, lab)
+    return ProbeResult(found.nodes, found.unsupported, found.failure, found.untested)
 
 
-def _taker(resolution: Resolution, environment: Mapping[str, str] | None = None) -> NodeSupport:
-    """A function that probes the provider with nodes, each in its own model."""
+def _supports(
+    resolution: Resolution, environment: Mapping[str, str] | None, questions: Sequence[Question]
+) -> list[bool]:
+    """Probe the provider with nodes, each in its own model."""
+    from partita.runtime.lab.tables import supports_each
 
-    def takes(questions: Sequence[Question]) -> list[bool]:
-        from partita.runtime.lab.tables import supports_each
-
-        with _lab(resolution, environment) as lab:
-            return supports_each(questions, lab)
-
-    return takes
+    with _lab(resolution, environment) as lab:
+        return supports_each(questions, lab)
 
 
 @contextmanager
@@ -170,41 +167,29 @@ def supported_by_cpu(questions: Sequence[Question]) -> list[bool]:
     from partita.runtime.ort.registry import available_ort_names
 
     (cpu,) = parse_chain("cpu")
-    return list(_taker(resolve_one(cpu, available_ort_names(), {}))(questions))
+    return _supports(resolve_one(cpu, available_ort_names(), {}), None, questions)
 
 
-def _replayer(provider: Provider, options: Mapping[str, Mapping[str, str]]) -> ReplayTarget:
-    """A function that replays the reference logits on the provider alone."""
+def _replay(
+    provider: Provider, options: Mapping[str, Mapping[str, str]], folder: Path, manifest: Manifest
+) -> Verification:
+    """Replay the reference logits on the provider alone; on the CPU only a package whose copy was verified instead."""
+    from partita.runtime.verify.replay import replay
 
-    def replay(folder: Path, manifest: Manifest) -> Verification:
-        from partita.runtime.verify.replay import replay as replay_on
-
-        return replay_on(folder, (provider,), manifest=manifest, options=options)
-
-    return replay
-
-
-def _smoker(provider: Provider, options: Mapping[str, Mapping[str, str]]) -> Smoke:
-    """A function that opens and runs a package on the provider, followed by CPU if necessary."""
-
-    def smoke(folder: Path, manifest: Manifest) -> SmokeRecord:
-        from partita.runtime.verify.replay import smoke as run
-
-        try:
-            return run(folder, (provider,), manifest=manifest, options=options)
-        except ProviderError:
-            if provider.ort_name == CPU:
-                raise
-            return run(folder, (provider, *parse_chain("cpu")), manifest=manifest, options=options)
-
-    return smoke
+    if provider.ort_name == CPU and manifest.verification.twin is None:
+        return manifest.verification
+    return replay(folder, (provider,), manifest=manifest, options=options)
 
 
-def _as_verified(provider: Provider) -> ReplayTarget:
-    """A replay on the CPU provider, for a package that was verified as float32."""
-    itself = _replayer(provider, {})
+def _smoke(
+    provider: Provider, options: Mapping[str, Mapping[str, str]], folder: Path, manifest: Manifest
+) -> SmokeRecord:
+    """Open and run a package on the provider, followed by the CPU provider if necessary."""
+    from partita.runtime.verify.replay import smoke
 
-    def replay(folder: Path, manifest: Manifest) -> Verification:
-        return manifest.verification if manifest.verification.twin is None else itself(folder, manifest)
-
-    return replay
+    try:
+        return smoke(folder, (provider,), manifest=manifest, options=options)
+    except ProviderError:
+        if provider.ort_name == CPU:
+            raise
+        return smoke(folder, (provider, *parse_chain("cpu")), manifest=manifest, options=options)

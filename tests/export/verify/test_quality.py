@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 
 import partita
 from partita import cli
-from partita.commands.export import _quality
+from partita.commands.export import quality_texts
 from partita.commands.verify import show_evaluation
 from partita.demo import heldout_path
 from partita.errors import GenerationError, PackageError, UnsupportedModelError, UsageError
@@ -68,7 +68,7 @@ def test_a_package_of_16_bits_has_a_figure(half: Path) -> None:
     assert 0 < found.kl_mean < found.kl_p99 < 1e-3 and found.top1_agreement > 0.98 and found.twin is None
     reported = package_facts(half, manifest).quality
     assert reported is not None and reported.kl_mean == found.kl_mean
-    (line,) = _quality(manifest)
+    (line,) = quality_texts(manifest)
     assert "ratio 1.000" in line or "ratio 0.999" in line
     assert f"KL divergence {found.kl_mean:.1e}" in line, "and not 0.0000"
     assert "KL divergence" in str(partita.inspect(half).provenance.quality)
@@ -80,7 +80,7 @@ def test_bfloat16_arithmetic_is_measured_on_the_twin(tiny_checkpoint: TinyCheckp
     manifest = read_manifest(package)
     found = manifest.quality
     assert found is not None and found.twin == manifest.verification.twin and found.kl_mean > 0
-    assert "float32 arithmetic" in _quality(manifest)[0]
+    assert "float32 arithmetic" in quality_texts(manifest)[0]
     assert not list(package.parent.glob("*twin*"))
 
 
@@ -95,7 +95,7 @@ def test_weights_that_lose_nothing_are_measured_all_the_same(
 def test_fp32_rounds_nothing_and_has_none(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
     package = exported(tiny_checkpoint("llama", num_hidden_layers=1))
     manifest = read_manifest(package)
-    assert manifest.quality is None and _quality(manifest) == [] and not (package / QUALITY).exists()
+    assert manifest.quality is None and quality_texts(manifest) == [] and not (package / QUALITY).exists()
     with pytest.raises(PackageError, match="quality is not measured for fp32 packages"):
         evaluate(package, parse_chain("cpu"))
 
@@ -107,7 +107,7 @@ def test_a_package_that_was_not_measured_says_so(half: Path, own_copy: Callable[
             "verification": Verification(status="unverified", detail="exported with `verify=False`"),
         }
     )
-    assert _quality(manifest) == ["  quality     not measured: the source model was not run"]
+    assert quality_texts(manifest) == ["not measured: the source model was not run"]
     package = own_copy(half)
     (package / QUALITY).unlink()
     with pytest.raises(PackageError, match=r"no quality\.safetensors: it was exported without its source model"):
