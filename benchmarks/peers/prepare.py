@@ -12,12 +12,25 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.peers.other_load import busy_seconds, others_cores
+import psutil
+
 from benchmarks.peers.plan import Entry, Places, export_command
 from benchmarks.peers.records import Written
 
 SAID = 400
 """Characters of an exporter's last line that a failure is told with."""
+
+
+def busy_seconds() -> float:
+    """Seconds of all cores that were not idle, those included in which the host ran something else."""
+    times = psutil.cpu_times()._asdict()
+    guest = times.get("guest", 0.0) + times.get("guest_nice", 0.0)  # counted in user and nice, too
+    return float(sum(times.values()) - times["idle"] - times.get("iowait", 0.0) - guest)
+
+
+def others_cores(busy: float, own: float, seconds: float) -> float:
+    """Cores that were busy with something else, of busy and own core seconds in `seconds`."""
+    return max(0.0, busy - own) / seconds
 
 
 class ExportFailedError(Exception):

@@ -13,22 +13,21 @@ CHILD = """
 import os, sys
 from benchmarks.peers.children.serving import Opened, serve
 
-class Engine:
-    def generate(self, prompt, new_tokens):
-        if {kind!r} == "crash" and len(prompt) == 9:
-            os.abort()
-        for number in range(new_tokens - ({kind!r} == "short")):
-            yield prompt[0] + number, {kind!r} != "not finite"
+def generate(prompt, new_tokens):
+    if {kind!r} == "crash" and len(prompt) == 9:
+        os.abort()
+    for number in range(new_tokens - ({kind!r} == "short")):
+        yield prompt[0] + number, {kind!r} != "not finite"
 
-def opener():
+def peer():
     print("what a peer prints does not reach the answers")
-    def open_engine(model, threads, length):
+    def open_model(model, threads, length):
         if {kind!r} == "refuse":
             raise ValueError("no kernel for this\\nand a long explanation")
-        return Opened(Engine(), ("numpy", "no-such-distribution"), {{"threads": str(threads), "length": str(length)}})
-    return open_engine
+        return Opened(generate, ("numpy", "no-such-distribution"), {{"threads": str(threads), "length": str(length)}})
+    return open_model
 
-serve(opener)
+serve(peer)
 """
 SETTINGS = Settings(prompts=(3, 9), new_tokens=4, rounds=3, threads=2, start_prompt=5, vocabulary=100)
 
