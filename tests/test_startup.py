@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.conftest import REPOSITORY
 
-HEAVY = ("torch", "onnxruntime", "transformers", "onnx", "numpy")
+HEAVY = ("torch", "onnxruntime", "transformers", "onnx", "numpy", "starlette", "uvicorn", "prometheus_client")
 IMPORT_LIMIT_SECONDS = 0.06
 """CPU time, with a margin for a busy machine; on an idle one it takes 0.01 s."""
 HELP_LIMIT = 2.5
