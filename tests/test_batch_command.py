@@ -205,18 +205,7 @@ def test_a_report_does_not_take_the_place_of_the_answers(summing, tmp_path, monk
     """Neither of the two is there yet when the command begins."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in.jsonl").write_text('{"tokens": [1, 2]}\n')
-    words = [
-        "generate",
-        str(summing),
-        "--input",
-        "in.jsonl",
-        "--output",
-        "out.jsonl",
-        "--token-ids",
-        "--provider",
-        "cpu",
-    ]
-    assert run([*words, "--report", name]) == 2
+    assert run(words(summing, Path("in.jsonl"), Path("out.jsonl"), "--report", name)) == 2
     assert "which this command writes as well; name another" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["in.jsonl"]
 

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from partita.bench.records import Bench
+from partita.cli import run
 from partita.errors import GenerationError
 from partita.library.bench import benchmark
 from partita.library.engine.remote import PROCESS
@@ -130,8 +131,6 @@ def test_folders_that_cannot_take_reports(package: Path, tmp_path: Path, capsys:
 def test_a_provider_that_cannot_start_is_exit_code_3_and_the_other_is_measured(
     package: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from partita.cli import run
-
     assert run(["bench", str(package), "--providers", "cuda", "cpu", *QUICK]) == 3
     out, err = capsys.readouterr()
     assert out.startswith("cpu: decode ") and "cuda failed: " in out
@@ -147,8 +146,6 @@ def test_a_provider_that_cannot_start_is_exit_code_3_and_the_other_is_measured(
 def test_a_provider_that_crashes_or_hangs_is_a_finding(
     package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str, words: str
 ) -> None:
-    from partita.cli import run
-
     named = f"mine={library(tmp_path, source)}"
     fails(capsys, 2, "mine is in no chain", "bench", package, "--provider", "cpu", "--provider-library", named)
     plugin = ("--provider-library", named, "--timeout", "15" if source is HANGS else "60")
@@ -162,8 +159,6 @@ def test_a_provider_that_crashes_or_hangs_is_a_finding(
 def test_one_that_fails_in_the_middle_keeps_what_it_finished(
     package: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from partita.cli import run
-
     take_turn = benchmark.Race.run_round
 
     def killed(self: benchmark.Race, racer: benchmark.Racer, number: int) -> None:
@@ -195,8 +190,6 @@ def test_ctrl_c_prints_what_there_is_and_leaves_no_process(
     package: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, when: int, rounds: list[int]
 ) -> None:
     """In round `when`, between the turns of the two contenders."""
-    from partita.cli import run
-
     take_turn = benchmark.Race.run_round
 
     def interrupted(self: benchmark.Race, racer: benchmark.Racer, number: int) -> None:
@@ -222,8 +215,6 @@ def test_ctrl_c_prints_what_there_is_and_leaves_no_process(
 def test_ctrl_c_while_it_observes_keeps_every_figure_and_writes_the_result(
     package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from partita.cli import run
-
     observe_one = benchmark.Race.observe_one
 
     def interrupted(self: benchmark.Race, racer: benchmark.Racer, file: Path | None) -> None:
@@ -245,8 +236,6 @@ def test_ctrl_c_while_it_observes_keeps_every_figure_and_writes_the_result(
 def test_a_report_that_cannot_be_written_is_an_error_beside_the_figures(
     package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from partita.cli import run
-
     def fails(self: benchmark.Race, racer: benchmark.Racer, file: Path | None) -> None:
         raise GenerationError("no room")
 

@@ -65,22 +65,6 @@ def test_adapters_for_a_provider_that_would_not_read_them(
     refused(done, 2, "--with-adapters: openvino treats inputs with defaults as constants", "--static-shapes")
 
 
-@pytest.mark.usefixtures("stand_ins")
-def test_the_summary_names_the_target_and_why(exporting: Export) -> None:
-    code, out, _ = exporting("--target", "cuda")
-    assert code == 0
-    (reason,) = [line for line in out.splitlines() if line.startswith("  attention ")]
-    assert (
-        "onnx24 (auto: cuda supports " in reason
-        and "gqa supports " in reason
-        and "not GroupQueryAttention (2)" in reason
-    )
-    (line,) = [line for line in out.splitlines() if line.startswith("  target ")]
-    assert line.startswith("  target      cuda (--target), queried over stub libraries") and line.endswith(
-        "not run there"
-    )
-
-
 def test_a_target_that_opened_and_ran_it_is_said_to_have_done_so(exporting: Export) -> None:
     code, out, _ = exporting("--no-verify", "--target", "cpu")
     assert code == 0 and "  smoke run   cpu: ran, opened; prefill of 5 tokens and one decode step" in out

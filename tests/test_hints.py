@@ -135,12 +135,6 @@ def test_a_page_is_utf_8_whatever_stdout_takes(package, tmp_path, capsys):
         assert len(done.stdout.decode("utf-8")) > 100
 
 
-def test_an_unknown_target_names_its_own_option(tiny_checkpoint, tmp_path, capsys):
-    for value in ("foo", "", "cpu,,cpu", "cpu,cpu"):
-        error = failed(capsys, 2, "export", tiny_checkpoint("llama"), tmp_path / "p", "--target", value)
-        assert "--target" in error and "--provider" not in error
-
-
 def test_a_report_of_a_run_that_failed_passes_no_gate(gather, tmp_path, capsys):
     file = tmp_path / "report.json"
     np.save(tmp_path / "far.npy", np.array([99], np.int64))

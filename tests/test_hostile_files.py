@@ -21,7 +21,7 @@ from partita.library.sampling import FILE, suggestion
 from partita.package.folder import check_folder, read_manifest
 from partita.runtime.generate.text.chat_templates import OF_PROCESSORS, template_of_processor
 from partita.runtime.generate.text.tokens import stop_token_ids
-from partita.untrusted_files import is_number, parse_json, read_json_value
+from partita.untrusted_files import is_number, parse_json
 from tests.conftest import Exported, TinyCheckpoint
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="no such files there")
@@ -206,12 +206,6 @@ def test_files_that_the_user_names(package: Path, tmp_path: Path, capsys: pytest
 
 
 DEEP = "[" * 100_000
-
-
-def test_a_value_is_read(tmp_path: Path) -> None:
-    file = tmp_path / "a.json"
-    file.write_text(json.dumps({"a": [1, None, "ä"]}, ensure_ascii=False), encoding="utf-8")
-    assert read_json_value(file) == {"a": [1, None, "ä"]}
 
 
 @pytest.mark.parametrize(

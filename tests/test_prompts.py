@@ -99,11 +99,6 @@ def test_a_prompt_may_be_an_option(package, capsys):
     assert rows("return the") == rows("-p", "return the") == rows("--prompt", "return the")
 
 
-def test_an_empty_system_message_or_prompt_file_name_is_no_crash(package, capsys):
-    assert run(["generate", str(package), "", "-e", "cpu"]) == 1
-    assert "the prompt is empty" in capsys.readouterr().err
-
-
 # Standard streams that were closed before the command started, or that cannot be written to
 
 
