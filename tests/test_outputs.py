@@ -25,9 +25,8 @@ from partita.cli import REPORT_VERBS, VERBS, run
 from partita.errors import ReportError
 from partita.files import CACHE_VARIABLE, STDIN, cache_folder, reserve, write_text
 from partita.options.fields import PathText, describe_fields
-from tests.conftest import Exported, TinyCheckpoint
+from tests.commands.test_cli import child_environment
 from tests.foreign.conftest import SAMPLES
-from tests.test_cli import child_environment
 
 # Every parameter of the command line that names a file or a folder. A new one has to be put here, and one that is
 # written into WRITERS, too.
@@ -217,9 +216,7 @@ WAYS: list[Callable[[Path, Path], Path]] = [
 
 
 @pytest.fixture(scope="module")
-def stored(
-    tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, Path]:
+def stored(tiny_checkpoint, exported, tmp_path_factory) -> tuple[Path, Path]:
     """A package, and the report of a run of it."""
     package, report = exported(tiny_checkpoint("llama")), tmp_path_factory.mktemp("stored") / "run.json"
     words = ["generate", package, "1,2", "--token-ids", "--max-new-tokens", 3, "--provider", "cpu", "--report", report]
@@ -236,9 +233,7 @@ def files(stored: tuple[Path, Path], tmp_path: Path) -> Files:
     ("verb", "option"),
     [("generate", "--report"), ("bench", "--report"), ("inspect", "--out")],
 )
-def test_a_contract_file_is_never_written_over(
-    verb: str, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_contract_file_is_never_written_over(verb, option, tmp_path, capsys):
     (tmp_path / "contract.toml").write_text("max_length = 64\n")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "cpu.json").symlink_to(tmp_path / "contract.toml")
@@ -251,9 +246,7 @@ def test_a_contract_file_is_never_written_over(
 
 
 @pytest.mark.parametrize("writer", WRITERS, ids=lambda w: f"{w.verb}-{w.option}-{WRITERS.index(w)}")
-def test_an_output_is_never_something_that_is_read(
-    writer: Writer, files: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_output_is_never_something_that_is_read(writer, files, tmp_path, capsys):
     for number, read in enumerate(writer.reads(files)):
         for way, name in enumerate(WAYS):
             (folder := tmp_path / f"{number}-{way}").mkdir()

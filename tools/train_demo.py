@@ -601,8 +601,8 @@ def run(out: Path, settings: Settings, say: Callable[[str], None]) -> dict[str, 
         "tokenizers": tokenizers.__version__,
         "weight_bytes": (folder / "model.safetensors").stat().st_size,
     }
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    facts |= measure(model, AutoTokenizer.from_pretrained(folder), corpus.heldout, settings.context)
+    saved = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    facts |= measure(saved, AutoTokenizer.from_pretrained(folder), corpus.heldout, settings.context)
     facts["total_seconds"] = round(time.monotonic() - started, 1)
     log = {"facts": facts, "curve": curve}
     (folder / "training_log.json").write_text(json.dumps(log, indent=1) + "\n", encoding="utf-8")

@@ -162,7 +162,6 @@ def test_a_library_that_cannot_be_loaded_leaves_the_provider_out(
 
 
 @cases("target", targets)
-@pytest.mark.usefixtures("device")
 def test_a_node_without_a_kernel_goes_to_the_cpu(environment, target, plain, partita, model):
     file = model("island")
     if target.wheel:

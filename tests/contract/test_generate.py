@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from partita.bench.records import Bench
 from tests.contract.cases import cases, packages_of
 from tests.contract.commands import NEW_TOKENS, PROMPT, chain_entry, execute, generated, honoured, nodes_on, refused
@@ -15,7 +13,6 @@ from tests.runtime.handmade_packages import ALL, VOCAB, handmade, known_tokens
 
 
 @cases("target, package", packages_of("with_cpu"), sample=True)
-@pytest.mark.usefixtures("device")
 def test_with_the_cpu_behind_it_gives_the_tokens_of_the_cpu(
     environment, target, package, packages, partita, cpu_tokens, tmp_path
 ):
@@ -33,7 +30,6 @@ def test_with_the_cpu_behind_it_gives_the_tokens_of_the_cpu(
 
 
 @cases("target, package", packages_of("refused_alone"))
-@pytest.mark.usefixtures("device")
 def test_alone_is_refused_with_the_nodes_that_would_not_go(environment, target, package, packages, partita):
     done = refused(generated(partita, packages / package, target.provider), target.ort_name)
     table = done.err.partition("partita: ")[2].splitlines()[1:]
@@ -44,7 +40,6 @@ def test_alone_is_refused_with_the_nodes_that_would_not_go(environment, target, 
 
 
 @cases("target, package", packages_of("fails"), sample=True)
-@pytest.mark.usefixtures("device")
 def test_a_provider_that_breaks_on_a_graph_is_left_out_and_says_so(
     environment, target, package, packages, partita, cpu_tokens, tmp_path
 ):
@@ -72,7 +67,6 @@ WORK = ("--prompt", PROMPT, "--token-ids", "--max-new-tokens", 6, "--rounds", 1)
 
 
 @cases("target, package", packages_of("with_cpu"), sample=True, heavy=("webgpu",))
-@pytest.mark.usefixtures("device")
 def test_it_measures_the_provider_beside_the_cpu(environment, target, package, packages, partita, tmp_path):
     chain = f"{target.provider},cpu"
     done = honoured(partita("bench", packages / package, "--providers", chain, "cpu", *WORK, "--json"))
@@ -107,7 +101,6 @@ print(*tokens)
 
 
 @cases("target, package", packages_of("with_cpu"), sample=True)
-@pytest.mark.usefixtures("device")
 def test_a_program_gets_the_tokens_of_the_cpu(environment, target, package, packages, cpu_tokens, tmp_path):
     chain = f"{target.provider},cpu"
     done = execute("-c", LIBRARY_SCRIPT, packages / package, chain, PROMPT, NEW_TOKENS, folder=tmp_path)
@@ -143,7 +136,6 @@ ROWS_PROMPTS = [[1, 45, 7], [99], [12, 3, 30, 8], [5, 6], [88, 2, 17], [41]]
 
 
 @cases("target, package", packages_of("rows"), sample=True)
-@pytest.mark.usefixtures("device")
 def test_each_row_of_a_file_is_what_it_is_alone(environment, target, package, packages, tmp_path):
     chain = f"{target.provider},cpu"
     done = execute("-c", ROWS_SCRIPT, packages / package, chain, tmp_path, json.dumps(ROWS_PROMPTS), folder=tmp_path)
@@ -166,7 +158,6 @@ def with_adapters(folder: Path, shapes: str) -> Path:
 
 
 @cases("target, shapes", packages_of("adapters"), sample=True)
-@pytest.mark.usefixtures("device")
 def test_each_row_has_the_tokens_of_its_adapter(environment, target, shapes, partita, tmp_path):
     source, out, report = (tmp_path / name for name in ("in.jsonl", "out.jsonl", "report.json"))
     rows: list[dict[str, Any]] = [{"tokens": ADAPTER_PROMPT, "adapter": name} for name in NAMES]
@@ -186,7 +177,6 @@ def test_each_row_has_the_tokens_of_its_adapter(environment, target, shapes, par
 
 
 @cases("target, shapes", packages_of("constant_defaults"))
-@pytest.mark.usefixtures("device")
 def test_a_provider_that_would_not_read_an_adapter_is_refused(environment, target, shapes, partita, tmp_path):
     """Its tokens would be those of no adapter, or of nothing at all."""
     folder = with_adapters(tmp_path, shapes)

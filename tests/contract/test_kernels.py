@@ -6,8 +6,6 @@ import json
 from functools import partial
 from typing import Any
 
-import pytest
-
 from tests import kernel_models as models
 from tests.conftest import require_dry_run
 from tests.contract.cases import cases, only_in
@@ -28,7 +26,6 @@ DEVICE: dict[str, tuple[Any, str]] = {
 
 
 @cases("target", lambda environment: [(t,) for t in environment.targets if t.provider == "webgpu"])
-@pytest.mark.usefixtures("device")
 def test_device_programs_name_the_kernel(environment, target, partita, tmp_path):
     report = tmp_path / "report.json"
     file = models.together(tmp_path / "model.onnx", {name: make for name, (make, _) in DEVICE.items()})

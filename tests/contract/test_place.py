@@ -15,7 +15,6 @@ CPU = "CPUExecutionProvider"
 
 
 @cases("target", targets)
-@pytest.mark.usefixtures("device")
 def test_a_model_that_it_takes_whole(environment, target, partita, model, tmp_path):
     report = tmp_path / "report.json"
     honoured(partita("place", model("matmul_relu"), "--provider", target.provider, "--report", report))
@@ -32,7 +31,6 @@ def test_a_model_that_it_takes_whole(environment, target, partita, model, tmp_pa
 
 
 @cases("target", targets)
-@pytest.mark.usefixtures("device")
 def test_an_island_on_the_cpu_has_a_reason_and_copies(environment, target, partita, model, tmp_path):
     report = tmp_path / "report.json"
     words = ("place", model("island"), "--full", "--provider", f"{target.provider},cpu", "--report", report)
@@ -85,7 +83,6 @@ def limits(target):
 
 
 @cases("target", targets)
-@pytest.mark.usefixtures("device")
 def test_limits_that_are_exceeded(environment, target, partita, model):
     words = [word for option, exceeded, _ in limits(target) for word in (option, exceeded)]
     done = partita("place", model("island"), "--provider", f"{target.provider},cpu", *words)
@@ -107,7 +104,6 @@ BODIES = ("then/Scaler", "else/Scaler")
 
 
 @cases("target", lambda environment: [(t,) for t in environment.targets if t.provider == "webgpu"])
-@pytest.mark.usefixtures("device")
 def test_a_body_on_the_cpu_breaks_a_chain_without_it(environment, target, partita, model, plain):
     file = model("branches")
     script = (
@@ -152,7 +148,6 @@ def placed(partita, tmp_path):
 
 
 @cases("target", lambda environment: [(target,) for target in environment.targets if target.kind == "device"])
-@pytest.mark.usefixtures("device")
 def test_every_copy_of_a_package_has_a_cause(environment, target, placed, packages):
     report = placed(packages / target.refused_alone[0], f"{target.provider},cpu")
     for phase in report["phases"]:
@@ -170,7 +165,6 @@ def test_every_copy_of_a_package_has_a_cause(environment, target, placed, packag
         (target, target.with_cpu[0]) for target in environment.targets if target.kind == "compiling" and target.with_cpu
     ],
 )
-@pytest.mark.usefixtures("device")
 def test_every_node_of_a_package_is_found_again(environment, target, package, placed, packages):
     import onnx
 

@@ -10,13 +10,6 @@ import pytest
 from tests.contract.cases import cases, each_environment
 from tests.contract.commands import generated, honoured, nodes_on, refused
 
-WHEELS = {"qnn": "onnxruntime_qnn", "webgpu": "onnxruntime_ep_webgpu", "openvino": "onnxruntime_ep_openvino"}
-ORT_NAMES = {
-    "qnn": "QNNExecutionProvider",
-    "webgpu": "WebGpuExecutionProvider",
-    "openvino": "OpenVINOExecutionProvider",
-}
-
 
 def plugins(environment):
     """Rows of provider: those whose library is in a wheel of its own here."""
@@ -24,21 +17,17 @@ def plugins(environment):
 
 
 def usable_plugins(environment):
-    return [(provider,) for (provider,) in plugins(environment) if provider in environment.usable]
+    """Rows of target."""
+    return [(target,) for target in environment.targets if target.wheel]
 
 
-def library(provider):
-    """Path of the library in the provider's wheel."""
-    return importlib.import_module(WHEELS[provider]).get_library_path()
-
-
-@cases("provider", usable_plugins)
-@pytest.mark.usefixtures("device")
+@cases("target", usable_plugins)
 @pytest.mark.parametrize("by_hand", [False, True])
-def test_the_library_of_a_wheel_is_found_or_named(environment, provider, by_hand, partita, model):
-    named = ("--provider-library", f"{provider}={library(provider)}") if by_hand else ()
-    done = honoured(partita("place", model("matmul_relu"), "--provider", provider, "--json", *named))
-    assert nodes_on(done.json, ORT_NAMES[provider]) > 0
+def test_the_library_of_a_wheel_is_found_or_named(environment, target, by_hand, partita, model):
+    library = importlib.import_module(target.wheel).get_library_path() if by_hand else ""
+    named = ("--provider-library", f"{target.provider}={library}") if by_hand else ()
+    done = honoured(partita("place", model("matmul_relu"), "--provider", target.provider, "--json", *named))
+    assert nodes_on(done.json, target.ort_name) > 0
 
 
 @cases("provider", plugins)
@@ -56,20 +45,17 @@ def test_a_value_that_is_no_name_and_path_is_a_usage_error(environment, packages
         refused(done, "--provider-library", code=2)
 
 
-@cases("provider", usable_plugins)
-@pytest.mark.usefixtures("device")
-def test_a_pin_that_the_plugin_stumbles_over_is_named_and_not_the_model(
-    environment, provider, partita, model, tmp_path
-):
+@cases("target", usable_plugins)
+def test_a_pin_that_the_plugin_stumbles_over_is_named_and_not_the_model(environment, target, partita, model, tmp_path):
     """ONNX Runtime takes pinned nodes out before a plugin is asked; what then fails is the pin's doing."""
     report = tmp_path / "report.json"
-    words = ("place", model("old_names"), "--provider", f"{provider},cpu", "--report", report)
+    words = ("place", model("old_names"), "--provider", f"{target.provider},cpu", "--report", report)
     done = partita(*words, "--pin", "cpu:/layers.1/mlp")
     if done.code == 0:
         (phase,) = json.loads(report.read_text(encoding="utf-8"))["phases"]
         where = {node["name"]: node["provider"] for node in phase["nodes"]}
         assert where["/layers.1/mlp/MatMul"] == "CPUExecutionProvider"
-        assert ORT_NAMES[provider] in where.values()
+        assert target.ort_name in where.values()
     else:
         refused(done, "--pin cpu:layers.1.mlp", "opens this model without", code=3)
     honoured(partita(*words))

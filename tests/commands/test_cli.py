@@ -20,15 +20,10 @@ import pytest
 from partita.cli import run
 from partita.library.exporting import run_export
 from partita.package.folder import KNOWN_ANSWER, MANIFEST, WEIGHTS, read_manifest, record_file, write_manifest
-from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
+from tests.conftest import REPOSITORY, TinyCheckpoint
 from tests.runtime.handmade_packages import handmade
 
 PROMPT = "return the value of"
-
-
-@pytest.fixture(scope="session")
-def package(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> Path:
-    return exported(tiny_checkpoint("llama"))
 
 
 @pytest.fixture
@@ -56,12 +51,7 @@ def succeeds(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[st
 # export
 
 
-def test_export_says_what_it_made(
-    tiny_checkpoint: TinyCheckpoint,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_export_says_what_it_made(tiny_checkpoint, tmp_path, capsys, monkeypatch):
     summaries: list[Any] = []
 
     def noted(*given: Any) -> Any:
@@ -131,9 +121,7 @@ def test_chat(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert succeeds(capsys, "generate", package, PROMPT, "--system", "be brief", "--max-new-tokens", 6)[0] == expected
 
 
-def test_token_ids_need_no_tokenizer(
-    tiny_checkpoint: TinyCheckpoint, exported: Exported, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_token_ids_need_no_tokenizer(tiny_checkpoint, exported, capsys):
     package = exported(tiny_checkpoint("llama", tokenizer=False))
     out, _ = succeeds(capsys, "generate", package, "1, 5 9", "--token-ids", "--max-new-tokens", 4)
     assert len([int(word) for word in out.split()]) == 4
@@ -143,9 +131,7 @@ def test_token_ids_need_no_tokenizer(
     fails(capsys, 1, "token id -3", "generate", package, "1,-3", "--token-ids")
 
 
-def test_prompts_are_answered_in_the_rows_of_a_batch(
-    tiny_checkpoint: TinyCheckpoint, exported: Exported, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_prompts_are_answered_in_the_rows_of_a_batch(tiny_checkpoint, exported, capsys):
     package = exported(tiny_checkpoint("qwen2"), batch_size=2)
     out, _ = succeeds(capsys, "generate", package, PROMPT, "the list", "--max-new-tokens", 4)
     assert out.startswith("[1] ") and "\n[2] " in out
@@ -171,15 +157,11 @@ def test_prompts_are_answered_in_the_rows_of_a_batch(
         ("--provider", "cqu", "cpu"),
     ],
 )
-def test_absurd_values(
-    package: Path, capsys: pytest.CaptureFixture[str], option: str, value: object, words: str
-) -> None:
+def test_absurd_values(package, capsys, option, value, words):
     fails(capsys, 2, words, "generate", package, PROMPT, option, value)
 
 
-def test_prompts_that_cannot_be_used(
-    package: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_that_cannot_be_used(package, capsys, monkeypatch):
     fails(capsys, 2, "no prompt", "generate", package)
     fails(capsys, 1, "the prompt is empty", "generate", package, "")
     fails(capsys, 1, "the cache length is 64", "generate", package, "x y z " * 40)
@@ -197,9 +179,7 @@ def test_a_prompt_that_fills_the_cache(package: Path, capsys: pytest.CaptureFixt
     assert len(json.loads(out)["rows"][0]["tokens"]) == 1
 
 
-def test_padding_and_finished_rows_are_no_tokens(
-    tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_padding_and_finished_rows_are_no_tokens(tiny_checkpoint, exported, tmp_path, capsys):
     """20 and 3 prompt tokens; the longer row has no room for more after a while, the other goes on alone."""
     package, report = exported(tiny_checkpoint("qwen2"), batch_size=2), tmp_path / "r.json"
     long, short = ",".join(["7"] * 50), "9,8,7"
@@ -218,9 +198,7 @@ def test_padding_and_finished_rows_are_no_tokens(
 
 
 @pytest.mark.parametrize("fewer", [False, True], ids=["all rows", "fewer rows"])
-def test_a_batch_that_reads_its_prompts_whole_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], fewer: bool
-) -> None:
+def test_a_batch_that_reads_its_prompts_whole_says_so(tmp_path, capsys, fewer):
     """What is said to read them so is a package of before; those of today read them in chunks, each row by itself."""
     package = handmade(tmp_path / "package", batch=2, states=("key",), appends=False, fewer=fewer)
     report = tmp_path / "r.json"
@@ -302,9 +280,7 @@ def child_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1"}
 
 
-def test_ctrl_c_ends_cleanly_and_still_writes_the_report(
-    tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path
-) -> None:
+def test_ctrl_c_ends_cleanly_and_still_writes_the_report(tiny_checkpoint, exported, tmp_path):
     package, report = exported(tiny_checkpoint("llama"), max_length=256), tmp_path / "r.json"
     slow = (
         "import sys, time\n"
@@ -362,9 +338,7 @@ def into_closed_pipe(*arguments: object, **environment: str) -> subprocess.Compl
 
 
 @pytest.mark.parametrize(("options", "unbuffered"), [((), ""), (("--json",), "1")])
-def test_a_closed_pipe_is_no_error_and_loses_no_report(
-    package: Path, tmp_path: Path, options: tuple[str, ...], unbuffered: str
-) -> None:
+def test_a_closed_pipe_is_no_error_and_loses_no_report(package, tmp_path, options, unbuffered):
     report = tmp_path / "r.json"
     arguments = ("generate", package, PROMPT, "--max-new-tokens", 40, "--report", report, *options)
     done = into_closed_pipe(*arguments, PYTHONUNBUFFERED=unbuffered)

@@ -57,9 +57,7 @@ def test_cuda_is_asked_over_its_stand_ins(exporting: Export, precision: str, att
     assert asked == ({"gqa": {"GroupQueryAttention": 2}, "onnx24": {}} if precision == "fp32" else {"gqa": {}})
 
 
-def test_adapters_for_a_provider_that_would_not_read_them(
-    exporting: Export, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
-) -> None:
+def test_adapters_for_a_provider_that_would_not_read_them(exporting, tiny_checkpoint, tmp_path):
     adapter = save_adapter(tmp_path / "adapter", tiny_checkpoint("llama"))
     done = exporting("--target", "openvino", "--target-default", "--with-adapters", f"own={adapter}")
     refused(done, 2, "--with-adapters: openvino treats inputs with defaults as constants", "--static-shapes")
@@ -128,9 +126,7 @@ def test_a_plugin_library_is_tried_as_the_target(exporting: Export, tmp_path: Pa
     )
 
 
-def test_stages_are_shown_from_the_first_second_and_named_by_what_they_do(
-    exporting: Export, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stages_are_shown_from_the_first_second_and_named_by_what_they_do(exporting, monkeypatch):
     from partita.commands.terminal import Bars
 
     shown: list[str] = []
