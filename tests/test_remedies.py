@@ -40,22 +40,11 @@ MAKER = "Remedy"
 INSIDE = frozenset({"partita/remedies.py:filled", "partita/observations/records.py:remedy_of"})
 """Functions that make a remedy out of another one."""
 BLANKS: dict[str, Any] = {
-    "checkpoint": "owner/name",
-    "out": "out",
-    "path": "model.onnx",
+    **dict.fromkeys(("setting", "needed", "library", "same_precision", "libraries"), ()),
     "provider": "webgpu",
     "chain": "webgpu",
+    "option": "provider",
     "now": "webgpu.enableInt64=1",
-    "setting": (),
-    "needed": (),
-    "library": (),
-    "same_precision": (),
-    "reference": "original",
-    "libraries": (),
-    "folder": "pkg",
-    "package": "pkg",
-    "prompt": "two words",
-    "file": "out",
     "wheel": "onnxruntime",
     "version": "1.31.1",
     "specifier": ">=1.31",
@@ -65,26 +54,18 @@ BLANKS: dict[str, Any] = {
     "owners": ("onnxruntime", "onnxruntime-gpu"),
     "versions": ("transformers>=5.23,<5.25", "torch<2.14"),
     "owner": "onnx-ir",
-    "others": "gpu, webgpu",
     "extras": "export,cpu",
     "attention": "gqa",
     "how": ("--attention", "gqa"),
     "precision": "fp32",
     "max_length": 512,
-    "positions": 512,
-    "last": 13,
     "batch_size": 1,
     "port": 8001,
-    "first": "package-1",
-    "second": "package-2",
-    "count": 1,
-    "variant": "q4",
     "device": "h100",
-    "option": "provider",
-    "name": "owner/name",
     "switch": "cuda.enable_cuda_graph=1",
     "sizes": ("--shape", "batch=1"),
 }
+"""What is filled into the blanks of remedies; their own names into the others."""
 POSITIONAL = {"generate": ["pkg", "1,2"], "export": ["owner/name", "out"]}
 """Arguments of a verb, where they are not one package."""
 TRIED = {
@@ -174,7 +155,8 @@ REMEDIES = {
 
 @pytest.mark.parametrize("name", REMEDIES)
 def test_a_remedy_says_what_to_do_and_its_command_works(name: str) -> None:
-    remedy = REMEDIES[name].filled(**BLANKS)
+    names = re.findall(r"\{(\w+)\}", repr(REMEDIES[name]))
+    remedy = REMEDIES[name].filled(**{each: BLANKS.get(each, each) for each in names})
     assert remedy.text or remedy.command, "it says nothing"
     assert not remedy.text.endswith((".", ":")), "the message goes on"
     assert "\n" not in str(remedy)
