@@ -91,12 +91,6 @@ def opened(folder: Path, choice: Choice | None = None) -> None:
         pass
 
 
-def generated(package: Path, prompt: Any = (5, 6), **options: Any) -> None:
-    """A token of a package on the CPU provider."""
-    with partita.load(package, "cpu") as model:
-        model.generate(prompt, max_new_tokens=1, **options).run()
-
-
 # packages, checkpoints and prompts
 
 

@@ -36,9 +36,6 @@ def main() -> int:
     """Measure, print, store. Exit code 1 when the figures are disturbed, 2 for options that make no sense."""
     given = _options()
     try:
-        if given.prepare_only:
-            _make_files(given)
-            return 0
         results = [records.read(file) for file in given.read or ()] or [_measure(given)]
     except ValueError as error:
         say(f"bench-peers: {error}")
@@ -81,8 +78,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--docs", type=Path, help="write this page, too")
     parser.add_argument("--disturbed", action="store_true", help="write the page even so, with a mark")
     parser.add_argument("--wait", type=float, default=120, help="seconds to wait for the load average to fall")
-    parser.add_argument("--prepare-only", action="store_true", help="make checkpoints and files, measure nothing")
-    parser.add_argument("--export-again", action="store_true", help="make files anew that a busy machine made")
     parser.add_argument("--read", nargs="+", type=Path, help="measure nothing: show, and write, what was stored here")
     return parser.parse_args()
 
@@ -96,15 +91,6 @@ def _asked(given: argparse.Namespace) -> tuple[list[Entry], Places]:
     if given.rounds < 1 or given.new_tokens < 2 or min(given.prompts) < 1:
         raise ValueError("there is at least 1 round, 1 token of prompt, and 2 new tokens")
     return entries, places
-
-
-def _make_files(given: argparse.Namespace) -> None:
-    """Checkpoints, and what the exporters make of them."""
-    entries, places = _asked(given)
-    for shape in (SHAPES[name] for name in given.shapes):
-        make_checkpoint(places.checkpoint(shape.name), shape)
-        for entry in (each for each in entries if each.bits in _widths(shape, given)):
-            _prepared(Racer(entry, 0), shape.name, places, _settings(shape, given), again=given.export_again)
 
 
 def _measure(given: argparse.Namespace) -> PeersResult:
@@ -201,7 +187,7 @@ def _raced(
     """One width: its files are made, run beside each other, and removed, since a disk need not hold those of all."""
     checkpoint = make_checkpoint(places.checkpoint(shape.name), shape)
     racers = [Racer(entry, 0) for entry in group]
-    written = [_prepared(racer, shape.name, places, settings, again=given.export_again) for racer in racers]
+    written = [_prepared(racer, shape.name, places, settings) for racer in racers]
     ready = [racer for racer in racers if racer.error is None]
     if ready:
         say(f"{shape.name}, {group[0].bits} bits: {', '.join(racer.entry.name for racer in ready)}")
@@ -225,11 +211,11 @@ def _settings(shape: Shape, given: argparse.Namespace) -> Settings:
     )
 
 
-def _prepared(racer: Racer, shape: str, places: Places, settings: Settings, *, again: bool) -> Written | None:
+def _prepared(racer: Racer, shape: str, places: Places, settings: Settings) -> Written | None:
     """The files of one contender; its error is noted where there are none."""
     began = time.perf_counter()
     try:
-        found = prepare(racer.entry, shape, places, settings.length, settings.threads, again=again)
+        found = prepare(racer.entry, shape, places, settings.length, settings.threads)
         racer.file_bytes = file_bytes(places.model(shape, racer.entry))
     except ExportFailedError as error:
         racer.error = f"export: {error}"

@@ -42,12 +42,9 @@ def environ(threads: int, more: dict[str, str] | None = None) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", **(more or {})}
 
 
-def prepare(
-    entry: Entry, shape: str, places: Places, length: int, threads: int, *, again: bool = False
-) -> Written | None:
+def prepare(entry: Entry, shape: str, places: Places, length: int, threads: int) -> Written | None:
     """Make the files of `entry`, unless they are there for this length; None for one that needs none.
 
-    `again`: also when they are there, but the machine was busy with something else as they were made.
     Raises ExportFailedError.
     """
     command = export_command(entry, shape, places, length, threads)
@@ -57,9 +54,7 @@ def prepare(
     # Only our packages have a cache of a fixed length.
     note = out.with_name(f"{out.name}.{length if entry.peer == 'partita' else 'any'}.json")
     if note.is_file() and out.exists():
-        before = Written.model_validate_json(note.read_text("utf-8"))
-        if not (again and before.disturbed):
-            return before
+        return Written.model_validate_json(note.read_text("utf-8"))
     for old in (out, *out.parent.glob(f"{out.name}.*.json")):
         remove(old)
     written = _written(command, out, threads)

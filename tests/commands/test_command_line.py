@@ -31,6 +31,7 @@ from partita.options.inspection import InspectOptions, ProvidersOptions
 from partita.options.placement import DriftOptions, PlaceOptions, SupportOptions
 from partita.options.plan import PlanOptions
 from partita.options.sampling import Sampling
+from tests.commands.test_cli import fails
 
 NAMED_FILE = re.compile(r"=(PATH|FILE|FOLDER)")
 """In a metavar: an option that takes a name and a file."""
@@ -68,14 +69,6 @@ def path_parameters() -> Iterator[tuple[tuple[str, ...], Any, Any, str]]:
 PATHS = list(path_parameters())
 
 
-def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line of a command that does not make sense."""
-    assert run(list(arguments)) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("partita: ") and err.count("\n") == 1, err
-    return err
-
-
 @pytest.mark.parametrize(
     ("path", "command", "parameter", "empty"), PATHS, ids=[f"{'-'.join(p)}-{q.name}" for p, _, q, _ in PATHS]
 )
@@ -89,7 +82,7 @@ def test_an_empty_path_is_an_error_and_not_this_folder(path, command, parameter,
         words += [parameter.opts[0], empty]
         if "providers" in {other.name for other in command.params} - {parameter.name}:
             words += ["--provider", "cpu"]
-    error = fails(capsys, *path, *words)
+    error = fails(capsys, 2, "", *path, *words)
     assert "empty" in error, error
     assert (parameter.metavar or "") in error or parameter.opts[0] in error
     assert list(tmp_path.iterdir()) == []
@@ -149,12 +142,14 @@ def test_a_size_that_is_beyond_all_numbers_is_refused():
 
 
 def test_a_verb_or_option_that_is_not_there_names_the_nearest_and_where_help_is(capsys):
-    assert "Did you mean --provider? (see partita generate --help)" in fails(capsys, "generate", "x", "--provder", "c")
-    assert "Did you mean 'export'? (see partita --help)" in fails(capsys, "exprot")
-    assert "Did you mean 'show'? (see partita report --help)" in fails(capsys, "report", "shw")
-    assert "(see partita export --help)" in fails(capsys, "export", "a")
-    assert "(see partita verify --help)" in fails(capsys, "verify", "x", "--threads", "many")
-    assert "(see partita place --help)" in fails(capsys, "place", "x", "--zzzzzz")
+    assert "Did you mean --provider? (see partita generate --help)" in fails(
+        capsys, 2, "", "generate", "x", "--provder", "c"
+    )
+    assert "Did you mean 'export'? (see partita --help)" in fails(capsys, 2, "", "exprot")
+    assert "Did you mean 'show'? (see partita report --help)" in fails(capsys, 2, "", "report", "shw")
+    assert "(see partita export --help)" in fails(capsys, 2, "", "export", "a")
+    assert "(see partita verify --help)" in fails(capsys, 2, "", "verify", "x", "--threads", "many")
+    assert "(see partita place --help)" in fails(capsys, 2, "", "place", "x", "--zzzzzz")
 
 
 def test_several_values_are_a_list(monkeypatch):
@@ -184,9 +179,9 @@ def test_help_is_a_verb_too(words, verb, capsys):
 
 def test_other_spellings_of_options_are_taken(tmp_path, capsys):
     for command in (["generate", "p", "hi"], ["run", "p", "hi"], ["chat", "p"], ["bench", "p"]):
-        assert "--max-new-tokens" in fails(capsys, *command, "--max-tokens", "0")
+        assert "--max-new-tokens" in fails(capsys, 2, "", *command, "--max-tokens", "0")
     for flags in (["--quantizer", "nosuch"], ["--requantize", "--quantizer", "nosuch"]):
-        assert "nosuch" in fails(capsys, "export", "a/b", str(tmp_path / "out"), "--precision", "int4", *flags)
+        assert "nosuch" in fails(capsys, 2, "", "export", "a/b", str(tmp_path / "out"), "--precision", "int4", *flags)
 
 
 class Terminal(io.StringIO):
@@ -224,7 +219,7 @@ def test_a_long_stage_has_a_line_without_a_terminal(options, least_seconds, on_t
 def test_quiet_and_verbose_exclude_each_other(capsys):
     for verb in ("run", "place", "export"):
         words = [verb, ".", "out"] if verb == "export" else [verb, "."]
-        assert "--quiet and --verbose exclude each other" in fails(capsys, *words, "-q", "-v")
+        assert "--quiet and --verbose exclude each other" in fails(capsys, 2, "", *words, "-q", "-v")
 
 
 def test_every_verb_that_shows_progress_has_both_options():

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from partita.runtime.generate.record.graph_capture import WITHOUT
 from tests.contract.cases import cases, packages_of
 from tests.contract.commands import NEW_TOKENS, PROMPT, execute, generated, honoured, nodes_on, refused
@@ -101,14 +99,6 @@ def run(tmp_path, package, target, rows, *, capture=False):
 def devices(kind):
     """The same for targets whose memory is their own."""
     return lambda environment: [row for row in packages_of(kind)(environment) if row[0].kind == "device"]
-
-
-@cases("target, package", devices("alone"))
-@pytest.mark.heavy  # of rows, and of a step that is replayed, below
-def test_a_token_crosses_in_place_of_its_logits(environment, target, package, packages, tmp_path):
-    found = run(tmp_path, packages / package, target, 1)
-    assert found["there"][0] == found["known"] and found["there"] == found["here"]
-    assert found["notes"] == NOTES and found["copies"] == BYTES_OF_A_ROW, found
 
 
 @cases("target, package", devices("rows"), sample=True)

@@ -15,7 +15,6 @@ from partita.support.build import short
 from tests.contract.cases import cases, targets
 from tests.contract.commands import honoured
 
-OPERATORS = ("Relu", "Gather", "Resize", "com.microsoft:GroupQueryAttention")
 SAMPLE = (
     "Add",
     "ArgMax",
