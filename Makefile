@@ -190,8 +190,8 @@ check: install ## ruff, mypy --strict, the examples and words of the docs, the i
 	done; \
 	if [ -n "$$failed" ]; then echo "make check: failed:$$failed" >&2; exit 1; fi
 
-bench: install ## measure export, and generation against a bare loop and against transformers
-	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+bench: install ## measure export and generation, Partita beside transformers
+	PYTHONPATH=. $(BIN)/python -m benchmarks.peers --peers partita transformers --shapes 0.5b --precisions fp32 $(BENCH_ARGS)
 
 bench-peers: install peer-envs ## Partita beside onnxruntime-genai, llama.cpp, optimum and transformers; writes benchmarks/results/README.md; hours
 	PYTHONPATH=. $(BIN)/python -m benchmarks.peers --environments $(VENVS) --docs benchmarks/results/README.md $(PEERS_ARGS)

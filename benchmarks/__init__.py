@@ -1,1 +1,1 @@
-"""Side-by-side measurements, run by `make bench`. Every figure of one table comes from one run on one machine."""
+"""Side-by-side measurements. Every figure of one table comes from one run on one machine."""

@@ -1,24 +1,22 @@
 """`python -m benchmarks.passes [CHECKPOINT]`: what each graph pass brings, one left out at a time.
 
 A checkpoint is exported with all passes, and once without each of them. Of each package: nodes of a layer as ONNX
-Runtime runs them, and the time of a prompt and of a step beside the package with all passes. Every turn is a process
-of its own; turns of all packages are interleaved, and what is printed are medians. Run it on an idle machine.
+Runtime runs them, and the time of a prompt and of a step relative to the package with all passes, by `partita bench`
+with all packages. Run it on an idle machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 ALL = "all passes"
 LAYER = re.compile(r"(?:layers|h|blocks)\.(\d+)\.")
@@ -40,10 +38,13 @@ class Left:
     nodes: int | None = None
     """Of the graph as ONNX Runtime runs it."""
     nodes_per_layer: float | None = None
-    prefill_ms: list[float] = field(default_factory=list)
-    """Of a whole prompt, a turn each."""
-    decode_ms: list[float] = field(default_factory=list)
-    """The median step of each turn."""
+    decode_ms: float | None = None
+    """The median step."""
+    decode_ratio: float = 1.0
+    """Time relative to the package with all passes: the median of the ratios of the rounds."""
+    prefill_ms: float | None = None
+    """The median prompt."""
+    prefill_ratio: float = 1.0
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
@@ -58,10 +59,8 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=7, help="0: nothing is timed.")
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--new-tokens", type=int, default=48)
-    parser.add_argument("--json", type=Path, help="Keep the result here, too.")
     parser.add_argument("--folder", type=Path, help="Keep checkpoint and packages here.")
     parser.add_argument("--make", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--time", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args(given)
 
 
@@ -129,22 +128,6 @@ def optimised(package: Path) -> tuple[int, float]:
     return len(graph.node), statistics.median(layers.values()) if layers else 0.0
 
 
-def turn(package: Path, prompt: int, new_tokens: int) -> tuple[float, float]:
-    """Milliseconds of a prompt and of the median step, after a shorter generation."""
-    from benchmarks.engine_steps import generate
-    from partita.providers.resolve import parse_chain
-    from partita.runtime.generate.choice.sampling import greedy
-    from partita.runtime.generate.record.run_facts import first_token_seconds
-    from partita.runtime.generate.runner import load_runner
-
-    with load_runner(package, parse_chain("cpu")) as runner:
-        tokens = [(7 * place + 11) % runner.contract.vocab_size for place in range(prompt)]
-        for count in (8, new_tokens):
-            steps = list(generate(runner, [tokens], max_new_tokens=count, sampler=greedy))
-        decode = [step.run_seconds + step.overhead_seconds for step in steps if step.phase == "decode"]
-        return 1e3 * (first_token_seconds(steps) or 0.0), 1e3 * statistics.median(decode)
-
-
 def packages(checkpoint: Path, folder: Path, asked: argparse.Namespace) -> list[Left]:
     """Export with all passes, and without each."""
     from partita.export.passes import check_skipped, optional
@@ -168,53 +151,32 @@ def packages(checkpoint: Path, folder: Path, asked: argparse.Namespace) -> list[
 
 
 def timed(found: Sequence[Left], folder: Path, asked: argparse.Namespace) -> None:
-    """Add the times of all rounds, interleaved; every round begins with another package."""
+    """Add the times of `partita bench`, in whose rounds the packages take turns."""
     there = [each for each in found if not each.failed and not each.same]
-    for number in range(asked.rounds):
-        first = number % len(there)
-        for each in there[first:] + there[:first]:
-            command = [sys.executable, "-m", "benchmarks.passes", "--time", str(folder / each.name)]
-            command += ["--prompt", str(asked.prompt), "--new-tokens", str(asked.new_tokens)]
-            done = subprocess.run(command, check=True, capture_output=True, text=True)
-            prefill, decode = json.loads(done.stdout.splitlines()[-1])
-            each.prefill_ms.append(prefill)
-            each.decode_ms.append(decode)
-
-
-def ratio(times: Sequence[float], beside: Sequence[float]) -> float | None:
-    """The median of what a turn takes beside the turn of the same round with all passes; None where none was timed."""
-    return statistics.median(a / b for a, b in zip(times, beside, strict=True)) if times and beside else None
+    first, *others = [str(folder / each.name) for each in there]
+    command = [sys.executable, "-m", "partita", "bench", first, "--provider", "cpu", "--json"]
+    command += [word for package in others for word in ("--against", package)]
+    command += ["--rounds", str(asked.rounds), "--prompt-tokens", str(asked.prompt)]
+    done = subprocess.run([*command, "--max-new-tokens", str(asked.new_tokens)], check=True, stdout=subprocess.PIPE)
+    for each, row in zip(there, json.loads(done.stdout)["contenders"], strict=True):
+        each.decode_ms = row["decode"]["p50_ms"]
+        each.prefill_ms = 1e3 * asked.prompt / row["prefill"]["tokens_per_second"]["median"]
+        speeds = {ratio["phase"]: ratio["median"] for ratio in row["ratios"]}
+        each.decode_ratio, each.prefill_ratio = (1 / speeds.get(phase, 1.0) for phase in ("decode", "prefill"))
 
 
 def lines(found: Sequence[Left]) -> list[str]:
     """The table."""
-    whole = found[0]
     rows = [HEAD]
     for each in found:
         if each.failed:
             rows.append(f"{each.name:20} {each.failed}")
             continue
         row = f"{each.name:20} {each.nodes:>6} {each.nodes_per_layer:>8.1f}"
-        for times, beside in ((each.decode_ms, whole.decode_ms), (each.prefill_ms, whole.prefill_ms)):
-            share = ratio(times, beside)
-            row += f" {statistics.median(times):>8.2f} {share:>6.3f} " if share is not None else f" {'':>8} {'':>6} "
+        for time, ratio in ((each.decode_ms, each.decode_ratio), (each.prefill_ms, each.prefill_ratio)):
+            row += f" {time:>8.2f} {ratio:>6.3f} " if time is not None else f" {'':>8} {'':>6} "
         rows.append(f"{row.rstrip()}  the same graph" if each.same else row.rstrip())
     return rows
-
-
-def record(found: Sequence[Left], asked: argparse.Namespace) -> dict[str, Any]:
-    """The result as JSON, with what was asked and how busy the machine was."""
-    options = {name: str(value) if isinstance(value, Path) else value for name, value in vars(asked).items()}
-    whole = found[0]
-    rows = [
-        {
-            **asdict(each),
-            "decode_ratio": ratio(each.decode_ms, whole.decode_ms),
-            "prefill_ratio": ratio(each.prefill_ms, whole.prefill_ms),
-        }
-        for each in found
-    ]
-    return {"options": options, "cores": os.cpu_count(), "load": os.getloadavg(), "packages": rows}
 
 
 def run(folder: Path, asked: argparse.Namespace) -> None:
@@ -224,10 +186,9 @@ def run(folder: Path, asked: argparse.Namespace) -> None:
         shape = [word for name in SHAPE for word in (f"--{name.replace('_', '-')}", str(getattr(asked, name)))]
         subprocess.run([sys.executable, "-m", "benchmarks.passes", "--make", str(checkpoint), *shape], check=True)
     found = packages(checkpoint, folder, asked)
-    timed(found, folder, asked)
+    if asked.rounds:
+        timed(found, folder, asked)
     print("\n".join(lines(found)))
-    if asked.json is not None:
-        asked.json.write_text(json.dumps(record(found, asked), indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> None:
@@ -235,8 +196,6 @@ def main() -> None:
     asked = arguments()
     if asked.make is not None:
         make(asked.make, asked)
-    elif asked.time is not None:
-        print(json.dumps(turn(asked.time, asked.prompt, asked.new_tokens)))
     elif asked.folder is not None:
         asked.folder.mkdir(parents=True, exist_ok=True)
         run(asked.folder, asked)

@@ -3,20 +3,17 @@
     python -m benchmarks.serve PACKAGE --clients 64 --requests 1000
 
 starts `partita serve PACKAGE` and asks it with OpenAI's client. It prints what came of the requests, times to the first
-token and to the end (p50, p99), tokens per second, and the memory of the server: after a tenth of the requests, after
-all, and the slope of its second half. Caches fill at the beginning and then stay, a leak goes on: for that slope a run
-has to be long, `--seconds 300` for one that lasts so long whatever the number of requests is.
+token and to the end (p50, p99), tokens per second, and the memory of the server after a tenth of the requests and after
+all. tests/serve/test_load.py finds leaks.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import threading
@@ -24,7 +21,6 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,39 +91,6 @@ def memory_mib(process: psutil.Process) -> float:
     return sum(each) / 2**20
 
 
-class Memory:
-    """Samples of the server's memory while it is asked."""
-
-    def __init__(self, process: psutil.Process, every: float) -> None:
-        self._process, self._every = process, every
-        self.samples: list[tuple[float, float]] = []
-        """Seconds and MiB."""
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-
-    def _look(self) -> None:
-        began = time.monotonic()
-        while not self._over.wait(self._every):
-            with suppress(psutil.Error):  # it has ended, which shows elsewhere
-                self.samples.append((time.monotonic() - began, memory_mib(self._process)))
-
-    def __enter__(self) -> Memory:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-
-def slope(samples: Sequence[tuple[float, float]]) -> float | None:
-    """How fast the second half of the samples rises, by least squares: MiB per second; None of too few."""
-    late = samples[len(samples) // 2 :]
-    if len(late) < 3:
-        return None
-    return statistics.linear_regression(*zip(*late, strict=True)).slope
-
-
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Serve, ask, end; the figures."""
     from openai import OpenAI
@@ -157,24 +120,15 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                     ask(client, model, number, options.tokens, load)
 
             early = max(options.clients, options.requests // 10)
-            numbers = itertools.count(early)
-
-            def go_on(_: int) -> None:
-                """One client: the next request, until there are enough of them and it was long enough."""
-                while (number := next(numbers)) < options.requests or time.perf_counter() - began < options.seconds:
-                    one(number)
-
             with ThreadPoolExecutor(options.clients) as pool:
                 list(pool.map(one, range(early)))
                 before = memory_mib(process)
                 began, tokens = time.perf_counter(), load.tokens
-                with Memory(process, options.sample) as memory:
-                    list(pool.map(go_on, range(options.clients)))
+                list(pool.map(one, range(early, options.requests)))
                 seconds, tokens = time.perf_counter() - began, load.tokens - tokens
         after = memory_mib(process)
     finally:
         child.send_signal(signal.SIGTERM)
-    rise = slope(memory.samples)
     return {
         "package": options.package,
         "slots": told["models"][0]["slots"],
@@ -189,9 +143,6 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "tokens_per_second": tokens / seconds,
         "server_mib_early": before,
         "server_mib_late": after,
-        "server_mib_samples": [round(mib, 1) for _, mib in memory.samples],
-        "server_mib_per_hour": None if rise is None else rise * 3600,
-        "server_bytes_per_request": None if rise is None else rise * 2**20 * seconds / load.outcomes.total(),
         "exit_code": child.wait(),
     }
 
@@ -203,8 +154,6 @@ def main() -> None:
     parser.add_argument("--provider", default="cpu")
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--requests", type=int, default=1000)
-    parser.add_argument("--seconds", type=float, default=0.0, help="go on for at least so long")
-    parser.add_argument("--sample", type=float, default=5.0, help="seconds between looks at the server's memory")
     parser.add_argument("--tokens", type=int, default=16, help="of each answer")
     for name, value in run(parser.parse_args()).items():
         print(f"{name:<26} {value}")

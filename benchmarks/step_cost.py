@@ -16,9 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import onnxruntime as ort
 
-from benchmarks.bare_loop import BareLoop
+from partita.package.folder import read_manifest
 
 PROMPT = [1, 45, 7, 300, 12, 9, 77, 5]
 
@@ -82,9 +83,69 @@ def _around_runs(before: Callable[[], object], after: Callable[[], object]) -> I
         ort.InferenceSession.run_with_iobinding = native
 
 
+class BareLoop:
+    """The least a Python loop can do with an exported graph: buffers bound once, one run per token, argmax.
+
+    It shares no code with the engine: only the manifest tells it what to feed. Of a gqa package with batch 1 in fp32.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        graph = read_manifest(folder).graph
+        self.states = graph.states
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = 1
+        self.session = ort.InferenceSession(str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"])
+        self.vocab_size = graph.vocab_size
+        declared = {port.name: port.type for port in self.session.get_inputs()}
+        self.names = frozenset(declared)
+        self.positions = np.int32 if declared.get("position_ids") == "tensor(int32)" else np.int64
+        self.cache = [self._value(np.zeros(s.shape, np.float32)) for s in self.states]
+
+    @staticmethod
+    def _value(array: Any) -> Any:
+        return ort.OrtValue.ortvalue_from_numpy(array)
+
+    def _bind(self, length: int) -> tuple[Any, dict[str, Any]]:
+        arrays = {
+            "input_ids": np.zeros((1, length), np.int64),
+            "position_ids": np.zeros((1, length), self.positions),
+            "logits_indices": np.array([length - 1], np.int64),
+            "seqlens_k": np.zeros(1, np.int32),
+            "total_sequence_length": np.zeros((), np.int32),
+            "logits": np.zeros((1, 1, self.vocab_size), np.float32),
+        }
+        binding = self.session.io_binding()
+        self._keep = [self._value(a) for a in arrays.values()]
+        for (name, _), value in zip(arrays.items(), self._keep, strict=True):
+            if name != "logits" and name not in self.names:
+                continue
+            (binding.bind_ortvalue_output if name == "logits" else binding.bind_ortvalue_input)(name, value)
+        for state, value in zip(self.states, self.cache, strict=True):
+            binding.bind_ortvalue_input(state.past, value)
+            binding.bind_ortvalue_output(state.present, value)
+        return binding, arrays
+
+    def run(self, prompt: list[int], new_tokens: int) -> None:
+        """Prefill `prompt` in one run, then decode greedily."""
+        length = len(prompt)
+        binding, arrays = self._bind(length)
+        arrays["input_ids"][0] = prompt
+        arrays["position_ids"][0] = np.arange(length)
+        arrays["seqlens_k"][0], arrays["total_sequence_length"][()] = length - 1, length
+        self.session.run_with_iobinding(binding)
+        token = int(arrays["logits"][0, 0].argmax())
+        binding, arrays = self._bind(1)
+        ids, positions = arrays["input_ids"], arrays["position_ids"]
+        last, total, logits = arrays["seqlens_k"], arrays["total_sequence_length"], arrays["logits"]
+        for position in range(length, length + new_tokens - 1):
+            ids[0, 0], positions[0, 0], last[0], total[()] = token, position, position, position + 1
+            self.session.run_with_iobinding(binding)
+            token = int(logits[0, 0].argmax())
+
+
 def bare(folder: Path, tokens: int) -> Callable[[], object]:
-    """Buffers bound once, one run per token, argmax."""
-    loop = BareLoop(folder, threads=1)
+    """The bare loop."""
+    loop = BareLoop(folder)
     return lambda: loop.run(PROMPT, tokens)
 
 

@@ -16,7 +16,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
@@ -187,30 +187,17 @@ def stand_ins(own_cache: Path) -> Path:
     return own_cache / "cuda-dry-run"
 
 
-class TinyCheckpoint(Protocol):
-    """What the fixture `tiny_checkpoint` gives."""
-
-    def __call__(
-        self,
-        model_type: str,
-        *,
-        shards: int = 1,
-        dtype: str = "float32",
-        tied: bool | None = None,
-        tokenizer: bool = True,
-        seed: int = 0,
-        **overrides: Any,
-    ) -> Path:
-        """Return the folder of a random checkpoint; the same arguments give the same folder, so never write into it.
-
-        `shards` is the number of safetensors files, `tied` sets tie_word_embeddings, `overrides` go into the config.
-        Any model type of transformers works; those in MODELS get the settings that make them interesting.
-        """
+TinyCheckpoint = Callable[..., Path]
+"""What the fixture `tiny_checkpoint` gives."""
 
 
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint:
-    """Factory of tiny random checkpoints, made once per session and argument list."""
+    """Factory of tiny random checkpoints of any model type, made once per argument list; never write into a folder.
+
+    Types in MODELS get the settings that make them interesting. `shards`: the number of safetensors files; `tied` sets
+    tie_word_embeddings; `overrides` go into the config.
+    """
     made: dict[str, Path] = {}
 
     def factory(
@@ -239,6 +226,12 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint:
         return made[key]
 
     return factory
+
+
+@pytest.fixture(scope="session")
+def package(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> Path:
+    """A package of the tiny llama in its default lowering; never write into it."""
+    return exported(tiny_checkpoint("llama"))
 
 
 @pytest.fixture
@@ -291,19 +284,16 @@ def _save_tokenizer(folder: Path, vocab_size: int) -> None:
     fast.save_pretrained(folder)
 
 
-class Exported(Protocol):
-    """What the fixture `exported` gives."""
-
-    def __call__(self, checkpoint: Path, **options: Any) -> Path:
-        """Return a verified package of `checkpoint`, made once per session and argument list; never write into it.
-
-        `options` are those of `ExportOptions`; `max_length` is 64 unless given.
-        """
+Exported = Callable[..., Path]
+"""What the fixture `exported` gives."""
 
 
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    """Factory of packages, exported through the function behind `partita export`, replay included."""
+    """Factory of verified packages of a checkpoint, made once per argument list; never write into a folder.
+
+    `options` are those of `ExportOptions`; `max_length` is 64 unless given.
+    """
     made: dict[str, Path] = {}
 
     def factory(checkpoint: Path, **options: Any) -> Path:

@@ -17,6 +17,7 @@ not begun, until they meet.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -34,7 +35,6 @@ from typing import Any, Literal
 import pytest
 from _pytest.terminal import TerminalReporter
 
-from tests.claims import Beside, Claims
 from tests.contract.expectations import ENVIRONMENTS, MAIN, Environment, selected_by_default
 from tests.contract.packages import can_export, ensure_packages
 
@@ -162,6 +162,48 @@ class Tally:
 
     outcomes: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
+
+
+class Claims:
+    """Who runs which test file: the process that first made the file's mark in a folder known to both."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ours: dict[Path, bool] = {}
+
+    def take(self, path: Path) -> bool:
+        """Whether this process runs the tests of a file. It asks before the test before it begins: pytest ends the
+        fixtures of that one by what the next one needs.
+        """
+        if path not in self.ours:
+            try:
+                (self.folder / hashlib.sha256(str(path).encode()).hexdigest()).touch(exist_ok=False)
+                self.ours[path] = True
+            except FileExistsError:
+                self.ours[path] = False
+        return self.ours[path]
+
+
+class Beside:
+    """In the child that shares files with the main session: leaves out those that are taken."""
+
+    def __init__(self, claims: Claims) -> None:
+        self.claims, self.reached = claims, 0
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> None:
+        self.leave_out(session, 0)
+        self.leave_out(session, 1)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> None:
+        self.reached += 1
+        self.leave_out(item.session, self.reached + 1)
+
+    def leave_out(self, session: pytest.Session, position: int) -> None:
+        """Let a test of a file of ours come at this position, if there is one."""
+        while position < len(session.items) and not self.claims.take(path := session.items[position].path):
+            session.items[position:] = [item for item in session.items[position:] if item.path != path]
 
 
 class Orchestra:
@@ -305,30 +347,22 @@ class Orchestra:
 
 def absent(item: pytest.Item, reason: str) -> pytest.TestReport:
     """The report of a test whose environment is not there: skipped, or failed where everything is required."""
-    required = os.environ.get("PARTITA_REQUIRE_ALL") == "1"
-    return pytest.TestReport(
-        item.nodeid,
-        item.location,
-        dict.fromkeys(item.keywords, 1),
-        outcome="failed" if required else "skipped",
-        longrepr=f"{reason} (PARTITA_REQUIRE_ALL=1 allows no skips)"
-        if required
-        else (str(Path(__file__)), 1, f"Skipped: {reason}"),
-        when="call" if required else "setup",
-    )
+    if os.environ.get("PARTITA_REQUIRE_ALL") == "1":
+        return failed(item, f"{reason} (PARTITA_REQUIRE_ALL=1 allows no skips)")
+    skipped = (str(Path(__file__)), 1, f"Skipped: {reason}")
+    return pytest.TestReport(item.nodeid, item.location, dict.fromkeys(item.keywords, 1), "skipped", skipped, "setup")
+
+
+def failed(item: pytest.Item, reason: str) -> pytest.TestReport:
+    """The report of a test that did not come to its end."""
+    return pytest.TestReport(item.nodeid, item.location, dict.fromkeys(item.keywords, 1), "failed", reason, "call")
 
 
 class Child:
     """One pytest in the Python of another environment."""
 
     def __init__(
-        self,
-        environment: Environment,
-        python: Path,
-        folder: Path,
-        ids: list[str],
-        config: pytest.Config,
-        *options: str,
+        self, environment: Environment, python: Path, folder: Path, ids: list[str], config: pytest.Config, *options: str
     ) -> None:
         self.environment, self.config = environment, config
         self.wheels = "?"
@@ -340,28 +374,12 @@ class Child:
         self._complete: set[str] = set()
         self._read = 0
         self._deadline = time.monotonic() + ENVIRONMENT_SECONDS
+        command = [str(python), "-m", "pytest", f"@{self.ids}", "--inside", environment.python_of, *options]
+        command += ["--environments", environment.python_of, "--report-lines", str(self.lines)]
+        command += ["--rootdir", str(config.rootpath), "-c", str(config.inipath), "-p", "no:cacheprovider"]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [
-                    str(python),
-                    "-m",
-                    "pytest",
-                    f"@{self.ids}",
-                    "--inside",
-                    environment.python_of,
-                    "--environments",
-                    environment.python_of,
-                    *options,
-                    "--report-lines",
-                    str(self.lines),
-                    "--rootdir",
-                    str(config.rootpath),
-                    "-c",
-                    str(config.inipath),
-                    "-p",
-                    "no:cacheprovider",
-                    "--color=no",
-                ],
+                [*command, "--color=no"],
                 cwd=config.rootpath,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -406,15 +424,8 @@ class Child:
         how = f"ended with exit code {code}" if code is not None else f"gave no report for {ENVIRONMENT_SECONDS} s"
         self.stop()
         tail = "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:])
-        return pytest.TestReport(
-            item.nodeid,
-            item.location,
-            dict.fromkeys(item.keywords, 1),
-            outcome="failed",
-            when="call",
-            longrepr=f"the pytest of environment {self.environment.name} {how} before this test did; "
-            f"{self.log} ends with:\n{tail}",
-        )
+        lost = f"the pytest of environment {self.environment.name} {how} before this test did; {self.log} ends with:"
+        return failed(item, f"{lost}\n{tail}")
 
     def stop(self) -> None:
         """End the child if it still runs."""

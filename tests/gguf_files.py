@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.gguf_tensors import ARCHITECTURES, Safetensors, arranged, metadata, planned
+from benchmarks.peers.gguf_write import ARCHITECTURES, Safetensors, arranged, metadata, planned
 
 Kind = str | Callable[[str], str]
 

@@ -122,23 +122,3 @@ def test_two_processes_share_the_files_and_each_test_runs_once() -> None:
     assert out.index("test_last.py::test_here") < out.index("test_in_d.py::test_one[0]")
     counts = dict(re.findall(r"^(main suite|beside) .* (\d+) +0 +0 +\d+$", out, re.M))
     assert int(counts["main suite"]) + int(counts["beside"]) == 80, out
-
-
-def test_a_keyboard_interrupt_that_nobody_pressed_fails_its_test_and_ends_no_run(tmp_path):
-    """As where SIGINT is ignored in a background job, and a child is told to press Ctrl-C on itself."""
-    file = tmp_path / "test_two.py"
-    file.write_text("def test_lets_it_through():\n    raise KeyboardInterrupt\n\n\ndef test_next():\n    pass\n")
-    code, out = session(file, "-p", "tests.conftest")
-    assert code == 1 and "1 failed, 1 passed" in out, out
-    assert "the test let a KeyboardInterrupt through" in out
-
-
-def test_a_keyboard_interrupt_that_was_pressed_ends_the_run(tmp_path):
-    file = tmp_path / "test_two.py"
-    file.write_text(
-        "import signal\n\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)  # also where it is ignored\n\n\n"
-        "def test_is_stopped():\n    signal.raise_signal(signal.SIGINT)\n\n\ndef test_next():\n    pass\n"
-    )
-    code, out = session(file, "-p", "tests.conftest")
-    assert code == 2 and "KeyboardInterrupt" in out and "no tests ran" in out, out

@@ -99,9 +99,7 @@ def test_the_command_line_prints_options_as_flags(message: str, printed: str) ->
         ("--provider-option=cpu.a=`x`", "`provider_options=cpu.a=`x``: no", "--provider-option cpu.a=`x`: no"),
     ],
 )
-def test_words_of_the_user_stay_as_they_are(
-    typed: str, message: str, printed: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_words_of_the_user_stay_as_they_are(typed, message, printed, monkeypatch):
     monkeypatch.setattr("sys.argv", ["partita", "verb", typed])
     assert with_flags(message) == printed
 

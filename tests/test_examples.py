@@ -69,8 +69,8 @@ ELSEWHERE = {
     "partita push ./package me/my-model": ("repository", "me/my-model"),
     "partita push ./package me/my-model --private": ("private", True),
 }
-"""Examples that are only parsed, and the value of a parameter: tests/test_export_target.py and
-tests/test_run_command.py run the same on small models.
+"""Examples that are only parsed, and the value of a parameter: tests/commands/test_export.py and
+tests/commands/test_run.py run the same on small models.
 """
 
 
@@ -104,9 +104,7 @@ def place_of_examples(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_an_example_works(
-    example: str, place_of_examples: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_example_works(example, place_of_examples, monkeypatch, capsys):
     before, pipe, after = example.partition("| ")
     words = shlex.split((after if pipe else example).partition(" >> ")[0])
     assert words[0] == "partita", EXAMPLES[example]

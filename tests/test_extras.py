@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 import partita
 from partita import extras
 from partita.errors import CheckpointError, InstallationError
-from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
+from tests.conftest import REPOSITORY
 
 # For the command and every child it starts: the modules cannot be imported, and pip does not know of them.
 HIDE = """
@@ -41,11 +41,6 @@ importlib.metadata.distributions = distributions
 WHEELS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-webgpu", "onnxruntime-qnn")
 EXPORT = ("torch", "onnxscript", "onnx-ir")
 FOR_DEVELOPERS = ("dev", "docs", "test")
-
-
-@pytest.fixture(scope="session")
-def package(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> Path:
-    return exported(tiny_checkpoint("llama"))
 
 
 def without(
@@ -166,9 +161,7 @@ def test_installed_versions_are_inside_the_declared_bounds():
     assert extras.unsupported_versions() == ""
 
 
-def test_a_failed_export_begins_with_the_versions_outside_the_bounds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_export_begins_with_the_versions_outside_the_bounds(tmp_path, monkeypatch):
     installed = metadata.version("transformers")
     monkeypatch.setattr(extras, "_requirements", lambda: ["transformers>=4,<5; extra == 'export'", "numpy>=1"])
     (tmp_path / "config.json").write_text('{"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}')

@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,14 +15,13 @@ import pytest
 from partita import cli
 from partita.commands.chat import read_conversation
 from partita.demo import checkpoint_path
-from partita.errors import PackageError, PartitaError, UsageError
+from partita.errors import PackageError, UsageError
 from partita.foreign.evidence import read_json
 from partita.library.sampling import FILE, suggestion
 from partita.package.folder import check_folder, read_manifest
 from partita.runtime.generate.text.chat_templates import OF_PROCESSORS, template_of_processor
 from partita.runtime.generate.text.tokens import stop_token_ids
-from partita.untrusted_files import is_number, parse_json, read_json_value
-from tests.conftest import Exported, TinyCheckpoint
+from partita.untrusted_files import is_number, parse_json
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="no such files there")
 KINDS = {
@@ -79,9 +78,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
 
 
 @pytest.fixture
-def package(
-    tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Path:
+def package(tiny_checkpoint, exported, tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return Path(shutil.copytree(exported(tiny_checkpoint("llama")), tmp_path / "pkg"))
 
@@ -100,9 +97,7 @@ def test_every_kind(name: str, kind: str, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(("name", "kind"), [("manifest.json", "fifo"), ("tokenizer.json", "outside")])
-def test_every_verb_that_reads_a_package(
-    package: Path, name: str, kind: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_verb_that_reads_a_package(package, name, kind, capsys):
     put(package / name, kind)
     chain = ("--provider", "cpu")
     verbs = (("generate", package, "hi"), ("inspect", package), ("place", package), ("verify", package))
@@ -118,9 +113,7 @@ def test_every_verb_that_reads_a_package(
         assert f"{package / name}: " in line and KINDS[kind] in line, (verb, line)
 
 
-def test_export_copies_nothing_from_outside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_export_copies_nothing_from_outside(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     folder = Path(shutil.copytree(checkpoint_path(), tmp_path / "checkpoint"))
     cases = {"chat_template.jinja": "absolute", "special_tokens_map.json": "outside", "model.safetensors": "outside"}
@@ -208,12 +201,6 @@ def test_files_that_the_user_names(package: Path, tmp_path: Path, capsys: pytest
 DEEP = "[" * 100_000
 
 
-def test_a_value_is_read(tmp_path: Path) -> None:
-    file = tmp_path / "a.json"
-    file.write_text(json.dumps({"a": [1, None, "ä"]}, ensure_ascii=False), encoding="utf-8")
-    assert read_json_value(file) == {"a": [1, None, "ä"]}
-
-
 @pytest.mark.parametrize(
     ("value", "number"),
     [
@@ -248,9 +235,7 @@ def test_what_is_no_json_is_a_value_error(text: str) -> None:
         ("talk.json", read_conversation, UsageError),
     ],
 )
-def test_brackets_without_end_are_told_with_the_file(
-    tmp_path: Path, name: str, read: Callable[[Path], object], kind: type[PartitaError]
-) -> None:
+def test_brackets_without_end_are_told_with_the_file(tmp_path, name, read, kind):
     file = tmp_path / name
     file.write_text(DEEP, encoding="utf-8")
     with pytest.raises(kind) as raised:

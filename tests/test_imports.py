@@ -7,7 +7,6 @@ one rule each, so that the checker itself is known to find what it looks for.
 from __future__ import annotations
 
 import ast
-import json
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -102,11 +101,6 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "rich": ("commands/", "partition_reports/render/", "check/text.py"),
 }
 
-MAY_PRINT = ("cli.py", "__main__.py", "partition_reports/render/")
-
-# Must stay unloaded by `import partita.cli`. numpy alone takes about 100 ms, a third of what `--help` may take.
-HEAVY = ("torch", "onnxruntime", "transformers", "onnx", "numpy", "starlette", "uvicorn", "prometheus_client")
-
 
 @dataclass(frozen=True)
 class Import:
@@ -160,21 +154,12 @@ def violations(root: Path) -> list[str]:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         where = path.relative_to(root).as_posix()
         imports = imports_of(tree, known)
-        if ast.get_docstring(tree) is None:
-            found.append(f"{where}:1: no module docstring")
-        found += [f"{where}:{line}: print() outside the command line and the views" for line in _prints(tree, where)]
         found += _of_the_root(root.name, tree, known) if name == root.name else []
         found += _layer_breaches(root.name, name, where, imports)
         found += _library_breaches(where, imports)
         if name != root.name:  # its imports are for type checkers
             edges[name] = {i.target for i in imports if i.target in known and i.target != name}
     return found + _cycles(edges)
-
-
-def _prints(tree: ast.Module, where: str) -> list[int]:
-    if any(where == allowed or (allowed.endswith("/") and where.startswith(allowed)) for allowed in MAY_PRINT):
-        return []
-    return [n.lineno for n in ast.walk(tree) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "print"]
 
 
 def _layer_breaches(package: str, name: str, where: str, imports: list[Import]) -> list[str]:
@@ -240,8 +225,6 @@ PLANTED = {
         {"providers/a.py": "def f():\n    from partita.runtime import session"},
         "providers/a.py:3: providers imports runtime",
     ),
-    "export and runtime": ({"export/a.py": "from partita.runtime import x"}, "export/a.py:2: export imports runtime"),
-    "runtime and export": ({"runtime/a.py": "from partita import export"}, "runtime/a.py:2: runtime imports export"),
     "by name": (
         {"export/a.py": "import importlib\nimportlib.import_module('partita.runtime')"},
         "export/a.py:3: export imports runtime",
@@ -256,16 +239,10 @@ PLANTED = {
         {"runtime/a.py": "def f():\n    import onnxruntime as ort"},
         "runtime/a.py:3: imports onnxruntime, which only runtime/ort/ may",
     ),
-    "torch": ({"runtime/a.py": "from torch.nn import Module"}, "runtime/a.py:2: imports torch"),
-    "a product in the room that it is made of": (
-        {"partition_reports/a.py": "from partita.check import requirements", "check/requirements.py": "X = 1"},
-        "partition_reports/a.py:2: partition_reports imports check",
-    ),
     "cycle": (
         {"runtime/a.py": "import partita.runtime.b", "runtime/b.py": "def f():\n    import partita.runtime.a"},
         "import cycle: ",
     ),
-    "print": ({"runtime/a.py": "print('x')"}, "runtime/a.py:2: print() outside"),
 }
 
 
@@ -278,18 +255,11 @@ def test_checker_finds_a_planted_violation(tmp_path, case):
     assert found[0].startswith(expected)
 
 
-def test_checker_finds_a_missing_docstring(tmp_path):
-    root = plant(tmp_path, {})
-    (root / "runtime" / "a.py").write_text("X = 1\n")
-    assert violations(root) == ["runtime/a.py:1: no module docstring"]
-
-
 def test_checker_accepts_what_is_allowed(tmp_path):
     files = {
-        "cli.py": "from partita.export import a\nimport partita.runtime.ort.session\nprint('x')",
+        "cli.py": "from partita.export import a\nimport partita.runtime.ort.session",
         "runtime/ort/session.py": "import onnxruntime\nfrom partita.providers import x",
         "export/a.py": "import torch\nfrom partita import __version__, errors",
-        "partition_reports/render/text.py": "print('x')",
     }
     assert violations(plant(tmp_path, files)) == []
 
@@ -297,7 +267,7 @@ def test_checker_accepts_what_is_allowed(tmp_path):
 def plant(folder: Path, files: dict[str, str]) -> Path:
     """A package tree that keeps every rule, plus `files`, each under a module docstring."""
     root = folder / "partita"
-    rooms = ("", "export/", "runtime/", "runtime/ort/", "providers/", "partition_reports/", "partition_reports/render/")
+    rooms = ("", "export/", "runtime/", "runtime/ort/", "providers/")
     empty = {
         **{f"{room}__init__.py": "" for room in rooms},
         "errors.py": "",
@@ -309,12 +279,6 @@ def plant(folder: Path, files: dict[str, str]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f'"""Planted."""\n{source}\n', encoding="utf-8")
     return root
-
-
-def test_importing_the_command_line_loads_nothing_heavy():
-    script = f"import json, sys, partita.cli; print(json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"
-    done = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == []
 
 
 CHILDREN = (
@@ -340,15 +304,11 @@ def test_no_child_process_loads_what_sets_text_in_type():
     assert done.stdout.strip() == "[]"
 
 
-def test_architecture_page_names_every_room():
-    text = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
-    rooms = {_room("partita", name) for name in modules_of(REPOSITORY / "partita")} - {""}
-    assert [room for room in sorted(rooms) if f"`{room}/" not in text and f"`{room}.py`" not in text] == []
-
-
 def test_architecture_page_says_what_a_room_may_import():
     """Of rooms that list it; those at the top may import nearly every module, which the page says in words."""
     text = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rooms = {_room("partita", name) for name in modules_of(REPOSITORY / "partita")} - {""}
+    assert [room for room in sorted(rooms) if f"`{room}/" not in text and f"`{room}.py`" not in text] == []
     said, listed = {}, 0
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,8 +25,8 @@ from partita.cli import REPORT_VERBS, VERBS, run
 from partita.errors import ReportError
 from partita.files import CACHE_VARIABLE, STDIN, cache_folder, reserve, write_text
 from partita.options.fields import PathText, describe_fields
-from tests.conftest import Exported, TinyCheckpoint
-from tests.test_cli import child_environment
+from tests.commands.test_cli import child_environment
+from tests.foreign.conftest import SAMPLES
 
 # Every parameter of the command line that names a file or a folder. A new one has to be put here, and one that is
 # written into WRITERS, too.
@@ -72,9 +72,6 @@ READ = {
 }
 
 
-OPTIMUM = Path(__file__).parent / "foreign" / "samples" / "optimum"
-
-
 def path_parameters() -> set[str]:
     """`verb parameter` of everything on the command line that is a path."""
     found = set()
@@ -102,13 +99,10 @@ class Files:
     other: Path
     report: Path
     model: Path
+    data: Path
     array: Path
     library: Path
     settings: Path
-
-    @property
-    def data(self) -> Path:
-        return self.model.with_name(f"{self.model.name}.data")
 
     def state(self) -> dict[str, str]:
         """Hash of every file; links are followed."""
@@ -130,7 +124,7 @@ def make_files(folder: Path, package: Path, report: Path) -> Files:
         shutil.copytree(package, folder / "other"),
         shutil.copyfile(report, folder / "run.json"),
         write_model(folder / "model.onnx"),
-        *(folder / name for name in ("values.npy", "libmine.so", "settings.json")),
+        *(folder / name for name in ("model.onnx.data", "values.npy", "libmine.so", "settings.json")),
     )
 
 
@@ -153,79 +147,54 @@ def write_model(path: Path) -> Path:
 
 @dataclass
 class Writer:
-    """A verb, its option that names an output, its other words, and what it reads then."""
+    """A verb, its option that names an output, its other words, and the names of the files that it reads then."""
 
     verb: str
     option: str
-    words: Callable[[Files], list[object]]
-    reads: Callable[[Files], list[Path]]
+    words: str
+    read: str
 
     def command(self, files: Files, target: object) -> list[str]:
-        return [str(word) for word in (*self.verb.split(), *self.words(files), self.option, target)]
+        return [*self.verb.split(), *self.words.format(**vars(files)).split(), self.option, str(target)]
+
+    def reads(self, files: Files) -> Iterator[Path]:
+        for path in (getattr(files, name) for name in self.read.split()):
+            inside = ("manifest.json", "model.onnx.data", "new-file") if path.is_dir() else (".",)
+            yield from (path / name for name in inside)
 
 
-def in_package(files: Files) -> list[Path]:
-    return [files.package / name for name in ("manifest.json", "model.onnx.data", "new-file")]
-
-
+IDS = "{package} 1,2 --token-ids --provider cpu"
+LIBRARIES = "--provider mine,openvino,cpu --provider-library mine={library}"
+BENCH = "--provider cpu --max-new-tokens 2 --rounds 1"
 WRITERS = [
-    Writer("generate", "--report", lambda f: [f.package, "1,2", "--token-ids", "--provider", "cpu"], in_package),
-    Writer("generate", "--save-prefix", lambda f: [f.package, "1,2", "--token-ids", "--provider", "cpu"], in_package),
-    Writer(
-        "generate",
-        "--output",
-        lambda f: [f.package, "--input", f.settings, "--token-ids", "--provider", "cpu"],
-        lambda f: [*in_package(f), f.settings],
-    ),
-    Writer("place", "--report", lambda f: [f.package, "--provider", "cpu"], in_package),
+    Writer("generate", "--report", IDS, "package"),
+    Writer("generate", "--save-prefix", IDS, "package"),
+    Writer("generate", "--output", "{package} --input {settings} --token-ids --provider cpu", "package settings"),
+    Writer("place", "--report", "{package} --provider cpu", "package"),
+    Writer("place", "--report", "{model} --provider cpu --input x={array}", "model data array"),
     Writer(
         "place",
         "--report",
-        lambda f: [f.model, "--provider", "cpu", "--input", f"x={f.array}"],
-        lambda f: [f.model, f.data, f.array],
+        f"{{model}} {LIBRARIES} --provider-option openvino.load_config={{settings}}",
+        "library settings",
     ),
-    Writer(
-        "place",
-        "--report",
-        lambda f: [
-            f.model,
-            "--provider",
-            "mine,openvino,cpu",
-            "--provider-library",
-            f"mine={f.library}",
-            "--provider-option",
-            f"openvino.load_config={f.settings}",
-        ],
-        lambda f: [f.library, f.settings],
-    ),
-    Writer(
-        "bench",
-        "--report",
-        lambda f: [f.package, "--provider", "cpu", "--max-new-tokens", 2, "--rounds", 1],
-        in_package,
-    ),
-    Writer(
-        "bench",
-        "--out",
-        lambda f: [f.package, "--against", f.other, "--provider", "cpu", "--max-new-tokens", 2, "--rounds", 1],
-        lambda f: [*in_package(f), f.other / "manifest.json"],
-    ),
-    Writer("drift", "--out", lambda f: [f.package, "--provider", "cpu"], in_package),
-    Writer("plan", "--out", lambda f: [f.package, "--device", "h100"], in_package),
-    Writer("inspect", "--out", lambda f: [f.package, "--against", f.other], in_package),
-    Writer("inspect", "--out", lambda f: [f.model], lambda f: [f.model, f.data]),
-    Writer("report show", "--out", lambda f: [f.report], lambda f: [f.report]),
-    Writer("report html", "--out", lambda f: [f.report], lambda f: [f.report]),
-    Writer("report markdown", "--out", lambda f: [f.report], lambda f: [f.report]),
-    Writer("report explain", "--out", lambda f: [f.report, "lm_head"], lambda f: [f.report]),
-    Writer("report diff", "--out", lambda f: [f.report, f.report], lambda f: [f.report]),
-    Writer("report check", "--out", lambda f: [f.report, "--max-copies", 9], lambda f: [f.report]),
-    Writer("providers", "--out", lambda f: ["--provider-library", f"mine={f.library}"], lambda f: [f.library]),
-    *(
-        Writer("support", option, lambda f: ["--model", f.model, "--provider", "cpu"], lambda f: [f.model, f.data])
-        for option in ("--out", "--markdown", "--html")
-    ),
-    Writer("run", "--report", lambda f: [f.package, "1,2", "--raw", "--provider", "cpu"], in_package),
+    Writer("bench", "--report", f"{{package}} {BENCH}", "package"),
+    Writer("bench", "--out", f"{{package}} --against {{other}} {BENCH}", "package other"),
+    Writer("drift", "--out", "{package} --provider cpu", "package"),
+    Writer("plan", "--out", "{package} --device h100", "package"),
+    Writer("inspect", "--out", "{package} --against {other}", "package"),
+    Writer("inspect", "--out", "{model}", "model data"),
+    Writer("report show", "--out", "{report}", "report"),
+    Writer("report html", "--out", "{report}", "report"),
+    Writer("report markdown", "--out", "{report}", "report"),
+    Writer("report explain", "--out", "{report} lm_head", "report"),
+    Writer("report diff", "--out", "{report} {report}", "report"),
+    Writer("report check", "--out", "{report} --max-copies 9", "report"),
+    Writer("providers", "--out", "--provider-library mine={library}", "library"),
+    Writer("support", "--out", "--model {model} --provider cpu", "model data"),
+    Writer("support", "--markdown", "--model {model} --provider cpu", "model data"),
+    Writer("support", "--html", "--model {model} --provider cpu", "model data"),
+    Writer("run", "--report", "{package} 1,2 --raw --provider cpu", "package"),
 ]
 
 
@@ -247,9 +216,7 @@ WAYS: list[Callable[[Path, Path], Path]] = [
 
 
 @pytest.fixture(scope="module")
-def stored(
-    tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, Path]:
+def stored(tiny_checkpoint, exported, tmp_path_factory) -> tuple[Path, Path]:
     """A package, and the report of a run of it."""
     package, report = exported(tiny_checkpoint("llama")), tmp_path_factory.mktemp("stored") / "run.json"
     words = ["generate", package, "1,2", "--token-ids", "--max-new-tokens", 3, "--provider", "cpu", "--report", report]
@@ -266,24 +233,20 @@ def files(stored: tuple[Path, Path], tmp_path: Path) -> Files:
     ("verb", "option"),
     [("generate", "--report"), ("bench", "--report"), ("inspect", "--out")],
 )
-def test_a_contract_file_is_never_written_over(
-    verb: str, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_contract_file_is_never_written_over(verb, option, tmp_path, capsys):
     (tmp_path / "contract.toml").write_text("max_length = 64\n")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "cpu.json").symlink_to(tmp_path / "contract.toml")
     words: dict[str, list[str]] = {"generate": ["1,2", "--token-ids"], "bench": ["--providers", "cpu"]}
     target = tmp_path / ("out" if (verb, option) == ("bench", "--report") else "contract.toml")
-    given = [verb, str(OPTIMUM), *words.get(verb, []), "--contract", str(tmp_path / "contract.toml")]
+    given = [verb, str(SAMPLES / "optimum"), *words.get(verb, []), "--contract", str(tmp_path / "contract.toml")]
     assert run([*given, option, str(target)]) == 2
     assert "which this command reads" in capsys.readouterr().err
     assert (tmp_path / "contract.toml").read_text() == "max_length = 64\n"
 
 
 @pytest.mark.parametrize("writer", WRITERS, ids=lambda w: f"{w.verb}-{w.option}-{WRITERS.index(w)}")
-def test_an_output_is_never_something_that_is_read(
-    writer: Writer, files: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_output_is_never_something_that_is_read(writer, files, tmp_path, capsys):
     for number, read in enumerate(writer.reads(files)):
         for way, name in enumerate(WAYS):
             (folder := tmp_path / f"{number}-{way}").mkdir()
@@ -354,7 +317,8 @@ def test_what_cannot_be_written_is_said_before_the_work(tmp_path: Path, where: s
 
 def test_a_terminal_may_be_read_and_written() -> None:
     for stream in (STDIN, Path("/dev/null")):
-        reserve(Path("/dev/null"), "report", [stream], option="--report")
+        reserve(Path("/dev/null"), "report", [stream], option="--report").write("text")
+    assert Path("/dev/null").is_char_device()
 
 
 def in_shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -435,27 +399,31 @@ def test_a_file_whose_folder_takes_nothing_is_written_itself(tmp_path: Path, mon
 # One folder for everything that Partita keeps, and one variable that moves it
 
 
-KINDS = ("probes", "cuda-dry-run")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_user_says_where(kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_user_says_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
-    assert cache_folder(kind) == tmp_path / kind
+    assert cache_folder("probes") == tmp_path / "probes"
     monkeypatch.setenv(CACHE_VARIABLE, "")
-    assert cache_folder(kind) is None, "an empty variable: nothing is kept"
+    assert cache_folder("probes") is None, "an empty variable: nothing is kept"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_else_it_is_where_the_system_has_caches(kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv(CACHE_VARIABLE)
-    monkeypatch.setattr(platformdirs, "PlatformDirs", Unix)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache_folder(kind) == tmp_path / "xdg" / "partita" / kind
-    for missing in ("", "relative/folder"):
-        monkeypatch.setenv("XDG_CACHE_HOME", missing)
-        assert cache_folder(kind) == tmp_path / "home" / ".cache" / "partita" / kind
+@pytest.mark.parametrize(
+    ("system", "variable", "folder"),
+    [
+        (Unix, "HOME/xdg", "xdg/partita"),
+        (Unix, "", ".cache/partita"),
+        (Unix, "relative/folder", ".cache/partita"),
+        (MacOS, None, "Library/Caches/partita"),
+    ],
+)
+def test_else_it_is_where_the_system_has_caches(system, variable, folder, monkeypatch, tmp_path) -> None:
+    for name in (CACHE_VARIABLE, "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(platformdirs, "PlatformDirs", system)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    if variable is not None:
+        monkeypatch.setenv("XDG_CACHE_HOME", variable.replace("HOME", str(tmp_path)))
+    for kind in ("probes", "cuda-dry-run"):
+        assert cache_folder(kind) == tmp_path / folder / kind
 
 
 def test_on_windows_it_is_local_application_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -472,17 +440,8 @@ def test_on_windows_it_is_local_application_data(monkeypatch: pytest.MonkeyPatch
     assert cache_folder("probes") is None
 
 
-def test_on_macos_it_is_the_library_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in (CACHE_VARIABLE, "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(platformdirs, "PlatformDirs", MacOS)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_folder("probes") == tmp_path / "Library" / "Caches" / "partita" / "probes"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_relative_folder_of_the_system_is_none(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_folder_of_the_system_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """An older platformdirs hands on what XDG_CACHE_HOME says; answers must not land where the command was started."""
     monkeypatch.delenv(CACHE_VARIABLE)
     monkeypatch.setattr(platformdirs, "user_cache_path", lambda *_, **__: Path("caches/partita"))
-    assert cache_folder(kind) is None
+    assert cache_folder("probes") is None

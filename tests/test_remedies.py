@@ -4,7 +4,7 @@ A remedy is a constant of its module: the source is read for every `Remedy(...)`
 have to be found in them, so that none is made where nobody looks. A command of ours is parsed by the command line, with
 its values looked up where they are names; what pip is to install has to be a name that is published for it. What other
 programs do is in `TRIED`, with the test that does it. Remedies that can be applied here are applied where their
-complaint is provoked: test_foreign_paths.py, contract/test_remedies.py, test_report_actions.py, and below.
+complaint is provoked: test_hints.py, contract/test_remedies.py, test_report_actions.py, and below.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import shutil
 import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,8 +30,8 @@ from partita.providers.options import parse_options, split_options
 from partita.providers.resolve import known_providers, parse_chain
 from partita.remedies import Remedy
 from partita.runtime.chain.advice import ALLOW_CPU
-from tests import test_foreign_paths
-from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
+from tests import test_hints
+from tests.conftest import REPOSITORY
 from tests.foreign.conftest import SAMPLES
 from tests.remedies import alternatives, remedy_of
 from tests.runtime.ort import test_errors
@@ -41,22 +40,11 @@ MAKER = "Remedy"
 INSIDE = frozenset({"partita/remedies.py:filled", "partita/observations/records.py:remedy_of"})
 """Functions that make a remedy out of another one."""
 BLANKS: dict[str, Any] = {
-    "checkpoint": "owner/name",
-    "out": "out",
-    "path": "model.onnx",
+    **dict.fromkeys(("setting", "needed", "library", "same_precision", "libraries"), ()),
     "provider": "webgpu",
     "chain": "webgpu",
+    "option": "provider",
     "now": "webgpu.enableInt64=1",
-    "setting": (),
-    "needed": (),
-    "library": (),
-    "same_precision": (),
-    "reference": "original",
-    "libraries": (),
-    "folder": "pkg",
-    "package": "pkg",
-    "prompt": "two words",
-    "file": "out",
     "wheel": "onnxruntime",
     "version": "1.31.1",
     "specifier": ">=1.31",
@@ -66,63 +54,23 @@ BLANKS: dict[str, Any] = {
     "owners": ("onnxruntime", "onnxruntime-gpu"),
     "versions": ("transformers>=5.23,<5.25", "torch<2.14"),
     "owner": "onnx-ir",
-    "others": "gpu, webgpu",
     "extras": "export,cpu",
     "attention": "gqa",
     "how": ("--attention", "gqa"),
     "precision": "fp32",
     "max_length": 512,
-    "positions": 512,
-    "last": 13,
     "batch_size": 1,
     "port": 8001,
-    "first": "package-1",
-    "second": "package-2",
-    "count": 1,
-    "variant": "q4",
     "device": "h100",
-    "option": "provider",
-    "name": "owner/name",
     "switch": "cuda.enable_cuda_graph=1",
     "sizes": ("--shape", "batch=1"),
 }
-RUN = ("generate", "chat", "serve", "bench", "verify", "place")
-"""Verbs that open a package or a folder of another exporter on a provider."""
-OPEN = (*RUN, "inspect")
-"""Verbs that read such a folder."""
-RAISED_BY: dict[tuple[str, str], tuple[str, ...]] = {
-    ("commands.serve", "--name"): ("serve",),
-    ("export.exporters.optimum", "--exporter"): ("export",),
-    ("export.publish", "--force"): ("export",),
-    ("foreign.inference", "--contract"): OPEN,
-    ("foreign.inference", "--variant"): OPEN,
-    ("foreign.layouts", "--variant"): OPEN,
-    ("foreign.shapes", "--contract"): OPEN,
-    ("library.batches.cluster", "--address"): ("generate",),
-    ("providers.coreml", "--provider-option"): (*RUN, "evaluate", "export"),
-    ("providers.cuda_dry_run.devices", "--device"): ("place",),
-    ("providers.openvino", "--provider-option"): (*RUN, "evaluate", "export"),
-    ("providers.qnn", "--provider-option"): (*RUN, "evaluate", "export"),
-    ("providers.resolve", "--provider"): (*RUN, "evaluate"),
-    ("providers.tensorrt", "--provider"): (*RUN, "evaluate"),
-    ("providers.tensorrt_rtx", "--provider"): (*RUN, "evaluate"),
-    ("runtime.chain.advice", "--provider"): (*RUN, "evaluate"),
-    ("runtime.generate.checks", "--max-length"): RUN,
-    ("runtime.place.inputs", "--shape"): ("place",),
-    ("runtime.ort.errors", "--provider"): (*RUN, "evaluate"),
-    ("runtime.chain.rehearsal", "--contract"): RUN,
-    ("runtime.chain.run_errors", "--provider-option"): RUN,
-    ("runtime.chain.run_errors", "--provider"): RUN,
-    ("runtime.generate.text.tokens", "--token-ids"): ("generate", "run", "bench"),
-    ("serve.run", "--port"): ("serve",),
-    ("serve.run", "--host"): ("serve",),
-}
-"""Module and first option of a remedy that adds options -> the verbs whose errors may have it."""
+"""What is filled into the blanks of remedies; their own names into the others."""
 POSITIONAL = {"generate": ["pkg", "1,2"], "export": ["owner/name", "out"]}
 """Arguments of a verb, where they are not one package."""
 TRIED = {
-    "chmod": test_foreign_paths.test_what_may_not_be_read_is_to_be_made_readable,
-    "git": test_foreign_paths.test_a_pointer_of_git_lfs_is_to_be_pulled,
+    "chmod": test_hints.test_what_may_not_be_read_is_to_be_made_readable,
+    "git": test_hints.test_a_pointer_of_git_lfs_is_to_be_pulled,
     "cp": test_errors.test_links_out_of_the_folder_are_to_be_copied_as_files,
 }
 """Programs whose commands a test carries out, or does what they do."""
@@ -207,7 +155,8 @@ REMEDIES = {
 
 @pytest.mark.parametrize("name", REMEDIES)
 def test_a_remedy_says_what_to_do_and_its_command_works(name: str) -> None:
-    remedy = REMEDIES[name].filled(**BLANKS)
+    names = re.findall(r"\{(\w+)\}", repr(REMEDIES[name]))
+    remedy = REMEDIES[name].filled(**{each: BLANKS.get(each, each) for each in names})
     assert remedy.text or remedy.command, "it says nothing"
     assert not remedy.text.endswith((".", ":")), "the message goes on"
     assert "\n" not in str(remedy)
@@ -217,9 +166,7 @@ def test_a_remedy_says_what_to_do_and_its_command_works(name: str) -> None:
     if remedy.command:
         check_command(remedy.command)
     if remedy.options:
-        module = name.rpartition("-")[0]
-        for verb in RAISED_BY[module, remedy.options[0]]:
-            assert takes(verb, list(remedy.options)), f"{verb} does not take {remedy.options}"
+        assert any(takes(verb.name, list(remedy.options)) for verb in cli.VERBS), f"no verb takes {remedy.options}"
         check_values(list(remedy.options))
 
 
@@ -323,9 +270,7 @@ def test_every_reason_and_every_provider_has_a_remedy() -> None:
 # applied
 
 
-def test_a_damaged_package_is_made_again_as_it_was(
-    tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path
-) -> None:
+def test_a_damaged_package_is_made_again_as_it_was(tiny_checkpoint, exported, tmp_path):
     """What is given is the checkpoint, which a manifest names only where it is of the hub."""
     checkpoint = tiny_checkpoint("llama")
     package = shutil.copytree(exported(checkpoint, precision="fp16", attention="primitives"), tmp_path / "pkg")
@@ -339,9 +284,7 @@ def test_a_damaged_package_is_made_again_as_it_was(
     assert (after.graph, after.source) == (before.graph, before.source)
 
 
-def test_a_package_whose_manifest_does_not_list_its_files_is_removed_first(
-    tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_package_whose_manifest_does_not_list_its_files_is_removed_first(tiny_checkpoint, exported, tmp_path, capsys):
     """Export replaces no folder that it does not know, so that a command with --force would be refused."""
     checkpoint = tiny_checkpoint("llama")
     package = shutil.copytree(exported(checkpoint, precision="fp16", attention="primitives"), tmp_path / "pkg")
@@ -356,9 +299,7 @@ def test_a_package_whose_manifest_does_not_list_its_files_is_removed_first(
     assert cli.run([*words, *quickly]) == 0
 
 
-def test_a_tokenizer_that_does_not_load_is_not_needed(
-    tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path
-) -> None:
+def test_a_tokenizer_that_does_not_load_is_not_needed(tiny_checkpoint, exported, tmp_path):
     """The option that the error names is given, with what it asks for as the prompt."""
     package = shutil.copytree(
         exported(tiny_checkpoint("llama"), precision="fp16", attention="primitives"), tmp_path / "p"
@@ -371,9 +312,7 @@ def test_a_tokenizer_that_does_not_load_is_not_needed(
 
 
 @pytest.mark.usefixtures("stand_ins")
-def test_a_refused_chain_is_allowed_with_the_options_that_are_named(
-    tiny_checkpoint: TinyCheckpoint, exported: Exported
-) -> None:
+def test_a_refused_chain_is_allowed_with_the_options_that_are_named(tiny_checkpoint, exported) -> None:
     """GroupQueryAttention has no float32 kernel on CUDA; the command that stands beside them is about the package."""
     package = exported(tiny_checkpoint("llama"), attention="gqa")
     given = ["place", str(package), "--dry-run", "--provider", "cuda", "--probe-seconds", "30"]
@@ -382,9 +321,7 @@ def test_a_refused_chain_is_allowed_with_the_options_that_are_named(
     assert cli.run([*given[:3], *allowed.options, "--probe-seconds", "0"]) == 0
 
 
-def test_a_longer_cache_is_not_longer_than_the_model_supports(
-    tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path
-) -> None:
+def test_a_longer_cache_is_not_longer_than_the_model_supports(tiny_checkpoint, exported, tmp_path):
     """The command that the error names is carried out; a prompt beyond the model is to be shortened, and that only."""
     checkpoint = tiny_checkpoint("llama")
     package = exported(checkpoint)
@@ -410,8 +347,8 @@ def test_a_longer_cache_is_not_longer_than_the_model_supports(
     [("absent", ["chat"]), ("cut off", ["serve"]), ("absent", ["generate", "hi", "--chat"])],
 )
 def test_verbs_that_need_a_tokenizer_do_not_name_an_option_that_they_lack(
-    damage: str, words: list[str], tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path
-) -> None:
+    damage, words, tiny_checkpoint, exported, tmp_path
+):
     package = shutil.copytree(exported(tiny_checkpoint("llama")), tmp_path / "pkg")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         if damage == "cut off":
@@ -448,8 +385,8 @@ APPLIED_HERE: dict[str, tuple[str, ...]] = {
 
 @pytest.mark.parametrize("case", APPLIED_HERE)
 def test_the_command_or_the_options_of_a_remedy_make_the_error_go(
-    case: str, tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    case, tiny_checkpoint, exported, tmp_path, monkeypatch
+):
     """The first alternative that has a command or options is applied; once it has made a package, the first command
     line is run on that."""
     monkeypatch.chdir(tmp_path)

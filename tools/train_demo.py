@@ -1,17 +1,17 @@
 """Train the demo checkpoint from the documentation text inside CPython's standard library.
 
 Run it as ``python -m tools.train_demo OUT_FOLDER``. It needs torch, transformers and tokenizers, no network,
-and minutes of two CPU cores; the model card says how many it took. It writes two things:
+and minutes of two CPU cores. It writes two things:
 
-* ``OUT_FOLDER/checkpoint/``: config, bf16 weights, tokenizer, model card and loss curve, in the Hugging Face layout;
+* ``OUT_FOLDER/checkpoint/``: config, bf16 weights, tokenizer and training log, in the Hugging Face layout;
 * ``OUT_FOLDER/heldout.txt``: text the model never saw, for measuring it.
 
 What the model knows: the docstrings, comment blocks and ``help()`` topics of the CPython that runs this script. It has
 about five million parameters, so it knows the tone and the common phrases of that text, and little else.
 
 The steps, in order: gather documents, set some modules aside, train a byte-level BPE tokenizer, train a Llama-type
-decoder, save it in bf16, load the saved files again and measure those. The model card's figures are all written from
-what the run measured. A different CPython gives different text and therefore a different model.
+decoder, save it in bf16, load the saved files again and measure those. The figures of the model card are those of the
+training log. A different CPython gives different text and therefore a different model.
 """
 
 import argparse
@@ -36,7 +36,6 @@ import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -566,165 +565,8 @@ def measure(model: Any, tokenizer: Any, documents: list[str], context: int) -> d
     }
 
 
-def continue_text(model: Any, tokenizer: Any, prompt: str, sampled: bool, seed: int) -> str:
-    """Return prompt and continuation, at most 120 new tokens."""
-    torch.manual_seed(seed)
-    how: dict[str, Any] = {"repetition_penalty": 1.2}
-    if sampled:
-        how = {"do_sample": True, "temperature": 0.7, "top_k": 0}
-    inputs = tokenizer(prompt, return_tensors="pt")
-    output = model.generate(
-        input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], max_new_tokens=120, **how
-    )
-    return str(tokenizer.decode(output[0], skip_special_tokens=True))
-
-
-SAMPLES = (
-    ("Return the", False),
-    ("Raised when", True),
-    ("class Path:", True),
-    ("def open(file, mode='r'):", False),
-)
-
-
-def processor_name() -> str:
-    """Return the processor's name where the system tells it."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = re.findall(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return str(names[0]) if names else platform.machine()
-
-
-def curve_table(curve: list[dict[str, float]]) -> str:
-    """Return about ten points of the loss curve as a Markdown table."""
-    stride = math.ceil(len(curve) / 10)
-    points = curve[::stride]
-    if curve[-1] not in points:
-        points.append(curve[-1])
-    lines = ["| step | tokens | train loss | held-out loss |", "|---:|---:|---:|---:|"]
-    lines += [f"| {p['step']} | {p['tokens']:,} | {p['train_loss']:.3f} | {p['heldout_loss']:.3f} |" for p in points]
-    return "\n".join(lines)
-
-
-CARD = """\
----
-license: apache-2.0
-language: en
-library_name: transformers
-pipeline_tag: text-generation
----
-
-# Partita demo checkpoint
-
-A Llama-type decoder of {parameters:,} parameters, trained from nothing on the documentation text inside CPython's
-standard library. It ships with Partita so that exporting, running, quantizing and measuring a real trained model can
-be tried without a network. It is a test article: it writes text that looks like Python documentation, and what that
-text says is often wrong.
-
-`tools/train_demo.py` made every file in this folder, and wrote every figure on this page from what it measured.
-
-## Data
-
-- Source: the standard library of CPython {python}: {modules} module files, read for docstrings (with the name and
-  signature as a header line) and comment blocks, the docstrings of the modules written in C that this build has,
-  and the `help()` topics in `pydoc_data/topics.py`. Tests, `site-packages`, `lib2to3` and `encodings` are left out,
-  and so are licence notices, credits with addresses, disabled code and exact repeats.
-- Training text: {train_documents:,} documents, {train_bytes:,} bytes, {train_tokens:,} tokens.
-- Held-out text (`heldout.txt`, next to this folder): {documents:,} documents, {bytes:,} bytes. It comes from
-  {heldout_count} module files chosen by a hash of their path and never trained on; documents that share a line of
-  {long_line} or more characters with the training text were dropped, and the rest was cut at {heldout_limit:,} bytes.
-- Licence: the text is part of CPython, under the PSF License Agreement version 2 (PSF-2.0), copyright Python Software
-  Foundation. `heldout.txt` is such text and stays under that licence. The weights are under Apache-2.0 like the rest
-  of Partita; they were derived from PSF-2.0 text and can repeat short pieces of it.
-
-## Architecture
-
-| | |
-|---|---|
-| layers | {layers} |
-| hidden / intermediate size | {hidden_size} / {intermediate_size} |
-| attention heads / key-value heads / head size | {heads} / {kv_heads} / {head_dim} |
-| positions | {context} (rotary, theta {rope_theta:g}) |
-| vocabulary | {vocab_size}, byte-level BPE, `<|pad|>` `<|bos|>` `<|eos|>` included |
-| embeddings | tied |
-| weights | bf16, {weight_bytes:,} bytes |
-
-The tokenizer puts `<|bos|>` in front of every text. Training documents start with it and end with `<|eos|>`.
-`chat_template.jinja` renders messages as plain paragraphs. The model is not trained on chat: the template only lets
-chat interfaces run.
-
-## Training
-
-{steps:,} steps of {tokens_per_step:,} tokens, {seen_tokens:,} tokens seen ({epochs:.1f} passes over the data), in
-packed sequences of {short_length} tokens, and of {context} in the last {long_percent:.0f} % of the steps. Seed {seed},
-bf16 autocast over fp32 weights. AdamW, peak rate {peak_lr:g}, {warmup_steps} warm-up steps, cosine to
-{final_percent:.0f} %, weight decay {weight_decay:g}, gradient clip {clip:g}.
-
-It took {train_seconds:,.0f} seconds of training and {total_seconds:,.0f} seconds from corpus to files, on {threads} CPU
-threads, {processor} (torch {torch}, transformers {transformers}, tokenizers {tokenizers}). Between two lines of the
-log, {log_every} steps apart, it took {quickest:,.0f} to {slowest:,.0f} seconds: short sequences are quicker, and so is
-a CPU that nobody shares.
-
-The loss is in nats per token. The held-out column is over packed held-out text in sequences of {context} tokens.
-Positions past {short_length} are new to the model until the long sequences start at step {long_from:,.0f}, so the
-column is too high before that. `training_log.json` has all points.
-
-{curve}
-
-## Measured
-
-Over all of `heldout.txt`, with the saved bf16 weights and fp32 maths. Each document starts with a given `<|bos|>` and
-ends with a predicted `<|eos|>`; documents longer than {context} tokens are cut into pieces that overlap by one token.
-
-| | |
-|---|---:|
-| perplexity per token | {perplexity:.2f} |
-| bits per byte | {bits_per_byte:.3f} |
-| loss, nats per token | {loss:.4f} |
-| tokens predicted | {tokens:,} |
-
-## Samples
-
-Unedited, at most 120 new tokens. Greedy uses a repetition penalty of 1.2; sampled uses temperature 0.7, seed {seed}.
-
-{samples}
-
-## Limits
-
-- It knows no facts reliably: names, signatures and behaviour it writes are often made up.
-- English documentation prose only. Other text passes through the tokenizer unharmed and is continued badly.
-- {context} positions. Plain greedy search falls into loops; use a repetition penalty or sample.
-- Not trained on instructions or chat, and not filtered for anything but boilerplate.
-"""
-
-
-def write_card(folder: Path, facts: dict[str, Any], curve: list[dict[str, float]], samples: str) -> None:
-    """Write the model card from the measured facts."""
-    ends = [0.0, *(point["seconds"] for point in curve)]
-    spans = [after - before for before, after in pairwise(ends)]
-    shown = facts | {
-        "curve": curve_table(curve),
-        "samples": samples,
-        "quickest": min(spans),
-        "slowest": max(spans),
-        "long_from": facts["steps"] * (1 - facts["long_share"]),
-    }
-    (folder / "README.md").write_text(CARD.format(**shown), encoding="utf-8")
-
-
-def sample_section(model: Any, tokenizer: Any, settings: Settings) -> str:
-    """Return the samples for the model card."""
-    parts = []
-    for prompt, sampled in SAMPLES:
-        text = continue_text(model, tokenizer, prompt, sampled, settings.seed)
-        parts.append(f"Prompt `{prompt}`, {'sampled' if sampled else 'greedy'}:\n\n~~~text\n{text}\n~~~")
-    return "\n\n".join(parts)
-
-
 def run(out: Path, settings: Settings, say: Callable[[str], None]) -> dict[str, Any]:
-    """Do the whole job and return the facts that went into the card."""
+    """Do the whole job and return the facts of the training log."""
     started = time.monotonic()
     torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
@@ -746,44 +588,25 @@ def run(out: Path, settings: Settings, say: Callable[[str], None]) -> dict[str, 
         "python": platform.python_version(),
         "modules": corpus.modules,
         "heldout_count": len(corpus.heldout_modules),
-        "heldout_limit": settings.heldout_bytes,
         "heldout_modules": corpus.heldout_modules,
-        "long_line": LONG_LINE,
         "train_documents": len(rows),
         "train_bytes": corpus.train_bytes(),
         "train_tokens": train_tokens,
         "seen_tokens": settings.steps * settings.tokens_per_step,
         "epochs": settings.steps * settings.tokens_per_step / train_tokens,
-        "long_percent": 100 * settings.long_share,
-        "final_percent": 100 * settings.final_lr_share,
         "train_seconds": curve[-1]["seconds"],
-        "processor": processor_name(),
+        "processor": platform.processor() or platform.machine(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "tokenizers": tokenizers.__version__,
         "weight_bytes": (folder / "model.safetensors").stat().st_size,
     }
-    finish(folder, corpus, facts, curve, settings, started)
-    return facts
-
-
-def finish(
-    folder: Path,
-    corpus: Corpus,
-    facts: dict[str, Any],
-    curve: list[dict[str, float]],
-    settings: Settings,
-    started: float,
-) -> None:
-    """Load the saved files, measure them, and write the log and the card."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    facts |= measure(model, tokenizer, corpus.heldout, settings.context)
-    samples = sample_section(model, tokenizer, settings)
+    saved = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    facts |= measure(saved, AutoTokenizer.from_pretrained(folder), corpus.heldout, settings.context)
     facts["total_seconds"] = round(time.monotonic() - started, 1)
     log = {"facts": facts, "curve": curve}
     (folder / "training_log.json").write_text(json.dumps(log, indent=1) + "\n", encoding="utf-8")
-    write_card(folder, facts, curve, samples)
+    return facts
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import shlex
 import shutil
 import subprocess
@@ -16,18 +17,17 @@ from pathlib import Path
 import psutil
 
 from benchmarks.peers import records
-from benchmarks.peers.decode_bytes import decode_bytes
-from benchmarks.peers.machine_rates import measured
-from benchmarks.peers.other_load import DISTURBED_CORES
 from benchmarks.peers.page import page, sections
 from benchmarks.peers.plan import PEERS, PLANS, Entry, Places, chosen
 from benchmarks.peers.prepare import ExportFailedError, file_bytes, parameters, prepare, remove
 from benchmarks.peers.race import Race, Racer, Settings, environments_missing, say
-from benchmarks.peers.records import Bits, Contender, PeersResult, ShapeResult, Written
+from benchmarks.peers.records import DISTURBED_CORES, Bits, Contender, Machine, PeersResult, ShapeResult, Written
 from benchmarks.peers.shapes import DEFAULT_SHAPES, SHAPES, Shape, make_checkpoint
-from benchmarks.peers.stored_races import PARTS, Part, Parts
 from partita import __version__
-from partita.package.folder import read_manifest
+from partita.library.engine.jobs import run_job
+from partita.library.rates import MEASURE, MOST_SECONDS
+from partita.providers.resolve import parse_chain
+from partita.runtime.cpu.cores import cpu_name
 
 WIDTHS: tuple[Bits, ...] = (32, 16, 8, 4)
 
@@ -36,17 +36,12 @@ def main() -> int:
     """Measure, print, store. Exit code 1 when the figures are disturbed, 2 for options that make no sense."""
     given = _options()
     try:
-        if given.prepare_only:
-            _make_files(given)
-            return 0
-        parts = Parts(given.work / PARTS, _commit())
-        results = [records.read(file) for file in given.read or ()] or [_measure(given, parts)]
+        results = [records.read(file) for file in given.read or ()] or [_measure(given)]
     except ValueError as error:
         say(f"bench-peers: {error}")
         return 2
     if not given.read:
         records.write(results[0], given.json)
-        parts.forget()
         say(f"written: {given.json}")
     for result in results:
         print("\n".join(sections(result)))
@@ -78,14 +73,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=psutil.cpu_count(logical=False) or 1, help="default: the cores")
     parser.add_argument("--work", type=Path, default=Path("build/peers"), help="where checkpoints and files are made")
     parser.add_argument("--keep-files", action="store_true", help="do not remove the files of a width behind its race")
-    parser.add_argument("--anew", action="store_true", help="also measure what a run that was stopped had measured")
     parser.add_argument("--environments", type=Path, default=Path(".venvs"), help="folder of peer-genai and the others")
     parser.add_argument("--json", type=Path, default=Path("build/peers/result.json"))
     parser.add_argument("--docs", type=Path, help="write this page, too")
     parser.add_argument("--disturbed", action="store_true", help="write the page even so, with a mark")
     parser.add_argument("--wait", type=float, default=120, help="seconds to wait for the load average to fall")
-    parser.add_argument("--prepare-only", action="store_true", help="make checkpoints and files, measure nothing")
-    parser.add_argument("--export-again", action="store_true", help="make files anew that a busy machine made")
     parser.add_argument("--read", nargs="+", type=Path, help="measure nothing: show, and write, what was stored here")
     return parser.parse_args()
 
@@ -101,46 +93,50 @@ def _asked(given: argparse.Namespace) -> tuple[list[Entry], Places]:
     return entries, places
 
 
-def _make_files(given: argparse.Namespace) -> None:
-    """Checkpoints, and what the exporters make of them."""
-    entries, places = _asked(given)
-    for shape in (SHAPES[name] for name in given.shapes):
-        make_checkpoint(places.checkpoint(shape.name), shape)
-        for entry in (each for each in entries if each.bits in _widths(shape, given)):
-            _prepared(Racer(entry, 0), shape.name, places, _settings(shape, given), again=given.export_again)
-
-
-def _measure(given: argparse.Namespace, parts: Parts) -> PeersResult:
+def _measure(given: argparse.Namespace) -> PeersResult:
     """All shapes. Raises ValueError."""
     entries, places = _asked(given)
     _wait_for_rest(given.threads, given.wait)
-    machine = measured(given.threads, given.provider)
+    machine = _machine(given.threads, given.provider)
     busy = machine.load_average is not None and machine.load_average > given.threads
     disturbed = [f"the load average was {machine.load_average:.1f} with {given.threads} threads"] if busy else []
     for reason in disturbed:
         say(f"disturbed: {reason}; these figures are not to be published")
-    parts.machine = machine
-    earlier: list[str] = []
-    raced = [_shape(SHAPES[name], entries, places, given, parts, earlier) for name in given.shapes]
+    raced = [_shape(SHAPES[name], entries, places, given) for name in given.shapes]
     shapes = [shape for shape in raced if shape is not None]
     if not shapes:
         raise ValueError("no contender is left: no form of theirs is of these widths; give --precisions")
     return PeersResult(
         partita_version=__version__,
-        commit=parts.commit,
-        date=_now(),
+        commit=_commit(),
+        date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         command=shlex.join(["python", "-m", "benchmarks.peers", *_without_places(sys.argv[1:])]),
         machine=machine,
         rounds=given.rounds,
         start_prompt=given.start_prompt,
         disturbed=(*disturbed, *_disturbances(entry for shape in shapes for entry in shape.contenders)),
-        earlier=tuple(earlier),
         shapes=tuple(shapes),
     )
 
 
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+def _machine(threads: int, provider: str) -> Machine:
+    """This machine. Its rates are those that `partita plan` measures, with these threads."""
+    gpu = None
+    if provider == "cuda":
+        import torch
+
+        gpu = torch.cuda.get_device_name()
+    return Machine(
+        processor=cpu_name() or platform.machine(),
+        cores=psutil.cpu_count(logical=False) or 1,
+        memory_bytes=psutil.virtual_memory().total,
+        system=f"{platform.system()} {platform.machine()}",
+        python=platform.python_version(),
+        threads=threads,
+        load_average=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        rates=run_job(MEASURE, threads, chain=parse_chain("cpu"), timeout=MOST_SECONDS),
+        gpu=gpu,
+    )
 
 
 def _without_places(words: list[str]) -> list[str]:
@@ -160,39 +156,24 @@ def _wait_for_rest(threads: int, seconds: float) -> None:
         time.sleep(5)
 
 
-def _shape(
-    shape: Shape, entries: list[Entry], places: Places, given: argparse.Namespace, parts: Parts, earlier: list[str]
-) -> ShapeResult | None:
-    """Files and a race, width by width; None where nobody takes part in any.
-
-    `earlier`: what was taken over from a run that was stopped is added to it.
-    """
+def _shape(shape: Shape, entries: list[Entry], places: Places, given: argparse.Namespace) -> ShapeResult | None:
+    """Files and a race, width by width; None where nobody takes part in any."""
     settings = _settings(shape, given)
-    done: list[Part] = []
-    for bits in _widths(shape, given):
-        group = [entry for entry in entries if entry.bits == bits]
-        if not group:
-            continue
-        part = None if given.anew else parts.of(shape.name, group, settings)
-        if part is None:
-            part = _raced(shape, group, places, settings, given)
-            if not _disturbances(part.contenders):
-                parts.keep(shape.name, group, settings, part)
-        else:
-            earlier.append(f"{shape.title}, {bits} bits: {part.date}")
-            say(f"{shape.name}, {bits} bits: measured on {part.date}, before a stop")
-        done.append(part)
-    if not done:
+    groups = [[entry for entry in entries if entry.bits == bits] for bits in _widths(shape, given)]
+    contenders = [each for group in groups if group for each in _raced(shape, group, places, settings, given)]
+    if not contenders:
         return None
-    if not given.keep_files:
-        shutil.rmtree(places.checkpoint(shape.name), ignore_errors=True)
-    return ShapeResult(
+    checkpoint = places.checkpoint(shape.name)
+    result = ShapeResult(
         shape=shape.name,
         title=shape.title,
-        parameters=done[0].parameters,
-        checkpoint_bytes=done[0].checkpoint_bytes,
-        contenders=tuple(contender for part in done for contender in part.contenders),
+        parameters=parameters(checkpoint),
+        checkpoint_bytes=file_bytes(checkpoint),
+        contenders=tuple(contenders),
     )
+    if not given.keep_files:
+        shutil.rmtree(checkpoint, ignore_errors=True)
+    return result
 
 
 def _widths(shape: Shape, given: argparse.Namespace) -> tuple[Bits, ...]:
@@ -200,26 +181,21 @@ def _widths(shape: Shape, given: argparse.Namespace) -> tuple[Bits, ...]:
     return WIDTHS if given.precisions else shape.widths
 
 
-def _raced(shape: Shape, group: list[Entry], places: Places, settings: Settings, given: argparse.Namespace) -> Part:
+def _raced(
+    shape: Shape, group: list[Entry], places: Places, settings: Settings, given: argparse.Namespace
+) -> list[Contender]:
     """One width: its files are made, run beside each other, and removed, since a disk need not hold those of all."""
     checkpoint = make_checkpoint(places.checkpoint(shape.name), shape)
     racers = [Racer(entry, 0) for entry in group]
-    written = [_prepared(racer, shape.name, places, settings, again=given.export_again) for racer in racers]
+    written = [_prepared(racer, shape.name, places, settings) for racer in racers]
     ready = [racer for racer in racers if racer.error is None]
     if ready:
         say(f"{shape.name}, {group[0].bits} bits: {', '.join(racer.entry.name for racer in ready)}")
         Race(ready, shape.name, places, settings).run()
-    part = Part(
-        conditions={},
-        date=_now(),
-        parameters=parameters(checkpoint),
-        checkpoint_bytes=file_bytes(checkpoint),
-        contenders=tuple(_record(*each, shape, places, settings) for each in zip(racers, written, strict=True)),
-    )
     for model in {places.model(shape.name, entry) for entry in group} - {checkpoint}:
         if not given.keep_files:
             remove(model)
-    return part
+    return [_record(*each, settings) for each in zip(racers, written, strict=True)]
 
 
 def _settings(shape: Shape, given: argparse.Namespace) -> Settings:
@@ -235,11 +211,11 @@ def _settings(shape: Shape, given: argparse.Namespace) -> Settings:
     )
 
 
-def _prepared(racer: Racer, shape: str, places: Places, settings: Settings, *, again: bool) -> Written | None:
+def _prepared(racer: Racer, shape: str, places: Places, settings: Settings) -> Written | None:
     """The files of one contender; its error is noted where there are none."""
     began = time.perf_counter()
     try:
-        found = prepare(racer.entry, shape, places, settings.length, settings.threads, again=again)
+        found = prepare(racer.entry, shape, places, settings.length, settings.threads)
         racer.file_bytes = file_bytes(places.model(shape, racer.entry))
     except ExportFailedError as error:
         racer.error = f"export: {error}"
@@ -249,9 +225,8 @@ def _prepared(racer: Racer, shape: str, places: Places, settings: Settings, *, a
     return found
 
 
-def _record(racer: Racer, written: Written | None, shape: Shape, places: Places, settings: Settings) -> Contender:
-    entry, folder = racer.entry, places.model(shape.name, racer.entry)
-    ours = entry.peer == "partita" and racer.file_bytes > 0
+def _record(racer: Racer, written: Written | None, settings: Settings) -> Contender:
+    entry = racer.entry
     return Contender(
         name=entry.name,
         peer=entry.peer,
@@ -260,26 +235,12 @@ def _record(racer: Racer, written: Written | None, shape: Shape, places: Places,
         error=racer.error,
         written=written,
         file_bytes=racer.file_bytes or None,
-        decode_bytes=decode_bytes(_decode_graph(folder)) if ours else None,
-        cache_token_bytes=_cache_token_bytes(folder) if ours else None,
         versions=racer.opened.get("versions", {}),
         settings=racer.opened.get("settings", {}),
         starts=tuple(racer.starts),
         works=racer.works(settings),
         peak_rss_bytes=racer.peak_rss_bytes,
     )
-
-
-def _decode_graph(package: Path) -> Path:
-    """The graph that makes the steps after a prompt."""
-    files = read_manifest(package).graph.files
-    return package / next(file.file for file in files if file.phase in ("any", "decode"))
-
-
-def _cache_token_bytes(package: Path) -> int:
-    """Of keys and values, which are all that these models keep."""
-    graph = read_manifest(package).graph
-    return graph.cache_bytes // graph.max_length
 
 
 def _disturbances(contenders: Iterable[Contender]) -> list[str]:

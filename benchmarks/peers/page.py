@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 
 from benchmarks.peers.records import Contender, Machine, PeersResult, ShapeResult, Spread, Work, Written
-from benchmarks.peers.targets import beside, decode, decode_rate, first_token, prefill, verdicts
 from partita.observations.text_format import decimals, human_bytes, plural
 
 DASH = "-"
@@ -33,8 +33,6 @@ machine), [optimum-onnx](https://github.com/huggingface/optimum-onnx) (`ORTModel
   files included.
 - **Bytes per weight** are those of the model's files by the parameters of the checkpoint, tied embeddings counted
   once.
-- **Read in decode** is what the kernels read of the packed weights per token, and of the cache, by the time of a
-  step: known for Partita's graphs (ONNX Runtime keeps 8 bytes beside each block on x86), not for the others.
 - A run is **disturbed** when the machine was busy as it began, or other processes took part of a core during the
   turns. Such figures are marked, and are not to be compared with others.
 """
@@ -60,7 +58,7 @@ def sections(result: PeersResult) -> Iterator[str]:
         yield f"{settings} {rounds}\n"
         yield _speeds(shape)
         yield _files(shape, result.start_prompt)
-        yield _targets(shape, result.machine) if result.machine.gpu is None else _beside(shape)
+        yield _beside(shape)
         yield _notes(shape)
 
 
@@ -85,23 +83,19 @@ def spread(values: Sequence[float]) -> str:
 def _machine(result: PeersResult) -> str:
     machine: Machine = result.machine
     load = DASH if machine.load_average is None else decimals(machine.load_average)
-    unit = ", with a matrix unit for int8" if machine.matrix_unit else ""
+    forms = machine.rates.forms.items()
     rows = [
-        ("processor", f"{machine.processor}, {machine.cores} cores{unit}"),
+        ("processor", f"{machine.processor}, {machine.cores} cores"),
+        *([("GPU", machine.gpu)] if machine.gpu is not None else []),
         ("memory", human_bytes(machine.memory_bytes)),
         ("system", f"{machine.system}, Python {machine.python}"),
         ("threads of every contender", str(machine.threads)),
         ("load average as it began", load),
-        ("read bandwidth, numpy", f"{decimals(machine.read_gbps)} GB/s"),
-        ("read bandwidth, float32 product with one row", f"{decimals(machine.gemv_gbps)} GB/s"),
-        ("float32 product, 128 x 2048 x 2048", f"{decimals(machine.gemm_gflops)} GFLOP/s"),
-        ("int8 product, the same", f"{decimals(machine.int8_gops)} GOP/s"),
+        ("read bandwidth", f"{decimals(machine.rates.read_bytes_per_second / 1e9)} GB/s"),
+        *((f"{name} products, 256 rows", f"{decimals(each.gemm_flops / 1e9)} GFLOP/s") for name, each in forms),
         ("Partita", f"{result.partita_version}{f', commit {result.commit}' if result.commit else ''}"),
         ("command", f"`{result.command}`"),
-        *(("measured in a run that was stopped", each) for each in result.earlier),
     ]
-    if machine.gpu is not None:
-        rows.insert(1, ("GPU", f"{machine.gpu}, a copy in its memory {decimals(machine.gpu_copy_gbps)} GB/s"))
     return table(("machine", ""), rows)
 
 
@@ -113,7 +107,7 @@ def _speeds(shape: ShapeResult) -> str:
     for entry in shape.contenders:
         works = [entry.work(n) for n in prompts]
         if any(works):
-            cells = [_rate(work, prefill) for work in works] + [_rate(work, decode) for work in works]
+            cells = [_rate(work, rates) for rates in (prefill, decode) for work in works]
             rows.append([entry.name, *cells])
     return table(heads, rows) if rows else ""
 
@@ -132,7 +126,6 @@ def _files(shape: ShapeResult, start_prompt: int) -> str:
         f"first token s, {start_prompt} tokens",
         "peak at start",
         "peak in turns",
-        "read in decode GB/s",
         "export s",
         "peak of export",
     ]
@@ -142,16 +135,15 @@ def _files(shape: ShapeResult, start_prompt: int) -> str:
 def _file_row(entry: Contender, shape: ShapeResult) -> list[str]:
     loads = [each.load_seconds for each in entry.starts]
     peaks = [each.peak_rss_bytes for each in entry.starts]
-    rates = [rate for work in entry.works if work.turns and (rate := decode_rate(entry, work)) is not None]
+    first = [each.first_token_seconds for each in entry.starts]
     return [
         entry.name,
         human_bytes(entry.file_bytes),
         DASH if entry.file_bytes is None else f"{entry.file_bytes / shape.parameters:.3f}",
         decimals(statistics.median(loads)) if loads else DASH,
-        decimals(first_token(entry)),
+        decimals(statistics.median(first)) if first else DASH,
         human_bytes(int(statistics.median(peaks))) if peaks else DASH,
         human_bytes(entry.peak_rss_bytes),
-        " / ".join(decimals(rate) for rate in rates) or DASH,
         _export_seconds(entry.written),
         human_bytes(entry.written.peak_rss_bytes) if entry.written else DASH,
     ]
@@ -164,25 +156,40 @@ def _export_seconds(written: Written | None) -> str:
     return f"{decimals(written.seconds)}{' (disturbed)' if written.disturbed else ''}"
 
 
-def _targets(shape: ShapeResult, machine: Machine) -> str:
-    rows = [
-        (each.what, f"{each.value:.2f}", f"{'at least' if each.at_least else 'at most'} {each.target:g}", each.words)
-        for each in verdicts(shape, machine)
-    ]
-    return table(("target", "measured", "aimed at", ""), rows) if rows else ""
-
-
 def _beside(shape: ShapeResult) -> str:
-    """Ours by each other one of the same width; a row per pair."""
+    """How many times as fast ours is as each other one of its width; a row per pair."""
     rows: dict[tuple[str, str], list[tuple[int, float, float]]] = {}
-    for ours, theirs, prompt, read, made in beside(shape):
-        rows.setdefault((ours, theirs), []).append((prompt, read, made))
+    for ours, theirs in itertools.product(shape.contenders, repeat=2):
+        if ours.peer == "partita" != theirs.peer and ours.bits == theirs.bits:
+            for mine in ours.works:
+                other = theirs.work(mine.prompt_tokens)
+                if other is not None and mine.turns:
+                    speeds = (mine.prompt_tokens, ratio(mine, other, prefill), ratio(mine, other, decode))
+                    rows.setdefault((ours.name, theirs.name), []).append(speeds)
     cells = [
         (f"{ours} / {theirs}", *(" / ".join(f"{one[place]:.2f}" for one in sorted(found)) for place in (1, 2)))
         for (ours, theirs), found in rows.items()
     ]
     prompts = " / ".join(str(one[0]) for one in sorted(next(iter(rows.values()), [])))
     return table(("times as fast", f"prefill {prompts}", f"decode after {prompts}"), cells) if cells else ""
+
+
+def ratio(ours: Work, theirs: Work, rates: Callable[[Work], list[float]]) -> float:
+    """How many times as fast ours is: the median over the rounds where both have as many, else of the medians."""
+    left, right = rates(ours), rates(theirs)
+    if len(left) == len(right):
+        return statistics.median(mine / other for mine, other in zip(left, right, strict=True))
+    return statistics.median(left) / statistics.median(right)
+
+
+def prefill(work: Work) -> list[float]:
+    """Prompt tokens per second."""
+    return work.prefill_rates
+
+
+def decode(work: Work) -> list[float]:
+    """New tokens per second."""
+    return work.decode_rates
 
 
 def _notes(shape: ShapeResult) -> str:

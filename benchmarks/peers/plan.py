@@ -86,7 +86,6 @@ ENVIRONMENTS = {"genai": "peer-genai", "llama": "peer-llama", "optimum": "peer-o
 GPU_ENVIRONMENTS = {"genai": "peer-genai-cuda"}
 REPLAYED = "-replayed"
 """The same files, run otherwise."""
-CHILDREN = {"partita": "ours", "transformers": "original"}
 
 
 def chosen(peers: list[str], forms: list[str], provider: str = "cpu") -> list[Entry]:
@@ -136,7 +135,7 @@ def of_provider(entry: Entry) -> str:
 
 def child_command(entry: Entry, places: Places) -> list[str]:
     """What serves a contender."""
-    return [places.python(entry), "-m", f"benchmarks.peers.children.{CHILDREN.get(entry.peer, entry.peer)}"]
+    return [places.python(entry), "-m", "benchmarks.peers.children.engines", entry.peer]
 
 
 def export_command(entry: Entry, shape: str, places: Places, length: int, threads: int) -> list[str] | None:

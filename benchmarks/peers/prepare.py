@@ -12,12 +12,25 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.peers.other_load import busy_seconds, others_cores
+import psutil
+
 from benchmarks.peers.plan import Entry, Places, export_command
 from benchmarks.peers.records import Written
 
 SAID = 400
 """Characters of an exporter's last line that a failure is told with."""
+
+
+def busy_seconds() -> float:
+    """Seconds of all cores that were not idle, those included in which the host ran something else."""
+    times = psutil.cpu_times()._asdict()
+    guest = times.get("guest", 0.0) + times.get("guest_nice", 0.0)  # counted in user and nice, too
+    return float(sum(times.values()) - times["idle"] - times.get("iowait", 0.0) - guest)
+
+
+def others_cores(busy: float, own: float, seconds: float) -> float:
+    """Cores that were busy with something else, of busy and own core seconds in `seconds`."""
+    return max(0.0, busy - own) / seconds
 
 
 class ExportFailedError(Exception):
@@ -29,12 +42,9 @@ def environ(threads: int, more: dict[str, str] | None = None) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", **(more or {})}
 
 
-def prepare(
-    entry: Entry, shape: str, places: Places, length: int, threads: int, *, again: bool = False
-) -> Written | None:
+def prepare(entry: Entry, shape: str, places: Places, length: int, threads: int) -> Written | None:
     """Make the files of `entry`, unless they are there for this length; None for one that needs none.
 
-    `again`: also when they are there, but the machine was busy with something else as they were made.
     Raises ExportFailedError.
     """
     command = export_command(entry, shape, places, length, threads)
@@ -44,9 +54,7 @@ def prepare(
     # Only our packages have a cache of a fixed length.
     note = out.with_name(f"{out.name}.{length if entry.peer == 'partita' else 'any'}.json")
     if note.is_file() and out.exists():
-        before = Written.model_validate_json(note.read_text("utf-8"))
-        if not (again and before.disturbed):
-            return before
+        return Written.model_validate_json(note.read_text("utf-8"))
     for old in (out, *out.parent.glob(f"{out.name}.*.json")):
         remove(old)
     written = _written(command, out, threads)

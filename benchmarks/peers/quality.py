@@ -111,7 +111,7 @@ def _read_llama(model: Path, text: dict[str, Any], places: Places, threads: int)
     np.save(windows, text["windows"].astype(np.int64))
     python = places.environments / "peer-llama" / "bin" / "python"
     words = [str(model), str(windows), str(out), str(threads), str(_reference(places))]
-    command = [str(python), "-m", "benchmarks.peers.children.llama_quality", *words]
+    command = [str(python), "-m", "benchmarks.peers.children.llama", *words]
     subprocess.run(command, check=True, env=environ(threads))
     with np.load(out) as found:
         return Reading(found["losses"], found["best"], float(found["divergence"].mean()))

@@ -19,9 +19,8 @@ from typing import Any
 import psutil
 
 from benchmarks.peers.children.serving import PROVIDER
-from benchmarks.peers.other_load import busy_seconds, others_cores
 from benchmarks.peers.plan import Entry, Places, child_command
-from benchmarks.peers.prepare import environ
+from benchmarks.peers.prepare import busy_seconds, environ, others_cores
 from benchmarks.peers.records import Start, Turn, Work
 
 PAUSE_SECONDS = 0.5
@@ -68,15 +67,12 @@ class Settings:
 class Child:
     """A process that has one model open. Use it as a context manager."""
 
-    def __init__(
-        self, entry: Entry, shape: str, places: Places, settings: Settings, command: list[str] | None = None
-    ) -> None:
-        """`command`: what serves the contender; None: what its peer has for one prompt at a time."""
+    def __init__(self, entry: Entry, shape: str, places: Places, settings: Settings) -> None:
         log = places.work / shape / f"{entry.peer}-{entry.form}.child.log"
         self.log = log
         with log.open("wb") as errors:
             self.process = subprocess.Popen(
-                command or child_command(entry, places),
+                child_command(entry, places),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

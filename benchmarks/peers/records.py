@@ -1,4 +1,4 @@
-"""What a run of `make bench-peers` measured: frozen, versioned, every turn kept. Schema `partita.peers/1`."""
+"""What a run of `make bench-peers` measured: frozen, versioned, every turn kept. Schema `partita.peers/2`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from benchmarks.peers.other_load import DISTURBED_CORES
+from partita.capacity.records import MachineRates
 from partita.observations.records import Record
 
 PeerName = Literal["partita", "genai", "llama", "optimum", "transformers"]
 Bits = Literal[4, 8, 16, 32]
+DISTURBED_CORES = 0.2
+"""Figures are not to be published if other processes take more of a core than this."""
 
 
 class Spread(Record):
@@ -112,9 +114,6 @@ class Contender(Record):
     """Why there are no figures, or no more of them."""
     written: Written | None = None
     file_bytes: int | None = None
-    decode_bytes: int | None = None
-    """Read per token by the kernels from weights, where that is known; the cache not counted."""
-    cache_token_bytes: int | None = None
     versions: dict[str, str] = {}
     settings: dict[str, str] = {}
     starts: tuple[Start, ...] = ()
@@ -136,13 +135,9 @@ class ShapeResult(Record):
     checkpoint_bytes: int
     contenders: tuple[Contender, ...]
 
-    def named(self, name: str) -> Contender | None:
-        """The contender of that name."""
-        return next((each for each in self.contenders if each.name == name), None)
-
 
 class Machine(Record):
-    """Where it ran, and what its memory and arithmetic give to the same number of threads."""
+    """Where it ran, and the rates of its memory and arithmetic."""
 
     processor: str
     cores: int
@@ -152,25 +147,15 @@ class Machine(Record):
     threads: int
     load_average: float | None
     """Over the minute before the run; None where the system has none."""
-    read_gbps: float
-    """1e9 bytes per second, read by threads of numpy."""
-    gemv_gbps: float
-    """The same, of the weights of a float32 ONNX Runtime MatMul with one row."""
-    gemm_gflops: float
-    """float32 MatMul of ONNX Runtime, 128 x 2048 x 2048."""
-    int8_gops: float
-    """MatMulInteger, the same shape."""
-    matrix_unit: bool
-    """The processor has one for int8 (amx_int8)."""
+    rates: MachineRates
+    """With the same number of threads."""
     gpu: str | None = None
-    gpu_copy_gbps: float | None = None
-    """1e9 bytes per second read and written by a copy within the memory of the GPU, where that is what runs."""
 
 
 class PeersResult(Record):
     """One run of the command."""
 
-    schema_id: Literal["partita.peers/1"] = Field(default="partita.peers/1", alias="schema")
+    schema_id: Literal["partita.peers/2"] = Field(default="partita.peers/2", alias="schema")
     partita_version: str
     commit: str | None
     date: str
@@ -180,8 +165,6 @@ class PeersResult(Record):
     start_prompt: int
     disturbed: tuple[str, ...]
     """Reasons why these figures are not to be published; none when the machine was idle."""
-    earlier: tuple[str, ...] = ()
-    """What a run that was stopped had measured, each with its date; the machine's rates are of the last one."""
     shapes: tuple[ShapeResult, ...]
 
 

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from benchmarks.peers.gguf_tensors import Safetensors, arranged, in_pairs, metadata, planned
+from benchmarks.peers.gguf_write import Safetensors, arranged, in_pairs, metadata, planned
 
 HEADS, KV_HEADS, SIZE = 4, 2, 8
 SMALL = {

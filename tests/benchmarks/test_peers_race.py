@@ -5,30 +5,32 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from benchmarks.peers import race
+import pytest
+
+from benchmarks.peers import prepare, race
 from benchmarks.peers.plan import ENTRIES, Places
+from benchmarks.peers.prepare import ExportFailedError
 from benchmarks.peers.race import Race, Racer, Settings
 
 CHILD = """
 import os, sys
 from benchmarks.peers.children.serving import Opened, serve
 
-class Engine:
-    def generate(self, prompt, new_tokens):
-        if {kind!r} == "crash" and len(prompt) == 9:
-            os.abort()
-        for number in range(new_tokens - ({kind!r} == "short")):
-            yield prompt[0] + number, {kind!r} != "not finite"
+def generate(prompt, new_tokens):
+    if {kind!r} == "crash" and len(prompt) == 9:
+        os.abort()
+    for number in range(new_tokens - ({kind!r} == "short")):
+        yield prompt[0] + number, {kind!r} != "not finite"
 
-def opener():
+def peer():
     print("what a peer prints does not reach the answers")
-    def open_engine(model, threads, length):
+    def open_model(model, threads, length):
         if {kind!r} == "refuse":
             raise ValueError("no kernel for this\\nand a long explanation")
-        return Opened(Engine(), ("numpy", "no-such-distribution"), {{"threads": str(threads), "length": str(length)}})
-    return open_engine
+        return Opened(generate, ("numpy", "no-such-distribution"), {{"threads": str(threads), "length": str(length)}})
+    return open_model
 
-serve(opener)
+serve(peer)
 """
 SETTINGS = Settings(prompts=(3, 9), new_tokens=4, rounds=3, threads=2, start_prompt=5, vocabulary=100)
 
@@ -82,3 +84,67 @@ def test_children_that_do_not_fit_together_are_opened_for_their_turn(tmp_path, m
     (one,) = raced(tmp_path, monkeypatch, "good", together=False)
     assert [len(each.turns) for each in one.works(SETTINGS)] == [3, 3]
     assert len(opened) == 3 + 4 and one.child is None
+
+
+# Files of the contenders: made once, with what that took, or why it failed
+
+
+OURS = next(entry for entry in ENTRIES if entry.peer == "partita")
+MIB = 1 << 20
+
+
+def exporter(monkeypatch, code: str) -> None:
+    """What `code` does in place of an exporter; its argument is the folder to write."""
+    monkeypatch.setattr(
+        prepare,
+        "export_command",
+        lambda entry, shape, places, length, threads: [
+            sys.executable,
+            "-S",
+            "-c",
+            code,
+            str(places.model(shape, entry)),
+        ],
+    )
+
+
+@pytest.fixture
+def places(tmp_path):
+    (tmp_path / "tiny").mkdir()
+    return Places(tmp_path, tmp_path)
+
+
+WRITES = """
+import json, os, sys
+os.makedirs(sys.argv[1])
+open(sys.argv[1] + "/model.onnx", "wb").write(bytes(1000))
+open(sys.argv[1] + "/known_answer.safetensors", "wb").write(bytes(500))
+used = bytearray(64 << 20)
+print(json.dumps({"seconds": {"trace": 1.5}}))
+"""
+
+
+def test_seconds_stages_and_memory_are_those_of_the_exporter(monkeypatch, places):
+    held = bytearray(300 * MIB)  # of this process, which is not to be counted
+    exporter(monkeypatch, WRITES)
+    written = prepare.prepare(OURS, "tiny", places, 100, 1)
+    assert written is not None and written.stages == {"trace": 1.5}
+    assert 64 * MIB < written.peak_rss_bytes < 200 * MIB < len(held)
+    assert 0 < written.seconds < 60
+    assert prepare.file_bytes(places.model("tiny", OURS)) == 1000
+
+
+def test_files_are_made_once_for_a_length(monkeypatch, places):
+    exporter(monkeypatch, WRITES)
+    first = prepare.prepare(OURS, "tiny", places, 100, 1)
+    exporter(monkeypatch, "raise SystemExit('called again')")
+    assert prepare.prepare(OURS, "tiny", places, 100, 1) == first
+    with pytest.raises(ExportFailedError, match="called again"):
+        prepare.prepare(OURS, "tiny", places, 200, 1)
+
+
+def test_a_refusal_is_told_in_the_exporter_s_last_line(monkeypatch, places):
+    exporter(monkeypatch, "raise NotImplementedError('The X model is not currently supported.')")
+    with pytest.raises(ExportFailedError, match=r"^NotImplementedError: The X model is not currently supported\.$"):
+        prepare.prepare(OURS, "tiny", places, 100, 1)
+    assert not places.model("tiny", OURS).exists()

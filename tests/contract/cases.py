@@ -75,6 +75,11 @@ def targets(environment: Environment) -> list[Row]:
     return [(target,) for target in environment.targets]
 
 
+def only_in(*names: str) -> Callable[[Environment], list[Row]]:
+    """Rows for these environments, without further values."""
+    return lambda environment: [("",)] if environment.name in names else []
+
+
 def packages_of(field: str) -> Callable[[Environment], list[Row]]:
     """Rows of target and package, for the packages that the target lists in `field`."""
     return lambda environment: [(t, package) for t in environment.targets for package in getattr(t, field)]

@@ -6,7 +6,6 @@ ONNX Runtime or looks at the machine: every environment's tests are collected in
 
 from __future__ import annotations
 
-import importlib.metadata
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -98,8 +97,6 @@ PRIMITIVES = tuple(f"{model}-primitives-fp32" for model in FITTING)
 ROWS = ("llama-gqa-fp32-rows", "llama-primitives-fp32-rows")
 SOFTWARE_VULKAN = {"VK_ICD_FILENAMES": "/usr/lib/chromium/vk_swiftshader_icd.json", "XDG_RUNTIME_DIR": "/tmp"}
 """Debian's chromium package has SwiftShader, a Vulkan driver that computes on the CPU."""
-GPU_WHEEL = "onnxruntime-gpu"
-
 WEBGPU = Target(
     provider="webgpu",
     ort_name="WebGpuExecutionProvider",
@@ -171,15 +168,6 @@ CUDA = Target(
     off_capture={"llama-gqa-fp32": "GroupQueryAttention"},
     needs="an NVIDIA GPU with CUDA 13 and cuDNN 9",
 )
-
-
-def has_gpu_wheel() -> bool:
-    """Whether this Python has the wheel with the CUDA providers; only the main environment can have either."""
-    try:
-        importlib.metadata.version(GPU_WHEEL)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 ENVIRONMENTS: dict[str, Environment] = {

@@ -72,16 +72,6 @@ def island(path: Path) -> Path:
     return save(nodes, path)
 
 
-def layered(path: Path) -> Path:
-    """`matmul_relu` whose nodes carry layer annotations, for ONNX Runtime's layer rules."""
-    model = onnx.load(matmul_relu(path))
-    for node in model.graph.node:
-        entry = node.metadata_props.add()
-        entry.key, entry.value = "layer_ann", "block"
-    onnx.save(model, path)
-    return path
-
-
 def branches(path: Path) -> Path:
     """If with a Scaler in either body: nodes for the CPU that are not in the main graph."""
     inputs = [

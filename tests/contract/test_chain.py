@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 
 import pytest
 
 from tests.conftest import require
-from tests.contract.cases import cases, each_environment
+from tests.contract.cases import cases, each_environment, only_in, targets
 from tests.contract.commands import device_is_there, generated, honoured, nodes_on, refused, wrong_processor
 
 PACKAGE = "llama-gqa-fp32"
@@ -111,3 +112,139 @@ def test_an_option_that_cannot_be_read_is_a_usage_error(environment, option, wor
 @each_environment(sample=True)
 def test_an_unknown_provider_is_a_usage_error(environment, packages, partita):
     refused(generated(partita, packages / OF_OPTIONS, "nosuchprovider,cpu"), "nosuchprovider", "cpu", code=2)
+
+
+# Inputs on which plain ONNX Runtime runs on the CPU, or leaves a provider out, without an error; Partita does not. If a
+# newer ONNX Runtime is no longer silent the first half of a test fails, and the guard behind the second half may go.
+
+
+SILENT = """
+options = ort.SessionOptions()
+for key, value in json.loads(sys.argv[3]).items():
+    options.add_session_config_entry(key, value)
+session = ort.InferenceSession(sys.argv[1], options, providers=json.loads(sys.argv[2]))
+y = session.run(None, {"x": np.ones((4, 16), np.float32)})[0]
+print(json.dumps({"registered": session.get_providers(), "finite": bool(np.isfinite(y).all())}))
+"""
+NO_ADAPTER = {"VK_ICD_FILENAMES": "/nonexistent/icd.json", "VK_DRIVER_FILES": "/nonexistent/icd.json"}
+
+
+def silently(plain, file, providers, options=None, **extra):
+    """What plain ONNX Runtime registers for `providers`, having run without an exception."""
+    done = honoured(plain(SILENT, file, json.dumps(providers), json.dumps(options or {}), **extra))
+    answer = json.loads(done.out.splitlines()[-1])
+    assert answer["finite"]
+    return answer["registered"]
+
+
+@cases("_", only_in("main"))
+def test_an_unknown_provider_name_is_retried_on_the_cpu(environment, _, plain, partita, model):
+    file = model("matmul_relu")
+    assert silently(plain, file, ["NoSuchExecutionProvider"]) == [CPU]
+    refused(partita("place", file, "--provider", "NoSuchExecutionProvider"), "nosuch", "not_in_build")
+
+
+@cases("_", only_in("webgpu"))
+def test_a_provider_whose_constructor_fails_is_retried_on_the_cpu(environment, _, plain, partita, model):
+    file = model("matmul_relu")
+    assert silently(plain, file, ["WebGpuExecutionProvider"], **NO_ADAPTER) == [CPU]
+    refused(partita("place", file, "--provider", "webgpu", **NO_ADAPTER), "webgpu", "device_missing")
+    allowed = honoured(partita("place", file, "--provider", "webgpu,cpu", **NO_ADAPTER))
+    assert "device_missing" in allowed.err, allowed
+
+
+@cases("provider, ort_name", lambda environment: [(name, ORT_NAMES[name]) for name in environment.library_missing[:1]])
+def test_a_library_that_cannot_be_loaded_leaves_the_provider_out(
+    environment, provider, ort_name, plain, partita, model
+):
+    file = model("matmul_relu")
+    assert silently(plain, file, [ort_name]) == [CPU]
+    refused(partita("place", file, "--provider", provider), provider, "library_missing")
+
+
+@cases("target", targets)
+def test_a_node_without_a_kernel_goes_to_the_cpu(environment, target, plain, partita, model):
+    file = model("island")
+    if target.wheel:
+        done = honoured(plain(PLUGIN, file, target.wheel, target.ort_name))
+        assert json.loads(done.out.splitlines()[-1])["registered"] == [target.ort_name, CPU]
+    else:
+        assert silently(plain, file, [target.ort_name]) == [target.ort_name, CPU]
+    refused(partita("place", file, "--provider", target.provider), "island/Scaler", "Scaler")
+
+
+PLUGIN = """
+import importlib
+module = importlib.import_module(sys.argv[2])
+ort.register_execution_provider_library(sys.argv[3], module.get_library_path())
+options = ort.SessionOptions()
+devices = [device for device in ort.get_ep_devices() if device.ep_name == sys.argv[3]]
+htp = getattr(module, "get_qnn_htp_path", None)
+options.add_provider_for_devices(devices[:1], {"backend_path": htp()} if htp else {})
+session = ort.InferenceSession(sys.argv[1], options)
+session.run(None, {"x": np.ones((4, 16), np.float32)})
+print(json.dumps({"registered": session.get_providers()}))
+"""
+
+
+@cases("_", only_in("webgpu"))
+def test_an_opset_the_layout_transformer_does_not_know_drops_the_whole_provider(environment, _, plain, partita, model):
+    file = model("matmul_relu", opset=6)  # ONNX Runtime 1.27 takes 7 to 26, and 27 does not load
+    registered = silently(plain, file, ["WebGpuExecutionProvider"])
+    assert registered[0] == "WebGpuExecutionProvider", "it is registered, and holds no node"
+    refused(partita("place", file, "--provider", "webgpu"), "layer/MatMul", "opset")
+    report = honoured(partita("place", file, "--provider", "webgpu,cpu"))
+    assert "opset" in report.out + report.err, report
+
+
+# Provider libraries beside ONNX Runtime: found in their wheels, or named with `--provider-library NAME=PATH`
+
+
+def plugins(environment):
+    """Rows of provider: those whose library is in a wheel of its own here."""
+    return [(provider,) for provider in {"qnn": ("qnn",), "plugins": ("webgpu", "openvino")}.get(environment.name, ())]
+
+
+def usable_plugins(environment):
+    """Rows of target."""
+    return [(target,) for target in environment.targets if target.wheel]
+
+
+@cases("target", usable_plugins)
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_the_library_of_a_wheel_is_found_or_named(environment, target, by_hand, partita, model):
+    library = importlib.import_module(target.wheel).get_library_path() if by_hand else ""
+    named = ("--provider-library", f"{target.provider}={library}") if by_hand else ()
+    done = honoured(partita("place", model("matmul_relu"), "--provider", target.provider, "--json", *named))
+    assert nodes_on(done.json, target.ort_name) > 0
+
+
+@cases("provider", plugins)
+def test_a_file_that_is_no_library_or_absent_is_refused(environment, provider, partita, model, tmp_path):
+    (tmp_path / "broken.so").write_bytes(b"not a library")
+    for name in ("broken.so", "absent.so"):
+        named = ("--provider-library", f"{provider}={tmp_path / name}")
+        refused(partita("place", model("matmul_relu"), "--provider", provider, *named), name, code=2)
+
+
+@each_environment(sample=True)
+def test_a_value_that_is_no_name_and_path_is_a_usage_error(environment, packages, partita):
+    for value in ("qnn", "=path", "qnn="):
+        done = generated(partita, packages / "llama-gqa-fp32", "cpu", "--provider-library", value)
+        refused(done, "--provider-library", code=2)
+
+
+@cases("target", usable_plugins)
+def test_a_pin_that_the_plugin_stumbles_over_is_named_and_not_the_model(environment, target, partita, model, tmp_path):
+    """ONNX Runtime takes pinned nodes out before a plugin is asked; what then fails is the pin's doing."""
+    report = tmp_path / "report.json"
+    words = ("place", model("old_names"), "--provider", f"{target.provider},cpu", "--report", report)
+    done = partita(*words, "--pin", "cpu:/layers.1/mlp")
+    if done.code == 0:
+        (phase,) = json.loads(report.read_text(encoding="utf-8"))["phases"]
+        where = {node["name"]: node["provider"] for node in phase["nodes"]}
+        assert where["/layers.1/mlp/MatMul"] == "CPUExecutionProvider"
+        assert target.ort_name in where.values()
+    else:
+        refused(done, "--pin cpu:layers.1.mlp", "opens this model without", code=3)
+    honoured(partita(*words))

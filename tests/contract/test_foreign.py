@@ -56,7 +56,6 @@ def test_the_cpu_gives_the_known_tokens(environment, layout, partita, tmp_path):
 
 
 @cases("target, layout", packages_of("foreign"), sample=True)
-@pytest.mark.usefixtures("device")
 def test_a_provider_gives_the_tokens_of_the_cpu(environment, target, layout, partita, tmp_path):
     report = tmp_path / "report.json"
     tokens = said(partita, folder_of(layout, tmp_path), f"{target.provider},cpu", "--report", report)
@@ -80,7 +79,6 @@ def plain_arguments(folder: Path, ort_name: str) -> tuple[object, ...]:
 
 @cases("target, layout", packages_of("foreign_others"))
 @pytest.mark.heavy
-@pytest.mark.usefixtures("device")
 def test_other_tokens_are_those_of_a_plain_loop(environment, target, layout, partita, plain, tmp_path):
     """Placement is told as for any graph; which tokens are right `verify --reference` says."""
     folder, report = folder_of(layout, tmp_path), tmp_path / "report.json"
@@ -93,8 +91,7 @@ def test_other_tokens_are_those_of_a_plain_loop(environment, target, layout, par
 
 
 @cases("target, layout", packages_of("foreign_ends"))
-@pytest.mark.heavy  # tests/test_crashes.py and tests/serve/test_worker.py have processes that end
-@pytest.mark.usefixtures("device")
+@pytest.mark.heavy  # tests/commands/test_signals.py and tests/serve/test_worker.py have processes that end
 def test_what_ends_the_process_is_told(environment, target, layout, partita, plain, tmp_path):
     folder = folder_of(layout, tmp_path)
     assert plain(PLAIN, *plain_arguments(folder, target.ort_name)).code < 0
@@ -106,7 +103,6 @@ def test_what_ends_the_process_is_told(environment, target, layout, partita, pla
 
 
 @cases("target, layout", packages_of("foreign_lacks"), sample=True)
-@pytest.mark.usefixtures("device")
 def test_what_the_device_lacks_is_named(environment, target, layout, partita, tmp_path):
     folder = folder_of(layout, tmp_path)
     for asked in (command(folder, f"{target.provider},cpu"), ("place", folder, "--provider", f"{target.provider},cpu")):

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from partita.runtime.generate.record.graph_capture import WITHOUT
 from tests.contract.cases import cases, packages_of
 from tests.contract.commands import NEW_TOKENS, PROMPT, execute, generated, honoured, nodes_on, refused
 
 
 @cases("target, package", packages_of("captured"), sample=True)
-@pytest.mark.usefixtures("device")
 def test_a_recorded_step_gives_the_tokens_of_the_cpu(
     environment, target, package, packages, partita, cpu_tokens, tmp_path
 ):
@@ -34,7 +31,6 @@ def test_a_recorded_step_gives_the_tokens_of_the_cpu(
 
 
 @cases("target, package", packages_of("off_capture"))
-@pytest.mark.usefixtures("device")
 def test_nodes_elsewhere_are_named_before_anything_runs(environment, target, package, packages, partita):
     """That it runs without is tested in test_generate.py."""
     said = ("graph capture is not possible", f"would not run on {target.provider}", target.off_capture[package])
@@ -43,7 +39,6 @@ def test_nodes_elsewhere_are_named_before_anything_runs(environment, target, pac
 
 
 @cases("target, package", packages_of("miscaptured"))
-@pytest.mark.usefixtures("device")
 def test_a_replay_that_leaves_something_out_is_refused_before_a_token_comes_of_it(
     environment, target, package, packages, partita, cpu_tokens
 ):
@@ -106,17 +101,7 @@ def devices(kind):
     return lambda environment: [row for row in packages_of(kind)(environment) if row[0].kind == "device"]
 
 
-@cases("target, package", devices("alone"))
-@pytest.mark.heavy  # of rows, and of a step that is replayed, below
-@pytest.mark.usefixtures("device")
-def test_a_token_crosses_in_place_of_its_logits(environment, target, package, packages, tmp_path):
-    found = run(tmp_path, packages / package, target, 1)
-    assert found["there"][0] == found["known"] and found["there"] == found["here"]
-    assert found["notes"] == NOTES and found["copies"] == BYTES_OF_A_ROW, found
-
-
 @cases("target, package", devices("rows"), sample=True)
-@pytest.mark.usefixtures("device")
 def test_rows_that_draw_are_beside_rows_that_do_not(environment, target, package, packages, tmp_path):
     found = run(tmp_path, packages / package, target, 3)
     assert found["there"][0] == found["known"] and found["there"] == found["here"]
@@ -124,7 +109,6 @@ def test_rows_that_draw_are_beside_rows_that_do_not(environment, target, package
 
 
 @cases("target, package", devices("captured"), sample=True)
-@pytest.mark.usefixtures("device")
 def test_of_a_step_that_is_replayed_a_token_is_all_that_comes_back(environment, target, package, packages, tmp_path):
     found = run(tmp_path, packages / package, target, 1, capture=True)
     assert found["there"][0] == found["known"] and found["there"] == found["here"]

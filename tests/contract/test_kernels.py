@@ -6,11 +6,9 @@ import json
 from functools import partial
 from typing import Any
 
-import pytest
-
 from tests import kernel_models as models
 from tests.conftest import require_dry_run
-from tests.contract.cases import cases
+from tests.contract.cases import cases, only_in
 from tests.contract.commands import honoured
 
 DEVICE: dict[str, tuple[Any, str]] = {
@@ -28,7 +26,6 @@ DEVICE: dict[str, tuple[Any, str]] = {
 
 
 @cases("target", lambda environment: [(t,) for t in environment.targets if t.provider == "webgpu"])
-@pytest.mark.usefixtures("device")
 def test_device_programs_name_the_kernel(environment, target, partita, tmp_path):
     report = tmp_path / "report.json"
     file = models.together(tmp_path / "model.onnx", {name: make for name, (make, _) in DEVICE.items()})
@@ -55,7 +52,7 @@ CUDA: dict[str, tuple[Any, str, str]] = {
 """Model -> path on CUDA, and a word of the cause of a slow one."""
 
 
-@cases("_", lambda environment: [("",)] if environment.name == "main" else [])
+@cases("_", only_in("main"))
 def test_the_log_of_a_dry_run_names_the_attention_kernel(environment, _, partita, tmp_path):
     require_dry_run()
     report = tmp_path / "report.json"
@@ -70,7 +67,7 @@ def test_the_log_of_a_dry_run_names_the_attention_kernel(environment, _, partita
         assert entry["host_us_per_run"] is None
 
 
-@cases("_", lambda environment: [("",)] if environment.name == "main" else [])
+@cases("_", only_in("main"))
 def test_slow_nodes_are_a_limit_and_a_check(environment, _, partita, tmp_path):
     report = tmp_path / "report.json"
     slow = models.packed(tmp_path / "slow.onnx", bits=8, level=0)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from tests.contract.cases import cases, packages_of
-from tests.contract.commands import honoured, nodes_on
+from tests.contract.commands import execute, honoured, nodes_on
+from tests.contract.expectations import Environment
+from tests.drift.planted import faults
 
 CPU = "CPUExecutionProvider"
 
 
 @cases("target, package", packages_of("whole"), sample=True)
-@pytest.mark.usefixtures("device")
 def test_every_node_is_on_it_and_nothing_is_copied_in_between(
     environment, target, package, packages, partita, tmp_path
 ):
@@ -33,7 +32,6 @@ def test_every_node_is_on_it_and_nothing_is_copied_in_between(
 
 
 @cases("target, package", packages_of("whole"), sample=True)
-@pytest.mark.usefixtures("device")
 def test_it_computes_the_known_answer(environment, target, package, packages, partita):
     done = honoured(partita("verify", packages / package, "--provider", target.provider, "--json")).json
     assert done["status"] == "verified" and done["provider"] == target.ort_name, done
@@ -77,7 +75,6 @@ def asked(environment):
 
 
 @cases("target, left", asked)
-@pytest.mark.usefixtures("device")
 def test_asked_before_anything_is_written_it_says_the_same(environment, target, left, packages, plain):
     """What `export --target` asks; here about graphs whose weights are left out, as they are not there yet."""
     folders = [packages / f"llama-{attention}-fp32" for attention in left]
@@ -113,7 +110,6 @@ print(json.dumps([float(error) for error in np.abs(ours - wanted).max(axis=(0, 2
 
 
 @cases("target", lambda environment: [(t,) for t in environment.targets if t.provider == "webgpu"])
-@pytest.mark.usefixtures("device")
 def test_a_kernel_that_computes_wrongly_is_found_by_the_known_answer(environment, target, packages, partita, plain):
     """GroupQueryAttention of ONNX Runtime 1.27 over SwiftShader: right up to the fourth token of a step, then not.
 
@@ -127,3 +123,26 @@ def test_a_kernel_that_computes_wrongly_is_found_by_the_known_answer(environment
         honoured(done)
     else:
         assert done.code == 4 and "first difference in prefill, output logits" in done.err, done
+
+
+# A fault in one node of the provider's graph is found in that node
+
+
+def planted(environment: Environment) -> list[tuple[object, ...]]:
+    """A row per fault, in a package all of whose nodes are on the target."""
+    return [
+        (target, package, fault.name)
+        for target in environment.targets
+        for package in target.whole
+        for fault in faults()
+        if fault.graph == package
+    ]
+
+
+@cases("target, package, fault", planted, sample=True, heavy=("qnn",))
+def test_a_fault_is_found_in_its_node(environment, target, package, fault, packages, tmp_path):
+    words = (f"{target.provider},cpu", f"{package}={packages / package}", f"fault={fault}")
+    done = honoured(execute("-m", "tests.drift.planted", *words, folder=tmp_path))
+    lines = [line.strip() for line in done.out.splitlines()]
+    assert any(line.startswith(f"{package}: control within") for line in lines), done
+    assert f"{package}.{fault}: layer right, node right" in lines, done

@@ -8,14 +8,13 @@ import re
 import pytest
 
 from tests.conftest import require_dry_run
-from tests.contract.cases import cases, each_environment, targets
+from tests.contract.cases import cases, each_environment, only_in, targets
 from tests.contract.commands import honoured, nodes_on, refused, source, sources_agree
 
 CPU = "CPUExecutionProvider"
 
 
 @cases("target", targets)
-@pytest.mark.usefixtures("device")
 def test_a_model_that_it_takes_whole(environment, target, partita, model, tmp_path):
     report = tmp_path / "report.json"
     honoured(partita("place", model("matmul_relu"), "--provider", target.provider, "--report", report))
@@ -32,7 +31,6 @@ def test_a_model_that_it_takes_whole(environment, target, partita, model, tmp_pa
 
 
 @cases("target", targets)
-@pytest.mark.usefixtures("device")
 def test_an_island_on_the_cpu_has_a_reason_and_copies(environment, target, partita, model, tmp_path):
     report = tmp_path / "report.json"
     words = ("place", model("island"), "--full", "--provider", f"{target.provider},cpu", "--report", report)
@@ -85,7 +83,6 @@ def limits(target):
 
 
 @cases("target", targets)
-@pytest.mark.usefixtures("device")
 def test_limits_that_are_exceeded(environment, target, partita, model):
     words = [word for option, exceeded, _ in limits(target) for word in (option, exceeded)]
     done = partita("place", model("island"), "--provider", f"{target.provider},cpu", *words)
@@ -107,7 +104,6 @@ BODIES = ("then/Scaler", "else/Scaler")
 
 
 @cases("target", lambda environment: [(t,) for t in environment.targets if t.provider == "webgpu"])
-@pytest.mark.usefixtures("device")
 def test_a_body_on_the_cpu_breaks_a_chain_without_it(environment, target, partita, model, plain):
     file = model("branches")
     script = (
@@ -120,7 +116,7 @@ def test_a_body_on_the_cpu_breaks_a_chain_without_it(environment, target, partit
     refused(partita("place", file, "--provider", target.provider), *BODIES)
 
 
-@cases("_", lambda environment: [("",)] if environment.name == "main" else [])
+@cases("_", only_in("main"))
 def test_bodies_count_for_the_limits_of_a_dry_run(environment, _, partita, model, tmp_path):
     require_dry_run()
     file, report = model("branches"), tmp_path / "report.json"
@@ -132,3 +128,60 @@ def test_bodies_count_for_the_limits_of_a_dry_run(environment, _, partita, model
     limits = {"--max-cpu-nodes": 1, "--max-copies": 0, "--max-copy-bytes-per-token": 1_000_000}
     done = partita(*command, *(word for limit in limits.items() for word in limit))
     assert done.code == 3 and all(name in done.err for name in limits), done
+
+
+# Sources joined by node, for whole packages
+
+
+@pytest.fixture
+def placed(partita, tmp_path):
+    """`partita place` a model on a chain; the report, whose checks have all passed and whose sources agree."""
+
+    def command(model, chain, *options):
+        path = tmp_path / "report.json"
+        honoured(partita("place", model, "--provider", chain, "--report", path, *options))
+        report = json.loads(path.read_text())
+        assert sources_agree(report), (report["checks"], report["conflicts"])
+        return report
+
+    return command
+
+
+@cases("target", lambda environment: [(target,) for target in environment.targets if target.kind == "device"])
+def test_every_copy_of_a_package_has_a_cause(environment, target, placed, packages):
+    report = placed(packages / target.refused_alone[0], f"{target.provider},cpu")
+    for phase in report["phases"]:
+        copies = [copy for copy in phase["copies"] if copy["kind"] == "memcpy_node"]
+        assert copies and all(copy["caused_by"] and copy["tensor"] for copy in copies)
+        fallen = {entry["node"] for entry in report["fallbacks"] if entry["phase"] == phase["name"]}
+        assert {name for copy in copies for name in copy["caused_by"]} <= fallen
+        assert phase["cost"]["tokens_per_run"] > 0
+    assert report["cache"]["checked_steps"] > 0
+
+
+@cases(
+    "target, package",
+    lambda environment: [
+        (target, target.with_cpu[0]) for target in environment.targets if target.kind == "compiling" and target.with_cpu
+    ],
+)
+def test_every_node_of_a_package_is_found_again(environment, target, package, placed, packages):
+    import onnx
+
+    report = placed(packages / package, f"{target.provider},cpu")
+    file = onnx.load(packages / package / "model.onnx", load_external_data=False)
+    phase = report["phases"][-1]
+    found = {name for node in phase["nodes"] for name in (node["name"], *node["replaces"])}
+    left = {node.name for node in file.graph.node if node.name not in found and node.op_type != "Constant"}
+    assert left == set()
+    assert sum(share["nodes"] for share in phase["providers"]) == len(found & {n.name for n in file.graph.node})
+
+
+@each_environment()
+def test_a_generation_has_the_optimised_graph_on_the_cpu(environment, cpu_report):
+    report = cpu_report("llama-gqa-fp32")
+    assert source(report, "optimised_model")["available"], source(report, "optimised_model")
+    fused = {node["op_type"]: node["replaces"] for node in report["phases"][-1]["nodes"] if node["replaces"]}
+    assert [name.rpartition("/")[2] for name in fused["QuickGelu"]] == ["Sigmoid", "Mul"]
+    assert report["cache"]["checked_steps"] > 0
+    assert sources_agree(report)

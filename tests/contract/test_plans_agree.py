@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.conftest import DEMO_CHECKPOINT, require_dry_run
-from tests.contract.cases import cases
+from tests.contract.cases import cases, only_in
 from tests.contract.commands import honoured
 from tests.contract.expectations import ENVIRONMENTS
 from tests.contract.plans import Report, differences
@@ -39,7 +39,7 @@ def test_the_dry_run_foretells_the_real_plan(
     assert differences(real, dry) == []
 
 
-@cases("_", lambda environment: [("",)] if environment.name == "main" else [])
+@cases("_", only_in("main"))
 @pytest.mark.heavy
 def test_the_comparison_finds_what_differs(environment, _, partita, packages, tmp_path):
     """Two dry runs stand for the two sides: of one package on two devices, and of two precisions."""

@@ -43,7 +43,6 @@ def refusing(environment):
 
 
 @cases("target, package, provider", refusing, heavy=("webgpu",))
-@pytest.mark.usefixtures("device")
 def test_a_lowering_that_is_not_taken_is_to_be_another(
     environment, target, package, provider, packages, partita, tmp_path
 ):

@@ -15,7 +15,6 @@ from partita.support.build import short
 from tests.contract.cases import cases, targets
 from tests.contract.commands import honoured
 
-OPERATORS = ("Relu", "Gather", "Resize", "com.microsoft:GroupQueryAttention")
 SAMPLE = (
     "Add",
     "ArgMax",
@@ -59,7 +58,6 @@ OPEN_END = 2**31 - 1
 
 
 @cases("target", targets)
-@pytest.mark.usefixtures("device")
 def test_a_provider_is_asked_and_the_answers_are_those_of_placement(environment, target, partita, model, tmp_path):
     """What the table says of a MatMul and a Relu of float32 is what `place` says of a graph of the two."""
     path = tmp_path / "table.json"
@@ -130,7 +128,6 @@ def fits(kernel: Any, entry: Any, since: int, types: dict[str, str]) -> bool:
 
 
 @cases("target", targets, heavy=("webgpu", "openvino", "plugins"))
-@pytest.mark.usefixtures("device")
 def test_a_budget_that_is_too_small_is_said(environment, target, partita):
     done = honoured(partita("support", "--all", "--provider", target.provider, "--seconds", "1", "--json"))
     assert done.json["complete"] is False

@@ -7,6 +7,8 @@ import json
 import os
 import shlex
 import shutil
+import signal
+import subprocess
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -19,8 +21,8 @@ from rich.console import Console
 from partita import cli
 from partita.options.groups import ProviderChain
 from partita.partition_reports import storage
-from tests.conftest import require_dry_run
-from tests.docs import recordings, serve_tutorial
+from tests.conftest import DEMO_CHECKPOINT, require, require_dry_run
+from tests.docs import recordings
 from tests.foreign.conftest import SAMPLES
 from tools import support_tables
 
@@ -192,6 +194,61 @@ def copy_tutorial_models(folder: Path) -> None:
     shutil.copytree(SAMPLES / "genai-fp16-cuda", folder / "my-model-fp16")
 
 
+SERVE_ADDRESS = "http://127.0.0.1:8000"
+"""The address on the page. The test uses a free port."""
+SERVE_COMMANDS = {
+    "serve-export": "partita export partita/demo/checkpoint package --target cpu",
+    "serve-verify": "partita verify package --provider cpu",
+    "serve-generate": 'partita generate package "Return the" --provider cpu --report run.json',
+    "serve-show": "partita report show run.json",
+    "serve-refused": "partita serve package --provider webgpu",
+    "serve-dry-run": "partita place package --provider cuda --dry-run --device h100",
+    "serve-start": "partita serve package --provider cpu",
+    "serve-curl": f"curl -s {SERVE_ADDRESS}/v1/completions -H 'Content-Type: application/json' "
+    """-d '{"model": "package", "prompt": "Return the", "max_tokens": 16, "temperature": 0}'""",
+}
+"""Block name -> command line. The server of the last but one receives the request of the last."""
+SERVE_CLIENT = """
+from openai import OpenAI
+
+client = OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")
+completion = client.completions.create(model="package", prompt="Return the", max_tokens=16, temperature=0)
+print(completion.choices[0].text)  # prints number of the string for the given string.
+"""
+
+
+@cache
+def served() -> dict[str, str]:
+    """The output of each command of docs/tutorial-serve.md, run in order and in one folder, by block name.
+
+    `serve-client`: the output of the Python program.
+    """
+    from tests.serve.test_command import serving
+
+    require("torch")
+    require("openai")
+    require("curl", shutil.which("curl") is not None)
+    require_dry_run()
+    *before, start, request = SERVE_COMMANDS
+    with place_of_examples() as folder:
+        (folder / "partita" / "demo").mkdir(parents=True)
+        (folder / "partita" / "demo" / "checkpoint").symlink_to(DEMO_CHECKPOINT)
+        free = {"serve-refused": " --port 0"}  # what is shown does not depend on the port
+        texts = {name: run_here(SERVE_COMMANDS[name] + free.get(name, "")) for name in before}
+        with serving(*shlex.split(SERVE_COMMANDS[start])[2:]) as server:
+            words = shlex.split(SERVE_COMMANDS[request].replace(SERVE_ADDRESS, server.told["url"]))
+            texts[request] = subprocess.run(words, check=True, capture_output=True, text=True, timeout=60).stdout
+            client = io.StringIO()
+            with redirect_stdout(client):
+                exec(SERVE_CLIENT.replace(SERVE_ADDRESS, server.told["url"]), {})
+            code, err = server.end(signal.SIGTERM)
+            assert code == 0, err
+            texts[start] = err.replace(server.told["url"], SERVE_ADDRESS)
+    return {name: f"$ {SERVE_COMMANDS[name]}\n{text}" for name, text in texts.items()} | {
+        "serve-client": client.getvalue()
+    }
+
+
 def verdicts(*names: str) -> str:
     """The first sentence of each of these reports."""
     from partita.partition_reports.outcome import verdict_of
@@ -243,5 +300,5 @@ OUTPUTS: dict[str, Callable[[], str]] = {
     "silent-after": lambda: f"$ {SILENT_CPU[3]}\n{silent_cpu()[4]}",
     "silent-check-before": lambda: silent_cpu()[5],
     "silent-check-after": lambda: silent_cpu()[6],
-    **{name: partial(lambda name: serve_tutorial.served()[name], name) for name in serve_tutorial.COMMANDS},
+    **{name: partial(lambda name: served()[name], name) for name in SERVE_COMMANDS},
 }

@@ -13,14 +13,15 @@ import json
 import re
 import shlex
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import REPOSITORY, require
-from tests.docs import recordings, serve_tutorial
-from tests.docs.blocks import Block, agrees, all_blocks, blocks_of, is_cut, renewed
-from tests.docs.outputs import OUTPUTS, copy_tutorial_models, place_of_examples
+from tests.docs import recordings
+from tests.docs.blocks import Block, agrees, all_blocks, blocks_of, is_cut, pages, renewed
+from tests.docs.outputs import OUTPUTS, SERVE_CLIENT, copy_tutorial_models, place_of_examples, served
 from tests.docs.update import printed
 from tests.test_examples import EXAMPLES
 from tests.test_imports import MAY_IMPORT
@@ -167,6 +168,13 @@ def check_copies(block: Block) -> None:
         assert command == "cp" and (REPOSITORY / source / "model.onnx").is_file(), line
 
 
+def check_client(block: Block) -> None:
+    """The program that `served` runs; it prints what its comment has."""
+    assert block.text.strip() == SERVE_CLIENT.strip()
+    (line,) = re.findall(r"# prints (.*)", block.text)
+    assert line in served()["serve-client"]
+
+
 def check_session(block: Block) -> None:
     """A script that opens a model on CUDA and the CPU; its own check ends it where CUDA does not start."""
     names: dict[str, Any] = {}
@@ -195,7 +203,7 @@ CHECKS: dict[str, Callable[[Block], None]] = {
     "silent-files": check_copies,
     "silent-script": check_session,
     "silent-changed": check_session,
-    "serve-client": serve_tutorial.check_client,
+    "serve-client": check_client,
 }
 
 
@@ -247,3 +255,55 @@ def test_what_is_cut_may_be_anything_and_the_rest_may_not() -> None:
     assert not agrees(["one", "two", "three"], lines), "the end has to be cut, too"
     assert is_cut("  [...]")
     assert renewed(["one", "  [...]", "four and less"], lines) == ["one", "  [...]", "four and more"]
+
+
+# Files and links of the pages
+
+
+PYTHON = re.compile(r"`([\w/]+\.py)(?::[\w.]+)?`")
+PATH = re.compile(r"`((?:partita|tests|tools|docs|benchmarks)/[\w/.-]+)`")
+
+
+def absent(text: str) -> list[str]:
+    """Paths that a text has in backquotes and the repository has not; those of modules may lack their first folders."""
+    files = {f"/{path.relative_to(REPOSITORY).as_posix()}" for path in modules()}
+    lost = [name for name in PYTHON.findall(text) if not any(file.endswith(f"/{name}") for file in files)]
+    return lost + [name for name in PATH.findall(text) if not (REPOSITORY / name).exists()]
+
+
+def modules() -> list[Path]:
+    """Every module of the repository."""
+    return [
+        path for folder in ("partita", "tests", "tools", "benchmarks") for path in (REPOSITORY / folder).rglob("*.py")
+    ]
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_files_that_a_page_names_are_there(page: Path):
+    assert absent(page.read_text(encoding="utf-8")) == []
+
+
+def test_a_file_that_is_gone_is_found():
+    assert absent("`partition_reports/probes.py`, `docs/nothing.md` and `cli.py`") == [
+        "partition_reports/probes.py",
+        "docs/nothing.md",
+    ]
+
+
+def test_the_index_lists_every_page():
+    folder = REPOSITORY / "docs"
+    listed = re.findall(r"^- \[[^]]+\]\(([\w-]+\.md)\)", (folder / "index.md").read_text("utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(page.name for page in folder.glob("*.md") if page.name != "index.md")
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_a_list_follows_an_empty_line(page: Path):
+    """The site renders a list without one as a part of the paragraph above it."""
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    assert re.findall(r"^(?!\s|[-*#<]|\d+\. ).+\n(?:[-*]|\d+\.) .*", text, re.MULTILINE) == []
+
+
+@pytest.mark.parametrize("page", sorted((REPOSITORY / "docs").glob("*.md")), ids=lambda page: page.name)
+def test_links_of_a_page_lead_to_files(page: Path):
+    links = re.findall(r"\]\(([\w./-]+)(?:#[\w-]+)?\)", page.read_text("utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []

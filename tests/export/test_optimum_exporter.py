@@ -27,9 +27,9 @@ from partita.export.exporters.optimum import with_optimum_remedy
 from partita.export.optimum_child import config_for_4
 from partita.export.options import ExportOptions
 from partita.package.folder import check_files, read_manifest
+from tests.commands.test_cli import child_environment
 from tests.conftest import Exported, TinyCheckpoint
 from tests.export.breadth import recipes
-from tests.test_cli import child_environment
 
 PLAYED = """
 import json, os, shutil, sys, time

@@ -20,9 +20,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
+from partita.cli import run
 from partita.dtypes import storage
 from partita.errors import PartitaError
 from partita.explain.node_explanation import explain
+from partita.export.checkpoint.description import open_checkpoint
 from partita.export.checkpoint.gguf.header import read_header
 from partita.export.checkpoint.weight_files import find_tensors
 from partita.foreign.folder import open_folder
@@ -35,7 +37,7 @@ from partita.runtime.generate.prefix_file import PrefixContent, read_content, re
 from partita.runtime.generate.request import Prefix
 from partita.runtime.place.model_file import CLASSES, SCOPES, SOURCE, STACK, read_model_file
 from partita.runtime.place.onnx_model import read_onnx
-from tests.conftest import REPOSITORY
+from tests.conftest import DEMO_CHECKPOINT, REPOSITORY
 from tests.fuzz.mutations import byte_texts, json_texts
 from tests.gguf_files import save_settings
 from tests.library.batches.test_journal import RUN, answer
@@ -207,6 +209,32 @@ def test_safetensors_header(home: Path, data: st.DataObject) -> None:
         changed = data.draw(byte_texts(written, head=8 + size))
     (folder / "model.safetensors").write_bytes(changed)
     held(lambda: find_tensors(folder))
+
+
+# --- settings of a checkpoint, and of a folder of another exporter ----------------------------------------------------
+
+
+@fuzz(25)
+@given(data=st.data())
+def test_checkpoint_settings(home: Path, data: st.DataObject) -> None:
+    folder, written = home / "settings", json.loads((DEMO_CHECKPOINT / "config.json").read_text())
+    if not folder.exists():
+        shutil.copytree(DEMO_CHECKPOINT, folder)
+    (folder / "config.json").write_bytes(data.draw(json_texts(written)))
+    held(lambda: open_checkpoint(str(folder)))
+
+
+@fuzz(10)
+@given(data=st.data())
+def test_foreign_settings(home: Path, data: st.DataObject) -> None:
+    """A folder that is opened runs, or the run is refused."""
+    folder = home / "foreign"
+    shutil.copytree(FOREIGN, folder, dirs_exist_ok=True)
+    file = folder / data.draw(st.sampled_from(sorted(path.name for path in FOREIGN.glob("*config.json"))))
+    file.write_bytes(data.draw(json_texts(json.loads(file.read_text()))))
+    if held(lambda: open_folder(folder)):
+        words = ["generate", str(folder), "3,4,5", "--token-ids", "--max-new-tokens", "2", "--provider", "cpu"]
+        assert run(words) in (0, 1)
 
 
 # --- ONNX files -------------------------------------------------------------------------------------------------------

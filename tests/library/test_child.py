@@ -18,8 +18,8 @@ from partita.library.engine.remote import RemoteEngine
 from partita.library.engine.speculation import NO_SPECULATION
 from partita.library.generation import Generation
 from partita.providers.resolve import parse_chain
+from tests.commands.test_signals import ABORTS, NAMES_ENTRY
 from tests.conftest import REPOSITORY, require
-from tests.test_crashes import ABORTS, NAMES_ENTRY
 
 PROMPT = [5, 6, 7]
 SECONDS = 60.0

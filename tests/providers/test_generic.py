@@ -10,8 +10,8 @@ import pytest
 from partita.errors import UsageError
 from partita.providers.generic import generic_provider, parse_libraries, split_libraries
 from partita.providers.resolve import all_names, known_providers, parse_chain, resolve
+from tests.commands.test_signals import NAMES_ENTRY
 from tests.conftest import require
-from tests.test_crashes import NAMES_ENTRY
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from partita.diagnosis.reasons.table import REASONS
 from partita.partition_reports.records import Report
 from tests.conftest import REPOSITORY
 from tests.partition_reports.samples import GPU_CHAIN, mixed_facts, report_of
+from tools import support_tables
 from tools.published import PAGES, main, reasons_text
 
 DOCS = REPOSITORY / "docs"
@@ -69,3 +70,12 @@ def test_reports_need_no_heavy_library(module):
     code = f"import sys, partita.partition_reports.{module}; print([name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+# The pages of docs/support
+
+
+@pytest.mark.parametrize("name", support_tables.TABLES)
+def test_a_page_is_made_from_its_tables(name: str) -> None:
+    written = (support_tables.FOLDER / f"{name}.md").read_text(encoding="utf-8")
+    assert written == support_tables.page(name), "write it again with: python -m tools.support_tables --pages"

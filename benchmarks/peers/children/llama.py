@@ -1,19 +1,24 @@
-"""llama.cpp through llama-cpp-python's low-level functions, so that no Python of the binding is timed."""
+"""llama.cpp through llama-cpp-python's low-level functions, so that no Python of the binding is timed.
+
+`python -m benchmarks.peers.children.llama MODEL WINDOWS OUT THREADS REFERENCE` reads a text. WINDOWS is an .npy of
+[W, L] tokens; each window is read into an empty cache. Writes OUT, an .npz: `losses` [W, L - 1] in nats, `best`
+[W, L - 1], the most likely token, and `divergence` [W, L - 1], the Kullback-Leibler divergence in nats from the
+distributions in REFERENCE, an .npy that the first model writes where there is none.
+"""
 
 from __future__ import annotations
 
 import ctypes
-import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from benchmarks.peers.children.serving import Logits, Open, Opened, best, serve
+from benchmarks.peers.children.serving import Token, best
 
-EXTRA_BUFFERS = "PARTITA_BENCH_LLAMA_EXTRA_BUFFERS"
-"""0: weights stay as they are in the file, without repacking."""
 BATCH = 2048
 
 
@@ -22,14 +27,12 @@ class Llama:
 
     def __init__(self, binding: Any, file: Path, threads: int, length: int) -> None:
         self.binding = binding
-        model = binding.llama_model_default_params()
-        model.use_extra_bufts = os.environ.get(EXTRA_BUFFERS, "1") != "0"
-        self.model = binding.llama_model_load_from_file(str(file).encode(), model)
+        self.model = binding.llama_model_load_from_file(str(file).encode(), binding.llama_model_default_params())
         if not self.model:
             raise ValueError(f"{file}: llama.cpp cannot load it")
         context = binding.llama_context_default_params()
-        context.n_ctx = context.n_batch = max(length, 32)
-        context.n_batch = min(context.n_batch, BATCH)
+        context.n_ctx = max(length, 32)
+        context.n_batch = min(context.n_ctx, BATCH)
         context.n_threads = context.n_threads_batch = threads
         context.no_perf = True
         self.context = binding.llama_init_from_model(self.model, context)
@@ -42,7 +45,7 @@ class Llama:
         self.binding.llama_memory_clear(self.binding.llama_get_memory(self.context), False)
 
     def read(self, tokens: list[int], *, every: bool = False) -> None:
-        """Read tokens behind those that were read before; logits of the last one, or of `every` one.
+        """Read tokens after those in the cache; logits of the last one, or of `every` one.
 
         For `every` one, all tokens have to fit one batch.
         """
@@ -56,13 +59,13 @@ class Llama:
             if self.binding.llama_decode(self.context, batch):
                 raise ValueError("llama_decode failed")
 
-    def logits(self, index: int = -1) -> Logits:
+    def logits(self, index: int = -1) -> npt.NDArray[np.float32]:
         """[vocab], of the token with this index in the last batch; a view that the next read overwrites."""
         pointer = self.binding.llama_get_logits_ith(self.context, index)
         return np.ctypeslib.as_array(pointer, (self.vocab,))
 
-    def generate(self, prompt: list[int], new_tokens: int) -> Iterator[tuple[int, bool]]:
-        """See Engine."""
+    def generate(self, prompt: list[int], new_tokens: int) -> Iterator[Token]:
+        """Read `prompt` from an empty cache, then yield greedy tokens."""
         self.clear()
         self.read(prompt)
         for number in range(new_tokens):
@@ -70,6 +73,18 @@ class Llama:
             yield token, finite
             if number < new_tokens - 1:
                 self.read([token])
+
+    def distributions(self, windows: Any) -> Any:
+        """Log-probabilities [W, L - 1, vocab] of what follows each token of `windows` [W, L] but the last."""
+        count, length = windows.shape
+        found = np.zeros((count, length - 1, self.vocab), np.float32)
+        for number, window in enumerate(windows):
+            self.clear()
+            self.read([int(token) for token in window[:-1]], every=True)
+            logits = np.stack([self.logits(index) for index in range(length - 1)]).astype(np.float64)
+            highest = logits.max(1, keepdims=True)
+            found[number] = logits - highest - np.log(np.exp(logits - highest).sum(1, keepdims=True))
+        return found
 
 
 def import_binding() -> Any:
@@ -87,18 +102,18 @@ _LOG: Any = None
 """The callback that says nothing; llama.cpp keeps its address alone."""
 
 
-def opener() -> Open:
-    """Import llama_cpp."""
-    binding = import_binding()
-
-    def open_engine(model: Path, threads: int, length: int) -> Opened:
-        system = binding.llama_print_system_info().decode()
-        extra = "no" if os.environ.get(EXTRA_BUFFERS, "1") == "0" else "yes"
-        settings = {"build": system.strip(" |").replace(" | ", ", "), "repacked weights": extra, "cache": "f16"}
-        return Opened(Llama(binding, model, threads, length), ("llama-cpp-python",), settings)
-
-    return open_engine
+def main() -> None:
+    """Read a text, and write what was found."""
+    model, windows, out, threads, reference = sys.argv[1:]
+    tokens = np.load(windows)
+    found = Llama(import_binding(), Path(model), int(threads), tokens.shape[1]).distributions(tokens)
+    if not Path(reference).is_file():
+        np.save(reference, found)
+    original = np.load(reference)
+    losses = -np.take_along_axis(found, tokens[:, 1:, None], 2)[..., 0]
+    divergence = (np.exp(original) * (original - found)).sum(2)
+    np.savez(out, losses=losses, best=found.argmax(2), divergence=divergence)
 
 
 if __name__ == "__main__":
-    serve(opener)
+    main()

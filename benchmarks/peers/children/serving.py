@@ -14,33 +14,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 PROVIDER, CAPTURE = "PARTITA_BENCH_PROVIDER", "PARTITA_BENCH_CAPTURE"
 """Variables of a child: the execution provider, and whether decode steps are recorded and replayed."""
-Logits = npt.NDArray[np.float32]
-"""[vocab]: of the token that follows the last one read."""
-
-
-class Engine(Protocol):
-    """An open model that reads tokens."""
-
-    def generate(self, prompt: list[int], new_tokens: int) -> Iterator[tuple[int, bool]]:
-        """Read `prompt` from an empty cache, then yield `new_tokens` greedy tokens, each as soon as it is known.
-
-        Beside each token: whether all logits that it was chosen from were finite.
-        """
-        ...
+Token = tuple[int, bool]
+"""A greedy token, and whether all logits that it was chosen from were finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """An engine, and what there is to say about it."""
+    """An open model, and what there is to report about it."""
 
-    engine: Engine
+    generate: Callable[[list[int], int], Iterator[Token]]
+    """Reads a prompt from an empty cache, then yields so many greedy tokens, each as soon as it is known."""
     versions: tuple[str, ...]
     """Distributions whose versions belong to the figures."""
     settings: dict[str, str] = field(default_factory=dict)
@@ -66,13 +55,13 @@ def best(logits: Any) -> tuple[int, bool]:
     return int(logits.argmax()), bool(np.isfinite(logits.min()) and np.isfinite(logits.max()))
 
 
-def timed(engine: Engine, prompt: list[int], new_tokens: int) -> dict[str, Any]:
+def timed(opened: Opened, prompt: list[int], new_tokens: int) -> dict[str, Any]:
     """One turn: seconds to the first token, seconds of all that follow, and the tokens."""
     began = time.perf_counter()
     first = 0.0
     tokens: list[int] = []
     finite = True
-    for token, sound in engine.generate(prompt, new_tokens):
+    for token, sound in opened.generate(prompt, new_tokens):
         if not tokens:
             first = time.perf_counter() - began
         tokens.append(token)
@@ -98,45 +87,37 @@ def peak_rss_bytes() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
-def serve(open_engine: Callable[[], Open], turn: Callable[..., dict[str, Any]] = timed) -> None:
-    """Answer until stdin ends. `open_engine` imports the peer's library and returns what opens a model; `turn` answers
-    what is asked of it.
-    """
+def serve(peer: Callable[[], Open]) -> None:
+    """Answer until stdin ends. `peer` imports the peer's library and returns what opens a model."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # the peers print to stdout
-    child = _Child(open_engine, turn)
+    opened: Opened | None = None
     for line in sys.stdin:
-        out.write(json.dumps(child.answer(json.loads(line))) + "\n")
+        try:
+            if opened is None:
+                opened, answer = open_model(peer, **json.loads(line))
+            else:
+                answer = timed(opened, **json.loads(line))
+        except Exception as error:  # noqa: BLE001 - the parent has to hear of it, whatever a peer raises
+            answer = {"error": f"{type(error).__name__}: {error}".strip().splitlines()[0][:400]}
+        out.write(json.dumps(answer) + "\n")
         out.flush()
     os._exit(0)  # some native libraries do not survive being unloaded
 
 
-class _Child:
-    """One peer with one model."""
-
-    def __init__(self, open_engine: Callable[[], Open], turn: Callable[..., dict[str, Any]]) -> None:
-        self.open_engine, self.turn = open_engine, turn
-        self.opened: Opened | None = None
-
-    def answer(self, question: dict[str, Any]) -> dict[str, Any]:
-        """The answer, or an error as data."""
-        try:
-            return self._open(**question) if self.opened is None else self.turn(self.opened.engine, **question)
-        except Exception as error:  # noqa: BLE001 - the parent has to hear of it, whatever a peer raises
-            return {"error": f"{type(error).__name__}: {error}".strip().splitlines()[0][:400]}
-
-    def _open(self, model: str, threads: int, length: int) -> dict[str, Any]:
-        began = time.perf_counter()
-        opener = self.open_engine()
-        imported = time.perf_counter()
-        self.opened = opener(Path(model), threads, length)
-        return {
-            "import_seconds": imported - began,
-            "load_seconds": time.perf_counter() - imported,
-            "versions": {name: found for name in self.opened.versions if (found := _version(name))},
-            "settings": self.opened.settings,
-            "peak_rss_bytes": peak_rss_bytes(),
-        }
+def open_model(peer: Callable[[], Open], model: str, threads: int, length: int) -> tuple[Opened, dict[str, Any]]:
+    """Open a model; it, and what that took."""
+    began = time.perf_counter()
+    opener = peer()
+    imported = time.perf_counter()
+    opened = opener(Path(model), threads, length)
+    return opened, {
+        "import_seconds": imported - began,
+        "load_seconds": time.perf_counter() - imported,
+        "versions": {name: found for name in opened.versions if (found := _version(name))},
+        "settings": opened.settings,
+        "peak_rss_bytes": peak_rss_bytes(),
+    }
 
 
 def _version(name: str) -> str | None:

@@ -26,8 +26,8 @@ from partita.runtime.chain.provider_check import (
     request_of,
 )
 from partita.runtime.ort.registry import available_ort_names
+from tests.commands.test_signals import NAMES_ENTRY
 from tests.conftest import require
-from tests.test_crashes import NAMES_ENTRY
 
 CRASHES = {
     "abort": (

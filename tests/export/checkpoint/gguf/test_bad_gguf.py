@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.peers.gguf_tensors import planned
+from benchmarks.peers.gguf_write import planned
 from partita.errors import CheckpointError, PartitaError, UnsupportedModelError
 from tests.conftest import TinyCheckpoint, require
 from tests.export.test_bad_checkpoints import refuse

@@ -24,7 +24,7 @@ from partita.cli import run
 from partita.commands import batch
 from partita.library.batches.batch_run import Progress
 from partita.partition_reports import storage
-from tests.conftest import REPOSITORY, Exported, TinyCheckpoint, require
+from tests.conftest import REPOSITORY, require
 from tests.runtime.handmade_packages import ALL, handmade, known_tokens
 
 SECONDS = 60.0
@@ -114,9 +114,7 @@ def read_journal(journal: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def test_rows_of_text_with_messages_and_options_of_their_own(
-    tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_of_text_with_messages_and_options_of_their_own(tiny_checkpoint, exported, tmp_path, capsys):
     package = exported(tiny_checkpoint("llama"), attention="gqa", batch_size=2)
     said = [{"role": "user", "content": "return the value"}]
     rows: list[Any] = [
@@ -205,18 +203,7 @@ def test_a_report_does_not_take_the_place_of_the_answers(summing, tmp_path, monk
     """Neither of the two is there yet when the command begins."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in.jsonl").write_text('{"tokens": [1, 2]}\n')
-    words = [
-        "generate",
-        str(summing),
-        "--input",
-        "in.jsonl",
-        "--output",
-        "out.jsonl",
-        "--token-ids",
-        "--provider",
-        "cpu",
-    ]
-    assert run([*words, "--report", name]) == 2
+    assert run(words(summing, Path("in.jsonl"), Path("out.jsonl"), "--report", name)) == 2
     assert "which this command writes as well; name another" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["in.jsonl"]
 

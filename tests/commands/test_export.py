@@ -58,28 +58,10 @@ def test_cuda_is_asked_over_its_stand_ins(exporting: Export, precision: str, att
     assert asked == ({"gqa": {"GroupQueryAttention": 2}, "onnx24": {}} if precision == "fp32" else {"gqa": {}})
 
 
-def test_adapters_for_a_provider_that_would_not_read_them(
-    exporting: Export, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
-) -> None:
+def test_adapters_for_a_provider_that_would_not_read_them(exporting, tiny_checkpoint, tmp_path):
     adapter = save_adapter(tmp_path / "adapter", tiny_checkpoint("llama"))
     done = exporting("--target", "openvino", "--target-default", "--with-adapters", f"own={adapter}")
     refused(done, 2, "--with-adapters: openvino treats inputs with defaults as constants", "--static-shapes")
-
-
-@pytest.mark.usefixtures("stand_ins")
-def test_the_summary_names_the_target_and_why(exporting: Export) -> None:
-    code, out, _ = exporting("--target", "cuda")
-    assert code == 0
-    (reason,) = [line for line in out.splitlines() if line.startswith("  attention ")]
-    assert (
-        "onnx24 (auto: cuda supports " in reason
-        and "gqa supports " in reason
-        and "not GroupQueryAttention (2)" in reason
-    )
-    (line,) = [line for line in out.splitlines() if line.startswith("  target ")]
-    assert line.startswith("  target      cuda (--target), queried over stub libraries") and line.endswith(
-        "not run there"
-    )
 
 
 def test_a_target_that_opened_and_ran_it_is_said_to_have_done_so(exporting: Export) -> None:
@@ -145,9 +127,7 @@ def test_a_plugin_library_is_tried_as_the_target(exporting: Export, tmp_path: Pa
     )
 
 
-def test_stages_are_shown_from_the_first_second_and_named_by_what_they_do(
-    exporting: Export, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stages_are_shown_from_the_first_second_and_named_by_what_they_do(exporting, monkeypatch):
     from partita.commands.terminal import Bars
 
     shown: list[str] = []

@@ -18,9 +18,9 @@ import pytest
 from onnx import TensorProto, helper, parser, save
 
 from partita.cli import run
+from tests.commands.test_cli import heed_interrupts
 from tests.conftest import REPOSITORY
 from tests.contract.commands import Done, execute
-from tests.test_cli import heed_interrupts
 
 SECONDS = 300
 PLACE_DRY = ("place", "--provider", "cuda,cpu", "--dry-run")

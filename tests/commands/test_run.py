@@ -23,12 +23,13 @@ from partita.library.api import Audience
 from partita.options.export import ExportOptions
 from partita.package.folder import read_manifest, write_manifest
 from tests.conftest import DEMO_CHECKPOINT, TinyCheckpoint, require
+from tests.foreign.conftest import SAMPLES
 from tests.gguf_files import save_gguf
 from tests.local_hub import Hub, local_hub
 
 Partita = Callable[..., tuple[int, str, str]]
 WORDS = ("Return the", "--raw", "--max-new-tokens", "4", "--provider", "cpu")
-FOREIGN = Path(__file__).parent / "foreign" / "samples" / "optimum"
+FOREIGN = SAMPLES / "optimum"
 """A decoder that optimum has exported."""
 KNOWN = json.loads((FOREIGN.parent / "tokens.json").read_text(encoding="utf-8"))
 IDS = (",".join(map(str, KNOWN["prompt"])), "--token-ids", "--max-new-tokens", "4", "--provider", "cpu")
@@ -70,13 +71,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Path
     return folder
 
 
-def test_a_checkpoint_is_exported_once_and_again_when_it_has_changed(
-    cache: Path,
-    checkpoint: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_checkpoint_is_exported_once_and_again_when_it_has_changed(cache, checkpoint, tmp_path, capsys, monkeypatch):
     checkpoint = shutil.copytree(checkpoint, tmp_path / "my-model")
     first = texts(capsys, "run", checkpoint, *WORDS)
     (package,) = cache.iterdir()
@@ -126,13 +121,7 @@ def test_a_folder_of_another_exporter_is_used_where_it_is(capsys: pytest.Capture
     assert texts(capsys, "run", FOREIGN, *IDS) == FOREIGN_TEXT
 
 
-def test_a_gguf_file_is_exported_once(
-    cache: Path,
-    tiny_checkpoint: TinyCheckpoint,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_gguf_file_is_exported_once(cache, tiny_checkpoint, tmp_path, capsys, monkeypatch):
     require("gguf")
     file = save_gguf(tmp_path / "tiny.gguf", tiny_checkpoint("llama"), "Q8_0")
     first = texts(capsys, "run", file, *WORDS)
@@ -142,9 +131,7 @@ def test_a_gguf_file_is_exported_once(
     assert texts(capsys, "run", file, *WORDS) == first
 
 
-def test_every_verb_that_runs_a_model_exports_it(
-    cache: Path, exported: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_verb_that_runs_a_model_exports_it(cache, exported, capsys, monkeypatch):
     """One export, by whichever verb comes first."""
     asked = []
 
@@ -175,9 +162,7 @@ def test_every_verb_that_runs_a_model_exports_it(
     assert served == [package] and asked == [(str(DEMO_CHECKPOINT), "int8", "cpu")]
 
 
-def test_a_second_run_waits_for_the_export_of_the_first(
-    cache: Path, exported: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_run_waits_for_the_export_of_the_first(cache, exported, monkeypatch):
     entered, go_on, waiting = threading.Event(), threading.Event(), threading.Event()
     exports = []
 
@@ -203,9 +188,7 @@ def test_a_second_run_waits_for_the_export_of_the_first(
     assert len(exports) == 1 and found == exports * 2 and not list(cache.glob(".*lock"))
 
 
-def test_the_remedy_without_a_tokenizer_is_an_option_of_run(
-    exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_remedy_without_a_tokenizer_is_an_option_of_run(exported, tmp_path, capsys):
     folder = shutil.copytree(exported, tmp_path / "package", ignore=shutil.ignore_patterns("tokenizer*"))
     manifest = read_manifest(folder)
     files = tuple(each for each in manifest.files if not each.name.startswith("tokenizer"))
@@ -236,17 +219,13 @@ def test_the_remedy_without_a_tokenizer_is_an_option_of_run(
     ],
 )
 @pytest.mark.usefixtures("cache")
-def test_bad_input_is_one_line(
-    arguments: tuple[object, ...], code: int, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input_is_one_line(arguments, code, said, capsys) -> None:
     assert run(["run", *map(str, arguments)]) == code
     out, err = capsys.readouterr()
     assert out == "" and said in err.splitlines()[-1] and "Traceback" not in err
 
 
-def test_without_a_cache_folder_nothing_is_exported(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_cache_folder_nothing_is_exported(monkeypatch, capsys):
     monkeypatch.setenv("PARTITA_CACHE_DIR", "")
     assert run(["run", str(DEMO_CHECKPOINT), "hi"]) == 2
     assert "set PARTITA_CACHE_DIR to a folder" in capsys.readouterr().err
@@ -292,9 +271,7 @@ def partita(hub: Hub, tmp_path: Path, cache: Path) -> Partita:
     return call
 
 
-def test_a_model_of_the_hub_is_exported_once_for_each_commit(
-    hub: Hub, partita: Partita, cache: Path, tmp_path: Path
-) -> None:
+def test_a_model_of_the_hub_is_exported_once_for_each_commit(hub, partita, cache, tmp_path):
     command = ("run", "hf://me/tiny@v1", *WORDS)
     code, text, said = partita(*command)
     assert code == 0 and text.strip(), said
@@ -336,9 +313,7 @@ def test_what_the_hub_refuses_is_one_line(hub: Hub, partita: Partita, words: tup
     assert code == 2 or "revision" in last or last.endswith("hf auth login")
 
 
-def test_a_package_is_pushed_and_used_as_it_is(
-    hub: Hub, partita: Partita, exported: Path, cache: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_package_is_pushed_and_used_as_it_is(hub, partita, exported, cache, capsys):
     code, text, said = partita("push", exported, "me/pushed", "--private")
     assert (code, text) == (0, f"{hub.url}/me/pushed/commit/{hub.commit('me/pushed')}\n"), said
     names = {each.name for each in read_manifest(exported).files}
@@ -354,9 +329,7 @@ def test_a_package_is_pushed_and_used_as_it_is(
 
 
 @pytest.mark.parametrize("home", [".", "onnx"])
-def test_an_onnx_decoder_of_the_hub_is_used_as_it_is(
-    home: str, hub: Hub, partita: Partita, cache: Path, tmp_path: Path
-) -> None:
+def test_an_onnx_decoder_of_the_hub_is_used_as_it_is(home, hub, partita, cache, tmp_path):
     folder = tmp_path / "repository"
     (folder / home).mkdir(parents=True)
     for file in FOREIGN.iterdir():
@@ -369,9 +342,7 @@ def test_an_onnx_decoder_of_the_hub_is_used_as_it_is(
     assert not list(cache.glob("[!.]*")), "nothing was exported"
 
 
-def test_only_the_chosen_variant_of_an_onnx_decoder_is_downloaded(
-    hub: Hub, partita: Partita, cache: Path, tmp_path: Path
-) -> None:
+def test_only_the_chosen_variant_of_an_onnx_decoder_is_downloaded(hub, partita, cache, tmp_path):
     folder = tmp_path / "repository"
     (folder / "onnx").mkdir(parents=True)
     for file in FOREIGN.iterdir():

@@ -11,22 +11,18 @@ import psutil
 import pytest
 
 from partita.bench.records import Bench
+from partita.cli import run
 from partita.errors import GenerationError
 from partita.library.bench import benchmark
 from partita.library.engine.remote import PROCESS
 from partita.partition_reports import storage
+from tests.commands.test_cli import fails, succeeds
+from tests.commands.test_signals import ABORTS, HANGS, library
 from tests.conftest import Exported, TinyCheckpoint
-from tests.test_cli import fails, succeeds
-from tests.test_crashes import ABORTS, HANGS, library
 
 QUICK = ("--rounds", "1", "--max-new-tokens", "4", "--prompt-tokens", "5")
 NO_DEVICE = "cuda,cpu"
 """On a machine without CUDA this is the CPU, under another name."""
-
-
-@pytest.fixture(scope="module")
-def package(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> Path:
-    return exported(tiny_checkpoint("llama"))
 
 
 @pytest.fixture(autouse=True)
@@ -43,9 +39,7 @@ def measured(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str
 
 
 @pytest.mark.heavy
-def test_two_chains_take_turns_and_are_compared(
-    package: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_chains_take_turns_and_are_compared(package, capsys, monkeypatch):
     order: list[tuple[int, str]] = []
     take_turn = benchmark.Race.run_round
 
@@ -112,9 +106,7 @@ def test_reports_go_to_a_folder(package: Path, tmp_path: Path, capsys: pytest.Ca
         (["--provider", "cpu", "--prompt-tokens", "60"], 1, "exceed the cache length of"),
     ],
 )
-def test_what_makes_no_sense_is_one_line(
-    package: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int, said: str
-) -> None:
+def test_what_makes_no_sense_is_one_line(package, capsys, words, code, said):
     fails(capsys, code, said, "bench", package, *words)
 
 
@@ -127,11 +119,7 @@ def test_folders_that_cannot_take_reports(package: Path, tmp_path: Path, capsys:
     assert not (package / "reports").exists()
 
 
-def test_a_provider_that_cannot_start_is_exit_code_3_and_the_other_is_measured(
-    package: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from partita.cli import run
-
+def test_a_provider_that_cannot_start_is_exit_code_3_and_the_other_is_measured(package, capsys):
     assert run(["bench", str(package), "--providers", "cuda", "cpu", *QUICK]) == 3
     out, err = capsys.readouterr()
     assert out.startswith("cpu: decode ") and "cuda failed: " in out
@@ -144,11 +132,7 @@ def test_a_provider_that_cannot_start_is_exit_code_3_and_the_other_is_measured(
     [(ABORTS, "killed by SIGABRT"), pytest.param(HANGS, "no answer within 15 s", marks=pytest.mark.heavy)],
     ids=["crash", "hang"],
 )
-def test_a_provider_that_crashes_or_hangs_is_a_finding(
-    package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str, words: str
-) -> None:
-    from partita.cli import run
-
+def test_a_provider_that_crashes_or_hangs_is_a_finding(package, tmp_path, capsys, source, words):
     named = f"mine={library(tmp_path, source)}"
     fails(capsys, 2, "mine is in no chain", "bench", package, "--provider", "cpu", "--provider-library", named)
     plugin = ("--provider-library", named, "--timeout", "15" if source is HANGS else "60")
@@ -159,11 +143,7 @@ def test_a_provider_that_crashes_or_hangs_is_a_finding(
     assert words in lost["error"] and words in err
 
 
-def test_one_that_fails_in_the_middle_keeps_what_it_finished(
-    package: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from partita.cli import run
-
+def test_one_that_fails_in_the_middle_keeps_what_it_finished(package, capsys, monkeypatch):
     take_turn = benchmark.Race.run_round
 
     def killed(self: benchmark.Race, racer: benchmark.Racer, number: int) -> None:
@@ -191,12 +171,8 @@ def bench_children() -> set[int]:
 
 
 @pytest.mark.parametrize(("when", "rounds"), [(1, [1, 0]), (0, [])])
-def test_ctrl_c_prints_what_there_is_and_leaves_no_process(
-    package: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, when: int, rounds: list[int]
-) -> None:
+def test_ctrl_c_prints_what_there_is_and_leaves_no_process(package, capsys, monkeypatch, when, rounds):
     """In round `when`, between the turns of the two contenders."""
-    from partita.cli import run
-
     take_turn = benchmark.Race.run_round
 
     def interrupted(self: benchmark.Race, racer: benchmark.Racer, number: int) -> None:
@@ -219,11 +195,7 @@ def test_ctrl_c_prints_what_there_is_and_leaves_no_process(
     assert sum(len(entry["round_results"]) for entry in found["contenders"]) == 2 * when + 1
 
 
-def test_ctrl_c_while_it_observes_keeps_every_figure_and_writes_the_result(
-    package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from partita.cli import run
-
+def test_ctrl_c_while_it_observes_keeps_every_figure_and_writes_the_result(package, tmp_path, capsys, monkeypatch):
     observe = benchmark.Race.observe
 
     def interrupted(self: benchmark.Race, racer: benchmark.Racer) -> None:
@@ -242,11 +214,7 @@ def test_ctrl_c_while_it_observes_keeps_every_figure_and_writes_the_result(
     assert cpu["summary"] is None and cpu["summary_missing_reason"] == "interrupted before its profiled round"
 
 
-def test_a_report_that_cannot_be_written_is_an_error_beside_the_figures(
-    package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from partita.cli import run
-
+def test_a_report_that_cannot_be_written_is_an_error_beside_the_figures(package, tmp_path, capsys, monkeypatch):
     def fails(self: benchmark.Race, racer: benchmark.Racer) -> None:
         raise GenerationError("no room")
 
@@ -261,9 +229,7 @@ def test_a_report_that_cannot_be_written_is_an_error_beside_the_figures(
 
 
 @pytest.mark.heavy
-def test_a_batch_and_a_static_pair(
-    tiny_checkpoint: TinyCheckpoint, exported: Exported, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_batch_and_a_static_pair(tiny_checkpoint, exported, capsys):
     made = exported(tiny_checkpoint("llama"), batch_size=2, static_shapes=True, prefill_chunk=8)
     found = measured(capsys, made, "--provider", "cpu", "--prompt-tokens", "20", "--rounds", "1")
     (turn, _) = found["contenders"][0]["round_results"]
@@ -277,9 +243,7 @@ def other(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> Path:
     return exported(tiny_checkpoint("llama"), attention="primitives", batch_size=2)
 
 
-def test_two_packages_are_compared_on_each_chain(
-    package: Path, other: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_packages_are_compared_on_each_chain(package, other, tmp_path, capsys):
     fails(capsys, 2, "is listed twice", "bench", package, "--provider", "cpu", "--against", package)
     chain = ("--against", other, "--provider", "cpu", "--baseline", "webgpu")
     fails(capsys, 2, "not among the measured chains: cpu", "bench", package, *chain)
@@ -306,9 +270,7 @@ def test_two_packages_are_compared_on_each_chain(
     assert [report.package and report.package.attention for report in reports] == ["gqa", "primitives"] * 2
 
 
-def test_the_result_goes_to_a_file_for_report(
-    package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_result_goes_to_a_file_for_report(package, tmp_path, capsys):
     file = tmp_path / "a result.json"
     out, err = succeeds(capsys, "bench", package, *QUICK, "--out", file)
     assert "note: provider cpu, by default: " in err

@@ -19,8 +19,8 @@ from partita.cli import run
 from partita.commands.chat import _CtrlC, read_conversation
 from partita.commands.chat_lines import TypedLines
 from partita.errors import UsageError
+from tests.commands.test_cli import child_environment
 from tests.conftest import Exported, TinyCheckpoint
-from tests.test_cli import child_environment
 
 SYSTEM = "return the item"
 SLOW = """

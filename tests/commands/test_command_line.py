@@ -10,7 +10,6 @@ import re
 import sys
 import typing
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from partita.options.inspection import InspectOptions, ProvidersOptions
 from partita.options.placement import DriftOptions, PlaceOptions, SupportOptions
 from partita.options.plan import PlanOptions
 from partita.options.sampling import Sampling
+from tests.commands.test_cli import fails
 
 NAMED_FILE = re.compile(r"=(PATH|FILE|FOLDER)")
 """In a metavar: an option that takes a name and a file."""
@@ -69,14 +69,6 @@ def path_parameters() -> Iterator[tuple[tuple[str, ...], Any, Any, str]]:
 PATHS = list(path_parameters())
 
 
-def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line of a command that does not make sense."""
-    assert run(list(arguments)) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("partita: ") and err.count("\n") == 1, err
-    return err
-
-
 @pytest.mark.parametrize(
     ("path", "command", "parameter", "empty"), PATHS, ids=[f"{'-'.join(p)}-{q.name}" for p, _, q, _ in PATHS]
 )
@@ -90,7 +82,7 @@ def test_an_empty_path_is_an_error_and_not_this_folder(path, command, parameter,
         words += [parameter.opts[0], empty]
         if "providers" in {other.name for other in command.params} - {parameter.name}:
             words += ["--provider", "cpu"]
-    error = fails(capsys, *path, *words)
+    error = fails(capsys, 2, "", *path, *words)
     assert "empty" in error, error
     assert (parameter.metavar or "") in error or parameter.opts[0] in error
     assert list(tmp_path.iterdir()) == []
@@ -150,12 +142,14 @@ def test_a_size_that_is_beyond_all_numbers_is_refused():
 
 
 def test_a_verb_or_option_that_is_not_there_names_the_nearest_and_where_help_is(capsys):
-    assert "Did you mean --provider? (see partita generate --help)" in fails(capsys, "generate", "x", "--provder", "c")
-    assert "Did you mean 'export'? (see partita --help)" in fails(capsys, "exprot")
-    assert "Did you mean 'show'? (see partita report --help)" in fails(capsys, "report", "shw")
-    assert "(see partita export --help)" in fails(capsys, "export", "a")
-    assert "(see partita verify --help)" in fails(capsys, "verify", "x", "--threads", "many")
-    assert "(see partita place --help)" in fails(capsys, "place", "x", "--zzzzzz")
+    assert "Did you mean --provider? (see partita generate --help)" in fails(
+        capsys, 2, "", "generate", "x", "--provder", "c"
+    )
+    assert "Did you mean 'export'? (see partita --help)" in fails(capsys, 2, "", "exprot")
+    assert "Did you mean 'show'? (see partita report --help)" in fails(capsys, 2, "", "report", "shw")
+    assert "(see partita export --help)" in fails(capsys, 2, "", "export", "a")
+    assert "(see partita verify --help)" in fails(capsys, 2, "", "verify", "x", "--threads", "many")
+    assert "(see partita place --help)" in fails(capsys, 2, "", "place", "x", "--zzzzzz")
 
 
 def test_several_values_are_a_list(monkeypatch):
@@ -185,9 +179,9 @@ def test_help_is_a_verb_too(words, verb, capsys):
 
 def test_other_spellings_of_options_are_taken(tmp_path, capsys):
     for command in (["generate", "p", "hi"], ["run", "p", "hi"], ["chat", "p"], ["bench", "p"]):
-        assert "--max-new-tokens" in fails(capsys, *command, "--max-tokens", "0")
+        assert "--max-new-tokens" in fails(capsys, 2, "", *command, "--max-tokens", "0")
     for flags in (["--quantizer", "nosuch"], ["--requantize", "--quantizer", "nosuch"]):
-        assert "nosuch" in fails(capsys, "export", "a/b", str(tmp_path / "out"), "--precision", "int4", *flags)
+        assert "nosuch" in fails(capsys, 2, "", "export", "a/b", str(tmp_path / "out"), "--precision", "int4", *flags)
 
 
 class Terminal(io.StringIO):
@@ -202,6 +196,7 @@ class Terminal(io.StringIO):
         (ProgressOptions(), 3600.0, False, False),
         (ProgressOptions(), 0.0, True, False),
         (ProgressOptions(quiet=True), 0.0, False, False),
+        (ProgressOptions(quiet=True), 0.0, True, False),
         (ProgressOptions(verbose=True), 3600.0, False, True),
         (ProgressOptions(verbose=True), 3600.0, True, True),
     ],
@@ -218,39 +213,33 @@ def test_a_long_stage_has_a_line_without_a_terminal(options, least_seconds, on_t
         spinner.update("first run (Ctrl-C: go on without it)")
     found = re.findall(r"(trace gqa|opening|first run): \d+\.\d s", stream.getvalue())
     assert found == (["trace gqa", "opening", "first run"] if lines else [])
+    assert not options.quiet or stream.getvalue() == ""
 
 
 def test_quiet_and_verbose_exclude_each_other(capsys):
     for verb in ("run", "place", "export"):
         words = [verb, ".", "out"] if verb == "export" else [verb, "."]
-        assert "--quiet and --verbose exclude each other" in fails(capsys, *words, "-q", "-v")
-
-
-def test_a_quiet_terminal_has_no_bars(monkeypatch):
-    stream = Terminal()
-    monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setattr(terminal, "shown_progress", ProgressOptions(quiet=True))
-    with terminal.Bars() as bars, stage(bars, "trace", {}), terminal.Spinner("opening"):
-        pass
-    assert stream.getvalue() == ""
+        assert "--quiet and --verbose exclude each other" in fails(capsys, 2, "", *words, "-q", "-v")
 
 
 def test_every_verb_that_shows_progress_has_both_options():
     both = {path[-1] for path, command in EVERY if {"quiet", "verbose"} <= {each.name for each in command.params}}
     assert both == {
-        "export",
-        "run",
-        "generate",
-        "chat",
-        "serve",
-        "verify",
-        "evaluate",
-        "place",
-        "drift",
-        "plan",
-        "support",
-        "bench",
-        "push",
+        *[
+            "export",
+            "run",
+            "generate",
+            "chat",
+            "serve",
+            "verify",
+            "evaluate",
+            "place",
+            "drift",
+            "plan",
+            "support",
+            "bench",
+            "push",
+        ]
     }
 
 
@@ -350,10 +339,6 @@ def test_a_wrong_value_names_its_option(given: Any, says: str) -> None:
 def test_a_range(limits: Range, inside: tuple[float, ...], outside: tuple[float, ...], words: str) -> None:
     assert all(value in limits for value in inside) and not any(value in limits for value in outside)
     assert str(limits) == words
-
-
-def test_a_sampling_keeps_the_order_of_its_fields() -> None:
-    assert [each.name for each in fields(Sampling)] == [*SAMPLED, "source"], "they are given by position"
 
 
 def test_of_a_module_that_is_kept_twice_the_last_precision_counts_and_its_place() -> None:

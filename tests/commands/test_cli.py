@@ -16,22 +16,14 @@ from typing import Any
 
 import jsonschema
 import pytest
-from rich.console import Console
 
 from partita.cli import run
-from partita.commands.verify import show
 from partita.library.exporting import run_export
 from partita.package.folder import KNOWN_ANSWER, MANIFEST, WEIGHTS, read_manifest, record_file, write_manifest
-from partita.package.records import StepError, Verification
-from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
+from tests.conftest import REPOSITORY, TinyCheckpoint
 from tests.runtime.handmade_packages import handmade
 
 PROMPT = "return the value of"
-
-
-@pytest.fixture(scope="session")
-def package(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> Path:
-    return exported(tiny_checkpoint("llama"))
 
 
 @pytest.fixture
@@ -59,12 +51,7 @@ def succeeds(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[st
 # export
 
 
-def test_export_says_what_it_made(
-    tiny_checkpoint: TinyCheckpoint,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_export_says_what_it_made(tiny_checkpoint, tmp_path, capsys, monkeypatch):
     summaries: list[Any] = []
 
     def noted(*given: Any) -> Any:
@@ -106,40 +93,18 @@ def test_an_unverified_package_says_so_everywhere(tmp_path: Path, capsys: pytest
     fails(capsys, 1, "the package has no known_answer.safetensors", "verify", package)
 
 
-def test_export_errors(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fails(capsys, 1, "no such file or folder", "export", tmp_path / "absent", tmp_path / "p")
-    fails(capsys, 2, "--max-length is -1", "export", tiny_checkpoint("llama"), tmp_path / "p", "--max-length", -1)
-    fails(capsys, 2, "integer", "export", tiny_checkpoint("llama"), tmp_path / "p", "--max-length", "many")
-    fails(capsys, 2, "No such option", "export", tiny_checkpoint("llama"), tmp_path / "p", "--fast")
-    fails(capsys, 2, "OUT", "export", tiny_checkpoint("llama"))
-    fails(capsys, 2, "No such command", "exprot")
-    assert not (tmp_path / "p").exists()
-
-
 # generate
 
 
-def test_generate_streams_text_to_stdout_and_timings_to_stderr(
-    package: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out, err = succeeds(capsys, "generate", package, PROMPT, "--max-new-tokens", 8)
-    assert out.endswith("\n") and len(out) > 1
+def test_text_goes_to_stdout_and_timings_to_stderr_and_json_has_both(package, capsys) -> None:
+    plain, err = succeeds(capsys, "generate", package, PROMPT, "--max-new-tokens", 8)
+    assert plain.endswith("\n") and len(plain) > 1
     assert "tokens/s" in err and "finish: length" in err and "load" in err
-
-
-def test_generate_as_json_has_the_same_text(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plain, _ = succeeds(capsys, "generate", package, PROMPT, "--max-new-tokens", 8)
     out, _ = succeeds(capsys, "generate", package, PROMPT, "--max-new-tokens", 8, "--json")
     answer = json.loads(out)
     assert answer["rows"][0]["text"] + "\n" == plain
     assert len(answer["rows"][0]["tokens"]) == 8 and answer["rows"][0]["finish_reason"] == "length"
     assert answer["timings"]["decode_tokens_per_second"] > 0
-
-
-def test_a_seed_repeats_a_sample(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--max-new-tokens", 12, "--temperature", 1.5, "--top-k", 50, "--top-p", 0.95, "--min-p", 0.01]
-    texts = [succeeds(capsys, "generate", package, PROMPT, *options, "--seed", seed)[0] for seed in (1, 1, 2)]
-    assert texts[0] == texts[1] != texts[2]
 
 
 def test_stop_string(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,21 +115,13 @@ def test_stop_string(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "finish: stop" in err
 
 
-def test_prompt_from_stdin(package: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, _ = succeeds(capsys, "generate", package, PROMPT, "--max-new-tokens", 6)
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(PROMPT.encode())))
-    assert succeeds(capsys, "generate", package, "-", "--max-new-tokens", 6)[0] == expected
-
-
 def test_chat(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     written = f"<|system|>be brief\n<|user|>{PROMPT}\n<|assistant|>"
     expected, _ = succeeds(capsys, "generate", package, written, "--max-new-tokens", 6)
     assert succeeds(capsys, "generate", package, PROMPT, "--system", "be brief", "--max-new-tokens", 6)[0] == expected
 
 
-def test_token_ids_need_no_tokenizer(
-    tiny_checkpoint: TinyCheckpoint, exported: Exported, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_token_ids_need_no_tokenizer(tiny_checkpoint, exported, capsys):
     package = exported(tiny_checkpoint("llama", tokenizer=False))
     out, _ = succeeds(capsys, "generate", package, "1, 5 9", "--token-ids", "--max-new-tokens", 4)
     assert len([int(word) for word in out.split()]) == 4
@@ -174,9 +131,7 @@ def test_token_ids_need_no_tokenizer(
     fails(capsys, 1, "token id -3", "generate", package, "1,-3", "--token-ids")
 
 
-def test_prompts_are_answered_in_the_rows_of_a_batch(
-    tiny_checkpoint: TinyCheckpoint, exported: Exported, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_prompts_are_answered_in_the_rows_of_a_batch(tiny_checkpoint, exported, capsys):
     package = exported(tiny_checkpoint("qwen2"), batch_size=2)
     out, _ = succeeds(capsys, "generate", package, PROMPT, "the list", "--max-new-tokens", 4)
     assert out.startswith("[1] ") and "\n[2] " in out
@@ -189,28 +144,19 @@ def test_prompts_are_answered_in_the_rows_of_a_batch(
 @pytest.mark.parametrize(
     ("option", "value", "words"),
     [
-        ("--max-new-tokens", 0, "--max-new-tokens is 0"),
         ("--temperature", "nan", "temperature"),
         ("--temperature", 1e-4, "--temperature is 0.0001; it must be 0 (greedy) or from 0.001 to 100"),
-        ("--temperature", "hot", "number"),
-        ("--top-p", 1.5, "top-p"),
         ("--repetition-penalty", 0, "--repetition-penalty is 0.0; it must be from 0.01 to 100 (1: off)"),
         ("--stop", "", "--stop is empty"),
         ("--stop", "x" * 4097, "--stop has 4,097 characters; the maximum is 4,096"),
         ("--probe-seconds", -1, "--probe-seconds is -1"),
-        ("--provider", "", "provider"),
-        ("--provider", "cqu", "cpu"),
     ],
 )
-def test_absurd_values(
-    package: Path, capsys: pytest.CaptureFixture[str], option: str, value: object, words: str
-) -> None:
+def test_absurd_values(package, capsys, option, value, words):
     fails(capsys, 2, words, "generate", package, PROMPT, option, value)
 
 
-def test_prompts_that_cannot_be_used(
-    package: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_that_cannot_be_used(package, capsys, monkeypatch):
     fails(capsys, 2, "no prompt", "generate", package)
     fails(capsys, 1, "the prompt is empty", "generate", package, "")
     fails(capsys, 1, "the cache length is 64", "generate", package, "x y z " * 40)
@@ -228,9 +174,7 @@ def test_a_prompt_that_fills_the_cache(package: Path, capsys: pytest.CaptureFixt
     assert len(json.loads(out)["rows"][0]["tokens"]) == 1
 
 
-def test_padding_and_finished_rows_are_no_tokens(
-    tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_padding_and_finished_rows_are_no_tokens(tiny_checkpoint, exported, tmp_path, capsys):
     """20 and 3 prompt tokens; the longer row has no room for more after a while, the other goes on alone."""
     package, report = exported(tiny_checkpoint("qwen2"), batch_size=2), tmp_path / "r.json"
     long, short = ",".join(["7"] * 50), "9,8,7"
@@ -249,9 +193,7 @@ def test_padding_and_finished_rows_are_no_tokens(
 
 
 @pytest.mark.parametrize("fewer", [False, True], ids=["all rows", "fewer rows"])
-def test_a_batch_that_reads_its_prompts_whole_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], fewer: bool
-) -> None:
+def test_a_batch_that_reads_its_prompts_whole_says_so(tmp_path, capsys, fewer):
     """What is said to read them so is a package of before; those of today read them in chunks, each row by itself."""
     package = handmade(tmp_path / "package", batch=2, states=("key",), appends=False, fewer=fewer)
     report = tmp_path / "r.json"
@@ -334,9 +276,7 @@ def child_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1"}
 
 
-def test_ctrl_c_ends_cleanly_and_still_writes_the_report(
-    tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path
-) -> None:
+def test_ctrl_c_ends_cleanly_and_still_writes_the_report(tiny_checkpoint, exported, tmp_path):
     package, report = exported(tiny_checkpoint("llama"), max_length=256), tmp_path / "r.json"
     slow = (
         "import sys, time\n"
@@ -394,9 +334,7 @@ def into_closed_pipe(*arguments: object, **environment: str) -> subprocess.Compl
 
 
 @pytest.mark.parametrize(("options", "unbuffered"), [((), ""), (("--json",), "1")])
-def test_a_closed_pipe_is_no_error_and_loses_no_report(
-    package: Path, tmp_path: Path, options: tuple[str, ...], unbuffered: str
-) -> None:
+def test_a_closed_pipe_is_no_error_and_loses_no_report(package, tmp_path, options, unbuffered):
     report = tmp_path / "r.json"
     arguments = ("generate", package, PROMPT, "--max-new-tokens", 40, "--report", report, *options)
     done = into_closed_pipe(*arguments, PYTHONUNBUFFERED=unbuffered)
@@ -443,45 +381,3 @@ def test_ctrl_c_during_an_export_says_so(tiny_checkpoint: TinyCheckpoint, tmp_pa
 def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     err = fails(capsys, 1, "absent", "report", "show", tmp_path / "absent\x1b[31m\n.json")
     assert "\x1b" not in err
-
-
-# What `partita verify` prints: a heading that says what came of it, and a table whose columns stand in line
-
-
-STEPS = ("prefill", "rows of different length", "decode 10", "x")
-
-
-def printed(status: str, width: int = 80) -> str:
-    steps = tuple(
-        StepError(step=name, output="logits", max_abs_error=2.098e-05, max_rel_error=1.05e-06, tokens_equal=n != 1)
-        for n, name in enumerate(STEPS)
-    )
-    result = Verification.model_validate(
-        {
-            "status": status,
-            "detail": "…",
-            "provider": "WebGpuExecutionProvider",
-            "reference": "transformers 5.23.0",
-            "tolerance": 1e-4,
-            "near_ties": 1,
-            "steps": [step.model_dump() for step in steps],
-        }
-    )
-    stream = io.StringIO()
-    show(Path("pkg"), result, Console(file=stream, width=width, color_system=None))
-    return stream.getvalue()
-
-
-def test_one_that_fails_is_not_headed_with_the_word_for_one_that_nobody_checked() -> None:
-    heading = printed("unverified").splitlines()[0]
-    assert heading == "pkg: FAILED: outputs differ from the source model's on WebGpuExecutionProvider"
-    assert printed("verified").splitlines()[0] == "pkg: verified on WebGpuExecutionProvider"
-
-
-def test_columns_stand_in_line_whatever_a_step_is_called() -> None:
-    lines = printed("verified").splitlines()
-    rows = [next(line for line in lines if line.startswith(f"  {name}  ")) for name in STEPS]
-    assert {line.index("logits") for line in rows} == {2 + len("rows of different length") + 2}
-    assert len({line.index("1.050e-06") for line in rows}) == 1
-    assert [line.split()[-1] for line in rows] == ["equal", "DIFFERENT", "equal", "equal"]
-    assert "1 near tie excluded from the token comparison" in " ".join(printed("verified").split())

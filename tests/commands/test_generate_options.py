@@ -1,0 +1,359 @@
+"""Prompts and sampling options of `partita generate`, and standard streams that are closed or full."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partita.cli import run
+from partita.commands.generate_options import argument_text, parse_ids, read_prompts
+from partita.errors import UsageError
+from partita.library.sampling import Sampling, complete_sampling_for
+from partita.package.folder import read_manifest, record_file, write_manifest
+from tests.conftest import REPOSITORY
+
+
+class Terminal(io.TextIOWrapper):
+    """A stdin that somebody types into."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def stdin(monkeypatch: pytest.MonkeyPatch, data: bytes, kind: type[io.TextIOWrapper] = io.TextIOWrapper) -> None:
+    monkeypatch.setattr(sys, "stdin", kind(io.BytesIO(data), encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("data", "prompt"),
+    [
+        (b"Raises\n", "Raises"),
+        (b"Raises", "Raises"),
+        (b"a\r\n", "a"),
+        (b"a\n\n", "a\n"),
+        (b"a\nb\n", "a\nb"),
+        (b"a\r", "a\r"),
+    ],
+)
+def test_one_line_end_behind_stdin_is_not_of_the_prompt(monkeypatch, capsys, data, prompt):
+    stdin(monkeypatch, data)
+    assert read_prompts(["-"]) == [prompt]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_terminal_is_told_how_to_end_the_prompt(monkeypatch, capsys):
+    stdin(monkeypatch, b"hi\n", Terminal)
+    assert read_prompts(["-"]) == ["hi"]
+    assert "until Ctrl-D" in capsys.readouterr().err
+
+
+def test_a_closed_stdin_is_an_error(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(UsageError, match="closed"):
+        read_prompts(["-"])
+
+
+def test_text_that_is_no_utf_8_is_named():
+    with pytest.raises(UsageError, match="--stop is not UTF-8"):
+        argument_text(b"caf\xe9".decode("utf-8", "surrogateescape"), "--stop")
+
+
+def test_the_c_locale_changes_neither_prompt_nor_answer(package: Path) -> None:
+    words = ["generate", str(package), "hé 你", "-n", "8", "-e", "cpu", "--stop", "ü§", "--json"]
+
+    def ask(**environment: str) -> object:
+        given = {**os.environ, "PYTHONPATH": str(REPOSITORY), **environment}
+        command = [sys.executable, "-m", "partita", *words]
+        done = subprocess.run(command, env=given, capture_output=True, check=False, cwd=REPOSITORY)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)["rows"]
+
+    wanted = ask(LC_ALL="C.UTF-8")
+    assert ask(LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0") == ask(LC_ALL="C") == wanted
+
+
+def test_what_the_locale_cannot_show_is_no_error(tmp_path):
+    """The answer of a model is any text; a terminal of another encoding shows a mark."""
+    script = "import sys; from partita import cli; cli._accept_all_text(sys.stdout); print('hé 你')"
+    for encoding, shown in (("ascii", "hé 你".encode()), ("latin-1", b"h\xe9 ?"), ("utf-8", "hé 你".encode())):
+        given = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONPATH": str(REPOSITORY)}
+        done = subprocess.run([sys.executable, "-c", script], env=given, capture_output=True, check=True)
+        assert done.stdout.strip() == shown
+
+
+def test_a_prompt_may_be_an_option(package, capsys):
+    def rows(*arguments: str) -> object:
+        assert run(["generate", str(package), *arguments, "-n", "4", "-e", "cpu", "--json"]) == 0
+        return json.loads(capsys.readouterr().out)["rows"]
+
+    assert rows("return the") == rows("-p", "return the") == rows("--prompt", "return the")
+
+
+# Standard streams that were closed before the command started, or that cannot be written to
+
+
+CLOSED = "partita: standard output is closed; redirect it to a file or to /dev/null\n"
+
+
+def shell(words: list[str], redirection: str) -> subprocess.CompletedProcess[str]:
+    """Run a command line as a shell does with the redirection; output is buffered, as it is by default."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = f"exec {shlex.join([sys.executable, '-m', 'partita', *words])} {redirection}"
+    return subprocess.run(
+        ["bash", "-c", command], cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--version"], ["inspect", "{model}", "--json"]],
+    ids=" ".join,
+)
+@pytest.mark.parametrize(
+    ("redirection", "said"),
+    [(">&-", CLOSED), (">/dev/full", "partita: No space left on device; check the disk\n")],
+    ids=["closed", "full"],
+)
+def test_what_cannot_be_written_is_an_error(words: list[str], redirection: str, said: str, model: Path) -> None:
+    done = shell([word.format(model=model) for word in words], redirection)
+    assert (done.returncode, done.stderr) == (1, said)
+
+
+@pytest.mark.parametrize(
+    ("form", "redirection", "detail"),
+    [([], ">&-", "stdout was closed"), (["--json"], ">/dev/full", "stdout: No space left on device")],
+    ids=["closed", "full"],
+)
+def test_its_report_is_written_all_the_same(package, tmp_path, form, redirection, detail) -> None:
+    path = tmp_path / "run.json"
+    words = ["generate", str(package), "def", "-n", "4", "--provider", "cpu", "--report", str(path), *form]
+    done = shell(words, redirection)
+    assert done.returncode == 1 and f"report: {path}" in done.stderr, done.stderr
+    assert json.loads(path.read_text(encoding="utf-8"))["totals"]["finish_detail"] == detail
+
+
+@pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-"], ids=["full", "closed"])
+def test_a_verb_does_not_fail_because_its_notes_cannot_be_written(package, redirection) -> None:
+    """As where a log is on a full disk: what is asked for is on stdout."""
+    words = ["generate", str(package), "5,6", "--token-ids", "-n", "4", "--provider", "cpu", "--json"]
+    done = shell(words, redirection)
+    assert done.returncode == 0 and len(json.loads(done.stdout)["rows"][0]["tokens"]) == 4
+
+
+def test_no_file_gets_the_number_of_a_closed_stream() -> None:
+    """What native code prints would be written into it."""
+    program = """
+import os
+from partita import process
+process.open_null_device()
+assert os.open(os.devnull, os.O_RDONLY) > 2
+for descriptor, use in ((0, lambda: os.read(0, 1)), (1, lambda: os.write(1, b"x"))):
+    assert os.get_inheritable(descriptor)
+    try:
+        use()
+    except OSError:
+        continue
+    raise AssertionError(descriptor)
+assert os.get_inheritable(2)
+os.write(2, b"x")
+os._exit(7)
+"""
+    command = f"exec {shlex.quote(sys.executable)} -c {shlex.quote(program)} <&- >&- 2>&-"
+    assert subprocess.run(["bash", "-c", command], cwd=REPOSITORY, check=False).returncode == 7
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The smallest ONNX model that can be inspected."""
+    import onnx
+
+    node = onnx.helper.make_node("Abs", ["x"], ["y"])
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xy")
+    graph = onnx.helper.make_graph([node], "g", [x], [y])
+    path = tmp_path_factory.mktemp("model") / "m.onnx"
+    onnx.save(onnx.helper.make_model(graph), str(path))
+    return path
+
+
+def test_a_terminal_gets_no_control_characters_of_a_text_and_a_pipe_all_of_them() -> None:
+    """A token of a model may be any text, as one that sets the title of the window."""
+    text = "a\x1b]0;pwn\x07\r\x7f\x9b2J\tb\n"
+    program = f"from partita.commands.terminal import write_stdout; write_stdout({text!r})"
+    words = [sys.executable, "-c", program]
+    assert subprocess.run(words, cwd=REPOSITORY, capture_output=True, check=True).stdout == text.encode()
+    master, slave = os.openpty()
+    subprocess.run(words, cwd=REPOSITORY, stdout=slave, check=True)
+    os.close(slave)
+    assert os.read(master, 1000) == b"a\\x1b]0;pwn\\x07\\x0d\\x7f\\x9b2J\tb\r\n"
+    os.close(master)
+
+
+# Sampling: what is ignored is printed, a run can be repeated, and a checkpoint may suggest settings
+
+
+PROMPT = "return the value of"
+SUGGESTS = {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "eos_token_id": 2}
+
+
+@pytest.fixture
+def suggesting(package: Path, tmp_path: Path):
+    """A copy of the package whose generation_config.json says what it is given."""
+
+    def write(config: dict[str, Any]) -> Path:
+        folder = shutil.copytree(package, tmp_path / "suggesting", dirs_exist_ok=True)
+        (folder / "generation_config.json").write_text(json.dumps(config), encoding="utf-8")
+        manifest = read_manifest(folder)
+        files = [
+            record_file(folder, entry.name) if entry.name == "generation_config.json" else entry
+            for entry in manifest.files
+        ]
+        write_manifest(folder, manifest.model_copy(update={"files": tuple(files)}))
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def generated(capsys: pytest.CaptureFixture[str]):
+    """Runs generate; stdout and stderr."""
+
+    def generate(package: Path, *options: object, code: int = 0) -> tuple[str, str]:
+        arguments = ["generate", package, PROMPT, "-n", 10, "--provider", "cpu", *options]
+        assert run([str(a) for a in arguments]) == code, capsys.readouterr().err
+        captured = capsys.readouterr()
+        return captured.out, captured.err
+
+    return generate
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--top-k", 5], "--top-k is ignored"),
+        (["--top-k", 5, "--seed", 4, "--temperature", 0], "--top-k and --seed are ignored"),
+    ],
+    ids=str,
+)
+def test_what_a_greedy_run_ignores_is_said(package, generated, options, named):
+    plain, _ = generated(package)
+    text, err = generated(package, *options)
+    assert text == plain
+    assert f"note: {named}: temperature 0" in err and "--temperature" in err
+    assert err.count("ignored") == 1
+
+
+@pytest.mark.parametrize("options", [["--repetition-penalty", 1.2], ["-t", 0.8, "--top-k", 5]], ids=str)
+def test_what_is_not_ignored_is_not_said_to_be(package, generated, options):
+    assert "ignored" not in generated(package, *options)[1]
+
+
+def test_a_drawn_seed_is_said_everywhere_and_repeats_the_run(package, generated, tmp_path):
+    out, err = generated(package, "--temperature", 2, "--json", "--report", tmp_path / "r.json")
+    seed = int(re.findall(r"--seed (\d+) repeats this run", err)[0])
+    answer, report = json.loads(out), json.loads((tmp_path / "r.json").read_text())
+    assert answer["options"]["seed"] == seed
+    assert report["request"]["options"]["seed"] == str(seed)
+    again = json.loads(generated(package, "--temperature", 2, "--json", "--seed", seed)[0])
+    assert again["rows"] == answer["rows"]
+    seeds = {re.findall(r"seed (\d+)", generated(package, "--temperature", 2)[1])[0] for _ in range(3)}
+    assert len(seeds) == 3, "a seed that is not given is not the same again"
+
+
+def test_a_greedy_run_has_no_seed(package, generated):
+    out, err = generated(package, "--json")
+    assert json.loads(out)["options"]["seed"] is None and "seed" not in err
+
+
+def test_what_the_checkpoint_suggests_is_said_and_taken_when_asked(suggesting, package, generated):
+    folder = suggesting(SUGGESTS)
+    text, err = generated(folder)
+    assert text == generated(package)[0], "greedy by default"
+    line = "the checkpoint suggests temperature 0.7, top-k 50, top-p 0.9: --sampling checkpoint"
+    assert line in err
+    out, err = generated(folder, "--sampling", "checkpoint", "--seed", 3, "--json")
+    assert "suggests" not in err
+    options = json.loads(out)["options"]
+    assert (options["temperature"], options["top_k"], options["top_p"], options["seed"]) == (0.7, 50, 0.9, 3)
+    same = generated(package, "-t", 0.7, "--top-k", 50, "--top-p", 0.9, "--seed", 3, "--json")[0]
+    assert json.loads(out)["rows"] == json.loads(same)["rows"]
+
+
+def test_options_come_before_what_the_checkpoint_suggests(suggesting, generated):
+    folder = suggesting({**SUGGESTS, "max_new_tokens": 3, "repetition_penalty": 1.1})
+    out, _ = generated(folder, "--sampling", "checkpoint", "--temperature", 0.2, "--json", "--seed", 1)
+    options = json.loads(out)["options"]
+    assert (options["temperature"], options["repetition_penalty"], options["max_new_tokens"]) == (0.2, 1.1, 10)
+    assert "suggests" not in generated(folder, "--temperature", 0.2)[1]
+
+
+def test_the_length_that_the_checkpoint_suggests(suggesting, capsys):
+    folder = suggesting({"max_new_tokens": 3})
+    assert run(["generate", str(folder), PROMPT, "-e", "cpu", "--sampling", "checkpoint", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["rows"][0]["tokens"]) == 3
+
+
+def test_a_checkpoint_that_does_not_sample_stays_greedy(suggesting, package, generated):
+    folder = suggesting({"do_sample": False, "temperature": 0.7, "top_k": 20})
+    text, err = generated(folder, "--sampling", "checkpoint")
+    assert text == generated(package)[0]
+    assert "suggests" not in generated(folder)[1]
+
+
+def test_settings_that_partita_does_not_have_are_named(suggesting, generated):
+    folder = suggesting({**SUGGESTS, "num_beams": 4, "no_repeat_ngram_size": 3})
+    err = generated(folder, "--sampling", "checkpoint")[1]
+    assert "num_beams 4, no_repeat_ngram_size 3, which Partita does not support" in err
+
+
+def test_settings_that_a_greedy_text_of_transformers_has_are_named(tmp_path):
+    (tmp_path / "generation_config.json").write_text('{"no_repeat_ngram_size": 3}')
+    _, notes = complete_sampling_for(Sampling(), tmp_path, hints=True)
+    assert notes == ("the checkpoint sets no_repeat_ngram_size 3, which Partita does not support",)
+
+
+@pytest.mark.parametrize("given", ["5,,6", ",5", "5,", "5, ,6", "٥,6", "1_0", "+5", "0x5", "5.0"])
+def test_what_is_no_list_of_token_ids_is_refused(given):
+    with pytest.raises(UsageError, match="is not a list of token ids such as 1,45,7"):
+        parse_ids(given)
+
+
+@pytest.mark.parametrize("given", ["5,6,7", "5, 6, 7", " 5 6\t7\n", "5,6 7"])
+def test_token_ids_are_between_commas_or_blanks(given):
+    assert parse_ids(given) == [5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", "hot"),
+        ("temperature", 101),
+        ("repetition_penalty", True),
+    ],
+)
+def test_a_value_that_is_none_is_an_error_only_when_it_is_asked_for(suggesting, generated, name, value):
+    folder = suggesting({**SUGGESTS, name: value})
+    generated(folder)
+    _, err = generated(folder, "--sampling", "checkpoint", code=1)
+    assert f"generation_config.json: {name} is {value!r}" in err and err.count("\n") == 1
+
+
+def test_another_sampling_is_refused(package, generated):
+    assert "--sampling mine: the only value is checkpoint" in generated(package, "--sampling", "mine", code=2)[1]
+
+
+def test_the_least_temperature_is_nearly_greedy_and_one_below_it_an_error(package, generated):
+    assert generated(package, "-t", 0.001, "--seed", 1)[0] == generated(package)[0]
+    assert (
+        "--temperature is 1e-320; it must be 0 (greedy) or from 0.001 to 100"
+        in generated(package, "-t", 1e-320, code=2)[1]
+    )
