@@ -10,7 +10,7 @@ import pytest
 from benchmarks.engine_steps import generate
 from partita.package.folder import read_manifest, write_manifest
 from partita.providers.resolve import parse_chain
-from partita.runtime.generate.cache.fixed_states import RecurrentStates
+from partita.runtime.generate.cache.fixed_states import RecurrentState
 from partita.runtime.generate.choice.sampling import greedy
 from partita.runtime.generate.record.run_facts import run_facts
 from partita.runtime.generate.runner import load_runner
@@ -112,7 +112,7 @@ def test_rows_of_a_device_buffer_go_by_way_of_the_host(dtype, rows):
 
 def test_where_a_row_cannot_be_zeroed_one_sequence_is_held_at_a_time(opened, monkeypatch):
     """ONNX Runtime's Python package reads no bfloat16 back from CUDA."""
-    monkeypatch.setattr(RecurrentStates, "separate", False)
+    monkeypatch.setattr(RecurrentState, "separate", False)
     assert [opened(batch=batch).rows for batch in (1, 2)] == [1, 1]
     runner = opened(batch=2)
     assert row(run(runner, PROMPTS[:1])) == known_tokens(PROMPTS[0], 9)

@@ -1,7 +1,6 @@
 """A loaded package in a worker process, because a provider's native code may crash.
 
-The worker has sessions, loop and scheduler, and sends the pieces of each step in one message; the parent only sends
-requests.
+The worker has sessions, loop and scheduler, and sends the pieces of its steps; the parent only sends requests.
 """
 
 from __future__ import annotations
@@ -437,14 +436,16 @@ class _Inbox:
 
     def put(self, event: Any) -> None:
         """Add an event; called by the thread that reads the worker's messages."""
+        events: Sequence[Update | WorkerLostError]
         if isinstance(event, WorkerLostError):
             self._audience.end()
+            events = [event]
         elif self._audience(event):
             return
         else:
-            event = Update._make(event)
+            events = [*map(Update._make, event)]
         with self._changed:
-            self.events.append(event)
+            self.events.extend(events)
             self._changed.notify()
 
     def wait(self, seconds: float | None = None) -> bool:

@@ -1,10 +1,12 @@
-"""The worker process of a `RemoteEngine`: steps the engine, handles messages between steps, and sends pieces.
+"""The worker process of a `RemoteEngine`: steps the engine, handles messages between steps, and sends updates.
 
-After each step it sends one `Update` with the pieces of all requests, without waiting for the parent.
+Each step is an `Update` with the pieces of all requests. The worker never waits for the parent. A message wakes the
+parent, which costs as much as a step of a small model, so updates of short steps are sent together.
 """
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +26,8 @@ from partita.runtime.worker.child import Channel, handle_message
 if TYPE_CHECKING:
     from partita.library.engine.local import LocalEngine
 
+SEND_SECONDS = 0.002
+"""Minimum seconds between two messages to the parent, unless a request begins or ends."""
 End: TypeAlias = tuple[PartitaError | None, float, int | None, int]
 """How a request ended: error; time by `time.perf_counter`, which processes share; kept row; copied prompt tokens."""
 
@@ -50,7 +54,7 @@ def run(channel: Channel) -> None:
             message = channel.receive(timeout=0 if busy else None)
             if message is not None:
                 handle_message(channel, message, host.handlers)
-                host.push()
+                host.send()
                 busy = bool(host.tickets)
             elif busy:
                 busy = host.step()
@@ -71,20 +75,34 @@ class Host:
         self._waiting: dict[int, Ticket] = {}
         self._pieces: list[tuple[int, str, tuple[int, ...], tuple[TokenLogprobs, ...], str | None, End | None]] = []
         self._step: Step | None = None
+        self._unsent: list[tuple[Any, ...]] = []
+        """Updates that are not sent yet."""
+        self._sent_at = 0.0
+        """When the last message was sent, by `time.perf_counter`."""
         self.handlers: dict[str, Callable[..., Any]] = {"load": self.load, "submit": self.submit}
 
     def step(self) -> bool:
-        """Run a step and send the changes. False if there was nothing to do."""
+        """Run a step, and send the updates if the last message is old enough. False if there was nothing to do."""
         did = True
         try:
             did = self.engine.step()
         except Exception:  # noqa: BLE001 - its requests have their errors, and others continue
             traceback.print_exc()
-        self.push()
+        changes = self._add_update()
+        if changes or not did or time.perf_counter() - self._sent_at >= SEND_SECONDS:
+            self.send()
         return did
 
-    def push(self) -> None:
-        """Send the changes since the last call."""
+    def send(self) -> None:
+        """Send the updates since the last call."""
+        self._add_update()
+        if self._unsent:
+            updates, self._unsent = self._unsent, []
+            self._channel.push(updates)
+            self._sent_at = time.perf_counter()
+
+    def _add_update(self) -> bool:
+        """Add an update with the changes since the last one; return whether a request began or ended."""
         begun: tuple[tuple[int, float], ...] = ()
         if self._waiting:
             begun = tuple(
@@ -94,9 +112,11 @@ class Host:
                 del self._waiting[number]
         if self._pieces or begun or self._step is not None:
             step = None if self._step is None else tuple(self._step)
-            update = Update(tuple(self._pieces), begun, step, self.engine.lost_by)
+            self._unsent.append((tuple(self._pieces), begun, step, self.engine.lost_by))
+            changes = bool(begun) or any(end is not None for *_, end in self._pieces)
             self._pieces, self._step = [], None
-            self._channel.push(tuple(update))
+            return changes
+        return False
 
     # --- verbs --------------------------------------------------------------------------------------------------------
 

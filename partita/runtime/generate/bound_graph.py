@@ -172,7 +172,7 @@ class BoundGraph:
         try:
             for name, buffer in self._moving:
                 self.binding.bind_input(name, buffer)
-            self._cache.before_run(self.binding, self.new_tokens)
+            self._cache.before_run(self.binding)
             with window.listening(self.phase):
                 if self._recording is None:
                     self.binding.run()

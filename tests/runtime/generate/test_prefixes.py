@@ -210,7 +210,7 @@ def test_rows_of_a_device_go_by_way_of_the_host(dtype, kind):
     from dataclasses import replace
 
     from partita.package.contract import State
-    from partita.runtime.generate.cache.fixed_states import FixedStates, RecurrentStates
+    from partita.runtime.generate.cache.fixed_states import FixedState, RecurrentState
     from partita.runtime.ort.buffers import host_buffer
 
     filled = host_buffer((3, 2, 5, 4), dtype)
@@ -222,13 +222,13 @@ def test_rows_of_a_device_go_by_way_of_the_host(dtype, kind):
             return replace(filled, array=None, memory="Cuda")
 
     state = State(past="past", present="present", layer=0, kind=kind, shape=(3, 2, 5, 4), dtype=dtype)
-    store = (FixedStates if kind == "key" else RecurrentStates)([state], Session())  # type: ignore[arg-type]
+    store = (FixedState if kind == "key" else RecurrentState)(state, Session(), 3)  # type: ignore[arg-type]
     tokens = 3 if kind == "key" else 5
     assert store.saves(tokens, 5) and store.can_load()
-    states = store.save_row(2, tokens)
-    np.testing.assert_array_equal(states["past"], before[2, :, :tokens])
-    assert store.row_shapes(tokens) == {"past": ((2, tokens, 4), dtype)}
-    store.load_row(0, states)
+    values = store.save_row(2, tokens)
+    np.testing.assert_array_equal(values, before[2, :, :tokens])
+    assert store.row_shape(tokens) == ((2, tokens, 4), dtype)
+    store.load_row(0, values)
     before[0, :, :tokens] = before[2, :, :tokens]
     np.testing.assert_array_equal(filled.host, before)
 

@@ -9,15 +9,15 @@ from partita.observations.facts import StateFact
 from partita.package.contract import State
 from partita.runtime.generate.cache.fixed_states import (
     KINDS,
-    FixedStates,
-    RecurrentStates,
-    RollingStates,
+    FixedState,
+    RecurrentState,
+    RollingState,
     RowShapes,
     RowStates,
     Span,
-    States,
+    StoredState,
 )
-from partita.runtime.generate.cache.growing_states import GrowingStates, moves
+from partita.runtime.generate.cache.growing_states import GrowingState, moves
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import HOST_MEMORY, Buffer
 from partita.runtime.ort.session import Session
@@ -26,16 +26,12 @@ MANY = 1 << 40
 """More tokens than any row can have."""
 
 
-def _stores(states: Sequence[State], session: Session, batch: int) -> tuple[States, ...]:
-    """A store for each kind of state: states that stay in one buffer, and states that every step allocates."""
-    listed: dict[type[States], list[State]] = {FixedStates: [], RecurrentStates: [], RollingStates: []}
-    for state in states:
-        if not moves(state):
-            kind = RollingStates if state.rolls else FixedStates if state.kind in KINDS else RecurrentStates
-            listed[kind].append(state)
-    moving = [state for state in states if moves(state)]
-    kept: tuple[States, ...] = tuple(kind(some, session) for kind, some in listed.items() if some)
-    return (*kept, GrowingStates(moving, session, batch)) if moving else kept
+def _store(state: State, session: Session, batch: int) -> StoredState:
+    """The store of a state: one buffer, or a new one for every step."""
+    if moves(state):
+        return GrowingState(state, session, batch)
+    kind = RollingState if state.rolls else FixedState if state.kind in KINDS else RecurrentState
+    return kind(state, session, batch)
 
 
 class Cache:
@@ -43,7 +39,8 @@ class Cache:
 
     def __init__(self, states: Sequence[State], session: Session, batch: int) -> None:
         self.states = tuple(states)
-        self.stores = _stores(self.states, session, batch)
+        self.stores = tuple(_store(state, session, batch) for state in states)
+        """One per state, in the order of the package."""
         self._batch = batch
         self._moving = tuple(store for store in self.stores if store.moves)
         self.lengths = [0] * batch
@@ -86,13 +83,12 @@ class Cache:
     @property
     def bound_once(self) -> frozenset[str]:
         """Input names of the states that are bound only once."""
-        return frozenset(past for store in self.stores if not store.moves for past, _ in store.named())
+        return frozenset(store.state.past for store in self.stores if not store.moves)
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
         """One per state, in the order of the package."""
-        named = {past: buffer for store in self.stores for past, buffer in store.named()}
-        return tuple(named[state.past] for state in self.states)
+        return tuple(store.buffer for store in self.stores)
 
     @property
     def size_bytes(self) -> int:
@@ -107,12 +103,12 @@ class Cache:
     @property
     def full_bytes(self) -> int:
         """Total size of the buffers when every row is full."""
-        return sum(dtypes.size_bytes(state.dtype, state.shape) for state in self.states)
+        return sum(dtypes.size_bytes(store.state.dtype, store.state.shape) for store in self.stores)
 
     @property
     def has_spans(self) -> bool:
         """Whether a span of rows can be bound."""
-        return all(store.has_spans for store in self.stores)
+        return all(buffer.has_spans for buffer in self.buffers)
 
     def bind(self, binding: Binding, span: Span = None) -> None:
         """Bind every buffer, or its part of the rows in `span`, as past and present of `binding`."""
@@ -140,18 +136,19 @@ class Cache:
         for store in self.stores:
             store.begin(self._places(rows))
 
-    def before_run(self, binding: Binding, new_tokens: int) -> None:
+    def before_run(self, binding: Binding) -> None:
         """Bind the buffers that change with each step."""
         for store in self._moving:
-            store.before_run(binding, new_tokens)
+            store.before_run(binding)
 
     def advance(self, binding: Binding, starts: Sequence[int], take: Sequence[int], span: Span = None) -> None:
         """Move the cursors after a run that fed `take` [B] tokens of each row at `starts` [B].
 
         `span`: the rows of the run. Rows that took no tokens hold padding there.
         """
+        made = binding.allocated() if self._moving else {}
         for store in self._moving:
-            store.after_run(binding, take)
+            store.after_run(made[store.state.present], max(take))
         first, end = span or (0, len(take))
         if self._sums_up:
             self.invalid.update(row for row in range(first, end) if self.lengths[row] and not take[row])
@@ -168,13 +165,13 @@ class Cache:
         if not 0 <= tokens <= filled or not all(store.rewinds(tokens, filled) for store in self.stores):
             return False
         for store in self.stores:
-            store.rewind(row, tokens)
+            store.rewind(tokens)
         self.lengths[row] -= tokens
         return True
 
     def row_shapes(self, tokens: int) -> RowShapes:
         """Shapes and dtypes of the saved states of a row with this number of tokens."""
-        return {past: entry for store in self.stores for past, entry in store.row_shapes(tokens).items()}
+        return {store.state.past: store.row_shape(tokens) for store in self.stores}
 
     @property
     def keeps_every_token(self) -> bool:
@@ -187,7 +184,7 @@ class Cache:
 
     def save_row(self, row: int, tokens: int) -> RowStates:
         """Copies of the states of a row after its first tokens. Requires `saves`."""
-        return {past: values for store in self.stores for past, values in store.save_row(row, tokens).items()}
+        return {store.state.past: store.save_row(row, tokens) for store in self.stores}
 
     @property
     def loads_rows(self) -> bool:
@@ -197,7 +194,7 @@ class Cache:
     def load_row(self, row: int, tokens: int, states: RowStates) -> None:
         """Load the states of the first `tokens` into a row. Requires `loads_rows`."""
         for store in self.stores:
-            store.load_row(slice(None) if self._holds_one else row, states)
+            store.load_row(slice(None) if self._holds_one else row, states[store.state.past])
         self.lengths[row] = tokens
 
     def release_row(self, row: int) -> None:
@@ -205,8 +202,6 @@ class Cache:
         if row in self.unchecked and not self.wipe(row):
             self.dirty = True
         self.unchecked.discard(row)
-        for store in self.stores:
-            store.release_row(row)
         self.lengths[row] = 0
         self.invalid.discard(row)
 
@@ -229,8 +224,7 @@ class Cache:
 
     def facts(self) -> tuple[StateFact, ...]:
         """The observed facts of every state, in the order of the package."""
-        seen = {fact.past: fact for store in self.stores for fact in store.facts()}
-        return tuple(seen[state.past] for state in self.states)
+        return tuple(store.fact() for store in self.stores)
 
     def release(self) -> None:
         """Free the buffers; facts stay available."""

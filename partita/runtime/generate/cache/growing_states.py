@@ -17,13 +17,11 @@ import numpy.typing as npt
 
 from partita import dtypes
 from partita.errors import GenerationError
-from partita.observations.facts import StateFact
 from partita.observations.text_format import plural
 from partita.package.contract import State
-from partita.runtime.generate.cache.fixed_states import Place, RowStates, Span, States
+from partita.runtime.generate.cache.fixed_states import Place, Span, StoredState
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import CUDA_MEMORY, HOST_MEMORY, Buffer, host_buffer
-from partita.runtime.ort.session import Session
 
 
 def moves(state: State) -> bool:
@@ -31,23 +29,19 @@ def moves(state: State) -> bool:
     return state.grows is not None or not state.in_place
 
 
-class GrowingStates(States):
-    """One buffer per state, replaced after every step.
+class GrowingState(StoredState):
+    """A state whose buffer is replaced after every step.
 
-    Growing states have one length for all rows of the batch, so all rows hold the same sequence.
+    A growing state has one length for all rows of the batch, so all rows hold the same sequence.
     """
 
     moves = True
 
-    def __init__(self, states: Sequence[State], session: Session, batch: int) -> None:
-        super().__init__(states, session)
-        self._batch = batch
-        self._copied = [0] * len(self.states)
-
-    def _first_buffer(self, state: State) -> Buffer:
-        """A state before the first token: length zero if it grows, else zeros."""
+    def _first_buffer(self) -> Buffer:
+        """The state before the first token: length zero if it grows, else zeros."""
+        state = self.state
         if state.grows is None:
-            return super()._first_buffer(state)
+            return super()._first_buffer()
         shape = tuple(0 if axis == state.grows else size for axis, size in enumerate(state.shape))
         return host_buffer(shape, state.dtype)
 
@@ -56,95 +50,69 @@ class GrowingStates(States):
         """Whether the batch has a single row."""
         return self._batch == 1
 
-    @property
-    def has_parts(self) -> bool:
-        """False."""
-        return False
-
     def bind(self, binding: Binding, span: Span = None) -> None:
         """Do nothing: each step binds its own buffers."""
 
-    def before_run(self, binding: Binding, new_tokens: int) -> None:
+    def before_run(self, binding: Binding) -> None:
         """Bind the past, unless the graph reads none, and let ONNX Runtime allocate the present."""
-        for state, buffer in zip(self.states, self.buffers, strict=True):
-            if state.past in binding.inputs:
-                binding.bind_input(state.past, buffer)
-            binding.bind_fresh_output(state.present, self._session.fresh_memory(state.past))
+        if self.state.past in binding.inputs:
+            binding.bind_input(self.state.past, self.buffer)
+        binding.bind_fresh_output(self.state.present, self._session.fresh_memory(self.state.past))
 
-    def after_run(self, binding: Binding, take: Sequence[int]) -> None:
+    def after_run(self, present: Buffer, tokens: int) -> None:
         """Make the present of the step the past of the next."""
-        made = binding.allocated()
-        for index, state in enumerate(self.states):
-            _check_growth(state, self.buffers[index], made[state.present], max(take))
-            self._copied[index] = self.buffers[index].size_bytes
-            self.buffers[index] = made[state.present]
+        _check_growth(self.state, self.buffer, present, tokens)
+        self._copied_bytes = self.buffer.size_bytes
+        self.buffer = present
 
     def clear(self) -> None:
-        """Make every state empty, or zero."""
-        self.buffers = [self._first_buffer(state) for state in self.states]
+        """Make the state empty, or zero."""
+        self.buffer = self._first_buffer()
 
     def begin(self, rows: Sequence[int]) -> None:
         """Prepare for a first token."""
         self.clear()
 
     def wipes(self, rows: Sequence[int]) -> bool:
-        """True: new rows begin with empty states."""
+        """True: new rows begin with an empty state."""
         return True
 
     def wipe(self, rows: Sequence[int]) -> None:
         """Do nothing."""
 
     def rewinds(self, tokens: int, filled: int) -> bool:
-        """Whether every state has a token axis, a numpy dtype, and memory that can be read back."""
+        """Whether the state has a token axis, a numpy dtype, and memory that can be read back."""
         if tokens == 0:
             return True
-        fresh = (self._session.fresh_memory(state.past).memory for state in self.states)
-        known = all(memory in (HOST_MEMORY, CUDA_MEMORY) for memory in fresh)
-        plain = all(s.grows is not None and not dtypes.dtype_named(s.dtype).upper_half for s in self.states)
-        return known and plain
+        known = self._session.fresh_memory(self.state.past).memory in (HOST_MEMORY, CUDA_MEMORY)
+        return known and self.state.grows is not None and not dtypes.dtype_named(self.state.dtype).upper_half
 
-    def rewind(self, row: int, tokens: int) -> None:
-        """Remove the last tokens of every state, through host memory."""
+    def rewind(self, tokens: int) -> None:
+        """Remove the last tokens, through host memory."""
         if tokens:
-            self.buffers = [_shortened(buffer, s, tokens) for buffer, s in zip(self.buffers, self.states, strict=True)]
+            self.buffer = _shortened(self.buffer, self.state, tokens)
 
-    def entries(self, state: State, tokens: int) -> tuple[slice, ...]:
+    def entries(self, tokens: int) -> tuple[slice, ...]:
         """Index of the part of a row's state for its first tokens."""
-        return () if state.grows is None else (*[slice(None)] * (state.grows - 1), slice(tokens))
+        return () if self.state.grows is None else (*[slice(None)] * (self.state.grows - 1), slice(tokens))
 
     def saves(self, tokens: int, filled: int) -> bool:
-        """Whether states can be saved: after any token if every state has a token axis, else after the last.
+        """Whether the state can be saved: after any token if it has a token axis, else after the last.
 
-        False if a state's first axis is not the batch.
+        False if its first axis is not the batch.
         """
-        if any(state.shape[0] != self._batch for state in self.states):
-            return False
-        least = 0 if all(state.grows is not None for state in self.states) else filled
-        return least <= tokens <= filled and all(buffer.readable for buffer in self.buffers)
+        least = filled if self.state.grows is None else 0
+        return self.state.shape[0] == self._batch and least <= tokens <= filled and self.buffer.readable
 
     def can_load(self) -> bool:
-        """Whether every state of fixed shape can be written."""
-        fixed = [buffer for state, buffer in zip(self.states, self.buffers, strict=True) if state.grows is None]
-        return all(buffer.readable for buffer in fixed)
+        """Whether a state of fixed shape can be written."""
+        return self.state.grows is not None or self.buffer.readable
 
-    def load_row(self, row: Place, states: RowStates) -> None:
-        """Load the states of all rows; growing states stay in host memory until the next step has read them."""
-        for index, state in enumerate(self.states):
-            values = states[state.past]
-            if state.grows is None:
-                self.buffers[index] = self._first_buffer(state)
-            else:
-                self.buffers[index] = host_buffer((self._batch, *values.shape), state.dtype)
-
-            def write(whole: npt.NDArray[Any], values: npt.NDArray[Any] = values) -> None:
-                whole[...] = values
-
-            self.buffers[index].change(write)
-
-    def facts(self) -> tuple[StateFact, ...]:
-        """The observed facts of every state."""
-        rows = zip(self.states, self.buffers, self._residences, self._copied, strict=True)
-        return tuple(residence.fact(state, buffer, copied) for state, buffer, residence, copied in rows)
+    def load_row(self, row: Place, values: npt.NDArray[Any]) -> None:
+        """Load the state of all rows; a growing state stays in host memory until the next step has read it."""
+        grows = self.state.grows is not None
+        self.buffer = host_buffer((self._batch, *values.shape), self.state.dtype) if grows else self._first_buffer()
+        self.buffer.change(lambda whole: whole.__setitem__(..., values))
 
 
 def _check_growth(state: State, past: Buffer, present: Buffer, tokens: int) -> None:

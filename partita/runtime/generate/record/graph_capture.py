@@ -41,9 +41,7 @@ class Recording:
         self.replays = 0
         """Number of runs that replayed the captured run."""
         self._replay_verified = False
-        self._advancing = tuple(
-            buffer for store in cache.stores if not store.padding_is_safe for _, buffer in store.named()
-        )
+        self._advancing = tuple(store.buffer for store in cache.stores if not store.padding_is_safe)
         """States that take in tokens; restored because capturing runs the graph several times."""
 
     def bind_input(self, name: str, buffer: Buffer) -> None:

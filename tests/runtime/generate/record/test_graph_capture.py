@@ -73,7 +73,7 @@ class Device:
         self.recorded.append(number)
 
     def recording(self) -> Recording:
-        store = SimpleNamespace(padding_is_safe=False, named=lambda: [("state", self.state)])
+        store = SimpleNamespace(padding_is_safe=False, buffer=self.state)
         cache = SimpleNamespace(stores=(store,))
         return Recording(cast(Session, self), cast(Binding, self), cast(Cache, cache))
 
