@@ -13,7 +13,7 @@ from partita.observations.names import CPU
 from partita.partition_reports.groups import total_us
 from partita.partition_reports.outcome import summarise
 from partita.partition_reports.records import Report
-from partita.partition_reports.sections.overview import find_state
+from partita.partition_reports.sections.overview import headline
 from partita.partition_reports.timing import percentile
 
 FEWEST_ROUNDS = 4
@@ -181,7 +181,7 @@ def contender(lane: Lane, base: Lane | None, complete: frozenset[int]) -> Conten
         difference=difference,
         summary=summarise(report) if report else None,
         summary_missing_reason=lane.report_missing_reason,
-        headline=find_state(report).headline if report else "",
+        headline=headline(report) if report else "",
         node_share=_node_share(lane, decode),
         bounds=tuple(phase.bound.sentence for phase in (report.phases if report else ()) if phase.bound is not None),
         report=lane.file,

@@ -24,7 +24,7 @@ from partita.partition_reports.outcome import summarise
 from partita.partition_reports.partitions import is_memcpy
 from partita.partition_reports.records import Report
 from partita.partition_reports.render.show import print_text
-from partita.partition_reports.sections.overview import find_state
+from partita.partition_reports.sections.overview import headline
 from tests.partition_reports.report_changes import mixed
 from tests.partition_reports.samples import CPU, ENVIRONMENT, PACKAGE, recorded_facts, report_of
 
@@ -267,7 +267,7 @@ def test_what_is_not_known_is_said():
 
 def test_placement_and_copies_are_those_of_the_report():
     first, _ = built(lane("webgpu,cpu", SLOW, observed=MIXED), lane("cpu", FAST))
-    assert first.summary == summarise(MIXED) and first.headline == find_state(MIXED).headline
+    assert first.summary == summarise(MIXED) and first.headline == headline(MIXED)
     assert first.bounds == tuple(phase.bound.sentence for phase in MIXED.phases if phase.bound)
     (alone,) = built(lane("webgpu,cpu", SLOW, observed=MIXED.model_copy(update={"phases": ()})))
     assert alone.node_share is None and alone.summary is not None and alone.summary.phases == ()
