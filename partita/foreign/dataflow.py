@@ -77,15 +77,15 @@ def carried(graph: GraphFacts, present: str, cursors: frozenset[str] | None = No
                 return None, "unknown"
             tensor, way = node.inputs[data], way or "cursor"
         elif node.op_type == "Where":
-            kept = [name for name in node.inputs[1:3] if _leads_to(producers, name, pasts)]
-            if len(kept) != 1 or not follows(producers, node.inputs[0], cursors):
+            continued = [name for name in node.inputs[1:3] if _leads_to(producers, name, pasts)]
+            if len(continued) != 1 or not follows(producers, node.inputs[0], cursors):
                 return None, "unknown"
-            tensor, way = kept[0], way or "cursor"
+            tensor, way = continued[0], way or "cursor"
         elif node.op_type == "Concat":
-            kept = [name for name in node.inputs if _leads_to(producers, name, pasts)]
-            if len(kept) != 1:
+            continued = [name for name in node.inputs if _leads_to(producers, name, pasts)]
+            if len(continued) != 1:
                 return None, "unknown"
-            tensor, way = kept[0], way or "behind"
+            tensor, way = continued[0], way or "behind"
         elif node.op_type in CUT:
             tensor, way = node.inputs[0], "moved"
         else:
@@ -133,13 +133,13 @@ def follows(producers: Mapping[str, NodeFact], tensor: str, cursors: frozenset[s
     """Whether a tensor is computed from one of `cursors`; True for None."""
     if cursors is None:
         return True
-    left, seen = [tensor], set[str]()
-    while left:
-        name = left.pop()
+    pending, seen = [tensor], set[str]()
+    while pending:
+        name = pending.pop()
         if name in cursors:
             return True
         if name not in seen and (node := producers.get(name)) is not None:
-            left += [*node.inputs, *node.subgraph_inputs]
+            pending += [*node.inputs, *node.subgraph_inputs]
         seen.add(name)
     return False
 
@@ -185,16 +185,16 @@ def _of_positions(
     graph: GraphFacts, producers: Mapping[str, NodeFact], positions: frozenset[str]
 ) -> Iterable[NodeFact]:
     """The comparisons that change positions of rotary embeddings."""
-    left = list({name for node in graph.nodes for name in _input(node, POSITIONS)})
+    pending = list({name for node in graph.nodes for name in _input(node, POSITIONS)})
     seen = set[str]()
-    while left:
-        name = left.pop()
+    while pending:
+        name = pending.pop()
         node = producers.get(name)
         if node is None or name in seen:
             continue
         seen.add(name)
         if node.op_type in MOVED_BY | SAME_NUMBERS:
-            left += node.inputs
+            pending += node.inputs
         elif _is_limit(node, graph) and follows(producers, node.inputs[0], positions):
             yield node
 

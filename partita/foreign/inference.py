@@ -147,8 +147,8 @@ class Inference:
                 last = any(node.op_type == GQA and node.inputs[5:6] == (port.name,) for node in graph.nodes)
                 found[port.name] = replace(meaning, role="last_index") if last else meaning
         if all(meaning.role != "tokens" for meaning in found.values()):
-            left = {port.name: port for port in graph.inputs if port.name not in found}
-            name = tokens_by_use(graph, left)
+            unidentified = {port.name: port for port in graph.inputs if port.name not in found}
+            name = tokens_by_use(graph, unidentified)
             if name is None:
                 raise self.no_tokens(graph)
             found[name] = Meaning("tokens", "the graph")
@@ -180,14 +180,14 @@ class Inference:
     def logits_port(self, graph: GraphFacts, presents: frozenset[str]) -> PortFact:
         """The output of logits. Raises PackageError where it cannot be identified."""
         given = [name for name, role in self.written.ports.items() if role == "logits"]
-        wanted = given[0] if given else self.evidence.names.get("logits")
-        found = logits_of(graph, wanted, self.evidence.vocab_size, presents)
+        logits_name = given[0] if given else self.evidence.names.get("logits")
+        found = logits_of(graph, logits_name, self.evidence.vocab_size, presents)
         if found is None:
             shown = listing(port.declared for port in graph.outputs[:5])
             raise self.graph_error(
                 graph, f"no output with logits (last size = vocabulary) was found: {shown}", WRITE_CONTRACT
             )
-        source = WRITTEN if given else "configuration" if wanted else "name, type and shape"
+        source = WRITTEN if given else "configuration" if logits_name else "name, type and shape"
         self.sources[found.name] = PortSource(name=found.name, meaning="logits", source=source)
         return found
 
@@ -204,9 +204,9 @@ class Inference:
             pairs += [pair] if pair is not None else []
             rest += [port] if pair is None else []
         outputs = [port for port in graph.outputs if all(port.name != pair.present.name for pair in pairs)]
-        found, left = pair_up(rest, outputs, graph, self.evidence.names)
-        if left:
-            raise self.not_understood(graph, left)
+        found, unidentified = pair_up(rest, outputs, graph, self.evidence.names)
+        if unidentified:
+            raise self.not_understood(graph, unidentified)
         pairs = sorted([*pairs, *found], key=lambda pair: (pair.layer, pair.past.name))
         for pair in pairs:
             if conflict := contradiction_of(pair, graph):
@@ -241,10 +241,10 @@ class Inference:
             )
         self.notes.append("its graph has no cache: every step runs on the whole sequence")
 
-    def not_understood(self, graph: GraphFacts, left: Sequence[PortFact]) -> PackageError:
+    def not_understood(self, graph: GraphFacts, unidentified: Sequence[PortFact]) -> PackageError:
         """The error for inputs that cannot be identified."""
-        first = left[0]
-        others = f" ({plural(len(left) - 1, 'other input')} likewise)" if len(left) > 1 else ""
+        first = unidentified[0]
+        others = f" ({plural(len(unidentified) - 1, 'other input')} likewise)" if len(unidentified) > 1 else ""
         if (sign := called_otherwise(first)) is not None:
             what = (
                 f"the input {first.declared} is named like {sign.role}, for which Partita supplies {sign.forms}{others}"

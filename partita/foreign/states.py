@@ -84,7 +84,7 @@ def pair_up(
 ) -> tuple[list[Pair], list[PortFact]]:
     """Pairs of past and present, and inputs without one. `templates`: kind and direction -> name with %d."""
     pairs: list[Pair] = []
-    left: list[PortFact] = []
+    unpaired: list[PortFact] = []
     marks: dict[Mark, list[PortFact]] = {}
     for port in outputs:
         marks.setdefault(mark_of(port.name), []).append(port)
@@ -97,10 +97,10 @@ def pair_up(
             or _by_data_flow(port, continued, graph)
         )
         if found is None:
-            left.append(port)
+            unpaired.append(port)
         else:
             pairs.append(found)
-    return pairs, left
+    return pairs, unpaired
 
 
 def _by_template(port: PortFact, outputs: Iterable[PortFact], templates: Mapping[str, str]) -> Pair | None:
@@ -169,12 +169,12 @@ def shares_buffer(pair: Pair, graph: GraphFacts) -> bool:
     node = graph.producer_of(pair.present.name)
     if node is None or node.op_type != GQA or node.domain != CONTRIB:
         return False
-    kept = [
+    states = [
         (node.inputs[place : place + 1], node.outputs[made : made + 1])
         for place, made in attention_places(node).items()
     ]
-    alone = all(_is_its_own(node, past, present, graph) for past, present in kept)
-    return alone and ((pair.past.name,), (pair.present.name,)) in kept
+    alone = all(_is_its_own(node, past, present, graph) for past, present in states)
+    return alone and ((pair.past.name,), (pair.present.name,)) in states
 
 
 def _is_its_own(node: NodeFact, past: tuple[str, ...], present: tuple[str, ...], graph: GraphFacts) -> bool:

@@ -393,18 +393,18 @@ def read(folder: Path, found: DetectedMethod, tensors: Mapping[str, TensorInfo])
                     f"contradicts the setting {setting}: not all of its zero points are 2^(bits-1); correct the "
                     "settings, or quantise the model again",
                 )
-    left = {name: info for name, info in tensors.items() if name not in sources.weight_tensors}
-    for info in left.values():
+    others = {name: info for name, info in tensors.items() if name not in sources.weight_tensors}
+    for info in others.values():
         if len(info.shape) > 1 and re.fullmatch(INTEGER, info.dtype):
             raise CheckpointError(
                 f"{folder}: tensor {info.name[:SHOWN_CHARACTERS]} is {info.dtype}, but belongs to no "
                 f"weight quantised with {found.method.name}; download the weights again"
             )
-    both = sorted(name for name in weights if name in left)
+    both = sorted(name for name in weights if name in others)
     if both:
         raise CheckpointError(
             f"{folder}: tensor {both[0][:SHOWN_CHARACTERS]} exists both as floats and quantised with "
             f"{found.method.name}; remove one of them"
         )
-    all_tensors = {**left, **{name: weight.info for name, weight in weights.items()}}
+    all_tensors = {**others, **{name: weight.info for name, weight in weights.items()}}
     return QuantisedTensors(found.method.name, all_tensors, weights, tuple(sources.notes))
