@@ -86,7 +86,7 @@ class Inference:
             self.written,
             self.max_length,
             self.notes,
-            short=self.shorter_limit(main, pairs, meant[main.file]),
+            short=self.shorter_limit(main, pairs),
         )
         vocab = self.vocab_size(logits[main.file], main)
         symbol = self.batch_symbol(main, meant[main.file])
@@ -332,26 +332,17 @@ class Inference:
             return 0
         return window
 
-    def shorter_limit(
-        self, graph: GraphFacts, pairs: Sequence[Pair], meant: Mapping[str, Meaning]
-    ) -> ShorterLimit | None:
+    def shorter_limit(self, graph: GraphFacts, pairs: Sequence[Pair]) -> ShorterLimit | None:
         """The length up to which outputs match the model, where it is limited."""
-        positions = frozenset(name for name, meaning in meant.items() if meaning.role == "positions")
-        window, turns = self.missing_window(graph, pairs), frequencies_change_at(graph, positions)
-        found = []
+        source, window, found = self.evidence.source, self.missing_window(graph, pairs), []
         if window:
-            source = self.evidence.source
-            found.append(
-                ShorterLimit(window, f"{source} has a window of {window:,} tokens, but the graph's attention has none")
-            )
-        if turns:
-            found.append(
-                ShorterLimit(
-                    turns,
-                    f"the graph uses other rotary frequencies beyond {turns:,} tokens, for which the cached keys "
-                    "are wrong",
-                )
-            )
+            reason = f"{source} has a window of {window:,} tokens, but the graph's attention has none"
+            found.append(ShorterLimit(window, reason))
+        in_graph, in_config = frequencies_change_at(graph), self.evidence.rope_length
+        if length := in_graph or in_config:
+            user = "the graph uses" if in_graph else "config.json has"
+            reason = f"{user} other rotary frequencies beyond {length:,} tokens, for which the cached keys are wrong"
+            found.append(ShorterLimit(length, reason))
         return min(found, key=lambda each: each.length, default=None)
 
     # --- files --------------------------------------------------------------------------------------------------------
