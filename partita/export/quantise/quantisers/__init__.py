@@ -146,6 +146,10 @@ class Packing:
     """Weights of a row that share a scale and a zero point."""
     quantiser: str
 
+    def blocks_in(self, width: int) -> int:
+        """Blocks of a row of `width`; the last one may be padded."""
+        return -(-width // self.block_size)
+
     @property
     def name(self) -> str:
         """The short name, e.g. int4."""
