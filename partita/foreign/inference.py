@@ -15,7 +15,7 @@ from partita.foreign.evidence import LAYER, NOTHING, Evidence, Written
 from partita.foreign.layouts import MERGED, Phase
 from partita.foreign.ports import INTEGERS, Meaning, by_name, called_otherwise, fits, logits_of, tokens_by_use
 from partita.foreign.shapes import CORRECT, Shapes, ShorterLimit, batch_axis, length_of, longest_of
-from partita.foreign.states import Pair, contradiction_of, layer_in, pair_up, rolls, rows_axis, window_of
+from partita.foreign.states import Pair, layer_in, pair_up, rolls, rows_axis, window_of
 from partita.observations.text_format import listing, plural
 from partita.package.contract import Contract, Dimension, GraphFile, Port, Role, State
 from partita.package.records import PortSource
@@ -209,11 +209,6 @@ class Inference:
             raise self.not_understood(graph, unidentified)
         pairs = sorted([*pairs, *found], key=lambda pair: (pair.layer, pair.past.name))
         for pair in pairs:
-            if conflict := contradiction_of(pair, graph):
-                by_hand = self.written.state(pair.past.name) is not None
-                source = WRITTEN if by_hand else self.evidence.source
-                by = f"; {source} contradicts" if by_hand or pair.source == "configuration" else ""
-                raise self.graph_error(graph, f"{conflict}{by}", CORRECT if by_hand else WRITE_CONTRACT)
             meaning = f"{pair.kind} of layer {pair.layer}"
             for port in (pair.past, pair.present):
                 self.sources[port.name] = PortSource(name=port.name, meaning=meaning, source=pair.source)
