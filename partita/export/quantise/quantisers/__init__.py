@@ -39,7 +39,7 @@ CALIBRATING = frozenset({CALIBRATED})
 
 def names() -> tuple[str, ...]:
     """Names of all quantisers, sorted. Imports none of them."""
-    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name != "base"))
+    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__)))
 
 
 def quantiser(name: str) -> Quantiser:
@@ -94,9 +94,6 @@ Calibrate = Callable[["torch.Tensor", Grid, int], Round]
 class Quantiser:
     """A method that chooses the integers."""
 
-    name: str
-    summary: str
-    """A description in one line."""
     quantise: Callable[[torch.Tensor, Grid], Quantised]
     """Finite weights [R, M, B] float32 -> integers, scales and zero points, from the weights alone."""
     calibrate: Calibrate | None = None

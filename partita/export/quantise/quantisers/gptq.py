@@ -65,6 +65,4 @@ def _quantise(weights: torch.Tensor, grid: Grid) -> Quantised:
     return in_blocks(*refit.fit(columns(weights), grid), len(weights))
 
 
-QUANTISER = Quantiser(
-    "gptq", "compensates the rounding of earlier weights in later ones, on a text (GPTQ)", _quantise, _calibrate
-)
+QUANTISER = Quantiser(_quantise, _calibrate)
