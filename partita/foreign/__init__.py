@@ -64,9 +64,6 @@ class GraphFacts:
     """Names of those with an empty default: a size is 0."""
     integer_constants: Mapping[str, int] = field(default_factory=dict)
     """Scalar integer constants."""
-    restarting_tables: Mapping[str, int] = field(default_factory=dict)
-    """Sine tables in which the row of the first position occurs twice -> the second index. Only tables with more rows
-    than the maximum length are checked."""
     compared: frozenset[int] = frozenset()
     """Absolute values of integers that nodes of any graph in the file add, subtract, divide by or compare with; 0 where
     it contains a mask of all positions."""

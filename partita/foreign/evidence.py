@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -67,6 +67,8 @@ class Evidence:
     window: int = 0
     window_layers: frozenset[int] | None = None
     """None: all."""
+    rope_length: int = 0
+    """Maximum tokens for the first of two sets of rotary frequencies (LongRoPE)."""
     slides_inputs: bool = False
     """Prompts are to be fed in padded windows of one size."""
     file: str = ""
@@ -94,11 +96,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_evidence(folder: Path) -> Evidence:
     """The facts of a configuration, genai_config.json first. Raises PackageError, also for other models."""
+    raw = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else None
     if (folder / GENAI_CONFIG).is_file():
-        return genai_evidence(folder / GENAI_CONFIG, read_json(folder / GENAI_CONFIG))
-    if (folder / CONFIG).is_file():
-        return config_evidence(folder / CONFIG, read_json(folder / CONFIG))
-    return Evidence()
+        found = genai_evidence(folder / GENAI_CONFIG, read_json(folder / GENAI_CONFIG))
+        return found if raw is None else replace(found, rope_length=_rope_length(raw))
+    return Evidence() if raw is None else config_evidence(folder / CONFIG, raw)
 
 
 def config_evidence(path: Path, raw: Mapping[str, Any]) -> Evidence:
@@ -125,7 +127,18 @@ def config_evidence(path: Path, raw: Mapping[str, Any]) -> Evidence:
         vocab_size=_whole(text.get("vocab_size")),
         max_length=_first(text, CONTEXT_LENGTHS),
         window=_window(text),
+        rope_length=_rope_length(text),
     )
+
+
+def _rope_length(text: Mapping[str, Any]) -> int:
+    """The maximum tokens for the first set of rotary frequencies; 0 where there is one set."""
+    rope = _section(text, "rope_parameters") or _section(text, "rope_scaling")
+    if rope.get("rope_type", rope.get("type")) not in ("longrope", "su") or rope.get("short_factor") == rope.get(
+        "long_factor"
+    ):
+        return 0
+    return _first({**text, **rope}, ("original_max_position_embeddings",))
 
 
 def _window(text: Mapping[str, Any]) -> int:

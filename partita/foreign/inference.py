@@ -15,7 +15,7 @@ from partita.foreign.evidence import LAYER, NOTHING, Evidence, Written
 from partita.foreign.layouts import MERGED, Phase
 from partita.foreign.ports import INTEGERS, Meaning, by_name, called_otherwise, fits, logits_of, tokens_by_use
 from partita.foreign.shapes import CORRECT, Shapes, ShorterLimit, batch_axis, length_of, longest_of
-from partita.foreign.states import Pair, contradiction_of, layer_in, pair_up, rolls, rows_axis, window_of
+from partita.foreign.states import Pair, layer_in, pair_up, rolls, rows_axis, window_of
 from partita.observations.text_format import listing, plural
 from partita.package.contract import Contract, Dimension, GraphFile, Port, Role, State
 from partita.package.records import PortSource
@@ -86,7 +86,7 @@ class Inference:
             self.written,
             self.max_length,
             self.notes,
-            short=self.shorter_limit(main, pairs, meant[main.file]),
+            short=self.shorter_limit(main, pairs),
         )
         vocab = self.vocab_size(logits[main.file], main)
         symbol = self.batch_symbol(main, meant[main.file])
@@ -147,8 +147,8 @@ class Inference:
                 last = any(node.op_type == GQA and node.inputs[5:6] == (port.name,) for node in graph.nodes)
                 found[port.name] = replace(meaning, role="last_index") if last else meaning
         if all(meaning.role != "tokens" for meaning in found.values()):
-            left = {port.name: port for port in graph.inputs if port.name not in found}
-            name = tokens_by_use(graph, left)
+            unidentified = {port.name: port for port in graph.inputs if port.name not in found}
+            name = tokens_by_use(graph, unidentified)
             if name is None:
                 raise self.no_tokens(graph)
             found[name] = Meaning("tokens", "the graph")
@@ -180,14 +180,14 @@ class Inference:
     def logits_port(self, graph: GraphFacts, presents: frozenset[str]) -> PortFact:
         """The output of logits. Raises PackageError where it cannot be identified."""
         given = [name for name, role in self.written.ports.items() if role == "logits"]
-        wanted = given[0] if given else self.evidence.names.get("logits")
-        found = logits_of(graph, wanted, self.evidence.vocab_size, presents)
+        logits_name = given[0] if given else self.evidence.names.get("logits")
+        found = logits_of(graph, logits_name, self.evidence.vocab_size, presents)
         if found is None:
             shown = listing(port.declared for port in graph.outputs[:5])
             raise self.graph_error(
                 graph, f"no output with logits (last size = vocabulary) was found: {shown}", WRITE_CONTRACT
             )
-        source = WRITTEN if given else "configuration" if wanted else "name, type and shape"
+        source = WRITTEN if given else "configuration" if logits_name else "name, type and shape"
         self.sources[found.name] = PortSource(name=found.name, meaning="logits", source=source)
         return found
 
@@ -204,16 +204,11 @@ class Inference:
             pairs += [pair] if pair is not None else []
             rest += [port] if pair is None else []
         outputs = [port for port in graph.outputs if all(port.name != pair.present.name for pair in pairs)]
-        found, left = pair_up(rest, outputs, graph, self.evidence.names)
-        if left:
-            raise self.not_understood(graph, left)
+        found, unidentified = pair_up(rest, outputs, graph, self.evidence.names)
+        if unidentified:
+            raise self.not_understood(graph, unidentified)
         pairs = sorted([*pairs, *found], key=lambda pair: (pair.layer, pair.past.name))
         for pair in pairs:
-            if conflict := contradiction_of(pair, graph):
-                by_hand = self.written.state(pair.past.name) is not None
-                source = WRITTEN if by_hand else self.evidence.source
-                by = f"; {source} contradicts" if by_hand or pair.source == "configuration" else ""
-                raise self.graph_error(graph, f"{conflict}{by}", CORRECT if by_hand else WRITE_CONTRACT)
             meaning = f"{pair.kind} of layer {pair.layer}"
             for port in (pair.past, pair.present):
                 self.sources[port.name] = PortSource(name=port.name, meaning=meaning, source=pair.source)
@@ -241,10 +236,10 @@ class Inference:
             )
         self.notes.append("its graph has no cache: every step runs on the whole sequence")
 
-    def not_understood(self, graph: GraphFacts, left: Sequence[PortFact]) -> PackageError:
+    def not_understood(self, graph: GraphFacts, unidentified: Sequence[PortFact]) -> PackageError:
         """The error for inputs that cannot be identified."""
-        first = left[0]
-        others = f" ({plural(len(left) - 1, 'other input')} likewise)" if len(left) > 1 else ""
+        first = unidentified[0]
+        others = f" ({plural(len(unidentified) - 1, 'other input')} likewise)" if len(unidentified) > 1 else ""
         if (sign := called_otherwise(first)) is not None:
             what = (
                 f"the input {first.declared} is named like {sign.role}, for which Partita supplies {sign.forms}{others}"
@@ -332,26 +327,17 @@ class Inference:
             return 0
         return window
 
-    def shorter_limit(
-        self, graph: GraphFacts, pairs: Sequence[Pair], meant: Mapping[str, Meaning]
-    ) -> ShorterLimit | None:
+    def shorter_limit(self, graph: GraphFacts, pairs: Sequence[Pair]) -> ShorterLimit | None:
         """The length up to which outputs match the model, where it is limited."""
-        positions = frozenset(name for name, meaning in meant.items() if meaning.role == "positions")
-        window, turns = self.missing_window(graph, pairs), frequencies_change_at(graph, positions)
-        found = []
+        source, window, found = self.evidence.source, self.missing_window(graph, pairs), []
         if window:
-            source = self.evidence.source
-            found.append(
-                ShorterLimit(window, f"{source} has a window of {window:,} tokens, but the graph's attention has none")
-            )
-        if turns:
-            found.append(
-                ShorterLimit(
-                    turns,
-                    f"the graph uses other rotary frequencies beyond {turns:,} tokens, for which the cached keys "
-                    "are wrong",
-                )
-            )
+            reason = f"{source} has a window of {window:,} tokens, but the graph's attention has none"
+            found.append(ShorterLimit(window, reason))
+        in_graph, in_config = frequencies_change_at(graph), self.evidence.rope_length
+        if length := in_graph or in_config:
+            user = "the graph uses" if in_graph else "config.json has"
+            reason = f"{user} other rotary frequencies beyond {length:,} tokens, for which the cached keys are wrong"
+            found.append(ShorterLimit(length, reason))
         return min(found, key=lambda each: each.length, default=None)
 
     # --- files --------------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ def infer_manifest(
     evidence = read_evidence(folder)
     found = _candidates(folder, names, evidence, written)
     chosen = choose(folder, found, variant)
-    graphs = [(read_graph(folder, file, evidence.max_length), phase) for file, phase in chosen.files]
+    graphs = [(read_graph(folder, file), phase) for file, phase in chosen.files]
     try:
         inferred = Inference(str(folder), graphs, evidence, written, max_length).run()
         return _manifest(folder, evidence, [graph for graph, _ in graphs], inferred, chosen, found)

@@ -10,12 +10,9 @@ from typing import TYPE_CHECKING
 
 from partita import dtypes
 from partita.foreign import GraphFacts, NodeFact, PortFact, Size
-from partita.foreign.dataflow import sine_tables
 from partita.package.folder import path_inside
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     import onnx
 
 ONNX_DOMAINS = ("", "ai.onnx")
@@ -27,8 +24,8 @@ COMPARING = frozenset(
 """Operators with which a graph may limit attention to a window or a chunk."""
 
 
-def read_graph(folder: Path, file: str, longest: int = 0) -> GraphFacts:
-    """The facts of `file`; `longest`: maximum tokens, 0: unknown. Raises PackageError when missing or damaged."""
+def read_graph(folder: Path, file: str) -> GraphFacts:
+    """The facts of `file`. Raises PackageError when missing or damaged."""
     # imported here, because `partita.load` must run before ONNX Runtime is loaded
     from partita.runtime.place.model_file import all_graphs, all_nodes, all_tensors
     from partita.runtime.place.onnx_model import read_onnx
@@ -40,7 +37,7 @@ def read_graph(folder: Path, file: str, longest: int = 0) -> GraphFacts:
         stored[_dtype(tensor.data_type)] += math.prod(tensor.dims)
     constants = {tensor.name for tensor in proto.graph.initializer}
     defaults = tuple(_port(port) for port in proto.graph.input if port.name in constants)
-    nodes, every = tuple(map(_node, proto.graph.node)), list(all_nodes(proto.graph))
+    every = list(all_nodes(proto.graph))
     operators = [("" if node.domain in ONNX_DOMAINS else node.domain, node.op_type) for node in every]
     packed = [node for node in every if node.op_type == PACKED]  # whose default is 4 bits
     bits = [next((int(each.i) for each in node.attribute if each.name == "bits"), 4) for node in packed]
@@ -51,11 +48,8 @@ def read_graph(folder: Path, file: str, longest: int = 0) -> GraphFacts:
         defaults=tuple(port for port in defaults if port.dtype in ("float32", "float16")),
         empty=frozenset(tensor.name for tensor in proto.graph.initializer if 0 in tensor.dims),
         integer_constants=dict(filter(None, (_whole(name, tensor) for name, tensor in _constants(proto.graph)))),
-        restarting_tables=_restarting_tables(
-            proto.graph, sine_tables(nodes), path_inside(folder, str(within)), longest
-        ),
         compared=_compared([*all_graphs(proto.graph), *proto.functions]),
-        nodes=nodes,
+        nodes=tuple(map(_node, proto.graph.node)),
         node_count=len(model.nodes) + len(model.subgraph_nodes),
         opsets=dict(model.opsets),
         producer=" ".join(filter(None, (proto.producer_name, proto.producer_version))),
@@ -123,40 +117,6 @@ def _is_mask(tensor: onnx.TensorProto) -> bool:
     """Whether a constant may be a mask over pairs of positions."""
     square = len(tensor.dims) > 1 and tensor.dims[-1] == tensor.dims[-2] > 1
     return square and (_dtype(tensor.data_type) == "bool" or len(tensor.dims) > 3)
-
-
-def _restarting_tables(graph: onnx.GraphProto, tables: frozenset[str], home: Path, longest: int) -> dict[str, int]:
-    """Sine table -> the later row that equals the first position's row (zeros), where there is one."""
-    import numpy as np
-
-    found = {}
-    for name, tensor in _constants(graph):
-        if name not in tables or len(tensor.dims) != 2 or not 0 < longest < tensor.dims[0]:
-            continue
-        stored = _stored(tensor, home)
-        if stored is not None:
-            zeros = np.flatnonzero(~stored.reshape(tensor.dims[0], -1).any(axis=1))
-            again = zeros[zeros > 0]
-            if again.size:
-                found[name] = int(again[0])
-    return found
-
-
-def _stored(tensor: onnx.TensorProto, home: Path) -> npt.NDArray[np.uint8] | None:
-    """The bytes of a tensor, in the file or external; None where some are missing."""
-    import numpy as np
-    from onnx import numpy_helper
-
-    entries = {entry.key: entry.value for entry in tensor.external_data}
-    try:
-        size = dtypes.size_bytes(_dtype(tensor.data_type), tensor.dims)
-        if entries:
-            stored = np.fromfile(home / entries["location"], np.uint8, size, offset=int(entries.get("offset", "0")))
-        else:
-            stored = numpy_helper.to_array(tensor).reshape(-1).view(np.uint8)
-    except (ValueError, OSError, OverflowError):
-        return None
-    return stored if stored.size == size else None
 
 
 def _port(port: onnx.ValueInfoProto) -> PortFact:

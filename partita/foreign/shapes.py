@@ -46,7 +46,7 @@ def length_of(
     rows: Sequence[int | None],
     evidence: Evidence,
     written: Written,
-    asked: int | None,
+    requested: int | None,
     notes: list[str],
     *,
     short: ShorterLimit | None = None,
@@ -57,16 +57,18 @@ def length_of(
     exceeded only on request. Appends decisions to `notes`. Raises PackageError for a request above the limit.
     """
     fixed = _fixed_length(pairs, rows)
-    wanted, most = asked or written.max_length, fixed or evidence.max_length
-    if wanted is not None and most and wanted > most:
+    length_limit, most = requested or written.max_length, fixed or evidence.max_length
+    if length_limit is not None and most and length_limit > most:
         source = "the graph" if fixed else evidence.source
-        raise PackageError(f"{where}: `max_length={wanted}`: {source} allows {most}")
+        raise PackageError(f"{where}: `max_length={length_limit}`: {source} allows {most}")
     usual = min(filter(None, (evidence.usual_length, most)), default=0)
-    if fixed and asked is not None and asked < fixed:
-        notes.append(f"`max_length={asked}`: ignored, the cache of this graph has a fixed length of {fixed:,} tokens")
-    length = fixed or wanted or min(usual or UNKNOWN_LENGTH, MOST_TOKENS)
+    if fixed and requested is not None and requested < fixed:
+        notes.append(
+            f"`max_length={requested}`: ignored, the cache of this graph has a fixed length of {fixed:,} tokens"
+        )
+    length = fixed or length_limit or min(usual or UNKNOWN_LENGTH, MOST_TOKENS)
     if short is not None and short.length < length:
-        if fixed or wanted:
+        if fixed or length_limit:
             notes.append(f"{short.reason}: results for longer sequences may differ from the model")
             return length
         notes.append(
@@ -74,9 +76,9 @@ def length_of(
             "may differ from the model"
         )
         return short.length
-    if not (fixed or wanted or usual):
+    if not (fixed or length_limit or usual):
         notes.append(f"the maximum length is unknown: {UNKNOWN_LENGTH:,} tokens are used")
-    elif length < (most or usual) and not (fixed or wanted):
+    elif length < (most or usual) and not (fixed or length_limit):
         notes.append(f"{evidence.source} supports {most or usual:,} tokens; {length:,} are used")
     return length
 

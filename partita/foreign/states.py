@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from partita.foreign import GraphFacts, NodeFact, PortFact
@@ -84,23 +84,22 @@ def pair_up(
 ) -> tuple[list[Pair], list[PortFact]]:
     """Pairs of past and present, and inputs without one. `templates`: kind and direction -> name with %d."""
     pairs: list[Pair] = []
-    left: list[PortFact] = []
+    unpaired: list[PortFact] = []
     marks: dict[Mark, list[PortFact]] = {}
     for port in outputs:
         marks.setdefault(mark_of(port.name), []).append(port)
     continued = [(port, carried(graph, port.name)[0]) for port in outputs] if inputs else []
     nameless = sum(mark_of(port.name) == NO_MARK for port in inputs)
     for port in inputs:
-        found = (
-            _by_template(port, outputs, templates)
-            or _by_mark(port, marks, alone=nameless == 1)
-            or _by_data_flow(port, continued, graph)
-        )
+        found = _by_template(port, outputs, templates) or _by_mark(port, marks, alone=nameless == 1)
+        shown = _by_data_flow(port, continued)
+        if shown is not None and (found is None or found.present != shown.present):
+            found = shown  # the graph decides where names say something else
         if found is None:
-            left.append(port)
+            unpaired.append(port)
         else:
-            pairs.append(found)
-    return pairs, left
+            pairs.append(replace(found, kind=_kind_in_attention(port.name, graph) or found.kind))
+    return pairs, unpaired
 
 
 def _by_template(port: PortFact, outputs: Iterable[PortFact], templates: Mapping[str, str]) -> Pair | None:
@@ -135,22 +134,22 @@ def _by_mark(port: PortFact, marks: Mapping[Mark, Sequence[PortFact]], *, alone:
     return Pair(port, fitting[0], mark.layer, mark.kind or "key", "name, type and shape")
 
 
-def _by_data_flow(port: PortFact, continued: Sequence[tuple[PortFact, str | None]], graph: GraphFacts) -> Pair | None:
+def _by_data_flow(port: PortFact, continued: Sequence[tuple[PortFact, str | None]]) -> Pair | None:
     """The pair that the graph's data flow shows, if it is unique."""
     found = [output for output, past in continued if past == port.name and _same_type(port, output)]
     if len(found) != 1:
         return None
-    mark, read = mark_of(port.name), _read_by_attention(port.name, graph)
-    return Pair(port, found[0], mark.layer, (mark.kind or "key") if read is None else read[0], "the graph")
+    mark = mark_of(port.name)
+    return Pair(port, found[0], mark.layer, mark.kind or "key", "the graph")
 
 
-def _read_by_attention(name: str, graph: GraphFacts) -> tuple[Literal["key", "value"], str] | None:
-    """Whether an attention operator reads a tensor as past keys or as past values, and which."""
+def _kind_in_attention(name: str, graph: GraphFacts) -> Kind | None:
+    """Whether an attention operator reads a tensor as past keys or as past values; None without one."""
     for node in graph.readers_of(name):
         places = attention_places(node)
         read = [place for place in places if node.inputs[place : place + 1] == (name,)]
         if read:
-            return ("key" if read == [min(places)] else "value"), node.op_type
+            return "key" if read == [min(places)] else "value"
     return None
 
 
@@ -169,12 +168,12 @@ def shares_buffer(pair: Pair, graph: GraphFacts) -> bool:
     node = graph.producer_of(pair.present.name)
     if node is None or node.op_type != GQA or node.domain != CONTRIB:
         return False
-    kept = [
+    states = [
         (node.inputs[place : place + 1], node.outputs[made : made + 1])
         for place, made in attention_places(node).items()
     ]
-    alone = all(_is_its_own(node, past, present, graph) for past, present in kept)
-    return alone and ((pair.past.name,), (pair.present.name,)) in kept
+    alone = all(_is_its_own(node, past, present, graph) for past, present in states)
+    return alone and ((pair.past.name,), (pair.present.name,)) in states
 
 
 def _is_its_own(node: NodeFact, past: tuple[str, ...], present: tuple[str, ...], graph: GraphFacts) -> bool:
@@ -184,17 +183,6 @@ def _is_its_own(node: NodeFact, past: tuple[str, ...], present: tuple[str, ...],
         and any(graph.output(name) is not None for name in present)
         and all(graph.readers_of(name) == [node] and node.inputs.count(name) == 1 for name in past)
     )
-
-
-def contradiction_of(pair: Pair, graph: GraphFacts) -> str:
-    """The contradiction of a pair's names with the operator of its cache; empty where there is none."""
-    continued, _ = carried(graph, pair.present.name)
-    if continued is not None and continued != pair.past.name:
-        return f"{pair.present.name!r} continues {continued!r}, not {pair.past.name!r}"
-    read = _read_by_attention(pair.past.name, graph)
-    if read is not None and pair.kind in ("key", "value") and read[0] != pair.kind:
-        return f"{pair.past.name!r} has the {read[0]}s of {read[1]}, not its {pair.kind}s"
-    return ""
 
 
 def window_of(pair: Pair, graph: GraphFacts) -> int | None:

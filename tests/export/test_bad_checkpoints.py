@@ -212,7 +212,7 @@ def test_an_index_that_earlier_shards_have_left_is_not_read(tiny_checkpoint: Tin
     folder = own_copy(tiny_checkpoint("llama"))
     content = {"metadata": {}, "weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(content))
-    tensors, files, _ = find_tensors(folder)
+    tensors, files = find_tensors(folder)
     assert files == ("model.safetensors",) and "model.norm.weight" in tensors
 
 
@@ -385,36 +385,6 @@ def test_a_longest_text_that_no_float_holds(tiny_checkpoint: TinyCheckpoint, own
         config.max_position_embeddings = longest
         config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": factor}
         assert max_length(ExportOptions("c", Path("o"), max_length=64), checkpoint) == 64
-
-
-def listed(folder: Path, *names: str) -> Path:
-    """A sharded checkpoint whose index lists tensors besides those that its shards hold."""
-    index = folder / "model.safetensors.index.json"
-    content = json.loads(index.read_text())
-    content["weight_map"] |= dict.fromkeys(names, "model-00001-of-00002.safetensors")
-    index.write_text(json.dumps(content))
-    return folder
-
-
-def test_a_listed_tensor_that_the_model_does_not_need(
-    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path
-) -> None:
-    folder = listed(own_copy(tiny_checkpoint("llama", shards=2)), "mtp.fc.weight")
-    summary = export(ExportOptions(str(folder), tmp_path / "out", attention="gqa", verify=False), replay=never)
-    assert any(
-        "lists mtp.fc.weight, which no shard contains; the model does not need them" in note for note in summary.notes
-    )
-
-
-def test_a_listed_tensor_that_the_model_needs(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:
-    folder = own_copy(tiny_checkpoint("llama", shards=2))
-    shard = folder / "model-00001-of-00002.safetensors"
-    tensors = load_file(shard)
-    name, _ = tensors.popitem()
-    save_file(tensors, shard)
-    error = refuse(folder, tmp_path / "o" / "out")
-    assert isinstance(error, CheckpointError) and "download the checkpoint again" in str(error)
-    assert f"which no shard contains, but the model needs {name}" in str(error)
 
 
 def test_a_full_temporary_folder_is_named_and_not_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,6 +175,20 @@ def test_texts_end_where_a_graph_takes_other_frequencies(operator: str, as_node:
         assert says in note and f"beyond {limit} tokens" in note
 
 
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_texts_end_where_the_configuration_has_other_frequencies(key: str, tmp_path: Path) -> None:
+    folder = folder_of(GQA.format(window=""), 1, tmp_path / "long", share_buffer=True)
+    rope = {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
+    for factors, length in ((rope, ORIGINAL), ({**rope, "long_factor": [1.0]}, LONGEST)):
+        config = {key: factors, "original_max_position_embeddings": ORIGINAL}
+        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        manifest = open_folder(folder)
+        assert manifest.graph.max_length == length and manifest.foreign is not None
+        notes = [note for note in manifest.foreign.notes if "other rotary frequencies beyond 12 tokens" in note]
+        assert len(notes) == (length == ORIGINAL)
+    assert open_folder(folder, Choice(max_length=LONGEST)).graph.max_length == LONGEST
+
+
 @pytest.mark.parametrize("share_buffer", [True, False])
 def test_texts_end_at_a_window_that_the_graph_lacks(share_buffer: bool, tmp_path: Path) -> None:
     """As builders write some models; beyond it the tokens are another model's, so they have to be asked for."""

@@ -129,17 +129,14 @@ def test_windows_of_inputs_alone_are_a_way_to_cut_prompts(sample: Sample) -> Non
     assert "fixed mask 'attention_mask'" in refused(folder)
 
 
-def test_names_that_the_operator_of_the_cache_contradicts(sample: Sample) -> None:
+@pytest.mark.parametrize("side", ["inputs", "outputs"])
+def test_the_operator_of_the_cache_decides_where_names_are_wrong(side: str, sample: Sample) -> None:
     folder = sample("genai-fp32-cpu")
-    names = {"present_key_names": "present.%d.value", "present_value_names": "present.%d.key"}
-    for key, name in names.items():
-        changed(folder / "genai_config.json", **{f"model__decoder__outputs__{key}": name})
-    said = refused(folder)
-    assert "'past_key_values.0.value', not 'past_key_values.0.key'" in said and "genai_config.json" in said
-    names = {"past_key_names": "past_key_values.%d.value", "past_value_names": "past_key_values.%d.key"}
-    for key, name in names.items():
-        changed(folder / "genai_config.json", **{f"model__decoder__inputs__{key}": name})
-    assert "has the keys of GroupQueryAttention" in refused(folder)
+    right = open_folder(folder).graph.states
+    time, of = ("past", "past_key_values") if side == "inputs" else ("present", "present")
+    for key, name in (("key", "value"), ("value", "key")):
+        changed(folder / "genai_config.json", **{f"model__decoder__{side}__{time}_{key}_names": f"{of}.%d.{name}"})
+    assert open_folder(folder).graph.states == right
 
 
 @pytest.mark.parametrize(

@@ -53,11 +53,11 @@ ROPE = ("rope_parameters", "rope_scaling")
 
 def read_config(folder: Path, raw: Mapping[str, Any]) -> PreTrainedConfig:
     """The config in `folder`, whose JSON is `raw`, without overridden settings. Raises as transformers does."""
-    kept = _without_how_to_run(raw)
-    if kept == raw:
+    settings = _without_how_to_run(raw)
+    if settings == raw:
         return _loaded(folder)
     with tempfile.TemporaryDirectory(prefix="partita-config-") as name:
-        (Path(name) / "config.json").write_text(json.dumps(kept), encoding="utf-8")
+        (Path(name) / "config.json").write_text(json.dumps(settings), encoding="utf-8")
         config = _loaded(Path(name))
     config.name_or_path = str(folder)
     return config
@@ -65,13 +65,13 @@ def read_config(folder: Path, raw: Mapping[str, Any]) -> PreTrainedConfig:
 
 def without_overridden_settings(folder: Path) -> str | None:
     """The text of config.json without overridden settings; None where transformers can read the file as it is."""
-    kept = _without_how_to_run(raw := read_json(folder / "config.json"))
-    if kept == raw:
+    settings = _without_how_to_run(raw := read_json(folder / "config.json"))
+    if settings == raw:
         return None
     try:
         _loaded(folder)
     except Exception:  # noqa: BLE001 - validation errors of configs share no base class
-        return json.dumps(kept, indent=2)
+        return json.dumps(settings, indent=2)
     return None
 
 

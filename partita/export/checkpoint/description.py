@@ -72,8 +72,6 @@ class Checkpoint:
     """How its weights are quantised; None when they are floats."""
     without_adapter: Mapping[str, TensorInfo] | None = None
     """Its tensors without the adapter that is merged into `tensors`; None without a merged adapter."""
-    absent: tuple[str, ...] = ()
-    """Tensors listed in the index of the weight files and missing from the files."""
     file: Path | None = None
     """The GGUF file from which the temporary `folder` was written."""
     notes: tuple[str, ...] = ()
@@ -125,7 +123,7 @@ def open_checkpoint(given: str, progress: Progress | None = None) -> Checkpoint:
         _refuse_by_config(folder, config)
         _check_companions(folder)
         config_values.check_known(folder, config)
-        tensors, files, absent = find_tensors(folder)
+        tensors, files = find_tensors(folder)
         found = found or by_tensors(tensors)
         quantised = None if found is None else stored_formats.read(folder, found, tensors)
         tensors = tensors if quantised is None else dict(quantised.tensors)
@@ -138,7 +136,7 @@ def open_checkpoint(given: str, progress: Progress | None = None) -> Checkpoint:
             "as well; move it to a separate folder, and give that with `adapter` to use it"
         )
     architecture = _architecture(config)
-    return Checkpoint(folder, _name_of(given), config, architecture, tensors, files, quantised, absent=absent)
+    return Checkpoint(folder, _name_of(given), config, architecture, tensors, files, quantised)
 
 
 def open_config(given: str, progress: Progress | None = None) -> Checkpoint:

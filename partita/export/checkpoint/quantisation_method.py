@@ -1,6 +1,6 @@
 """Detects quantised checkpoints by their config or tensors.
 
-`stored_formats/` reads some of the `METHODS`. Other methods, and unknown ones, are refused by name.
+`METHODS` with a reader are read by `stored_formats/`. Other methods, and unknown ones, are refused by name.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ class Method:
     """Keys of a config without `quant_method`. All keys of one entry must exist."""
     tensors: tuple[tuple[str, str], ...] = ()
     """Name suffixes with a regular expression on the dtype. All must exist with the same stem."""
+    reader: str = ""
+    """The module of `stored_formats` that reads it; empty: it is refused."""
 
 
 ANY, BYTE, UNSIGNED = ".*", r"[IU]8|torch\.u?int8", r"U8|torch\.uint8"
@@ -36,38 +38,42 @@ METHODS = (
         ("bitsandbytes", "bitsandbytes_4bit", "bitsandbytes_8bit"),
         ("load_in_4bit", "load_in_8bit", "_load_in_4bit", "_load_in_8bit", "bnb_4bit_quant_type"),
         ((".weight.absmax .weight.quant_map", ANY),),
+        reader="bitsandbytes",
     ),
-    Method("bitsandbytes LLM.int8", tensors=((".SCB", ANY), (".weight", BYTE))),
+    Method("bitsandbytes LLM.int8", tensors=((".SCB", ANY), (".weight", BYTE)), reader="bitsandbytes"),
     Method(
         "GPTQ",
         ("gptq", "gptqmodel", "marlin"),
         ("bits desc_act", "bits group_size sym"),
         ((".qweight", INTEGER), (".qzeros", INTEGER), (".scales", ANY), (".g_idx", INTEGER)),
+        reader="gptq",
     ),
     Method(
         "AWQ",
         ("awq", "llm-awq"),
         ("w_bit q_group_size", "w_bit zero_point"),
         ((".qweight", INTEGER), (".qzeros", INTEGER), (".scales", ANY)),
+        reader="awq",
     ),
     Method("EXL2 (ExLlama)", ("exl2", "exl3"), (), ((".q_weight", INTEGER), (".q_scale", ANY))),
-    Method("MXFP4", ("mxfp4",), (), (("_blocks", BYTE), ("_scales", BYTE))),
+    Method("MXFP4", ("mxfp4",), (), (("_blocks", BYTE), ("_scales", BYTE)), reader="mxfp4"),
     Method("NVFP4", ("nvfp4",), (), ((".weight_scale_2", ANY), (".weight", BYTE))),
     Method(
         "compressed-tensors",
         ("compressed-tensors", "sparseml"),
         ("config_groups", "quantization_status", "sparsity_config"),
         ((".weight_packed", INTEGER),),
+        reader="compressed_tensors",
     ),
     Method("ModelOpt", ("modelopt",), ("quant_algo",)),
-    Method("FBGEMM fp8", ("fbgemm_fp8",), ("activation_scale_ub",)),
-    Method("fp8", ("fp8", "mxfp8"), ("activation_scheme", "weight_block_size"), (("", FLOAT8),)),
+    Method("FBGEMM fp8", ("fbgemm_fp8",), ("activation_scale_ub",), reader="fp8"),
+    Method("fp8", ("fp8", "mxfp8"), ("activation_scheme", "weight_block_size"), (("", FLOAT8),), reader="fp8"),
     Method("HQQ", ("hqq",), (), ((".W_q", ANY),)),
     Method("Quanto", ("quanto",), (), (("._data._data ._data", ANY), ("._scale", ANY))),
     Method("AQLM", ("aqlm",), ("in_group_size num_codebooks",), ((".codes", ANY), (".codebooks", ANY))),
     Method("VPTQ", ("vptq",), (), ((".centroids.weight", ANY), (".indices", ANY))),
     Method("EETQ", ("eetq",), (), ((".weight_scales", ANY), (".weight", BYTE))),
-    Method("TorchAO", ("torchao",), (), ((":qdata _weight_qdata", ANY),)),
+    Method("TorchAO", ("torchao",), (), ((":qdata _weight_qdata", ANY),), reader="torchao"),
     Method("BitNet", ("bitnet",), (), ((".weight_scale", ANY), (".weight", UNSIGNED))),
     Method("SpQR", ("spqr",), (), ((".dense_weights", ANY), (".col_vals", ANY))),
     Method("HIGGS", ("higgs",)),

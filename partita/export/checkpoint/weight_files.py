@@ -140,12 +140,12 @@ def refuse_dangling(path: Path) -> None:
         raise CheckpointError(f"a broken symbolic link to {path.readlink()}", path=path, remedy=DOWNLOAD)
 
 
-def find_tensors(folder: Path) -> tuple[dict[str, TensorInfo], tuple[str, ...], tuple[str, ...]]:
-    """Tensors, weight files, and names that only the index has. Raises CheckpointError for damaged files."""
+def find_tensors(folder: Path) -> tuple[dict[str, TensorInfo], tuple[str, ...]]:
+    """Tensors, and weight files. Raises CheckpointError for damaged files."""
     for single, index in LAYOUTS:
         # The order of transformers: save_pretrained may leave an old index next to a single file.
         if (folder / single).is_file():
-            return {info.name: info for info in list_tensors(folder, single)}, (single,), ()
+            return {info.name: info for info in list_tensors(folder, single)}, (single,)
         if (folder / index).is_file():
             return _read_sharded(folder, index)
     others = sorted(p.name for p in folder.glob("*.safetensors"))
@@ -155,7 +155,7 @@ def find_tensors(folder: Path) -> tuple[dict[str, TensorInfo], tuple[str, ...], 
     )
 
 
-def _read_sharded(folder: Path, index: str) -> tuple[dict[str, TensorInfo], tuple[str, ...], tuple[str, ...]]:
+def _read_sharded(folder: Path, index: str) -> tuple[dict[str, TensorInfo], tuple[str, ...]]:
     weight_map = read_json(folder / index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
         raise CheckpointError(f"{folder / index}: damaged: weight_map is missing")
@@ -180,7 +180,7 @@ def _read_sharded(folder: Path, index: str) -> tuple[dict[str, TensorInfo], tupl
                     "download the checkpoint again"
                 )
             tensors[info.name] = info
-    return tensors, files, tuple(sorted(weight_map.keys() - tensors.keys()))
+    return tensors, files
 
 
 def list_tensors(folder: Path, file: str) -> list[TensorInfo]:

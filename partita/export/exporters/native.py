@@ -90,7 +90,6 @@ def attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Varia
             fake = build_fake_model(checkpoint.config, options.computing.dtype, options.batch_size, length)
         except UnsupportedModelError as error:
             raise with_setting_name(error, checkpoint.folder, checkpoint.config) from error
-        work.notes += weights.absent_notes(checkpoint, fake.module)
         if adapter is not None:
             checkpoint, notes = merge_adapter(checkpoint, fake.module, adapter)
             work.notes += notes

@@ -39,8 +39,6 @@ def attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Attem
     if checkpoint.file is not None or checkpoint.quantised is not None:
         what = "a GGUF file" if checkpoint.quantised is None else f"quantised ({checkpoint.quantised.method})"
         raise UsageError(f"{checkpoint.location}: {what}, which optimum cannot read; omit `exporter=optimum`")
-    if checkpoint.absent:
-        raise UsageError(f"{checkpoint.location}: no shard contains {checkpoint.absent[0]}; correct the index")
     assert work.read_folder is not None
     prefix = f"{work.folder.name}-optimum-"  # the prefix by which the next export removes it after a kill
     folder = Path(work.cleanup.enter_context(tempfile.TemporaryDirectory(dir=work.folder.parent, prefix=prefix)))

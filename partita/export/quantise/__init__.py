@@ -42,10 +42,10 @@ def read_keep(pairs: Sequence[tuple[str, str]], precision: str, dtype: str) -> t
     if pairs and PRECISIONS[precision].bits is None:
         raise UsageError(f"`keep` applies only to quantised weights; add `precision=int4` or int8 (it is {precision})")
     names = [name for name, each in PRECISIONS.items() if each.bits is not None or dtype in (EXACT.dtype, each.dtype)]
-    for pattern, wanted in pairs:
-        if wanted not in names:
-            raise UsageError(f"`keep={pattern}={wanted}`: choose one of {', '.join(names)}")
-    return tuple(Keep(pattern, wanted) for pattern, wanted in pairs)
+    for pattern, precision_name in pairs:
+        if precision_name not in names:
+            raise UsageError(f"`keep={pattern}={precision_name}`: choose one of {', '.join(names)}")
+    return tuple(Keep(pattern, precision_name) for pattern, precision_name in pairs)
 
 
 def paths(parameters: Sequence[str]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from partita.export.passes.base import added
 from partita.export.quantise.forms import Form, Place, Weight
 from partita.export.quantise.write import experts
-from partita.export.quantise.write.weight_source import Layout, Packing, Sizes
+from partita.export.quantise.write.weight_source import Layout, Packing
 from partita.export.target import Kernels, Target
 from partita.export.weights import to_ir
 
@@ -61,7 +61,7 @@ def experts_model(form: Form, kernels: Kernels, packings: Sequence[Packing], dty
     made = []
     for index, packing in enumerate(packings):
         up, down = (
-            _zeros(place, f"w{index}.{rows}", form.product.layout, Sizes(packing, kind, rows, width))
+            _zeros(place, f"w{index}.{rows}", form.product.layout, packing, kind, rows, width)
             for rows in (2 * EXPERTS * width, EXPERTS * width)
         )
         made.append(experts.write(place, node, up, down))
@@ -79,17 +79,21 @@ def product_model(
 ) -> bytes:
     """A model with products of x [1, tokens, width] and weights [width, width] of every packing."""
     place, hidden = _new_graph("x", to_ir(dtype), kernels, (1, tokens, width))
-    sizes = [Sizes(packing, to_ir(dtype), width, width) for packing in packings]
-    weights = [_zeros(place, f"w{index}", form.product.layout, each) for index, each in enumerate(sizes)]
-    return _serialised(place, [form.product.write(place, hidden, None, weight) for weight in weights])
+    made = []
+    for index, packing in enumerate(packings):
+        weight = _zeros(place, f"w{index}", form.product.layout, packing, to_ir(dtype), width, width)
+        made.append(form.product.write(place, hidden, None, weight))
+    return _serialised(place, made)
 
 
 def lookup_model(form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str) -> bytes:
     """A model with a row lookup for every packing."""
     place, ids = _new_graph("ids", ir.DataType.INT64, kernels, SIZES["ids"])
-    sizes = [Sizes(packing, to_ir(dtype), PROBED_WIDTH, PROBED_WIDTH) for packing in packings]
-    weights = [_zeros(place, f"w{index}", form.look_up.layout, each) for index, each in enumerate(sizes)]
-    return _serialised(place, [form.look_up.write(place, ids, weight) for weight in weights])
+    made = []
+    for index, packing in enumerate(packings):
+        weight = _zeros(place, f"w{index}", form.look_up.layout, packing, to_ir(dtype), PROBED_WIDTH, PROBED_WIDTH)
+        made.append(form.look_up.write(place, ids, weight))
+    return _serialised(place, made)
 
 
 def _new_graph(name: str, dtype: ir.DataType, kernels: Kernels, shape: tuple[int, ...]) -> tuple[Place, ir.Value]:
@@ -99,14 +103,16 @@ def _new_graph(name: str, dtype: ir.DataType, kernels: Kernels, shape: tuple[int
     return Place(graph, None, kernels), value
 
 
-def _zeros(place: Place, name: str, layout: Layout, sizes: Sizes) -> Weight:
+def _zeros(
+    place: Place, name: str, layout: Layout, packing: Packing, dtype: ir.DataType, rows: int, width: int
+) -> Weight:
     """A weight of zeros; its scales are 1."""
     values = []
-    for part in layout.parts(sizes):
+    for part in layout.parts(packing, dtype, rows, width):
         array = np.ones(part.shape) if part.dtype.is_floating_point() else np.zeros(part.shape)
         tensor = ir.tensor(array.astype(part.dtype.numpy()), dtype=part.dtype)
         values.append(added(place.graph, tensor, f"{name}.{part.label}" if part.label else name))
-    return Weight(tuple(values), sizes.rows, sizes.width, sizes.packing)
+    return Weight(tuple(values), rows, width, packing)
 
 
 def _serialised(place: Place, outputs: Sequence[ir.Value]) -> bytes:

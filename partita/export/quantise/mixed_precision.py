@@ -169,13 +169,13 @@ def search(graphs: Graphs) -> tuple[tuple[Keep, ...], Mix]:
         names = parameter_names(model, draft.sources)
         with torch.no_grad(), quiet(), translate_errors("running the source model"):
             mixes = Mixes(model, placed, names, plan, text, current)
-            steps, taken = mixes.steps, len(mixes.steps)
+            steps, applied = mixes.steps, len(mixes.steps)
             if options.max_weight_size is not None:
-                taken = bisect_right(range(1, taken + 1), options.max_weight_size, key=size_with)
+                applied = bisect_right(range(1, applied + 1), options.max_weight_size, key=size_with)
             if options.max_perplexity_ratio is not None:
-                taken = mixes.smallest(AIM * math.log(options.max_perplexity_ratio), taken)
-            for count in (0, taken):
-                mixes.measure(count)
+                applied = mixes.smallest(AIM * math.log(options.max_perplexity_ratio), applied)
+            for steps_used in (0, applied):
+                mixes.measure(steps_used)
     record = Mix(
         text=text.name,
         text_sha256=text.sha256,
@@ -184,13 +184,13 @@ def search(graphs: Graphs) -> tuple[tuple[Keep, ...], Mix]:
         max_perplexity_ratio=options.max_perplexity_ratio,
         max_weight_size=options.max_weight_size,
         steps=len(steps),
-        taken=taken,
+        taken=applied,
         costs=tuple(UnitCost(modules=unit.patterns, kl_mean=cost) for unit, cost in mixes.costs),
         tried=tuple(tried for _, tried in sorted(mixes.tried.items())),
     )
     del model, mixes
     give_back()
-    return keep_of(steps[:taken]), record
+    return keep_of(steps[:applied]), record
 
 
 def units(placed: Sequence[PlacedWeight], plan: Plan) -> list[Unit]:

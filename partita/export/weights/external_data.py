@@ -18,7 +18,7 @@ import torch
 
 from partita.errors import CheckpointError, PartitaError, ResourceError
 from partita.export.checkpoint.description import Checkpoint
-from partita.export.checkpoint.naming import Sources, match_names
+from partita.export.checkpoint.naming import Sources
 from partita.export.checkpoint.weight_files import SHOWN_CHARACTERS, OpenFiles, TensorInfo, few, unreadable
 from partita.export.progress import Stage
 from partita.export.publish import is_written, scratch_in
@@ -76,21 +76,6 @@ def attach(model: ir.Model, checkpoint: Checkpoint, sources: Sources, buffers: M
             f"{checkpoint.location}: weights and config.json do not match: {'; '.join(differences)}; "
             "check that they belong to the same model"
         )
-
-
-def absent_notes(checkpoint: Checkpoint, model: torch.nn.Module) -> list[str]:
-    """A note on tensors in the index that no shard has. Raises CheckpointError where `model` needs one."""
-    if not checkpoint.absent:
-        return []
-    there = match_names(model, checkpoint.tensors)
-    requested = match_names(model, {name: TensorInfo(name, "", (1, 1), "float32") for name in checkpoint.absent})
-    listed = f"the index of the weight files lists {few(checkpoint.absent)}, which no shard contains"
-    if wanted := [name for name in (*requested.origins, *requested.failures) if there.of(name) is None]:
-        raise CheckpointError(
-            f"{checkpoint.location}: {listed}, but the model needs {few(sorted(wanted))}; download the "
-            "checkpoint again, or save it again from its source"
-        )
-    return [f"{listed}; the model does not need them"]
 
 
 def _misfit(origin: Origin, shape: tuple[int, ...], dtype: ir.DataType) -> str | None:

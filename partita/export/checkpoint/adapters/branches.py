@@ -131,10 +131,10 @@ def add_branches(
             _insert(model.graph, node, branch)
     placed = {module for branch in made.values() for module in branch.modules}
     for each in adapters:
-        if left := sorted(set(each.sites) - placed):
+        if unplaced := sorted(set(each.sites) - placed):
             raise UnsupportedModelError(
                 f"{each.adapter.folder}: cannot be switched: no plain product of the graph reads the weights of "
-                f"{few(left)}; merge it with `adapter`, or {INSTEAD}",
+                f"{few(unplaced)}; merge it with `adapter`, or {INSTEAD}",
                 option="with_adapters",
             )
     return made
@@ -161,15 +161,15 @@ def _rows(plain: FloatSource, site: Site) -> torch.Tensor | None:
     if first is None:
         return None
     local = plain.origin.read(((0, count), (0, 1)), places)[:, 0] - first
-    inside = ((local >= 0) & (local < rows * width)).nonzero()[:, 0]
-    numbers = torch.div(local[inside], row, rounding_mode="floor")
-    if len(inside) != rows or not torch.equal(numbers.sort().values, torch.arange(rows)):
+    rows_of_site = ((local >= 0) & (local < rows * width)).nonzero()[:, 0]
+    numbers = torch.div(local[rows_of_site], row, rounding_mode="floor")
+    if len(rows_of_site) != rows or not torch.equal(numbers.sort().values, torch.arange(rows)):
         return None
-    one = int(inside[0])
+    one = int(rows_of_site[0])
     along = plain.origin.read(((one, one + 1), (0, width)), places)[0] - first
     if not torch.equal(along, int(numbers[0]) * row + torch.arange(width) * column):
         return None
-    return inside[numbers.argsort()]
+    return rows_of_site[numbers.argsort()]
 
 
 def _branch(

@@ -104,28 +104,28 @@ def complete_config(header: Header, raw: Mapping[str, Any]) -> tuple[dict[str, A
     read -= {"context_length"}  # read for gpt2 as n_ctx, which its config does not use
     sizes = {key: given[name] for name, key in SIZES.items() if name not in read and isinstance(given.get(name), int)}
     made = {key: sizes.get(key, value) for key, value in raw.items()}
-    left = {
+    unapplied = {
         name: value
         for name, value in given.items()
         if name not in read | OF_THE_FILE and value not in USUAL.get(name, NOTHING)
     }
-    _check_scaling(header, left)
-    for name in list(left):
-        put = _config_change(made, name, left[name])
+    _check_scaling(header, unapplied)
+    for name in list(unapplied):
+        put = _config_change(made, name, unapplied[name])
         if put is not None:
             made |= put
-            del left[name]
+            del unapplied[name]
     made |= _attention_scale(header, made) | _ends(header, raw)
     _check_rotated(header, given, made)
-    if wrong := sorted(set(left) - HARMLESS):
+    if wrong := sorted(set(unapplied) - HARMLESS):
         raise UnsupportedModelError(
-            f"{header.path}: it has {few([_pair(name, left[name]) for name in wrong])}, which "
+            f"{header.path}: it has {few([_pair(name, unapplied[name]) for name in wrong])}, which "
             f"transformers' reader of {header.architecture} ignores, but which change the outputs of the "
             f"model; {INSTEAD}"
         )
     read = {f"{TOKENIZER}{name}" for part in ("", "_config") for name in tables[f"tokenizer{part}"]["tokenizer"]}
-    left |= {name: value for name, value in header.settings.items() if name.startswith(TOKENIZER)}
-    unread = sorted(name for name in left.keys() - read.union(END_TOKENS) if left[name] not in NOTHING)
+    unapplied |= {name: value for name, value in header.settings.items() if name.startswith(TOKENIZER)}
+    unread = sorted(name for name in unapplied.keys() - read.union(END_TOKENS) if unapplied[name] not in NOTHING)
     note = f"settings of the GGUF file that transformers does not read: {few(unread)}"
     return made, (note,) if unread else ()
 
@@ -142,15 +142,15 @@ def _ends(header: Header, raw: Mapping[str, Any]) -> dict[str, Any]:
     return {"eos_token_id": found if len(found) > 1 else found[0]} if found else {}
 
 
-def _check_scaling(header: Header, left: dict[str, Any]) -> None:
-    """Raise UnsupportedModelError for a scaled rotary embedding. Removes settings without effect from `left`."""
-    scaled = sorted(name for name in left if name.startswith(("rope.scaling.", "rope.scale")))
+def _check_scaling(header: Header, unapplied: dict[str, Any]) -> None:
+    """Raise UnsupportedModelError for a scaled rotary embedding. Removes settings without effect from `unapplied`."""
+    scaled = sorted(name for name in unapplied if name.startswith(("rope.scaling.", "rope.scale")))
     if scaled == [ORIGINAL_LENGTH] and not any(name.startswith("rope_factors") for name in header.tensors):
-        del left[ORIGINAL_LENGTH]
+        del unapplied[ORIGINAL_LENGTH]
     elif scaled:
         raise UnsupportedModelError(
             f"{header.path}: its rotary embedding is scaled "
-            f"({few([_pair(name, left[name]) for name in scaled])}), which transformers' reader of "
+            f"({few([_pair(name, unapplied[name]) for name in scaled])}), which transformers' reader of "
             f"{header.architecture} ignores; {INSTEAD}"
         )
 

@@ -1,4 +1,7 @@
-"""Quantised storage formats, one module each: a reader of the tensors, and the values of the weights.
+"""Quantised storage formats, one module each: `read` makes the weights from the tensors.
+
+`read(sources)` returns every quantised weight, or None for one that lacks tensors. It raises CheckpointError, which
+names the tensor, and UnsupportedModelError.
 
 A format makes one `StoredWeight` from the tensors of a layer, under the name of the unquantised weight. An
 `AffineWeight` has integers with a scale and an integer zero point per block, which a package can store unchanged.
@@ -8,10 +11,9 @@ from __future__ import annotations
 
 import importlib
 import math
-import pkgutil
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -173,20 +175,6 @@ class Sources:
             raise CheckpointError(
                 f"{self.folder}: the checkpoint is quantised: {self.method}, but lacks {missing}; download it again"
             )
-
-
-@dataclass(frozen=True, slots=True)
-class StoredFormat:
-    """A way to store quantised weights."""
-
-    name: str
-    methods: tuple[str, ...]
-    """Names in `quantised.METHODS` that it reads."""
-    summary: str
-    """A description in one line."""
-    read: Callable[[Sources], Iterable[StoredWeight | None]]
-    """Reads every quantised weight; None for one that lacks tensors. Raises CheckpointError, which names the tensor,
-    and UnsupportedModelError."""
 
 
 @dataclass(frozen=True)
@@ -353,28 +341,14 @@ def affine(info: TensorInfo) -> AffineWeight | None:
     return info.decoder if isinstance(info.decoder, AffineWeight) else None
 
 
-def names() -> tuple[str, ...]:
-    """Names of all formats, sorted. Imports none of them."""
-    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__)))
-
-
-def format_of(method: str) -> StoredFormat | None:
-    """The format that reads a method of `quantised.METHODS`; None where there is none."""
-    for name in names():
-        found = importlib.import_module(f"{__name__}.{name}").FORMAT
-        assert isinstance(found, StoredFormat)
-        if method in found.methods:
-            return found
-    return None
-
-
 def read(folder: Path, found: DetectedMethod, tensors: Mapping[str, TensorInfo]) -> QuantisedTensors:
     """The tensors of a quantised checkpoint as floats. Raises UnsupportedModelError, CheckpointError."""
-    known = format_of(found.method.name)
-    if known is None:
+    if not found.method.reader:
         raise refusal(folder, found.method, found.evidence)
     sources = Sources(folder, found.method.name, found.settings, tensors)
-    weights = {weight.name: weight for weight in known.read(sources) if weight is not None}
+    reader = importlib.import_module(f"{__name__}.{found.method.reader}")
+    every: list[StoredWeight | None] = reader.read(sources)
+    weights = {weight.name: weight for weight in every if weight is not None}
     sources.raise_missing()
     if not weights:
         raise CheckpointError(
@@ -393,18 +367,18 @@ def read(folder: Path, found: DetectedMethod, tensors: Mapping[str, TensorInfo])
                     f"contradicts the setting {setting}: not all of its zero points are 2^(bits-1); correct the "
                     "settings, or quantise the model again",
                 )
-    left = {name: info for name, info in tensors.items() if name not in sources.weight_tensors}
-    for info in left.values():
+    others = {name: info for name, info in tensors.items() if name not in sources.weight_tensors}
+    for info in others.values():
         if len(info.shape) > 1 and re.fullmatch(INTEGER, info.dtype):
             raise CheckpointError(
                 f"{folder}: tensor {info.name[:SHOWN_CHARACTERS]} is {info.dtype}, but belongs to no "
                 f"weight quantised with {found.method.name}; download the weights again"
             )
-    both = sorted(name for name in weights if name in left)
+    both = sorted(name for name in weights if name in others)
     if both:
         raise CheckpointError(
             f"{folder}: tensor {both[0][:SHOWN_CHARACTERS]} exists both as floats and quantised with "
             f"{found.method.name}; remove one of them"
         )
-    all_tensors = {**left, **{name: weight.info for name, weight in weights.items()}}
+    all_tensors = {**others, **{name: weight.info for name, weight in weights.items()}}
     return QuantisedTensors(found.method.name, all_tensors, weights, tuple(sources.notes))

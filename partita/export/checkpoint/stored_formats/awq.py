@@ -13,14 +13,15 @@ X.scales without integers divide the output of an activation (awq/modules/act.py
 
 from __future__ import annotations
 
-from partita.export.checkpoint.stored_formats import INT32, Sources, StoredFormat, StoredWeight
+from partita.export.checkpoint.stored_formats import INT32, Sources, StoredWeight
 from partita.export.checkpoint.stored_formats.gptq import packed_weight
 
 BITS = 4
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
-def _read(sources: Sources) -> list[StoredWeight | None]:
+def read(sources: Sources) -> list[StoredWeight | None]:
+    """The weights of an AWQ checkpoint."""
     version = str(sources.settings.get("version") or "gemm").lower()
     if version != "gemm":
         raise sources.unsupported_error(f"packed for the kernels {version[:40]}", "save it in AWQ's version gemm")
@@ -39,6 +40,3 @@ def _read(sources: Sources) -> list[StoredWeight | None]:
     if sources.settings.get("zero_point") is False:
         sources.symmetric |= {f"{stem}.weight": "zero_point false" for stem in stems}
     return [packed_weight(sources, stem, BITS, size, order=ORDER) for stem in stems]
-
-
-FORMAT = StoredFormat("awq", ("AWQ",), "integers of 4 bits and zero points, packed for GEMM kernels", _read)

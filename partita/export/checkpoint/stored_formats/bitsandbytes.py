@@ -35,7 +35,6 @@ from partita.export.checkpoint.stored_formats import (
     Integers,
     Parts,
     Sources,
-    StoredFormat,
     StoredWeight,
 )
 from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
@@ -122,7 +121,8 @@ class _Rows(GroupedWeight):
         return (integers.float() - zeros.float()) * largest * LARGEST
 
 
-def _read(sources: Sources) -> list[StoredWeight | None]:
+def read(sources: Sources) -> list[StoredWeight | None]:
+    """The weights of a bitsandbytes checkpoint."""
     weights = [_table(sources, f"{stem}.weight") for stem in sources.stems(".weight.absmax")]
     weights += [_rows(sources, stem) for stem in sources.stems(".SCB")]
     for stem in sources.stems(".weight_format"):
@@ -211,11 +211,3 @@ def _state(sources: Sources, info: TensorInfo) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise sources.tensor_error(info.name, "is not valid bitsandbytes JSON")
     return found
-
-
-FORMAT = StoredFormat(
-    "bitsandbytes",
-    ("bitsandbytes", "bitsandbytes LLM.int8"),
-    "4-bit numbers from a table (nf4, fp4), or 8-bit integers with one scale per row",
-    _read,
-)

@@ -28,7 +28,6 @@ from partita.export.checkpoint.stored_formats import (
     GroupedWeight,
     Integers,
     Sources,
-    StoredFormat,
     StoredWeight,
     is_packed,
 )
@@ -38,7 +37,8 @@ from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
 BITS = (2, 3, 4, 8)
 
 
-def _read(sources: Sources) -> list[StoredWeight | None]:
+def read(sources: Sources) -> list[StoredWeight | None]:
+    """The weights of a compressed-tensors checkpoint."""
     sparse, transform = sources.settings.get("sparsity_config"), sources.settings.get("transform_config")
     if isinstance(sparse, Mapping) and sparse.get("format", "dense") not in ("dense", None):
         raise sources.unsupported_error(f"with sparsity ({sparse['format']})", "save it without sparsity compression")
@@ -172,8 +172,3 @@ def _block_structures(settings: Mapping[str, Any]) -> Iterator[tuple[int, ...]]:
         found = each.get("block_structure")
         if isinstance(found, list) and len(found) == 2 and all(isinstance(n, int) and n > 0 for n in found):
             yield tuple(found)
-
-
-FORMAT = StoredFormat(
-    "compressed_tensors", ("compressed-tensors",), "packed integers, 8-bit integers, or 8-bit floats", _read
-)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from partita.export.checkpoint.stored_formats import FLOAT8, Sources, StoredFormat, StoredWeight
+from partita.export.checkpoint.stored_formats import FLOAT8, Sources, StoredWeight
 from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
 from partita.export.weights.origins import Region
 
@@ -112,7 +112,8 @@ def note_activations(sources: Sources, *, declared: bool) -> None:
         sources.notes.append(ACTIVATIONS.format(sources.method))
 
 
-def _read(sources: Sources) -> list[StoredWeight | None]:
+def read(sources: Sources) -> list[StoredWeight | None]:
+    """The weights of a checkpoint of 8-bit floats."""
     expected = sources.settings.get("weight_block_size") or (BLOCK, BLOCK)
     if not isinstance(expected, list | tuple) or not all(isinstance(n, int) and n > 0 for n in expected):
         raise sources.unsupported_error(
@@ -128,6 +129,3 @@ def _read(sources: Sources) -> list[StoredWeight | None]:
             weights.append(scaled_weight(sources, weight, scales, expected, declared=declared))
     note_activations(sources, declared=sources.settings.get("activation_scheme") == "dynamic")
     return weights
-
-
-FORMAT = StoredFormat("fp8", ("fp8", "FBGEMM fp8"), "8-bit floats, one scale per block, row or tensor", _read)

@@ -24,7 +24,6 @@ from partita.export.checkpoint.stored_formats import (
     GroupedWeight,
     Integers,
     Sources,
-    StoredFormat,
     StoredWeight,
 )
 from partita.export.checkpoint.weight_files import matches
@@ -38,7 +37,8 @@ AMBIGUOUS = (
 )
 
 
-def _read(sources: Sources) -> list[StoredWeight | None]:
+def read(sources: Sources) -> list[StoredWeight | None]:
+    """The weights of a GPTQ checkpoint."""
     stored = str(sources.settings.get("checkpoint_format") or sources.settings.get("format") or "")
     if stored not in (*PLAIN, *SECOND):
         raise sources.unsupported_error(f"in the format {stored[:40]}", "save it in the format gptq or gptq_v2")
@@ -124,6 +124,3 @@ def _settings_of(sources: Sources, stem: str) -> dict[str, Any]:
     if size is not None and (size == 0 or size < -1):
         raise sources.tensor_error(f"{stem}.qweight", f"has a group size of {size}")
     return found
-
-
-FORMAT = StoredFormat("gptq", ("GPTQ",), "integers of 2, 3, 4 or 8 bits, zero points, act-order", _read)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from partita.export.checkpoint.stored_formats import BYTE, AffineWeight, Parts, Sources, StoredFormat, StoredWeight
+from partita.export.checkpoint.stored_formats import BYTE, AffineWeight, Parts, Sources, StoredWeight
 from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
 from partita.export.weights import unpack
 from partita.export.weights.origins import Region
@@ -50,7 +50,8 @@ class _Weight(AffineWeight):
         return torch.tensor(MIDDLE, dtype=torch.uint8)
 
 
-def _read(sources: Sources) -> list[StoredWeight | None]:
+def read(sources: Sources) -> list[StoredWeight | None]:
+    """The weights of an MXFP4 checkpoint."""
     return [_weight(sources, stem) for stem in sources.stems(BLOCKS, BYTE)]
 
 
@@ -66,6 +67,3 @@ def _weight(sources: Sources, stem: str) -> _Weight | None:
         )
     experts, rows, count, _ = data.shape
     return _Weight(stem, (experts, count * BLOCK, rows), (data, scales), "bfloat16", 8, 1, BLOCK, data, scales)
-
-
-FORMAT = StoredFormat("mxfp4", ("MXFP4",), "4-bit floats, with one power of 2 per 32 of them as scale", _read)

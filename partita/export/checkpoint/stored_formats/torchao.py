@@ -32,7 +32,6 @@ from partita.export.checkpoint.stored_formats import (
     FLOAT8,
     SIGNED_BYTE,
     Sources,
-    StoredFormat,
     StoredWeight,
 )
 from partita.export.checkpoint.stored_formats.compressed_tensors import of_integers
@@ -89,7 +88,8 @@ class _PlainInt4(StoredWeight):
         return found[:, torch.arange(begin, end) // self.group - low]
 
 
-def _read(sources: Sources) -> list[StoredWeight | None]:
+def read(sources: Sources) -> list[StoredWeight | None]:
+    """The weights of a torchao checkpoint."""
     weights: list[StoredWeight | None] = []
     declared = _declared(sources)
     fitting = set(sources.stems(DATA, f"{SIGNED_BYTE}|{FLOAT8}"))
@@ -168,8 +168,3 @@ def _declared(sources: Sources) -> dict[str, Mapping[str, Any]]:
             if isinstance(kind, Mapping):
                 found[name] = kind
     return found
-
-
-FORMAT = StoredFormat(
-    "torchao", ("TorchAO",), "8-bit integers or floats, one scale per row or group; plain int4", _read
-)

@@ -114,8 +114,8 @@ def calibrate(
     in_stacks = {id(each) for pair in stacks.values() for each in pair}
     weight_of, others = _weights_to_quantise(model, [each for each in placed if id(each) not in in_stacks], sources)
     names = parameter_names(model, sources)
-    left = {name: tensor for name, (tensor, _) in weight_of.items()} | {name: name for name in stacks}
-    modules = {name: model.get_submodule(name) for name in left}
+    uncalibrated = {name: tensor for name, (tensor, _) in weight_of.items()} | {name: name for name in stacks}
+    modules = {name: model.get_submodule(name) for name in uncalibrated}
     ids = torch.from_numpy(text.windows)
     batches = [ids[start : start + WINDOWS_ABREAST] for start in range(0, len(ids), WINDOWS_ABREAST)]
     rounds = _ModuleQuantiser(checkpoint, rounded, text)
@@ -125,7 +125,7 @@ def calibrate(
             if name in stacks:
                 rounds.refuse_overflow([each for each, _ in given], name)
                 few = round_experts(model, modules[name], stacks[name], given, names, rounded)
-                del left[name]
+                del uncalibrated[name]
                 if few:
                     others.add(
                         f"{few} of {Experts.of(modules[name]).count} experts of {name}, which receive few tokens"
@@ -133,13 +133,13 @@ def calibrate(
                 stage.advance(sum(each.packed.elements for each in stacks[name]))
             else:
                 if rounds.take(modules[name], *weight_of[name], given):
-                    del left[name]
+                    del uncalibrated[name]
                 stage.advance(modules[name].weight.numel())
             del given
-            if not left:
+            if not uncalibrated:
                 break
     give_back()
-    return sorted({*left.values(), *others})
+    return sorted({*uncalibrated.values(), *others})
 
 
 @dataclass(slots=True)

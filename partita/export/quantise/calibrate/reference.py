@@ -43,8 +43,8 @@ def movable(sources: Sources) -> Callable[[FloatSource], bool]:
     def fits(plain: FloatSource) -> bool:
         if not moves(plain.origin):
             return False
-        inside = single.union(*(names for names in stacked if names <= plain.tensors))
-        return plain.tensors <= single or (_is_whole(plain.origin) and plain.tensors <= inside)
+        covered = single.union(*(names for names in stacked if names <= plain.tensors))
+        return plain.tensors <= single or (_is_whole(plain.origin) and plain.tensors <= covered)
 
     return fits
 
@@ -161,9 +161,9 @@ def _put_rows_back(origin: Origin, start: int, rows: torch.Tensor, targets: Mapp
     places = Places(origin.tensors())
     index = origin.read(((start, start + len(rows)), (0, origin.shape[1])), places)
     for info, first in places.first.items():
-        inside = (index >= first) & (index < first + math.prod(info.shape))
+        is_here = (index >= first) & (index < first + math.prod(info.shape))
         for parameter in targets[info.name]:
-            parameter.view(-1)[index[inside] - first] = rows[inside]
+            parameter.view(-1)[index[is_here] - first] = rows[is_here]
 
 
 def _put_stacks_back(

@@ -39,7 +39,7 @@ CALIBRATING = frozenset({CALIBRATED})
 
 def names() -> tuple[str, ...]:
     """Names of all quantisers, sorted. Imports none of them."""
-    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name != "base"))
+    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__)))
 
 
 def quantiser(name: str) -> Quantiser:
@@ -94,9 +94,6 @@ Calibrate = Callable[["torch.Tensor", Grid, int], Round]
 class Quantiser:
     """A method that chooses the integers."""
 
-    name: str
-    summary: str
-    """A description in one line."""
     quantise: Callable[[torch.Tensor, Grid], Quantised]
     """Finite weights [R, M, B] float32 -> integers, scales and zero points, from the weights alone."""
     calibrate: Calibrate | None = None
@@ -145,6 +142,10 @@ class Packing:
     block_size: int
     """Weights of a row that share a scale and a zero point."""
     quantiser: str
+
+    def blocks_in(self, width: int) -> int:
+        """Blocks of a row of `width`; the last one may be padded."""
+        return -(-width // self.block_size)
 
     @property
     def name(self) -> str:

@@ -29,22 +29,22 @@ def _calibrate(moments: torch.Tensor, grid: Grid, size: int) -> Round:
     return round_rows
 
 
-def _round(left: torch.Tensor, factor: torch.Tensor, grid: Grid, size: int) -> Quantised:
-    """Quantise. `left`: weights [K, R], changed in place."""
-    count, rows = len(left) // size, left.shape[1]
-    found = torch.empty_like(left)
+def _round(weights: torch.Tensor, factor: torch.Tensor, grid: Grid, size: int) -> Quantised:
+    """Quantise. `weights`: [K, R], changed in place."""
+    count, rows = len(weights) // size, weights.shape[1]
+    found = torch.empty_like(weights)
     scales, zeros = torch.empty(count, rows), torch.empty(count, rows)
     for index in range(count):
         start, end = index * size, (index + 1) * size
-        block, inside = left[start:end], factor[start:end, start:end]
-        _, scales[index], zeros[index] = refit.fit(block, grid, inside.diagonal() ** -2)
+        block, own_factor = weights[start:end], factor[start:end, start:end]
+        _, scales[index], zeros[index] = refit.fit(block, grid, own_factor.diagonal() ** -2)
         errors = torch.empty_like(block)
         for j in range(size):
             now = steps(block[j], scales[index], zeros[index], grid)
-            errors[j] = (block[j] - scales[index] * now) / inside[j, j]
-            block[j + 1 :].addr_(inside[j, j + 1 :], errors[j], alpha=-1)
+            errors[j] = (block[j] - scales[index] * now) / own_factor[j, j]
+            block[j + 1 :].addr_(own_factor[j, j + 1 :], errors[j], alpha=-1)
             found[start + j] = now
-        left[end:].addmm_(factor[start:end, end:].T, errors, alpha=-1)
+        weights[end:].addmm_(factor[start:end, end:].T, errors, alpha=-1)
     return in_blocks(columns(found.T.reshape(rows, count, size)), scales.T.flatten(), zeros.T.flatten(), rows)
 
 
@@ -65,6 +65,4 @@ def _quantise(weights: torch.Tensor, grid: Grid) -> Quantised:
     return in_blocks(*refit.fit(columns(weights), grid), len(weights))
 
 
-QUANTISER = Quantiser(
-    "gptq", "compensates the rounding of earlier weights in later ones, on a text (GPTQ)", _quantise, _calibrate
-)
+QUANTISER = Quantiser(_quantise, _calibrate)

@@ -28,4 +28,4 @@ def _quantise(weights: torch.Tensor, grid: Grid) -> Quantised:
     return in_blocks(steps(blocks, scales, zeros, grid), scales, zeros, len(weights))
 
 
-QUANTISER = Quantiser("nearest", "round to nearest over the range of each block", _quantise)
+QUANTISER = Quantiser(_quantise)

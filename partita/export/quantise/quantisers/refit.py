@@ -55,4 +55,4 @@ def _quantise(weights: torch.Tensor, grid: Grid) -> Quantised:
     return in_blocks(*fit(columns(weights), grid), len(weights))
 
 
-QUANTISER = Quantiser("refit", "data-free search over ranges, each with its best-fitting scale", _quantise)
+QUANTISER = Quantiser(_quantise)

@@ -214,11 +214,11 @@ class _Rewriter:
         return any(is_stored(plain.origin) for plain in weights)
 
     def _quantised_weight(
-        self, plain: FloatSource, taken: StoredPacking, layout: Layout, place: int = 0
+        self, plain: FloatSource, chosen: StoredPacking, layout: Layout, place: int = 0
     ) -> QuantisedSource:
         """The weight with this packing."""
         return QuantisedSource.of(
-            replace_fields(plain, origin=taken.origins[place]), taken.packing, layout, self.plan.rounded
+            replace_fields(plain, origin=chosen.origins[place]), chosen.packing, layout, self.plan.rounded
         )
 
     def _may_be_quantised(self, plain: FloatSource) -> bool:
@@ -235,15 +235,15 @@ class _Rewriter:
         if self.plan.kept_by_setting(where):
             self.outcome.kept_by_setting |= {plain.name: plain.elements for plain in found}
         if self._keeps_stored(where, *found):
-            taken = stored_packing(self.plan, where, found, "experts")
+            chosen = stored_packing(self.plan, where, found, "experts")
         else:
             packing = self.plan.experts(where, [plain.origin.shape[1] for plain in found])
-            taken = None if packing is None else StoredPacking(packing, tuple(plain.origin for plain in found))
-        if taken is None:
+            chosen = None if packing is None else StoredPacking(packing, tuple(plain.origin for plain in found))
+        if chosen is None:
             return False
         up, down = (
             self._weight(
-                self._quantised_weight(plain, taken, self.plan.form.product.layout, place), node, of_experts=True
+                self._quantised_weight(plain, chosen, self.plan.form.product.layout, place), node, of_experts=True
             )
             for place, plain in enumerate(found)
         )

@@ -36,28 +36,12 @@ Bytes = npt.NDArray[np.uint8]
 """The written bytes of one part, memory-mapped."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """The sizes that a layout needs, of a weight without values."""
-
-    packing: Packing
-    dtype: ir.DataType
-    """The dtype of the scales."""
-    rows: int
-    width: int
-
-    @property
-    def blocks_per_row(self) -> int:
-        """M."""
-        return -(-self.width // self.packing.block_size)
-
-
 class Layout(ABC):
     """A way to store a weight."""
 
     @abstractmethod
-    def parts(self, weight: Sizes | QuantisedSource) -> tuple[Part, ...]:
-        """Integers, scales, and zero points unless they are the middle of the range."""
+    def parts(self, packing: Packing, dtype: ir.DataType, rows: int, width: int) -> tuple[Part, ...]:
+        """Integers, scales of `dtype`, and zero points unless they are the middle of the range."""
 
     @abstractmethod
     def pieces(self, weight: QuantisedSource) -> Iterator[tuple[int, torch.Tensor]]:
@@ -76,13 +60,12 @@ class InRows(Layout):
     integers, [N, packed M]. The last block of a row may be padded.
     """
 
-    def parts(self, weight: Sizes | QuantisedSource) -> tuple[Part, ...]:
-        """Integers, scales, and zero points unless they are the middle of the range."""
-        rows, count, packing, byte = weight.rows, weight.blocks_per_row, weight.packing, ir.DataType.UINT8
-        bits = packing.grid.bits
+    def parts(self, packing: Packing, dtype: ir.DataType, rows: int, width: int) -> tuple[Part, ...]:
+        """Integers, scales of `dtype`, and zero points unless they are the middle of the range."""
+        count, bits, byte = packing.blocks_in(width), packing.grid.bits, ir.DataType.UINT8
         parts = (
             Part((rows, count, packing.block_size * bits // 8), byte),
-            Part((rows, count), weight.dtype, SCALES),
+            Part((rows, count), dtype, SCALES),
         )
         return parts if packing.grid.symmetric else (*parts, Part((rows, -(-count * bits // 8)), byte, ZEROS))
 
@@ -99,7 +82,7 @@ class InRows(Layout):
 
     def read(self, weight: QuantisedSource, written: Sequence[Bytes], start: int, stop: int) -> Quantised:
         """Rows of all parts."""
-        parts, grid, count = self.parts(weight), weight.packing.grid, weight.blocks_per_row
+        parts, grid, count = weight.parts, weight.packing.grid, weight.blocks_per_row
         data = torch.from_numpy(np.array(written[0].reshape(weight.rows, -1)[start:stop]))
         integers = unpack(data, grid.bits, count * weight.packing.block_size).reshape(stop - start, count, -1)
         scales = _scales(written[1], parts[1]).reshape(weight.rows, count)[start:stop]
@@ -122,13 +105,13 @@ class InColumns(Layout):
     one_scale: bool = False
     """A row has one block, and its scales are [N]."""
 
-    def parts(self, weight: Sizes | QuantisedSource) -> tuple[Part, ...]:
-        """Integers, scales, and zero points unless they are the middle of the range."""
-        grid, shape = weight.packing.grid, (weight.blocks_per_row, weight.rows)
+    def parts(self, packing: Packing, dtype: ir.DataType, rows: int, width: int) -> tuple[Part, ...]:
+        """Integers, scales of `dtype`, and zero points unless they are the middle of the range."""
+        grid, shape = packing.grid, (packing.blocks_in(width), rows)
         kind = ir.DataType[f"{'' if grid.symmetric else 'U'}INT{grid.bits}"]
         parts = (
-            Part((weight.width, weight.rows), kind),
-            Part(shape[1:] if self.one_scale else shape, weight.dtype, SCALES),
+            Part((width, rows), kind),
+            Part(shape[1:] if self.one_scale else shape, dtype, SCALES),
         )
         return parts if grid.symmetric else (*parts, Part(shape, kind, ZEROS))
 
@@ -153,7 +136,7 @@ class InColumns(Layout):
 
     def read(self, weight: QuantisedSource, written: Sequence[Bytes], start: int, stop: int) -> Quantised:
         """Columns of all parts."""
-        parts, grid, count = self.parts(weight), weight.packing.grid, weight.blocks_per_row
+        parts, grid, count = weight.parts, weight.packing.grid, weight.blocks_per_row
         data = self._columns(written[0], weight.width, weight, start, stop)
         integers = _signed(data, weight).reshape(stop - start, count, -1)
         scales = _scales(written[1], parts[1]).reshape(count, weight.rows)[:, start:stop].T
@@ -179,13 +162,10 @@ class InColumns(Layout):
 class InBlocks(InRows):
     """The bytes of `InRows` as blocks for Gather, Cast and Mul: uint8 [N, M, B], scales [N, M, 1]; no zero points."""
 
-    def parts(self, weight: Sizes | QuantisedSource) -> tuple[Part, ...]:
-        """Integers and scales."""
-        shape = weight.rows, weight.blocks_per_row
-        return (
-            Part((*shape, weight.packing.block_size), ir.DataType.UINT8),
-            Part((*shape, 1), weight.dtype, SCALES),
-        )
+    def parts(self, packing: Packing, dtype: ir.DataType, rows: int, width: int) -> tuple[Part, ...]:
+        """Integers, and scales of `dtype`."""
+        shape = rows, packing.blocks_in(width)
+        return Part((*shape, packing.block_size), ir.DataType.UINT8), Part((*shape, 1), dtype, SCALES)
 
 
 def _signed(integers: torch.Tensor, weight: QuantisedSource) -> torch.Tensor:
@@ -238,7 +218,7 @@ class QuantisedSource(WeightSource):
     @property
     def blocks_per_row(self) -> int:
         """Blocks of a row; the last one may be padded with zeros."""
-        return -(-self.width // self.packing.block_size)
+        return self.packing.blocks_in(self.width)
 
     @property
     def key(self) -> Hashable:
@@ -248,7 +228,7 @@ class QuantisedSource(WeightSource):
     @property
     def parts(self) -> tuple[Part, ...]:
         """Integers, scales, and zero points where there are any, in the layout's order."""
-        return self.layout.parts(self)
+        return self.layout.parts(self.packing, self.dtype, self.rows, self.width)
 
     @property
     def quantiser(self) -> str:
