@@ -16,7 +16,6 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 import onnxruntime as ort
 
-from partita.dtypes import PRECISIONS
 from partita.export.passes.base import Pass, PassContext
 from partita.export.passes.manager import run as run_passes
 from partita.export.trace.attention import Fused
@@ -145,7 +144,7 @@ def context(
 
     spec = TraceSpec(1, LENGTH, None, LATEST[fused], "contrib")
     ports = (Port(name="positions", role="positions", shape=(1, "s"), dtype="int32"),)
-    told = PassContext(ports, (), (), spec, PRECISIONS["fp32"], fused=fused)
+    told = PassContext(ports, (), (), spec, fused)
     return replace(told, supports=takes)
 
 

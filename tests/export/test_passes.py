@@ -13,7 +13,6 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from partita.dtypes import PRECISIONS
 from partita.export.checkpoint.description import Checkpoint, open_checkpoint
 from partita.export.passes import ORDER, rotary_tables, transposed_weights
 from partita.export.passes.base import Pass, PassContext
@@ -24,7 +23,7 @@ from partita.package.contract import Port
 from tests.conftest import TinyCheckpoint
 
 Feed = dict[str, npt.NDArray[Any]]
-NOTHING_KNOWN = PassContext((), (), (), TraceSpec(1, 8, None, 21, "contrib"), PRECISIONS["fp32"])
+NOTHING_KNOWN = PassContext((), (), (), TraceSpec(1, 8, None, 21, "contrib"))
 """Of a graph without ports that have a role, and without states."""
 HEAD = "model.embed_tokens.weight"  # [288, 64]
 

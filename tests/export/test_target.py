@@ -297,7 +297,7 @@ from dataclasses import replace
 
 from partita.export.trace.attention.primitives import LOWERING as PRIMITIVES
 
-LOWERING = replace(PRIMITIVES, name="added", rank=-1, merit="a file and nothing else")
+LOWERING = replace(PRIMITIVES, name="added", rank=-1)
 '''
 
 

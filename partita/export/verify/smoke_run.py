@@ -176,16 +176,13 @@ def _on_target(work: Work, manifest: Manifest, target: Target) -> tuple[Verifica
                         result.detail,
                     )
                 return result, SmokeRecord(chain=target.provider, status="ran", detail=BY_REPLAY, replayed=True)
+    if alone is not None:
+        add_note(work, f"not verified on {target.provider}: {alone.__cause__}")
     if target.smoke is None:
-        if alone is not None:
-            add_note(work, f"not verified on {target.provider}: {alone.__cause__}")
         reason = f"not run here: {target.not_here or 'no runtime was given'}"
         return None, SmokeRecord(chain=target.provider, status="not_run", detail=reason)
     with stage(work.progress, "smoke target", work.seconds):
-        record = _try_run(work, manifest, target.smoke, target.provider)
-    if alone is not None:
-        add_note(work, f"not verified on {target.provider}: {alone.__cause__}")
-    return None, record
+        return None, _try_run(work, manifest, target.smoke, target.provider)
 
 
 def _record_unverified(work: Work, target: Target, error: NotRunningError) -> SmokeRecord:
