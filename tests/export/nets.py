@@ -49,6 +49,10 @@ class Net:
         """Numbers that are known."""
         return self._kept(ir.tensor(np.asarray(array, dtype), name=f"c{len(self.constants)}"))
 
+    def numbers(self, values: Any) -> ir.Value:
+        """Integers that are known: sizes, axes, indices."""
+        return self.constant(values, np.int64)
+
     def weight(self, part: StoredPart) -> ir.Value:
         """A weight of a checkpoint."""
         return self._kept(part)
