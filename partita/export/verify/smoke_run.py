@@ -56,13 +56,17 @@ class Runtime:
     """None: a mismatch is not located."""
 
 
-class NotRunningError(GenerationError):
-    """A written graph does not open or run."""
+class RejectedError(PartitaError):
+    """A variant is rejected, and another may do."""
 
     def __init__(self, message: str, detail: str) -> None:
         super().__init__(message)
         self.detail = detail
         """The message without location and remedy."""
+
+
+class NotRunningError(RejectedError, GenerationError):
+    """A written graph does not open or run."""
 
     @property
     def refused_by_provider(self) -> bool:
@@ -70,13 +74,8 @@ class NotRunningError(GenerationError):
         return isinstance(self.__cause__, ProviderError)
 
 
-class MismatchError(ParityError):
+class MismatchError(RejectedError, ParityError):
     """A lowering computes wrong results, and another may not."""
-
-    def __init__(self, message: str, detail: str) -> None:
-        super().__init__(message)
-        self.detail = detail
-        """The detail of the replay."""
 
 
 class TargetParityError(MismatchError):
