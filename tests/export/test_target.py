@@ -285,7 +285,7 @@ def test_experts_are_written_for_the_target_whatever_the_lowering(exporting: Exp
         ("gqa", None, {"MoE": 1}),
         ("gqa", "standard", {}),
     ]
-    assert "; gqa takes " in summary.attention_reason and "not MoE (1)" in summary.attention_reason
+    assert "; gqa supports " in summary.attention_reason and "not MoE (1)" in summary.attention_reason
 
 
 def test_experts_that_are_taken_stay_as_they_are(exporting: Exporting) -> None:
