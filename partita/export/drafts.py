@@ -329,7 +329,7 @@ def _rewrite(graphs: Graphs) -> None:
     for index, item in enumerate(graphs.traced_graphs):
         weights.attach(item.model, checkpoint, sources, fake.stored_buffers())
         ports = item.inputs, item.outputs, item.states
-        context = PassContext(*ports, item.spec, work.options.computing, draft.target, fused=graphs.chosen.fused)
+        context = PassContext(*ports, item.spec, graphs.chosen.fused)
         model, counts = run_all(item.model, context, draft.supports, work.options.without_pass)
         _count(graphs, counts)
         graphs.traced_graphs[index] = without_unread(replace(item, model=model))

@@ -179,7 +179,8 @@ def _first_that_runs(attempts: Attempts, exported: Exported | None, work: Work, 
             failed.append(error)
             attempts.reject(exported, error.detail, ran=isinstance(error, MismatchError))
             work.notes.append(f"{exported.label} was tried and rejected: {error.detail}")
-            _empty(work)
+            for path in work.folder.iterdir():
+                path.unlink()
         exported = attempts.best()
     wrong = next((error for error in failed if isinstance(error, MismatchError)), None)
     if isinstance(wrong, RoundingParityError):
@@ -200,9 +201,3 @@ def _hint(options: ExportOptions) -> str:
         return "; `attention=auto` tries the other lowerings"
     precision = "" if options.computing is EXACT else " or `precision`"
     return f"; choose another `target`{precision}"
-
-
-def _empty(work: Work) -> None:
-    """Remove the files of rejected graphs."""
-    for path in work.folder.iterdir():
-        path.unlink()

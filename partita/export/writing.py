@@ -120,8 +120,6 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
     if found is not None and text is not None and found.text_sha256 == text.sha256:
         add_note(work, SAME_TEXT)
     manifest = _manifest(exported, work, source, _graph(exported, options, data.size_bytes), data, tokenizer.kind)
-    if options.verify:  # other processes may have written to the disk
-        _check_memory_of_answer(exported, options, memory_map.resident_parameters(checkpoint.tensors, work.scratch))
     manifest = _verify(exported, work, manifest, runtime)
     if options.cache_precision is not None and runtime.scorer is not None:
         with stage(work.progress, "round cache", work.seconds) as current:
@@ -204,8 +202,6 @@ def _with_quality(exported: Exported, work: Work, manifest: Manifest, text: Text
     scorer, source, variant = runtime.scorer, _source_logits(text, exported, work), None
     if text is None or scorer is None or source is None:
         return manifest
-    held = memory_map.resident_parameters(exported.checkpoint.tensors, work.scratch)
-    _check_memory_of_quality(exported, held, source, needed=work.options.quantises)
     if work.options.computing.cpu_dtype is not None:
         scorer, variant = changed_copy.scoring(scorer), changed_copy.WIDE_DETAIL
     tokens = source.tokens * (1 if source.is_complete else 2)

@@ -16,7 +16,6 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 import onnxruntime as ort
 
-from partita.dtypes import PRECISIONS
 from partita.export.passes.base import Pass, PassContext
 from partita.export.passes.manager import run as run_passes
 from partita.export.trace.attention import Fused
@@ -49,6 +48,10 @@ class Net:
     def constant(self, array: Any, dtype: type = np.float32) -> ir.Value:
         """Numbers that are known."""
         return self._kept(ir.tensor(np.asarray(array, dtype), name=f"c{len(self.constants)}"))
+
+    def numbers(self, values: Any) -> ir.Value:
+        """Integers that are known: sizes, axes, indices."""
+        return self.constant(values, np.int64)
 
     def weight(self, part: StoredPart) -> ir.Value:
         """A weight of a checkpoint."""
@@ -145,7 +148,7 @@ def context(
 
     spec = TraceSpec(1, LENGTH, None, LATEST[fused], "contrib")
     ports = (Port(name="positions", role="positions", shape=(1, "s"), dtype="int32"),)
-    told = PassContext(ports, (), (), spec, PRECISIONS["fp32"], fused=fused)
+    told = PassContext(ports, (), (), spec, fused)
     return replace(told, supports=takes)
 
 

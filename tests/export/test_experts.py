@@ -21,6 +21,7 @@ import torch
 from partita.errors import UnsupportedModelError
 from partita.export.passes.cleaning import clean
 from partita.export.trace import Form
+from partita.export.trace.decompositions import TABLE
 from partita.export.trace.experts import IMPLEMENTATION, experts_form, refuse_loops, register
 from partita.export.trace.experts.contrib import Gate, recognised
 from partita.export.trace.experts.standard import Experts
@@ -107,7 +108,14 @@ def traced(model: Routed, form: Form, example: Inputs, *, fixed: bool) -> tuple[
     sizes = None if fixed else ({0: torch.export.Dim("tokens", min=1, max=512)},) * 3
     with experts_form(form, len(example[0]) if fixed else None) as forms, torch.no_grad():
         program = torch.export.export(model, example, dynamic_shapes=sizes, strict=False)
-        exported = torch.onnx.export(program, dynamo=True, opset_version=18, optimize=False, verbose=False)
+        exported = torch.onnx.export(
+            program,
+            dynamo=True,
+            opset_version=18,
+            custom_translation_table=dict(TABLE),
+            optimize=False,
+            verbose=False,
+        )
     assert exported is not None
     graph = exported.model
     for node in ir.traversal.RecursiveGraphIterator(graph.graph):

@@ -8,13 +8,12 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from partita.errors import PackageError, ParityError, ResourceError
+from partita.errors import ParityError, ResourceError
 from partita.export.pipeline import ExportOptions, export
 from partita.export.verify import known_answer
 from partita.export.verify.changed_copy import changed_folder
@@ -120,77 +119,10 @@ def test_an_unverified_package_says_so(tiny_checkpoint: TinyCheckpoint, tmp_path
     assert (result.status, result.detail) == ("unverified", "exported with `verify=False`")
 
 
-def folder_with(path: Path, **files: str) -> Path:
-    path.mkdir(parents=True)
-    for name, text in files.items():
-        (path / name.replace("__", ".")).write_text(text)
-    return path
-
-
-@pytest.mark.parametrize(
-    "manifest", ['{"name": "my extension", "manifest_version": 3}', "{", "[]", '{"schema": "other/1", "files": []}']
-)
-def test_force_replaces_nothing_but_packages(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, manifest: str) -> None:
-    out = folder_with(tmp_path / "extension", manifest__json=manifest, main__js="precious")
-    with pytest.raises(PackageError, match="`force=True` replaces only packages"):
-        export(options(tiny_checkpoint("llama", **ONE), out, force=True, verify=False), replay=no_replay)
-    assert (out / "main.js").read_text() == "precious"
-
-
-def test_force_keeps_a_package_that_holds_other_files(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    export(options(tiny_checkpoint("llama", **ONE), out, verify=False), replay=no_replay)
-    (out / "notes.txt").write_text("mine")
-    with pytest.raises(PackageError, match=r"do not belong to the package \(notes.txt\)"):
-        export(options(tiny_checkpoint("llama", **ONE), out, force=True, verify=False), replay=no_replay)
-    assert (out / "notes.txt").read_text() == "mine"
-
-
-def test_force_never_deletes_the_checkpoint(
-    tiny_checkpoint: TinyCheckpoint, own_copy: Callable[[Path], Path], tmp_path: Path
-) -> None:
-    checkpoint = own_copy(tiny_checkpoint("llama", **ONE))
-    for out in (checkpoint, checkpoint.parent):
-        with pytest.raises(PackageError, match="contains the checkpoint"):
-            export(options(checkpoint, out, force=True, verify=False), replay=no_replay)
-    assert (checkpoint / "model.safetensors").is_file()
-
-
-def test_parents_that_were_made_go_again(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    def fail(folder: Path, manifest: Manifest) -> Verification:
-        return Verification(status="unverified", detail="wrong")
-
-    with pytest.raises(ParityError):
-        export(options(tiny_checkpoint("llama", **ONE), tmp_path / "a" / "b" / "out"), replay=fail)
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_parent_that_is_a_file(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(ResourceError, match="cannot create a folder"):
         export(options(tiny_checkpoint("llama", **ONE), tmp_path / "file" / "out"), replay=no_replay)
-
-
-def test_the_old_package_comes_back_when_publishing_fails(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "out"
-    export(options(tiny_checkpoint("llama", **ONE), out, verify=False), replay=no_replay)
-    first, rename = read_manifest(out), Path.rename
-
-    def refuse(self: Path, target: Path) -> Path:
-        if self.name.startswith(".out.partial-"):
-            raise OSError(13, "Permission denied")
-        return rename(self, target)
-
-    monkeypatch.setattr(Path, "rename", refuse)
-    with pytest.raises(ResourceError):
-        export(
-            options(tiny_checkpoint("llama", **ONE), out, force=True, verify=False, attention="onnx24"),
-            replay=no_replay,
-        )
-    assert read_manifest(out) == first
-    assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
 def test_a_cache_that_does_not_fit_in_memory(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
@@ -198,12 +130,3 @@ def test_a_cache_that_does_not_fit_in_memory(tiny_checkpoint: TinyCheckpoint, tm
     with pytest.raises(ResourceError, match="the cache takes"):
         export(huge, replay=no_replay)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_link_is_not_replaced(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(PackageError, match="exists already"):
-        export(options(tiny_checkpoint("llama", **ONE), tmp_path / "link", verify=False), replay=no_replay)
-    with pytest.raises(PackageError, match="a link or a file"):
-        export(options(tiny_checkpoint("llama", **ONE), tmp_path / "link", force=True, verify=False), replay=no_replay)
-    assert (tmp_path / "link").is_symlink()

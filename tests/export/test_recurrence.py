@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from partita.export.trace import hooks
-from partita.export.trace.recurrence import delta_rule, recurrences, selective_scan, state_space_duality
+from partita.export.trace.recurrence import delta_rule, recurrences, state_space
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -80,7 +80,7 @@ def test_a_selective_scan_goes_on_from_its_state(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(hooks, "_active", [plug])
     outputs = []
     for part in (slice(0, 5), slice(5, 9)):
-        output, plug.last_state = selective_scan.run(
+        output, plug.last_state = state_space.selective_scan(
             "standard", hidden[..., part], dt[..., part], A, B[..., part], C[..., part], z=z[..., part], **keywords
         )
         outputs.append(output)
@@ -105,7 +105,7 @@ def test_the_scan_of_mamba_2(length: int, limit: tuple[float, float]) -> None:
         "return_final_states": True,
     }
     wanted = original(hidden, dt, A, B, C, **keywords)
-    found = state_space_duality.run("standard", hidden, dt, A, B, C, **keywords)
+    found = state_space.chunk_scan("standard", hidden, dt, A, B, C, **keywords)
     for ours, theirs in zip(found, wanted, strict=True):
         assert torch.allclose(ours, theirs, atol=2e-5, rtol=1e-4)
 
@@ -122,7 +122,7 @@ def test_the_scan_of_mamba_2_goes_on_from_the_state_that_was_read(monkeypatch: p
     monkeypatch.setattr(hooks, "_active", [plug])
     outputs = []
     for part in (slice(0, 4), slice(4, 5), slice(5, 6)):
-        output, plug.last_state = state_space_duality.run(
+        output, plug.last_state = state_space.chunk_scan(
             "standard", hidden[:, part], dt[:, part], A, B[:, part], C[:, part], **keywords
         )
         outputs.append(output)

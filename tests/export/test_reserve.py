@@ -129,6 +129,64 @@ def test_force_replaces_the_package_that_it_saw(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+MANIFESTS = ['{"name": "my extension", "manifest_version": 3}', "{", "[]", '{"schema": "other/1", "files": []}']
+
+
+@pytest.mark.parametrize("manifest", MANIFESTS)
+def test_force_replaces_nothing_but_packages(tmp_path: Path, manifest: str) -> None:
+    make_folder(out := tmp_path / "out")
+    (out / MANIFEST).write_text(manifest)
+    refused(out, "`force=True` replaces only packages")
+    assert (out / "data.txt").read_text() == "precious"
+
+
+def test_force_keeps_a_package_that_holds_other_files(tmp_path: Path) -> None:
+    out = package(tmp_path / "out", "old")
+    (out / "notes.txt").write_text("mine")
+    refused(out, r"do not belong to the package \(notes.txt\)")
+    assert (out / "notes.txt").read_text() == "mine"
+
+
+def test_force_never_deletes_the_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    make_folder(checkpoint := tmp_path / "folder" / "checkpoint")
+    for out in (checkpoint, checkpoint.parent):
+        refused(out, "contains the checkpoint", checkpoint)
+    assert (checkpoint / "data.txt").is_file()
+
+
+@pytest.mark.parametrize(("force", "words"), [(False, "exists already"), (True, "a link or a file")])
+def test_a_link_is_not_replaced(tmp_path: Path, force: bool, words: str) -> None:
+    (out := tmp_path / "out").symlink_to(tmp_path / "nowhere")
+    refused(out, words, force=force)
+    assert out.is_symlink()
+
+
+def refused(out: Path, words: str, checkpoint: Path = Path(NOWHERE), *, force: bool = True) -> None:
+    with pytest.raises(PackageError, match=words), reserve(out, [str(checkpoint)], force=force):
+        pass
+
+
+def test_parents_that_were_made_go_again(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="fails"), reserve(tmp_path / "a" / "b" / "out", [NOWHERE], force=False):
+        raise ValueError("it fails")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_old_package_comes_back_when_publishing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, rename = package(tmp_path / "out", "old"), Path.rename
+
+    def refuse(self: Path, target: Path) -> Path:
+        if self.name.startswith(".out.partial-"):
+            raise OSError(13, "Permission denied")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(OSError, match="Permission denied"):
+        export(out, "new", force=True)
+    assert word(out) == "old" and [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 def test_a_package_that_is_removed_meanwhile_is_no_obstacle(tmp_path: Path) -> None:
     import shutil
 
@@ -288,8 +346,7 @@ def test_the_folder_that_somebody_stands_in_is_not_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: Path
 ) -> None:
     monkeypatch.chdir(package(tmp_path / "out", "old"))
-    with pytest.raises(PackageError, match="is the current folder, or contains it"), reserve(given, (), force=True):
-        pass
+    refused(given, "is the current folder, or contains it")
     assert word(tmp_path / "out") == "old" and hidden(tmp_path) == []
 
 

@@ -257,19 +257,23 @@ def test_ranking_counts_what_is_left_and_failures_and_what_nobody_knows_last() -
     assert describe(answers[onnx24]) == "supports 58 of 60 nodes; no answer for 2"
 
 
-class WithoutExperts(Provider):
-    """It has no MoE operator, and otherwise takes what `left` leaves it."""
+class CountsExperts(Provider):
+    """It records the number of MoE operators of a graph, and takes them or not."""
+
+    takes_experts = True
 
     def ask(self, model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> ProbeResult:
         answer = super().ask(model, sizes)
-        operators = [node.op_type for node in onnx.ModelProto.FromString(model).graph.node]
-        self.asked[-1] += f" {operators.count('MoE')}"
-        return replace(answer, unsupported={**answer.unsupported, **({"MoE": 1} if "MoE" in operators else {})})
+        count = [node.op_type for node in onnx.ModelProto.FromString(model).graph.node].count("MoE")
+        self.asked[-1] += f" {count}"
+        refused = {"MoE": 1} if count and not self.takes_experts else {}
+        return replace(answer, unsupported={**answer.unsupported, **refused})
 
 
 @pytest.mark.heavy
 def test_experts_are_written_for_the_target_whatever_the_lowering(exporting: Exporting) -> None:
-    provider = WithoutExperts({"onnx24": 6, "primitives": 3})
+    provider = CountsExperts({"onnx24": 6, "primitives": 3})
+    provider.takes_experts = False
     summary = exporting(provider.target(), "mixtral")
     assert provider.asked == ["gqa 1", "gqa 0"], "gqa is asked about once more, with experts in standard operators"
     manifest = read_manifest(summary.out)
@@ -281,7 +285,7 @@ def test_experts_are_written_for_the_target_whatever_the_lowering(exporting: Exp
         ("gqa", None, {"MoE": 1}),
         ("gqa", "standard", {}),
     ]
-    assert "; gqa takes " in summary.attention_reason and "not MoE (1)" in summary.attention_reason
+    assert "; gqa supports " in summary.attention_reason and "not MoE (1)" in summary.attention_reason
 
 
 def test_experts_that_are_taken_stay_as_they_are(exporting: Exporting) -> None:
@@ -297,7 +301,7 @@ from dataclasses import replace
 
 from partita.export.trace.attention.primitives import LOWERING as PRIMITIVES
 
-LOWERING = replace(PRIMITIVES, name="added", rank=-1, merit="a file and nothing else")
+LOWERING = replace(PRIMITIVES, name="added", rank=-1)
 '''
 
 
@@ -316,19 +320,9 @@ def test_a_new_lowering_is_one_file_and_its_name_in_the_options(
     assert (chosen.manifest.graph.attention, chosen.manifest.verification.status) == ("added", "verified")
 
 
-class WithExperts(Provider):
-    """It has the MoE operator."""
-
-    def ask(self, model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> ProbeResult:
-        answer = super().ask(model, sizes)
-        operators = [node.op_type for node in onnx.ModelProto.FromString(model).graph.node]
-        self.asked[-1] += f" {operators.count('MoE')}"
-        return answer
-
-
 @pytest.mark.heavy
 def test_experts_are_one_operator_beside_a_standard_attention_where_the_target_takes_that(exporting: Exporting) -> None:
-    provider = WithExperts({"gqa": 6})
+    provider = CountsExperts({"gqa": 6})
     summary = exporting(provider.target(), "mixtral")
     assert provider.asked == ["gqa 1", "onnx24 0", "onnx24 1"], "in both forms, as standard attention has either"
     manifest = read_manifest(summary.out)

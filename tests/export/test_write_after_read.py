@@ -12,6 +12,7 @@ import pytest
 
 from partita.export.passes import write_after_read
 from partita.package.contract import State
+from tests.export.nets import Net
 from tests.export.test_passes import NOTHING_KNOWN
 
 PAST, PRESENT = "before", "after"
@@ -20,19 +21,30 @@ STATE = State(past=PAST, present=PRESENT, layer=0, kind="recurrent", shape=(2, 3
 STATES = replace(NOTHING_KNOWN, states=(STATE,))
 
 
+def finished(net: Net, out: ir.Value, present: ir.Value) -> ir.Model:
+    """The graph with these two outputs, whose nodes give them under their names."""
+    out.name, present.name = "out", PRESENT
+    out.type = present.type = ir.TensorType(ir.DataType.FLOAT)
+    net.outputs += [out, present]
+    return net.model()
+
+
 def model(reader_first: bool, view: str | None = None) -> ir.Model:
     """present = past + new; out = past * (new + new), which no one needs before `present`; perhaps through a view."""
-    kind = ir.TensorType(ir.DataType.FLOAT)
-    past, new = (ir.Value(name=name, shape=ir.Shape([2, 3]), type=kind) for name in (PAST, "new"))
-    nodes = [ir.node(view, inputs=[past])] if view else []
-    twice = ir.node("Add", inputs=[new, new])
-    out = ir.node("Mul", inputs=[nodes[0].outputs[0] if nodes else past, twice.outputs[0]])
-    present = ir.node("Sub", inputs=[out.outputs[0] if reader_first else past, new])
-    for node, name in ((twice, "twice"), (out, "out"), (present, PRESENT), *((each, "seen") for each in nodes)):
-        node.outputs[0].name, node.outputs[0].shape, node.outputs[0].type = name, ir.Shape([2, 3]), kind
-    nodes += [twice, out, present]  # ONNX Runtime then runs the last first
-    outputs = [out.outputs[0], present.outputs[0]]
-    return ir.Model(ir.Graph([past, new], outputs, nodes=nodes, opset_imports={"": 17}, name="g"), ir_version=10)
+    net = Net(17)
+    past, new = net.input(PAST, [2, 3]), net.input("new", [2, 3])
+    seen = net.op(view, past) if view else past
+    out = net.op("Mul", seen, net.op("Add", new, new))
+    return finished(net, out, net.op("Sub", out if reader_first else past, new))  # ONNX Runtime runs the last first
+
+
+def turned() -> ir.Model:
+    """ONNX Runtime makes the Transpose a part of the product, which then reads the state itself."""
+    net = Net(17)
+    past, new = net.input(PAST, [2, 3]), net.input("new", [2, 3])
+    turned = net.op("Transpose", past, perm=[1, 0])
+    out = net.op("Neg", net.op("MatMul", net.op("Add", new, new), turned))
+    return finished(net, out, net.op("Sub", past, new))
 
 
 def run_in_place(
@@ -69,28 +81,6 @@ def test_a_late_reader_is_waited_for(view: str | None) -> None:
 
 
 def test_a_reader_that_a_fusion_moves_is_waited_for() -> None:
-    """ONNX Runtime makes the Transpose a part of the product, which then reads the state itself."""
-
-    def turned() -> ir.Model:
-        kind = ir.TensorType(ir.DataType.FLOAT)
-        past, new = (ir.Value(name=name, shape=ir.Shape([2, 3]), type=kind) for name in (PAST, "new"))
-        turn = ir.node("Transpose", inputs=[past], attributes={"perm": [1, 0]})
-        twice = ir.node("Add", inputs=[new, new])
-        product = ir.node("MatMul", inputs=[twice.outputs[0], turn.outputs[0]])
-        out = ir.node("Neg", inputs=[product.outputs[0]])
-        present = ir.node("Sub", inputs=[past, new])
-        named = (
-            (turn, "turned", [3, 2]),
-            (twice, "twice", [2, 3]),
-            (product, "product", [2, 2]),
-            (out, "out", [2, 2]),
-            (present, PRESENT, [2, 3]),
-        )
-        for node, name, shape in named:
-            node.outputs[0].name, node.outputs[0].shape, node.outputs[0].type = name, ir.Shape(shape), kind
-        outputs, nodes = [out.outputs[0], present.outputs[0]], [turn, twice, product, out, present]
-        return ir.Model(ir.Graph([past, new], outputs, nodes=nodes, opset_imports={"": 17}, name="g"), ir_version=10)
-
     wanted = np.full((2, 3), -4, np.float32) @ np.arange(6, dtype=np.float32).reshape(2, 3).T
     wrong, _ = run_in_place(turned(), ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
     assert not np.array_equal(wrong, wanted), "ONNX Runtime does not overwrite it: the case shows nothing"

@@ -16,8 +16,6 @@ from partita.export.trace.attention import Fused
 from partita.package.contract import Port, Role, State
 
 if TYPE_CHECKING:
-    from partita.dtypes import Precision
-    from partita.export.target import Target
     from partita.export.trace.ports import TraceSpec
 
 
@@ -37,9 +35,6 @@ class PassContext:
     outputs: tuple[Port, ...]
     states: tuple[State, ...]
     spec: TraceSpec
-    precision: Precision
-    target: Target | None = None
-    """The provider of the package; None where it is not probed."""
     fused: Fused = "none"
     """The operators that a pass may fuse nodes into."""
     supports: Callable[[ir.Node], bool] = nothing

@@ -105,18 +105,6 @@ def question(dtype: str, *, window: bool = False) -> Question:
     return asked
 
 
-def quantisable_states(model: ir.Model) -> tuple[str, ...]:
-    """Past inputs of the states of `model` that can be quantised."""
-    return tuple(value.name or "" for node in _nodes(model.graph) for value in _pasts(node))
-
-
-def round_cache(model: ir.Model, scales: Scales) -> ir.Model:
-    """Quantise every supported cache with these scales, in place."""
-    for node in _nodes(model.graph):
-        _round_node(model.graph, node, scales)
-    return model
-
-
 def _nodes(graph: ir.Graph) -> list[ir.Node]:
     """GroupQueryAttention nodes whose cache is a state of the package and has no other consumer."""
     given = set(graph.inputs)
@@ -168,29 +156,25 @@ def read_text(options: ExportOptions, checkpoint: Checkpoint, manifest: Manifest
 def apply(folder: Path, manifest: Manifest, text: Text, open_reader: OpenScorer, stage: Stage) -> Manifest:
     """Quantise the cache of a package: the new manifest. Raises UnsupportedModelError, ParityError, GenerationError."""
     models = {file.file: ir.load(folder / file.file) for file in manifest.graph.files}
-    able = [set(quantisable_states(model)) for model in models.values()]
-    named = set.intersection(*able)
+    nodes = {file: _nodes(model.graph) for file, model in models.items()}
+    named = set.intersection(*({past.name or "" for node in each for past in _pasts(node)} for each in nodes.values()))
     if not named:
         raise UnsupportedModelError(
             f"`cache_precision={ROUNDED}`: this model has no states kept by {OPERATOR} (attention "
             f"{manifest.graph.attention}); omit it",
             option="cache_precision",
         )
-    turned = {past: found for model in models.values() for past, found in _rotations(model).items()}
-    largest = _largest(folder, manifest, text, open_reader, named, turned, stage)
+    keys = {_pasts(node)[0].name or "": rotation_of(node) for each in nodes.values() for node in each}
+    largest = _largest(folder, manifest, text, open_reader, named, keys, stage)
     scales = {  # [1, KV heads, 1, head size]; 1 for a channel that is always 0
         past: np.where(values > 0, values / LARGEST, np.float32(1)).astype(np.float32)[None, :, None, :]
         for past, values in largest.items()
     }
     for file, model in models.items():
-        ir.save(round_cache(model, scales), folder / file)
+        for node in nodes[file]:
+            _round_node(model.graph, node, scales)
+        ir.save(model, folder / file)
     return _recorded(folder, manifest, text, named)
-
-
-def _rotations(model: ir.Model) -> dict[str, Rotation]:
-    """Past input -> the rotation of its keys, for every cache that can be quantised and has one."""
-    found = {node.inputs[PAST_KEY]: rotation_of(node) for node in _nodes(model.graph)}
-    return {past.name: each for past, each in found.items() if past is not None and past.name and each is not None}
 
 
 def _largest(
@@ -199,7 +183,7 @@ def _largest(
     text: Text,
     open_reader: OpenScorer,
     named: set[str],
-    turned: Mapping[str, Rotation],
+    rotations: Mapping[str, Rotation | None],
     stage: Stage,
 ) -> dict[str, npt.NDArray[np.float32]]:
     """Past input -> the largest absolute value of every channel [KV heads, head size]."""
@@ -211,7 +195,7 @@ def _largest(
             reader.score(taken.tolist(), lambda row, position, logits: None)
             for past, values in reader.cached():
                 if past in named:
-                    seen, rotation = values.astype(np.float32), turned.get(past)
+                    seen, rotation = values.astype(np.float32), rotations.get(past)
                     found = (
                         np.abs(seen).max(axis=(0, 2)) if rotation is None else largest_at_any(seen, rotation, length)
                     )

@@ -45,8 +45,7 @@ def freeing(
 
     def apply() -> None:
         graph = model.graph
-        for entry in sizes:
-            _write(graph, *entry, tokens.name)
+        _write_sizes(graph, sizes, next(value for value in graph.inputs if value.name == tokens.name))
         drop_unused_initializers(graph)
         for value in _by_row(model, named):
             value.shape = None if value.shape is None else _without_batch(value.shape, batch)
@@ -75,44 +74,29 @@ def _new_sizes(node: ir.Node, batch: int) -> _Sizes | None:
     return node, None if -1 in sizes else -1, sizes[1:]
 
 
-def _write(graph: ir.Graph, node: ir.Node, first: int | None, rest: list[int], tokens: str) -> None:
-    """Set the new target shape of a node."""
-    if first is not None:
-        node.replace_input_with(1, integers(graph, [first, *rest]))
+def _write_sizes(graph: ir.Graph, sizes: Sequence[_Sizes], tokens: ir.Value) -> None:
+    """Set the new target shapes. Nodes that compute the batch size come first in the graph."""
+    begin, computed = graph[0], dict[str, ir.Value]()
+
+    def compute(name: str, length: int, operator: str, inputs: list[ir.Value], **attributes: int) -> ir.Value:
+        if name not in computed:
+            node = ir.node(operator, inputs, attributes, name=name)
+            value = node.outputs[0]
+            value.name, value.shape, value.dtype = name, ir.Shape([length]), ir.DataType.INT64
+            graph.insert_before(begin, node)
+            computed[name] = value
+        return computed[name]
+
+    for node, first, rest in sizes:
+        if first is None:
+            rows = compute(BATCH, 1, "Shape", [tokens], start=0, end=1)
+            name = f"{BATCH}.{'.'.join(map(str, rest))}"
+            target = compute(name, len(rest) + 1, "Concat", [rows, integers(graph, rest)], axis=0)
+        else:
+            target = integers(graph, [first, *rest])
+        node.replace_input_with(1, target)
         if first == 0:
             node.attributes.pop("allowzero", None)  # zero means the size of the input
-        return
-    name = f"{BATCH}.{'.'.join(map(str, rest))}"
-    joined = _named(graph, name)
-    if joined is None:
-        rows = _named(graph, BATCH)
-        if rows is None:
-            fed = next(value for value in graph.inputs if value.name == tokens)
-            rows = _added(graph, ir.node("Shape", [fed], attributes={"start": 0, "end": 1}), BATCH, 1)
-        concat = ir.node("Concat", [rows, integers(graph, rest)], attributes={"axis": 0})
-        joined = _added(graph, concat, name, len(rest) + 1)
-    node.replace_input_with(1, joined)
-
-
-def _added(graph: ir.Graph, node: ir.Node, name: str, length: int) -> ir.Value:
-    """The output of a node inserted at the start of the graph, after earlier insertions."""
-    node.name = name
-    value = node.outputs[0]
-    value.name, value.shape, value.dtype = name, ir.Shape([length]), ir.DataType.INT64
-    place = next((other for other in graph if not (other.name or "").startswith(BATCH)), None)
-    assert place is not None
-    graph.insert_before(place, node)
-    return value
-
-
-def _named(graph: ir.Graph, name: str) -> ir.Value | None:
-    """The value of that name inserted at the start of the graph."""
-    for node in graph:
-        if not (node.name or "").startswith(BATCH):
-            return None
-        if node.name == name:
-            return node.outputs[0]
-    return None
 
 
 def _by_row(model: ir.Model, named: frozenset[str]) -> Iterator[ir.Value]:

@@ -74,13 +74,7 @@ def _run_one(model: ir.Model, each: Pass, context: PassContext) -> int:
 
 def _put_in_order(graph: ir.Graph, name: str) -> None:
     """Sort nodes after their producers, otherwise in the current order. Raises PassError for a cycle."""
-    made: set[ir.Node] = set()
-    for node in graph:
-        producers = (value.producer() for value in node.inputs if value is not None)
-        if any(each is not None and each.graph is graph and each not in made for each in producers):
-            break
-        made.add(node)
-    else:
+    if next(_dangling(graph, set()), None) is None:
         return
     try:
         graph.sort()

@@ -22,19 +22,29 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
+from partita.export.passes.arithmetic import nodes_between
 from partita.export.passes.base import Pass, PassContext, added, drop_unused_initializers, over, stand_in
 from partita.export.weights.sources import weight_part
 
-WAVES = frozenset({"Cos", "Sin"})
-MOVES = frozenset(
+OPERATORS = frozenset(
     (
-        *("Concat", "Expand", "Gather", "Identity", "Range", "Reshape", "ScatterElements", "ScatterND", "Shape"),
-        *("Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"),
+        *(
+            "Cast",
+            "Concat",
+            "Cos",
+            "Expand",
+            "Gather",
+            "Identity",
+            "MatMul",
+            "Mul",
+            "Range",
+            "Reshape",
+            "ScatterElements",
+        ),
+        *("ScatterND", "Shape", "Sin", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"),
     )
 )
-BEFORE = MOVES | {"Cast", "MatMul", "Mul"}
-AFTER = MOVES | {"Cast", "Mul"}
-"""Operators between the positions and a Cos or Sin, and after it."""
+"""Operators that compute cosines and sines from the positions."""
 UNFIT = (IndexError, RuntimeError, TypeError, ValueError)
 """Exceptions of the reference evaluator for sizes that do not match."""
 TOLERANCE = 1e-6
@@ -70,16 +80,16 @@ def run(model: ir.Model, context: PassContext) -> int:
     if positions is None or any(state.grows is not None for state in context.states):
         return 0  # a growing cache may exceed the N positions of a table
     found: list[tuple[ir.Value, npt.NDArray[Any]]] = []
-    covered = set[ir.Value]()
-    for value in reversed(_waves(graph, positions)):
-        readers = [use.node.outputs for use in value.uses()]
-        if _is_row(value, positions) and any(covered.isdisjoint(each) for each in readers):
+    covered = set[ir.Node]()
+    for value in reversed(_computed_from(positions, graph)):
+        if not _is_row(value, positions) or all(use.node in covered for use in value.uses()):
+            continue
+        nodes = nodes_between({positions}, value, len(graph)) or []
+        if not {"Cos", "Sin"}.isdisjoint(node.op_type for node in nodes):
             table = _tabulated(model, positions, value, context.spec.max_length)
             if table is not None:
                 found.append((value, table))
-                covered.add(value)
-        if any(not covered.isdisjoint(each) for each in readers):
-            covered.add(value)  # the nodes behind it are covered
+                covered.update(nodes)
     for value, table in reversed(found):
         rows = added(graph, ir.tensor(table), f"{value.name}.table")
         stand_in(graph, value, ir.node("Gather", inputs=[rows, positions], attributes={"axis": 0}))
@@ -87,21 +97,15 @@ def run(model: ir.Model, context: PassContext) -> int:
     return len(found)
 
 
-def _waves(graph: ir.Graph, positions: ir.Value) -> list[ir.Value]:
-    """Values that depend on the positions alone, through a Cos or Sin, in execution order."""
-    before, after = {positions}, set[ir.Value]()
+def _computed_from(positions: ir.Value, graph: ir.Graph) -> list[ir.Value]:
+    """Values that depend on the positions alone, in execution order."""
+    computed = {positions: None}
     for node in graph:
-        given = [value for value in node.inputs if value is not None]
-        moving = [value for value in given if value.const_value is None or weight_part(value) is not None]
-        if not moving or node.domain:
-            continue
-        if node.op_type in WAVES and before.issuperset(moving):
-            after.update(node.outputs)
-        elif node.op_type in BEFORE and before.issuperset(moving):
-            before.update(node.outputs)
-        elif node.op_type in AFTER and (before | after).issuperset(moving) and not after.isdisjoint(moving):
-            after.update(node.outputs)
-    return [value for node in graph for value in node.outputs if value in after]
+        values = (value for value in node.inputs if value is not None)
+        moving = [value for value in values if value.const_value is None or weight_part(value) is not None]
+        if moving and not node.domain and node.op_type in OPERATORS and computed.keys() >= set(moving):
+            computed |= dict.fromkeys(node.outputs)
+    return list(computed)
 
 
 def _is_row(value: ir.Value, positions: ir.Value) -> bool:

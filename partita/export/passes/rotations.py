@@ -118,21 +118,10 @@ def is_looked_up(node: ir.Node, positions: ir.Value) -> bool:
     return table is not None and table.const_value is not None and weight_part(table) is None
 
 
-@dataclass(frozen=True, slots=True)
-class _Runs:
-    """Inputs and results of the nodes at positions [B, S'] drawn once; S' is a multiple of the input's S."""
-
-    source: ir.Value
-    result: ir.Value
-    positions: Array
-    draws: Sequence[tuple[Array, Array]]
-    """Random inputs and their results, with S' positions along the axis."""
-
-
 def _drawn(
     nodes: Sequence[ir.Node], source: ir.Value, result: ir.Value, positions: ir.Value, axis: int, length: int
-) -> _Runs | None:
-    """Two runs of the nodes, with `axis` as the position axis; None where they do not run."""
+) -> tuple[Array, list[tuple[Array, Array]]] | None:
+    """Positions [B, S'], and two random inputs with their results, with S' positions along `axis`; None on an error."""
     assert source.shape is not None
     sizes = [size if isinstance(size, int) else TRIED for size in source.shape]
     rounds = -(-TRIED // sizes[axis])
@@ -149,7 +138,7 @@ def _drawn(
         if any(list(each.shape) != sizes for each in y):
             return None
         draws.append((x, np.concatenate(y, axis)))
-    return _Runs(source, result, where, draws)
+    return where, draws
 
 
 def _recognised(
@@ -160,44 +149,39 @@ def _recognised(
     length: int,
     tables: Sequence[Array],
 ) -> Rotation | None:
+    width = last_size(source)
+    if width is None or width % 2:
+        return None
     for axis in (2, 1):
-        runs = _drawn(nodes, source, result, positions, axis, length)
-        found = None if runs is None else _at_axis(runs, axis, tables)
-        if found is not None:
-            return found
+        drawn = _drawn(nodes, source, result, positions, axis, length)
+        if drawn is None:
+            continue
+        where, draws = drawn
+        for interleaved, cosines, sines, order in _rotations(draws, axis):
+            cos, sin = (_looked_up(each, where, tables) for each in (cosines, sines))
+            if cos is not None and sin is not None:
+                return Rotation(source, result, axis, interleaved, cos, sin, order)
     return None
 
 
-def _at_axis(runs: _Runs, axis: int, tables: Sequence[Array]) -> Rotation | None:
-    """The rotation if `axis` is the position axis."""
-    width = last_size(runs.source)
-    if width is None or width % 2:
-        return None
-    (x, y), (other, expected) = runs.draws
+def _rotations(draws: Sequence[tuple[Array, Array]], axis: int) -> Iterator[tuple[bool, Array, Array, Array | None]]:
+    """Interleaving, cosines and sines [B, S', R/2] and order of every rotation that explains both draws."""
+    (x, y), (other, expected) = draws
+    width = x.shape[-1]
     changed = np.flatnonzero((x != y).any(axis=(0, 1, 2)))
     last = int(changed[-1]) + 1 if changed.size else 0
-    for turned in dict.fromkeys((width, last + last % 2)):
+    for turned in filter(None, dict.fromkeys((width, last + last % 2))):
         for taken, interleaved in PAIRINGS:
             first, second = _pairs(turned, interleaved=interleaved)
             order = np.arange(width)  # the source index of each number
             order[first], order[second] = _pairs(turned, interleaved=taken)
-            a, b, p, q = (
-                each.take(0, axis=3 - axis)
-                for each in (x[..., order[first]], x[..., order[second]], y[..., first], y[..., second])
-            )
-            cos, sin = (
-                (a * p + b * q) / (a * a + b * b),
-                (a * q - b * p) / (a * a + b * b),
-            )  # [B, S', R/2], of the first head
+            pairs = x[..., order[first]], x[..., order[second]], y[..., first], y[..., second]
+            a, b, p, q = (each.take(0, axis=3 - axis) for each in pairs)  # of the first head
+            square = a * a + b * b
+            cos, sin = (a * p + b * q) / square, (a * q - b * p) / square
             computed = rotary_embedding(other[..., order], cos, sin, axis, interleaved=interleaved)
-            if not turned or np.abs(computed - expected).max() > TOLERANCE:
-                continue
-            at = runs.positions.reshape(-1)
-            found = [_looked_up(each.reshape(-1, turned // 2), at, tables) for each in (cos, sin)]
-            if found[0] is not None and found[1] is not None:
-                moved = None if taken == interleaved else order
-                return Rotation(runs.source, runs.result, axis, interleaved, found[0], found[1], moved)
-    return None
+            if np.abs(computed - expected).max() <= TOLERANCE:
+                yield interleaved, cos, sin, None if taken == interleaved else order
 
 
 def _pairs(turned: int, *, interleaved: bool) -> tuple[Array, Array]:
@@ -218,9 +202,9 @@ def rotary_embedding(x: Array, cos: Array, sin: Array, axis: int, *, interleaved
 
 
 def _looked_up(shown: Array, where: Array, tables: Sequence[Array]) -> Array | None:
-    """The columns [N, R/2] of the tables, times one number, that equal `shown` [K, R/2] at `where`, or None."""
-    table = np.concatenate(tables, 1)
-    at = table[where].astype(np.float64)
+    """The columns [N, R/2] of the tables, times one number, that equal `shown` [B, S', R/2] at `where`, or None."""
+    table, shown = np.concatenate(tables, 1), shown.reshape(-1, shown.shape[-1])
+    at = table[where.reshape(-1)].astype(np.float64)
     for factor in _factors(shown, at):
         distance = np.abs(factor * at[:, None, :] - shown[:, :, None]).max(0)
         columns = distance.argmin(1)

@@ -81,8 +81,8 @@ def quick_export() -> Iterator[None]:
 def _has_forms(program: Any, table: Mapping[Any, Any]) -> bool:
     """Whether every operator stays as it is: none is in `table`, writes in place or contains a graph."""
     for node in program.graph.nodes:
-        if node.op != "call_function" or _is_rewritten(node):
-            continue
+        if node.op != "call_function" or _name(node) in ALIASES or node.target is torch.ops.aten.__and__.Tensor:
+            continue  # as `_respell` rewrites it
         schema = getattr(node.target, "_schema", None)
         if schema is None:
             if isinstance(node.target, HigherOrderOperator):
@@ -90,11 +90,6 @@ def _has_forms(program: Any, table: Mapping[Any, Any]) -> bool:
         elif node.target in table or node.target is CUTS or schema.is_mutable:
             return False
     return True
-
-
-def _is_rewritten(node: Any) -> bool:
-    """Whether `_respell` rewrites the operator."""
-    return _name(node) in ALIASES or node.target is torch.ops.aten.__and__.Tensor
 
 
 def _name(node: Any) -> str:

@@ -111,17 +111,24 @@ def _verification(
     return again.model_copy(update={"detail": f"{again.detail}; proved by {PROOF}", "proof": PROOF})
 
 
-def on_wide(
-    folder: Path, manifest: Manifest, run: Callable[[Path, Manifest], Result], answer: KnownAnswer | None = None
-) -> Result:
-    """Build the float32 copy of every graph and call `run` on it; `answer` replaces the known answer."""
+@contextmanager
+def wide_folder(folder: Path, manifest: Manifest, answer: KnownAnswer | None = None) -> Iterator[tuple[Path, Manifest]]:
+    """Within the block, the float32 copy of a package and its manifest; `answer` replaces the known answer."""
     with changed_folder(folder, manifest, _widen) as (copied, changed):
         if answer is not None:
             (copied / KNOWN_ANSWER).unlink()  # a link to the package's
             save(answer, copied)
             files = (record_file(copied, KNOWN_ANSWER) if r.name == KNOWN_ANSWER else r for r in changed.files)
             changed = changed.model_copy(update={"files": tuple(files)})
-        return run(copied, _widen_manifest(changed))
+        yield copied, _widen_manifest(changed)
+
+
+def on_wide(
+    folder: Path, manifest: Manifest, run: Callable[[Path, Manifest], Result], answer: KnownAnswer | None = None
+) -> Result:
+    """The result of `run` on the float32 copy of a package."""
+    with wide_folder(folder, manifest, answer) as copy:
+        return run(*copy)
 
 
 def scoring(open_scorer: OpenScorer) -> OpenScorer:
@@ -129,10 +136,7 @@ def scoring(open_scorer: OpenScorer) -> OpenScorer:
 
     @contextmanager
     def opened(folder: Path, manifest: Manifest) -> Iterator[Scorer]:
-        with (
-            changed_folder(folder, manifest, _widen) as (copy, changed),
-            open_scorer(copy, _widen_manifest(changed)) as scorer,
-        ):
+        with wide_folder(folder, manifest) as copy, open_scorer(*copy) as scorer:
             yield scorer
 
     return opened

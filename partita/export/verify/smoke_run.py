@@ -56,13 +56,17 @@ class Runtime:
     """None: a mismatch is not located."""
 
 
-class NotRunningError(GenerationError):
-    """A written graph does not open or run."""
+class RejectedError(PartitaError):
+    """A variant is rejected, and another may do."""
 
     def __init__(self, message: str, detail: str) -> None:
         super().__init__(message)
         self.detail = detail
         """The message without location and remedy."""
+
+
+class NotRunningError(RejectedError, GenerationError):
+    """A written graph does not open or run."""
 
     @property
     def refused_by_provider(self) -> bool:
@@ -70,13 +74,8 @@ class NotRunningError(GenerationError):
         return isinstance(self.__cause__, ProviderError)
 
 
-class MismatchError(ParityError):
+class MismatchError(RejectedError, ParityError):
     """A lowering computes wrong results, and another may not."""
-
-    def __init__(self, message: str, detail: str) -> None:
-        super().__init__(message)
-        self.detail = detail
-        """The detail of the replay."""
 
 
 class TargetParityError(MismatchError):
@@ -176,16 +175,13 @@ def _on_target(work: Work, manifest: Manifest, target: Target) -> tuple[Verifica
                         result.detail,
                     )
                 return result, SmokeRecord(chain=target.provider, status="ran", detail=BY_REPLAY, replayed=True)
+    if alone is not None:
+        add_note(work, f"not verified on {target.provider}: {alone.__cause__}")
     if target.smoke is None:
-        if alone is not None:
-            add_note(work, f"not verified on {target.provider}: {alone.__cause__}")
         reason = f"not run here: {target.not_here or 'no runtime was given'}"
         return None, SmokeRecord(chain=target.provider, status="not_run", detail=reason)
     with stage(work.progress, "smoke target", work.seconds):
-        record = _try_run(work, manifest, target.smoke, target.provider)
-    if alone is not None:
-        add_note(work, f"not verified on {target.provider}: {alone.__cause__}")
-    return None, record
+        return None, _try_run(work, manifest, target.smoke, target.provider)
 
 
 def _record_unverified(work: Work, target: Target, error: NotRunningError) -> SmokeRecord:

@@ -125,8 +125,6 @@ class Lowering:
     name: str
     rank: int
     """Preference where a provider supports all of it, lowest first: fewest nodes, most in place."""
-    merit: str
-    """Its advantages in a few words."""
     opset: int
     """Default operator set."""
     min_opset: int

@@ -64,7 +64,6 @@ def emit(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 LOWERING = Lowering(
     name="gqa",
     rank=0,
-    merit="one fused node per layer, cache written in place",
     opset=21,
     min_opset=18,
     domains=(("com.microsoft", 1),),

@@ -70,7 +70,6 @@ def _attend(reading: Reading) -> torch.Tensor:
 LOWERING = Lowering(
     name="onnx24",
     rank=1,
-    merit="standard operators: two cache writes and one attention per layer",
     opset=24,
     min_opset=24,
     domains=(),

@@ -94,7 +94,6 @@ def with_sink(scores: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
 LOWERING = Lowering(
     name="primitives",
     rank=2,
-    merit="operators supported by every compiler",
     opset=18,
     min_opset=18,
     domains=(),
@@ -123,7 +122,6 @@ GROWS = replace(
     LOWERING,
     name=GROWING,
     rank=9,
-    merit="the cache layout of optimum, in standard operators",
     cursors=(Cursor("attention_mask", "mask", "int64", per_row=True, per_key=True),),
     write=_append,
     attend=lambda reading: attend(reading, reading.cursors[0]),

@@ -1,4 +1,4 @@
-"""Recurrences of linear attention and state space models, one file each, with `RECURRENCE`, a `base.Recurrence`.
+"""Recurrences of linear attention and state space models. Each file has `RECURRENCES`: function name -> replacement.
 
 transformers has one function per recurrence, shared by models, as a place to plug in faster kernels
 (`use_kernel_func_from_hub_with_fallback`). The functions listed here are replaced in a trace, because the originals
@@ -33,9 +33,8 @@ __all__ = ["Recurrence", "read_states", "recurrences", "replace_recurrences", "u
 def recurrences() -> dict[str, Recurrence]:
     """Name of a transformers function -> its replacement."""
     names = sorted(info.name for info in pkgutil.iter_modules(__path__))
-    found = [importlib.import_module(f"{__name__}.{name}").RECURRENCE for name in names]
-    assert all(isinstance(entry, Recurrence) for entry in found)
-    return {function: entry for entry in found for function in entry.functions}
+    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
+    return {function: found for module in modules for function, found in module.RECURRENCES.items()}
 
 
 def used_by(model: torch.nn.Module) -> tuple[str, ...]:
@@ -76,8 +75,6 @@ Function = Callable[..., Any]
 class Recurrence:
     """A transformers function that loops over tokens, and its replacements in a trace."""
 
-    functions: tuple[str, ...]
-    """Its names in transformers."""
     run: Function
     """The form, and the arguments. `contrib`: ONNX Runtime's operators, for any number of tokens; `standard`: standard
     operators, for a fixed number."""

@@ -126,4 +126,4 @@ def invert_triangular(system: torch.Tensor) -> torch.Tensor:
     return inverse
 
 
-RECURRENCE = Recurrence(functions=("torch_chunk_gated_delta_rule", "chunk_kimi_delta_attention"), run=run)
+RECURRENCES = dict.fromkeys(("torch_chunk_gated_delta_rule", "chunk_kimi_delta_attention"), Recurrence(run))

@@ -1,4 +1,13 @@
-"""The scan of Mamba-2: a head's state has one decay for all of its numbers, as in linear attention.
+"""The scans of Mamba and Mamba-2.
+
+Mamba: each channel has a state with one decay per number.
+
+    S = exp(dt A) S + dt B x;   output = C' S + D x
+
+transformers starts from zeros in every step of several tokens, which would lose earlier prompt chunks; here the scan
+starts from the state that the layer read from its cache. Source: Gu and Dao, "Mamba", arXiv 2312.00752.
+
+Mamba-2: a head's state has one decay for all of its numbers, as in linear attention.
 
     S = exp(dt A) S + dt x B';   output = S C + D x
 
@@ -14,6 +23,7 @@ from typing import Any
 
 import torch
 
+from partita.errors import UnsupportedModelError
 from partita.export.trace import Form
 from partita.export.trace.hooks import last_state
 from partita.export.trace.recurrence import Recurrence, linear_attention
@@ -21,7 +31,69 @@ from partita.export.trace.recurrence import Recurrence, linear_attention
 CHUNK = 64
 
 
-def run(
+def selective_scan(
+    form: Form,
+    hidden_states: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None = None,
+    z: torch.Tensor | None = None,
+    delta_bias: torch.Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool = False,
+    **keywords: Any,
+) -> Any:
+    """Returns [B, H, S], and the state [B, H, N] if requested. One node with one head per channel, or token by token.
+
+    hidden_states, dt, z [B, H, S], A [H, N], B, C [B, N, S], D, delta_bias [H].
+    """
+    step = dt.to(torch.float32)
+    if delta_bias is not None:
+        step = step + delta_bias.to(torch.float32)[..., None]
+    if delta_softplus:
+        step = torch.nn.functional.softplus(step)
+    if form == "contrib":
+        step = step.transpose(1, 2)
+        tokens = hidden_states.to(torch.float32).transpose(1, 2)
+        decay = A.to(torch.float32) * step[..., None]
+        ones = torch.ones(tokens.shape[-1], 1, dtype=torch.float32)
+        # Keys and queries are equal for all channels.
+        key, query = (tensor.to(torch.float32).transpose(1, 2)[:, :, None] * ones for tensor in (B, C))
+        state = _channel_states(hidden_states, A)[..., None]
+        output, final = linear_attention(query, key, (tokens * step)[..., None], state, decay, None, 1.0)
+        output, state = output.squeeze(-1).transpose(1, 2).to(hidden_states.dtype), final.squeeze(-1)
+    else:
+        step = step[..., None]
+        decay = torch.exp(A.to(torch.float32)[None, :, None] * step)
+        new = step * B.to(torch.float32).transpose(1, 2)[:, None] * hidden_states.to(torch.float32)[..., None]
+        state, outputs = _channel_states(hidden_states, A), []
+        for index in range(hidden_states.shape[2]):
+            state = decay[:, :, index] * state + new[:, :, index]
+            outputs.append(state @ C[:, :, index].to(torch.float32)[..., None])
+        output = torch.cat(outputs, dim=-1).to(hidden_states.dtype)
+    if D is not None:
+        output = output + hidden_states * D[None, :, None]
+    if z is not None:
+        output = output * torch.nn.functional.silu(z)
+    return (output, state.to(hidden_states.dtype)) if return_last_state else output
+
+
+def _channel_states(hidden_states: torch.Tensor, A: torch.Tensor) -> torch.Tensor:
+    """The initial state [B, H, N] in float32; zeros without one."""
+    state = last_state()
+    if state is None:
+        return torch.zeros(hidden_states.shape[0], *A.shape, dtype=torch.float32)
+    if state.ndim != A.ndim + 1:
+        raise UnsupportedModelError(
+            "the model scans the heads of a selective state space separately (several scans share one "
+            "state), which is not supported"
+        )
+    return state.to(torch.float32)
+
+
+def chunk_scan(
     form: Form,
     hidden_states: torch.Tensor,
     dt: torch.Tensor,
@@ -42,7 +114,7 @@ def run(
     hidden_states [B, S, H, P], dt [B, S, H], A, D, dt_bias [H], B, C [B, S, G, N] with H / G heads each.
     """
     tokens, step, key, query = _prepared(hidden_states, dt, B, C, dt_bias, dt_limit, softplus=dt_softplus)
-    state, decay = _initial(initial_states, tokens, key), A.to(torch.float32) * step
+    state, decay = _head_states(initial_states, tokens, key), A.to(torch.float32) * step
     if form == "contrib":
         value = tokens * step[..., None]
         output, final = linear_attention(query, key, value, state.transpose(2, 3), decay, None, 1.0)
@@ -79,7 +151,7 @@ def _prepared(
     return hidden_states.to(torch.float32), step, key, query
 
 
-def _initial(state: torch.Tensor | None, tokens: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+def _head_states(state: torch.Tensor | None, tokens: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     """The initial state [B, H, P, N] in float32; zeros without one."""
     if state is None:
         state = last_state()
@@ -114,4 +186,7 @@ def _output(
     return (output, state) if with_state else output
 
 
-RECURRENCE = Recurrence(functions=("mamba2_chunk_scan",), run=run, reads_state=True)
+RECURRENCES = {
+    "mamba_selective_scan": Recurrence(selective_scan),
+    "mamba2_chunk_scan": Recurrence(chunk_scan, reads_state=True),
+}

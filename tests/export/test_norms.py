@@ -1,4 +1,4 @@
-"""A norm becomes one operator whatever it is written with, and what only looks like one stays."""
+"""Norms, sums before them and norms of heads become one operator; what only looks like one stays."""
 
 from __future__ import annotations
 
@@ -10,10 +10,22 @@ import onnx_ir as ir
 import pytest
 
 from partita.export.checkpoint.description import Checkpoint, open_checkpoint
-from partita.export.passes.fused_norms import PASS
+from partita.export.passes import fused_norms, head_norms, skip_norms
+from partita.export.passes.manager import run as run_passes
 from partita.export.weights.sources import checkpoint_weight
 from tests.conftest import TinyCheckpoint
-from tests.export.nets import Net, context, left_alone, operators, random, rewritten
+from tests.export.nets import (
+    Array,
+    Net,
+    attention,
+    attention_feed,
+    context,
+    left_alone,
+    operators,
+    random,
+    rewritten,
+    run,
+)
 
 WIDTH = 64
 SCALE, SHIFT = "model.norm.weight", "model.layers.0.input_layernorm.weight"
@@ -64,7 +76,7 @@ def test_rms_norms(checkpoint: Checkpoint, tmp_path: Path, square: str, root: st
         net.give(y)
         return net
 
-    model = rewritten(make, PASS, tmp_path, FEED, context(fused))
+    model = rewritten(make, fused_norms.PASS, tmp_path, FEED, context(fused))
     assert operators(model) == ["SimplifiedLayerNormalization" if fused == "contrib" else "RMSNormalization"]
     (norm,) = [node for node in model.graph if node.op_type != "Identity"]
     assert norm.metadata_props["partita.module"].startswith("module."), "it is still known where it comes from"
@@ -82,7 +94,7 @@ def test_layer_norms(checkpoint: Checkpoint, tmp_path: Path, shift: bool, fused:
         net.give(net.op("Add", y, weight(net, checkpoint, SHIFT)) if shift else y)
         return net
 
-    model = rewritten(make, PASS, tmp_path, FEED, context(fused))
+    model = rewritten(make, fused_norms.PASS, tmp_path, FEED, context(fused))
     assert operators(model) == ["LayerNormalization"]
 
 
@@ -119,7 +131,7 @@ def test_rows_over_their_length(tmp_path: Path, form: str, fused: Any) -> None:
         net.give(by_length(net, net.input("x", [1, "s", WIDTH]), form, epsilon))
         return net
 
-    model = rewritten(make, PASS, tmp_path, WITH_ZEROS, context(fused))
+    model = rewritten(make, fused_norms.PASS, tmp_path, WITH_ZEROS, context(fused))
     assert operators(model) == ["SimplifiedLayerNormalization" if fused == "contrib" else "RMSNormalization"]
     (norm,) = [node for node in model.graph if node.op_type != "Identity"]
     expected = epsilon / WIDTH if form in SUMS else epsilon**2 / WIDTH
@@ -135,7 +147,7 @@ def test_the_epsilon_is_the_one_that_is_written(tmp_path: Path, epsilon: float) 
         net.give(normal(net, net.input("x", [1, "s", WIDTH]), square="Mul", root="Div", epsilon=epsilon))
         return net
 
-    model = rewritten(make, PASS, tmp_path, WITH_ZEROS, context("contrib"))
+    model = rewritten(make, fused_norms.PASS, tmp_path, WITH_ZEROS, context("contrib"))
     (norm,) = [node for node in model.graph if node.op_type != "Identity"]
     assert norm.attributes.get_float("epsilon", 1.0) == pytest.approx(epsilon, rel=1e-6)
 
@@ -149,7 +161,7 @@ def test_a_floor_that_shows_stays(form: str) -> None:
         net.give(by_length(net, net.input("x", [1, "s", WIDTH]), form, 1e-3))
         return net
 
-    left_alone(make, PASS, context("contrib"))
+    left_alone(make, fused_norms.PASS, context("contrib"))
 
 
 @pytest.mark.parametrize("centred", [False, True])
@@ -163,7 +175,7 @@ def test_a_scale_for_each_head_is_a_product_behind_the_norm(
         net.give(net.op("Mul", net.weight(part), normal(net, x, square="Pow", root="Reciprocal", centred=centred)))
         return net
 
-    model = rewritten(make, PASS, tmp_path, {"x": random(1, 5, 4, 16)}, context("contrib"))
+    model = rewritten(make, fused_norms.PASS, tmp_path, {"x": random(1, 5, 4, 16)}, context("contrib"))
     assert operators(model) == ["LayerNormalization" if centred else "SimplifiedLayerNormalization", "Mul"]
 
 
@@ -178,7 +190,7 @@ def test_float32_inside_of_float16(checkpoint: Checkpoint, tmp_path: Path) -> No
         return net
 
     feed = {"x": FEED["x"].astype(np.float16)}
-    assert operators(rewritten(make, PASS, tmp_path, feed, context("contrib"), 2e-3)) == [
+    assert operators(rewritten(make, fused_norms.PASS, tmp_path, feed, context("contrib"), 2e-3)) == [
         "SimplifiedLayerNormalization"
     ]
 
@@ -196,21 +208,7 @@ def other(kind: str) -> Net:
 
 @pytest.mark.parametrize("kind", ["another axis", "absolute", "no root", "of another"])
 def test_what_is_no_norm_stays(kind: str) -> None:
-    left_alone(lambda: other(kind), PASS, context("contrib"))
-
-
-def test_nothing_is_written_that_the_target_does_not_take(checkpoint: Checkpoint) -> None:
-    def make() -> Net:
-        net = Net()
-        y = normal(net, net.input("x", [1, "s", WIDTH]), square="Pow", root="Div")
-        net.give(net.op("Mul", y, weight(net, checkpoint)))
-        return net
-
-    asked: list[str] = []
-    left_alone(make, PASS, context("contrib", refused={"SimplifiedLayerNormalization"}, asked=asked))
-    assert asked == ["SimplifiedLayerNormalization"]
-    left_alone(make, PASS, context("none", asked=asked))
-    assert len(asked) == 1, "beside primitives nobody is asked"
+    left_alone(lambda: other(kind), fused_norms.PASS, context("contrib"))
 
 
 def test_a_scale_that_cannot_be_read_stays(checkpoint: Checkpoint) -> None:
@@ -224,5 +222,156 @@ def test_a_scale_that_cannot_be_read_stays(checkpoint: Checkpoint) -> None:
         return net
 
     model = make().model()
-    PASS.run(model, context("contrib"))
+    fused_norms.PASS.run(model, context("contrib"))
     assert operators(model) == ["SimplifiedLayerNormalization", "Mul"], "the norm without it is one"
+
+
+TERM_WIDTH = 32
+TERMS = {"a": random(1, 4, TERM_WIDTH), "b": random(1, 4, TERM_WIDTH, seed=1)}
+SIMPLIFIED, CENTRED = "SimplifiedLayerNormalization", "LayerNormalization"
+
+
+def residual(
+    operator: str = SIMPLIFIED, *, sum_read: bool = True, bias: str = "", shift: bool = False, inner: str = "s"
+) -> Net:
+    made = Net()
+    a, b = made.input("a", [1, "s", TERM_WIDTH]), made.input("b", [1, "s", TERM_WIDTH])
+    if bias:
+        terms = (b, made.constant(random(TERM_WIDTH, seed=2)))
+        b = made.op("Add", *(terms if bias == "after" else terms[::-1]))
+    total = made.op("Add", a, b)
+    weights = [
+        made.constant(random(TERM_WIDTH, seed=3)),
+        *([made.constant(random(TERM_WIDTH, seed=4))] if shift else []),
+    ]
+    y = made.op(operator, total, *weights, axis=-1, epsilon=1e-5, stash_type=1)
+    y.shape, y.type = total.shape, total.type
+    if sum_read:
+        made.give(total, "sum")
+    made.give(y)
+    return made
+
+
+@pytest.mark.parametrize("operator", [SIMPLIFIED, CENTRED])
+@pytest.mark.parametrize("sum_read", [True, False])
+@pytest.mark.parametrize("bias", ["", "before", "after"])
+def test_skip_norms(tmp_path: Path, operator: str, sum_read: bool, bias: str) -> None:
+    model = rewritten(
+        lambda: residual(operator, sum_read=sum_read, bias=bias), skip_norms.PASS, tmp_path, TERMS, context("contrib")
+    )
+    assert operators(model) == [f"Skip{operator}"]
+
+
+def test_a_shift_stays_what_it_is(tmp_path: Path) -> None:
+    def make() -> Net:
+        return residual(CENTRED, shift=True, bias="after")
+
+    assert operators(rewritten(make, skip_norms.PASS, tmp_path, TERMS, context("contrib"))) == [
+        "SkipLayerNormalization"
+    ]
+
+
+def test_a_sum_that_two_norms_read_is_made_once(tmp_path: Path) -> None:
+    def make() -> Net:
+        made = residual()
+        total = made.outputs[0].producer().inputs[0]  # type: ignore[union-attr]
+        second = made.op(
+            SIMPLIFIED, total, made.constant(random(TERM_WIDTH, seed=9)), axis=-1, epsilon=1e-6, stash_type=1
+        )
+        made.give(second, "second")
+        return made
+
+    model = rewritten(make, skip_norms.PASS, tmp_path, TERMS, context("contrib"))
+    assert operators(model) == ["SkipSimplifiedLayerNormalization", SIMPLIFIED]
+
+
+def test_a_weight_that_is_computed_after_the_sum(tmp_path: Path) -> None:
+    """As those that are kept around zero are: 1 + w, in every norm."""
+
+    def make() -> Net:
+        made = Net()
+        total = made.op("Add", made.input("a", [1, "s", TERM_WIDTH]), made.input("b", [1, "s", TERM_WIDTH]))
+        weight = made.op("Add", made.constant(random(TERM_WIDTH, seed=3)), made.constant(random(TERM_WIDTH, seed=4)))
+        made.give(made.op(SIMPLIFIED, total, weight, axis=-1, epsilon=1e-5, stash_type=1))
+        return made
+
+    model = rewritten(make, skip_norms.PASS, tmp_path, TERMS, context("contrib"))
+    assert operators(model) == ["Add", "SkipSimplifiedLayerNormalization"]
+
+
+def test_what_is_no_sum_of_two_alike_stays() -> None:
+    def one_of_both() -> Net:
+        made = Net()
+        total = made.op("Add", made.input("a", [1, "s", TERM_WIDTH]), made.input("b", [1, 1, TERM_WIDTH]))
+        y = made.op(SIMPLIFIED, total, made.constant(random(TERM_WIDTH)), axis=-1, epsilon=1e-5, stash_type=1)
+        made.give(y)
+        return made
+
+    left_alone(one_of_both, skip_norms.PASS, context("contrib"))
+
+
+HEADS, KV_HEADS, HEAD = 4, 2, 16
+HEADS_FEED: dict[str, Array] = {
+    "q": random(1, 3, HEADS * HEAD),
+    "k": random(1, 3, KV_HEADS * HEAD, seed=1),
+    **attention_feed(KV_HEADS, HEAD, 0, 3),
+}
+
+
+def attended(*, split: int = HEAD, read: bool = False) -> Net:
+    """Attention over queries and keys whose heads are normed; `split`: what the norm takes for the size of a head."""
+    made = Net()
+    three = []
+    for name, heads in (("q", HEADS), ("k", KV_HEADS)):
+        x = made.input(name, [1, "s", heads * HEAD])
+        apart = made.op("Reshape", x, made.constant([1, -1, heads * HEAD // split, split], np.int64))
+        scale = made.constant(random(split, seed=heads))
+        normed = made.op("SimplifiedLayerNormalization", apart, scale, axis=-1, epsilon=1e-6, stash_type=1)
+        if read:
+            made.give(normed, f"normed {name}")
+        whole = made.op("Reshape", normed, made.constant([1, -1, heads * HEAD], np.int64))
+        apart.shape = normed.shape = ir.Shape([1, "s", heads * HEAD // split, split])
+        whole.shape = x.shape
+        for value in (apart, normed, whole):
+            value.type = x.type
+        three.append(whole)
+    attention(made, (*three, made.inputs[1]), HEADS, KV_HEADS, HEAD)
+    return made
+
+
+@pytest.mark.parametrize("split", [HEAD, 8])
+def test_head_norms(tmp_path: Path, split: int) -> None:
+    before, *_ = run(attended(split=split).model(), tmp_path, HEADS_FEED)
+    model = attended(split=split).model()
+    assert run_passes(model, [head_norms.PASS], context("contrib")) == {"head_norms": 2}
+    assert operators(model) == ["BranchwiseRMSNorm", "BranchwiseRMSNorm", "GroupQueryAttention"]
+    np.testing.assert_allclose(run(model, tmp_path, HEADS_FEED)[0], before, rtol=1e-5, atol=1e-5)
+
+
+def test_a_norm_that_others_read_stays() -> None:
+    model = attended(read=True).model()
+    assert run_passes(model, [head_norms.PASS], context("contrib")) == {"head_norms": 0}
+
+
+def root_mean_square() -> Net:
+    net = Net()
+    net.give(normal(net, net.input("x", [1, "s", WIDTH]), square="Pow", root="Div"))
+    return net
+
+
+@pytest.mark.parametrize(
+    ("tested", "make", "operator"),
+    [
+        (fused_norms.PASS, root_mean_square, "SimplifiedLayerNormalization"),
+        (skip_norms.PASS, residual, "SkipSimplifiedLayerNormalization"),
+        (head_norms.PASS, attended, "BranchwiseRMSNorm"),
+    ],
+)
+def test_only_where_the_target_takes_it(tested: Any, make: Any, operator: str) -> None:
+    asked: list[str] = []
+    left_alone(make, tested, context("contrib", refused={operator}, asked=asked))
+    assert set(asked) == {operator}
+    left_alone(make, tested, context("none", asked=asked))
+    if tested is not fused_norms.PASS:
+        left_alone(make, tested, context("standard", asked=asked))
+    assert set(asked) == {operator}
