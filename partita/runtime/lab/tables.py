@@ -37,8 +37,8 @@ def measure(
 ) -> support.Measurements:
     """Test a provider for at most `seconds`. Ctrl-C ends the tests, and the answers so far count.
 
-    `selection`: `operators`, a list of [domain, name] or None for all; or `model`, the path of an ONNX file. `environment`:
-    of the worker process; None: that of this process.
+    `selection`: `operators`, a list of [domain, name] or None for all; or `model`, the path of an ONNX file.
+    `environment`: of the worker process; None: that of this process.
     """
     began, interrupted, complete = time.monotonic(), False, False
     newest, error, table = None, "", Table({}, by_need=False)
