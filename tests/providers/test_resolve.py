@@ -16,8 +16,6 @@ def provider(name: str, aliases: tuple[str, ...] = (), remedy: str = "") -> Prov
         ort_name=f"{name.title()}ExecutionProvider",
         aliases=aliases,
         wheels=(f"onnxruntime-{name}",),
-        device_memory="Cpu",
-        preferred_attention="gqa",
         remedies={"not_in_build": Remedy(remedy)} if remedy else {},
     )
 
