@@ -263,7 +263,7 @@ def _needs_of(path: Path, known: Collection[Operator]) -> dict[Operator, Counter
 # --- graphs during export --------------------------------------------------------------------------------------------
 
 Sizes = Mapping[str, tuple[int, ...]]
-NOT_TAKEN: frozenset[Outcome] = frozenset({"rejected", "failed", "crashed"})
+UNSUPPORTED: frozenset[Outcome] = frozenset({"rejected", "failed", "crashed"})
 """Outcomes that mean the provider does not support a node. A crash counts, because it repeated in a fresh process. A
 timeout may be caused by the machine, and an invalid variant by the experiment."""
 WHOLE_LIMIT_BYTES = 1 << 30
@@ -299,7 +299,7 @@ def measure_graph(model: bytes, sizes: Sizes, lab: Lab) -> GraphSupport:
     answers = lab.try_all([made for made, _ in models.values()])
     left: Counter[str] = Counter()
     for (_, names), answer in zip(models.values(), answers, strict=True):
-        if answer is not None and answer.outcome in NOT_TAKEN:
+        if answer is not None and answer.outcome in UNSUPPORTED:
             left.update(names)
         elif answer is None or answer.outcome != "supported":
             untested += len(names)
@@ -338,5 +338,5 @@ def _failure_over(graph: Graph, lab: Lab) -> str:
     if zeros_needed([model]) > WHOLE_LIMIT_BYTES:
         return ""
     (answer,) = lab.try_all([model], one_node=False)
-    failed = answer is not None and answer.outcome in NOT_TAKEN - {"rejected"}
+    failed = answer is not None and answer.outcome in UNSUPPORTED - {"rejected"}
     return answer.message or answer.outcome if answer is not None and failed else ""
