@@ -122,21 +122,22 @@ class Finding:
     """The changed node was placed and not run."""
 
 
-def usual(
+def common_findings(
     context: Context, code: ReasonCode, entry_kind: EvidenceKind = "logged", factors: Sequence[Factor] = ()
 ) -> Iterator[Finding]:
     """Findings common to all reasons: the provider's status, log lines about the node, experiments on the node.
 
-    `entry_kind`: kind of the evidence when the provider is unavailable for this reason. `factors`: see `alone`.
+    `entry_kind`: kind of the evidence when the provider is unavailable for this reason. `factors`: see
+    `isolation_findings`.
     """
     entry = context.skipped
     if not context.started and entry.reason == code and entry.evidence:
         yield Finding(entry_kind, "entry", entry.evidence, entry.remedy)
-    yield from lines(context, code)
-    yield from alone(context, code, factors)
+    yield from line_findings(context, code)
+    yield from isolation_findings(context, code, factors)
 
 
-def lines(context: Context, code: ReasonCode) -> Iterator[Finding]:
+def line_findings(context: Context, code: ReasonCode) -> Iterator[Finding]:
     """The most specific log line about the node that matches a pattern of `code`, and the first line with a blank name.
 
     The pattern's group `node` must match a complete name of the node. Empty for a provider that did not start.
@@ -162,7 +163,7 @@ def lines(context: Context, code: ReasonCode) -> Iterator[Finding]:
         yield Finding("logged", "vague_line" if pattern.vague else "line", line.strip())
 
 
-def alone(context: Context, code: ReasonCode, factors: Sequence[Factor] = ()) -> Iterator[Finding]:
+def isolation_findings(context: Context, code: ReasonCode, factors: Sequence[Factor] = ()) -> Iterator[Finding]:
     """A finding when experiments on the node show this reason: by its code, or by a change of one of `factors`.
 
     For a provider that failed on the graph, the node must be the cause or in the rejected part.
@@ -182,7 +183,7 @@ def alone(context: Context, code: ReasonCode, factors: Sequence[Factor] = ()) ->
             return
 
 
-def graph_lines(context: Context, code: ReasonCode) -> Iterator[Finding]:
+def graph_findings(context: Context, code: ReasonCode) -> Iterator[Finding]:
     """The first line about the whole graph that matches a pattern of `code`. It names no node: a derived finding."""
     for pattern in context.patterns if context.started else ():
         if pattern.reason == code and not names_a_node(pattern):
@@ -222,7 +223,7 @@ def _rejected_in_part(context: Context) -> bool:
     return several and not context.fails_alone and context.outcome == "rejected"
 
 
-def inserted(context: Context) -> bool:
+def is_inserted(context: Context) -> bool:
     """Whether the file has no such node, and its neighbours or its name show that ONNX Runtime added it."""
     name = OWN_NAMES.get(context.op_type or "")
     own = name is not None and name.fullmatch(context.node) is not None

@@ -17,7 +17,7 @@ from partita.observations.records import ChainEntry
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """Findings of these codes on this basis; they precede all later rows, and the first code precedes the others."""
+    """Findings of these codes on this basis; they precede all later rows."""
 
     basis: Basis
     codes: tuple[ReasonCode, ...] = ()

@@ -185,7 +185,9 @@ def index_session(facts: SessionFacts) -> SessionIndex:
     listed = subgraph_nodes.split_list(
         facts,
         _main_graph(facts, events, order, compiled, {name: line.op_type for name, line in logged.items()}),
-        subgraph_nodes.KnownNames(unnamed_owners, seen_inside, copies.names),
+        unnamed_owners,
+        seen_inside,
+        copies.names,
     )
     assigned = {node.name: node for node in (*listed.in_subgraphs, *listed.main_graph)}
     ours = set(map(id, listed.main_graph))

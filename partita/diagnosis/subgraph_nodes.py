@@ -240,20 +240,18 @@ class MainGraph:
     """Whether a node of it may be control flow."""
 
 
-@dataclass(frozen=True, slots=True)
-class KnownNames:
-    """Names of nodes that are certainly in control-flow subgraphs."""
+def split_list(
+    facts: SessionFacts, main: MainGraph, inner_names: Collection[str], ran: Collection[str], copies: Mapping[str, str]
+) -> NodeList:
+    """The assignment list, in two parts.
 
-    subgraph_names: Collection[str]
-    """New names of unnamed entries in subgraphs."""
-    ran: Collection[str]
-    """Names of nodes that ran only in subgraphs."""
-    copies: Mapping[str, str]
-    """Executed name of a subgraph's node -> its name in the list."""
-
-
-def split_list(facts: SessionFacts, main: MainGraph, named: KnownNames) -> NodeList:
-    """The assignment list, in two parts."""
+    Args:
+        facts: The facts of one session.
+        main: The executed main graph.
+        inner_names: New names of unnamed entries in control-flow subgraphs.
+        ran: Names of nodes that ran only in subgraphs.
+        copies: Executed name of a subgraph's node -> its name in the list.
+    """
     listed = facts.assigned or ()
     if not (main.has_subgraphs if facts.optimised is None else any(node.subgraph_nodes for node in facts.optimised)):
         return NodeList(listed, ())
@@ -262,13 +260,29 @@ def split_list(facts: SessionFacts, main: MainGraph, named: KnownNames) -> NodeL
     for place, node in enumerate(listed):
         if node in main.compiled:
             ours.add(place)
-        elif node.name and node.name in named.subgraph_names:
+        elif node.name and node.name in inner_names:
             theirs.add(place)
         else:
             groups.setdefault(_key(node.name, node.op_type), []).append(place)
-    file = _File.of(facts, main, named)
+    in_main, in_subgraphs = (
+        Counter(node.name for node in nodes if node.name) for nodes in (facts.graph, facts.subgraph_nodes)
+    )
+    names = {*in_main, *in_subgraphs}
+    below = {*in_subgraphs, *(node.name for node in facts.graph if node.op_type in CONTROL_FLOW)}
+
+    def is_of_main(name: str) -> bool:
+        """Whether the name of a new node begins with the name of a node that only the main graph has.
+
+        E.g. MatMul, Add and Relu before an If: the list has `NAME/MatMulAddFusion`, the plan a node that fuses it.
+        """
+        if name in in_subgraphs or name in ran:
+            return False
+        known = naming.replaced_by(name, names)
+        return bool(known) and known[-1] not in below
+
+    counts = in_main - Counter(node.name for node in main.compiled)
     inner = Counter(
-        _key(named.copies.get(node.name, node.name), node.op_type)
+        _key(copies.get(node.name, node.name), node.op_type)
         for holder in facts.optimised or ()
         for node in holder.subgraph_nodes
         if node.op_type not in MEMCPY_OPS
@@ -278,12 +292,12 @@ def split_list(facts: SessionFacts, main: MainGraph, named: KnownNames) -> NodeL
         name, _ = key
         chosen, similar = _main_share(listed, places, main.counts.get(name, 0), main)
         rest = [place for place in places if place not in chosen]
-        if file.made_of_main(name) or (is_final and not inner[key] and not file.subgraph_nodes[name]):
+        if is_of_main(name) or (is_final and not inner[key] and not in_subgraphs[name]):
             inside = 0
-        elif file.graph[name] and file.subgraph_nodes[name]:
-            inside = min(len(rest), file.subgraph_nodes[name])
+        elif counts[name] and in_subgraphs[name]:
+            inside = min(len(rest), in_subgraphs[name])
         else:
-            inside = max(len(places) - max(len(chosen), file.graph[name]), 0)
+            inside = max(len(places) - max(len(chosen), counts[name]), 0)
         ours |= {*similar, *rest[inside:]}
         theirs.update(rest[:inside])
     return NodeList(
@@ -294,40 +308,6 @@ def split_list(facts: SessionFacts, main: MainGraph, named: KnownNames) -> NodeL
 
 Key = tuple[str, str]
 """The name and an empty operator, or for unnamed nodes an empty name and the operator."""
-
-
-@dataclass(frozen=True, slots=True)
-class _File:
-    """Names of the file's nodes, with their numbers."""
-
-    graph: Counter[str]
-    """In the main graph, without the nodes in compiled subgraphs."""
-    subgraph_nodes: Counter[str]
-    """In control-flow subgraphs."""
-    subgraph_names: Collection[str]
-    """Names of control-flow nodes and of the nodes in them."""
-    ran: Collection[str]
-    names: Collection[str]
-    """All node names of the file."""
-
-    @classmethod
-    def of(cls, facts: SessionFacts, main: MainGraph, named: KnownNames) -> _File:
-        graph, inner = (
-            Counter(node.name for node in nodes if node.name) for nodes in (facts.graph, facts.subgraph_nodes)
-        )
-        holders = (node.name for node in facts.graph if node.op_type in CONTROL_FLOW)
-        compiled = Counter(node.name for node in main.compiled)
-        return cls(graph - compiled, inner, {*inner, *holders}, named.ran, {*graph, *inner})
-
-    def made_of_main(self, name: str) -> bool:
-        """Whether the name of a new node begins with the name of a node that only the main graph has.
-
-        E.g. MatMul, Add and Relu before an If: the list has `NAME/MatMulAddFusion`, the plan a node that fuses it.
-        """
-        if name in self.subgraph_nodes or name in self.ran:
-            return False
-        known = naming.replaced_by(name, self.names)
-        return bool(known) and known[-1] not in self.subgraph_names
 
 
 def _key(name: str, op_type: str) -> Key:

@@ -134,12 +134,12 @@ class Provider:
     """Name on the command line, which is also the file name."""
     ort_name: str
     """ONNX Runtime's name, e.g. CPUExecutionProvider."""
-    aliases: tuple[str, ...]
-    wheels: tuple[str, ...]
+    aliases: tuple[str, ...] = ()
+    wheels: tuple[str, ...] = ()
     """Python packages whose ONNX Runtime contains this provider."""
-    device_memory: str
+    device_memory: str = "Cpu"
     """Name of the memory info of its tensors, as ONNX Runtime prints it."""
-    preferred_attention: str
+    preferred_attention: str = "onnx24"
     """Attention lowering of `--attention auto` where no probe can run."""
     suggested_for: tuple[str, ...] = ()
     """Lower-case words for which an error suggests this provider, e.g. gpu."""

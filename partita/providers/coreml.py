@@ -14,8 +14,6 @@ PROVIDER = Provider(
     aliases=("apple",),
     suggested_for=("metal", "mps", "npu", "ane", "macos"),
     wheels=("onnxruntime",),
-    device_memory="Cpu",
-    preferred_attention="onnx24",
     compiles=True,
     options=(
         choice("ModelFormat", "NeuralNetwork MLProgram", "kind of Core ML model"),

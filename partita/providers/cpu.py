@@ -44,42 +44,22 @@ GROUPED = Remedy(
 
 def unpacked(cause: str, remedy: Remedy, **when: tuple[str, ...]) -> KernelRow:
     """MatMulNBits without a kernel for packed weights."""
+    cause = f"{cause}, so the whole matrix is dequantised in every run"
     return KernelRow(PACKED, "unpacked weights", TIMED, when=when, log=UNPACKED, cause=cause, remedy=remedy)
 
 
 KERNELS = (
+    unpacked("g_idx has no kernel for packed weights", SORTED, input4=(PRESENT,)),
+    unpacked("float zero points have no kernel for packed weights", INTEGER_ZEROS, input3=("float32", "float16")),
+    unpacked("a weight that is not a constant cannot be packed", CONSTANT, constant1=(ABSENT,)),
     unpacked(
-        "g_idx has no kernel for packed weights, so the whole matrix is dequantised in every run",
-        SORTED,
-        input4=(PRESENT,),
-    ),
-    unpacked(
-        "float zero points have no kernel for packed weights, so the whole matrix is dequantised in every run",
-        INTEGER_ZEROS,
-        input3=("float32", "float16"),
-    ),
-    unpacked(
-        "the weight is not a constant, so it cannot be packed and is dequantised in every run",
-        CONSTANT,
-        constant1=(ABSENT,),
-    ),
-    unpacked(
-        "8-bit weights have no packed kernel with float32 products, so the whole matrix is dequantised in every run",
+        "8-bit and 2-bit weights have no packed kernel with float32 products",
         LEVEL_4,
-        bits=("8",),
+        bits=("8", "2"),
         accuracy_level=LEVELS,
     ),
     unpacked(
-        "2-bit weights have no packed kernel with float32 products, so the whole matrix is dequantised in every run",
-        LEVEL_4,
-        bits=("2",),
-        accuracy_level=LEVELS,
-    ),
-    unpacked(
-        "2-bit weights have no packed kernel for this block size, so the whole matrix is dequantised in every run",
-        OTHER_BLOCKS,
-        bits=("2",),
-        block_size=("16", "256"),
+        "2-bit weights have no packed kernel for this block size", OTHER_BLOCKS, bits=("2",), block_size=("16", "256")
     ),
     KernelRow(
         PACKED,
@@ -157,9 +137,7 @@ KERNELS = (
 PROVIDER = Provider(
     name="cpu",
     ort_name="CPUExecutionProvider",
-    aliases=(),
     wheels=("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-webgpu"),
-    device_memory="Cpu",
     preferred_attention="gqa",
     alternating_options={"spinning_after": "0"},  # spinning threads slow down those of the other package
     rolling_caches=True,  # verified against a full cache, ONNX Runtime 1.31.1

@@ -121,26 +121,10 @@ PROVIDER = Provider(
         KernelRow(ATTENTION, "flash (cuDNN)", DRY_RUN, log=sdpa("CUDNN_FLASH_ATTENTION")),
         KernelRow(ATTENTION, "XQA", DRY_RUN, log=sdpa("XQA")),
         KernelRow(ATTENTION, "memory-efficient", DRY_RUN, log=sdpa("EFFICIENT_ATTENTION")),
-        unfused(
-            "float32 queries of this length have no fused kernel",
-            HALF,
-            output0=("float32",),
-        ),
-        unfused(
-            "the head size is not a multiple of 8",
-            PADDED,
-            **{"head_size%8": tuple("1234567")},
-        ),
-        unfused(
-            "fused kernels do not support attention_bias of GroupQueryAttention",
-            NO_BIAS,
-            input10=("*",),
-        ),
-        unfused(
-            "fused kernels do not support key_padding_mask of this form",
-            OTHER_MASK,
-            input4=("*",),
-        ),
+        unfused("float32 queries of this length have no fused kernel", HALF, output0=("float32",)),
+        unfused("the head size is not a multiple of 8", PADDED, **{"head_size%8": tuple("1234567")}),
+        unfused("fused kernels do not support attention_bias of GroupQueryAttention", NO_BIAS, input10=("*",)),
+        unfused("fused kernels do not support key_padding_mask of this form", OTHER_MASK, input4=("*",)),
         KernelRow(ATTENTION, "unfused", DRY_RUN, log=sdpa("MATH")),
     ),
     remedies={

@@ -38,10 +38,6 @@ def generic_provider(ort_name: str, library: Path | None = None) -> Provider:
     return Provider(
         name=ort_name.removesuffix(SUFFIX).lower() or ort_name.lower(),
         ort_name=ort_name,
-        aliases=(),
-        wheels=(),
-        device_memory="Cpu",
-        preferred_attention="onnx24",
         any_option=True,
         library=library,
     )

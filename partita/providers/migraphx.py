@@ -18,7 +18,6 @@ PROVIDER = Provider(
     suggested_for=("rocm", "hip", "radeon"),
     wheels=("onnxruntime-migraphx",),
     device_memory="MIGraphX",
-    preferred_attention="onnx24",
     compiles=True,
     options=(
         Option("device_id", "int", "0", "number of the GPU"),

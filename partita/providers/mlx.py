@@ -12,9 +12,6 @@ NO_GPU = Remedy("it needs macOS 14 on a Mac with Apple silicon")
 PROVIDER = Provider(
     name="mlx",
     ort_name="MLXExecutionProvider",
-    aliases=(),
-    wheels=(),
-    device_memory="Cpu",
     preferred_attention="gqa",
     compiles=True,
     plugin=Plugin("onnxruntime-ep-mlx", "onnxruntime_ep_mlx", library_function="library_path", no_device=NO_GPU),

@@ -20,7 +20,6 @@ PROVIDER = Provider(
     aliases=("ov",),
     suggested_for=("npu", "intel", "xpu"),
     wheels=("onnxruntime-openvino",),
-    device_memory="Cpu",
     preferred_attention="primitives",
     packed_weights=PackedWeights(symmetric=False, block_sizes={4: 64, 8: 128}),
     rank=30,

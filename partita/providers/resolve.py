@@ -197,21 +197,17 @@ def resolve_one(
 ) -> Resolution:
     """Availability of one provider: the user's library, a built-in provider, or an installed plugin package."""
     given = dict(options or {})
-    if provider.library is not None:
-        # An installed plugin package still supplies default paths.
-        package = find_plugin(provider, given)
-        known = package.options if package is not None and package.failure is None else given
-        return Resolution(provider, "active", options=known, library=provider.library)
-    if provider.ort_name in available_ort_names:
+    if provider.library is None and provider.ort_name in available_ort_names:
         return Resolution(provider, "active", options=given)
     plugin = find_plugin(provider, given)
-    if plugin is None:
-        reason = _absent(provider, available_ort_names)
-    elif plugin.failure is not None:
-        reason = plugin.failure
-    else:
-        return Resolution(provider, "active", options=plugin.options, library=plugin.library)
-    return Resolution(provider, "unavailable", reason.reason, reason.evidence, reason.remedy, given)
+    if provider.library is not None:
+        # An installed plugin package still supplies default paths.
+        known = plugin[1] if isinstance(plugin, tuple) else given
+        return Resolution(provider, "active", options=known, library=provider.library)
+    if isinstance(plugin, tuple):
+        return Resolution(provider, "active", options=plugin[1], library=plugin[0])
+    cause = plugin or _absent(provider, available_ort_names)
+    return Resolution(provider, "unavailable", cause.reason, cause.evidence, cause.remedy, given)
 
 
 def _absent(provider: Provider, available_ort_names: Collection[str]) -> Failure:

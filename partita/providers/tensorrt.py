@@ -24,7 +24,6 @@ PROVIDER = Provider(
     aliases=("trt",),
     wheels=("onnxruntime-gpu",),
     device_memory="Cuda",
-    preferred_attention="onnx24",
     compiles=True,
     preload=True,
     options=(

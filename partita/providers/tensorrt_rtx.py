@@ -16,9 +16,7 @@ PROVIDER = Provider(
     ort_name="NvTensorRTRTXExecutionProvider",
     aliases=("nvtensorrtrtx", "trtrtx"),
     suggested_for=("rtx",),
-    wheels=(),
     device_memory="Cuda",
-    preferred_attention="onnx24",
     compiles=True,
     plugin=Plugin(WHEEL, "onnxruntime_ep_nv_tensorrt_rtx", no_device=NO_GPU),
     options=(

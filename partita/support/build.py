@@ -27,7 +27,7 @@ from partita.support.records import (
 
 MOST_MESSAGES = 5
 """Maximum distinct messages per operator version."""
-NOT_TAKEN = frozenset({"rejected", "failed", "crashed"})
+UNSUPPORTED = frozenset({"rejected", "failed", "crashed"})
 Place = tuple[str, str, int]
 """Domain, operator, and the operator set version that introduced this version of it."""
 
@@ -77,13 +77,13 @@ def build_table(
 def _version_entry(answers: Sequence[Measurement], beyond: int) -> VersionEntry:
     """The entry of one operator version."""
     forms = [answer for answer in answers if answer.kind != "types"]
-    typed = [answer for answer in answers if answer.kind == "types" and answer.outcome in NOT_TAKEN]
+    typed = [answer for answer in answers if answer.kind == "types" and answer.outcome in UNSUPPORTED]
     found, unexplained = deciding_factors(
         [_with_types(answer) for answer in forms if answer.outcome == "supported"],
-        [_with_types(answer) for answer in forms if answer.outcome in NOT_TAKEN and not _by_types(answer, typed)],
+        [_with_types(answer) for answer in forms if answer.outcome in UNSUPPORTED and not _by_types(answer, typed)],
     )
     found_verdict = support_level(answers)
-    telling = {"invalid"} if found_verdict == "invalid" else NOT_TAKEN
+    telling = {"invalid"} if found_verdict == "invalid" else UNSUPPORTED
     messages = Counter(answer.message for answer in answers if answer.message and answer.outcome in telling)
     return VersionEntry(
         since=answers[0].since,
@@ -121,8 +121,8 @@ def support_level(answers: Iterable[Measurement]) -> SupportLevel:
     """Summary of all outcomes of an operator version."""
     outcomes = {answer.outcome for answer in answers}
     if "supported" in outcomes:
-        return "partly" if outcomes & NOT_TAKEN else "supported"
-    if outcomes & NOT_TAKEN:
+        return "partly" if outcomes & UNSUPPORTED else "supported"
+    if outcomes & UNSUPPORTED:
         return "rejected"
     return "invalid" if outcomes == {"invalid"} else "untested"
 
@@ -187,35 +187,27 @@ def _outcomes_of(need: ModelNodes, answers: Iterable[Measurement]) -> Iterator[O
 
 
 def deciding_factors(
-    taken: Sequence[frozenset[str]], others: Sequence[frozenset[str]]
+    supported: Sequence[frozenset[str]], unsupported: Sequence[frozenset[str]]
 ) -> tuple[tuple[Condition, ...], int]:
-    """A small set of factors that separates the forms `others` from `taken`, and the number of unseparated forms.
+    """A small set of factors that no supported form has, and the number of unsupported forms without such a factor.
 
-    Without any form in `taken`, no factors are returned.
+    Without any supported form, no factors are returned.
     """
-    if not taken:
+    if not supported:
         return (), 0
-    harmless = frozenset().union(*taken)
-    open_forms = set(range(len(others)))
+    harmless = frozenset().union(*supported)
+    open_forms = set(range(len(unsupported)))
     found: list[Condition] = []
     while True:
-        groups = _by_forms(others, harmless, open_forms)
+        forms_of: dict[str, set[int]] = {}
+        for number in sorted(open_forms):
+            for factor in sorted(unsupported[number] - harmless):
+                forms_of.setdefault(factor, set()).add(number)
+        groups: dict[frozenset[int], list[str]] = {}  # factors of exactly the same forms are not separable
+        for factor, forms in forms_of.items():
+            groups.setdefault(frozenset(forms), []).append(factor)
         if not groups:
             return tuple(found), len(open_forms)
         covered = max(groups, key=lambda forms: (len(forms), [-number for number in sorted(forms)]))
         found.append(Condition(factors=tuple(sorted(groups[covered])), forms=len(covered)))
         open_forms -= covered
-
-
-def _by_forms(
-    others: Sequence[frozenset[str]], harmless: frozenset[str], still: set[int]
-) -> dict[frozenset[int], list[str]]:
-    """Forms -> factors that occur in exactly these forms and in no supported form."""
-    found: dict[str, set[int]] = {}
-    for number in sorted(still):
-        for factor in sorted(others[number] - harmless):
-            found.setdefault(factor, set()).add(number)
-    groups: dict[frozenset[int], list[str]] = {}
-    for factor, forms in found.items():
-        groups.setdefault(frozenset(forms), []).append(factor)
-    return groups

@@ -242,25 +242,6 @@ def test_related_operators_are_shared_out_in_order_where_there_are_as_many():
     assert [index.replaces(name) for name in ("one", "two", "three")] == [("Conv_0",), ("Conv_1",), ("Pool_2",)]
 
 
-def test_a_member_that_kept_its_name_works_between_rewritten_ones():
-    graph = (
-        node("Conv_0", "x w", "a", "FusedConv"),
-        node("Sigmoid_1", "a", "b"),
-        node("Conv_2", "b v", "c"),
-        node("Neg_3", "c", "y"),
-    )
-    runs = (
-        node("a_nchwc", "x w_blocked", "r0", "Conv"),
-        node("Sigmoid_1", "r0", "r1"),
-        node("c_nchwc", "r1 v_blocked", "r2", "Conv"),
-        node("ReorderOutput", "r2", "c"),
-        node("Neg_3", "c", "y"),
-    )
-    index = index_of(graph, runs)
-    assert dict(index.file_nodes_of) == {"a_nchwc": ("Conv_0",), "c_nchwc": ("Conv_2",)}
-    assert index.rewritten_with == {"ReorderOutput": ("Conv_0", "Conv_2")}
-
-
 def test_a_group_past_a_node_that_still_runs_proves_nothing():
     graph = (node("Relu_0", "x", "a"), node("MaxPool_1", "a", "b"), node("Abs_2", "b", "c"), node("Neg_3", "c", "y"))
     runs = (

@@ -44,6 +44,14 @@ def rendered(found, width=80):
     return stream.getvalue()
 
 
+def probed(trials, **changes):
+    """The report with these experiments on the Gather."""
+    report = mixed()
+    update = {"variants": trials, **changes}
+    fallbacks = (entry.model_copy(update=update) if entry.node == GATHER else entry for entry in report.fallbacks)
+    return report.model_copy(update={"fallbacks": tuple(fallbacks)})
+
+
 def words(found, width=80):
     return " ".join(rendered(found, width).split())
 
@@ -161,14 +169,7 @@ def test_every_experiment_is_a_row_and_a_quote_stands_once():
         ),
         VariantRecord(factor="opset", change="Gather of opset 11", outcome="timed_out", message=said, cached=False),
     )
-    report = mixed()
-    fallbacks = tuple(
-        entry.model_copy(update={"variants": trials, "missing_probes": "the time was up"})
-        if entry.node == GATHER
-        else entry
-        for entry in report.fallbacks
-    )
-    out = rendered(explained(report.model_copy(update={"fallbacks": fallbacks}), GATHER))
+    out = rendered(explained(probed(trials, missing_probes="the time was up"), GATHER))
     flat = " ".join(out.split())
     assert "3 probes: this node in isolation, on WebGpuExecutionProvider (2 in this run, 1 from the cache)" in flat
     assert (
@@ -192,11 +193,7 @@ def test_experiments_say_what_stood_around_the_node(company, around):
         )
         for place, had in enumerate(company)
     )
-    report = mixed()
-    fallbacks = tuple(
-        entry.model_copy(update={"variants": trials}) if entry.node == GATHER else entry for entry in report.fallbacks
-    )
-    out = rendered(explained(report.model_copy(update={"fallbacks": fallbacks}), GATHER))
+    out = rendered(explained(probed(trials), GATHER))
     assert f"2 probes: {around} WebGpuExecutionProvider" in " ".join(out.split())
 
 

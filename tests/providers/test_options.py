@@ -17,9 +17,6 @@ PROBE = Provider(
     name="probe",
     ort_name="ProbeExecutionProvider",
     aliases=("sonde",),
-    wheels=(),
-    device_memory="Cpu",
-    preferred_attention="gqa",
     options=(
         Option("count", "int", "4", "how many"),
         Option("share", "float", "0.5", "how much"),

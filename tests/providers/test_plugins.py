@@ -14,10 +14,6 @@ from partita.providers.resolve import resolve_one
 PROBE = Provider(
     name="probe",
     ort_name="ProbeExecutionProvider",
-    aliases=(),
-    wheels=(),
-    device_memory="Cpu",
-    preferred_attention="gqa",
     plugin=Plugin(
         "onnxruntime-probe",
         "onnxruntime_probe_for_tests",

@@ -12,14 +12,14 @@ from partita.diagnosis.evidence import (
     Basis,
     Context,
     Finding,
-    alone,
-    graph_lines,
-    inserted,
+    common_findings,
+    graph_findings,
     is_culprit,
-    lines,
+    is_inserted,
+    isolation_findings,
+    line_findings,
     operator_outcome,
     rejected_alone,
-    usual,
 )
 from partita.diagnosis.probe_conclusions import conclusions
 from partita.observations.codes import PROVIDER_CODES, EvidenceKind, ReasonCode
@@ -46,7 +46,7 @@ class Reason:
     steps: tuple[Step, ...] = ()
     """Commands of the remedy, the best first."""
     find: Callable[[Context], Iterable[Finding]] | None = None
-    """Yields its findings for a node; None: `evidence.usual`."""
+    """Yields its findings for a node; None: `evidence.common_findings`."""
     entry_kind: EvidenceKind = "logged"
     """Kind of the evidence when a provider is unavailable for this reason."""
     needs_probes: bool = False
@@ -68,7 +68,9 @@ class Reason:
 
     def findings(self, context: Context) -> Iterator[Finding]:
         """The findings of this reason for a node, with the remedies of their factors; none when it does not apply."""
-        for finding in self.find(context) if self.find else usual(context, self.code, self.entry_kind, self.factors):
+        for finding in (
+            self.find(context) if self.find else common_findings(context, self.code, self.entry_kind, self.factors)
+        ):
             other = next((self.remedies[factor] for factor in finding.factors if factor in self.remedies), None)
             yield finding if other is None or finding.remedy else replace(finding, remedy=other)
 
@@ -197,12 +199,12 @@ def pinned_by_user(context: Context) -> Iterator[Finding]:
     """A pin covers the node, or the provider logged that an option assigns the node to the CPU."""
     if context.pin is not None:
         yield Finding("derived", "pin", f"--pin {context.pin}")
-    yield from lines(context, "pinned_by_user")
+    yield from line_findings(context, "pinned_by_user")
 
 
 def runtime_inserted(context: Context) -> Iterator[Finding]:
     """The file has no such node, and its neighbours or its name show that ONNX Runtime inserted it."""
-    if not inserted(context) or not context.started:
+    if not is_inserted(context) or not context.started:
         return
     absent = f"the ONNX file has no {context.op_type}"
     if context.rewritten_with:
@@ -219,7 +221,7 @@ def over_budget(context: Context) -> Iterator[Finding]:
     There is no other cause when the provider supports the node without a budget, in isolation and with every tested
     neighbour.
     """
-    yield from lines(context, "over_budget")
+    yield from line_findings(context, "over_budget")
     supported = next((shown for shown in conclusions(context.probe) if shown.accepted), None)
     with_neighbours = [trial for trial in context.probe.variants if trial.factor == NEIGHBOURS] if context.probe else []
     rejected_together = any(trial.outcome == "rejected" for trial in with_neighbours)
@@ -239,7 +241,9 @@ def _estimate(context: Context) -> str:
 
 def option_needed(context: Context) -> Iterator[Finding]:
     """An experiment in which only a provider option was changed."""
-    yield from (finding for finding in alone(context, "option_needed", (OPTION,)) if finding.basis == "alone")
+    yield from (
+        finding for finding in isolation_findings(context, "option_needed", (OPTION,)) if finding.basis == "alone"
+    )
 
 
 def no_kernel_op(context: Context) -> Iterator[Finding]:
@@ -247,10 +251,10 @@ def no_kernel_op(context: Context) -> Iterator[Finding]:
     outcome = operator_outcome(context, "no_kernel_op")
     if outcome:
         yield Finding("probed", "alone_said", outcome, OTHER_OPERATOR)
-    for found in alone(context, "no_kernel_op"):
+    for found in isolation_findings(context, "no_kernel_op"):
         basis: Basis = "alone_left" if rejected_alone(context) else found.basis
         yield replace(found, basis=basis, remedy=OTHER_OPERATOR)
-    yield from lines(context, "no_kernel_op")
+    yield from line_findings(context, "no_kernel_op")
 
 
 def subgraph_rejected(context: Context) -> Iterator[Finding]:
@@ -261,9 +265,9 @@ def subgraph_rejected(context: Context) -> Iterator[Finding]:
     if context.rejected_part is not None:
         yield Finding("probed", "part", _whole_graph(context.rejected_part, context))
     if context.is_in_file or context.replaces:
-        yield from alone(context, "subgraph_rejected")
-        yield from lines(context, "subgraph_rejected")
-        yield from graph_lines(context, "subgraph_rejected")
+        yield from isolation_findings(context, "subgraph_rejected")
+        yield from line_findings(context, "subgraph_rejected")
+        yield from graph_findings(context, "subgraph_rejected")
 
 
 def _whole_graph(part: RejectedPart, context: Context) -> str:

@@ -232,24 +232,24 @@ def opened_placement(session: Session, resolution: Resolution) -> Placement:
         return Placement("supported", CASTS, "casts") if on_itself and casts else Placement("supported")
     reason = _reason_in(session.log, provider.node_patterns)
 
-    def left(otherwise: str = "") -> Placement:
+    def rejected(otherwise: str = "") -> Placement:
         return Placement("rejected", reason or reason_in_log(session.log, provider.why_patterns) or otherwise)
 
     if any(NEIGHBOUR.fullmatch(name) for name in (*planned, *(node.name for node in everything))):
         # Casts and function nodes may belong to the neighbours.
-        return left() if own == CPU else Placement("supported")
+        return rejected() if own == CPU else Placement("supported")
     if own == CPU or casts:
-        return left(CASTS if casts else "")
+        return rejected(CASTS if casts else "")
     placed = [node for node in planned if node == NODE or node.startswith(f"{NODE}_")]
     if placed:
         if provider.compiles:
-            return left(NOT_CLAIMED)
+            return rejected(NOT_CLAIMED)
         on_host = planned[placed[0]] == "0" and any(device != "0" for device in devices)
-        return left() if on_host or reason else Placement("supported")
+        return rejected() if on_host or reason else Placement("supported")
     # It was replaced by the nodes of its function, by none, or by a compiled part.
     on_cpu = sorted({node.op_type for node in nodes if node.provider == CPU})
     if on_cpu and not on_itself:
-        return left(f"of its function, {', '.join(on_cpu)} fell back to the CPU provider")
+        return rejected(f"of its function, {', '.join(on_cpu)} fell back to the CPU provider")
     if not nodes and all(node.startswith(AUXILIARY) for node in planned):
         return Placement("supported", NO_NODE_LEFT, "nothing")
     if provider.compiles and not any(not node.name or node.name.startswith(INLINED) for node in nodes):

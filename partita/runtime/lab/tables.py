@@ -33,12 +33,12 @@ Key = tuple[object, ...]
 
 
 def measure(
-    resolution: Resolution, what: Mapping[str, Any], seconds: float, environment: Mapping[str, str] | None = None
+    resolution: Resolution, selection: Mapping[str, Any], seconds: float, environment: Mapping[str, str] | None = None
 ) -> support.Measurements:
     """Test a provider for at most `seconds`. Ctrl-C ends the tests, and the answers so far count.
 
-    `what`: `operators`, a list of [domain, name] or None for all; or `model`, the path of an ONNX file. `environment`:
-    of the worker process; None: that of this process.
+    `selection`: `operators`, a list of [domain, name] or None for all; or `model`, the path of an ONNX file.
+    `environment`: of the worker process; None: that of this process.
     """
     began, interrupted, complete = time.monotonic(), False, False
     newest, error, table = None, "", Table({}, by_need=False)
@@ -47,8 +47,8 @@ def measure(
         try:
             newest, error = newest_opset(lab)
             if newest is not None:
-                wanted, needs = find_requested(what, newest)
-                table = Table(wanted, by_need=bool(needs))
+                requested, needs = find_requested(selection, newest)
+                table = Table(requested, by_need=bool(needs))
                 complete = table.fill(lab)
         except KeyboardInterrupt:
             interrupted = True
@@ -203,19 +203,19 @@ def _is_needed(types: Types, needed: Collection[Types]) -> bool:
 
 
 def find_requested(
-    what: Mapping[str, Any], opset: int
+    selection: Mapping[str, Any], opset: int
 ) -> tuple[Mapping[Operator, frozenset[Types]], tuple[support.ModelNodes, ...]]:
-    """The operator versions to test, with their types and counts in a model. `what`: see `measure`."""
+    """The operator versions to test, with their types and counts in a model. `selection`: see `measure`."""
     known = [entry for entry in operators() if entry.domain != "" or entry.since <= opset]
-    if what.get("model"):
-        needed = _needs_of(Path(what["model"]), set(known))
+    if selection.get("model"):
+        needed = _needs_of(Path(selection["model"]), set(known))
         needs = tuple(
             support.ModelNodes(operator.domain, operator.name, operator.since, types, nodes)
             for operator, counted in needed.items()
             for types, nodes in counted.items()
         )
         return {operator: frozenset(counted) for operator, counted in needed.items()}, needs
-    named = what.get("operators")
+    named = selection.get("operators")
     chosen = (entry for entry in known if named is None or [entry.domain, entry.name] in named)
     return dict.fromkeys(chosen, frozenset()), ()
 
@@ -263,7 +263,7 @@ def _needs_of(path: Path, known: Collection[Operator]) -> dict[Operator, Counter
 # --- graphs during export --------------------------------------------------------------------------------------------
 
 Sizes = Mapping[str, tuple[int, ...]]
-NOT_TAKEN: frozenset[Outcome] = frozenset({"rejected", "failed", "crashed"})
+UNSUPPORTED: frozenset[Outcome] = frozenset({"rejected", "failed", "crashed"})
 """Outcomes that mean the provider does not support a node. A crash counts, because it repeated in a fresh process. A
 timeout may be caused by the machine, and an invalid variant by the experiment."""
 WHOLE_LIMIT_BYTES = 1 << 30
@@ -289,22 +289,22 @@ def measure_graph(model: bytes, sizes: Sizes, lab: Lab) -> GraphSupport:
 
     graph = cut_proto(onnx.ModelProto.FromString(model), Path(), sizes)
     models: dict[str, tuple[onnx.ModelProto, list[str]]] = {}
-    unasked = 0
+    untested = 0
     for name, node in graph.nodes.items():
         made = _alone(graph, name, lab)
         if made is None:
-            unasked += 1
+            untested += 1
         else:
             models.setdefault(fingerprint(made), (made, []))[1].append(node.op_type)
     answers = lab.try_all([made for made, _ in models.values()])
     left: Counter[str] = Counter()
     for (_, names), answer in zip(models.values(), answers, strict=True):
-        if answer is not None and answer.outcome in NOT_TAKEN:
+        if answer is not None and answer.outcome in UNSUPPORTED:
             left.update(names)
         elif answer is None or answer.outcome != "supported":
-            unasked += len(names)
+            untested += len(names)
     fails = "" if left else _failure_over(graph, lab)
-    return GraphSupport(len(graph.nodes), dict(left), fails, unasked)
+    return GraphSupport(len(graph.nodes), dict(left), fails, untested)
 
 
 def supports_each(models: Sequence[tuple[bytes, Sizes]], lab: Lab) -> list[bool]:
@@ -338,5 +338,5 @@ def _failure_over(graph: Graph, lab: Lab) -> str:
     if zeros_needed([model]) > WHOLE_LIMIT_BYTES:
         return ""
     (answer,) = lab.try_all([model], one_node=False)
-    failed = answer is not None and answer.outcome in NOT_TAKEN - {"rejected"}
+    failed = answer is not None and answer.outcome in UNSUPPORTED - {"rejected"}
     return answer.message or answer.outcome if answer is not None and failed else ""
