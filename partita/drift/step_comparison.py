@@ -204,7 +204,7 @@ class StepComparison:
 
     def _check_time(self) -> None:
         if self.settings.deadline is not None and time.monotonic() > self.settings.deadline:
-            raise LateError(left=False)
+            raise LateError(still_running=False)
 
     def _check_placement(self, tapped: GraphRun) -> None:
         """Note nodes that run on another provider when tensors of the graph are outputs."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from partita.inspection.records import (
-    ContractFacts,
     GraphFacts,
     Inspection,
     ModulePrecision,
@@ -94,13 +93,16 @@ def _graph(graph: GraphFacts) -> Section:
     opsets = ", ".join(f"{domain_name(domain)} {version}" for domain, version in sorted(graph.opsets.items()))
     inner = f", {graph.subgraph_nodes:,} in control-flow subgraphs" if graph.subgraph_nodes else ""
     functions = f", {plural(graph.functions, 'local function')}" if graph.functions else ""
+    phase = "prefill and decode" if graph.phase == "any" else graph.phase
+    if phase is not None and graph.sequence_length is not None:
+        phase += f", {plural(graph.sequence_length, 'token')} per run"
     rows = [
         ("nodes", f"{graph.nodes:,}{inner}{functions}"),
         ("opsets", f"{opsets}; IR version {graph.ir_version}"),
         ("producer", graph.producer or None),
         ("file", human_bytes(graph.size_bytes)),
         ("weights in", name_some(graph.data_files) or None),
-        ("phase", _phase(graph)),
+        ("phase", phase),
     ]
     for domain in dict.fromkeys(entry.domain for entry in graph.operators):
         counts = {entry.operator: entry.nodes for entry in graph.operators if entry.domain == domain}
@@ -117,13 +119,6 @@ def _graph(graph: GraphFacts) -> Section:
     return Section(f"graph-{graph.file}", f"Graph {graph.file}", blocks)
 
 
-def _phase(graph: GraphFacts) -> str | None:
-    if graph.phase is None:
-        return None
-    fixed = f", {plural(graph.sequence_length, 'token')} per run" if graph.sequence_length is not None else ""
-    return f"{'prefill and decode' if graph.phase == 'any' else graph.phase}{fixed}"
-
-
 def _port_row(port: PortFacts) -> tuple[str, str, str, str]:
     return port.name, port.role or "-", port.dtype or "-", shape_text(port.shape)
 
@@ -132,24 +127,20 @@ def _more(shown: int) -> str:
     return f"the first {shown}; the JSON has all"
 
 
-def _prompts(contract: ContractFacts) -> str:
-    """Processing of prompts, as text."""
-    if contract.takes_fewer_rows:
-        return "in chunks, rows independent"
-    return "in chunks" if contract.appends_chunks else "in one run; later tokens one by one"
-
-
 def _contract(found: Inspection) -> Section | None:
     contract = found.contract
     if contract is None:
         none = "none: no manifest, and the layout could not be inferred"
         return Section("contract", "Contract", (Line(none),)) if found.kind != "package" else None
+    prompts = "in chunks" if contract.appends_chunks else "in one run; later tokens one by one"
+    if contract.takes_fewer_rows:
+        prompts = "in chunks, rows independent"
     rows = (
         ("from", contract.source),
         ("batch size", str(contract.batch_size)),
         ("max length", f"{contract.max_length:,} tokens"),
         ("vocabulary", f"{contract.vocab_size:,}"),
-        ("prompts", _prompts(contract)),
+        ("prompts", prompts),
         ("recomputed", None if contract.rereads_at is None else f"beyond {contract.rereads_at:,} tokens"),
     )
     return Section("contract", "Contract", (pairs("Contract", rows),))

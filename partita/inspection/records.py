@@ -29,14 +29,14 @@ class InspectionFinding(Record):
 class ModelFacts(Record):
     """The model, from the manifest or config.json."""
 
-    model_type: str | None
-    architecture: str | None
-    parameters: int | None
+    model_type: str | None = None
+    architecture: str | None = None
+    parameters: int | None = None
     """Number of weights that the graphs use; null without a manifest."""
-    precision: str | None
-    attention: str | None
+    precision: str | None = None
+    attention: str | None = None
     """Name of the attention lowering."""
-    layout: str | None
+    layout: str | None = None
     """partita, or the name of a foreign layout; null if unknown."""
     omitted: str = ""
     """Parts of the checkpoint that were not exported, and unsupported inputs; empty for none."""
@@ -187,18 +187,18 @@ class FileFacts(Record):
 class Provenance(Record):
     """Origin of the package, as far as recorded."""
 
-    created: str | None
-    checkpoint: str | None
-    dtype: str | None
+    created: str | None = None
+    checkpoint: str | None = None
+    dtype: str | None = None
     """Most frequent weight type of the checkpoint."""
-    source_files: tuple[FileFacts, ...]
+    source_files: tuple[FileFacts, ...] = ()
     """Files of the checkpoint, with their hashes at export."""
     toolchain: dict[str, str]
     """Package name -> version of the packages used for the export."""
-    target: str | None
-    verification: str | None
+    target: str | None = None
+    verification: str | None = None
     """Status and method of the verification."""
-    quality: str | None
+    quality: str | None = None
 
 
 class TokenizerFacts(Record):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from partita.machine.records import MachineReport, ProviderEntry
+from partita.machine.records import MachineReport
 from partita.observations.text_format import decimals, human_bytes, listing, plural
 from partita.partition_reports.render.show import Views
 from partita.partition_reports.sections.model import Block, Column, Document, Line, Section, pairs, table
@@ -93,20 +93,11 @@ def _reasons(report: MachineReport) -> Section | None:
     if not unusable:
         return None
     imported = report.onnxruntime.version is not None
-    lines = tuple(Line(_sentence(entry, imported=imported)) for entry in sorted(unusable, key=_is_absent))
-    return Section("reasons", "Not usable", lines, plural(len(unusable), "provider"))
-
-
-def _is_absent(entry: ProviderEntry) -> bool:
-    """Whether it is only not installed."""
-    return entry.reason == "not_in_build"
-
-
-def _sentence(entry: ProviderEntry, *, imported: bool) -> str:
-    """Reason, evidence and remedy; without evidence for a provider that is not in an importable build."""
-    if _is_absent(entry) and imported:
-        return f"{entry.name}: not_in_build; {entry.remedy}"
-    return f"{entry.name}: {entry.reason}: {entry.evidence}; {entry.remedy}"
+    lines = []
+    for entry in sorted(unusable, key=lambda entry: entry.reason == "not_in_build"):
+        evidence = "" if entry.reason == "not_in_build" and imported else f": {entry.evidence}"
+        lines.append(Line(f"{entry.name}: {entry.reason}{evidence}; {entry.remedy}"))
+    return Section("reasons", "Not usable", tuple(lines), plural(len(unusable), "provider"))
 
 
 def _devices(report: MachineReport) -> Section | None:

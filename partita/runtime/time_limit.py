@@ -1,7 +1,7 @@
 """Runs native code that may not return in a thread, with a time limit and Ctrl-C.
 
-Python cannot stop a thread. Work that does not stop on request keeps running (`left`): its objects stay alive, and the
-process must exit without waiting for it.
+Python cannot stop a thread. Work that does not stop on request keeps running: its objects stay alive, and the process
+must exit without waiting for it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _running: list[Callable[[], Any]] = []
 
 
 class LateError(Exception):
-    """Work exceeded its time limit. `left`: it did not stop on request either."""
+    """Work exceeded its time limit. `still_running`: it did not stop on request either."""
 
-    def __init__(self, *, left: bool) -> None:
+    def __init__(self, *, still_running: bool) -> None:
         super().__init__()
-        self.left = left
+        self.still_running = still_running
 
 
 def in_time(work: Callable[[], T], stop: Callable[[], None], seconds: float) -> T:
@@ -51,7 +51,7 @@ def in_time(work: Callable[[], T], stop: Callable[[], None], seconds: float) -> 
     if not in_limit:
         _stop(work, stop, future)
         if not future.done() or future.exception() is not None:
-            raise LateError(left=not future.done())
+            raise LateError(still_running=not future.done())
     return future.result()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from partita.observations.native_text import without_signatures
+from partita.observations.native_text import cut, without_signatures
 from partita.observations.text_format import decimals, percent
 
 GROUPS = (
@@ -62,3 +62,12 @@ def test_a_share_is_never_rounded_to_all_or_nothing(part: float | None, shown: s
 )
 def test_a_figure_that_is_small_is_not_shown_as_none(value: float, shown: str) -> None:
     assert decimals(value).startswith(shown)
+
+
+@pytest.mark.parametrize("length", [299, 300, 301, 302, 1000, 20_000])
+def test_a_text_is_never_longer_than_asked_and_keeps_both_ends(length: int) -> None:
+    text = "first " + "x" * (length - 10) + "last"
+    found = cut(text, 300)
+    assert len(found) <= 300 and found.startswith("first ") and found.endswith("last")
+    assert (found == text) is (length <= 300)
+    assert length <= 300 or " … " in found

@@ -136,29 +136,17 @@ def test_the_order_of_a_plan_does_not_matter_and_a_missing_one_does():
     assert "no plan" in difference(None, (("a",),))
 
 
-def test_weights_above_the_limit_are_not_held_once_more(open_runner, monkeypatch):
+def test_no_second_session_for_large_weights_a_compiling_provider_or_after_memory_ran_out(open_runner, monkeypatch):
     monkeypatch.setattr(run_facts, "open_native", lambda *_: pytest.fail("a second session was opened"))
     runner = open_runner(observe=True)
-    (facts,) = run_facts.run_facts(runner).sessions
-    known = add_optimised(facts, runner.graphs[0].session, LIMIT_BYTES + 1)
-    assert known.optimised is None and "256 MiB" in known.optimised_missing_reason
-
-
-def test_a_provider_that_compiles_has_none(open_runner, monkeypatch):
-    monkeypatch.setattr(run_facts, "open_native", lambda *_: pytest.fail("a second session was opened"))
-    runner = open_runner(observe=True)
-    session, (facts,) = runner.graphs[0].session, run_facts.run_facts(runner).sessions
+    facts, session = run_facts.run_facts(runner), runner.graphs[0].session
+    assert place.with_graphs(facts, [session], ResourceError("memory ran out")) is facts
+    (seen,) = facts.sessions
+    large = add_optimised(seen, session, LIMIT_BYTES + 1)
+    assert large.optimised is None and "256 MiB" in large.optimised_missing_reason
     (entry,) = session.active
     session.active = (replace(entry, provider=replace(entry.provider, compiles=True)),)
-    assert "cpu compiles" in add_optimised(facts, session, 0).optimised_missing_reason
-
-
-def test_no_second_session_after_memory_ran_out(open_runner, monkeypatch):
-    monkeypatch.setattr(run_facts, "open_native", lambda *_: pytest.fail("a second session was opened"))
-    runner = open_runner(observe=True)
-    facts = run_facts.run_facts(runner)
-    error = ResourceError("memory ran out")
-    assert place.with_graphs(facts, [runner.graphs[0].session], error) is facts
+    assert "cpu compiles" in add_optimised(seen, session, 0).optimised_missing_reason
 
 
 def test_a_node_reads_what_its_subgraphs_read_around_them():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,9 +21,13 @@ ALLOW_CPU = Remedy("append cpu to the chain to allow CPU fallback", options=("--
 def package_facts(folder: Path, manifest: Manifest) -> PackageFacts:
     """The report's record of the package that was run."""
     graph, verification = manifest.graph, manifest.verification
+    if manifest.foreign is None:
+        identity = sha256_of(folder / MANIFEST)
+    else:
+        identity = hashlib.sha256(manifest.model_dump_json(by_alias=True).encode()).hexdigest()
     return PackageFacts(
         name=folder.resolve().name,
-        manifest_sha256=_identity(folder, manifest),
+        manifest_sha256=identity,
         model_type=manifest.source.model_type,
         attention=graph.attention,
         precision=graph.precision,
@@ -38,50 +42,36 @@ def package_facts(folder: Path, manifest: Manifest) -> PackageFacts:
     )
 
 
-def _identity(folder: Path, manifest: Manifest) -> str:
-    """SHA-256 of the package's manifest, or of the manifest inferred from a foreign folder."""
-    if manifest.foreign is None:
-        return sha256_of(folder / MANIFEST)
-    return hashlib.sha256(manifest.model_dump_json(by_alias=True).encode()).hexdigest()
-
-
-def _of_package(graph: Path) -> PackageFacts | None:
-    """The package that contains the ONNX file `graph`; None for a single file."""
-    if not (graph.parent / MANIFEST).is_file():
-        return None
-    try:
-        return package_facts(graph.parent, read_manifest(graph.parent))
-    except PackageError:  # the folder has another program's manifest
-        return None
-
-
 def export_again(graph: Path, codes: Sequence[str], provider: str, *, probing: bool = True) -> Remedy | None:
     """The export command that puts nodes lost for these reasons (most frequent first) on `provider`.
 
     `probing`: also suggest probing the provider during export, which requires the provider to be installed there.
     Remedies without probing come second. None for a file outside a package, or without a remedy.
     """
-    package = _of_package(graph)
-    if package is None:
+    folder = graph.parent
+    if not (folder / MANIFEST).is_file():
         return None
-    situation = Situation(package, str(graph.parent), (provider,))
+    try:
+        package = package_facts(folder, read_manifest(folder))
+    except PackageError:  # the folder has another program's manifest
+        return None
+    situation = Situation(package, str(folder), (provider,))
     for code in codes:
-        asks, knows = _split(action for action in steps_for(situation, code, provider) if action.exports)
-        certain = knows[0] if knows else None
-        if asks and probing:
-            return replace(asks[0], alternative=certain)
+        actions = [action for action in steps_for(situation, code, provider) if action.exports]
+        with_probes, certain = (
+            next((_remedy_of(action) for action in actions if action.queries_provider is asks), None)
+            for asks in (True, False)
+        )
+        if with_probes is not None and probing:
+            return replace(with_probes, alternative=certain)
         if certain is not None:
             return certain
     return None
 
 
-def _split(actions: Iterable[Action]) -> tuple[list[Remedy], list[Remedy]]:
-    """Remedies that probe the provider for its lowerings, and other remedies, by title."""
-    found: tuple[list[Remedy], list[Remedy]] = ([], [])
-    for action in actions:
-        title = action.title[:1].lower() + action.title[1:]
-        found[not action.queries_provider].append(replace(action.remedy, text=title))
-    return found
+def _remedy_of(action: Action) -> Remedy:
+    """The remedy of an action, with its title as text."""
+    return replace(action.remedy, text=action.title[:1].lower() + action.title[1:])
 
 
 def export_again_for(path: Path, nodes: Sequence[RefusedNode]) -> Remedy | None:
@@ -109,12 +99,12 @@ def rows_of(fallbacks: Sequence[Fallback], active: Container[str]) -> tuple[Refu
             available=entry.preferred_provider in active,
             skipped=tuple(
                 ProviderRefusal(
-                    provider=each.provider,
-                    reason=each.reason,
-                    evidence_kind=each.evidence_kind,
-                    evidence=each.evidence,
-                    remedy=each.remedy,
-                    available=each.provider in active,
+                    each.provider,
+                    each.reason,
+                    each.evidence_kind,
+                    each.evidence,
+                    each.remedy,
+                    each.provider in active,
                 )
                 for each in entry.skipped
             ),

@@ -110,6 +110,8 @@ def _compile(place: Path, key: str, path: Path, active: Sequence[Resolution], op
     Raises NativeFailureError if a provider rejects it, OSError if it cannot be written, ValueError if ONNX Runtime does
     not list the compiled nodes.
     """
+    import onnx
+
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=".compiling-") as temporary:
         unfinished = Path(temporary) / "entry"
         unfinished.mkdir()
@@ -122,31 +124,24 @@ def _compile(place: Path, key: str, path: Path, active: Sequence[Resolution], op
         quiet = replace(opening, observe=False, explain=True, config={**opening.config, **settings})
         with closing(open_native(path, active, quiet)) as session:
             seconds = session.load_seconds
+            if not (unfinished / GRAPH).is_file():
+                raise ValueError("ONNX Runtime compiled no subgraph")
+            nodes = onnx.load(unfinished / GRAPH, load_external_data=False).graph.node
+            written = [node.name for node in nodes if node.op_type == EP_CONTEXT]
+            planned = [name for stream in session.plan or () for name in stream]
+            found = compiled_subgraphs(session.assigned(), planned, [])
+            if not written or set(written) - set(found):
+                raise ValueError("ONNX Runtime does not list the nodes of its compiled subgraphs")
             entry = Entry(
                 key=key,
                 files={file.name: _checksum(file) for file in sorted(unfinished.iterdir())},
-                subgraphs=_subgraphs(session, unfinished / GRAPH),
+                subgraphs={name: found[name] for name in written},
                 log=session.log,
             )
         (unfinished / RECORD).write_text(entry.model_dump_json(), encoding="utf-8")
         shutil.rmtree(place, ignore_errors=True)
         unfinished.replace(place)
     return seconds
-
-
-def _subgraphs(session: Session, path: Path) -> dict[str, tuple[AssignedNode, ...]]:
-    """The nodes in each EPContext node of the written graph. Raises ValueError if they are unknown, OSError."""
-    import onnx
-
-    if not path.is_file():
-        raise ValueError("ONNX Runtime compiled no subgraph")
-    nodes = onnx.load(path, load_external_data=False).graph.node
-    written = [node.name for node in nodes if node.op_type == EP_CONTEXT]
-    names = [name for stream in session.plan or () for name in stream]
-    found = compiled_subgraphs(session.assigned() or (), names, [])
-    if not written or set(written) - set(found):
-        raise ValueError("ONNX Runtime does not list the nodes of its compiled subgraphs")
-    return {name: found[name] for name in written}
 
 
 def _open_entry(place: Path, key: str, path: Path, active: Sequence[Resolution], opening: Opening) -> Session:
@@ -165,7 +160,7 @@ def _open_entry(place: Path, key: str, path: Path, active: Sequence[Resolution],
         if _checksum(place / Path(name).name) != entry.files.get(name):
             raise ValueError(f"{name} is damaged")
     session = open_native(place / GRAPH, active, replace(opening, model=None, weights=None))
-    unknown = {node.name for node in session.assigned() or () if node.op_type == EP_CONTEXT} - set(entry.subgraphs)
+    unknown = {node.name for node in session.assigned() if node.op_type == EP_CONTEXT} - set(entry.subgraphs)
     if unknown:
         session.close()
         raise ValueError(f"ONNX Runtime reports the unknown subgraph {min(unknown)}")

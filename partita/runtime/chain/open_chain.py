@@ -115,8 +115,8 @@ def open_session(
                 raise _refusal(path, chain, opening, failure) from failure.error
             blamed = to_blame(active, failure) or only_suspect(path, active, opening)
             if blamed is None:  # without its provider, a node that only the provider has lacks a kernel as well
-                tried, first = lacking or (active, failure)
-                raise open_error(path, ort_names(tried), first.error, first.log) from first.error
+                providers, first = lacking or (active, failure)
+                raise open_error(path, ort_names(providers), first.error, first.log) from first.error
             if lacking is None and lacks_kernel(failure.error):
                 lacking = active, failure
             if pins and opens(path, active, Opening(threads=threads, observe=False, model=model)):
@@ -129,7 +129,7 @@ def open_session(
         try:
             session.resolutions = settle(chain, session)
             # ONNX Runtime 1.27 does not check nodes in If, Loop and Scan subgraphs itself; 1.31 does.
-            fallbacks = [node for node in session.assigned() or () if node.provider == CPU]
+            fallbacks = [node for node in session.assigned() if node.provider == CPU]
             if fallbacks and CPU not in ort_names(active_of(session.resolutions)):
                 raise not_all_on(path, session.resolutions, opened_facts(path, session, session.resolutions))
             for pin, entry in product(pins, session.resolutions):
@@ -164,7 +164,7 @@ def _check_order(chain: Sequence[Resolution]) -> None:
 
 
 def _open_quiet(path: Path, active: Sequence[Resolution], opening: Opening) -> Session:
-    """Open the session. If a provider would fill the log in every run, the log is taken from a first session."""
+    """Open the session. If a provider would fill the log in every run, the log is that of a first session."""
     if not opening.observe or not any(resolution.provider.logs_runs for resolution in active):
         return open_native(path, active, opening)
     listing = open_native(path, active, opening)
@@ -197,14 +197,14 @@ def idle_providers(session: Session, model: ModelFile) -> tuple[str, ...]:
     A node of the file that is in the plan but in no list of `Session.assigned` counts as assigned to them, because
     these lists may lack nodes of any provider but CPU.
     """
-    listed = {node.name: node.provider for node in session.assigned() or ()}
+    listed = {node.name: node.provider for node in session.assigned()}
     planned = {name for stream in session.plan or () for name in stream}
     unlisted = any(node.name in planned and node.name not in listed for node in model.nodes)
     if unlisted or not listed:
         return ()
-    taken = set(listed.values())
+    used = set(listed.values())
     return tuple(
-        entry.provider.name for entry in active_of(session.resolutions) if entry.provider.ort_name not in taken | {CPU}
+        entry.provider.name for entry in active_of(session.resolutions) if entry.provider.ort_name not in used | {CPU}
     )
 
 

@@ -22,6 +22,8 @@ from partita.runtime.place.model_file import all_nodes, graph_node
 
 LAYER = "layer_ann"
 """Key of the node metadata for ONNX Runtime's layer rules."""
+MARK = "partita_pin_"
+"""Layer name of pinned nodes, up to the index of the pin."""
 RULES = "session.layer_assignment_settings"
 NEEDED = (1, 27)
 """First version with layer assignment; older versions ignore the key."""
@@ -44,10 +46,10 @@ class Pin:
 
     def covers(self, module: str) -> bool:
         """Whether the parts of the pin are consecutive parts of the module path."""
-        wanted, parts = self.module.split("."), module.split(".")
+        patterns, parts = self.module.split("."), module.split(".")
         return any(
-            all(map(_part_matches, wanted, parts[start : start + len(wanted)]))
-            for start in range(len(parts) - len(wanted) + 1)
+            all(map(_part_matches, patterns, parts[start : start + len(patterns)]))
+            for start in range(len(parts) - len(patterns) + 1)
         )
 
 
@@ -116,14 +118,9 @@ def pinned_opening(path: Path, opening: Opening, pins: Sequence[Pin]) -> tuple[O
             f"`pins` needs ONNX Runtime {NEEDED[0]}.{NEEDED[1]} or newer; {version} ignores pins; "
             "install a newer version"
         )
-    rules = "; ".join(f"{pin.provider.ort_name}(={_mark(index)})" for index, pin in enumerate(pins))
+    rules = "; ".join(f"{pin.provider.ort_name}(={MARK}{index})" for index, pin in enumerate(pins))
     model, marks = marked_model(opening.model or path, pins)
     return replace(opening, model=model, config={**opening.config, RULES: rules}), marks
-
-
-def _mark(index: int) -> str:
-    """Layer name of the nodes of the pin with this index."""
-    return f"partita_pin_{index}"
 
 
 def marked_model(source: bytes | Path, pins: Sequence[Pin]) -> tuple[bytes, Marks]:
@@ -148,7 +145,7 @@ def marked_model(source: bytes | Path, pins: Sequence[Pin]) -> tuple[bytes, Mark
                 both = f"`pins={first.text}` and `pins={second.text}`"
                 raise UsageError(f"{both} both match {module}; pin it once")
         if claims:
-            node.metadata_props.append(onnx.StringStringEntryProto(key=LAYER, value=_mark(claims[0])))
+            node.metadata_props.append(onnx.StringStringEntryProto(key=LAYER, value=f"{MARK}{claims[0]}"))
             marks[node.name] = pins[claims[0]]
     for index, pin in enumerate(pins):
         if index not in matched:
@@ -178,13 +175,13 @@ def check_pins(session: Session, marks: Marks) -> dict[str, str]:
     Raises ProviderError for a pinned node on another provider. Nodes that were optimised away do not count. The node
     lists may lack nodes of any provider but CPU (see `Session.assigned`).
     """
-    listed = {node.name: node.provider for node in session.assigned() or ()}
+    listed = {node.name: node.provider for node in session.assigned()}
     planned = {name for stream in session.plan or () for name in stream}
-    left = {name: name for name in marks.pins if name in listed or name in planned}
-    left |= _fused(marks, left, listed)
-    left |= _fused(marks, set(left.values()), planned - listed.keys())
+    remaining = {name: name for name in marks.pins if name in listed or name in planned}
+    remaining |= _fused(marks, remaining, listed)
+    remaining |= _fused(marks, set(remaining.values()), planned - listed.keys())
     for pin in {pin.text: pin for pin in marks.pins.values()}.values():
-        pinned = sorted(name for name, marked in left.items() if marks.pins[marked] == pin)
+        pinned = sorted(name for name, marked in remaining.items() if marks.pins[marked] == pin)
         otherwise = UNLISTED if pin.provider.ort_name == CPU else pin.provider.ort_name
         wrong = [name for name in pinned if listed.get(name, otherwise) != pin.provider.ort_name]
         if wrong or not pinned:
@@ -194,14 +191,14 @@ def check_pins(session: Session, marks: Marks) -> dict[str, str]:
                 f"`pins={pin.text}` was not honoured: {found}; "
                 f"{pin.provider.name} has no kernel for them, or they were fused with other nodes"
             )
-    kept = {*left, *left.values()}
-    return {name: marks.pins[left.get(name, name)].text for name in kept}
+    pinned_nodes = {*remaining, *remaining.values()}
+    return {name: marks.pins[remaining.get(name, name)].text for name in pinned_nodes}
 
 
-def _fused(marks: Marks, left: Collection[str], names: Collection[str]) -> dict[str, str]:
-    """Nodes of `names` that were fused from marked nodes outside `left`, with their marked nodes.
+def _fused(marks: Marks, remaining: Collection[str], names: Collection[str]) -> dict[str, str]:
+    """Nodes of `names` that were fused from marked nodes outside `remaining`, with their marked nodes.
 
     ONNX Runtime fuses before it assigns: of a MatMul with a bias, only `<MatMul>/MatMulAddFusion` is listed.
     """
     found = {name: marked for name in names if (marked := marks.marked_source(name)) is not None}
-    return {name: marked for name, marked in found.items() if marked not in left}
+    return {name: marked for name, marked in found.items() if marked not in remaining}

@@ -97,9 +97,9 @@ class DefaultChain:
 
 def check(resolutions: Sequence[Resolution], *, timeout_seconds: float = TIMEOUT_SECONDS) -> tuple[Check, ...]:
     """Check every active resolution, in parallel on the available cores; other resolutions are returned unchanged."""
-    tried = [resolution for resolution in resolutions if resolution.status == "active"]
-    outcomes = examine([request_of(entry) for entry in tried], timeout_seconds=timeout_seconds)
-    judged = {id(entry): judge(entry, outcome) for entry, outcome in zip(tried, outcomes, strict=True)}
+    active = [resolution for resolution in resolutions if resolution.status == "active"]
+    outcomes = examine([request_of(entry) for entry in active], timeout_seconds=timeout_seconds)
+    judged = {id(entry): judge(entry, outcome) for entry, outcome in zip(active, outcomes, strict=True)}
     return tuple(judged.get(id(entry)) or Check(entry, None, None) for entry in resolutions)
 
 
@@ -241,16 +241,16 @@ def best_chain(available_ort_names: Collection[str], checks: Sequence[Check] = (
     skipped: list[Resolution] = []
     for resolution in candidates(available_ort_names):
         name = resolution.provider.name
-        tried = known.get(name) or check([resolution])[0]
-        if tried.usable and not tried.software:
+        checked = known.get(name) or check([resolution])[0]
+        if checked.usable and not checked.software:
             parts = [
                 *(f"{other} {reason}" for other, reason in failed.items()),
                 f"{name} is usable; so {name}, then cpu",
             ]
             return DefaultChain((resolution.provider, cpu), "; ".join(parts), tuple(skipped))
-        skipped += [] if tried.usable else [tried.resolution]
-        reason = f"could not start ({tried.resolution.reason})"
-        failed[name] = "is usable, but only on the CPU: there is no GPU" if tried.usable else reason
+        skipped += [] if checked.usable else [checked.resolution]
+        reason = f"could not start ({checked.resolution.reason})"
+        failed[name] = "is usable, but only on the CPU: there is no GPU" if checked.usable else reason
     absent = [entry.name for entry in known_providers().values() if entry.rank > 1 and entry.name not in failed]
     parts = [f"{name} {reason}" for name, reason in failed.items()]
     parts += [f"{listing(absent)}: not in this build"] if absent else []
@@ -291,15 +291,15 @@ def run_examination(
     return found
 
 
-def _probe(wanted: Mapping[str, Any], found: dict[str, Any], reached: Callable[[str], object]) -> None:
+def _probe(provider: Mapping[str, Any], found: dict[str, Any], reached: Callable[[str], object]) -> None:
     """Register the provider's plugin library, if any, and run the model on the provider alone."""
     import numpy as np
 
     from partita.runtime.ort import registry
 
-    name, library = wanted["ort_name"], wanted.get("library")
+    name, library = provider["ort_name"], provider.get("library")
     reached("load")
-    if wanted.get("preload"):
+    if provider.get("preload"):
         registry.preload_libraries()
     if library:
         offered = registry.register_library(name, library)
@@ -312,8 +312,8 @@ def _probe(wanted: Mapping[str, Any], found: dict[str, Any], reached: Callable[[
     outputs, found["options"] = registry.run_alone(
         PROBE_MODEL,
         name,
-        wanted.get("options", {}),
-        prefix=wanted.get("option_prefix", ""),
+        provider.get("options", {}),
+        prefix=provider.get("option_prefix", ""),
         plugin=bool(library),
         feed={"x": np.array(FEED, np.float32)},
     )

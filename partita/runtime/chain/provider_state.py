@@ -239,19 +239,15 @@ def settle(chain: Sequence[Resolution], session: Session) -> tuple[Resolution, .
 
 def settled_chain(chain: Sequence[Resolution], session: Session) -> tuple[Resolution, ...]:
     """The state of every provider of the chain in an open session."""
-    return tuple(
-        without_backend(settle_one(resolution, session.registered, session.log, chain), session) for resolution in chain
-    )
+    return tuple(settle_one(resolution, session, chain) for resolution in chain)
 
 
-def settle_one(
-    resolution: Resolution, names: Sequence[str], log: tuple[str, ...], chain: Sequence[Resolution]
-) -> Resolution:
-    """The state of one provider: not registered (absent from `names`), dropped for this model, or active."""
-    provider = resolution.provider
+def settle_one(resolution: Resolution, session: Session, chain: Sequence[Resolution]) -> Resolution:
+    """The state of one provider: not registered, dropped for this model, registered without its backend, or active."""
+    provider, log = resolution.provider, session.log
     if resolution.status != "active":
         return resolution
-    if provider.ort_name not in names:
+    if provider.ort_name not in session.registered:
         others = {entry.provider.name for entry in chain} - {provider.name}
         named = [(line, set(LIBRARY.findall(line))) for line in log]
         own = tuple(line for line, found in named if provider.name in found or not others & found)
@@ -262,16 +258,8 @@ def settle_one(
         if dropped and dropped["provider"] == provider.ort_name:
             reason = Failure(DROPPED.reason, one_line(line[dropped.start() :]), OTHER_OPSET)
             return unavailable(resolution, reason)
+    if provider.compiles and not any(node.provider == provider.ort_name for node in session.assigned()):
+        # A compiling provider may be registered without its backend, run no nodes, and only log the reason (QNN).
+        backend = explain(provider, [*complaints(log), *headless(log)])
+        return resolution if backend.reason == "initialisation_failed" else unavailable(resolution, backend)
     return resolution
-
-
-def without_backend(resolution: Resolution, session: Session) -> Resolution:
-    """A compiling provider may be registered without its backend, run no nodes, and only log the reason (QNN)."""
-    provider = resolution.provider
-    if resolution.status != "active" or not provider.compiles:
-        return resolution
-    listed = session.assigned()
-    if listed is None or any(node.provider == provider.ort_name for node in listed):
-        return resolution
-    reason = explain(provider, [*complaints(session.log), *headless(session.log)])
-    return resolution if reason.reason == "initialisation_failed" else unavailable(resolution, reason)

@@ -68,7 +68,13 @@ def _rehearse(where: str, runner: Runner, text: Sequence[int], *, rounds: bool) 
     if np.isnan(whole).any() or not all(np.isfinite(logits.max()) for logits in whole):
         return contract.appends_chunks  # the error is raised for the user's own text
     if runner.graph("prefill").graph.sequence_length == 1 and not contract.rereads:
-        _check_sees(where, runner, text, whole[-1])
+        found = _logits(runner, [text[-1], *text[1:]], len(text), first=len(text))[-1]
+        if np.array_equal(found, whole[-1]):
+            raise PackageError(
+                f"{where}: two texts of {len(text)} tokens with different beginnings have the same logits, so "
+                f"{_suspects(contract)} interpreted wrongly",
+                remedy=LOOK,
+            )
     with contextlib.suppress(GenerationError):  # some operators support no mask with gaps
         _check_mask(where, runner, text)
     if contract.rereads:
@@ -182,32 +188,16 @@ def _check_mask(where: str, runner: Runner, text: Sequence[int]) -> None:
         return
     texts = [[first, *[text[1]] * (size - 1)] for first in (text[0], text[2])]
     only_first = [1] + [0] * (size - 1)
-    one, other = (_masked(runner, tokens, only_first) for tokens in texts)
+    one, other = (_read(runner, tokens, [size - 1], only_first)[0] for tokens in texts)
     if not np.isfinite(one).all() or not np.isfinite(other).all() or not np.array_equal(one, other):
         return
-    one, other = (_masked(runner, tokens, [0] * size) for tokens in texts)
+    one, other = (_read(runner, tokens, [size - 1], [0] * size)[0] for tokens in texts)
     if np.isfinite(one).all() and np.isfinite(other).all() and _differ(one, other) > CLOSE:
         raise PackageError(
             f"{where}/{graph.file}: the input {mask.name!r} hides tokens where it is 1; Partita needs a mask "
             "that is 1 for visible tokens",
             remedy=OTHER_MASK,
         )
-
-
-def _check_sees(where: str, runner: Runner, text: Sequence[int], last: Logits) -> None:
-    """Raise PackageError for a graph of one token per step whose logits do not depend on the first token of a text."""
-    found = _logits(runner, [text[-1], *text[1:]], len(text), first=len(text))[-1]
-    if np.array_equal(found, last):
-        raise PackageError(
-            f"{where}: two texts of {len(text)} tokens with different beginnings have the same logits, so "
-            f"{_suspects(runner.contract)} interpreted wrongly",
-            remedy=LOOK,
-        )
-
-
-def _masked(runner: Runner, tokens: Sequence[int], mask: Sequence[int]) -> Logits:
-    """Logits [vocab] after the last of `tokens`, which begin a text, with these mask values."""
-    return _read(runner, tokens, [len(tokens) - 1], mask)[0]
 
 
 def _read(

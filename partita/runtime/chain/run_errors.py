@@ -79,11 +79,10 @@ def failed_run_error(
     message = found[3] if found else error_text
     about_sizes = SIZES.search(message) is not None and not LACKS.search(message)
     active = [entry.provider for entry in session.resolutions if entry.status == "active"]
-    listed = session.assigned()
     known = None
-    if found and listed is not None and any(found[2] in stream for stream in session.plan or ()):
+    if found and any(found[2] in stream for stream in session.plan or ()):
         # Lists may lack nodes of other providers than CPU.
-        known = next((node.provider for node in listed if node.name == found[2]), active[0].ort_name)
+        known = next((node.provider for node in session.assigned() if node.name == found[2]), active[0].ort_name)
     others = [each.ort_name for each in active if each.ort_name != CPU]
     provider = known or (others[0] if len(others) == 1 else None)
     runs = runs_on_cpu() if provider not in (None, CPU) else False
@@ -158,7 +157,7 @@ def crashed_in_run(model: OnnxModel, how: str, given: Collection[str]) -> Genera
     )
 
 
-def failure_notes(done: int, wanted: int, error: PartitaError | None) -> tuple[str, ...]:
+def failure_notes(done: int, runs: int, error: PartitaError | None) -> tuple[str, ...]:
     """The note for a failed run."""
     if error is None:
         return ()
@@ -167,15 +166,15 @@ def failure_notes(done: int, wanted: int, error: PartitaError | None) -> tuple[s
         how = "was interrupted"
     elif isinstance(error, RunLateError):
         how = "did not end"
-    return (f"run {done + 1} of {wanted} {how}, so measurements of complete runs are missing: {error}",)
+    return (f"run {done + 1} of {runs} {how}, so measurements of complete runs are missing: {error}",)
 
 
-def late_notes(done: int, wanted: int, seconds: float, *, left: bool) -> tuple[str, ...]:
+def late_notes(done: int, runs: int, seconds: float, *, still_running: bool) -> tuple[str, ...]:
     """The note for a run that exceeded the time limit after complete runs; none without complete runs."""
     if not done:
         return ()
     lost = "; times of nodes and copies are missing because ONNX Runtime writes its profile after the last run"
     return (
-        f"run {done + 1} of {wanted} exceeded the time limit of {seconds:g} s (`run_seconds`), "
-        f"so the measurements are of {plural(done, 'run')}{lost if left else ''}",
+        f"run {done + 1} of {runs} exceeded the time limit of {seconds:g} s (`run_seconds`), "
+        f"so the measurements are of {plural(done, 'run')}{lost if still_running else ''}",
     )

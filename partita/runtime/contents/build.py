@@ -115,14 +115,8 @@ def _model(folder: Path, manifest: Manifest | None) -> ModelFacts:
         )
     config = read_json(folder / "config.json")
     listed = config.get("architectures")
-    return ModelFacts(
-        model_type=_text(config.get("model_type")),
-        architecture=_text(listed[0]) if isinstance(listed, list) and listed else None,
-        parameters=None,
-        precision=None,
-        attention=None,
-        layout=None,
-    )
+    architecture = _text(listed[0]) if isinstance(listed, list) and listed else None
+    return ModelFacts(model_type=_text(config.get("model_type")), architecture=architecture)
 
 
 def _text(value: object) -> str | None:
@@ -153,12 +147,12 @@ def _cache(manifest: Manifest | None) -> CacheFacts | None:
 
 def _weights(read: Sequence[ReadGraph]) -> WeightFacts:
     """Stored tensors by type; a tensor shared by several graphs counts once."""
-    kept: dict[object, TensorEntry] = {}
+    tensors: dict[object, TensorEntry] = {}
     for graph in read:
         for tensor in graph.tensors:
-            kept.setdefault(tensor.identity, tensor)
+            tensors.setdefault(tensor.identity, tensor)
     kinds: dict[str, list[TensorEntry]] = {}
-    for tensor in kept.values():
+    for tensor in tensors.values():
         kinds.setdefault(tensor.dtype, []).append(tensor)
     rows = [
         WeightKind(
@@ -169,7 +163,7 @@ def _weights(read: Sequence[ReadGraph]) -> WeightFacts:
         )
         for dtype, listed in kinds.items()
     ]
-    largest = sorted(kept.values(), key=lambda tensor: -tensor.size_bytes)[:LARGEST]
+    largest = sorted(tensors.values(), key=lambda tensor: -tensor.size_bytes)[:LARGEST]
     return WeightFacts(
         size_bytes=sum(row.size_bytes for row in rows),
         kinds=tuple(sorted(rows, key=lambda row: (-row.size_bytes, row.dtype))),
@@ -211,14 +205,9 @@ def _provenance(folder: Path, manifest: Manifest | None) -> Provenance:
         config = read_json(folder / "config.json")
         version = _text(config.get("transformers_version"))
         return Provenance(
-            created=None,
             checkpoint=_text(config.get("_name_or_path")),
             dtype=_text(config.get("torch_dtype", config.get("dtype"))),
-            source_files=(),
             toolchain={} if version is None else {"transformers": version},
-            target=None,
-            verification=None,
-            quality=None,
         )
     source, quality, target = manifest.source, manifest.quality, manifest.target
     measured = None
@@ -269,12 +258,14 @@ def tokenizer_of(folder: Path, kind: str | None) -> TokenizerFacts:
     if kind is None:
         kind = "transformers" if set(files) - {"chat_template.jinja"} else "none"
         kind = "tokenizers" if "tokenizer.json" in files else kind
+    tokens = {name: config.get(name) for name in SPECIAL}  # strings, or records with their text
+    texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in tokens.items()}
     return TokenizerFacts(
         kind=kind,
         files=files,
         model=model["type"] if isinstance(model.get("type"), str) else None,
         vocabulary=_vocabulary(model, tokenizer.get("added_tokens")),
-        special={name: token for name in SPECIAL if (token := _token(config.get(name)))},
+        special={name: text for name, token in texts.items() if (text := _text(token))},
         chat_template=bool(config.get("chat_template")) or "chat_template.jinja" in files,
     )
 
@@ -290,13 +281,6 @@ def _vocabulary(model: Mapping[str, Any], added: Any) -> int | None:
         return None
     entries = added if isinstance(added, list) else ()
     return len(names | {entry.get("content") for entry in entries if isinstance(entry, dict)})
-
-
-def _token(value: Any) -> str:
-    """The text of a special token, which is a string or a record with its text."""
-    if isinstance(value, dict):
-        value = value.get("content")
-    return value if isinstance(value, str) else ""
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -73,7 +73,9 @@ def make_huge(memory: Sequence[Range]) -> int:
     if madvise is None:
         return 0
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return sum(size for first, size in runs(blocks) if madvise(first, size, COLLAPSE) == 0)
+    breaks = [at for at in range(1, len(blocks)) if blocks[at] != blocks[at - 1] + HUGE]
+    runs = [(blocks[first], (end - first) * HUGE) for first, end in pairwise((0, *breaks, len(blocks)))]
+    return sum(size for address, size in runs if madvise(address, size, COLLAPSE) == 0)
 
 
 def added_ranges(before: Sequence[Range], now: Sequence[Range]) -> list[Range]:
@@ -103,14 +105,3 @@ def full_blocks(memory: Range) -> list[int]:
         return []
     full = (entries & PRESENT != 0).reshape(count, -1).all(axis=1)
     return [first + int(place) * HUGE for place in np.flatnonzero(full)]
-
-
-def runs(blocks: Sequence[int]) -> list[tuple[int, int]]:
-    """Address and size of each run of adjacent blocks."""
-    found: list[tuple[int, int]] = []
-    for block in blocks:
-        if found and sum(found[-1]) == block:
-            found[-1] = (found[-1][0], found[-1][1] + HUGE)
-        else:
-            found.append((block, HUGE))
-    return found

@@ -46,7 +46,10 @@ def set_up(
     cpu = next((entry for entry in active if entry.provider.ort_name == CPU), None)
     if cpu is None:
         return opening, None
-    spinning, spinning_why = _spinning(cpu.options.get("spinning"), cores.is_oversubscribed(threads))
+    spinning = not cores.is_oversubscribed(threads)
+    spinning_reason: Literal["option", "default", "crowded"] = "default" if spinning else "crowded"
+    if "spinning" in cpu.options:
+        spinning, spinning_reason = cpu.options["spinning"] == "1", "option"
     # Other providers may not support packing with several threads.
     packing = len(active) == 1 and cpu.options.get("parallel_packing") != "0"
     stopping = spinning and cpu.options.get("spinning_after") == "0"
@@ -65,7 +68,7 @@ def set_up(
         cores=cores.allowed,
         quota=cores.quota,
         spinning=spinning,
-        spinning_reason=spinning_why,
+        spinning_reason=spinning_reason,
         integer_unit=integer_unit(),
         attention=choice,
     )
@@ -123,13 +126,6 @@ def will_repeat(session: Session) -> float:
     seconds = time.perf_counter() - began
     session.cpu = session.cpu.model_copy(update={"huge_page_bytes": huge, "huge_page_seconds": round(seconds, 4)})
     return seconds
-
-
-def _spinning(value: str | None, crowded: bool) -> tuple[bool, Literal["option", "default", "crowded"]]:
-    """Whether threads spin while they wait for work, and why."""
-    if value is not None:
-        return value == "1", "option"
-    return (False, "crowded") if crowded else (True, "default")
 
 
 def _attention_choice(

@@ -24,8 +24,8 @@ from partita.observations.names import CPU
 from partita.runtime.ort.buffers import (
     HOST_MEMORY,
     NATIVE_ERRORS,
+    POINTED,
     Buffer,
-    BufferRows,
     host_buffer,
     keeper_model,
     made_buffer,
@@ -74,17 +74,20 @@ def remove_notes() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class FreshMemory:
-    """The memory in which ONNX Runtime allocates an output."""
+class PortMemory:
+    """The memory of an input or output, independent of its session."""
 
     memory: str
     """Memory info name, e.g. Cuda."""
-    device: str = "cpu"
-    """ONNX Runtime's name of the device."""
     device_id: int = 0
 
+    @property
+    def device(self) -> str:
+        """ONNX Runtime's name of the device."""
+        return POINTED.get(self.memory, "gpu")
 
-ON_HOST = FreshMemory(HOST_MEMORY)
+
+ON_HOST = PortMemory(HOST_MEMORY)
 
 
 DEFAULT_GRAPH, NOT_RECORDED = "0", "-1"
@@ -102,11 +105,6 @@ def _run_options(graph: str) -> Any:
     options.log_severity_level = FATAL
     options.add_run_config_entry("gpu_graph_id", graph)
     return options
-
-
-def _place(buffer: Buffer, part: BufferRows) -> tuple[str, int, int, tuple[int, ...], int]:
-    """Device, its number, element type, shape and address of a part of a buffer."""
-    return part.device, buffer.device_id, dtypes.dtype_named(buffer.dtype).number, part.shape, part.address
 
 
 class Binding:
@@ -131,7 +129,8 @@ class Binding:
         self._run_log = run_log or RunLog()
         self._recorded: int | None = None
         self._replaying: Any = None
-        self._outputs: list[str] = []
+        self._outputs: dict[str, None] = {}
+        """Names of bound outputs, in their order."""
         self._fresh: dict[str, str] = {}
         """Outputs that ONNX Runtime allocates, and their memory."""
         self.buffers: dict[str, Buffer] = {}
@@ -148,7 +147,7 @@ class Binding:
     def bind_output(self, name: str, buffer: Buffer) -> None:
         """Write output `name` into `buffer` in every run."""
         self._bind(self._io.bind_ortvalue_output, self._io.bind_output, name, buffer)
-        self._add_output(name)
+        self._outputs[name] = None
 
     def _bind(self, whole: Any, part: Any, name: str, buffer: Buffer) -> None:
         """Bind a buffer with `whole`, or a part of another buffer with `part`."""
@@ -156,22 +155,19 @@ class Binding:
             if buffer.part is None:
                 whole(name, buffer.value)
             else:
-                part(name, *_place(buffer, buffer.part))
+                rows, element = buffer.part, dtypes.dtype_named(buffer.dtype).number
+                part(name, rows.device, buffer.device_id, element, rows.shape, rows.address)
         except NATIVE_ERRORS as error:
             raise run_error(self._file, error) from error
         self.buffers[name] = buffer
 
-    def _add_output(self, name: str) -> None:
-        if name not in self._outputs:
-            self._outputs.append(name)
-
-    def bind_fresh_output(self, name: str, where: FreshMemory = ON_HOST) -> None:
+    def bind_fresh_output(self, name: str, where: PortMemory = ON_HOST) -> None:
         """Let ONNX Runtime allocate output `name` in every run, or in the next if its size changes."""
         try:
             self._io.bind_output(name, where.device, where.device_id)
         except NATIVE_ERRORS as error:
             raise run_error(self._file, error) from error
-        self._add_output(name)
+        self._outputs[name] = None
         self._fresh[name] = where.memory
 
     def allocated(self) -> dict[str, Buffer]:

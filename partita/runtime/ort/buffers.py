@@ -301,14 +301,11 @@ def read_adapter(path: Path, remedy: Remedy = FROM_CHECKPOINT) -> dict[str, tupl
     """The values of an adapter file with their shapes, in host memory. Raises PackageError if it is damaged."""
     try:
         adapter = ort.AdapterFormat.read_adapter(str(path))
-        return {name: _buffer(value) for name, value in adapter.get_parameters().items()}
+        found = {}
+        for name, value in adapter.get_parameters().items():
+            buffer = host_buffer(value.shape(), TYPES[value.data_type()])
+            buffer.host[...] = value.numpy()  # a copy, because the value's memory belongs to its file
+            found[name] = buffer, tuple(value.shape())
+        return found
     except FAILURES as error:
         raise PackageError(f"{path}: damaged ({str(error).splitlines()[0][:200]})", remedy=remedy) from error
-
-
-def _buffer(value: Any) -> tuple[Buffer, tuple[int, ...]]:
-    """A numpy copy of a value, because the value's memory belongs to its file."""
-    dtype, shape = TYPES[value.data_type()], tuple(value.shape())
-    buffer = host_buffer(shape, dtype)
-    buffer.host[...] = value.numpy()
-    return buffer, shape

@@ -22,25 +22,18 @@ EVENT_NAME = re.compile(r'("name"\s*:\s*")(.*?)("\s*,\s*"args"\s*:\s*\{)', re.DO
 CONTROL = re.compile(r"[\x00-\x1f]")
 
 
-def parse_plan(text: str) -> tuple[tuple[str, ...], ...] | None:
-    """Node names per stream of a plan file; None if invalid.
+def parse_plan(text: str) -> tuple[tuple[tuple[str, ...], ...] | None, tuple[str, ...] | None]:
+    """Node names and the device type number (0: CPU) of each stream of a plan file; None if invalid or missing.
 
     For a graph without nodes, ONNX Runtime writes only the plan type, without streams: an empty plan.
     """
     try:
         plan = json.loads(text)
         streams = plan["streams"] if "streams" in plan or "devices" in plan or "type" not in plan else ()
-        return tuple(tuple(str(name) for name in stream) for stream in streams)
+        devices = tuple(map(str, plan["devices"])) if "devices" in plan else None
+        return tuple(tuple(str(name) for name in stream) for stream in streams), devices
     except (json.JSONDecodeError, KeyError, TypeError):
-        return None
-
-
-def parse_plan_devices(text: str) -> tuple[str, ...] | None:
-    """Device type number per stream of a plan file (0: CPU); None if missing."""
-    try:
-        return tuple(str(device) for device in json.loads(text)["devices"])
-    except (json.JSONDecodeError, KeyError, TypeError):
-        return None
+        return None, None
 
 
 def parse_profile(text: str, runs: Sequence[tuple[str, int]]) -> tuple[tuple[NodeEvent, ...], tuple[RunWindow, ...]]:
@@ -84,7 +77,8 @@ def _profile_entries(text: str) -> list[dict[str, Any]]:
     """
     entries = _json_list(text)
     if entries is None or any(CONTROL.search(str(entry.get("name"))) for entry in entries):
-        entries = _json_list(EVENT_NAME.sub(_escaped, text)) or entries
+        escaped = EVENT_NAME.sub(lambda event: f"{event[1]}{json.dumps(event[2])[1:-1]}{event[3]}", text)
+        entries = _json_list(escaped) or entries
     return entries or []
 
 
@@ -95,11 +89,6 @@ def _json_list(text: str) -> list[dict[str, Any]] | None:
     except json.JSONDecodeError:
         return None
     return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else None
-
-
-def _escaped(event: re.Match[str]) -> str:
-    """The name of an event, escaped for JSON."""
-    return f"{event[1]}{json.dumps(event[2])[1:-1]}{event[3]}"
 
 
 def unread_profile(steps: int, windows: Sequence[RunWindow]) -> tuple[str, ...]:
@@ -124,6 +113,11 @@ def _node_events(nodes: Sequence[dict[str, Any]], windows: Sequence[RunWindow]) 
 def _node_event(entry: Mapping[str, Any], run: int, order: int) -> NodeEvent:
     """One profile entry as a fact."""
     arguments = entry["args"]
+    # `{"float": [1, 12]}` as float32[1,12]
+    shapes = [
+        ", ".join(f"{dtypes.usual(dtype)}[{','.join(map(str, sizes))}]" for dtype, sizes in tensor.items())
+        for tensor in arguments.get("output_type_shape", ())
+    ]
     return NodeEvent(
         run=run,
         order=order,
@@ -133,11 +127,5 @@ def _node_event(entry: Mapping[str, Any], run: int, order: int) -> NodeEvent:
         start_us=int(entry["ts"]),
         host_us=int(entry["dur"]),
         output_bytes=int(arguments.get("output_size", 0)),
-        output_shapes=tuple(_shape_text(tensor) for tensor in arguments.get("output_type_shape", ())),
+        output_shapes=tuple(shapes),
     )
-
-
-def _shape_text(tensor: Mapping[str, Sequence[int]]) -> str:
-    """`{"float": [1, 12]}` as float32[1,12]."""
-    parts = ((dtypes.usual(dtype), ",".join(str(size) for size in shape)) for dtype, shape in tensor.items())
-    return ", ".join(f"{dtype}[{shape}]" for dtype, shape in parts)

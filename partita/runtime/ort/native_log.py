@@ -73,14 +73,12 @@ def _flush_streams(*python: TextIO | None) -> tuple[TextIO, ...]:
 
     A stream that cannot be flushed reports its error at its next write, or at exit.
     """
-    return tuple(stream for stream in python if stream is not None and _flush(stream))
-
-
-def _flush(stream: TextIO) -> bool:
-    with suppress(OSError, ValueError):  # ValueError: closed by other code
-        stream.flush()
-        return True
-    return False
+    flushed = []
+    for stream in filter(None, python):
+        with suppress(OSError, ValueError):  # ValueError: closed by other code
+            stream.flush()
+            flushed.append(stream)
+    return tuple(flushed)
 
 
 class RunLog:

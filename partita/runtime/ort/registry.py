@@ -208,31 +208,20 @@ def unpacks_weights(model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> bool:
     import onnx
 
     with TemporaryDirectory() as folder:
-        optimised = Path(folder) / "optimised.onnx"
-        if any(UNPACKED in line for line in _lines_of_run(model, sizes, optimised)):
-            return True
-        return any(node.op_type == RESTORES for node in onnx.load(optimised).graph.node)
-
-
-def _lines_of_run(model: bytes, sizes: Mapping[str, tuple[int, ...]], optimised: Path) -> tuple[str, ...]:
-    """The log at INFO of opening and running `model`; the optimised graph is written to `optimised`."""
-    options: Any = ort.SessionOptions()
-    options.log_severity_level = INFO
-    options.optimized_model_filepath = str(optimised)
-    with captured_output() as captured:
-        ort.set_default_logger_severity(INFO)
-        try:
-            session = ort.InferenceSession(model, options, providers=[CPU])
-            session.run(None, {port.name: _zeros(port, sizes[port.name]) for port in session.get_inputs()})
-        finally:
-            ort.set_default_logger_severity(WARNING)
-    return captured.lines
-
-
-def _zeros(port: Any, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """An input of zeros."""
-    kinds = {"tensor(int64)": np.int64, "tensor(float16)": np.float16}
-    return np.zeros(shape, kinds.get(port.type, np.float32))
+        options: Any = ort.SessionOptions()
+        options.log_severity_level = INFO
+        options.optimized_model_filepath = str(Path(folder) / "optimised.onnx")
+        kinds = {"tensor(int64)": np.int64, "tensor(float16)": np.float16}
+        with captured_output() as captured:
+            ort.set_default_logger_severity(INFO)
+            try:
+                session = ort.InferenceSession(model, options, providers=[CPU])
+                ports = session.get_inputs()
+                session.run(None, {p.name: np.zeros(sizes[p.name], kinds.get(p.type, np.float32)) for p in ports})
+            finally:
+                ort.set_default_logger_severity(WARNING)
+        optimised = onnx.load(options.optimized_model_filepath).graph
+    return any(UNPACKED in line for line in captured.lines) or any(node.op_type == RESTORES for node in optimised.node)
 
 
 HANDLERS = {"unpacks_weights": unpacks_weights}

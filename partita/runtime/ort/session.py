@@ -23,9 +23,8 @@ from partita.observations.facts import AssignedNode
 from partita.observations.names import CPU
 from partita.providers.cuda_dry_run.stub_build import BUILD_VARIABLE
 from partita.providers.resolve import Resolution
-from partita.runtime.ort.binding import ON_HOST, Binding, FreshMemory
+from partita.runtime.ort.binding import ON_HOST, Binding, PortMemory
 from partita.runtime.ort.buffers import (
-    CUDA_MEMORY,
     HOST_MEMORY,
     NATIVE_ERRORS,
     Buffer,
@@ -34,7 +33,7 @@ from partita.runtime.ort.buffers import (
     keeper_model,
 )
 from partita.runtime.ort.errors import ESCAPES
-from partita.runtime.ort.evidence import parse_plan, parse_plan_devices
+from partita.runtime.ort.evidence import parse_plan
 from partita.runtime.ort.native_log import FATAL, CapturedLog, RunLog, captured_output
 from partita.runtime.ort.registry import STRICT_KEY, preload_libraries, provider_options
 from partita.runtime.place.model_file import all_tensors
@@ -137,23 +136,26 @@ class Session:
         self.profiling = opening.observe
         self._native, self._cleanup = native, cleanup
         self._keepers: dict[tuple[str, int] | bytes, Any] = {}
-        self._assigned = _assigned_nodes(native)
-        self._inputs_in = _places(native.get_inputs(), native.get_input_memory_infos())
-        self._outputs_in = _places(native.get_outputs(), native.get_output_memory_infos())
-        self.plan = None if plan is None else parse_plan(plan)
-        self.plan_devices = None if plan is None else parse_plan_devices(plan)
+        self._assigned = tuple(
+            AssignedNode(node.name, node.op_type, node.domain, part.ep_name, index)
+            for index, part in enumerate(native.get_provider_graph_assignment_info())
+            for node in part.get_nodes()
+        )
+        self._inputs_in = _memories(native.get_inputs(), native.get_input_memory_infos())
+        self._outputs_in = _memories(native.get_outputs(), native.get_output_memory_infos())
+        self.plan, self.plan_devices = (None, None) if plan is None else parse_plan(plan)
         if not opening.observe:
             cleanup()
 
     @property
     def inputs(self) -> tuple[PortInfo, ...]:
         """Required inputs, in the order of the file."""
-        return tuple(_port_info(port) for port in self._native.get_inputs())
+        return tuple(PortInfo(port.name, port.type, tuple(port.shape or ())) for port in self._native.get_inputs())
 
     @property
     def outputs(self) -> tuple[PortInfo, ...]:
         """Outputs, in the order of the file."""
-        return tuple(_port_info(port) for port in self._native.get_outputs())
+        return tuple(PortInfo(port.name, port.type, tuple(port.shape or ())) for port in self._native.get_outputs())
 
     def failure_of_run(self, key: str) -> str:
         """ONNX Runtime's error message of a run on ones; empty if it succeeds, or without `key`.
@@ -228,12 +230,10 @@ class Session:
         """Close the session of a second model, if any."""
         self._keepers.pop(model, None)
 
-    def fresh_memory(self, name: str) -> FreshMemory:
+    def fresh_memory(self, name: str) -> PortMemory:
         """The memory for an output that the next run reads as input `name`."""
         place = self._inputs_in[name]
-        if place.memory == HOST_MEMORY or self._owner(place.memory) is None:
-            return ON_HOST
-        return FreshMemory(place.memory, "cuda" if place.memory == CUDA_MEMORY else "gpu", place.device_id)
+        return ON_HOST if self._owner(place.memory) is None else place
 
     def _keeper(self, owner: Resolution, dtype: str, rank: int) -> Any:
         """A small session on a provider, for allocating its memory; one per dtype and rank."""
@@ -241,8 +241,8 @@ class Session:
             self._keepers[dtype, rank] = _inner(keeper_model(dtype, rank), owner)
         return self._keepers[dtype, rank]
 
-    def assigned(self) -> tuple[AssignedNode, ...] | None:
-        """Nodes by provider after partitioning; None if this build has no such list.
+    def assigned(self) -> tuple[AssignedNode, ...]:
+        """Nodes by provider after partitioning.
 
         ONNX Runtime 1.27 omits nodes of a provider that prefers the NHWC layout (WebGPU).
         """
@@ -258,7 +258,7 @@ class Session:
         self.path, self.opening, self.log = path, opening, (*log, *self.log)
         self._assigned = tuple(
             replace(inner, provider=node.provider, subgraph=node.subgraph)
-            for node in self._assigned or ()
+            for node in self._assigned
             for inner in (subgraphs[node.name] if node.op_type == EP_CONTEXT else (node,))
         )
 
@@ -295,10 +295,6 @@ class Session:
         self._cleanup()
         return text
 
-    def abandon(self) -> None:
-        """Leave this session to a run that does not end: `close` will not wait for it or read its profile."""
-        self.profiling = False
-
     def close(self) -> None:
         """End profiling, delete the temporary folder and release the native session. May be called repeatedly.
 
@@ -326,33 +322,10 @@ def _inner(model: bytes, owner: Resolution, *, strict: bool = False) -> Any:
     return ort.InferenceSession(model, options, providers=providers, enable_fallback=0)
 
 
-def _assigned_nodes(native: Any) -> tuple[AssignedNode, ...] | None:
-    """Nodes by provider, from ONNX Runtime's assignment list; None when this build has none."""
-    if not hasattr(native, "get_provider_graph_assignment_info"):
-        return None
-    return tuple(
-        AssignedNode(node.name, node.op_type, node.domain, part.ep_name, index)
-        for index, part in enumerate(native.get_provider_graph_assignment_info())
-        for node in part.get_nodes()
-    )
-
-
-def _port_info(port: Any) -> PortInfo:
-    """One input or output as plain data."""
-    return PortInfo(str(port.name), str(port.type), tuple(port.shape or ()))
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A memory as plain data, independent of its session."""
-
-    memory: str
-    device_id: int
-
-
-def _places(ports: Sequence[Any], infos: Sequence[Any]) -> dict[str, Place]:
+def _memories(ports: Sequence[Any], infos: Sequence[Any]) -> dict[str, PortMemory]:
     """The memory of each port."""
-    return {str(port.name): Place(str(info.name), int(info.device_id)) for port, info in zip(ports, infos, strict=True)}
+    pairs = zip(ports, infos, strict=True)
+    return {str(port.name): PortMemory(str(info.name), int(info.device_id)) for port, info in pairs}
 
 
 def open_native(path: Path, active: Sequence[Resolution], opening: Opening) -> Session:

@@ -82,9 +82,9 @@ def _read_array(text: str, port: ModelPort, path: Path) -> npt.NDArray[Any]:
         array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError, TokenError, OverflowError) as error:
         raise _no_array(text, path, getattr(error, "strerror", None) or unreadable) from error
-    wanted = STRING if port.dtype == STRING else dtypes.storage(port.dtype)
-    if array.dtype.kind != "U" if port.dtype == STRING else array.dtype != np.dtype(wanted):
-        stored = f", stored as {wanted}" if wanted != port.dtype else ""
+    stored_as = STRING if port.dtype == STRING else dtypes.storage(port.dtype)
+    if array.dtype.kind != "U" if port.dtype == STRING else array.dtype != np.dtype(stored_as):
+        stored = f", stored as {stored_as}" if stored_as != port.dtype else ""
         raise UsageError(f"`inputs={text}`: {path} is {array.dtype}, but {port.name} is {port.dtype}{stored}")
     return array
 

@@ -193,8 +193,8 @@ def bytes_for_text(message: Message, path: str = "") -> str | None:
 @functools.cache
 def _fields(kind: Descriptor) -> tuple[tuple[str, bool, bool], ...]:
     """Fields of a message that contain strings or messages: name, whether a string, whether repeated."""
-    wanted = [field for field in kind.fields if field.type in (field.TYPE_STRING, field.TYPE_MESSAGE)]
-    return tuple((field.name, field.type == field.TYPE_STRING, field.is_repeated) for field in wanted)
+    fields = [field for field in kind.fields if field.type in (field.TYPE_STRING, field.TYPE_MESSAGE)]
+    return tuple((field.name, field.type == field.TYPE_STRING, field.is_repeated) for field in fields)
 
 
 def all_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:

@@ -209,15 +209,15 @@ def _name_nodes(proto: onnx.ModelProto) -> Iterator[str]:
         for node in nodes:
             counts["broken"] += CONTROL.search(node.name) is not None
             node.name = CONTROL.sub("_", node.name)
-        taken = {node.name for node in nodes}
+        names_in_use = {node.name for node in nodes}
         seen: set[str] = set()
         for position, node in enumerate(nodes):
             if not node.name or node.name in seen:
                 counts["repeated" if node.name else "unnamed"] += 1
                 node.name = f"{node.name or node.op_type}_{position}"
-                while node.name in taken:
+                while node.name in names_in_use:
                     node.name += "_"
-                taken.add(node.name)
+                names_in_use.add(node.name)
             seen.add(node.name)
     if counts["unnamed"]:
         yield f"{plural(counts['unnamed'], 'node')} without a name in the file: named <operator>_<position> here"

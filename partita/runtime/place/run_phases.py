@@ -196,7 +196,7 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: OpenOption
                 *not_run,
                 *failure_notes(len(steps), where.runs, error),
                 *(
-                    late_notes(len(steps), where.runs, where.run_seconds, left=ran.still_running)
+                    late_notes(len(steps), where.runs, where.run_seconds, still_running=ran.still_running)
                     if ran.timed_out
                     else ()
                 ),
@@ -218,7 +218,7 @@ def _run_session(
     binding = session.binding()
     ran = _run_model(model, shapes, binding, where, partial(session.listening, PHASE))
     if ran.still_running:
-        session.abandon()
+        session.profiling = False  # `close` will not wait for the run or read its profile
     ports = _port_facts(model, session, binding, ran=bool(ran.steps) and not ran.still_running)
     let_go(ran.error)
     if isinstance(ran.error, GenerationError | ProviderError) and not isinstance(ran.error, NOT_FAILED):
@@ -285,7 +285,7 @@ def _run_model(
         return _Ran(tuple(steps), RunInterruptedError(model.path), still_running=is_still_running(step))
     except LateError as late:
         error = None if steps else RunLateError(model, where.run_seconds, where.values)
-        return _Ran(tuple(steps), error, timed_out=True, still_running=late.left)
+        return _Ran(tuple(steps), error, timed_out=True, still_running=late.still_running)
     except RUN_ERRORS as error:
         return _Ran(tuple(steps), error)
     return _Ran(tuple(steps))
@@ -307,7 +307,7 @@ def filled_buffer(
 
 def _port_facts(model: OnnxModel, session: Session, binding: Binding, *, ran: bool) -> tuple[PortFact, ...]:
     """Required memory of inputs and outputs; all are bound in host memory."""
-    wanted = session.required_memory
+    memory = session.required_memory
     sizes: dict[str, int | None] = {
         name: None if buffer.dtype == STRING else buffer.size_bytes for name, buffer in binding.buffers.items()
     }
@@ -321,9 +321,9 @@ def _port_facts(model: OnnxModel, session: Session, binding: Binding, *, ran: bo
                 sizes[port.name] = dtypes.size_bytes(element, shape)
     named = [("input", port.name) for port in model.inputs] + [("output", name) for name in model.outputs]
     return tuple(
-        PortFact(name, direction, direction, wanted[name], HOST_MEMORY, sizes.get(name))
+        PortFact(name, direction, direction, memory[name], HOST_MEMORY, sizes.get(name))
         for direction, name in named
-        if name in wanted
+        if name in memory
     )
 
 

@@ -47,8 +47,10 @@ def _infer(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with inferred types; unchanged if inference fails or would crash."""
     import onnx
 
-    if any(_ends_inference(node) for graph in all_graphs(model.graph) for node in graph.node):
-        return model
+    splits = (node for graph in all_graphs(model.graph) for node in graph.node if node.op_type == "Split")
+    for node in splits:  # a wrong `num_outputs` crashes the onnx package (1.23)
+        if any(entry.name == "num_outputs" and entry.i != len(node.output) for entry in node.attribute):
+            return model
     try:
         made: onnx.ModelProto = onnx.shape_inference.infer_shapes(model, data_prop=True)
     except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
@@ -56,14 +58,10 @@ def _infer(model: onnx.ModelProto) -> onnx.ModelProto:
     return made
 
 
-def _ends_inference(node: onnx.NodeProto) -> bool:
-    """Whether the node crashes the onnx package's inference: a Split with a wrong `num_outputs` (onnx 1.23)."""
-    wanted = next((entry.i for entry in node.attribute if entry.name == "num_outputs"), None)
-    return node.op_type == "Split" and wanted is not None and wanted != len(node.output)
-
-
 def _spread_elements(model: onnx.ModelProto, *, by_runtime: bool) -> bool:
     """Set output types of operators that only ONNX Runtime's schemas define; return whether any was set."""
+    import onnx
+
     graph = model.graph
     known = {port.name: port.type for port in (*graph.value_info, *graph.output, *graph.input)}
     elements = {name: kind.tensor_type.elem_type for name, kind in known.items() if kind.HasField("tensor_type")}
@@ -71,7 +69,8 @@ def _spread_elements(model: onnx.ModelProto, *, by_runtime: bool) -> bool:
     versions = {entry.domain: entry.version for entry in model.opset_import}
     found = False
     for node in graph.node:
-        if _has_schema(node, versions) or all(elements.get(name) for name in node.output if name):
+        known_to_onnx = not node.domain and onnx.defs.has(node.op_type, versions.get("", 1), "")
+        if known_to_onnx or all(elements.get(name) for name in node.output if name):
             continue
         if by_runtime:
             new = _types_by_runtime(model, node, known)
@@ -86,13 +85,6 @@ def _spread_elements(model: onnx.ModelProto, *, by_runtime: bool) -> bool:
                 graph.value_info.add(name=name).type.tensor_type.elem_type = element
                 found = True
     return found
-
-
-def _has_schema(node: onnx.NodeProto, versions: Mapping[str, int]) -> bool:
-    """Whether the onnx package has the operator."""
-    import onnx
-
-    return not node.domain and onnx.defs.has(node.op_type, versions.get("", 1), "")
 
 
 def _types_by_runtime(
@@ -136,7 +128,8 @@ def _look_into_functions(model: onnx.ModelProto) -> bool:
     import onnx.inliner
 
     graph = model.graph
-    known = {port.name for port in (*graph.value_info, *graph.output, *graph.input) if _is_typed(port.type)}
+    ports = (*graph.value_info, *graph.output, *graph.input)
+    known = {port.name for port in ports if port.type.WhichOneof("value") is not None}
     versions = {entry.domain: entry.version for entry in model.opset_import}
     lacking = {
         (node.domain, node.op_type)
@@ -154,19 +147,15 @@ def _look_into_functions(model: onnx.ModelProto) -> bool:
     except Exception:  # noqa: BLE001 - native code may raise any exception; the types stay unknown
         return False
     made = {name for node in graph.node for name in node.output if name} - known
-    found = [port for port in (*unfolded.graph.value_info, *unfolded.graph.output) if port.name in made]
+    listed = [port for port in (*unfolded.graph.value_info, *unfolded.graph.output) if port.name in made]
+    found = [port for port in listed if port.type.WhichOneof("value") is not None]
     stale = {port.name: port for port in graph.output}
-    for port in (port for port in found if _is_typed(port.type)):
+    for port in found:
         if port.name in stale:
             stale[port.name].type.CopyFrom(port.type)
         else:
             graph.value_info.add(name=port.name).type.CopyFrom(port.type)
-    return any(_is_typed(port.type) for port in found)
-
-
-def _is_typed(kind: onnx.TypeProto) -> bool:
-    """Whether a type is known."""
-    return kind.WhichOneof("value") is not None
+    return bool(found)
 
 
 def _has_function_only(node: onnx.NodeProto, versions: Mapping[str, int]) -> bool:

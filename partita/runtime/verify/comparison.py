@@ -50,15 +50,15 @@ class Comparison:
 
     def compare(self, position: int, ours: Logits) -> None:
         """Compare the logits [vocab] of one row of the batch with the reference at `position`."""
-        wanted = self.reference[position]
-        second, first = np.partition(wanted, -2)[-2:]
+        expected = self.reference[position]
+        second, first = np.partition(expected, -2)[-2:]
         tie = first - second <= 2 * self.tolerance * self.scale
         if tie:
             self.ties.add(position)
-        error = difference(ours, wanted, self.scale)
+        error = difference(ours, expected, self.scale)
         worst = max(self.errors.get(position, 0.0), error) if np.isfinite(error) else float("inf")
         self.errors[position] = worst
-        if not tie and int(ours.argmax()) != int(wanted.argmax()):
+        if not tie and int(ours.argmax()) != int(expected.argmax()):
             self.other_tokens.add(position)
 
     @property
@@ -98,16 +98,16 @@ def scale_of(reference: Logits) -> float:
     return min(OUTLIERS * spread, largest) or 1.0
 
 
-def difference(ours: Logits, wanted: Logits, scale: float) -> float:
+def difference(ours: Logits, expected: Logits, scale: float) -> float:
     """Largest difference between the logits [vocab]; above `scale`, relative to their own magnitude.
 
     Infinite if only one of the two masks a token.
     """
-    out = wanted < RULED_OUT
+    out = expected < RULED_OUT
     if not (ours[out] <= LOWEST).all():
         return float("inf")
-    apart = np.abs(ours[~out] - wanted[~out])
-    far = np.abs(wanted[~out])
+    apart = np.abs(ours[~out] - expected[~out])
+    far = np.abs(expected[~out])
     return float((apart / np.maximum(far / scale, 1)).max(initial=0.0))
 
 

@@ -95,6 +95,8 @@ class Worker:
         self.folder = Path(self._temporary.name)
         """Its temporary folder, removed when it ends."""
         self._log = self.folder / "stderr"
+        # This installation of Partita first.
+        search_path = (str(Path(partita.__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", ""))
         try:
             with self._log.open("wb") as log:
                 # -P: a file in the current folder must not shadow a module.
@@ -105,7 +107,7 @@ class Worker:
                     stderr=log,
                     env={
                         **(os.environ if environment is None else environment),
-                        "PYTHONPATH": _search_path(),
+                        "PYTHONPATH": os.pathsep.join(filter(None, search_path)),
                         "TMPDIR": str(self.folder),
                     },
                     # Its own session: killed with its child processes, and not interrupted by a terminal's Ctrl-C.
@@ -284,9 +286,3 @@ def ending_text(code: int) -> str:
     except ValueError:
         name = f"signal {-code}"
     return f"was killed by {name}{' (probably out of memory)' if name == 'SIGKILL' else ''}"
-
-
-def _search_path() -> str:
-    """PYTHONPATH of the process: this installation of Partita first."""
-    ours = str(Path(partita.__file__).resolve().parent.parent)
-    return os.pathsep.join(part for part in (ours, os.environ.get("PYTHONPATH", "")) if part)

@@ -37,35 +37,27 @@ def contract(*inputs: Port, state: State = KEY, output: Port = LOGITS, rereads: 
     )
 
 
-def wanted(described: Contract, memory: str = "Cuda", **others: str) -> dict[str, str]:
+BFLOAT16 = contract(output=LOGITS.model_copy(update={"dtype": "bfloat16"}))
+
+
+@pytest.mark.parametrize(
+    ("described", "memory", "on_host_ports", "message"),
+    [
+        (contract(LENGTH, AT, ROWS), "Cuda", (), ""),
+        # One is a bound, the other equal in every step.
+        (contract(LENGTH, AT, ROWS), "Cuda", ("total", "rows"), ""),
+        (contract(LENGTH, AT), "Cuda", ("at",), "at in host memory"),
+        (contract(), "Cuda", ("past",), "1 state of its cache in host memory"),
+        (contract(), "Cuda", ("logits",), "logits is computed in host memory"),
+        (BFLOAT16, "Cuda", (), "logits is bfloat16"),
+        (BFLOAT16, "WebGPU_Buf", (), ""),
+    ],
+)
+def test_data_of_a_step_in_host_memory_is_named(described, memory, on_host_ports, message):
     graph = described.files[0]
     names = [*(port.name for port in (*graph.inputs, *graph.outputs)), "past"]
-    return {**dict.fromkeys(names, memory), **others}
-
-
-def found(described: Contract, **others: str) -> list[str]:
-    return on_host(described.files[0], described, wanted(described, **others))
-
-
-def test_everything_on_the_device_can_be_recorded_and_a_length_on_the_host_too():
-    described = contract(LENGTH, AT, ROWS)
-    assert found(described) == []
-    assert found(described, total="Cpu", rows="Cpu") == []  # one is a bound, the other the same in every step
-
-
-def test_what_the_host_reads_and_is_another_in_each_step_is_named():
-    described = contract(LENGTH, AT)
-    (said,) = found(described, at="Cpu")
-    assert "at in host memory" in said
-    assert "1 state of its cache in host memory" in found(described, past="Cpu")
-    assert "logits is computed in host memory" in found(described, logits="Cpu")
-
-
-def test_logits_that_cannot_be_read_back_are_named():
-    described = contract(output=LOGITS.model_copy(update={"dtype": "bfloat16"}))
-    (said,) = found(described)
-    assert "bfloat16" in said
-    assert on_host(described.files[0], described, wanted(described, "WebGPU_Buf")) == []
+    found = on_host(graph, described, {**dict.fromkeys(names, memory), **dict.fromkeys(on_host_ports, "Cpu")})
+    assert len(found) == bool(message) and message in "".join(found)
 
 
 @pytest.mark.parametrize(

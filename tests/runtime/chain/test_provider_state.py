@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import onnx
 import pytest
@@ -69,13 +71,18 @@ def test_a_provider_that_is_named_or_alone_is_to_blame_and_none_is_started_to_fi
     assert to_blame((CPU,), failed(NO_DEVICE)) is None
 
 
+def opened(log: tuple[str, ...]) -> Any:
+    """A session with this log on the CPU provider only."""
+    return SimpleNamespace(registered=("CPUExecutionProvider",), log=log, assigned=tuple)
+
+
 def test_a_provider_does_not_lack_what_another_one_lacks() -> None:
     log = (missing("cuda", "libcublasLt.so.13"), missing("tensorrt", "libnvinfer.so.10"))
-    tensorrt, cuda, cpu = (settle_one(entry, ("CPUExecutionProvider",), log, CHAIN) for entry in CHAIN)
+    tensorrt, cuda, cpu = (settle_one(entry, opened(log), CHAIN) for entry in CHAIN)
     assert (tensorrt.reason, cuda.reason, cpu.status) == ("library_missing", "library_missing", "active")
     assert (tensorrt.evidence or "").startswith("libnvinfer.so.10: ")
     assert (cuda.evidence or "").startswith("libcublasLt.so.13: ")
-    silent = settle_one(TENSORRT, ("CPUExecutionProvider",), log[:1], CHAIN)
+    silent = settle_one(TENSORRT, opened(log[:1]), CHAIN)
     assert (silent.reason, silent.evidence) == (
         "initialisation_failed",
         "ONNX Runtime did not start it and gave no reason",

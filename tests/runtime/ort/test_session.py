@@ -69,30 +69,22 @@ def write_model(path: Path, op_type: str, element: int, **attributes) -> Path:
     return path
 
 
-def test_an_observed_session_leaves_nothing_in_the_temp_folder(tiny_package, own_temp):
+def test_a_session_leaves_nothing_in_the_temp_folder(tiny_package, tmp_path, own_temp):
     opened = open_session(tiny_package() / "model.onnx", CPU, threads=1, observe=True)
+    assert opened._native.get_session_options().intra_op_num_threads == 1
+    assert any("Session successfully initialized" in line for line in opened.log)
+    assert all(re.match(r"\[[VIWEF]:onnxruntime:", line) for line in opened.log), "without stamps and colours"
     assert ours_in(own_temp), "the profile is being written somewhere else"
     assert json.loads(opened.end_profiling() or "")
     assert ours_in(own_temp) == []
     opened.close()
     assert opened.end_profiling() is None
-
-
-def test_a_session_that_is_closed_early_or_cannot_be_opened_leaves_nothing(tiny_package, tmp_path, own_temp):
     open_session(tiny_package() / "model.onnx", CPU, threads=1, observe=True).close()
-    assert ours_in(own_temp) == []
+    assert ours_in(own_temp) == [], "closed before its profile is read"
     (tmp_path / "bad.onnx").write_bytes(b"garbage" * 10)
     with pytest.raises(PackageError, match=r"bad\.onnx: ONNX Runtime cannot load it: .*check it with onnx\.checker"):
         open_session(tmp_path / "bad.onnx", CPU, threads=1, observe=True)
     assert ours_in(own_temp) == []
-
-
-def test_the_log_is_kept_without_stamps_and_colours(tiny_package):
-    opened = open_session(tiny_package() / "model.onnx", CPU, threads=1, observe=True)
-    assert opened._native.get_session_options().intra_op_num_threads == 1
-    opened.close()
-    assert any("Session successfully initialized" in line for line in opened.log)
-    assert all(re.match(r"\[[VIWEF]:onnxruntime:", line) for line in opened.log)
 
 
 @NO_CUDA

@@ -11,32 +11,6 @@ from partita.errors import PackageError
 from partita.runtime.place.model_file import graph_node, read_model_file
 
 
-def point_weights_at(folder, location: str) -> None:
-    model = onnx.load(folder / "model.onnx", load_external_data=False)
-    weight = next(tensor for tensor in model.graph.initializer if tensor.external_data)
-    for entry in weight.external_data:
-        if entry.key == "location":
-            entry.value = location
-    (folder / "model.onnx").write_bytes(model.SerializeToString())
-
-
-@pytest.mark.parametrize("location", ["../secret", "/etc/passwd", "a/../../b", "..\\secret"])
-def test_weights_outside_the_package_are_refused(package_copy, location):
-    folder = package_copy()
-    point_weights_at(folder, location)
-    with pytest.raises(PackageError, match="is outside the model folder"):
-        read_model_file(folder / "model.onnx", folder)
-
-
-def test_a_link_that_leaves_the_package_is_refused(package_copy, tmp_path):
-    folder = package_copy()
-    (tmp_path / "elsewhere").write_bytes(b"x")
-    (folder / "link").symlink_to(tmp_path / "elsewhere")
-    point_weights_at(folder, "link")
-    with pytest.raises(PackageError, match="a link out of the folder"):
-        read_model_file(folder / "model.onnx", folder)
-
-
 def test_weights_in_an_attribute_of_a_subgraph_are_checked_too(tmp_path):
     hidden = onnx.helper.make_tensor("hidden", onnx.TensorProto.FLOAT, [1], [1.0])
     hidden.ClearField("float_data")
@@ -49,16 +23,6 @@ def test_weights_in_an_attribute_of_a_subgraph_are_checked_too(tmp_path):
     onnx.save(onnx.helper.make_model(onnx.helper.make_graph([node], "g", [condition], [output])), tmp_path / "m.onnx")
     with pytest.raises(PackageError, match="is outside the model folder"):
         read_model_file(tmp_path / "m.onnx", tmp_path)
-
-
-def test_missing_weights_and_damaged_files_are_package_errors(package_copy):
-    folder = package_copy()
-    point_weights_at(folder, "nowhere.data")
-    with pytest.raises(PackageError, match=r"'nowhere\.data' is missing"):
-        read_model_file(folder / "model.onnx", folder)
-    (folder / "model.onnx").write_bytes(b"garbage" * 100)
-    with pytest.raises(PackageError, match="not a readable ONNX file"):
-        read_model_file(folder / "model.onnx", folder)
 
 
 def test_nodes_say_where_they_come_from(tiny_package):
@@ -89,29 +53,26 @@ TORCHS = {
 }
 
 
-def node_with(name: str, notes: dict[str, str]) -> onnx.NodeProto:
+@pytest.mark.parametrize(
+    ("name", "notes", "facts"),
+    [
+        ("x.y/Add", {**OURS, **TORCHS}, ("model.norm", "Norm", "modeling_x.py:7")),
+        (
+            "node_linear_13",
+            TORCHS,
+            ("model.layers.1.mlp.down_proj", "torch.nn.modules.linear.Linear", "torch/nn/modules/linear.py:134"),
+        ),
+        ("x.y/Add", {}, ("x.y", None, None)),
+        ("Add_1", {}, (None, None, None)),
+    ],
+    ids=["ours before torch's", "torch's", "by name", "none"],
+)
+def test_the_origin_of_a_node(name: str, notes: dict[str, str], facts: tuple[str | None, ...]) -> None:
     node = onnx.helper.make_node("Add", ["a", "b"], ["c"], name=name)
     for key, value in notes.items():
         node.metadata_props.add(key=key, value=value)
-    return node
-
-
-def test_the_exporters_own_metadata_wins():
-    fact = graph_node(node_with("x.y/Add", {**OURS, **TORCHS}))
-    assert (fact.module, fact.module_class, fact.source) == ("model.norm", "Norm", "modeling_x.py:7")
-
-
-def test_what_torch_left_is_read_where_the_exporter_left_nothing():
-    fact = graph_node(node_with("node_linear_13", TORCHS))
-    assert fact.module == "model.layers.1.mlp.down_proj"
-    assert fact.module_class == "torch.nn.modules.linear.Linear"
-    assert fact.source == "torch/nn/modules/linear.py:134"
-
-
-def test_a_node_without_metadata_goes_by_its_name():
-    assert graph_node(onnx.helper.make_node("Add", ["a"], ["b"], name="x.y/Add")).module == "x.y"
-    plain = graph_node(onnx.helper.make_node("Add", ["a"], ["b"], name="Add_1"))
-    assert (plain.module, plain.module_class, plain.source) == (None, None, None)
+    fact = graph_node(node)
+    assert (fact.module, fact.module_class, fact.source) == facts
 
 
 def test_the_type_of_the_weight_that_a_node_reads(tmp_path):

@@ -239,7 +239,7 @@ def test_work_that_stops_when_it_is_asked_to_is_late_and_not_left():
 
     with pytest.raises(LateError) as late:
         in_time(work, asked.set, 0.05)
-    assert not late.value.left and not is_still_running(work)
+    assert not late.value.still_running and not is_still_running(work)
     again = threading.Event()
     assert in_time(lambda: again.wait(), again.set, 0.05) is True, "it has a result by then"
 
@@ -254,7 +254,7 @@ def test_work_that_never_stops_is_left(monkeypatch):
 
     with pytest.raises(LateError) as late:
         in_time(work, lambda: None, 0.05)
-    assert late.value.left and is_still_running(work) and is_still_running()
+    assert late.value.still_running and is_still_running(work) and is_still_running()
     ended.set()
 
 

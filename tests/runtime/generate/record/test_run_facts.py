@@ -124,8 +124,8 @@ def test_the_environment_names_machine_and_software():
 
 @pytest.mark.parametrize("text", ["", "no json", "{}", '{"streams": 3}', "[]"])
 def test_a_plan_that_cannot_be_read_is_no_plan(text):
-    assert parse_plan(text) is None
-    assert parse_plan('{"type":"DeviceBasedPartitioner"}') == (), "of a graph without nodes"
+    assert parse_plan(text) == (None, None)
+    assert parse_plan('{"type":"DeviceBasedPartitioner"}') == ((), None), "of a graph without nodes"
 
 
 def test_a_profile_is_read_into_runs_and_events():
