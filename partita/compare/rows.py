@@ -83,28 +83,16 @@ class Row:
     """The record that the row was made from, for rules."""
 
 
-def _equal(was: Row, now: Row) -> bool:
-    return was.value == now.value
-
-
-def _never(was: Row | None, now: Row | None) -> bool:
-    return False
-
-
-def _nothing(was: Row | None, now: Row | None) -> Mapping[str, str | None]:
-    return {}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """Comparison of the rows of a section. A missing row is None."""
 
     counts: bool = True
     """Whether the records differ if rows of this section differ."""
-    is_same: Callable[[Row, Row], bool] = _equal
-    is_worse: Callable[[Row | None, Row | None], bool] = _never
+    is_same: Callable[[Row, Row], bool] = lambda was, now: was.value == now.value
+    is_worse: Callable[[Row | None, Row | None], bool] = lambda was, now: False
     """Whether the second row is worse than the first."""
-    details: Callable[[Row | None, Row | None], Mapping[str, str | None]] = _nothing
+    details: Callable[[Row | None, Row | None], Mapping[str, str | None]] = lambda was, now: {}
 
 
 DEFAULT = Rule()

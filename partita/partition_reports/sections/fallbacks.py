@@ -114,7 +114,12 @@ def by_reason(report: Report) -> list[tuple[GroupKey, list[Fallback]]]:
         groups.setdefault((entry.reason, entry.provider), []).append(entry)
     return sorted(
         groups.items(),
-        key=lambda item: (_is_harmless(item[1]), item[0][0] == "unexplained", *_weight(item[1]), item[0]),
+        key=lambda item: (
+            all(entry.cost is not None and entry.cost.harmless is True for entry in item[1]),
+            item[0][0] == "unexplained",
+            *_weight(item[1]),
+            item[0],
+        ),
     )
 
 
@@ -123,11 +128,6 @@ def _weight(entries: Sequence[Fallback]) -> tuple[float, int, int]:
     costs = [entry.cost for entry in entries if entry.cost is not None and entry.phase == entries[-1].phase]
     time = sum((cost.copy_wait_us_per_run or 0.0) + (cost.host_us_per_run or 0.0) for cost in costs)
     return -time, -len({name for cost in costs for name in cost.copies}), -len(entries)
-
-
-def _is_harmless(entries: Iterable[Fallback]) -> bool:
-    """Whether every fallback is harmless."""
-    return all(entry.cost is not None and entry.cost.harmless is True for entry in entries)
 
 
 def reason_title(code: str) -> str:
@@ -245,9 +245,12 @@ class Writer:
             findings.setdefault(self.key(entry), []).append(entry)
         remedies = {entry.remedy for entry in entries}
         last = [entry for entry in entries if entry.phase == entries[-1].phase]
+        phase, costs = self.phases.get(last[0].phase), [entry.cost for entry in last if entry.cost is not None]
         blocks: list[Block] = [
             Line(reason_text(reason, entries), "reason"),
-            self.cost(last),
+            Line("unknown: no phase measured these nodes", "cost")
+            if phase is None or not costs
+            else Line(cost_text(costs, phase), f"cost{in_phases([phase.name])}"),
             Line(tally(dict(Counter(entry.op_type or "unknown" for entry in last))), "operators"),
         ]
         blocks += [self.finding(members, alone=len(findings) == 1) for members in findings.values()]
@@ -256,14 +259,6 @@ class Writer:
         blocks += _about_reason(reason)
         title = f"{reason_title(reason)}: {_count_in_phases(self.report, entries)}, on {short_provider(provider)}"
         return Group(title, tuple(blocks), reason_anchor(number))
-
-    def cost(self, entries: Sequence[Fallback]) -> Line:
-        """Cost of the group in its last phase."""
-        phase = self.phases.get(entries[0].phase)
-        costs = [entry.cost for entry in entries if entry.cost is not None]
-        if phase is None or not costs:
-            return Line("unknown: no phase measured these nodes", "cost")
-        return Line(cost_text(costs, phase), f"cost{in_phases([phase.name])}")
 
     def finding(self, members: Sequence[Fallback], *, alone: bool) -> Group:
         """Evidence with its nodes."""
@@ -282,19 +277,15 @@ class Writer:
         if len({entry.evidence for entry in members}) > 1:
             rows = [(name, first_of(entry.evidence for entry in entries)) for name, entries in by_node.items()]
             blocks.append(Fold("Evidence node by node", (table("Evidence", ("node", "evidence"), rows),)))
-        nodes = self.nodes(by_node)
-        blocks.append(Fold(f"{plural(len(nodes.rows), 'node')} with cost", (nodes,)))
-        blocks += _experiments(members)
-        return Group("", tuple(blocks))
-
-    def nodes(self, by_node: Mapping[str, Sequence[Fallback]]) -> Table:
-        """Each node with its cost."""
         heads: tuple[Head, ...] = (
             *("node", "operator", "phases", "source line"),
             *numbers("host ms", "copies", "copied bytes"),
             *("harmless", "why"),
         )
-        return table("Affected nodes", heads, [self.row(entries) for entries in by_node.values()])
+        costs = [self.row(entries) for entries in by_node.values()]
+        blocks.append(Fold(f"{plural(len(by_node), 'node')} with cost", (table("Affected nodes", heads, costs),)))
+        blocks += _experiments(members)
+        return Group("", tuple(blocks))
 
     def row(self, entries: Sequence[Fallback]) -> Row:
         """One node with its cost in each phase."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from partita.observations.cpu import AttentionChoice, CpuSession
+from partita.observations.cpu import CpuSession
 from partita.observations.records import ChainEntry, Environment, Memory, PackageFacts
 from partita.observations.text_format import decimals, families, human_bytes, listing, name_some, nats, plural, tally
 from partita.partition_reports.records import Report
@@ -48,18 +48,18 @@ def _render_memory(memory: Memory, *, of_package: bool) -> tuple[Pair, ...]:
 def _render_cpu(sessions: Sequence[CpuSession]) -> tuple[Pair, ...]:
     """Threads and attention algorithm of the CPU provider, per file if they differ."""
     threads = {entry.file: _threads(entry) for entry in sessions}
-    paths = {entry.file: _path(entry.attention) for entry in sessions if entry.attention is not None}
-    huge = {entry.file: text for entry in sessions if (text := _huge(entry))}
+    paths = {
+        entry.file: f"{entry.attention.path} path: {entry.attention.detail}"
+        for entry in sessions
+        if entry.attention is not None
+    }
+    huge = {}
+    for entry in sessions:
+        if entry.huge_page_bytes:
+            took = "" if entry.huge_page_seconds is None else f", in {decimals(entry.huge_page_seconds)} s"
+            huge[entry.file] = f"{human_bytes(entry.huge_page_bytes)}{took}"
     rows = (("huge pages", huge), ("threads", threads), ("attention", paths))
     return tuple((name, _by_file(texts)) for name, texts in rows if texts)
-
-
-def _huge(entry: CpuSession) -> str:
-    """Memory in huge pages, and time to move it; empty for none."""
-    if not entry.huge_page_bytes:
-        return ""
-    took = "" if entry.huge_page_seconds is None else f", in {decimals(entry.huge_page_seconds)} s"
-    return f"{human_bytes(entry.huge_page_bytes)}{took}"
 
 
 def _by_file(texts: Mapping[str, str]) -> tuple[str, ...]:
@@ -80,11 +80,6 @@ def _threads(entry: CpuSession) -> str:
     waits = "spin" if entry.spinning else "sleep"
     because = {"option": ", set by the user", "default": "", "crowded": ", because threads exceed cores"}
     return f"{entry.threads}, {reason}; they {waits} while they wait{because[entry.spinning_reason]}"
-
-
-def _path(choice: AttentionChoice) -> str:
-    """The algorithm of GroupQueryAttention, with its reason."""
-    return f"{choice.path} path: {choice.detail}"
 
 
 def _render_environment(env: Environment, report: Report) -> tuple[Pair, ...]:

@@ -18,7 +18,7 @@ from partita.partition_reports.sections import (
     phases,
     placement,
 )
-from partita.partition_reports.sections.model import Block, Document, Fold, Line, Pairs, Section, Table, table
+from partita.partition_reports.sections.model import Block, Document, Fold, Line, Pairs, Section, table
 
 NAMED_CONFLICTS = 12
 """Maximum named nodes with conflicting sources; the fold has all."""
@@ -32,15 +32,10 @@ def checks_section(report: Report) -> Section:
     blocks += [Line(f"FAILED {check.name}: {check.detail}", tone="bad") for check in failed]
     blocks += _conflicts(report)
     if report.checks:
-        blocks.append(Fold("All checks", (_all_checks(report),)))
+        ranked = sorted(report.checks, key=lambda check: check.passed)
+        rows = [(check.name, "passed" if check.passed else "FAILED", check.detail) for check in ranked]
+        blocks.append(Fold("All checks", (table("Checks", ("check", "result", "detail"), rows),)))
     return Section("checks", "Checks", tuple(blocks))
-
-
-def _all_checks(report: Report) -> Table:
-    """Every check, failed ones first."""
-    ranked = sorted(report.checks, key=lambda check: check.passed)
-    rows = [(check.name, "passed" if check.passed else "FAILED", check.detail) for check in ranked]
-    return table("Checks", ("check", "result", "detail"), rows)
 
 
 def _conflicts(report: Report) -> Iterator[Block]:
