@@ -6,13 +6,14 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from partita.check.requirements import PHASE_MEASURES, Limits, Measure, Requirement, Selector
 from partita.compare.reports import PlacedRow, placed_rows
 from partita.observations.names import CPU
 from partita.observations.text_format import decimals, listing, name_some, plural, short_provider
 from partita.options.fields import with_flags
-from partita.partition_reports.groups import ran_by
+from partita.partition_reports.groups import grouped, ran_by
 from partita.partition_reports.outcome import (
     TOO_FEW,
     describe_cache,
@@ -80,10 +81,11 @@ def find(requirement: Requirement, report: Report) -> list[Finding]:
             continue
         if not phases:
             found.append((False, "the report has no selected phase with nodes"))
-        alike: dict[tuple[bool, str, str], list[str]] = {}
-        for phase in phases:
-            alike.setdefault(_find_in_phase(requirement, measure, phase, report), []).append(phase.name)
-        found += [(is_met, f"{text} in {listing(names)}{more}") for (is_met, text, more), names in alike.items()]
+        same = grouped(phases, partial(_find_in_phase, requirement, measure, report))
+        found += [
+            (is_met, f"{text} in {listing(phase.name for phase in where)}{more}")
+            for (is_met, text, more), where in same.items()
+        ]
     return found
 
 
@@ -92,7 +94,7 @@ def _is_selected(phase: Phase, selectors: Iterable[Selector]) -> bool:
     return all((phase.name == entry.value) == entry.equal for entry in selectors if entry.field == "phase")
 
 
-def _find_in_phase(requirement: Requirement, measure: Measure, phase: Phase, report: Report) -> tuple[bool, str, str]:
+def _find_in_phase(requirement: Requirement, measure: Measure, report: Report, phase: Phase) -> tuple[bool, str, str]:
     """Whether one measure holds in one phase, its text, and the text after the phase name."""
     field = measure.field
     if field in PHASE_MEASURES:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from partita.observations.records import Record
+from partita.partition_reports.groups import grouped
 
 Value = str | int | float | None
 
@@ -102,7 +103,7 @@ def compare_rows(
     before: Iterable[Row], after: Iterable[Row], rules: Mapping[str, Rule]
 ) -> tuple[tuple[Change, ...], int]:
     """The changes, in the order of the rows' sections, and the number of equal rows."""
-    ours, theirs = _by_section(before), _by_section(after)
+    ours, theirs = (grouped(rows, lambda row: row.section) for rows in (before, after))
     changes: list[Change] = []
     equal = 0
     for section in dict.fromkeys((*ours, *theirs)):
@@ -113,13 +114,6 @@ def compare_rows(
             else:
                 changes.append(_change(was, now, rule))
     return tuple(changes), equal
-
-
-def _by_section(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        found.setdefault(row.section, []).append(row)
-    return found
 
 
 def pair_rows(before: Sequence[Row], after: Sequence[Row]) -> Iterator[tuple[Row | None, Row | None]]:
@@ -144,13 +138,9 @@ def pair_rows(before: Sequence[Row], after: Sequence[Row]) -> Iterator[tuple[Row
     yield from ((None, row) for row in came)
 
 
-def _by_key(rows: Iterable[Row], rank: int) -> dict[Hashable, list[Row]]:
-    found: dict[Hashable, list[Row]] = {}
-    for row in rows:
-        keys = row.keys or (row.name,)
-        if rank < len(keys):
-            found.setdefault((row.group, keys[rank]), []).append(row)
-    return found
+def _by_key(rows: Iterable[Row], rank: int) -> Mapping[tuple[str, Hashable], list[Row]]:
+    ranked = (row for row in rows if rank < len(row.keys or (row.name,)))
+    return grouped(ranked, lambda row: (row.group, (row.keys or (row.name,))[rank]))
 
 
 def _change(was: Row | None, now: Row | None, rule: Rule) -> Change:

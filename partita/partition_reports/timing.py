@@ -12,6 +12,7 @@ from partita.diagnosis.session_index import SessionIndex
 from partita.observations.facts import NodeEvent, SpeculationFact, StepFact
 from partita.observations.records import PhaseName
 from partita.observations.text_format import plural
+from partita.partition_reports.groups import grouped
 from partita.partition_reports.request_records import DraftedWidth, Speculation
 
 
@@ -160,11 +161,8 @@ def rows_of(found: Speculation) -> int:
 
 def _speedup(steps: Sequence[StepFact]) -> float | None:
     """Speedup, comparing each step with steps of equally many rows, because rows share the time of a step."""
-    by_rows: dict[int, list[float]] = {}
-    for step in steps:
-        if not step.drafted and _tokens(step):
-            by_rows.setdefault(_rows(step), []).append(_own_seconds(step))
-    plain = {rows: statistics.median(seconds) for rows, seconds in by_rows.items()}
+    by_rows = grouped((step for step in steps if not step.drafted and _tokens(step)), _rows)
+    plain = {rows: statistics.median(map(_own_seconds, own)) for rows, own in by_rows.items()}
     compared = [step for step in steps if _rows(step) in plain]
     took = sum(step.seconds + step.overhead_seconds for step in compared)
     without = sum(_tokens(step) / _rows(step) * plain[_rows(step)] for step in compared)

@@ -22,7 +22,7 @@ from partita.observations.text_format import (
     tally,
 )
 from partita.partition_reports.cost import waiting_us
-from partita.partition_reports.groups import provider_of, ran_by, share_of, total_us
+from partita.partition_reports.groups import grouped, provider_of, ran_by, share_of, total_us
 from partita.partition_reports.outcome import counted_rows, fallbacks_of, is_folded, key_of, preferred_of, used_phases
 from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.sections.model import (
@@ -109,9 +109,7 @@ def _count_in_phases(report: Report, entries: Sequence[Fallback]) -> str:
 
 def by_reason(report: Report) -> list[tuple[GroupKey, list[Fallback]]]:
     """Fallbacks by reason and provider: the highest cost first, unexplained ones after others, harmless ones last."""
-    groups: dict[GroupKey, list[Fallback]] = {}
-    for entry in fallbacks_of(report):
-        groups.setdefault((entry.reason, entry.provider), []).append(entry)
+    groups = grouped(fallbacks_of(report), lambda entry: (entry.reason, entry.provider))
     return sorted(
         groups.items(),
         key=lambda item: (
@@ -240,9 +238,7 @@ class Writer:
     def group(self, number: int, group: tuple[GroupKey, Sequence[Fallback]]) -> Group:
         """One reason with its nodes on one provider."""
         (reason, provider), entries = group
-        findings: dict[object, list[Fallback]] = {}
-        for entry in entries:
-            findings.setdefault(self.key(entry), []).append(entry)
+        findings = grouped(entries, self.key)
         remedies = {entry.remedy for entry in entries}
         last = [entry for entry in entries if entry.phase == entries[-1].phase]
         phase, costs = self.phases.get(last[0].phase), [entry.cost for entry in last if entry.cost is not None]
@@ -262,9 +258,7 @@ class Writer:
 
     def finding(self, members: Sequence[Fallback], *, alone: bool) -> Group:
         """Evidence with its nodes."""
-        by_node: dict[str, list[Fallback]] = {}
-        for entry in members:
-            by_node.setdefault(entry.node, []).append(entry)
+        by_node = grouped(members, lambda entry: entry.node)
         first = members[0]
         evidence = first_of(entry.evidence for entry in members)
         blocks: list[Block] = [Line(text, "nodes") for text in _render_nodes(by_node)]
@@ -304,10 +298,7 @@ class Writer:
 
 def _render_nodes(by_node: Mapping[str, Sequence[Fallback]]) -> Iterator[str]:
     """Names of the nodes, grouped by source line."""
-    lines: dict[str, list[str]] = {}
-    for name, entries in by_node.items():
-        lines.setdefault(entries[-1].source_line or "", []).append(name)
-    for line, names in lines.items():
+    for line, names in grouped(by_node, lambda name: by_node[name][-1].source_line or "").items():
         yield name_some(names, NAMED) + (f" ({line})" if line else "")
 
 
@@ -379,13 +370,13 @@ def _cost_cells(cost: FallbackCost | None) -> tuple[str, str, str, str, str]:
 
 def _experiments(members: Sequence[Fallback]) -> Iterator[Fold]:
     """The probes of each node; equal probes are shown once."""
-    alike: dict[tuple[VariantRecord, ...], list[Fallback]] = {}
+    same_probes: dict[tuple[VariantRecord, ...], list[Fallback]] = {}
     for entry in members:
         for trials in (entry.variants, *(each.variants for each in entry.skipped)):
             if trials:
-                alike.setdefault(trials, []).append(entry)
-    firsts = [entries[0].node for entries in alike.values()]
-    for trials, entries in alike.items():
+                same_probes.setdefault(trials, []).append(entry)
+    firsts = [entries[0].node for entries in same_probes.values()]
+    for trials, entries in same_probes.items():
         nodes = list(dict.fromkeys(entry.node for entry in entries))
         more = f" and {plural(len(nodes) - 1, 'more node')}" if len(nodes) > 1 else ""
         if firsts.count(nodes[0]) > 1:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from partita.observations.cpu import CpuSession
 from partita.observations.records import ChainEntry, Environment, Memory, PackageFacts
 from partita.observations.text_format import decimals, families, human_bytes, listing, name_some, nats, plural, tally
+from partita.partition_reports.groups import grouped
 from partita.partition_reports.records import Report
 from partita.partition_reports.request_records import (
-    BlockingNode,
     DryRunFacts,
     GraphCapture,
     ModelFacts,
@@ -125,15 +126,10 @@ def _capture(verdict: GraphCapture) -> Group:
     """Whether a session can be captured, and nodes that block it."""
     outcome = "would be accepted" if verdict.is_accepted else "REFUSED"
     blocks: list[Block] = [Line(verdict.evidence, "evidence")]
-    reasons: dict[str, list[BlockingNode]] = {}
-    for node in verdict.blocking:
-        reasons.setdefault(node.cause_text, []).append(node)
-    for reason, nodes in reasons.items():
-        counts: dict[str, int] = {}
-        for node in nodes:
-            counts[node.op_type or "unknown"] = counts.get(node.op_type or "unknown", 0) + 1
+    for cause, nodes in grouped(verdict.blocking, lambda node: node.cause_text).items():
+        counts = Counter(node.op_type or "unknown" for node in nodes)
         on = listing(dict.fromkeys(node.provider for node in nodes))
-        blocks.append(Line(f"{plural(len(nodes), 'node')} on {on} ({tally(counts)}): {reason}", "blocks capture"))
+        blocks.append(Line(f"{plural(len(nodes), 'node')} on {on} ({tally(counts)}): {cause}", "blocks capture"))
         blocks.append(Line(name_some((node.node for node in nodes), NAMED_BLOCKING), "nodes"))
     if verdict.blocking:
         rows = [(node.node, node.op_type or "unknown", node.provider, node.cause_text) for node in verdict.blocking]
@@ -204,13 +200,10 @@ def _describe_model(model: ModelFacts) -> Iterator[Pair]:
 
 def _describe_inputs(ports: tuple[ModelInput, ...]) -> Iterator[str]:
     """Inputs with type and shape; names that differ only in numbers share a line."""
-    alike: dict[str, list[str]] = {}
-    for port in ports:
-        alike.setdefault(port.declared, []).append(port.name)
     found = {
         members[0]: f"{name} {kind}" + (f" ({plural(len(members), 'input')})" if len(members) > 1 else "")
-        for kind, names in alike.items()
-        for name, members in families(names).items()
+        for kind, members_of_kind in grouped(ports, lambda port: port.declared).items()
+        for name, members in families(port.name for port in members_of_kind).items()
     }
     yield from (found[port.name] for port in ports if port.name in found)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from partita.observations.text_format import listing, plural
+from partita.partition_reports.groups import grouped
 from partita.partition_reports.records import Report
 from partita.partition_reports.render.show import Views
 from partita.partition_reports.sections import (
@@ -40,11 +41,9 @@ def checks_section(report: Report) -> Section:
 
 def _conflicts(report: Report) -> Iterator[Block]:
     """Nodes with conflicting sources."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for entry in report.conflicts:
-        found.setdefault((entry.node, entry.detail), []).append(entry.phase)
-    for (node, detail), names in list(found.items())[:NAMED_CONFLICTS]:
-        yield Line(f"conflicting sources in {listing(names)} for {node}: {detail}")
+    found = grouped(report.conflicts, lambda entry: (entry.node, entry.detail))
+    for (node, detail), entries in list(found.items())[:NAMED_CONFLICTS]:
+        yield Line(f"conflicting sources in {listing(entry.phase for entry in entries)} for {node}: {detail}")
     if len(found) > NAMED_CONFLICTS:
         yield Line(f"and for {plural(len(found) - NAMED_CONFLICTS, 'more node')}")
     if report.conflicts:
