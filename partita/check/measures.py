@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -73,7 +73,12 @@ def find(requirement: Requirement, report: Report) -> list[Finding]:
     """At least one finding for each measure; phases with the same value share one."""
     if failure_of(report) is not None:
         return [(False, "cannot be confirmed: the run failed")]
-    phases = [phase for phase in report.phases if is_known(phase) and _is_selected(phase, requirement.selectors)]
+    selectors = [entry for entry in requirement.selectors if entry.field == "phase"]
+    phases = [
+        phase
+        for phase in report.phases
+        if is_known(phase) and all((phase.name == entry.value) == entry.equal for entry in selectors)
+    ]
     found = []
     for measure in requirement.measures:
         if measure.field == "unavailable":
@@ -87,11 +92,6 @@ def find(requirement: Requirement, report: Report) -> list[Finding]:
             for (is_met, text, more), where in same.items()
         ]
     return found
-
-
-def _is_selected(phase: Phase, selectors: Iterable[Selector]) -> bool:
-    """Whether the selectors include the phase."""
-    return all((phase.name == entry.value) == entry.equal for entry in selectors if entry.field == "phase")
 
 
 def _find_in_phase(requirement: Requirement, measure: Measure, report: Report, phase: Phase) -> tuple[bool, str, str]:

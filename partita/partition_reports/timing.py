@@ -150,7 +150,15 @@ def speculation_figures(fact: SpeculationFact | None, steps: Sequence[StepFact])
         draft_seconds=sum(step.draft_seconds for step in made),
         plain_token_ms=1000 * statistics.median(plain) if plain else None,
         speedup=_speedup(made) if drafted else None,
-        widths=tuple(_of_width(width, made) for width in sorted({step.width for step in made})),
+        widths=tuple(
+            DraftedWidth(
+                width=width,
+                steps=len(own),
+                tokens=sum(map(_tokens, own)),
+                step_p50_ms=1000 * statistics.median(map(_own_seconds, own)),
+            )
+            for width, own in sorted(grouped(made, lambda step: step.width).items())
+        ),
     )
 
 
@@ -171,12 +179,6 @@ def _speedup(steps: Sequence[StepFact]) -> float | None:
 
 def _rows(step: StepFact) -> int:
     return _tokens(step) - step.accepted
-
-
-def _of_width(width: int, steps: Sequence[StepFact]) -> DraftedWidth:
-    own = [step for step in steps if step.width == width]
-    median = statistics.median(map(_own_seconds, own))
-    return DraftedWidth(width=width, steps=len(own), tokens=sum(map(_tokens, own)), step_p50_ms=1000 * median)
 
 
 def _own_seconds(step: StepFact) -> float:

@@ -237,19 +237,14 @@ def layers_section(report: Report) -> Section | None:
             "layer", phases, lambda phase: phase.by_layer, preferred, timed=is_timed(report), order=layer_order
         ),
     ]
-    blocks += [Line(text, tone="quiet") for text in _layer_notes(phases, timed=is_timed(report))]
-    return Section("layers", "Layers", tuple(blocks))
-
-
-def _layer_notes(phases: Sequence[Phase], *, timed: bool) -> list[str]:
-    """Notes about times, and about the layer of nodes without a module."""
     nodes = [node for phase in phases for node in phase.nodes]
-    notes = [TIMES] if timed else []
+    notes = [TIMES] if is_timed(report) else []
     if any(is_copy(node) and node.layer is not None for node in nodes):
         notes.append("A Memcpy node counts in the layer of the node that causes it.")
     if any(not entry.nodes + entry.added_nodes for phase in phases for entry in phase.by_layer):
         notes.append(SEVERAL)
-    return notes
+    blocks += [Line(text, tone="quiet") for text in notes]
+    return Section("layers", "Layers", tuple(blocks))
 
 
 def nodes_section(report: Report) -> Section | None:
