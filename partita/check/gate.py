@@ -16,6 +16,7 @@ from partita.errors import ReportError
 from partita.observations.records import Record
 from partita.observations.text_format import decimals, listing, name_some, plural
 from partita.options.fields import with_flags
+from partita.partition_reports.groups import grouped
 from partita.partition_reports.outcome import failure_of, is_known
 from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.render.show import Views
@@ -148,10 +149,8 @@ def _compare(report: Report, gate: Gate, name: str, other: str, baseline: Report
 
 def _describe(changes: list[Change], found: Comparison) -> str:
     """Changes for the worse: `1 node: a/MatMul (prefill and decode: CUDA -> CPU: no_kernel_type)`."""
-    alike: dict[tuple[str, str], list[str]] = {}
-    for change in changes:
-        alike.setdefault((display_name(change), describe(change)), []).append(change.group)
-    texts = [f"{name} ({listing(groups)}: {text})" for (name, text), groups in alike.items()]
+    same = grouped(changes, lambda change: (display_name(change), describe(change)))
+    texts = [f"{name} ({listing(change.group for change in group)}: {text})" for (name, text), group in same.items()]
     count = f"{plural(count_names(changes), 'node')}: " if changes[0].section in ("nodes", "reasons") else ""
     new = [change for change in found.of("copies") if changes[0].section == "copy_count" and change.kind == "added"]
     more = f"; new: {name_some(dict.fromkeys(change.name for change in new))}" if new else ""

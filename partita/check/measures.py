@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from partita.check.requirements import PHASE_MEASURES, Limits, Measure, Requirement, Selector
 from partita.compare.reports import PlacedRow, placed_rows
 from partita.observations.names import CPU
 from partita.observations.text_format import decimals, listing, name_some, plural, short_provider
 from partita.options.fields import with_flags
-from partita.partition_reports.groups import ran_by
+from partita.partition_reports.groups import grouped, ran_by
 from partita.partition_reports.outcome import (
     TOO_FEW,
     describe_cache,
@@ -72,7 +73,12 @@ def find(requirement: Requirement, report: Report) -> list[Finding]:
     """At least one finding for each measure; phases with the same value share one."""
     if failure_of(report) is not None:
         return [(False, "cannot be confirmed: the run failed")]
-    phases = [phase for phase in report.phases if is_known(phase) and _is_selected(phase, requirement.selectors)]
+    selectors = [entry for entry in requirement.selectors if entry.field == "phase"]
+    phases = [
+        phase
+        for phase in report.phases
+        if is_known(phase) and all((phase.name == entry.value) == entry.equal for entry in selectors)
+    ]
     found = []
     for measure in requirement.measures:
         if measure.field == "unavailable":
@@ -80,19 +86,15 @@ def find(requirement: Requirement, report: Report) -> list[Finding]:
             continue
         if not phases:
             found.append((False, "the report has no selected phase with nodes"))
-        alike: dict[tuple[bool, str, str], list[str]] = {}
-        for phase in phases:
-            alike.setdefault(_find_in_phase(requirement, measure, phase, report), []).append(phase.name)
-        found += [(is_met, f"{text} in {listing(names)}{more}") for (is_met, text, more), names in alike.items()]
+        same = grouped(phases, partial(_find_in_phase, requirement, measure, report))
+        found += [
+            (is_met, f"{text} in {listing(phase.name for phase in where)}{more}")
+            for (is_met, text, more), where in same.items()
+        ]
     return found
 
 
-def _is_selected(phase: Phase, selectors: Iterable[Selector]) -> bool:
-    """Whether the selectors include the phase."""
-    return all((phase.name == entry.value) == entry.equal for entry in selectors if entry.field == "phase")
-
-
-def _find_in_phase(requirement: Requirement, measure: Measure, phase: Phase, report: Report) -> tuple[bool, str, str]:
+def _find_in_phase(requirement: Requirement, measure: Measure, report: Report, phase: Phase) -> tuple[bool, str, str]:
     """Whether one measure holds in one phase, its text, and the text after the phase name."""
     field = measure.field
     if field in PHASE_MEASURES:

@@ -18,6 +18,7 @@ from partita.observations.text_format import (
     plural,
     tally,
 )
+from partita.partition_reports.groups import grouped
 from partita.partition_reports.render.show import Views
 from partita.partition_reports.sections.model import Block, Column, Document, Group, Line, Pairs, Section, table
 
@@ -144,14 +145,11 @@ def _table(part: Part, changes: Sequence[Change]) -> Iterator[Block]:
 
 def _groups(part: Part, changes: Iterable[Change]) -> Iterator[Block]:
     """Changes grouped by what changed; phases with the same names share a group."""
-    ways: dict[str, list[Change]] = {}
-    for change in changes:
-        ways.setdefault(describe(change), []).append(change)
-    ranked = sorted(ways.items(), key=lambda item: -len(item[1]))
-    for way, members in ranked[:GROUPS]:
-        for groups, alike in by_names(members):
-            count, where = plural(len(alike), part.noun), f" in {listing(groups)}" if any(groups) else ""
-            yield Group(f"{way}, {count}{where}", tuple(_details(part, alike)))
+    ranked = sorted(grouped(changes, describe).items(), key=lambda item: -len(item[1]))
+    for text, members in ranked[:GROUPS]:
+        for groups, same in by_names(members):
+            count, where = plural(len(same), part.noun), f" in {listing(groups)}" if any(groups) else ""
+            yield Group(f"{text}, {count}{where}", tuple(_details(part, same)))
     if len(ranked) > GROUPS:
         left = sum(len(members) for _, members in ranked[GROUPS:])
         yield Line(f"and {plural(left, f'more {part.noun}')}; the JSON has all", tone="quiet")
@@ -178,26 +176,22 @@ def _details(part: Part, changes: Sequence[Change]) -> Iterator[Line]:
 
 def by_names(changes: Iterable[Change]) -> list[tuple[list[str], list[Change]]]:
     """Groups (phases) with the same changed names, and the changes of the first of them."""
-    groups: dict[str, list[Change]] = {}
-    for change in changes:
-        groups.setdefault(change.group, []).append(change)
-    alike: dict[tuple[str, ...], tuple[list[str], list[Change]]] = {}
-    for group, members in groups.items():
-        alike.setdefault(tuple(sorted(change.name for change in members)), ([], members))[0].append(group)
-    return list(alike.values())
+    groups = grouped(changes, lambda change: change.group)
+    same_names = grouped(groups, lambda group: tuple(sorted(change.name for change in groups[group])))
+    return [(names, groups[names[0]]) for names in same_names.values()]
 
 
 def describe(change: Change) -> str:
     """What changed: `CUDA -> CPU: no_kernel_type`, `new: on CPU`, `gone: 4 KiB, host to device`."""
     before, after = _texts(change)
-    way = {"added": f"new: {after}", "removed": f"gone: {before}", "changed": f"{before} -> {after}"}[change.kind]
+    text = {"added": f"new: {after}", "removed": f"gone: {before}", "changed": f"{before} -> {after}"}[change.kind]
     details = change.details
     about = [f": {details['reason']}"] if "reason" in details else []
     about += [f", {details[name].replace('_', ' ')}" for name in ("border", "direction") if name in details]
     if change.section == "reasons":
         about += [f", on {named_provider(details['provider'])}"] if change.after is not None else []
-        way = f"why not {named_provider(details['skipped'])}: {way}" if "skipped" in details else way
-    return "".join([way, *about])
+        text = f"why not {named_provider(details['skipped'])}: {text}" if "skipped" in details else text
+    return "".join([text, *about])
 
 
 def _texts(change: Change) -> tuple[str, str]:
@@ -260,9 +254,7 @@ def report_headline(found: Comparison, nodes: Mapping[str, int]) -> str:
     failed = [side.name for side in (found.before, found.after) if side.failure is not None]
     parts = [f"the run of {listing(dict.fromkeys(failed))} FAILED"] if failed else []
     if found.same:
-        counts: dict[int, list[str]] = {}
-        for phase, count in nodes.items():
-            counts.setdefault(count, []).append(phase)
+        counts = grouped(nodes, nodes.__getitem__)
         where = listing(f"{plural(count, 'node')} in {listing(phases)}" for count, phases in counts.items())
         parts.append(f"no difference in placement, reasons and copies ({where})")
     else:
@@ -282,24 +274,21 @@ def report_headline(found: Comparison, nodes: Mapping[str, int]) -> str:
 def _placement(found: Comparison) -> Iterator[str]:
     """Differences of nodes, reasons and copies."""
     nodes = found.of("nodes")
-    ways: dict[tuple[str, str], list[Change]] = {}
-    for change in nodes:
-        if change.kind == "changed":
-            ways.setdefault(_texts(change), []).append(change)
-    for (before, after), changes in sorted(ways.items(), key=lambda way: -len(way[1])):
-        for phases, alike in by_names(changes):
-            yield f"{plural(len(alike), 'node')} moved from {before} to {after} in {listing(phases)}"
-    if not ways:
+    moved = grouped((change for change in nodes if change.kind == "changed"), _texts)
+    for (before, after), changes in sorted(moved.items(), key=lambda item: -len(item[1])):
+        for phases, same in by_names(changes):
+            yield f"{plural(len(same), 'node')} moved from {before} to {after} in {listing(phases)}"
+    if not moved:
         yield "no node moved"
     others = [change for change in found.of("reasons") if not _is_explained(change, found)]
     verbs = {"added": "{} added", "removed": "{} removed"}
     words = {"added": "new reason", "changed": "changed reason", "removed": "former reason"}
     for kind, verb in verbs.items():
-        for phases, alike in by_names(change for change in nodes if change.kind == kind):
-            yield f"{verb.format(plural(len(alike), 'node'))} in {listing(phases)}"
+        for phases, same in by_names(change for change in nodes if change.kind == kind):
+            yield f"{verb.format(plural(len(same), 'node'))} in {listing(phases)}"
     for kind, noun in words.items():
-        for phases, alike in by_names(change for change in others if change.kind == kind):
-            yield f"{plural(len(alike), noun)} in {listing(phases)}"
+        for phases, same in by_names(change for change in others if change.kind == kind):
+            yield f"{plural(len(same), noun)} in {listing(phases)}"
     yield from _copies(found)
 
 

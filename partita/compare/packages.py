@@ -62,14 +62,12 @@ def _rows(found: Inspection) -> Iterator[Row]:
     """The known facts."""
     for subject, name, value in _facts(found):
         if value:
-            text = _file_text(value) if isinstance(value, FileFacts) else value
+            if isinstance(value, str):
+                text = value
+            else:
+                text = "missing" if value.size_bytes is None else f"{value.size_bytes:,} bytes"
+                text += f", SHA-256 {value.sha256[:16]}" if value.sha256 else ""
             yield Row(subject, "", name, text, source=value)
-
-
-def _file_text(file: FileFacts) -> str:
-    """Size and hash of a file."""
-    size = "missing" if file.size_bytes is None else f"{file.size_bytes:,} bytes"
-    return f"{size}, SHA-256 {file.sha256[:16]}" if file.sha256 else size
 
 
 def _facts(found: Inspection) -> Iterator[Fact]:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from partita.observations.records import Record
+from partita.partition_reports.groups import grouped
 
 Value = str | int | float | None
 
@@ -83,28 +84,16 @@ class Row:
     """The record that the row was made from, for rules."""
 
 
-def _equal(was: Row, now: Row) -> bool:
-    return was.value == now.value
-
-
-def _never(was: Row | None, now: Row | None) -> bool:
-    return False
-
-
-def _nothing(was: Row | None, now: Row | None) -> Mapping[str, str | None]:
-    return {}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """Comparison of the rows of a section. A missing row is None."""
 
     counts: bool = True
     """Whether the records differ if rows of this section differ."""
-    is_same: Callable[[Row, Row], bool] = _equal
-    is_worse: Callable[[Row | None, Row | None], bool] = _never
+    is_same: Callable[[Row, Row], bool] = lambda was, now: was.value == now.value
+    is_worse: Callable[[Row | None, Row | None], bool] = lambda was, now: False
     """Whether the second row is worse than the first."""
-    details: Callable[[Row | None, Row | None], Mapping[str, str | None]] = _nothing
+    details: Callable[[Row | None, Row | None], Mapping[str, str | None]] = lambda was, now: {}
 
 
 DEFAULT = Rule()
@@ -114,7 +103,7 @@ def compare_rows(
     before: Iterable[Row], after: Iterable[Row], rules: Mapping[str, Rule]
 ) -> tuple[tuple[Change, ...], int]:
     """The changes, in the order of the rows' sections, and the number of equal rows."""
-    ours, theirs = _by_section(before), _by_section(after)
+    ours, theirs = (grouped(rows, lambda row: row.section) for rows in (before, after))
     changes: list[Change] = []
     equal = 0
     for section in dict.fromkeys((*ours, *theirs)):
@@ -125,13 +114,6 @@ def compare_rows(
             else:
                 changes.append(_change(was, now, rule))
     return tuple(changes), equal
-
-
-def _by_section(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        found.setdefault(row.section, []).append(row)
-    return found
 
 
 def pair_rows(before: Sequence[Row], after: Sequence[Row]) -> Iterator[tuple[Row | None, Row | None]]:
@@ -156,13 +138,9 @@ def pair_rows(before: Sequence[Row], after: Sequence[Row]) -> Iterator[tuple[Row
     yield from ((None, row) for row in came)
 
 
-def _by_key(rows: Iterable[Row], rank: int) -> dict[Hashable, list[Row]]:
-    found: dict[Hashable, list[Row]] = {}
-    for row in rows:
-        keys = row.keys or (row.name,)
-        if rank < len(keys):
-            found.setdefault((row.group, keys[rank]), []).append(row)
-    return found
+def _by_key(rows: Iterable[Row], rank: int) -> Mapping[tuple[str, Hashable], list[Row]]:
+    ranked = (row for row in rows if rank < len(row.keys or (row.name,)))
+    return grouped(ranked, lambda row: (row.group, (row.keys or (row.name,))[rank]))
 
 
 def _change(was: Row | None, now: Row | None, rule: Rule) -> Change:

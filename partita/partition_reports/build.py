@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from partita.diagnosis.actions import checkpoint_of, same_precision
 from partita.diagnosis.explanation import find_fallbacks
+from partita.diagnosis.kernel_paths import find_paths
 from partita.diagnosis.records import Fallback, KernelPath
 from partita.diagnosis.session_index import EVERY_PHASE, SessionIndex, index_session
 from partita.observations.facts import RunFacts, SessionFacts, StateFact, StepFact
 from partita.observations.records import ChainEntry, Environment, PackageFacts, PhaseName
 from partita.partition_reports import dry_run
 from partita.partition_reports.cost import phase_cost, tokens_per_run, with_costs
-from partita.partition_reports.groups import find_file_nodes, with_groups
-from partita.partition_reports.kernel_paths import kernel_paths
+from partita.partition_reports.groups import find_file_nodes, share_of, total_us, with_groups
 from partita.partition_reports.outcome import summarise
 from partita.partition_reports.partitions import find_copies, find_partitions
 from partita.partition_reports.placement import find_conflicts, find_subgraphs, in_layers, place_nodes
@@ -51,7 +52,7 @@ def build_report(
     for name, index in _phase_sessions(indexes):
         phase = _build_phase(index, name, facts.steps, rows, chain, timed=device is None)
         phases.append(phase)
-        paths += kernel_paths(index, phase, package)
+        paths += _kernel_paths(index, phase, package)
         found = find_fallbacks(index, name, chain)
         fallbacks += with_costs(found, phase, chain[0], timed=device is None) if found else ()
     report = Report(
@@ -134,6 +135,37 @@ def _build_phase(
         timing_note=f"{speed.note}; {node_time_note(times)}" if timed else dry_run.TIMING_NOTE,
     )
     return with_groups(phase)
+
+
+def _kernel_paths(index: SessionIndex, phase: Phase, package: PackageFacts | None) -> tuple[KernelPath, ...]:
+    """The kernel of each executed node whose operator has several on its provider, in execution order."""
+    blanks: dict[str, object] = {
+        "checkpoint": checkpoint_of(package),
+        "out": "OUT" if package is None else f"{package.name}-fast",
+        "same_precision": same_precision(package),
+    }
+    nodes, whole = {node.name: node for node in phase.nodes}, total_us(phase.nodes)
+    found = []
+    for each in find_paths(index, phase.name):
+        node, row = nodes[each.node], each.row
+        found.append(
+            KernelPath(
+                phase=phase.name,
+                node=node.name,
+                op_type=node.op_type,
+                provider=each.provider,
+                path=each.path,
+                is_slow=row is not None and bool(row.cause),
+                evidence_kind=each.evidence_kind,
+                evidence=each.evidence,
+                cause=row.cause if row is not None else "",
+                remedy=str(row.remedy.filled(**blanks)) if row is not None and row.remedy is not None else "",
+                module=node.module,
+                host_us_per_run=node.host_us_per_run,
+                time_share=share_of(node.host_us_per_run, whole),
+            )
+        )
+    return tuple(found)
 
 
 def _build_cache(states: Sequence[StateFact]) -> Cache:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
+from typing import TypeVar
 
 from partita.diagnosis import naming
 from partita.diagnosis.records import Fallback
@@ -33,6 +34,16 @@ ORDER = {BEFORE: 0, WHOLE: 0, BETWEEN: 2, AFTER: 3}
 LAYER = "layer "
 Node = FileNode | NodePlacement
 Key = Callable[[Node], str]
+Item = TypeVar("Item")
+GroupKey = TypeVar("GroupKey")
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], GroupKey]) -> dict[GroupKey, list[Item]]:
+    """Key -> its items, in their order."""
+    found: dict[GroupKey, list[Item]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
 
 
 def provider_of(node: Node) -> str:
@@ -140,16 +151,13 @@ def _group(phase: Phase, key: Key, several: str = "") -> list[GroupShare]:
     The time of an executed node belongs to the group of the file nodes that it ran. If these are in several groups, it
     belongs to the group `several`, by default to that of the executed node.
     """
-    rows: dict[str, list[Node]] = {}
-    for row in report_rows(phase):
-        rows.setdefault(key(row), []).append(row)
-    ran: dict[str, list[NodePlacement]] = {}
-    runs, whole = ran_by(phase), total_us(phase.nodes)
-    for node in phase.nodes:
-        if node.host_us_per_run is not None:
-            names = {key(row) for row in runs.get(node.name, ())}
-            name = names.pop() if len(names) == 1 else several if names and several else key(node)
-            ran.setdefault(name, []).append(node)
+    rows, runs, whole = grouped(report_rows(phase), key), ran_by(phase), total_us(phase.nodes)
+
+    def group_of(node: NodePlacement) -> str:
+        names = {key(row) for row in runs.get(node.name, ())}
+        return names.pop() if len(names) == 1 else several if names and several else key(node)
+
+    ran = grouped((node for node in phase.nodes if node.host_us_per_run is not None), group_of)
     shares = []
     for name in dict.fromkeys((*rows, *ran)):
         members, time = rows.get(name, []), total_us(ran.get(name, ()))

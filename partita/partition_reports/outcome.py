@@ -13,6 +13,7 @@ from partita.partition_reports.groups import (
     added_nodes,
     file_counts,
     folded_nodes,
+    grouped,
     provider_of,
     ran_by,
     report_rows,
@@ -215,11 +216,12 @@ def verdict_of(report: Report) -> str:
 
 def merge_phases(phases: tuple[Phase, ...]) -> list[list[Phase]]:
     """Phases grouped by equal nodes, providers and copies."""
-    merged: dict[object, list[Phase]] = {}
-    for phase in phases:
-        placed = tuple((node.name, node.provider) for node in phase.nodes)
-        merged.setdefault((placed, tuple((copy.kind, copy.name) for copy in phase.copies)), []).append(phase)
-    return list(merged.values())
+
+    def placement(phase: Phase) -> object:
+        nodes = tuple((node.name, node.provider) for node in phase.nodes)
+        return nodes, tuple((copy.kind, copy.name) for copy in phase.copies)
+
+    return list(grouped(phases, placement).values())
 
 
 def phase_names(phases: list[Phase]) -> str:

@@ -31,7 +31,8 @@ Coverage = tuple[Source, bool, str] | tuple[Source, bool, str, str]
 def _sources_of_graphs(facts: RunFacts, indexes: Sequence[SessionIndex]) -> Iterator[Coverage]:
     """Coverage of the graphs, per file."""
     sessions = facts.sessions
-    yield "model_file", any(session.graph for session in sessions), "; ".join(map(_cover_model_file, indexes))
+    nodes = [f"{session.file}: {plural(len(session.graph), 'node')} in the file" for session in sessions]
+    yield "model_file", any(session.graph for session in sessions), "; ".join(nodes)
     missing = "; ".join(dict.fromkeys(filter(None, (session.optimised_missing_reason for session in sessions))))
     known = any(session.optimised is not None for session in sessions)
     yield "optimised_model", known, "; ".join(map(_cover_optimised, indexes)), f": {missing}" if missing else ""
@@ -50,34 +51,12 @@ def _sources_of_graphs(facts: RunFacts, indexes: Sequence[SessionIndex]) -> Iter
     yield "assignment", any(session.assigned is not None for session in sessions), text
 
 
-def _cover_model_file(index: SessionIndex) -> str:
-    """Number of exported nodes that run under their own name.
-
-    ONNX Runtime replaces an If with a constant condition by its branch, whose nodes are not in the main graph.
-    """
-    same = sum(name in index.file_nodes for name in index.order)
-    named = {name for node in index.order for name in index.replaces(node)}
-    fused = named & index.file_nodes.keys()
-    gone = index.file_nodes.keys() - fused - index.present
-    inner = named - fused
-    branches = f", which execute {plural(len(inner), 'node')} of control-flow subgraphs" if inner else ""
-    return (
-        f"{index.facts.file}: {plural(len(index.facts.graph), 'node')} in the file; under their own name: {same}, "
-        f"fused into another node: {len(fused)}, removed: {len(gone)}; added by ONNX Runtime: "
-        f"{len(index.order) - same}{branches}"
-    )
-
-
 def _cover_optimised(index: SessionIndex) -> str:
     """Nodes of the optimised graph, or why there is none."""
-    if index.optimised is None:
-        return f"{index.facts.file}: no data: {index.facts.optimised_missing_reason or 'not requested'}"
-    new = [name for name in index.optimised.nodes if name not in index.file_nodes and name not in index.memcpy]
-    known = sum(bool(index.replaces(name)) for name in new)
-    return (
-        f"{index.facts.file}: {plural(len(index.optimised.nodes), 'node')}, {len(index.memcpy)} of them Memcpy; "
-        f"fused or inserted by ONNX Runtime: {len(new)}, of them fused from exported nodes: {known}"
-    )
+    file, graph = index.facts.file, index.optimised
+    if graph is None:
+        return f"{file}: no data: {index.facts.optimised_missing_reason or 'not requested'}"
+    return f"{file}: {plural(len(graph.nodes), 'node')}, {len(index.memcpy)} of them Memcpy"
 
 
 def _sources_of_runs(facts: RunFacts, indexes: Sequence[SessionIndex]) -> Iterator[Coverage]:

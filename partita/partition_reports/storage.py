@@ -44,19 +44,17 @@ def read(path: Path) -> Report:
 
 
 def read_one_of(path: Path, kinds: Mapping[str, type[Shown]]) -> Shown:
-    """Read a record of one of `kinds`, by the schema in the file. Raises ReportError."""
+    """Read a record of one of `kinds`, by the schema in the file, ignoring unknown fields.
+
+    Raises ReportError, with the name of an invalid field.
+    """
     raw = _parse(path)
     if not isinstance(raw, dict) or not isinstance(raw.get("schema"), str):
         raise ReportError(f"{path}: not a partition report, it has no schema field; write one with `report`")
     if raw["schema"] not in kinds:
         raise ReportError(_wrong_schema(path, raw["schema"], kinds))
-    return _validated(path, raw, kinds[raw["schema"]])
-
-
-def _validated(path: Path, raw: dict[str, Any], record: type[Shown]) -> Shown:
-    """Validate `raw` as a record, ignoring unknown fields. Raises ReportError with the name of the invalid field."""
     try:
-        return record.model_validate(raw, extra="ignore")
+        return kinds[raw["schema"]].model_validate(raw, extra="ignore")
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "report"

@@ -12,6 +12,7 @@ from partita.diagnosis.session_index import SessionIndex
 from partita.observations.facts import NodeEvent, SpeculationFact, StepFact
 from partita.observations.records import PhaseName
 from partita.observations.text_format import plural
+from partita.partition_reports.groups import grouped
 from partita.partition_reports.request_records import DraftedWidth, Speculation
 
 
@@ -149,7 +150,15 @@ def speculation_figures(fact: SpeculationFact | None, steps: Sequence[StepFact])
         draft_seconds=sum(step.draft_seconds for step in made),
         plain_token_ms=1000 * statistics.median(plain) if plain else None,
         speedup=_speedup(made) if drafted else None,
-        widths=tuple(_of_width(width, made) for width in sorted({step.width for step in made})),
+        widths=tuple(
+            DraftedWidth(
+                width=width,
+                steps=len(own),
+                tokens=sum(map(_tokens, own)),
+                step_p50_ms=1000 * statistics.median(map(_own_seconds, own)),
+            )
+            for width, own in sorted(grouped(made, lambda step: step.width).items())
+        ),
     )
 
 
@@ -160,11 +169,8 @@ def rows_of(found: Speculation) -> int:
 
 def _speedup(steps: Sequence[StepFact]) -> float | None:
     """Speedup, comparing each step with steps of equally many rows, because rows share the time of a step."""
-    by_rows: dict[int, list[float]] = {}
-    for step in steps:
-        if not step.drafted and _tokens(step):
-            by_rows.setdefault(_rows(step), []).append(_own_seconds(step))
-    plain = {rows: statistics.median(seconds) for rows, seconds in by_rows.items()}
+    by_rows = grouped((step for step in steps if not step.drafted and _tokens(step)), _rows)
+    plain = {rows: statistics.median(map(_own_seconds, own)) for rows, own in by_rows.items()}
     compared = [step for step in steps if _rows(step) in plain]
     took = sum(step.seconds + step.overhead_seconds for step in compared)
     without = sum(_tokens(step) / _rows(step) * plain[_rows(step)] for step in compared)
@@ -173,12 +179,6 @@ def _speedup(steps: Sequence[StepFact]) -> float | None:
 
 def _rows(step: StepFact) -> int:
     return _tokens(step) - step.accepted
-
-
-def _of_width(width: int, steps: Sequence[StepFact]) -> DraftedWidth:
-    own = [step for step in steps if step.width == width]
-    median = statistics.median(map(_own_seconds, own))
-    return DraftedWidth(width=width, steps=len(own), tokens=sum(map(_tokens, own)), step_p50_ms=1000 * median)
 
 
 def _own_seconds(step: StepFact) -> float:

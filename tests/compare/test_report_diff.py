@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import json
 from dataclasses import replace
 
-import pytest
 from rich.console import Console
 
 from partita.compare.reports import compare
@@ -14,8 +12,6 @@ from partita.observations.records import InstalledWheel
 from partita.partition_reports.records import Subgraphs
 from partita.partition_reports.render.show import print_text
 from tests.partition_reports.report_changes import (
-    HARMFUL,
-    HOSTILE,
     compiled,
     each_node,
     each_phase,
@@ -333,20 +329,6 @@ def test_a_phase_that_is_gone_is_a_difference():
     found = compare(mixed(), mixed().model_copy(update={"phases": mixed().phases[:1]}))
     assert not found.same
     assert ways(found, "phases") == {("request", "phases", "prefill, decode", "prefill")}
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_no_line_is_wider_than_the_console(width):
-    out = rendered(compare(report_of(recorded_facts()), moved(QUERY, MUL)), width)
-    assert max(len(line) for line in out.splitlines()) <= width
-
-
-def test_hostile_names_are_harmless_in_text_and_whole_in_json():
-    names = {QUERY: HOSTILE, "Memcpy": HOSTILE + "2"}
-    found = compare(renamed(mixed(), names), renamed(moved(QUERY), names), names=(HOSTILE, "b"))
-    assert not HARMFUL & set(rendered(found))
-    again = json.loads(json.dumps(found.model_dump(mode="json", by_alias=True)))
-    assert {change["name"] for change in again["changes"] if change["section"] == "nodes"} == {HOSTILE}
 
 
 def test_a_long_list_is_cut_and_says_so():

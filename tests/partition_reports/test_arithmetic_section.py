@@ -19,7 +19,6 @@ from tests.partition_reports.samples import (
     report_of,
     run_facts,
     session_facts,
-    shown,
 )
 
 GATHER, ROWS, FOLDED, PRODUCT, SUM = (
@@ -131,19 +130,3 @@ def test_a_compiler_does_not_say() -> None:
 def test_other_packages_have_no_such_section(precision: str) -> None:
     ran = session(COMPUTED, {GATHER: "float16", PRODUCT: "float16", SUM: "float16"})
     assert floats_section(report(precision, ran)) is None
-
-
-def test_a_report_of_before_has_no_such_section() -> None:
-    built = report("fp16", session(COMPUTED, {GATHER: "float16", PRODUCT: "float16", SUM: "float16"}))
-    written = built.model_dump(mode="json", by_alias=True)
-    for phase in written["phases"]:
-        for node in phase["nodes"]:
-            del node["element_type"], node["matrix_type"]
-    assert floats_section(built) is not None and floats_section(Report.model_validate(written)) is None
-
-
-def test_every_view_has_it() -> None:
-    built = report("fp16", session(COMPUTED, {GATHER: "float16", PRODUCT: "float16", SUM: "float32"}))
-    for view in ("text", "markdown", "html"):
-        text = " ".join(shown(built, view).split())
-        assert "prefill and decode: 1 node in float16 and 1 in float32" in text, view

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from partita.observations.facts import AssignedNode, PortFact
+from partita.observations.facts import AssignedNode
 from partita.observations.records import ChainEntry
 from tests.partition_reports.samples import (
     CPU,
@@ -23,7 +23,6 @@ from tests.partition_reports.samples import (
     recorded_facts,
     report_of,
     run_facts,
-    with_session,
 )
 
 
@@ -77,12 +76,6 @@ def test_memcpy_nodes_and_misplaced_ports_are_copies(report):
     assert border.source == "memory_info"
     prefill = {copy.name: copy for copy in phase_of(report, "prefill").copies}
     assert prefill["input_ids"].bytes_per_run is None, "the size of a prompt is not the size of a decode step"
-
-
-def test_an_output_bound_on_the_host_goes_device_to_host():
-    ports = (PortFact("logits", "output", "logits", "WebGPU_Buf", "Cpu", 2048),)
-    copies = phase_of(report_of(mixed_facts(ports=ports), GPU_CHAIN), "decode").copies
-    assert [(c.kind, c.direction) for c in copies if c.name == "logits"] == [("session_output", "device_to_host")]
 
 
 def test_every_fallback_has_the_reason_that_its_evidence_supports(report):
@@ -167,30 +160,24 @@ def test_a_node_that_nobody_saw_has_no_provider_and_says_so():
     assert phase_of(report, "decode").partitions[-1].provider == "unknown"
 
 
-def test_a_node_twice_in_the_plan_fails_its_check_and_is_placed_once():
-    names = tuple(name for name, _, _ in MIXED_PLAN)
-    report = report_of(mixed_facts(plan=((*names, names[0]),)), GPU_CHAIN)
-    assert failed(report) == ["model.onnx: every plan node appears once"]
-    assert len(phase_of(report, "decode").nodes) == len(names)
+NAMES = tuple(name for name, _, _ in MIXED_PLAN)
+LAST_RUN = mixed_session().runs[-1:]
 
 
-def test_an_executed_node_outside_the_plan_fails_its_check():
-    names = tuple(name for name, _, _ in MIXED_PLAN)
-    report = report_of(mixed_facts(plan=(names[:-1],)), GPU_CHAIN)
-    check = next(check for check in report.checks if check.name == "model.onnx: every executed node is in the plan")
-    assert not check.passed
-    assert check.detail == "1 executed, but not in the plan: lm_head/MatMul"
-
-
-def test_a_provider_outside_the_chain_fails_its_check():
-    report = report_of(mixed_facts(), (ChainEntry(provider=GPU, status="active"),))
-    assert failed(report) == [f"{name}: every node is on a provider of the chain" for name in ("prefill", "decode")]
-
-
-def test_an_event_of_an_undescribed_run_fails_its_check():
-    facts = mixed_facts()
-    report = report_of(with_session(facts, runs=facts.sessions[0].runs[:-1]), GPU_CHAIN)
-    assert "model.onnx: every event belongs to a known run" in failed(report)
+@pytest.mark.parametrize(
+    ("changes", "chain", "names"),
+    [
+        ({"plan": ((*NAMES, NAMES[0]),)}, GPU_CHAIN, ["model.onnx: every plan node appears once"]),
+        ({"plan": (NAMES[:-1],)}, GPU_CHAIN, ["model.onnx: every executed node is in the plan"]),
+        ({"runs": LAST_RUN}, GPU_CHAIN, ["model.onnx: every event belongs to a known run"]),
+        ({}, GPU_CHAIN[:1], [f"{name}: every node is on a provider of the chain" for name in ("prefill", "decode")]),
+    ],
+    ids=["node twice in the plan", "executed node outside the plan", "event of an unknown run", "outside the chain"],
+)
+def test_a_contradiction_fails_its_check(changes, chain, names):
+    report = report_of(mixed_facts(**changes), chain)
+    assert [name for name in failed(report) if name in names] == names
+    assert {node.name for phase in report.phases for node in phase.nodes} <= set(NAMES)
 
 
 def test_warm_up_does_not_reach_the_medians(report):

@@ -36,7 +36,3 @@ def test_every_place_gives_the_same_answer(status: str) -> None:
     row = next((row.cells[1] for row in figures(report).rows if row.cells[0] == "KV cache"), None)
     expected = {"in_place": "in place", "not_checked": "not checked", "no_cache": None}
     assert row == expected[status] if status in expected else str(row).startswith("NO: ")
-
-
-def test_what_nobody_looked_at_is_neither_in_place_nor_not() -> None:
-    assert is_in_place(None) is None and status_of(None) == "no_cache"

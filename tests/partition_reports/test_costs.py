@@ -227,17 +227,20 @@ def test_the_text_says_what_a_group_of_fallbacks_costs():
 # --- borders, sources, disagreements --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("direction", "found"), [("input", ["host_to_host"]), ("output", [])])
-def test_an_input_in_another_memory_of_the_host_is_copied_and_an_output_is_not(direction, found):
-    ports = (PortFact("p", direction, "tokens", "OpenVINO_shared_CPU", "Cpu", 8),)
+@pytest.mark.parametrize(
+    ("direction", "required", "bound", "found"),
+    [
+        ("input", "OpenVINO_shared_CPU", "Cpu", ["host_to_host"]),
+        ("output", "OpenVINO_shared_CPU", "Cpu", []),
+        ("input", "WebGPU_Buf", "Cuda", ["device_to_device"]),
+        ("output", "WebGPU_Buf", "Cpu", ["device_to_host"]),
+    ],
+)
+def test_a_buffer_in_other_memory_than_expected_is_copied(direction, required, bound, found):
+    """An output in another memory of the host is not."""
+    ports = (PortFact("p", direction, "tokens", required, bound, 8),)
     copies = phase_of(report_of(mixed_facts(ports=ports), GPU_CHAIN), "decode").copies
     assert [copy.direction for copy in copies if copy.name == "p"] == found
-
-
-def test_a_tensor_between_two_devices_goes_from_device_to_device():
-    ports = (PortFact("p", "input", "tokens", "WebGPU_Buf", "Cuda", 8),)
-    copies = phase_of(report_of(mixed_facts(ports=ports), GPU_CHAIN), "decode").copies
-    assert [copy.direction for copy in copies if copy.name == "p"] == ["device_to_device"]
 
 
 def test_tensors_that_only_exist_after_fusion_have_a_name_at_the_border():

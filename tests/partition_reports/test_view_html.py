@@ -193,18 +193,6 @@ def test_what_no_reader_may_overlook_is_at_the_top() -> None:
     assert failed.name in flags
 
 
-def test_each_reason_has_its_definition_and_its_page() -> None:
-    report = report_of(recorded_facts(), NO_GPU_CHAIN)
-    part = section(read(shown(report, "html")), "fallbacks")
-    codes = {entry.reason for entry in report.fallbacks}
-    assert codes == {"not_in_build"}
-    groups = part.all("article")
-    assert len(groups) == 2, "the unavailable provider, and the reason of its nodes"
-    for group in groups:
-        (about,) = [fold for fold in group.all("details") if words(fold).startswith("About not_in_build")]
-        assert "applies when:" in words(about) and "see: docs/reasons.md#not_in_build" in words(about)
-
-
 def test_the_map_has_every_node_once_per_phase_in_layer_order(deep: Element) -> None:
     table = section(deep, "layers").all("table")[0]
     titles = [words(row.children[0]) for row in table.one("tbody").all("tr")]
@@ -239,32 +227,6 @@ def test_reasons_have_evidence_remedy_cost_and_experiments(deep: Element) -> Non
     assert "modeling.py:12" in said
 
 
-def test_nothing_of_the_report_is_left_out(mixed: Element) -> None:
-    report = pages.mixed_report()
-    whole = words(mixed)
-    for text in (
-        *(check.name for check in report.checks),
-        *(source.covers for source in report.sources),
-        *report.notes,
-        *(node.name for phase in report.phases for node in phase.nodes),
-        *(entry.evidence for entry in report.fallbacks),
-        *(entry.harmless_reason for entry in (fallback.cost for fallback in report.fallbacks) if entry is not None),
-        report.environment.cpu,
-        report.environment.onnxruntime_build,
-        *(phase.timing_note for phase in report.phases),
-    ):
-        assert " ".join(text.split()) in whole, text
-
-
-def test_a_copied_command_is_whole(mixed: Element) -> None:
-    report = pages.mixed_report()
-    package = report.package and report.package.model_copy(update={"name": "my 'model'"})
-    request = report.request.model_copy(update={"path": "/tmp/my 'model'"})
-    page = read(shown(report.model_copy(update={"package": package, "request": request}), "html"))
-    codes = {words(e) for e in page.all("code")}
-    assert any("\"my 'model'-for-webgpu\"" in text for text in codes), codes
-
-
 # look
 
 
@@ -297,12 +259,6 @@ def test_contrast_is_enough(mode: str) -> None:
         for ground in ("page", "panel"):
             assert contrast(colours[f"e{number}"], colours[ground]) >= 3, f"e{number} on {ground}"
     assert contrast(colours["edge"], colours["page"]) >= 3
-
-
-def test_colours_are_used_by_name_only() -> None:
-    style = read_part("page.css")
-    rules = re.sub(r":root \{.*?\}", "", style, flags=re.DOTALL)
-    assert not re.findall(r"#[0-9a-fA-F]{3,8}\b(?!-)", re.sub(r"#[a-z][\w-]*", "", rules))
 
 
 # size

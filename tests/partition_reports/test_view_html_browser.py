@@ -123,15 +123,6 @@ def test_without_javascript_everything_is_there_to_read(tab: Tab, files: dict[st
     assert hidden(tab, "#nodes table") == []
 
 
-def test_dark_mode_follows_the_system(tab: Tab, files: dict[str, Path]) -> None:
-    ground = "getComputedStyle(document.body).backgroundColor"
-    tab.prefer(prefers_color_scheme="light")
-    tab.open(files["deep"], width=1440, height=900)
-    assert tab.run(ground) == "rgb(255, 255, 255)"
-    tab.prefer(prefers_color_scheme="dark")
-    assert tab.run(ground) == "rgb(20, 23, 26)"
-
-
 def test_paper_is_light_and_shows_what_is_folded(tab: Tab, files: dict[str, Path]) -> None:
     tab.open(files["deep"], width=794, height=1123)
     assert hidden(tab, "#nodes table") == ["#nodes table"]
@@ -141,12 +132,6 @@ def test_paper_is_light_and_shows_what_is_folded(tab: Tab, files: dict[str, Path
     assert tab.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     pages_ = tab.call("Page.printToPDF", printBackground=False)["data"]
     assert len(pages_) > 10_000
-
-
-def test_motion_is_left_out_for_who_asks_for_it(tab: Tab, files: dict[str, Path]) -> None:
-    tab.prefer(prefers_reduced_motion="reduce")
-    tab.open(files["cpu"], width=1440, height=900)
-    assert tab.run("getComputedStyle(document.documentElement).scrollBehavior") == "auto"
 
 
 SQUEEZED = """

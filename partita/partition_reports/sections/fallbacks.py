@@ -22,7 +22,7 @@ from partita.observations.text_format import (
     tally,
 )
 from partita.partition_reports.cost import waiting_us
-from partita.partition_reports.groups import provider_of, ran_by, share_of, total_us
+from partita.partition_reports.groups import grouped, provider_of, ran_by, share_of, total_us
 from partita.partition_reports.outcome import counted_rows, fallbacks_of, is_folded, key_of, preferred_of, used_phases
 from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.sections.model import (
@@ -109,12 +109,15 @@ def _count_in_phases(report: Report, entries: Sequence[Fallback]) -> str:
 
 def by_reason(report: Report) -> list[tuple[GroupKey, list[Fallback]]]:
     """Fallbacks by reason and provider: the highest cost first, unexplained ones after others, harmless ones last."""
-    groups: dict[GroupKey, list[Fallback]] = {}
-    for entry in fallbacks_of(report):
-        groups.setdefault((entry.reason, entry.provider), []).append(entry)
+    groups = grouped(fallbacks_of(report), lambda entry: (entry.reason, entry.provider))
     return sorted(
         groups.items(),
-        key=lambda item: (_is_harmless(item[1]), item[0][0] == "unexplained", *_weight(item[1]), item[0]),
+        key=lambda item: (
+            all(entry.cost is not None and entry.cost.harmless is True for entry in item[1]),
+            item[0][0] == "unexplained",
+            *_weight(item[1]),
+            item[0],
+        ),
     )
 
 
@@ -123,11 +126,6 @@ def _weight(entries: Sequence[Fallback]) -> tuple[float, int, int]:
     costs = [entry.cost for entry in entries if entry.cost is not None and entry.phase == entries[-1].phase]
     time = sum((cost.copy_wait_us_per_run or 0.0) + (cost.host_us_per_run or 0.0) for cost in costs)
     return -time, -len({name for cost in costs for name in cost.copies}), -len(entries)
-
-
-def _is_harmless(entries: Iterable[Fallback]) -> bool:
-    """Whether every fallback is harmless."""
-    return all(entry.cost is not None and entry.cost.harmless is True for entry in entries)
 
 
 def reason_title(code: str) -> str:
@@ -240,14 +238,15 @@ class Writer:
     def group(self, number: int, group: tuple[GroupKey, Sequence[Fallback]]) -> Group:
         """One reason with its nodes on one provider."""
         (reason, provider), entries = group
-        findings: dict[object, list[Fallback]] = {}
-        for entry in entries:
-            findings.setdefault(self.key(entry), []).append(entry)
+        findings = grouped(entries, self.key)
         remedies = {entry.remedy for entry in entries}
         last = [entry for entry in entries if entry.phase == entries[-1].phase]
+        phase, costs = self.phases.get(last[0].phase), [entry.cost for entry in last if entry.cost is not None]
         blocks: list[Block] = [
             Line(reason_text(reason, entries), "reason"),
-            self.cost(last),
+            Line("unknown: no phase measured these nodes", "cost")
+            if phase is None or not costs
+            else Line(cost_text(costs, phase), f"cost{in_phases([phase.name])}"),
             Line(tally(dict(Counter(entry.op_type or "unknown" for entry in last))), "operators"),
         ]
         blocks += [self.finding(members, alone=len(findings) == 1) for members in findings.values()]
@@ -257,19 +256,9 @@ class Writer:
         title = f"{reason_title(reason)}: {_count_in_phases(self.report, entries)}, on {short_provider(provider)}"
         return Group(title, tuple(blocks), reason_anchor(number))
 
-    def cost(self, entries: Sequence[Fallback]) -> Line:
-        """Cost of the group in its last phase."""
-        phase = self.phases.get(entries[0].phase)
-        costs = [entry.cost for entry in entries if entry.cost is not None]
-        if phase is None or not costs:
-            return Line("unknown: no phase measured these nodes", "cost")
-        return Line(cost_text(costs, phase), f"cost{in_phases([phase.name])}")
-
     def finding(self, members: Sequence[Fallback], *, alone: bool) -> Group:
         """Evidence with its nodes."""
-        by_node: dict[str, list[Fallback]] = {}
-        for entry in members:
-            by_node.setdefault(entry.node, []).append(entry)
+        by_node = grouped(members, lambda entry: entry.node)
         first = members[0]
         evidence = first_of(entry.evidence for entry in members)
         blocks: list[Block] = [Line(text, "nodes") for text in _render_nodes(by_node)]
@@ -282,19 +271,15 @@ class Writer:
         if len({entry.evidence for entry in members}) > 1:
             rows = [(name, first_of(entry.evidence for entry in entries)) for name, entries in by_node.items()]
             blocks.append(Fold("Evidence node by node", (table("Evidence", ("node", "evidence"), rows),)))
-        nodes = self.nodes(by_node)
-        blocks.append(Fold(f"{plural(len(nodes.rows), 'node')} with cost", (nodes,)))
-        blocks += _experiments(members)
-        return Group("", tuple(blocks))
-
-    def nodes(self, by_node: Mapping[str, Sequence[Fallback]]) -> Table:
-        """Each node with its cost."""
         heads: tuple[Head, ...] = (
             *("node", "operator", "phases", "source line"),
             *numbers("host ms", "copies", "copied bytes"),
             *("harmless", "why"),
         )
-        return table("Affected nodes", heads, [self.row(entries) for entries in by_node.values()])
+        costs = [self.row(entries) for entries in by_node.values()]
+        blocks.append(Fold(f"{plural(len(by_node), 'node')} with cost", (table("Affected nodes", heads, costs),)))
+        blocks += _experiments(members)
+        return Group("", tuple(blocks))
 
     def row(self, entries: Sequence[Fallback]) -> Row:
         """One node with its cost in each phase."""
@@ -313,10 +298,7 @@ class Writer:
 
 def _render_nodes(by_node: Mapping[str, Sequence[Fallback]]) -> Iterator[str]:
     """Names of the nodes, grouped by source line."""
-    lines: dict[str, list[str]] = {}
-    for name, entries in by_node.items():
-        lines.setdefault(entries[-1].source_line or "", []).append(name)
-    for line, names in lines.items():
+    for line, names in grouped(by_node, lambda name: by_node[name][-1].source_line or "").items():
         yield name_some(names, NAMED) + (f" ({line})" if line else "")
 
 
@@ -388,13 +370,13 @@ def _cost_cells(cost: FallbackCost | None) -> tuple[str, str, str, str, str]:
 
 def _experiments(members: Sequence[Fallback]) -> Iterator[Fold]:
     """The probes of each node; equal probes are shown once."""
-    alike: dict[tuple[VariantRecord, ...], list[Fallback]] = {}
+    same_probes: dict[tuple[VariantRecord, ...], list[Fallback]] = {}
     for entry in members:
         for trials in (entry.variants, *(each.variants for each in entry.skipped)):
             if trials:
-                alike.setdefault(trials, []).append(entry)
-    firsts = [entries[0].node for entries in alike.values()]
-    for trials, entries in alike.items():
+                same_probes.setdefault(trials, []).append(entry)
+    firsts = [entries[0].node for entries in same_probes.values()]
+    for trials, entries in same_probes.items():
         nodes = list(dict.fromkeys(entry.node for entry in entries))
         more = f" and {plural(len(nodes) - 1, 'more node')}" if len(nodes) > 1 else ""
         if firsts.count(nodes[0]) > 1:

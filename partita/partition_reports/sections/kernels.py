@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from partita.diagnosis.records import KernelPath
 from partita.observations.text_format import in_phases, listing, name_some, percent, plural, short_provider, tally
+from partita.partition_reports.groups import grouped
 from partita.partition_reports.records import Report
 from partita.partition_reports.sections.model import Block, Column, Group, Line, Section, table
 
@@ -31,10 +32,8 @@ def section(report: Report) -> Section | None:
 
 def slow_groups(report: Report) -> list[tuple[PathGroup, list[KernelPath]]]:
     """Nodes on slow paths by path, cause and provider; the longest time of the last phase first."""
-    groups: dict[PathGroup, list[KernelPath]] = {}
-    for entry in report.kernel_paths:
-        if entry.is_slow:
-            groups.setdefault((entry.path, entry.cause, entry.provider), []).append(entry)
+    slow = (entry for entry in report.kernel_paths if entry.is_slow)
+    groups = grouped(slow, lambda entry: (entry.path, entry.cause, entry.provider))
     return sorted(groups.items(), key=lambda item: (-(_share(_last(item[1])) or 0.0), -len(item[1]), item[0]))
 
 

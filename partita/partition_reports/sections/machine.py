@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from partita.observations.cpu import AttentionChoice, CpuSession
+from partita.observations.cpu import CpuSession
 from partita.observations.records import ChainEntry, Environment, Memory, PackageFacts
 from partita.observations.text_format import decimals, families, human_bytes, listing, name_some, nats, plural, tally
+from partita.partition_reports.groups import grouped
 from partita.partition_reports.records import Report
 from partita.partition_reports.request_records import (
-    BlockingNode,
     DryRunFacts,
     GraphCapture,
     ModelFacts,
@@ -48,18 +49,18 @@ def _render_memory(memory: Memory, *, of_package: bool) -> tuple[Pair, ...]:
 def _render_cpu(sessions: Sequence[CpuSession]) -> tuple[Pair, ...]:
     """Threads and attention algorithm of the CPU provider, per file if they differ."""
     threads = {entry.file: _threads(entry) for entry in sessions}
-    paths = {entry.file: _path(entry.attention) for entry in sessions if entry.attention is not None}
-    huge = {entry.file: text for entry in sessions if (text := _huge(entry))}
+    paths = {
+        entry.file: f"{entry.attention.path} path: {entry.attention.detail}"
+        for entry in sessions
+        if entry.attention is not None
+    }
+    huge = {}
+    for entry in sessions:
+        if entry.huge_page_bytes:
+            took = "" if entry.huge_page_seconds is None else f", in {decimals(entry.huge_page_seconds)} s"
+            huge[entry.file] = f"{human_bytes(entry.huge_page_bytes)}{took}"
     rows = (("huge pages", huge), ("threads", threads), ("attention", paths))
     return tuple((name, _by_file(texts)) for name, texts in rows if texts)
-
-
-def _huge(entry: CpuSession) -> str:
-    """Memory in huge pages, and time to move it; empty for none."""
-    if not entry.huge_page_bytes:
-        return ""
-    took = "" if entry.huge_page_seconds is None else f", in {decimals(entry.huge_page_seconds)} s"
-    return f"{human_bytes(entry.huge_page_bytes)}{took}"
 
 
 def _by_file(texts: Mapping[str, str]) -> tuple[str, ...]:
@@ -80,11 +81,6 @@ def _threads(entry: CpuSession) -> str:
     waits = "spin" if entry.spinning else "sleep"
     because = {"option": ", set by the user", "default": "", "crowded": ", because threads exceed cores"}
     return f"{entry.threads}, {reason}; they {waits} while they wait{because[entry.spinning_reason]}"
-
-
-def _path(choice: AttentionChoice) -> str:
-    """The algorithm of GroupQueryAttention, with its reason."""
-    return f"{choice.path} path: {choice.detail}"
 
 
 def _render_environment(env: Environment, report: Report) -> tuple[Pair, ...]:
@@ -130,15 +126,10 @@ def _capture(verdict: GraphCapture) -> Group:
     """Whether a session can be captured, and nodes that block it."""
     outcome = "would be accepted" if verdict.is_accepted else "REFUSED"
     blocks: list[Block] = [Line(verdict.evidence, "evidence")]
-    reasons: dict[str, list[BlockingNode]] = {}
-    for node in verdict.blocking:
-        reasons.setdefault(node.cause_text, []).append(node)
-    for reason, nodes in reasons.items():
-        counts: dict[str, int] = {}
-        for node in nodes:
-            counts[node.op_type or "unknown"] = counts.get(node.op_type or "unknown", 0) + 1
+    for cause, nodes in grouped(verdict.blocking, lambda node: node.cause_text).items():
+        counts = Counter(node.op_type or "unknown" for node in nodes)
         on = listing(dict.fromkeys(node.provider for node in nodes))
-        blocks.append(Line(f"{plural(len(nodes), 'node')} on {on} ({tally(counts)}): {reason}", "blocks capture"))
+        blocks.append(Line(f"{plural(len(nodes), 'node')} on {on} ({tally(counts)}): {cause}", "blocks capture"))
         blocks.append(Line(name_some((node.node for node in nodes), NAMED_BLOCKING), "nodes"))
     if verdict.blocking:
         rows = [(node.node, node.op_type or "unknown", node.provider, node.cause_text) for node in verdict.blocking]
@@ -209,13 +200,10 @@ def _describe_model(model: ModelFacts) -> Iterator[Pair]:
 
 def _describe_inputs(ports: tuple[ModelInput, ...]) -> Iterator[str]:
     """Inputs with type and shape; names that differ only in numbers share a line."""
-    alike: dict[str, list[str]] = {}
-    for port in ports:
-        alike.setdefault(port.declared, []).append(port.name)
     found = {
         members[0]: f"{name} {kind}" + (f" ({plural(len(members), 'input')})" if len(members) > 1 else "")
-        for kind, names in alike.items()
-        for name, members in families(names).items()
+        for kind, members_of_kind in grouped(ports, lambda port: port.declared).items()
+        for name, members in families(port.name for port in members_of_kind).items()
     }
     yield from (found[port.name] for port in ports if port.name in found)
 

@@ -123,19 +123,19 @@ def headline(report: Report) -> str:
         missing = next((entry for entry in report.chain if entry.status == "unavailable"), None)
         reason = f": {missing.reason or 'unavailable'}" if missing is not None and missing is report.chain[0] else ""
         return f"Nothing {ran} on {preferred}{reason}"
-    away, noun = _fallback_names(report)
-    fallbacks = plural(len(away), noun.replace("node", "fallback node", 1)) if away else "fallbacks in control flow"
+    names, noun = _fallback_names(report)
+    fallbacks = plural(len(names), noun.replace("node", "fallback node", 1)) if names else "fallbacks in control flow"
     if name == "nearly":
         harmless = "harmless node" if is_timed(report) else "node"
         copies = "" if is_timed(report) else "; they cause no copies"
         return (
-            f"All but {plural(len(away), harmless)} {ran} on {preferred}{copies}"
-            if away
+            f"All but {plural(len(names), harmless)} {ran} on {preferred}{copies}"
+            if names
             else f"On {preferred}; {fallbacks}"
         )
     return (
         _render_time(report)
-        or f"Partly on {preferred}: {fallbacks}{_render_copying(report, 'causes' if len(away) == 1 else 'cause')}"
+        or f"Partly on {preferred}: {fallbacks}{_render_copying(report, 'causes' if len(names) == 1 else 'cause')}"
     )
 
 

@@ -15,6 +15,7 @@ from partita.observations.text_format import (
     short_provider,
 )
 from partita.partition_reports.cost import waiting_us
+from partita.partition_reports.groups import grouped
 from partita.partition_reports.outcome import is_timed, merge_phases
 from partita.partition_reports.records import BoundaryTensor, Copy, Partition, Phase, Report
 from partita.partition_reports.sections.model import (
@@ -107,9 +108,7 @@ def _crossing_blocks(phase: Phase, where: str) -> Iterator[Block]:
         return
     crossing.sort(key=lambda tensor: -(tensor.size_bytes or 0))
     family_of = _family_names(tensor.name for tensor in crossing)
-    groups: dict[str, list[BoundaryTensor]] = {}
-    for tensor in crossing:
-        groups.setdefault(family_of[tensor.name], []).append(tensor)
+    groups = grouped(crossing, lambda tensor: family_of[tensor.name])
 
     def rest(shown: int) -> str:
         others = [tensor for tensors in list(groups.values())[shown:] for tensor in tensors]
@@ -164,17 +163,17 @@ def _where(phases: Sequence[Phase]) -> str:
 def _family_table(report: Report, phases: Sequence[Phase]) -> Table:
     """One row for copies whose direction, tensor and cause differ only in numbers, such as the layer."""
     phase, timed = best_observed(phases), is_timed(report)
-    alike = _find_families(phase.copies)
+    families_of_copies = _find_families(phase.copies)
 
     def rest(shown: int) -> str:
-        others = [copy for copies in list(alike.values())[shown:] for copy in copies]
+        others = [copy for copies in list(families_of_copies.values())[shown:] for copy in copies]
         return f"and {plural(len(others), 'more copy')}: {copied_bytes(others)} {per_run(phase.name)}"
 
     rows = []
-    for (tensor, cause, way), copies in alike.items():
+    for (tensor, cause, direction), copies in families_of_copies.items():
         wait = waiting_us(copies) if all(copy.kind == "memcpy_node" for copy in copies) else None
         time = [decimals(wait, 1e-3)] if timed else []
-        rows.append((tensor, way, f"{len(copies):,}", copied_bytes(copies), *time, cause))
+        rows.append((tensor, direction, f"{len(copies):,}", copied_bytes(copies), *time, cause))
     figures = numbers("copies", "bytes", *(["wait, ms"] if timed else []))
     heads: tuple[Head, ...] = ("tensor", "direction", *figures, "caused by")
     caption = (
@@ -187,21 +186,19 @@ def _family_table(report: Report, phases: Sequence[Phase]) -> Table:
 def _find_families(copies: Sequence[Copy]) -> dict[tuple[str, str, str], list[Copy]]:
     """Copies by tensor, cause and direction; names that differ only in numbers are merged."""
     family_of, cause_of = _family_names(map(_tensor_of, copies)), _family_names(map(_render_cause, copies))
-    alike: dict[tuple[str, str, str], list[Copy]] = {}
-    for copy in copies:
-        key = (family_of[_tensor_of(copy)], cause_of[_render_cause(copy)], _way_of(copy))
-        alike.setdefault(key, []).append(copy)
-    return alike
+    return grouped(
+        copies, lambda copy: (family_of[_tensor_of(copy)], cause_of[_render_cause(copy)], _direction_text(copy))
+    )
 
 
 def _tensor_of(copy: Copy) -> str:
     return copy.name if copy.kind != "memcpy_node" else copy.tensor or NOT_KNOWN
 
 
-def _way_of(copy: Copy) -> str:
+def _direction_text(copy: Copy) -> str:
     """Direction of the copy, and whether it is a session input or output."""
-    way = "unknown" if copy.direction == "unknown" else f"to {copy.direction.rpartition('_to_')[2]}"
-    return way if copy.kind == "memcpy_node" else f"{copy.kind.replace('_', ' ')}, {way}"
+    text = "unknown" if copy.direction == "unknown" else f"to {copy.direction.rpartition('_to_')[2]}"
+    return text if copy.kind == "memcpy_node" else f"{copy.kind.replace('_', ' ')}, {text}"
 
 
 def _render_cause(copy: Copy) -> str:
@@ -227,7 +224,7 @@ def _copy_row(copy: Copy, targets: Mapping[str, str], *, timed: bool) -> Row:
     """One copy. `targets`: node -> anchor of its row."""
     copied_by: Cell = "the session" if copy.kind != "memcpy_node" else _linked(copy.name, copy.name, targets)
     cause = _linked(_render_cause(copy), copy.caused_by[0] if copy.caused_by else "", targets)
-    cells: list[Cell] = [_tensor_of(copy), _way_of(copy), human_bytes(copy.bytes_per_run)]
+    cells: list[Cell] = [_tensor_of(copy), _direction_text(copy), human_bytes(copy.bytes_per_run)]
     cells += [decimals(copy.host_us_per_run, 1e-3)] if timed else []
     return Row((*cells, copied_by, cause))
 

@@ -21,6 +21,7 @@ from partita.observations.text_format import (
     tally,
 )
 from partita.partition_reports.groups import (
+    grouped,
     layer_order,
     op_type_of,
     provider_of,
@@ -62,12 +63,12 @@ def section(report: Report) -> Section | None:
     if not phases:
         return None
     timed = is_timed(report)
-    wanted = preferred_of(report) if has_several_providers(phases) else None
+    preferred = preferred_of(report) if has_several_providers(phases) else None
     blocks: list[Block] = [group_table("provider", phases, by_provider, None, timed=timed)]
     blocks += _about_providers(report)
     blocks += [
-        group_table("operator", phases, lambda phase: phase.by_op_type, wanted, timed=timed),
-        group_table("module", phases, lambda phase: phase.by_module, wanted, timed=timed),
+        group_table("operator", phases, lambda phase: phase.by_op_type, preferred, timed=timed),
+        group_table("module", phases, lambda phase: phase.by_module, preferred, timed=timed),
     ]
     blocks += [Line(TIMES, tone="quiet")] if timed else []
     if any(not entry.nodes + entry.added_nodes for phase in phases for entry in (*phase.by_op_type, *phase.by_module)):
@@ -103,7 +104,7 @@ def group_table(
     title: str,
     phases: Sequence[Phase],
     pick: Groups,
-    wanted: str | None,
+    preferred: str | None,
     *,
     timed: bool,
     order: Callable[[str], tuple[int, int]] | None = None,
@@ -115,10 +116,11 @@ def group_table(
     names = names if order is None else sorted(names, key=order)
     added = any(entry.added_nodes for groups in by_phase for entry in groups.values())
     rows = [
-        _group_row(name, [groups.get(name) for groups in by_phase], wanted, added=added, timed=timed) for name in names
+        _group_row(name, [groups.get(name) for groups in by_phase], preferred, added=added, timed=timed)
+        for name in names
     ]
     heads: list[Head] = [title, *numbers("nodes", *(["added"] if added else []))]
-    heads += ["fallbacks"] if wanted else []
+    heads += ["fallbacks"] if preferred else []
     for phase in phases if timed else ():
         heads += [Column(f"{phase.name} ms", group=phase.name), Column("share", group=phase.name)]
 
@@ -129,14 +131,14 @@ def group_table(
 
 
 def _group_row(
-    name: str, entries: Sequence[GroupShare | None], wanted: str | None, *, added: bool, timed: bool
+    name: str, entries: Sequence[GroupShare | None], preferred: str | None, *, added: bool, timed: bool
 ) -> tuple[str, ...]:
     cells = [name, " / ".join(dict.fromkeys(f"{entry.nodes:,}" if entry else "0" for entry in entries))]
     if added:
         cells.append(" / ".join(dict.fromkeys(f"{entry.added_nodes:,}" if entry else "0" for entry in entries)))
-    if wanted:
+    if preferred:
         found = [
-            on_providers({name: count for name, count in entry.nodes_by_provider.items() if name != wanted})
+            on_providers({name: count for name, count in entry.nodes_by_provider.items() if name != preferred})
             if entry
             else ""
             for entry in entries
@@ -185,7 +187,7 @@ def _about_providers(report: Report) -> Iterator[Line]:
 
 def _parts_of_nodes(phase: Phase) -> list[str]:
     """Parts of compiled and fused nodes; nodes with equal parts in different layers share a line."""
-    alike: dict[tuple[str, tuple[str, ...]], list[NodePlacement]] = {}
+    fused: dict[tuple[str, tuple[str, ...]], list[NodePlacement]] = {}
     compiled: dict[str, list[str]] = {}
     rows = ran_by(phase)
     for node in phase.nodes:
@@ -194,14 +196,14 @@ def _parts_of_nodes(phase: Phase) -> list[str]:
             compiled.setdefault(made_of, []).append(node.name)
         elif node.replaces:
             kinds = tuple(row.op_type or UNKNOWN for row in rows.get(node.name, ()) if row.name != node.name)
-            alike.setdefault((op_type_of(node), kinds), []).append(node)
+            fused.setdefault((op_type_of(node), kinds), []).append(node)
     lines = [
         f"{name_some(names, NAMED)}: {'each ' if len(names) > 1 else ''}compiled from {made_of}"
         for made_of, names in compiled.items()
     ]
     lines += [
         f"{op}: {plural(len(nodes), 'node')} in place of {' + '.join(kinds)}, e.g. {nodes[0].replaces[-1]}"
-        for (op, kinds), nodes in alike.items()
+        for (op, kinds), nodes in fused.items()
     ]
     left = len(lines) - NAMED
     return [*lines[:NAMED], *([f"and {plural(left, 'more kind')}"] if left > 0 else [])]
@@ -228,24 +230,21 @@ def layers_section(report: Report) -> Section | None:
     phases = used_phases(report)
     if not phases:
         return None
-    wanted = preferred_of(report) if has_several_providers(phases) else None
+    preferred = preferred_of(report) if has_several_providers(phases) else None
     blocks: list[Block] = [
         layer_map(report),
-        group_table("layer", phases, lambda phase: phase.by_layer, wanted, timed=is_timed(report), order=layer_order),
+        group_table(
+            "layer", phases, lambda phase: phase.by_layer, preferred, timed=is_timed(report), order=layer_order
+        ),
     ]
-    blocks += [Line(text, tone="quiet") for text in _layer_notes(phases, timed=is_timed(report))]
-    return Section("layers", "Layers", tuple(blocks))
-
-
-def _layer_notes(phases: Sequence[Phase], *, timed: bool) -> list[str]:
-    """Notes about times, and about the layer of nodes without a module."""
     nodes = [node for phase in phases for node in phase.nodes]
-    notes = [TIMES] if timed else []
+    notes = [TIMES] if is_timed(report) else []
     if any(is_copy(node) and node.layer is not None for node in nodes):
         notes.append("A Memcpy node counts in the layer of the node that causes it.")
     if any(not entry.nodes + entry.added_nodes for phase in phases for entry in phase.by_layer):
         notes.append(SEVERAL)
-    return notes
+    blocks += [Line(text, tone="quiet") for text in notes]
+    return Section("layers", "Layers", tuple(blocks))
 
 
 def nodes_section(report: Report) -> Section | None:
@@ -293,10 +292,8 @@ def _node_table(report: Report, phases: Sequence[Phase]) -> Table:
 def _in_each(phases: Sequence[Phase], node: NodePlacement, reasons: Mapping[tuple[PhaseName, str, str], str]) -> str:
     """The reasons of a node, with phases if they differ."""
     where = provider_of(node)
-    found: dict[str, list[str]] = {}
-    for phase in phases:
-        if (phase.name, node.name, where) in reasons:
-            found.setdefault(reasons[phase.name, node.name, where], []).append(phase.name)
+    names = [phase.name for phase in phases if (phase.name, node.name, where) in reasons]
+    found = grouped(names, lambda name: reasons[name, node.name, where])
     return listing(f"{text}{in_phases(names) if len(found) > 1 else ''}" for text, names in found.items())
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from partita.observations.text_format import listing, plural
+from partita.partition_reports.groups import grouped
 from partita.partition_reports.records import Report
 from partita.partition_reports.render.show import Views
 from partita.partition_reports.sections import (
@@ -18,7 +19,7 @@ from partita.partition_reports.sections import (
     phases,
     placement,
 )
-from partita.partition_reports.sections.model import Block, Document, Fold, Line, Pairs, Section, Table, table
+from partita.partition_reports.sections.model import Block, Document, Fold, Line, Pairs, Section, table
 
 NAMED_CONFLICTS = 12
 """Maximum named nodes with conflicting sources; the fold has all."""
@@ -32,24 +33,17 @@ def checks_section(report: Report) -> Section:
     blocks += [Line(f"FAILED {check.name}: {check.detail}", tone="bad") for check in failed]
     blocks += _conflicts(report)
     if report.checks:
-        blocks.append(Fold("All checks", (_all_checks(report),)))
+        ranked = sorted(report.checks, key=lambda check: check.passed)
+        rows = [(check.name, "passed" if check.passed else "FAILED", check.detail) for check in ranked]
+        blocks.append(Fold("All checks", (table("Checks", ("check", "result", "detail"), rows),)))
     return Section("checks", "Checks", tuple(blocks))
-
-
-def _all_checks(report: Report) -> Table:
-    """Every check, failed ones first."""
-    ranked = sorted(report.checks, key=lambda check: check.passed)
-    rows = [(check.name, "passed" if check.passed else "FAILED", check.detail) for check in ranked]
-    return table("Checks", ("check", "result", "detail"), rows)
 
 
 def _conflicts(report: Report) -> Iterator[Block]:
     """Nodes with conflicting sources."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for entry in report.conflicts:
-        found.setdefault((entry.node, entry.detail), []).append(entry.phase)
-    for (node, detail), names in list(found.items())[:NAMED_CONFLICTS]:
-        yield Line(f"conflicting sources in {listing(names)} for {node}: {detail}")
+    found = grouped(report.conflicts, lambda entry: (entry.node, entry.detail))
+    for (node, detail), entries in list(found.items())[:NAMED_CONFLICTS]:
+        yield Line(f"conflicting sources in {listing(entry.phase for entry in entries)} for {node}: {detail}")
     if len(found) > NAMED_CONFLICTS:
         yield Line(f"and for {plural(len(found) - NAMED_CONFLICTS, 'more node')}")
     if report.conflicts:
