@@ -16,14 +16,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
-
 from partita.commands.generate_options import GenerateOptions
 from partita.commands.generation import check_placement, open_batch, open_model, print_notes, write_report
 from partita.commands.outputs import Sink
 from partita.commands.results import BatchResult, ClusterResult
-from partita.commands.terminal import draws_progress, fold, note, print_record, stderr
+from partita.commands.terminal import Bars, fold, note, print_record
 from partita.errors import INTERRUPTED, PartitaError, ResourceError, UsageError
 from partita.library.batches.batch_run import PIPE, BatchRunResult, Progress, run_file, run_rows
 from partita.library.batches.journal import contents_hash, interrupted_text
@@ -44,43 +41,24 @@ from partita.runtime.generate.prefix_file import read_content
 from partita.runtime.generate.text.tokens import stop_token_ids
 
 
-class RowBar:
-    """Progress on stderr: completed rows and speed; silent if progress is off."""
+class RowBar(Bars):
+    """Progress of a file: completed rows and speed."""
 
     def __init__(self) -> None:
-        self._bars = Bars(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[speed]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=stderr,
-            transient=True,
-            disable=not draws_progress(),
-        )
-        self._task = self._bars.add_task("rows", total=None, speed="")
+        super().__init__()
+        self._task = self.bars.add_task("rows", total=None, size="")
         self._began = time.perf_counter()
         self.last: Progress | None = None
         """None before the first row."""
 
-    def __enter__(self) -> RowBar:
-        self._bars.start()
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        self._bars.stop()
-
     def show(self, progress: Progress) -> None:
         """Show the progress of a run."""
         self.last = progress
-        if self._bars.disable:
-            return
         seconds = time.perf_counter() - self._began
         rate = (progress.done - progress.resumed) / seconds
         speed = f"{rate:.1f} rows/s, {progress.tokens / seconds:.0f} tokens/s"
         words = f"{progress.done:,} of {plural(progress.rows, 'row')}"
-        self._bars.update(self._task, completed=progress.done, total=progress.rows, description=words, speed=speed)
+        self.bars.update(self._task, completed=progress.done, total=progress.rows, description=words, size=speed)
 
 
 def run_batch(
