@@ -48,7 +48,7 @@ def measure_support(options: SupportOptions, audience: Audience = QUIET) -> tupl
     _check_options(options)
     target = read_chain(chain_options(options))
     provider = _one_of(target, options)
-    what, scope = _measurement_task(options)
+    task, scope = _measurement_task(options)
 
     from partita.runtime.ort.registry import available_ort_names
 
@@ -66,7 +66,7 @@ def measure_support(options: SupportOptions, audience: Audience = QUIET) -> tupl
     from partita.support.build import build_table
 
     with audience.busy(TITLE):
-        measured = measure(resolution, what, options.seconds, environment)
+        measured = measure(resolution, task, options.seconds, environment)
     if measured.unusable:
         raise ProviderError(f"{provider.name}: it could not be tested: {measured.unusable}")
     table = build_table(
