@@ -98,7 +98,7 @@ VERBS = (
     ),
     Verb(
         "plan",
-        "plan:PlanCommand",
+        "inspection:PlanCommand",
         "Show whether a model fits a device, and how fast it is there.",
         (
             "plan ./my-checkpoint --precision int4 --batch 4",

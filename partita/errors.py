@@ -118,27 +118,10 @@ class RefusedNode:
     """Name of the node; may be empty."""
     op_type: str | None
     module: str | None
-    preferred_provider: str
-    """The preferred provider, by ONNX Runtime's name."""
     provider: str
     """The provider that would run it."""
-    reason: str
-    """A reason code."""
-    evidence_kind: str
-    evidence: str
-    remedy: str
-    available: bool = True
-    """Whether the preferred provider is available; if not, the reason applies to every node."""
-    skipped: tuple[ProviderRefusal, ...] = ()
-    """The other providers of the chain, in order."""
-
-    @property
-    def refusals(self) -> tuple[ProviderRefusal, ...]:
-        """Every provider of the chain, in order, with the reason why it does not run the node."""
-        first = ProviderRefusal(
-            self.preferred_provider, self.reason, self.evidence_kind, self.evidence, self.remedy, self.available
-        )
-        return (first, *self.skipped)
+    refusals: tuple[ProviderRefusal, ...]
+    """The providers of the chain that do not run it, in order."""
 
     @property
     def available_refusals(self) -> tuple[ProviderRefusal, ...]:

@@ -34,18 +34,18 @@ class Output:
         write_text(text, self.path, self.kind)
 
 
-def reserve(path: Path, what: str, reads: Iterable[Path], *, option: str) -> Output:
+def reserve(path: Path, kind: str, reads: Iterable[Path], *, option: str) -> Output:
     """Check that `path` is writable and is not an input.
 
     `reads`: input files and folders; stdin is one, too. `option`: the option of `path`, for messages. Raises UsageError
     for an input or a file in an input folder, ReportError for a path that cannot be written.
     """
     if "\0" in str(path):
-        raise UsageError(f"{option}: the name of the {what} contains a NUL byte")
+        raise UsageError(f"{option}: the name of the {kind} contains a NUL byte")
     for read in (*reads, STDIN):
         refuse_same(path, read, option)
-    check_writable(path, what)
-    return Output(path, what)
+    check_writable(path, kind)
+    return Output(path, kind)
 
 
 def refuse_same(path: Path, read: Path, option: str) -> None:
@@ -70,10 +70,10 @@ def files_in(folder: Path) -> Iterator[Path]:
         yield from (Path(parent) / name for name in names)
 
 
-def check_writable(path: Path, what: str) -> None:
+def check_writable(path: Path, kind: str) -> None:
     """Raise ReportError if `path` cannot be written, before a long run."""
     if path.is_dir():
-        raise ReportError(f"{path}: a folder; give a file name for the {what}")
+        raise ReportError(f"{path}: a folder; give a file name for the {kind}")
     place = resolve_path(path)  # of a link, the file that it names
     if not place.parent.is_dir():
         parent = place.parent if path.is_symlink() else path.parent
@@ -82,12 +82,12 @@ def check_writable(path: Path, what: str) -> None:
         raise ReportError(f"{path}: no permission to write there; choose another file")
 
 
-def write_text(text: str, path: Path, what: str) -> None:
+def write_text(text: str, path: Path, kind: str) -> None:
     """Write `text` in UTF-8 as `write_bytes` does."""
-    write_bytes(text.encode("utf-8"), path, what)
+    write_bytes(text.encode("utf-8"), path, kind)
 
 
-def write_bytes(data: bytes, path: Path, what: str) -> None:
+def write_bytes(data: bytes, path: Path, kind: str) -> None:
     """Write `data` to `path` atomically.
 
     Symbolic links are followed. Pipes, terminals, devices, /dev/stdout and /dev/stderr are written directly. Raises
@@ -107,7 +107,7 @@ def write_bytes(data: bytes, path: Path, what: str) -> None:
     except OSError as error:
         reason = error.strerror or str(error)
         chosen = "set TMPDIR to a folder with free space" if is_temporary(path) else "choose another file for it"
-        raise ReportError(f"{path}: cannot write the {what}: {reason}; {chosen}") from error
+        raise ReportError(f"{path}: cannot write the {kind}: {reason}; {chosen}") from error
 
 
 def temporary_directory() -> tempfile.TemporaryDirectory[str]:

@@ -16,14 +16,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
-
 from partita.commands.generate_options import GenerateOptions
 from partita.commands.generation import check_placement, open_batch, open_model, print_notes, write_report
 from partita.commands.outputs import Sink
 from partita.commands.results import BatchResult, ClusterResult
-from partita.commands.terminal import draws_progress, fold, note, print_record, stderr
+from partita.commands.terminal import Bars, fold, note, print_record
 from partita.errors import INTERRUPTED, PartitaError, ResourceError, UsageError
 from partita.library.batches.batch_run import PIPE, BatchRunResult, Progress, run_file, run_rows
 from partita.library.batches.journal import contents_hash, interrupted_text
@@ -44,43 +41,24 @@ from partita.runtime.generate.prefix_file import read_content
 from partita.runtime.generate.text.tokens import stop_token_ids
 
 
-class RowBar:
-    """Progress on stderr: completed rows and speed; silent if progress is off."""
+class RowBar(Bars):
+    """Progress of a file: completed rows and speed."""
 
     def __init__(self) -> None:
-        self._bars = Bars(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[speed]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=stderr,
-            transient=True,
-            disable=not draws_progress(),
-        )
-        self._task = self._bars.add_task("rows", total=None, speed="")
+        super().__init__()
+        self._task = self.bars.add_task("rows", total=None, size="")
         self._began = time.perf_counter()
         self.last: Progress | None = None
         """None before the first row."""
 
-    def __enter__(self) -> RowBar:
-        self._bars.start()
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        self._bars.stop()
-
     def show(self, progress: Progress) -> None:
         """Show the progress of a run."""
         self.last = progress
-        if self._bars.disable:
-            return
         seconds = time.perf_counter() - self._began
         rate = (progress.done - progress.resumed) / seconds
         speed = f"{rate:.1f} rows/s, {progress.tokens / seconds:.0f} tokens/s"
         words = f"{progress.done:,} of {plural(progress.rows, 'row')}"
-        self._bars.update(self._task, completed=progress.done, total=progress.rows, description=words, speed=speed)
+        self.bars.update(self._task, completed=progress.done, total=progress.rows, description=words, size=speed)
 
 
 def run_batch(
@@ -91,22 +69,22 @@ def run_batch(
     """
     parse_pins(target.pins, target.chain)  # refused before anything is opened
     check_placement(options, target)
-    looked, defaults = scan_file(source), _defaults(options)
+    prompts, defaults = scan_file(source), _defaults(options)
     error: PartitaError | None = None
-    interrupted, cut_short, filed = False, False, None
+    interrupted, cut_short, result = False, False, None
     with open_model(options, target, manifest, observe=options.report is not None) as model, RowBar() as bar:
         text = model.tokenizer
-        if looked.rows:
-            check_defaults(defaults, text, looked.format)
+        if prompts.rows:
+            check_defaults(defaults, text, prompts.format)
         engine = open_batch(options, model)
         notes = chunk_ignored(options.prefill_chunk, engine.chunk)
         print_notes(options, target, model, notes=notes)
         try:
-            filed = _run_file(
+            result = _run_file(
                 options,
                 given,
                 manifest,
-                looked,
+                prompts,
                 lambda rows, given: run_rows(rows, given, engine, text, manifest.graph.vocab_size),
                 defaults,
                 bar,
@@ -115,16 +93,16 @@ def run_batch(
             interrupted = True
         except PartitaError as raised:
             error = raised
-        _print_end(options, filed, bar, load_seconds=model.load_seconds)
+        _print_end(options, result, bar, load_seconds=model.load_seconds)
         try:
-            if filed is not None and options.as_json:
+            if result is not None and options.as_json:
                 print_record(
                     BatchResult.copy_of(
-                        filed,
+                        result,
                         package=str(options.package),
                         chain=model.chain,
                         chain_source=target.source,
-                        options=SamplingValues(**{**options.sampling.figures(), "seed": filed.seed}),
+                        options=SamplingValues(**{**options.sampling.figures(), "seed": result.seed}),
                         adapter=options.adapter,
                         threads=options.threads,
                         load_seconds=model.load_seconds,
@@ -144,7 +122,7 @@ def run_batch(
                     ReportRequest(
                         finish_reason=reason,
                         finish_detail=str(error) if error else "",
-                        complete=filed is not None,
+                        complete=result is not None,
                         tokenizer_load_seconds=model.text_seconds,
                         notes=notes + target.notes,
                         options=sampling_options([options.sampling]),
@@ -175,7 +153,7 @@ def run_on_cluster(options: GenerateOptions, given: Sampling, manifest: Manifest
     from partita.library.batches.cluster import Cluster, setup_of
 
     assert options.address is not None
-    looked = scan_file(source)
+    prompts = scan_file(source)
     setup = setup_of(
         options.package,
         manifest,
@@ -185,26 +163,26 @@ def run_on_cluster(options: GenerateOptions, given: Sampling, manifest: Manifest
         graph_capture=options.graph_capture,
         prefill_chunk=options.prefill_chunk,
         adapter=options.adapter,
-        format=looked.format,
+        format=prompts.format,
         token_ids=options.token_ids,
     )
-    cluster = Cluster(options.address, setup, manifest.graph.batch_size, looked.rows, options.workers)
-    filed = None
+    cluster = Cluster(options.address, setup, manifest.graph.batch_size, prompts.rows, options.workers)
+    result = None
     with RowBar() as bar:
         try:
-            filed = _run_file(options, given, manifest, looked, cluster, _defaults(options), bar)
+            result = _run_file(options, given, manifest, prompts, cluster, _defaults(options), bar)
         except KeyboardInterrupt:
             return INTERRUPTED
         finally:
-            _print_end(options, filed, bar)
+            _print_end(options, result, bar)
     workers = tuple(cluster.facts.values())
     for each in workers:
-        what = f"{plural(each.rows, 'row')}, {plural(each.tokens, 'new token')}"
-        note(fold(f"worker {each.host}:{each.pid} on {', '.join(each.chain)}: {what}", sys.stderr, 2))
+        figures = f"{plural(each.rows, 'row')}, {plural(each.tokens, 'new token')}"
+        note(fold(f"worker {each.host}:{each.pid} on {', '.join(each.chain)}: {figures}", sys.stderr, 2))
     if options.as_json:
         print_record(
             ClusterResult.copy_of(
-                filed,
+                result,
                 package=str(options.package),
                 address=options.address,
                 input=str(options.input),
@@ -218,7 +196,7 @@ def _run_file(
     options: GenerateOptions,
     given: Sampling,
     manifest: Manifest,
-    looked: InputFile,
+    prompts: InputFile,
     answer: Callable[[Iterator[InputRow], RowDefaults], Iterator[AnswerRow]],
     defaults: RowDefaults,
     bar: RowBar,
@@ -226,7 +204,7 @@ def _run_file(
     """Answer the rows of a file by `answer`; see `answer_file`."""
     assert options.output is not None
     return run_file(
-        looked,
+        prompts,
         options.output,
         answer,
         defaults,
@@ -261,25 +239,25 @@ def _identity(options: GenerateOptions, given: Sampling, defaults: RowDefaults) 
 
 
 def _print_end(
-    options: GenerateOptions, filed: BatchRunResult | None, bar: RowBar, *, load_seconds: float | None = None
+    options: GenerateOptions, result: BatchRunResult | None, bar: RowBar, *, load_seconds: float | None = None
 ) -> None:
     """Print a line on stderr: the speed, or the completed rows of an interrupted run."""
-    if filed is None:
+    if result is None:
         if bar.last is not None and bar.last.done and options.output is not None:
             note(interrupted_text(options.output, bar.last.done, bar.last.rows))
         return
     parts = [] if load_seconds is None else [f"load {load_seconds:.2f} s"]
-    done = plural(filed.rows - filed.resumed, "row")
-    if filed.rows_per_second is None or filed.tokens_per_second is None:
+    done = plural(result.rows - result.resumed, "row")
+    if result.rows_per_second is None or result.tokens_per_second is None:
         parts.append(done)
     else:
-        speed = f"{filed.rows_per_second:.1f} rows/s, {filed.tokens_per_second:.1f} tokens/s"
-        parts.append(f"{done} and {plural(filed.new_tokens, 'new token')} in {filed.seconds:.1f} s: {speed}")
-    if filed.resumed:
-        parts.append(f"{plural(filed.resumed, 'row')} already answered by an earlier run")
-    if filed.errors:
-        parts.append(f"{plural(filed.errors, 'row')} with an error instead of a completion")
-    note(fold("; ".join([*parts, f"answers: {filed.output}"]), sys.stderr, 2))
+        speed = f"{result.rows_per_second:.1f} rows/s, {result.tokens_per_second:.1f} tokens/s"
+        parts.append(f"{done} and {plural(result.new_tokens, 'new token')} in {result.seconds:.1f} s: {speed}")
+    if result.resumed:
+        parts.append(f"{plural(result.resumed, 'row')} already answered by an earlier run")
+    if result.errors:
+        parts.append(f"{plural(result.errors, 'row')} with an error instead of a completion")
+    note(fold("; ".join([*parts, f"answers: {result.output}"]), sys.stderr, 2))
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """`partita bench`: one prompt on several providers, interleaved; medians, ratios, and where the time goes.
 
-What is measured is the library's. Figures are printed first; what then ends the command is a contender that could not
-run, or Ctrl-C.
+Figures are printed first; then a contender that could not run, or Ctrl-C, ends the command.
 """
 
 from __future__ import annotations

@@ -241,8 +241,8 @@ class Session:
     # --- commands -----------------------------------------------------------------------------------------------------
 
     def _help(self, rest: str) -> None:
-        for name, what in HELP.items():
-            note(f"{name:<9} {what}")
+        for name, help_text in HELP.items():
+            note(f"{name:<9} {help_text}")
         note(KEYS)
 
     def _reset(self, rest: str) -> None:
@@ -286,14 +286,14 @@ class Session:
         assert view.print_to is not None
         view.print_to(report, stdout_console())
 
-    def _file(self, rest: str, what: str, command: str) -> Any:
+    def _file(self, rest: str, kind: str, command: str) -> Any:
         if not rest:
             raise UsageError(f"{command}: give a file name after it")
         try:
             path = Path(rest).expanduser()
         except RuntimeError as error:  # ~name of nobody
             raise UsageError(f"{command} {rest}: {error}") from error
-        return reserve(path, what, input_paths(self.options), option=command)
+        return reserve(path, kind, input_paths(self.options), option=command)
 
 
 class _CtrlC:

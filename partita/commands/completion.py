@@ -1,7 +1,7 @@
 """Shell completion of option values.
 
-Loads no ONNX Runtime and no torch: the answer has to come while a key is pressed. Every function takes what has been
-typed of the value and returns what it could become.
+Loads no ONNX Runtime and no torch: the answer has to come while a key is pressed. Every function takes the typed part
+of a value and returns its completions.
 """
 
 from __future__ import annotations

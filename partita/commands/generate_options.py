@@ -117,7 +117,7 @@ def read_prompts(given: Sequence[str]) -> list[str]:
 
 def parse_ids(prompt: str) -> list[int]:
     """Token ids as --token-ids has them, between commas or blanks. Raises UsageError, also for nothing between two
-    commas: what a script has left out there would make a shorter prompt.
+    commas: a value that a script left out would make a shorter prompt.
     """
     parts = [part.split() for part in prompt.split(",")]
     words = [word for part in parts for word in part]
@@ -126,7 +126,7 @@ def parse_ids(prompt: str) -> list[int]:
     return [int(word) for word in words]
 
 
-def argument_text(text: str, what: str) -> str:
+def argument_text(text: str, name: str) -> str:
     """Text of the command line, which is UTF-8 in every locale. Raises UsageError when it is not.
 
     In the C locale Python reads other bytes than ASCII as surrogates, one each.
@@ -134,7 +134,7 @@ def argument_text(text: str, what: str) -> str:
     try:
         return os.fsencode(text).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{what} is not UTF-8 (byte {error.start}); convert it first") from error
+        raise UsageError(f"{name} is not UTF-8 (byte {error.start}); convert it first") from error
     except UnicodeEncodeError:  # another locale than UTF-8 or C, in which it has been read as text
         return text
 
@@ -158,7 +158,7 @@ def _read_stdin() -> str:
 def package_of(model: PathText, options: SourceOptions) -> Path:
     """The folder that runs MODEL: itself, or the package that it is exported to for the first provider of the chain.
 
-    `options`: those of the verb, with `providers` or `chains`. Raises what `folder_of` raises.
+    `options`: those of the verb, with `providers` or `chains`. Raises as `folder_of`.
     """
     chain = getattr(options, "providers", None) or next(iter(getattr(options, "chains", None) or ()), None)
     by_library = getattr(options, "provider_libraries", None)

@@ -36,7 +36,7 @@ class Stdout:
 Sink = Output | Stdout
 
 
-def reserve_output(path: Path, what: str, reads: Iterable[Path], *, option: str) -> Sink:
+def reserve_output(path: Path, kind: str, reads: Iterable[Path], *, option: str) -> Sink:
     """The output for `path`, reserved; `-` is stdout. Raises the errors of `partita.files`.
 
     `reads`: files and folders that must not be written over, and with ONNX files those of their weights.
@@ -45,18 +45,18 @@ def reserve_output(path: Path, what: str, reads: Iterable[Path], *, option: str)
         return Stdout()
     reads = tuple(reads)
     models = [read for read in reads if read.suffix == ".onnx" and read.is_file()] if path.exists() else []
-    return reserve(path, what, (*reads, *(file for model in models for file in _data_files(model))), option=option)
+    return reserve(path, kind, (*reads, *(file for model in models for file in _data_files(model))), option=option)
 
 
-def print_written(what: str, path: Path | str) -> None:
+def print_written(kind: str, path: Path | str) -> None:
     """Print the path of a report or result, and the shell command that shows it."""
-    note(f"{what}: {path} (show it with: {shell(('partita', 'report', 'show', str(path)))})")
+    note(f"{kind}: {path} (show it with: {shell(('partita', 'report', 'show', str(path)))})")
 
 
-def show_and_write(record: Any, view: View, text: str, sink: Sink | None, what: str, *, as_json: bool) -> None:
+def show_and_write(record: Any, view: View, text: str, sink: Sink | None, kind: str, *, as_json: bool) -> None:
     """Show a record on stdout, as JSON `text` or in a `view` for terminals, and write `text` to `sink`.
 
-    Nothing else goes to stdout where `sink` is stdout. Raises what writing raises.
+    Nothing else goes to stdout where `sink` is stdout. Raises the errors of writing.
     """
     try:
         if as_json and not isinstance(sink, Stdout):
@@ -68,7 +68,7 @@ def show_and_write(record: Any, view: View, text: str, sink: Sink | None, what: 
         if sink is not None:
             sink.write(text)
     if isinstance(sink, Output):
-        print_written(what, sink.path)
+        print_written(kind, sink.path)
 
 
 def refuse_two_on_stdout(report: Path | None, *, as_json: bool) -> None:
@@ -98,7 +98,7 @@ class Showing:
 
     def show(self, record: Any, source: Path | None = None) -> None:
         """Print the record at the width of the terminal, or write what a file of this view holds. Raises ReportError
-        where the record has not what the view shows, with the file that it comes from.
+        where the record lacks the data of the view, with the file that it comes from.
         """
         if self.view.print_to is not None and isinstance(self.sink, Stdout):
             self.view.print_to(record, stdout_console())

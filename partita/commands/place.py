@@ -1,6 +1,6 @@
 """`partita place`, `drift` and `support`: where nodes run and why, which are wrong, and which a provider can run.
 
-A result is printed and written first; what then ends the command is a failed run, a limit or a tolerance, or Ctrl-C.
+A result is printed and written first; then a failed run, a limit or a tolerance, or Ctrl-C ends the command.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ OPTIONS = {"json": "--out"}
 """View -> its option for a file, if it has another name."""
 
 
-def _views(options: SupportCommand, folder: str, what: str, reads: Sequence[Path]) -> list[Showing]:
+def _views(options: SupportCommand, folder: str, kind: str, reads: Sequence[Path]) -> list[Showing]:
     """Every requested view with its output. Raises UsageError if two would go to stdout."""
     view = requested_view(options)
     given = {"json": options.out, "markdown": options.markdown, "html": options.html}
@@ -107,8 +107,8 @@ def _views(options: SupportCommand, folder: str, what: str, reads: Sequence[Path
     places, found = list(files.values()), []
     for index, (name, path) in enumerate(files.items()):
         option = OPTIONS.get(name, f"--{name}")
-        sink = reserve_output(path, what, (*reads, *places[:index]), option=option)
-        found.append(Showing(load_view(name, folder), sink, what))
+        sink = reserve_output(path, kind, (*reads, *places[:index]), option=option)
+        found.append(Showing(load_view(name, folder), sink, kind))
     return found if on_stdout else [*found, open_sink(load_view(view, folder), None, ())]
 
 

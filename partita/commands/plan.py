@@ -7,7 +7,7 @@ from partita.commands.terminal import TERMINAL, Bars
 from partita.errors import ReportCheckError
 from partita.library.exporting import own_compile_cache
 from partita.library.planning import make_plan
-from partita.options.plan import PlanCommand
+from partita.options.inspection import PlanCommand
 
 
 def run(options: PlanCommand) -> None:

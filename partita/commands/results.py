@@ -1,6 +1,6 @@
 """Records that `--json` of the verbs prints, source of the JSON Schemas in docs/; the table of refused nodes.
 
-What `place --json` prints is a report, and what `providers --json` prints a record of machine/records.py.
+`place --json` prints a report, `providers --json` a record of machine/records.py.
 """
 
 from __future__ import annotations

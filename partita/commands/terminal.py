@@ -13,7 +13,7 @@ import sys
 import textwrap
 import time
 from contextlib import suppress
-from typing import IO, TYPE_CHECKING, Any, AnyStr
+from typing import IO, TYPE_CHECKING, Any, AnyStr, Self
 
 from rich.console import Console
 from rich.progress import (
@@ -211,7 +211,7 @@ class Bars:
             disable=not draws_progress(),
         )
 
-    def __enter__(self) -> Bars:
+    def __enter__(self) -> Self:
         self.bars.start()
         return self
 

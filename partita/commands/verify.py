@@ -68,13 +68,11 @@ def judge(
     else:
         show(package, result, stdout_console())
     if result.status != "verified" and result.tolerance is not None:  # else it was not judged
+        other = source or "original" if target.name == "cpu" else "cpu"
         limits = "" if manifest.foreign is None else "".join(f"; {note}" for note in manifest.foreign.notes)
-        chain = ",".join(provider.name for provider in target.chain)
         raise ParityError(
             f"{package}: outputs differ from the source model's on {result.provider}: {result.detail}{limits}",
-            remedy=LOCATE.filled(
-                folder=package, chain=chain, reference=source or "original" if chain == "cpu" else "cpu"
-            ),
+            remedy=LOCATE.filled(folder=package, chain=target.name, reference=other),
         )
     return 0
 

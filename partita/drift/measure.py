@@ -7,18 +7,21 @@ upstream makes every later part differ.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from partita import __version__
+from partita.drift.deviation import deviation, finite
 from partita.drift.graphs import Part, PartedGraph, Values
-from partita.drift.pins import pin_trials
-from partita.drift.records import Basis, Drift, NotFinite, PartDrift
-from partita.drift.sides import Side, Step
+from partita.drift.records import Basis, Drift, NotFinite, PartDrift, PinTrial
+from partita.drift.sides import Side, Step, with_provider
 from partita.drift.step_comparison import Settings, StepComparison
+from partita.errors import PartitaError
 from partita.observations.text_format import name_some, plural, tally
+from partita.providers.resolve import known_providers
 from partita.runtime.place.onnx_model import read_onnx
 
 OTHER_WAY = 0.3
@@ -73,7 +76,7 @@ def measure(
     if found is not None:
         nodes = nodes if settings.by_node else found.nodes
         limit = next(layer.tolerance for layer in layers if layer.name == found.layer.name)
-        trials = pin_trials(found.comparison, found.layer, found.node, limit)
+        trials = _pin_trials(found.comparison, found.layer, found.node, limit)
     ours = entries[0].tested_run
     return Drift(
         model=model,
@@ -166,6 +169,40 @@ def _anywhere(entries: Sequence[StepComparison], layers: Sequence[PartDrift]) ->
         ),
         None,
     )
+
+
+def _pin_trials(at: StepComparison, layer: Part, node: Part | None, tolerance: float) -> list[PinTrial]:
+    """Runs with the module of the node, then its layer, pinned to another provider, until one helps."""
+    modules = [at.graph.module(node.nodes[0])] if node is not None else []
+    paths = [at.graph.module(position) for position in layer.nodes]
+    modules += [layer.name] if any(path and path.startswith(layer.name) for path in paths) else []
+    named = dict.fromkeys(module for module in modules if module)
+    if not named:
+        at.note("no pin was tried: the graph has no module paths")
+    others = [entry.name for entry in at.reference.chain if entry not in at.tested_side.chain[:1]]
+    others = others or [name for name in ("cpu",) if at.tested_side.chain[0].name != name]
+    if named and not others:
+        at.note("no pin was tried: both sides run on the same provider")
+    found: list[PinTrial] = []
+    for other in others:
+        for module in named:
+            found.append(_pin_trial(at, layer, other, module, tolerance))
+            if found[-1].within_tolerance:
+                return found
+    return found
+
+
+def _pin_trial(at: StepComparison, layer: Part, other: str, module: str, tolerance: float) -> PinTrial:
+    side = with_provider(at.tested_side, known_providers()[other].ort_name)
+    side = replace(side, pins=(*side.pins, f"{other}:{module}"))
+    chain = ",".join(entry.name for entry in side.chain)
+    try:
+        theirs, ours = at.tap(layer.outputs, side)
+    except PartitaError as error:
+        return PinTrial(pin=side.pins[-1], chain=chain, error=None, within_tolerance=False, failure=str(error))
+    shared = [name for name in layer.outputs if name in theirs and name in ours]
+    worst = max((deviation(ours[name], theirs[name]) for name in shared), default=math.inf)
+    return PinTrial(pin=side.pins[-1], chain=chain, error=finite(worst), within_tolerance=worst <= tolerance)
 
 
 def _worst_of_steps(parts: Sequence[PartDrift]) -> list[PartDrift]:

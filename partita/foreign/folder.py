@@ -29,6 +29,11 @@ class Choice(ForeignFolder):
         """Names of the settings that are set."""
         return tuple(name for name, value in asdict(self).items() if value is not None)
 
+    def refuse_for_file(self) -> None:
+        """Raise UsageError for a setting, because the model is a file."""
+        for name in self.setting_names:
+            raise UsageError(f"`{name}` is only for foreign folders; omit it for a file")
+
 
 AS_IT_IS = Choice()
 

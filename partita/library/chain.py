@@ -70,12 +70,16 @@ class Target:
     """Installed providers with a higher rank than the default chain, which could not start."""
 
     @property
+    def name(self) -> str:
+        """The chain as text: `webgpu,cpu`."""
+        return ",".join(provider.name for provider in self.chain)
+
+    @property
     def opening_notes(self) -> tuple[str, ...]:
         """Notes for the user before a model is opened: that the chain is the default, and `notes`."""
         if self.by_default is None:
             return self.notes
-        names = ",".join(provider.name for provider in self.chain)
-        return (f"provider {names}, by default: {self.by_default}", *self.notes)
+        return (f"provider {self.name}, by default: {self.by_default}", *self.notes)
 
     @property
     def requested_names(self) -> tuple[str, ...]:

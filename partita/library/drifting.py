@@ -61,8 +61,8 @@ def read_sides(options: DriftOptions) -> tuple[Target, Target, Path | str | None
         for name in ("shapes", "inputs"):
             if getattr(options, name):
                 raise UsageError(f"`{name}` is for ONNX files; a package runs the text of its known answer")
-    elif Choice.of(options).setting_names:
-        raise UsageError(f"`{Choice.of(options).setting_names[0]}` is only for foreign folders; omit it for a file")
+    else:
+        Choice.of(options).refuse_for_file()
     against = options.against
     if against == ORIGINAL or (against is not None and (Path(against) / CONFIG).is_file()):
         return target, target, source_checkpoint(options, path)
@@ -70,9 +70,8 @@ def read_sides(options: DriftOptions) -> tuple[Target, Target, Path | str | None
         return target, target, interpreter(Path(against))
     reference = read_chain(ProviderChain(against or CPU_CHAIN, threads=options.threads))
     if reference.chain == target.chain and not (target.options or target.pins):
-        names = ",".join(provider.name for provider in target.chain)
         raise UsageError(
-            f"`against={names}`: both sides are {names}; name another provider for one of them, "
+            f"`against={target.name}`: both sides are {target.name}; name another provider for one of them, "
             f"or `against={ORIGINAL}` for the source model"
         )
     return target, reference, None

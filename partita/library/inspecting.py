@@ -85,10 +85,7 @@ def read(path: Path, choice: Choice = AS_IT_IS, *, hashes: bool = False) -> Insp
         if path.is_file() and path.suffix == ONNX_SUFFIX:
             refuse_absent(path)
             check_folder(path.absolute().parent, COMPANIONS)
-            if choice.setting_names:
-                raise UsageError(
-                    f"`{choice.setting_names[0]}` applies to folders of other exporters, not to a file; omit it"
-                )
+            choice.refuse_for_file()
             found = look(path, None, (), hashes=hashes)
             if not found.graphs:
                 raise PackageError(found.findings[0].problem)

@@ -24,7 +24,7 @@ from partita.library.api import QUIET, Audience, from_fields
 from partita.library.rates import here_rates, stored_rates, uses_naive_attention
 from partita.observations.text_format import human_bytes, plural
 from partita.options.fields import MAX_TOKENS
-from partita.options.plan import PlanOptions
+from partita.options.inspection import PlanOptions
 from partita.package.contract import Contract
 from partita.package.folder import Manifest, is_package
 from partita.process import address_space_free, rss_bytes

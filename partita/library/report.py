@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import os
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 from partita.check import gate
 from partita.check.gate import Gate, GateResult
@@ -18,12 +18,13 @@ from partita.explain import node_explanation
 from partita.explain.node_explanation import Explanation
 from partita.files import check_writable, write_text
 from partita.library.api import public
+from partita.observations.records import Record
 from partita.observations.text_format import short_provider
 from partita.options.fields import check_fields
 from partita.options.reports import CheckOptions
 from partita.partition_reports import records, storage
 from partita.partition_reports.outcome import placement_text
-from partita.partition_reports.render.show import load_view
+from partita.partition_reports.render.show import REPORT_VIEWS, load_view
 from partita.providers.resolve import parse_chain
 
 NAMES = 5
@@ -38,42 +39,60 @@ class CheckFailedError(ReportCheckError):
         self.result = result
 
 
-class Report(records.Report):
+class ViewedRecord(Record):
+    """A record with methods that write its views."""
+
+    VIEWS: ClassVar[str]
+    """Module with the views."""
+
+    @classmethod
+    def of(cls, record: Record) -> Self:
+        """The object with the fields of a record."""
+        return cls.model_construct(**{name: getattr(record, name) for name in type(record).model_fields})
+
+    @public
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the record as JSON for `partita report`. Raises ReportError when it cannot be written."""
+        self._write("json", path)
+
+    @public
+    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
+        """A self-contained HTML page; also written to `path` if given."""
+        return self._write("html", path)
+
+    @public
+    def to_markdown(self, path: str | os.PathLike[str] | None = None) -> str:
+        """GitHub Markdown, e.g. for a CI comment; also written to `path` if given."""
+        return self._write("markdown", path)
+
+    @public
+    def to_text(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Plain-text tables; also written to `path` if given."""
+        return self._write("text", path)
+
+    def _write(self, name: str, path: str | os.PathLike[str] | None) -> str:
+        """A view, also written to `path` if given. Raises ReportError when it cannot be written."""
+        view = load_view(name, self.VIEWS)
+        text, kind = view.to_text(self), view.file_kind or f"{name} file"
+        if path is not None:
+            check_writable(Path(path), kind)
+            write_text(text, Path(path), kind)
+        return text
+
+
+class Report(ViewedRecord, records.Report):
     """The partition report of one run: where each node ran, which tensors were copied, and why nodes fell back.
 
     Its fields are described in docs/report-schema.md. `str` is the report in ten lines; notebooks render a page.
     """
 
-    @classmethod
-    def of(cls, record: records.Report) -> Self:
-        """The report with these fields."""
-        return cls.model_construct(**{name: getattr(record, name) for name in records.Report.model_fields})
+    VIEWS = REPORT_VIEWS
 
     @classmethod
     @public
     def read(cls, path: str | os.PathLike[str]) -> Self:
         """Read a report written by `save` or `--report`. Raises ReportError for any other file."""
         return cls.of(storage.read(Path(path)))
-
-    @public
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the report as JSON for `partita report`. Raises ReportError when it cannot be written."""
-        write_text_output(storage.to_json(self), path, "report")
-
-    @public
-    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The report as a self-contained HTML page; also written to `path` if given."""
-        return write_text_output(load_view("html").to_text(self), path, "page")
-
-    @public
-    def to_markdown(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The report as GitHub Markdown, e.g. for a CI comment; also written to `path` if given."""
-        return write_text_output(load_view("markdown").to_text(self), path, "comment")
-
-    @public
-    def to_text(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The report as plain-text tables; also written to `path` if given."""
-        return write_text_output(load_view("text").to_text(self), path, "text")
 
     def __repr__(self) -> str:
         ran = [placement_text([phase], name=short_provider) for phase in self.phases]
@@ -148,14 +167,6 @@ class Report(records.Report):
         if found.unrelated_reason:
             raise ReportError(f"the reports cannot be compared: {found.unrelated_reason}")
         return found
-
-
-def write_text_output(text: str, path: str | os.PathLike[str] | None, what: str) -> str:
-    """The text, also written to `path` if given. Raises ReportError when it cannot be written."""
-    if path is not None:
-        check_writable(Path(path), what)
-        write_text(text, Path(path), what)
-    return text
 
 
 def check_report(

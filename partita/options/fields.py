@@ -292,7 +292,7 @@ def group(options: Any, cls: type[T]) -> T:
     return cls(**{field.name: getattr(options, field.name) for field in fields(cls)})  # type: ignore[arg-type]
 
 
-MODULES = ("bench", "export", "generation", "groups", "inspection", "placement", "plan", "reports", "sampling")
+MODULES = ("bench", "export", "generation", "groups", "inspection", "placement", "reports", "sampling")
 
 
 def option_groups() -> list[type[Any]]:

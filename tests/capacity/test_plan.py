@@ -21,7 +21,7 @@ from partita.cli import run
 from partita.errors import ResourceError
 from partita.library import planning
 from partita.library.rates import here_rates
-from partita.options.plan import PlanOptions
+from partita.options.inspection import PlanOptions
 from partita.package.folder import read_manifest
 from partita.process import rss_bytes
 from partita.providers.resolve import parse_chain

@@ -285,12 +285,12 @@ def test_a_bar_says_how_many_rows_and_how_fast(monkeypatch, terminal):
     """Of this run, so that rows of an earlier one do not count as fast."""
     shown, clock = io.StringIO(), iter([0.0, 2.0])
     console = Console(file=shown, force_terminal=terminal, width=120)
-    monkeypatch.setattr(batch, "stderr", console)
-    monkeypatch.setattr(batch, "draws_progress", lambda: terminal)
+    monkeypatch.setattr("partita.commands.terminal.stderr", console)
+    monkeypatch.setattr("partita.commands.terminal.draws_progress", lambda: terminal)
     monkeypatch.setattr(batch, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     with batch.RowBar() as bar:
         bar.show(Progress(20, 16, 4, 60))
         assert bar.last is not None
-        bar._bars.refresh()
+        bar.bars.refresh()
     said = shown.getvalue()
     assert not said if not terminal else "16 of 20 rows" in said and "6.0 rows/s, 30 tokens/s" in said

@@ -27,9 +27,8 @@ from partita.options.bench import BenchOptions
 from partita.options.export import ExportOptions
 from partita.options.fields import PathText, Range, check_fields, describe_fields, option_groups
 from partita.options.groups import LoadOptions, ProgressOptions
-from partita.options.inspection import InspectOptions, ProvidersOptions
+from partita.options.inspection import InspectOptions, PlanOptions, ProvidersOptions
 from partita.options.placement import DriftOptions, PlaceOptions, SupportOptions
-from partita.options.plan import PlanOptions
 from partita.options.sampling import Sampling
 from tests.commands.test_cli import fails
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import datetime
-import os
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Self
 
 import partita
 from partita.bench.comparison import sentences
 from partita.bench.contenders import Lane, build_contenders, choose_baseline, complete_rounds, shown_rounds
 from partita.bench.records import Bench, RoundResult
 from partita.errors import PartitaError, ProviderError, ReportError, UsageError
-from partita.library.api import LOGGER, from_fields, public
+from partita.library.api import LOGGER, from_fields
 from partita.library.bench.entries import (
     Entry,
     read_baseline,
@@ -27,42 +25,21 @@ from partita.library.engine.base import ReportRequest
 from partita.library.engine.remote import RemoteEngine
 from partita.library.model import Model
 from partita.library.notes import not_used, unverified_note
-from partita.library.report import write_text_output
+from partita.library.report import ViewedRecord
 from partita.options.bench import BenchOptions
 from partita.partition_reports import storage
-from partita.partition_reports.render.show import load_view
 from partita.process import peak_rss_bytes
 
 NOT_ALONE = "the packages are open at the same time, in one process each; only one computes at a time"
 
-BENCH_VIEWS = "partita.bench.sections"
 
-
-class BenchResult(Bench):
+class BenchResult(ViewedRecord, Bench):
     """The result of a benchmark: the record that `bench --out` writes, with methods.
 
     `contenders` has the figures or the error of each chain, `verdict` the comparison as text.
     """
 
-    @classmethod
-    def of(cls, record: Bench) -> Self:
-        """The result with these fields."""
-        return cls.model_construct(**{name: getattr(record, name) for name in Bench.model_fields})
-
-    @public
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the result as JSON for `partita report`. Raises ReportError when it cannot be written."""
-        write_text_output(storage.to_json(self), path, "result")
-
-    @public
-    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The result as a self-contained HTML page; also written to `path` if given."""
-        return write_text_output(load_view("html", BENCH_VIEWS).to_text(self), path, "result")
-
-    @public
-    def to_text(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The result as plain-text tables; also written to `path` if given."""
-        return write_text_output(load_view("text", BENCH_VIEWS).to_text(self), path, "result")
+    VIEWS = "partita.bench.sections"
 
     def __repr__(self) -> str:
         return f"<partita.BenchResult: {'; '.join(self.verdict)}>"

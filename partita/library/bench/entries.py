@@ -41,13 +41,13 @@ def read_targets(options: BenchOptions) -> tuple[Target, ...]:
     chains: dict[str, tuple[Provider, ...]] = {}
     for text in _texts(options):
         chain = parse_chain(text, libraries, argument="chains")
-        name = chain_name(chain)
+        name = ",".join(provider.name for provider in chain)
         if name in chains:
             raise UsageError(f"`chains={text}`: {name} is listed twice; list each chain once")
         chains[name] = chain
     default = None if chains else read_chain(ProviderChain(threads=options.threads))
     if default is not None:
-        chains[chain_name(default.chain)] = default.chain
+        chains[default.name] = default.chain
     every = tuple({provider.name: provider for chain in chains.values() for provider in chain}.values())
     parse_options(options.provider_options or {}, every)
     unused = [library.name for library in libraries if library not in every]
@@ -57,11 +57,6 @@ def read_targets(options: BenchOptions) -> tuple[Target, ...]:
     if default is None:
         return targets
     return (replace(targets[0], source=default.source, by_default=default.by_default, skipped=default.skipped),)
-
-
-def chain_name(chain: Sequence[Provider]) -> str:
-    """Names of its providers."""
-    return ",".join(provider.name for provider in chain)
 
 
 def _texts(options: BenchOptions) -> tuple[str, ...]:
@@ -87,7 +82,7 @@ def _read_target(options: BenchOptions, name: str, chain: Sequence[Provider]) ->
 def read_entries(options: BenchOptions, subjects: Sequence[Subject], targets: Sequence[Target]) -> tuple[Entry, ...]:
     """Every package on every chain, with the files of their reports, whose folder is created. Raises ReportError."""
     pairs = [(subject, target) for subject in subjects for target in targets]
-    names = [chain_name(target.chain) for _, target in pairs]
+    names = [target.name for _, target in pairs]
     stems = [name.replace(",", "-") for name in names]
     if len(subjects) > 1:
         names = [f"{subject.name} on {name}" for (subject, _), name in zip(pairs, names, strict=True)]
@@ -123,7 +118,7 @@ def read_baseline(options: BenchOptions, entries: Sequence[Entry]) -> str | None
     first = [entry for entry in entries if entry.subject is entries[0].subject]
     found = next((entry.name for entry in first if entry.target.chain == chain), None)
     if found is None:
-        there = " ".join(chain_name(entry.target.chain) for entry in first)
+        there = " ".join(entry.target.name for entry in first)
         raise UsageError(f"`baseline={options.baseline}`: not among the measured chains: {there}")
     return found
 

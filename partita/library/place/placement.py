@@ -46,7 +46,23 @@ def place(options: PlaceOptions) -> Report:
 
 def read_place(options: PlaceOptions) -> Target:
     """The chain of a placement, after checking every option that needs nothing loaded. Raises UsageError."""
-    _check_options(options)
+    if Path(options.model).is_dir():
+        of_files = {
+            "shapes": "the sizes of a package are in its manifest",
+            "inputs": "a package is run on dummy tokens",
+            "run_seconds": "runs of a package have no time limit",
+        }
+        for name, reason in of_files.items():
+            if getattr(options, name):
+                raise UsageError(f"`{name}` is for ONNX files; {reason}")
+    else:
+        Choice.of(options).refuse_for_file()
+    for name in ("device", "graph_capture"):
+        if getattr(options, name) not in (None, False) and not options.dry_run:
+            raise UsageError(f"`{name}` requires a dry run; add `dry_run=True`")
+    if options.dry_run and options.providers is None:
+        needs = "`dry_run=True` needs `providers=cuda`, or cuda,cpu"
+        raise UsageError(f"{needs}: only CUDA can be placed without its device")
     target = read_chain(options)
     check_limits(Limits.of(options), target.requested_names)
     if options.dry_run and target.chain[0].ort_name != CUDA.ort_name:
@@ -54,28 +70,6 @@ def read_place(options: PlaceOptions) -> Target:
             f"`dry_run=True` is for CUDA: `providers` must begin with cuda, not with {target.chain[0].ort_name}"
         )
     return target
-
-
-def _check_options(options: PlaceOptions) -> None:
-    """Check options that need no provider. Raises UsageError."""
-    if Path(options.model).is_dir():
-        of_files = {
-            "shapes": "the sizes of a package are in its manifest",
-            "inputs": "a package is run on dummy tokens",
-        }
-        of_files["run_seconds"] = "runs of a package have no time limit"
-        for name, reason in of_files.items():
-            if getattr(options, name):
-                raise UsageError(f"`{name}` is for ONNX files; {reason}")
-    elif Choice.of(options).setting_names:
-        name = Choice.of(options).setting_names[0]
-        raise UsageError(f"`{name}` is only for foreign folders; omit it for a file")
-    for name, given in (("device", options.device is not None), ("graph_capture", options.graph_capture)):
-        if given and not options.dry_run:
-            raise UsageError(f"`{name}` requires a dry run; add `dry_run=True`")
-    if options.dry_run and options.providers is None:
-        needs = "`dry_run=True` needs `providers=cuda`, or cuda,cpu"
-        raise UsageError(f"{needs}: only CUDA can be placed without its device")
 
 
 def place_model(

@@ -48,7 +48,7 @@ def measure_support(options: SupportOptions, audience: Audience = QUIET) -> tupl
     _check_options(options)
     target = read_chain(chain_options(options))
     provider = _one_of(target, options)
-    what, scope = _measurement_task(options)
+    task, scope = _measurement_task(options)
 
     from partita.runtime.ort.registry import available_ort_names
 
@@ -66,7 +66,7 @@ def measure_support(options: SupportOptions, audience: Audience = QUIET) -> tupl
     from partita.support.build import build_table
 
     with audience.busy(TITLE):
-        measured = measure(resolution, what, options.seconds, environment)
+        measured = measure(resolution, task, options.seconds, environment)
     if measured.unusable:
         raise ProviderError(f"{provider.name}: it could not be tested: {measured.unusable}")
     table = build_table(
@@ -113,8 +113,7 @@ def _operators(options: SupportOptions) -> tuple[str, ...]:
 def _one_of(target: Target, options: SupportOptions) -> Any:
     """The tested provider: the only one of the chain, or the first of the default chain. Raises UsageError."""
     if target.by_default is None and len(target.chain) != 1:
-        names = ",".join(provider.name for provider in target.chain)
-        raise UsageError(f"`provider={names}`: name one provider; a support table covers exactly one")
+        raise UsageError(f"`provider={target.name}`: name one provider; a support table covers exactly one")
     provider = target.chain[0]
     if options.dry_run and provider.ort_name != CUDA.ort_name:
         raise UsageError(f"`dry_run=True` is for CUDA: `provider` must be cuda, not {provider.name}")

@@ -122,8 +122,7 @@ def _one_provider(name: str, libraries: tuple[Provider, ...] = ()) -> Provider:
         raise UsageError(f"`target={name}`: name one provider; a package is exported for one and also runs on others")
     unused = [library.name for library in libraries if library not in chain]
     if unused:
-        what = f"`target_libraries`: {unused[0]} is not the provider"
-        raise UsageError(f"{what} named by `target` ({chain[0].name})")
+        raise UsageError(f"`target_libraries`: {unused[0]} is not the provider named by `target` ({chain[0].name})")
     return chain[0]
 
 

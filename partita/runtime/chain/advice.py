@@ -90,23 +90,17 @@ def rows_of(fallbacks: Sequence[Fallback], active: Container[str]) -> tuple[Refu
             node=entry.node,
             op_type=entry.op_type,
             module=entry.module,
-            preferred_provider=entry.preferred_provider,
             provider=entry.provider,
-            reason=entry.reason,
-            evidence_kind=entry.evidence_kind,
-            evidence=entry.evidence,
-            remedy=entry.remedy,
-            available=entry.preferred_provider in active,
-            skipped=tuple(
+            refusals=tuple(
                 ProviderRefusal(
                     each.provider,
                     each.reason,
                     each.evidence_kind,
                     each.evidence,
                     each.remedy,
-                    each.provider in active,
+                    available=each.provider in active,
                 )
-                for each in entry.skipped
+                for each in entry.preferred
             ),
         )
         for entry in fallbacks

@@ -247,8 +247,8 @@ def test_a_refusal_over_nodes_names_the_cause_of_each(model):
     facts = facts_of(model, "b").sessions[0]
     error = ChainError("m.onnx: not all on qnn", path=model.path, chain=(WANTED,), facts=facts)
     told = probe_refusal(error, model, SIZES, 60.0)
-    assert {node.reason for node in told.nodes} == {"attribute_unsupported"}
-    assert all("without alpha=2" in node.evidence for node in told.nodes)
+    assert {node.refusals[0].reason for node in told.nodes} == {"attribute_unsupported"}
+    assert all("without alpha=2" in node.refusals[0].evidence for node in told.nodes)
 
 
 def test_experiments_without_an_answer_are_told_where_nothing_else_decides():

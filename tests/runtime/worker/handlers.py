@@ -24,9 +24,7 @@ class OddError(Exception):
 def raise_(kind):
     if kind == "ours":
         refusing = ProviderRefusal("C", "r", "k", "e", "m")
-        raise ProviderError(
-            "wrong", nodes=(RefusedNode("n", "Add", None, "A", "B", "r", "k", "e", "m", skipped=(refusing,)),)
-        )
+        raise ProviderError("wrong", nodes=(RefusedNode("n", "Add", None, "B", (refusing,)),))
     if kind == "odd":
         raise OddError("a", "b")
     raise {"system": FileNotFoundError(2, "no such file", "x"), "time": TimeoutError("t")}[kind]

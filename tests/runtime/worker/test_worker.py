@@ -72,7 +72,7 @@ def test_printing_does_not_disturb_the_messages(worker):
 def test_exceptions_are_raised_here_as_they_are(worker):
     with pytest.raises(ProviderError, match="wrong") as caught:
         worker.call("raise", "ours")
-    assert caught.value.nodes[0].skipped[0].provider == "C"
+    assert caught.value.nodes[0].refusals[0].provider == "C"
     with pytest.raises(FileNotFoundError) as missing:
         worker.call("raise", "system", timeout=SECONDS)
     assert missing.value.filename == "x"
