@@ -23,6 +23,7 @@ from partita.cli import run
 from partita.commands.terminal import fold
 from partita.package.folder import MANIFEST, WEIGHTS, read_manifest
 from partita.remedies import LFS_HEAD, Remedy, permission
+from tests.commands.test_command_line import Terminal
 from tests.conftest import REPOSITORY
 from tests.remedies import remedy_of
 
@@ -102,20 +103,15 @@ def test_many_inputs_without_sizes_are_few_words_and_options_that_work(tmp_path,
     assert (tmp_path / "report.json").is_file()
 
 
-class Tty(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def test_a_long_line_is_broken_between_words_on_a_terminal_and_nowhere_else(monkeypatch):
     line = "  attention   gqa (auto: cpu supports 328 of 328 nodes); opset ai.onnx 21, com.microsoft 1"
     monkeypatch.setenv("COLUMNS", "60")
-    lines = fold(line, Tty(), 14).splitlines()
+    lines = fold(line, Terminal(), 14).splitlines()
     assert len(lines) == 2 and max(map(len, lines)) <= 60
     assert lines[1].startswith(" " * 14) and " ".join(" ".join(lines).split()) == " ".join(line.split())
     assert fold(line, io.StringIO(), 14) == line
     monkeypatch.setenv("COLUMNS", "12")
-    assert fold(line, Tty(), 14) == line, "too narrow for any layout"
+    assert fold(line, Terminal(), 14) == line, "too narrow for any layout"
 
 
 def test_a_page_is_utf_8_whatever_stdout_takes(package, tmp_path, capsys):
