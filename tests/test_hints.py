@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, parser
 
 import partita
 from partita import cli
@@ -33,12 +33,10 @@ PROMPT = "return the value of"
 @pytest.fixture
 def gather(tmp_path: Path) -> Path:
     """A lookup in a table of four rows; `ids` is int64[n]."""
-    table = helper.make_tensor("table", TensorProto.FLOAT, [4, 2], [0.0] * 8)
-    node = helper.make_node("Gather", ["table", "ids"], ["y"], name="lookup")
-    ids = helper.make_tensor_value_info("ids", TensorProto.INT64, ["n"])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 2])
-    graph = helper.make_graph([node], "g", [ids], [y], [table])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), tmp_path / "m.onnx")
+    text = (
+        "g (int64[n] ids) => (float[n,2] y) <float[4,2] table = {0,0,0,0,0,0,0,0}> { [lookup] y = Gather (table, ids) }"
+    )
+    onnx.save(parser.parse_model(f'<ir_version: 10, opset_import: ["" : 17]>\n{text}'), tmp_path / "m.onnx")
     return tmp_path / "m.onnx"
 
 
