@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, parser
 
 import partita
 from partita import cli
@@ -23,6 +23,7 @@ from partita.cli import run
 from partita.commands.terminal import fold
 from partita.package.folder import MANIFEST, WEIGHTS, read_manifest
 from partita.remedies import LFS_HEAD, Remedy, permission
+from tests.commands.test_command_line import Terminal
 from tests.conftest import REPOSITORY
 from tests.remedies import remedy_of
 
@@ -32,12 +33,10 @@ PROMPT = "return the value of"
 @pytest.fixture
 def gather(tmp_path: Path) -> Path:
     """A lookup in a table of four rows; `ids` is int64[n]."""
-    table = helper.make_tensor("table", TensorProto.FLOAT, [4, 2], [0.0] * 8)
-    node = helper.make_node("Gather", ["table", "ids"], ["y"], name="lookup")
-    ids = helper.make_tensor_value_info("ids", TensorProto.INT64, ["n"])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 2])
-    graph = helper.make_graph([node], "g", [ids], [y], [table])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), tmp_path / "m.onnx")
+    text = (
+        "g (int64[n] ids) => (float[n,2] y) <float[4,2] table = {0,0,0,0,0,0,0,0}> { [lookup] y = Gather (table, ids) }"
+    )
+    onnx.save(parser.parse_model(f'<ir_version: 10, opset_import: ["" : 17]>\n{text}'), tmp_path / "m.onnx")
     return tmp_path / "m.onnx"
 
 
@@ -102,20 +101,15 @@ def test_many_inputs_without_sizes_are_few_words_and_options_that_work(tmp_path,
     assert (tmp_path / "report.json").is_file()
 
 
-class Tty(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def test_a_long_line_is_broken_between_words_on_a_terminal_and_nowhere_else(monkeypatch):
     line = "  attention   gqa (auto: cpu supports 328 of 328 nodes); opset ai.onnx 21, com.microsoft 1"
     monkeypatch.setenv("COLUMNS", "60")
-    lines = fold(line, Tty(), 14).splitlines()
+    lines = fold(line, Terminal(), 14).splitlines()
     assert len(lines) == 2 and max(map(len, lines)) <= 60
     assert lines[1].startswith(" " * 14) and " ".join(" ".join(lines).split()) == " ".join(line.split())
     assert fold(line, io.StringIO(), 14) == line
     monkeypatch.setenv("COLUMNS", "12")
-    assert fold(line, Tty(), 14) == line, "too narrow for any layout"
+    assert fold(line, Terminal(), 14) == line, "too narrow for any layout"
 
 
 def test_a_page_is_utf_8_whatever_stdout_takes(package, tmp_path, capsys):

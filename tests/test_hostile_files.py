@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -241,9 +240,3 @@ def test_brackets_without_end_are_told_with_the_file(tmp_path, name, read, kind)
     with pytest.raises(kind) as raised:
         read(file)
     assert name in str(raised.value)
-
-
-def test_a_temperature_of_hundreds_of_digits_is_named(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text(json.dumps({"do_sample": True, "temperature": 10**400}))
-    with pytest.raises(PackageError, match="temperature is 1000"):
-        suggestion(tmp_path)

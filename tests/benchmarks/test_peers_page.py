@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from benchmarks.peers import records
+from benchmarks.peers.children.engines import PEERS
 from benchmarks.peers.page import PREAMBLE, decode, page, ratio
-from benchmarks.peers.plan import ENTRIES, Places, chosen, export_command
+from benchmarks.peers.plan import ENTRIES, PLANS, Places, chosen, export_command
 from benchmarks.peers.quality import compared
 from benchmarks.peers.records import Contender, Machine, PeersResult, ShapeResult, Start, Turn, Work, Written
 from partita.capacity.records import FormRates, MachineRates
@@ -130,7 +131,8 @@ def test_contenders_are_chosen_by_peer_and_by_form_or_width():
         chosen(["partita"], ["q4_0"], "cuda")
 
 
-def test_exporters_run_in_the_environment_of_their_peer(tmp_path):
+def test_every_contender_has_a_child_and_exporters_run_in_the_environment_of_their_peer(tmp_path):
+    assert {entry.peer for plan in PLANS.values() for entry in plan} == set(PEERS)
     places = Places(tmp_path / "work", tmp_path / "venvs")
     for entry in ENTRIES:
         command = export_command(entry, "tiny", places, 192, 2)

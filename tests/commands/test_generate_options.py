@@ -13,7 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
+from onnx import parser
 
 from partita.cli import run
 from partita.commands.generate_options import argument_text, parse_ids, read_prompts
@@ -175,13 +177,11 @@ os._exit(7)
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The smallest ONNX model that can be inspected."""
-    import onnx
-
-    node = onnx.helper.make_node("Abs", ["x"], ["y"])
-    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xy")
-    graph = onnx.helper.make_graph([node], "g", [x], [y])
     path = tmp_path_factory.mktemp("model") / "m.onnx"
-    onnx.save(onnx.helper.make_model(graph), str(path))
+    onnx.save(
+        parser.parse_model('<ir_version: 10, opset_import: ["" : 21]> g (float[1] x) => (float[1] y) { y = Abs (x) }'),
+        path,
+    )
     return path
 
 

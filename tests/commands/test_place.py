@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, parser, save
+from onnx import parser
 
 from partita.cli import run
 from tests.commands.test_cli import heed_interrupts
@@ -23,19 +23,14 @@ from tests.conftest import REPOSITORY
 from tests.contract.commands import Done, execute
 
 SECONDS = 300
+HEAD = '<ir_version: 10, opset_import: ["" : 21, "my" : 1]>\n'
 PLACE_DRY = ("place", "--provider", "cuda,cpu", "--dry-run")
 
 
 def whole_numbers(path: Path) -> Path:
     """A model with a MatMul of int32, for which CUDA has no kernel: worth an experiment."""
-    ports = [helper.make_tensor_value_info(name, TensorProto.INT32, [4, 4]) for name in ("x", "y")]
-    nodes = [
-        helper.make_node("Abs", ["x"], ["a"], name="a"),
-        helper.make_node("MatMul", ["a", "x"], ["b"], name="b"),
-        helper.make_node("Abs", ["b"], ["y"], name="c"),
-    ]
-    graph = helper.make_graph(nodes, "g", ports[:1], ports[1:])
-    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    text = "g (int32[4,4] x) => (int32[4,4] y) { [a] p = Abs (x) [b] q = MatMul (p, x) [c] y = Abs (q) }"
+    onnx.save(parser.parse_model(HEAD + text), path)
     return path
 
 
@@ -129,7 +124,6 @@ def test_the_text_is_the_brief_report_and_with_full_every_table(tmp_path, capsys
 # `partita place` on models with control flow: which nodes are in bodies, as ONNX Runtime itself has them
 
 
-HEAD = '<ir_version: 10, opset_import: ["" : 21, "my" : 1]>\n'
 CALLED_TWICE = """g (float[1,4] x, int32[1,4] k, bool c) => (float[1,4] y)
 <float lo = {0}, int32 whole = {0}> {
   [call] a = my.F (x, lo)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from partita.library.engine.local import LocalEngine
 from partita.runtime.generate.choice.drafting import DraftModel
 from partita.runtime.generate.prefix_file import SCHEMA, read_content
 from partita.runtime.generate.prefixes import LEAST_TOKENS
+from tests.commands.test_chat import piped
 from tests.conftest import Exported, TinyCheckpoint
 from tests.drafts import always_draft, knowing
 from tests.foreign.conftest import SAMPLES
@@ -241,8 +240,7 @@ def test_rows_of_a_file_go_on_with_a_prefix(package, long, tmp_path, capsys, mon
 
 
 def chat(monkeypatch: pytest.MonkeyPatch, text: str, *words: object) -> int:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
-    return run(["chat", *map(str, words), "--provider", "cpu", "--threads", "1", "-n", "8"])
+    return piped(monkeypatch, text, *map(str, words), "-n", "8")
 
 
 def test_a_conversation_at_the_terminal_begins_with_a_prefix(package, long, tmp_path, capsys, monkeypatch):

@@ -8,7 +8,7 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,28 +21,6 @@ IMPORT_LIMIT_SECONDS = 0.06
 """CPU time, with a margin for a busy machine; on an idle one it takes 0.01 s."""
 HELP_LIMIT = 2.5
 """CPU time in units of `import typer`, which takes 0.05 to 0.15 s; measured: 1.8."""
-
-# Runs the command line, then tells on a marked last line what it ended with and what it had loaded.
-RUN_AND_TELL = f"""
-import json, sys
-sys.argv[0] = "partita"
-code = 0
-try:
-    from partita.cli import main
-    code = main()
-except SystemExit as exit:
-    code = exit.code
-loaded = [m for m in {HEAVY!r} if m in sys.modules]
-print("LOADED " + json.dumps([code or 0, loaded]))
-"""
-
-
-def run_and_tell(*arguments: str, cwd: Path) -> tuple[int, list[str], str]:
-    """Exit code, heavy modules that were loaded, and stderr."""
-    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})\n{RUN_AND_TELL}", *arguments]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=True)
-    code, loaded = json.loads(done.stdout.rpartition("LOADED ")[2])
-    return code, loaded, done.stderr
 
 
 def cpu_seconds(*words: str, **variables: str) -> tuple[float, str]:
@@ -107,23 +85,23 @@ print(json.dumps(ended))
 """
 
 
+def loaded_by(lines: Sequence[str], folder: Path) -> dict[str, tuple[int, str, list[str]]]:
+    """Exit code, stderr and heavy modules that were loaded, by command line; all are run in one process."""
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, "-c", RUN_ALL]
+    done = subprocess.run(
+        command, input="\n".join(lines), cwd=folder, env=environment, capture_output=True, text=True, check=True
+    )
+    return dict(zip(lines, map(tuple, json.loads(done.stdout)), strict=True))
+
+
 def test_help_and_what_can_be_refused_at_once_load_nothing_heavy(tmp_path: Path) -> None:
     """An option, a provider, an output and a folder are checked before anything heavy is imported."""
     (tmp_path / "empty").mkdir()
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / "checkpoint" / "config.json").write_text('{"max_position_embeddings": 64}', encoding="utf-8")
-    lines = [*SHOWN, *(line for line, _ in REFUSED)]
-    done = subprocess.run(
-        [sys.executable, "-c", RUN_ALL],
-        input="\n".join(lines),
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    ended = dict(zip(lines, json.loads(done.stdout), strict=True))
-    assert [ended[line] for line in SHOWN] == [[0, "", []]] * len(SHOWN)
+    ended = loaded_by([*SHOWN, *(line for line, _ in REFUSED)], tmp_path)
+    assert [ended[line] for line in SHOWN] == [(0, "", [])] * len(SHOWN)
     for line, says in REFUSED:
         code, err, loaded = ended[line]
         assert code in (1, 2) and loaded == [], line

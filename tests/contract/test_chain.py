@@ -7,19 +7,14 @@ import json
 
 import pytest
 
+from partita.providers.resolve import known_providers
 from tests.conftest import require
 from tests.contract.cases import cases, each_environment, only_in, targets
 from tests.contract.commands import device_is_there, generated, honoured, nodes_on, refused, wrong_processor
 
 PACKAGE = "llama-gqa-fp32"
 CPU = "CPUExecutionProvider"
-ORT_NAMES = {
-    "cuda": "CUDAExecutionProvider",
-    "tensorrt": "TensorrtExecutionProvider",
-    "openvino": "OpenVINOExecutionProvider",
-    "webgpu": "WebGpuExecutionProvider",
-    "qnn": "QNNExecutionProvider",
-}
+ORT_NAMES = {name: provider.ort_name for name, provider in known_providers().items()}
 REASONS = ["library_missing", "device_missing", "not_in_build"]
 
 

@@ -19,12 +19,10 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
-from unittest import mock
 
 from pydantic import TypeAdapter
 
@@ -83,10 +81,10 @@ def report(name: str) -> Report:
         package=PackageFacts.model_validate(found["package"]),
         request=Request.model_validate(found["request"]),
         chain=tuple(ChainEntry.model_validate(entry) for entry in found["chain"]),
-        created=found["created"],
-        partita_version=found["partita_version"],
+        created=found.get("created", "2026-11-30T00:00:00Z"),
+        partita_version="0.1.0",
         device=found["played"] and DryRunFacts.model_validate(found["played"]),
-        judge=lambda report: exceeded_limits(report, Limits(**found["limits"])),
+        judge=lambda report: exceeded_limits(report, Limits()),
     )
 
 
@@ -185,59 +183,15 @@ def export(folder: str, *options: str) -> dict[str, Any]:
     return verb("export", str(DEMO_CHECKPOINT), folder, "--force", *options)
 
 
-@contextlib.contextmanager
-def seen() -> Iterator[list[dict[str, Any]]]:
-    """Everything that reports are built of while this lasts, as JSON."""
-    from partita.library import run_report
-
-    built: list[dict[str, Any]] = []
-
-    def listen(facts: RunFacts, **given: Any) -> Any:
-        made = build_report(facts, **given)
-        built.append(
-            {
-                "facts": TypeAdapter(RunFacts).dump_python(facts, mode="json"),
-                "created": given["created"],
-                "partita_version": given["partita_version"],
-                "limits": dict.fromkeys(("max_cpu_nodes", "max_copies", "max_copy_bytes_per_token")),
-                "model": None,
-                **{name: record and record.model_dump(mode="json") for name, record in of_report(given).items()},
-                "chain": [entry.model_dump(mode="json") for entry in given["chain"]],
-            }
-        )
-        return made
-
-    with mock.patch.object(run_report, "build_report", listen):
-        yield built
-
-
-def of_report(given: dict[str, Any]) -> dict[str, Any]:
-    """The records that a report is built of."""
-    return {name: given.get(name) for name in ("environment", "package", "request", "played")}
-
-
-def dry(name: str) -> None:
-    """Place `package` as CUDA on an H100 would, in this process, whose environment points at stub libraries."""
-
-    from partita.library.chain import read_chain
-    from partita.library.place.place_run import place
-    from partita.options.placement import PlaceOptions
-
-    options = PlaceOptions(Path("package"), "cuda,cpu", dry_run=True, device="h100")
-    with seen() as built:
-        place(options, read_chain(options))
-    write(name, built[0])
-
-
-def dry_in_child(name: str, options: tuple[str, ...]) -> None:
-    """Export `package`, and place it in a process whose loader finds the stub libraries."""
-    from partita.providers.cuda_dry_run.devices import device
-    from partita.providers.cuda_dry_run.stub_build import child_environment, prepare, provider_library
-
+def dry(*options: str) -> dict[str, Any]:
+    """The facts of placing `package` as CUDA on an H100 would, written as tests/recordings has them."""
     export("package", *options)
-    environment = child_environment(prepare(provider_library()), device("h100"), os.environ)
-    code = f"from tests.docs.recordings import dry; dry({name!r})"
-    subprocess.run([sys.executable, "-c", code], check=True, env={**environment, "PYTHONPATH": str(REPOSITORY)})
+    site, facts = REPOSITORY / "tests" / "recordings" / "site", Path("facts.json").absolute()
+    variables = {"PYTHONPATH": f"{site}{os.pathsep}{REPOSITORY}", "PARTITA_RECORD_TO": str(facts)}
+    command = [sys.executable, "-m", "partita", "place", "package", "--provider", "cuda,cpu"]
+    subprocess.run([*command, "--dry-run", "--device", "h100"], check=True, env={**os.environ, **variables})
+    found: dict[str, Any] = json.loads(facts.read_text(encoding="utf-8"))
+    return found
 
 
 def evaluate() -> dict[str, Any]:
@@ -257,7 +211,7 @@ def record(name: str) -> None:
     if name in EXPORTS:
         write(name, export(*EXPORTS[name]))
     elif name in DRY:
-        dry_in_child(name, DRY[name])
+        write(name, dry(*DRY[name]))
     else:
         write(name, {"evaluate": evaluate, "verify": verify}[name]())
 
