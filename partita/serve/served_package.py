@@ -12,15 +12,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from partita.check.requirements import Limits
-from partita.errors import GenerationError, PackageError, PartitaError, UsageError
+from partita.errors import GenerationError, PackageError, UsageError
 from partita.foreign.folder import AS_IT_IS, Choice
 from partita.library.api import Audience
 from partita.library.chain import Target
 from partita.library.engine.base import BatchOptions, Engine, ReportRequest, Restarts
-from partita.library.engine.requests import RequestOutput, Ticket, Work
+from partita.library.engine.requests import Ticket, Work
 from partita.library.engine.speculation import NO_SPECULATION, Speculation, check_speculation
 from partita.library.loading import in_child, open_engine
 from partita.library.notes import opened_notes
@@ -36,10 +36,9 @@ from partita.runtime.generate.checks import check_adapter
 from partita.runtime.generate.prefix_file import read_content
 from partita.runtime.generate.text.tokens import Text, load_text, stop_token_ids
 from partita.runtime.time_limit import LateError, in_time
-from partita.serve.metrics import Metrics, Timing, TokenMetrics
+from partita.serve.metrics import Metrics, TokenMetrics
+from partita.serve.responses import Delivery, ResponseChoice
 
-Deliver = Callable[[RequestOutput, PartitaError | None], object]
-"""Called in the event loop with each piece of a request, and with its error."""
 IDLE_SECONDS = 1.0
 """Maximum seconds to wait for work before the thread checks whether to end."""
 WARM_TOKENS = 6
@@ -69,15 +68,6 @@ class Reading:
     """Whether the package has a chat template."""
     suggests: Suggestion = DEFAULTS
     """Sampling options that a request does not set."""
-
-
-class Delivery(NamedTuple):
-    """A piece on its way to the event loop."""
-
-    ticket: Ticket
-    timing: Timing
-    piece: RequestOutput
-    deliver: Deliver
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +130,8 @@ class ServedPackage:
         self._thread = threading.Thread(target=self._work, name=f"serve-{name}", daemon=True)
         self._stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._pieces: list[Delivery] = []
-        """Start time of the current step."""
+        self._deliveries: list[Delivery] = []
+        """Pieces of the current step."""
 
     @property
     def slots(self) -> int:
@@ -218,13 +208,10 @@ class ServedPackage:
         if ticket.error is not None:
             raise ticket.error
 
-    def submit(self, work: Work, deliver: Deliver) -> Ticket:
-        """Queue a prompt. `deliver` is called in the running event loop. Raises GenerationError."""
+    def submit(self, work: Work, choice: ResponseChoice) -> Ticket:
+        """Queue a choice. Raises GenerationError."""
         self._loop = asyncio.get_running_loop()
-        timing = Timing()
-        ticket = self._engine.submit(
-            work, lambda ticket, piece: self._pieces.append(Delivery(ticket, timing, piece, deliver))
-        )
+        ticket = self._engine.submit(work, lambda ticket, piece: self._deliveries.append(Delivery(choice, piece)))
         self._tokens.prompt.inc(len(work.prompt))
         return ticket
 
@@ -292,18 +279,18 @@ class ServedPackage:
 
     def _send(self) -> None:
         """Pass the pieces of a step to the event loop, in one wake-up."""
-        if self._pieces and self._loop is not None:
-            pieces, self._pieces = self._pieces, []
+        if self._deliveries and self._loop is not None:
+            deliveries, self._deliveries = self._deliveries, []
             with suppress(RuntimeError):  # the loop is closed: the server has ended
-                self._loop.call_soon_threadsafe(self._deliver, time.perf_counter(), pieces)
+                self._loop.call_soon_threadsafe(self._deliver, time.perf_counter(), deliveries)
 
-    def _deliver(self, now: float, pieces: Sequence[Delivery]) -> None:
+    def _deliver(self, now: float, deliveries: Sequence[Delivery]) -> None:
         """Deliver the pieces of a step that ended at `now`. Runs in the event loop."""
-        for ticket, _, piece, deliver in pieces:
-            deliver(piece, ticket.error)
-        self._tokens.step(now, pieces)
-        errors = {id(each.ticket.error): each.ticket.error for each in pieces if each.piece.finish_reason == "error"}
-        for error in errors.values():
+        for each in deliveries:
+            each.choice.deliver(each)
+        self._tokens.step(now, deliveries)
+        ended = [each.choice.ticket for each in deliveries if each.piece.finish_reason == "error"]
+        for error in {id(ticket.error): ticket.error for ticket in ended}.values():
             with suppress(Exception):  # the line cannot be written
                 self._log(f"{self.name}: {error}")
 
