@@ -372,7 +372,6 @@ class Model:
             chunk = engine.open(
                 BatchOptions(given.prefill_chunk, common, speculation, _absolute(given.prefix)),
                 longest=max(map(len, ids)),
-                takes_turns=len(works) > engine.slots,
             )
             generation = Generation(engine, works, chunk, samplings=samplings, speculation=speculation)
             self._last = generation.progress

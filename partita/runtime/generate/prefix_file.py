@@ -158,8 +158,8 @@ def _read(path: Path) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], dict[
         raise _damaged(path, str(error)) from error
 
 
-def _damaged(path: Path, why: str) -> GenerationError:
-    return GenerationError(f"not a readable prefix ({' '.join(why.split())[:200]})", path=path, remedy=SAVE_AGAIN)
+def _damaged(path: Path, reason: str) -> GenerationError:
+    return GenerationError(f"not a readable prefix ({' '.join(reason.split())[:200]})", path=path, remedy=SAVE_AGAIN)
 
 
 ENDINGS = ("a", " b", "1", ".", "\n", "(", '"', "中")
