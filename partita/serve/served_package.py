@@ -30,8 +30,7 @@ from partita.observations.text_format import plural
 from partita.options.groups import Process
 from partita.options.sampling import Sampling
 from partita.package.folder import Manifest, not_exported
-from partita.partition_reports.outcome import summarise
-from partita.partition_reports.records import Report, SourceStatement
+from partita.partition_reports.records import Report
 from partita.runtime.generate.checks import check_adapter
 from partita.runtime.generate.prefix_file import read_content
 from partita.runtime.generate.text.tokens import Text, load_text, stop_token_ids
@@ -125,8 +124,6 @@ class ServedPackage:
         self._report_at = 0.0
         self._rendered: tuple[Report | None, dict[str, str]] = None, {}
         """A report, and its text by view."""
-        self._probed: Report | None = None
-        """The first report, if it has experiments."""
         self._thread = threading.Thread(target=self._work, name=f"serve-{name}", daemon=True)
         self._stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -167,10 +164,7 @@ class ServedPackage:
             self._run(work)
         notes, limits = ("created when the server started",), self._serving.placement
         request = ReportRequest("length", limits=limits, probe_seconds=self._serving.probe_seconds, notes=notes)
-        report = self._new_report(request)
-        if report.probing is not None:
-            others = tuple(line for line in report.notes if line not in notes)
-            self._probed = report.model_copy(update={"notes": others})
+        self._new_report(request)
         engine = self._engine
         engine.restarts = Restarts(lambda line: self._log(f"{self.name}: {line}"), self._check_again)
         self._metrics.watch(
@@ -178,15 +172,14 @@ class ServedPackage:
         )
         self._thread.start()
 
-    def _new_report(self, request: ReportRequest) -> Report:
+    def _new_report(self, request: ReportRequest) -> None:
         """A new report, stored and with its placement in the metrics. Raises ProviderError over the limits."""
         report: Report = self._engine.report(request)
         self._metrics.place(self.name, report)
         over = limits_error(report)
         if over is not None:
             raise over
-        self._report, self._report_at = with_probes(report, self._probed), time.monotonic()
-        return report
+        self._report, self._report_at = report, time.monotonic()
 
     @property
     def _first(self) -> Work:
@@ -221,8 +214,8 @@ class ServedPackage:
         Raises the errors of the engine's `report`.
         """
         if self._report is None or time.monotonic() - self._report_at > REPORT_SECONDS:
-            report = self._engine.report(ReportRequest("length", complete=False, limits=self._serving.placement))
-            self._report, self._report_at = with_probes(report, self._probed), time.monotonic()
+            request = ReportRequest("length", complete=False, limits=self._serving.placement)
+            self._report, self._report_at = self._engine.report(request), time.monotonic()
         return self._report
 
     def rendered_report(self, view: str, to_text: Callable[[Report], str]) -> str:
@@ -381,32 +374,3 @@ def _fingerprint(manifest: Manifest, target: Target) -> str:
     parts = [f"{entry.name} {entry.size_bytes} {entry.sha256}" for entry in manifest.files]
     parts += [provider.ort_name for provider in target.chain]
     return f"fp_{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:12]}"
-
-
-def with_probes(report: Report, first: Report | None) -> Report:
-    """A report with the experiments of the first report, for nodes on the same provider.
-
-    Unchanged without experiments, or if the providers of the chain differ.
-    """
-    if first is None or first.probing is None:
-        return report
-    chains = ([(entry.provider, entry.status) for entry in each.chain] for each in (report, first))
-    if next(chains) != next(chains):
-        return report
-    known = {(entry.phase, entry.node, entry.preferred_provider, entry.provider): entry for entry in first.fallbacks}
-    fallbacks = []
-    for entry in report.fallbacks:
-        same = known.get((entry.phase, entry.node, entry.preferred_provider, entry.provider))
-        fallbacks.append(entry if same is None else same.model_copy(update={"cost": entry.cost}))
-    probes: dict[str, SourceStatement] = {entry.source: entry for entry in first.sources if entry.source == "probe"}
-    found = report.model_copy(
-        update={
-            "chain": first.chain,
-            "fallbacks": tuple(fallbacks),
-            "rejected_parts": first.rejected_parts,
-            "probing": first.probing,
-            "sources": tuple(probes.get(entry.source, entry) for entry in report.sources),
-            "notes": tuple(dict.fromkeys((*report.notes, *first.notes))),
-        }
-    )
-    return found.model_copy(update={"summary": summarise(found)})

@@ -6,17 +6,19 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from partita.check.requirements import Limits
 from partita.errors import GenerationError, PartitaError, UsageError
 from partita.library.api import ArgumentError
 from partita.library.engine.requests import Completion, Listener, Ticket, Work, check_work, weak
 from partita.library.engine.speculation import NO_SPECULATION, Speculation
+from partita.library.run_report import make_report
 from partita.library.sampling import Sampling
-from partita.observations.records import ChainEntry
+from partita.observations.facts import ProviderFacts, RunFacts
+from partita.observations.records import ChainEntry, Probing
 from partita.observations.text_format import plural
 from partita.package.folder import Manifest
 from partita.package.records import Evaluation, Verification
@@ -112,6 +114,17 @@ class Restarts:
     """Called when the package is loaded again and no request is running; raises a PartitaError to reject it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Experiments:
+    """Experiments on nodes that fell back, for later reports."""
+
+    probing: Probing
+    providers: Mapping[str, Mapping[str, ProviderFacts]]
+    """Their outcomes, by file and provider."""
+    chain: tuple[ChainEntry, ...]
+    notes: tuple[str, ...]
+
+
 class ThisProcess:
     """The process id without a system call at each step."""
 
@@ -146,6 +159,8 @@ class Engine(ABC):
         self.copied_tokens = 0
         """Total prompt tokens copied from a prefix or another row instead of prefilled."""
         self._text: Text | None = None
+        self._experiments: Experiments | None = None
+        """The last experiments; they are made once."""
         self.restarts: Restarts | None = None
         """For a worker process: how to restart it; None: when it ends, its requests end with an error."""
         self._closed = False
@@ -300,6 +315,24 @@ class Engine(ABC):
     def report(self, request: ReportRequest) -> Report:
         """The partition report of the steps since `open`. Raises ReportError without steps."""
 
+    def _make_report(
+        self, facts: RunFacts, probe_notes: tuple[str, ...], chain: tuple[ChainEntry, ...], *others: Any
+    ) -> Report:
+        """The report of these facts, with the experiments of an earlier report if there are none in them.
+
+        `probe_notes`: notes on the experiments. `chain`: with a reason for providers that experiments found to fail.
+        """
+        earlier = self._experiments
+        if facts.probing is not None:
+            providers = {session.file: session.providers for session in facts.sessions}
+            self._experiments = Experiments(facts.probing, providers, chain, probe_notes)
+        elif earlier is not None and _states(earlier.chain) == _states(chain):
+            sessions = tuple(replace(each, providers=earlier.providers[each.file]) for each in facts.sessions)
+            facts, chain = replace(facts, sessions=sessions, probing=earlier.probing), earlier.chain
+            probe_notes = (*probe_notes, *earlier.notes)
+        facts = replace(facts, notes=(*facts.notes, *probe_notes))
+        return make_report(self.folder, self.manifest, facts, chain, *others)
+
     @abstractmethod
     def verify(self, reference: str | None = None) -> Verification:
         """Replay the package's reference logits, or those of `reference`, in separate sessions."""
@@ -326,3 +359,8 @@ def _finished_history(ticket: Ticket) -> tuple[int, ...]:
     if ticket.state != "finished" or not ticket.work.keep_row or ticket.released:
         raise GenerationError("cannot continue: the request is still running, was not kept, or was released")
     return ticket.history
+
+
+def _states(chain: Sequence[ChainEntry]) -> list[tuple[str, str]]:
+    """The providers of a chain and whether each is used."""
+    return [(entry.provider, entry.status) for entry in chain]

@@ -25,7 +25,7 @@ from partita.library.engine.scheduler import Scheduler, chunk_tokens
 from partita.library.engine.speculation import Speculation
 from partita.library.notes import gave_up
 from partita.library.place.probing import REFUSAL_SECONDS, package_refused, probe_package
-from partita.library.run_report import make_report, option_texts
+from partita.library.run_report import option_texts
 from partita.library.verifying import evaluate, verify_with
 from partita.observations.facts import RunFacts
 from partita.observations.records import ChainEntry, Environment
@@ -116,11 +116,11 @@ class LocalEngine(Scheduler):
 
     def report(self, request: ReportRequest) -> Report:
         """The partition report of the steps since `open`. Raises ReportError without steps."""
-        return make_report(self.folder, self.manifest, *self.report_facts(request))
+        return self._make_report(*self.report_facts(request))
 
     def report_facts(
         self, request: ReportRequest
-    ) -> tuple[RunFacts, tuple[ChainEntry, ...], Environment, Asked, Limits]:
+    ) -> tuple[RunFacts, tuple[str, ...], tuple[ChainEntry, ...], Environment, Asked, Limits]:
         """The data of the report. Steps wait while it is collected, but not while the report is built."""
         with self._stepping:
             last, runner = self._recorded, self.runner
@@ -158,9 +158,11 @@ class LocalEngine(Scheduler):
                 prefill_chunk_tokens=runner.capacity.chunk_of(chunk_tokens(last), recorder.longest),
             )
             seconds = request.probe_seconds
-            facts, chain = probe_package(facts, runner.resolutions, self.folder, seconds, self.audience)
+            alone = replace(facts, notes=())
+            probed, chain = probe_package(alone, runner.resolutions, self.folder, seconds, self.audience)
             entries = (*self.target.skipped, *map(chain_entry, chain))
-            return facts, entries, environment(), requested, request.limits
+            facts = replace(probed, notes=facts.notes)
+            return facts, probed.notes, entries, environment(), requested, request.limits
 
     def save_prefix(self, prefix: PrefixContent, file: str, prefill_chunk: int | None = None) -> PrefixSaved:
         """Prefill a prefix and write its states to a file; see `Engine.save_prefix`."""

@@ -39,7 +39,6 @@ from partita.library.engine.requests import (
     notify_listeners,
 )
 from partita.library.engine.worker_loop import Update
-from partita.library.run_report import make_report
 from partita.library.sampling import Sampling
 from partita.package.folder import Manifest
 from partita.package.records import Evaluation, Verification
@@ -217,7 +216,7 @@ class RemoteEngine(Engine):
     def report(self, request: ReportRequest) -> Report:
         """The partition report of the steps since `open`; if the worker has ended, the last report."""
         if self._worker_error is None or self._reported is None:
-            self._reported = make_report(self.folder, self.manifest, *self._call("report_facts", request))
+            self._reported = self._make_report(*self._call("report_facts", request))
         return self._reported
 
     def verify(self, reference: str | None = None) -> Verification:

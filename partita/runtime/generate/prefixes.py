@@ -52,19 +52,13 @@ class _Plan:
 class Prefixes:
     """Common prefixes of the rows of one batch, and saved states of earlier rows.
 
-    `usable(length)`: whether the keys of a prompt of this length are valid in other prompts. `most_bytes`: maximum
-    bytes of saved states on the host; None: the full size of the cache.
+    `usable(length)`: whether the keys of a prompt of this length are valid in other prompts.
     """
 
-    def __init__(
-        self,
-        cache: Cache,
-        capacity: Capacity,
-        usable: Callable[[int], bool] = lambda length: True,
-        most_bytes: int | None = None,
-    ) -> None:
+    def __init__(self, cache: Cache, capacity: Capacity, usable: Callable[[int], bool]) -> None:
         self._cache, self._capacity, self._usable = cache, capacity, usable
-        self._most_bytes = cache.full_bytes if most_bytes is None else most_bytes
+        self._most_bytes = cache.full_bytes
+        """Maximum bytes of saved states on the host."""
         self._permanent: list[Prefix] = []
         """Prefixes loaded from files; never dropped."""
         self._saved: list[Prefix] = []
