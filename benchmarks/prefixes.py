@@ -57,16 +57,19 @@ def _first_tokens(runner: Runner, length: int, rounds: int) -> None:
     for turn in range(rounds + 1):
         for copied in times:
             prompt = [*begin, *_tokens(runner, QUESTION_TOKENS, turn + 1)]
-            seconds = _first_token(engine, prompt, prefix if copied else None)
+            seconds = _first_token(runner, prompt, prefix if copied else None)
             if turn:  # the first of each has buffers to make
                 times[copied].append(seconds)
     read, copied_ms = (1e3 * statistics.median(times[way]) for way in (False, True))
     print(f"{length:8} {read:9.2f} {copied_ms:10.2f} {read / copied_ms:6.2f} {prefix.size_bytes / 1024:10.0f}")
 
 
-def _first_token(engine: GenerationLoop, prompt: Sequence[int], prefix: Prefix | None) -> float:
+def _first_token(runner: Runner, prompt: Sequence[int], prefix: Prefix | None) -> float:
+    engine = GenerationLoop(runner, shares=prefix is not None)
+    if prefix is not None:
+        engine.add_prefix(prefix)
     began = time.perf_counter()
-    row = engine.add_request(Request(prompt, greedy, 1, prefix=prefix))
+    row = engine.add_request(Request(prompt, greedy, 1))
     while (step := engine.step()) is not None:
         if step.tokens[row]:
             break

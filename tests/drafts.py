@@ -16,7 +16,7 @@ WRONG = 7
 
 def always_draft(patch: pytest.MonkeyPatch, most: int = 5) -> None:
     """So many draft tokens in each step, whatever steps cost."""
-    patch.setattr(DraftLength, "count", lambda self, live: most)
+    patch.setattr(DraftLength, "count", lambda self: most)
 
 
 def knowing(patch: pytest.MonkeyPatch, *texts: Sequence[int]) -> None:

@@ -256,8 +256,8 @@ class Model:
         """The partition report of the last generation, or of the requests since `scheduler`, finished or not.
 
         If prompts of several calls shared the batch, it covers all of them. `probe_seconds`: time limit for experiments
-        on nodes that fell back; 0: none. Raises ReportError when nothing was generated, and KeyboardInterrupt when
-        Ctrl-C ended the experiments.
+        on nodes that fell back; 0: no new ones. Raises ReportError when nothing was generated, and KeyboardInterrupt
+        when Ctrl-C ended the experiments.
         """
         check_value(PlaceOptions, "probe_seconds", probe_seconds)
         last = self._last
@@ -372,7 +372,6 @@ class Model:
             chunk = engine.open(
                 BatchOptions(given.prefill_chunk, common, speculation, _absolute(given.prefix)),
                 longest=max(map(len, ids)),
-                takes_turns=len(works) > engine.slots,
             )
             generation = Generation(engine, works, chunk, samplings=samplings, speculation=speculation)
             self._last = generation.progress

@@ -142,14 +142,14 @@ CHECKPOINT = "checkpoint"
 SEED_BITS = 32
 
 
-def complete_sampling(asked: Sampling, suggests: Sampling) -> Sampling:
+def complete_sampling(requested: Sampling, suggests: Sampling) -> Sampling:
     """The sampling with a value for every option: the given one, else that of `suggests`, else off.
 
     A run that samples gets a random seed if none is set, so that it can be repeated. Raises UsageError.
     """
-    given = {name: getattr(suggests, name) for name in asked.figures() if name != "seed"}
+    given = {name: getattr(suggests, name) for name in requested.figures() if name != "seed"}
     full = (
-        check_fields(asked)
+        check_fields(requested)
         .with_defaults(Sampling(**given))
         .with_defaults(replace(GREEDY, max_new_tokens=MAX_NEW_TOKENS))
     )
@@ -157,37 +157,37 @@ def complete_sampling(asked: Sampling, suggests: Sampling) -> Sampling:
 
 
 def complete_sampling_for(
-    asked: Sampling, folder: Path, *, hints: bool = False, of_rows: bool = False
+    requested: Sampling, folder: Path, *, hints: bool = False, of_rows: bool = False
 ) -> tuple[Sampling, tuple[str, ...]]:
     """The sampling for the package in `folder`, and notes for the user. Raises UsageError, PackageError.
 
     `hints`: notes also include the checkpoint's suggestion and the random seed. `of_rows`: the options are defaults of
     rows, each of which may sample with its own seed.
     """
-    suggests = suggestion(folder) if check_fields(asked).source else Suggestion()
-    full = complete_sampling(asked, suggests)
-    notes = [_unsupported(suggests)] if asked.source else []
-    if hints and not asked.source:
-        notes.append(_hint(asked, folder))
+    suggests = suggestion(folder) if check_fields(requested).source else Suggestion()
+    full = complete_sampling(requested, suggests)
+    notes = [_unsupported(suggests)] if requested.source else []
+    if hints and not requested.source:
+        notes.append(_hint(requested, folder))
     if not of_rows:
-        notes.append(_ignored_note(full, asked))
-        if hints and full.seed != asked.seed:
+        notes.append(_ignored_note(full, requested))
+        if hints and full.seed != requested.seed:
             notes.append(f"seed {full.seed} was chosen at random; `seed={full.seed}` repeats this run")
     return full, tuple(filter(None, notes))
 
 
-def ignored_options(full: Sampling, asked: Sampling) -> tuple[str, ...]:
+def ignored_options(full: Sampling, requested: Sampling) -> tuple[str, ...]:
     """Options that are set but unused in greedy decoding. `full`: the completed options."""
     if full.temperature:
         return ()
     off = {
         name: option.off_value for name, option in sampling_options() if option.sampling_only and name != "temperature"
     }
-    return tuple(name for name, value in {**off, "seed": None}.items() if getattr(asked, name) not in (None, value))
+    return tuple(name for name, value in {**off, "seed": None}.items() if getattr(requested, name) not in (None, value))
 
 
-def _ignored_note(full: Sampling, asked: Sampling) -> str:
-    given = [f"`{name}`" for name in ignored_options(full, asked)]
+def _ignored_note(full: Sampling, requested: Sampling) -> str:
+    given = [f"`{name}`" for name in ignored_options(full, requested)]
     if not given:
         return ""
     verb = "is" if len(given) == 1 else "are"
@@ -201,9 +201,9 @@ def _unsupported(suggests: Suggestion, also: str = " also") -> str:
     return f"the checkpoint{also} sets {names}, which Partita does not support" if names else ""
 
 
-def _hint(asked: Sampling, folder: Path) -> str:
+def _hint(requested: Sampling, folder: Path) -> str:
     """The note on the checkpoint's suggestion, if no sampling option is set."""
-    if asked != Sampling(max_new_tokens=asked.max_new_tokens):
+    if requested != Sampling(max_new_tokens=requested.max_new_tokens):
         return ""
     try:
         suggests = suggestion(folder)

@@ -72,8 +72,8 @@ class Endpoints:
             if body.stream:
                 return EventStream(exchange, answer, pieces)
             while True:
-                for entry in pieces:
-                    exchange.choices[entry.number].take(entry.piece, keep=True)
+                for choice, piece in pieces:
+                    choice.logprobs += piece.logprobs
                 if exchange.is_finished:
                     response = json_response(answer.finished(exchange.choices))
                     exchange.close()

@@ -10,15 +10,13 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any, NamedTuple
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from partita.errors import GenerationError, PartitaError, UsageError
-from partita.library.engine.requests import RequestOutput, Ticket, Work
+from partita.library.engine.requests import Work
 from partita.library.sampling import complete_sampling
 from partita.options.sampling import Sampling
 from partita.runtime.generate.text.tokens import TooLongError
@@ -26,21 +24,11 @@ from partita.serve.api_errors import ApiError, invalid, of_error, overloaded_err
 from partita.serve.gate import ServerLimits
 from partita.serve.metrics import Metrics
 from partita.serve.protocol import ChatRequest, CompletionsBase, Prompt
-from partita.serve.responses import Choice, CompletionsResponse, event
+from partita.serve.responses import CompletionsResponse, Delivery, ResponseChoice, event
 from partita.serve.served_package import Reading, ServedPackage
 
 LAST_SECONDS = 1.0
 """Seconds after the time limit for sending the error."""
-
-
-class ChoicePiece(NamedTuple):
-    """A piece of one choice of the response."""
-
-    number: int
-    """Index of the choice."""
-    piece: RequestOutput
-    error: PartitaError | None
-    """Error of a choice that ended with finish reason `error`."""
 
 
 class Exchange:
@@ -67,10 +55,10 @@ class Exchange:
             raise invalid(message, "prompt" if body.n == 1 else "n")
         self._began = time.monotonic()
         self.deadline = self._began + limits.seconds
-        self.choices: list[Choice] = []
-        self._tickets: list[Ticket] = []
+        self.choices: list[ResponseChoice] = []
         self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[ChoicePiece | Exception] = asyncio.Queue()
+        self._events: asyncio.Queue[Delivery | Exception | None] = asyncio.Queue()
+        """None when the prompts are tokenized."""
         self._unfinished = self._count
         self._accepted = False
         self._error: Exception | None = None
@@ -98,11 +86,12 @@ class Exchange:
         finally:
             served.unread -= self._count
         for index, work in enumerate(requests):
+            choice = ResponseChoice(index, self._events.put_nowait)
             try:
-                self._tickets.append(served.submit(work, partial(self._put, index)))
+                choice.ticket = served.submit(work, choice)
             except PartitaError as error:
                 raise of_error(error) from error
-            self.choices.append(Choice(len(work.prompt)))
+            self.choices.append(choice)
         self._accepted = True
         return answer
 
@@ -116,20 +105,14 @@ class Exchange:
                 body, reading.text, reading.stop_ids, served.fingerprint
             )
 
-        reading: asyncio.Future[Any] = self._loop.run_in_executor(served.encoder, served.encode, read)
-        ending: asyncio.Future[Any] = self._loop.create_task(self._events.get())
-        try:
-            await asyncio.wait({reading, ending}, return_when=asyncio.FIRST_COMPLETED)
-            if ending.done():
-                self._checked(ending.result())
-            found: tuple[list[Work], CompletionsResponse] = await reading
-            return found
-        finally:
-            ending.cancel()
+        reading = self._loop.run_in_executor(served.encoder, served.encode, read)
+        reading.add_done_callback(lambda _: self._events.put_nowait(None))
+        ended = await self._events.get()
+        if isinstance(ended, Exception):
             reading.cancel()
-
-    def _put(self, index: int, piece: RequestOutput, error: PartitaError | None) -> None:
-        self._events.put_nowait(ChoicePiece(index, piece, error))
+            raise ended
+        found: tuple[list[Work], CompletionsResponse] = await reading
+        return found
 
     def end(self, error: Exception | None = None) -> None:
         """End the request with an error; None: the server is shutting down."""
@@ -145,7 +128,7 @@ class Exchange:
         """Whether all choices are finished."""
         return self._unfinished == 0
 
-    async def next(self) -> list[ChoicePiece]:
+    async def next(self) -> list[Delivery]:
         """The next pieces, at least one. Raises ApiError if the request ends without a response; ClientDisconnect."""
         found = [self._checked(self._error or await self._events.get())]
         while not self.is_finished and not self._events.empty():
@@ -157,12 +140,13 @@ class Exchange:
                 break
         return found
 
-    def _checked(self, entry: ChoicePiece | Exception) -> ChoicePiece:
+    def _checked(self, entry: Delivery | Exception | None) -> Delivery:
         if isinstance(entry, Exception):
             raise entry
+        assert entry is not None
         finish = entry.piece.finish_reason
         if finish in ("error", "interrupted"):
-            raise run_error(entry.error)
+            raise run_error(entry.choice.ticket.error)
         self._unfinished -= finish is not None
         return entry
 
@@ -171,9 +155,9 @@ class Exchange:
         self._opened.discard(self)
         for task in self._tasks:
             task.cancel()
-        for ticket in self._tickets:
-            if ticket.state != "finished":
-                ticket.cancel()
+        for choice in self.choices:
+            if choice.ticket.state != "finished":
+                choice.ticket.cancel()
         if self._accepted:  # rejected requests take no time, and would distort the metric
             self._metrics.request_seconds.labels(self.served.name).observe(time.monotonic() - self._began)
 
@@ -181,7 +165,7 @@ class Exchange:
 class EventStream(Response):
     """The response as server-sent events. An error after the first piece is an event, without [DONE] after it."""
 
-    def __init__(self, exchange: Exchange, answer: CompletionsResponse, first: list[ChoicePiece]) -> None:
+    def __init__(self, exchange: Exchange, answer: CompletionsResponse, first: list[Delivery]) -> None:
         """`first`: the first pieces."""
         super().__init__(media_type="text/event-stream")
         del self.headers["content-length"]
@@ -213,10 +197,8 @@ class EventStream(Response):
             data = event(error.body())
         await send({"type": "http.response.body", "body": data, "more_body": False})
 
-    def _events(self, pieces: list[ChoicePiece]) -> bytes:
-        for entry in pieces:
-            self._exchange.choices[entry.number].take(entry.piece, keep=False)
-        return b"".join(self._answer.piece(entry.number, entry.piece) for entry in pieces)
+    def _events(self, pieces: list[Delivery]) -> bytes:
+        return b"".join(self._answer.piece(entry.choice.number, entry.piece) for entry in pieces)
 
 
 # --- prompts, in the tokenizer's thread ------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from prometheus_client import (
@@ -21,8 +20,8 @@ from partita.observations.text_format import short_provider
 from partita.partition_reports.outcome import fallback_nodes, used_phases
 
 if TYPE_CHECKING:
-    from partita.library.engine.requests import RequestOutput, Ticket
     from partita.partition_reports.records import Report
+    from partita.serve.responses import Delivery
 
 FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 BETWEEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5)
@@ -129,32 +128,23 @@ class TokenMetrics:
         self._queue, self._new = metrics.queue_seconds.labels(model), metrics.new_tokens.labels(model)
         self.prompt = metrics.prompt_tokens.labels(model)
 
-    def step(self, now: float, pieces: Iterable[tuple[Ticket, Timing, RequestOutput, object]]) -> None:
+    def step(self, now: float, deliveries: Iterable[Delivery]) -> None:
         """Count the pieces of a step that ended at `now` (`time.perf_counter`)."""
         new = 0
-        for ticket, timing, piece, _ in pieces:
-            count = len(piece.tokens)
+        for choice, piece in deliveries:
+            ticket, count = choice.ticket, len(piece.tokens)
             new += count
-            if timing.last_token is None and ticket.began is not None:
+            if not choice.has_begun and ticket.began is not None:
                 self._queue.observe(ticket.began - ticket.submitted)
-                timing.last_token = ticket.began
-            if count and not timing.tokens:
+                choice.has_begun = True
+            if count and choice.last_token is None:
                 self._first.observe(now - ticket.submitted)
-            elif count and timing.last_token is not None:
+            elif choice.last_token is not None:
                 for _ in range(count):
-                    self._between.observe((now - timing.last_token) / count)
+                    self._between.observe((now - choice.last_token) / count)
             if count:
-                timing.tokens, timing.last_token = timing.tokens + count, now
+                choice.last_token = now
             if piece.finish_reason is not None:
                 self._ended.labels(self._model, piece.finish_reason).inc()
         if new:
             self._new.inc(new)
-
-
-@dataclass(slots=True)
-class Timing:
-    """Times of a request's tokens."""
-
-    last_token: float | None = None
-    """Time of the last token, initially of the row; by `time.perf_counter`."""
-    tokens: int = 0

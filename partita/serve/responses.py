@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic_core import to_json
 
-from partita.library.engine.requests import RequestOutput
+from partita.library.engine.requests import RequestOutput, Ticket
 from partita.runtime.generate.choice.sampling import TokenLogprobs
 from partita.runtime.generate.text.tokens import INCOMPLETE, Text
 from partita.serve.protocol import ChatRequest, CompletionsBase
@@ -25,23 +25,28 @@ FINISH_REASONS = {"cache_full": "length"}
 DONE = b"data: [DONE]\n\n"
 
 
-@dataclass(slots=True)
-class Choice:
-    """One choice of the response so far."""
+@dataclass(eq=False, slots=True)
+class ResponseChoice:
+    """One choice of a response: its request in the scheduler."""
 
-    prompt_tokens: int
-    pieces: list[str] = field(default_factory=list)
+    number: int
+    """Index of the choice."""
+    deliver: Callable[[Delivery], object]
+    """Called in the event loop with each piece."""
+    ticket: Ticket = field(init=False)
+    """The submitted request."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    tokens: int = 0
-    finish: str | None = None
+    """Log-probabilities of a response that is sent as one object."""
+    has_begun: bool = False
+    last_token: float | None = None
+    """Time of the last token, by `time.perf_counter`."""
 
-    def take(self, piece: RequestOutput, *, keep: bool) -> None:
-        """Count a piece; `keep`: also store its text and log-probabilities, for a response sent as one object."""
-        self.tokens += len(piece.tokens)
-        self.finish = piece.finish_reason or self.finish
-        if keep:
-            self.pieces.append(piece.text)
-            self.logprobs += piece.logprobs
+
+class Delivery(NamedTuple):
+    """A piece on its way to the event loop."""
+
+    choice: ResponseChoice
+    piece: RequestOutput
 
 
 class CompletionsResponse:
@@ -62,14 +67,15 @@ class CompletionsResponse:
         self._offsets = [len(echo) for echo in self._echoes]
         """Characters of each choice's tokens so far, including text held back for a possible stop string."""
 
-    def finished(self, choices: Sequence[Choice]) -> dict[str, Any]:
+    def finished(self, choices: Sequence[ResponseChoice]) -> dict[str, Any]:
         """The response as one object."""
         listed = []
         for index, (choice, echo) in enumerate(zip(choices, self._echoes, strict=True)):
-            text, logprobs = echo + "".join(choice.pieces), self._logprobs(choice.logprobs, len(echo))
+            found = choice.ticket.result
+            text, logprobs = echo + found.text, self._logprobs(choice.logprobs, len(echo))
             message = {"role": "assistant", "content": text, "refusal": None}
             said: dict[str, Any] = {"message": message} if self._chat else {"text": text}
-            listed.append(_choice(index, said, logprobs, choice.finish))
+            listed.append(_choice(index, said, logprobs, found.finish_reason))
         name = "chat.completion" if self._chat else "text_completion"
         return {**self._object(name, listed), "usage": usage(choices, self._each)}
 
@@ -95,7 +101,7 @@ class CompletionsResponse:
         said = {"delta": delta} if self._chat else {"text": piece.text}
         return self._event([_choice(index, said, logprobs, piece.finish_reason)])
 
-    def closing(self, choices: Sequence[Choice]) -> bytes:
+    def closing(self, choices: Sequence[ResponseChoice]) -> bytes:
         """The last events of a stream."""
         return (self._event([], usage(choices, self._each)) if self._usage else b"") + DONE
 
@@ -144,9 +150,10 @@ def _choice(index: int, content: dict[str, Any], logprobs: dict[str, Any] | None
     return {"index": index, **content, "logprobs": logprobs, "finish_reason": FINISH_REASONS.get(finish or "", finish)}
 
 
-def usage(choices: Sequence[Choice], each: int) -> dict[str, int]:
+def usage(choices: Sequence[ResponseChoice], each: int) -> dict[str, int]:
     """Token counts; a prompt with several choices counts once, as in OpenAI's API. `each`: choices of each prompt."""
-    prompt, new = sum(choice.prompt_tokens for choice in choices[::each]), sum(choice.tokens for choice in choices)
+    found = [choice.ticket.result for choice in choices]
+    prompt, new = sum(one.prompt_tokens for one in found[::each]), sum(len(one.tokens) for one in found)
     return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
 
 

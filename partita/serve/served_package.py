@@ -12,15 +12,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from partita.check.requirements import Limits
-from partita.errors import GenerationError, PackageError, PartitaError, UsageError
+from partita.errors import GenerationError, PackageError, UsageError
 from partita.foreign.folder import AS_IT_IS, Choice
 from partita.library.api import Audience
 from partita.library.chain import Target
 from partita.library.engine.base import BatchOptions, Engine, ReportRequest, Restarts
-from partita.library.engine.requests import RequestOutput, Ticket, Work
+from partita.library.engine.requests import Ticket, Work
 from partita.library.engine.speculation import NO_SPECULATION, Speculation, check_speculation
 from partita.library.loading import in_child, open_engine
 from partita.library.notes import opened_notes
@@ -30,16 +30,14 @@ from partita.observations.text_format import plural
 from partita.options.groups import Process
 from partita.options.sampling import Sampling
 from partita.package.folder import Manifest, not_exported
-from partita.partition_reports.outcome import summarise
-from partita.partition_reports.records import Report, SourceStatement
+from partita.partition_reports.records import Report
 from partita.runtime.generate.checks import check_adapter
 from partita.runtime.generate.prefix_file import read_content
 from partita.runtime.generate.text.tokens import Text, load_text, stop_token_ids
 from partita.runtime.time_limit import LateError, in_time
-from partita.serve.metrics import Metrics, Timing, TokenMetrics
+from partita.serve.metrics import Metrics, TokenMetrics
+from partita.serve.responses import Delivery, ResponseChoice
 
-Deliver = Callable[[RequestOutput, PartitaError | None], object]
-"""Called in the event loop with each piece of a request, and with its error."""
 IDLE_SECONDS = 1.0
 """Maximum seconds to wait for work before the thread checks whether to end."""
 WARM_TOKENS = 6
@@ -69,15 +67,6 @@ class Reading:
     """Whether the package has a chat template."""
     suggests: Suggestion = DEFAULTS
     """Sampling options that a request does not set."""
-
-
-class Delivery(NamedTuple):
-    """A piece on its way to the event loop."""
-
-    ticket: Ticket
-    timing: Timing
-    piece: RequestOutput
-    deliver: Deliver
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +124,11 @@ class ServedPackage:
         self._report_at = 0.0
         self._rendered: tuple[Report | None, dict[str, str]] = None, {}
         """A report, and its text by view."""
-        self._probed: Report | None = None
-        """The first report, if it has experiments."""
         self._thread = threading.Thread(target=self._work, name=f"serve-{name}", daemon=True)
         self._stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._pieces: list[Delivery] = []
-        """Start time of the current step."""
+        self._deliveries: list[Delivery] = []
+        """Pieces of the current step."""
 
     @property
     def slots(self) -> int:
@@ -177,10 +164,7 @@ class ServedPackage:
             self._run(work)
         notes, limits = ("created when the server started",), self._serving.placement
         request = ReportRequest("length", limits=limits, probe_seconds=self._serving.probe_seconds, notes=notes)
-        report = self._new_report(request)
-        if report.probing is not None:
-            others = tuple(line for line in report.notes if line not in notes)
-            self._probed = report.model_copy(update={"notes": others})
+        self._new_report(request)
         engine = self._engine
         engine.restarts = Restarts(lambda line: self._log(f"{self.name}: {line}"), self._check_again)
         self._metrics.watch(
@@ -188,15 +172,14 @@ class ServedPackage:
         )
         self._thread.start()
 
-    def _new_report(self, request: ReportRequest) -> Report:
+    def _new_report(self, request: ReportRequest) -> None:
         """A new report, stored and with its placement in the metrics. Raises ProviderError over the limits."""
         report: Report = self._engine.report(request)
         self._metrics.place(self.name, report)
         over = limits_error(report)
         if over is not None:
             raise over
-        self._report, self._report_at = with_probes(report, self._probed), time.monotonic()
-        return report
+        self._report, self._report_at = report, time.monotonic()
 
     @property
     def _first(self) -> Work:
@@ -218,13 +201,10 @@ class ServedPackage:
         if ticket.error is not None:
             raise ticket.error
 
-    def submit(self, work: Work, deliver: Deliver) -> Ticket:
-        """Queue a prompt. `deliver` is called in the running event loop. Raises GenerationError."""
+    def submit(self, work: Work, choice: ResponseChoice) -> Ticket:
+        """Queue a choice. Raises GenerationError."""
         self._loop = asyncio.get_running_loop()
-        timing = Timing()
-        ticket = self._engine.submit(
-            work, lambda ticket, piece: self._pieces.append(Delivery(ticket, timing, piece, deliver))
-        )
+        ticket = self._engine.submit(work, lambda ticket, piece: self._deliveries.append(Delivery(choice, piece)))
         self._tokens.prompt.inc(len(work.prompt))
         return ticket
 
@@ -234,8 +214,8 @@ class ServedPackage:
         Raises the errors of the engine's `report`.
         """
         if self._report is None or time.monotonic() - self._report_at > REPORT_SECONDS:
-            report = self._engine.report(ReportRequest("length", complete=False, limits=self._serving.placement))
-            self._report, self._report_at = with_probes(report, self._probed), time.monotonic()
+            request = ReportRequest("length", complete=False, limits=self._serving.placement)
+            self._report, self._report_at = self._engine.report(request), time.monotonic()
         return self._report
 
     def rendered_report(self, view: str, to_text: Callable[[Report], str]) -> str:
@@ -292,18 +272,18 @@ class ServedPackage:
 
     def _send(self) -> None:
         """Pass the pieces of a step to the event loop, in one wake-up."""
-        if self._pieces and self._loop is not None:
-            pieces, self._pieces = self._pieces, []
+        if self._deliveries and self._loop is not None:
+            deliveries, self._deliveries = self._deliveries, []
             with suppress(RuntimeError):  # the loop is closed: the server has ended
-                self._loop.call_soon_threadsafe(self._deliver, time.perf_counter(), pieces)
+                self._loop.call_soon_threadsafe(self._deliver, time.perf_counter(), deliveries)
 
-    def _deliver(self, now: float, pieces: Sequence[Delivery]) -> None:
+    def _deliver(self, now: float, deliveries: Sequence[Delivery]) -> None:
         """Deliver the pieces of a step that ended at `now`. Runs in the event loop."""
-        for ticket, _, piece, deliver in pieces:
-            deliver(piece, ticket.error)
-        self._tokens.step(now, pieces)
-        errors = {id(each.ticket.error): each.ticket.error for each in pieces if each.piece.finish_reason == "error"}
-        for error in errors.values():
+        for each in deliveries:
+            each.choice.deliver(each)
+        self._tokens.step(now, deliveries)
+        ended = [each.choice.ticket for each in deliveries if each.piece.finish_reason == "error"]
+        for error in {id(ticket.error): ticket.error for ticket in ended}.values():
             with suppress(Exception):  # the line cannot be written
                 self._log(f"{self.name}: {error}")
 
@@ -394,32 +374,3 @@ def _fingerprint(manifest: Manifest, target: Target) -> str:
     parts = [f"{entry.name} {entry.size_bytes} {entry.sha256}" for entry in manifest.files]
     parts += [provider.ort_name for provider in target.chain]
     return f"fp_{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:12]}"
-
-
-def with_probes(report: Report, first: Report | None) -> Report:
-    """A report with the experiments of the first report, for nodes on the same provider.
-
-    Unchanged without experiments, or if the providers of the chain differ.
-    """
-    if first is None or first.probing is None:
-        return report
-    chains = ([(entry.provider, entry.status) for entry in each.chain] for each in (report, first))
-    if next(chains) != next(chains):
-        return report
-    known = {(entry.phase, entry.node, entry.preferred_provider, entry.provider): entry for entry in first.fallbacks}
-    fallbacks = []
-    for entry in report.fallbacks:
-        same = known.get((entry.phase, entry.node, entry.preferred_provider, entry.provider))
-        fallbacks.append(entry if same is None else same.model_copy(update={"cost": entry.cost}))
-    probes: dict[str, SourceStatement] = {entry.source: entry for entry in first.sources if entry.source == "probe"}
-    found = report.model_copy(
-        update={
-            "chain": first.chain,
-            "fallbacks": tuple(fallbacks),
-            "rejected_parts": first.rejected_parts,
-            "probing": first.probing,
-            "sources": tuple(probes.get(entry.source, entry) for entry in report.sources),
-            "notes": tuple(dict.fromkeys((*report.notes, *first.notes))),
-        }
-    )
-    return found.model_copy(update={"summary": summarise(found)})

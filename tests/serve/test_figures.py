@@ -6,6 +6,7 @@ import html
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import partita
 from partita.check.requirements import Limits
-from partita.diagnosis.records import Fallback
-from partita.library.engine.base import ReportRequest
-from partita.library.engine.local import LocalEngine
 from partita.library.run_report import make_report
+from partita.observations.facts import NodeProbe, RunFacts
 from partita.observations.records import Probing
 from partita.partition_reports.records import Report
 from tests.serve.serving import Running, running, until
@@ -104,53 +103,39 @@ def test_a_report_opens_no_session_and_stops_no_generation(
         return make_report(*given)
 
     with running({"tiny": package}, process=process) as server, ThreadPoolExecutor(1) as pool:
-        module = "local" if process == "this" else "remote"
         monkeypatch.setattr("partita.library.engine.local.with_optimised", None)
-        monkeypatch.setattr(f"partita.library.engine.{module}.make_report", slow)
+        monkeypatch.setattr("partita.library.engine.base.make_report", slow)
         server.models["tiny"]._report_at = -1e9
         report = pool.submit(server.get, "/report")
         assert begun.wait(60)
         assert server.post("/v1/completions", BODY).status_code == 200
         goes_on.set()
         assert report.result().status_code == 200
-        monkeypatch.setattr(f"partita.library.engine.{module}.make_report", None)
+        monkeypatch.setattr("partita.library.engine.base.make_report", None)
         assert server.get("/report?view=text").status_code == 200, "the last one is shown for some seconds"
 
 
-def probed(report: Report, **changes: Any) -> Report:
-    """As if a node were not on its provider, and experiments had told why."""
-    found = Fallback(
-        phase="decode",
-        node="odd",
-        op_type="Odd",
-        preferred_provider="CUDAExecutionProvider",
-        provider="CPUExecutionProvider",
-        reason="no_kernel_type",
-        evidence_kind="probed",
-        evidence="with float32 in place of int64 the provider takes it",
-        remedy="cast it",
-        module=None,
-        source_line=None,
-    )
-    took = Probing(seconds=1.0, budget_seconds=9.0, experiments=2, cached=0, crashes=0, missing_probes=())
-    notes = ("experiments on 1 node are missing or incomplete: the budget: even",)
-    return report.model_copy(update={"fallbacks": (found,), "probing": took, "notes": notes, **changes})
+GAP = "experiments on 1 node are missing or incomplete: the budget: odd"
 
 
-def test_a_server_tells_what_experiments_told_in_every_report(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the same nodes are elsewhere."""
-    make = LocalEngine.report
+def test_experiments_are_made_once_and_are_in_every_report(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[RunFacts] = []
 
-    def report(self: LocalEngine, request: ReportRequest) -> Report:
-        """The first one is as if experiments were made for it, which takes another provider than the CPU's."""
-        found = make(self, request)
-        if not request.notes:
-            unknown = probed(found).fallbacks[0].model_copy(update={"reason": "unknown", "evidence": "nothing"})
-            other = unknown.model_copy(update={"node": "new"})
-            return found.model_copy(update={"fallbacks": (unknown, other)})
-        return probed(found, notes=(*found.notes, "experiments were cut short"))
+    def probe(facts: RunFacts, resolutions: Any, *_: object) -> tuple[RunFacts, Any]:
+        """The first report is as if experiments were made for it, which takes another provider than the CPU's."""
+        if seen:
+            return facts, resolutions
+        took = Probing(seconds=1.0, budget_seconds=9.0, experiments=2, cached=0, crashes=0, missing_probes=())
+        probes = {"odd": NodeProbe("odd", (), missing_probes="the budget")}
+        sessions = tuple(each.with_provider("CPUExecutionProvider", probes=probes) for each in facts.sessions)
+        return replace(facts, sessions=sessions, probing=took, notes=(GAP,)), resolutions
 
-    monkeypatch.setattr(LocalEngine, "report", report)
+    def making(folder: Path, manifest: Any, facts: RunFacts, *others: Any) -> Report:
+        seen.append(facts)
+        return make_report(folder, manifest, facts, *others)
+
+    monkeypatch.setattr("partita.library.engine.local.probe_package", probe)
+    monkeypatch.setattr("partita.library.engine.base.make_report", making)
     with running({"tiny": package}, placement=Limits(max_copies=3)) as server:
         first = server.get("/report").json()
         server.models["tiny"]._report_at = -1e9
@@ -159,10 +144,9 @@ def test_a_server_tells_what_experiments_told_in_every_report(package: Path, mon
     assert health == {"status": "ok", "version": partita.__version__, "models": ["tiny"], "down": []}
     assert later["request"]["limits"] == first["request"]["limits"] == {"--max-copies": 3}
     assert first["notes"][0] == "created when the server started"
-    assert later["notes"][-1] == "experiments were cut short" and first["notes"][0] not in later["notes"]
+    assert later["notes"][-1] == GAP and first["notes"][0] not in later["notes"]
     assert later["probing"] == first["probing"] and later["probing"]["experiments"] == 2
-    known, new = later["fallbacks"]
-    assert known["reason"] == "no_kernel_type" and (new["node"], new["reason"]) == ("new", "unknown")
+    assert len(seen) == 2 and all("odd" in each.sessions[0].of("CPUExecutionProvider").probes for each in seen)
 
 
 def test_a_reader_of_prompts_that_does_not_come_back_is_a_server_that_is_down(

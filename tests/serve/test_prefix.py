@@ -10,7 +10,8 @@ from partita import cli
 from partita.errors import GenerationError
 from partita.library.engine.requests import Ticket, Work
 from partita.runtime.generate.prefix_file import read_content
-from partita.serve.served_package import Deliver, ServedPackage
+from partita.serve.responses import ResponseChoice
+from partita.serve.served_package import ServedPackage
 from tests.serve.serving import SYSTEM, Running, running
 
 CHAT = "/v1/chat/completions"
@@ -33,8 +34,8 @@ def answer(server: Running) -> str:
 def test_the_first_request_begins_with_the_prefix(server, package, prefix, process, monkeypatch):
     submit = ServedPackage.submit
 
-    def noted(self: ServedPackage, work: Work, deliver: Deliver) -> Ticket:
-        tickets.append(submit(self, work, deliver))
+    def noted(self: ServedPackage, work: Work, choice: ResponseChoice) -> Ticket:
+        tickets.append(submit(self, work, choice))
         return tickets[-1]
 
     tickets: list[Ticket] = []

@@ -6,17 +6,19 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from partita.check.requirements import Limits
 from partita.errors import GenerationError, PartitaError, UsageError
 from partita.library.api import ArgumentError
-from partita.library.engine.requests import Completion, Listener, Ticket, Work
+from partita.library.engine.requests import Completion, Listener, Ticket, Work, check_work, weak
 from partita.library.engine.speculation import NO_SPECULATION, Speculation
+from partita.library.run_report import make_report
 from partita.library.sampling import Sampling
-from partita.observations.records import ChainEntry
+from partita.observations.facts import ProviderFacts, RunFacts
+from partita.observations.records import ChainEntry, Probing
 from partita.observations.text_format import plural
 from partita.package.folder import Manifest
 from partita.package.records import Evaluation, Verification
@@ -24,7 +26,7 @@ from partita.partition_reports.records import Report
 from partita.runtime.generate.checks import check_budget, check_prompt
 from partita.runtime.generate.prefix_file import PrefixContent
 from partita.runtime.generate.record.recorder import Step
-from partita.runtime.generate.text.tokens import Text
+from partita.runtime.generate.text.tokens import Text, TextStream
 
 CLOSED = "this model is closed; load the package again"
 FORKED = (
@@ -112,6 +114,17 @@ class Restarts:
     """Called when the package is loaded again and no request is running; raises a PartitaError to reject it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Experiments:
+    """Experiments on nodes that fell back, for later reports."""
+
+    probing: Probing
+    providers: Mapping[str, Mapping[str, ProviderFacts]]
+    """Their outcomes, by file and provider."""
+    chain: tuple[ChainEntry, ...]
+    notes: tuple[str, ...]
+
+
 class ThisProcess:
     """The process id without a system call at each step."""
 
@@ -145,6 +158,9 @@ class Engine(ABC):
         """The error of a run that ended requests since `open`."""
         self.copied_tokens = 0
         """Total prompt tokens copied from a prefix or another row instead of prefilled."""
+        self._text: Text | None = None
+        self._experiments: Experiments | None = None
+        """The last experiments; they are made once."""
         self.restarts: Restarts | None = None
         """For a worker process: how to restart it; None: when it ends, its requests end with an error."""
         self._closed = False
@@ -168,9 +184,9 @@ class Engine(ABC):
         return True
 
     @property
-    @abstractmethod
     def slots(self) -> int:
         """Rows of the batch."""
+        return self.opened.slots
 
     @property
     @abstractmethod
@@ -182,29 +198,32 @@ class Engine(ABC):
     def waiting(self) -> int:
         """Number of requests without a row yet."""
 
-    @abstractmethod
     def use_text(self, text: Text | None) -> None:
         """Set the package's tokenizer, with which later requests get text; None: no text."""
+        self._text = text
 
     @abstractmethod
-    def open(self, options: BatchOptions, *, longest: int | None = None, takes_turns: bool = True) -> Chunk:
+    def open(self, options: BatchOptions, *, longest: int | None = None) -> Chunk:
         """Open a batch for requests and begin a new record for `report`, or share the open batch if its options are
         equal.
 
-        `longest`: tokens of the longest prompt, if known. `takes_turns`: requests come and go; False for the prompts of
-        one call. Raises GenerationError while requests with other options are running, and for a prefix of another
-        package; UsageError.
+        `longest`: tokens of the longest prompt, if known. Raises GenerationError while requests with other options are
+        running, and for a prefix of another package; UsageError.
         """
 
-    @abstractmethod
     def submit(
         self, work: Work, listener: Listener | None = None, on_step: Callable[[Step], object] | None = None
     ) -> Ticket:
         """Queue a request.
 
         `listener` is called with its pieces and `on_step` with its steps, in the thread that steps. Raises
-        GenerationError for an invalid prompt, UsageError for an invalid option.
+        GenerationError for an invalid prompt and a closed model, UsageError for an invalid option.
         """
+        check_work(work, self.manifest)
+        self._check_open()
+        ticket = Ticket(work, self._completion(work, work.prompt, ()), listener, on_step, weak(self._cancel))
+        self._enqueue(ticket)
+        return ticket
 
     @abstractmethod
     def step(self) -> bool:
@@ -221,28 +240,98 @@ class Engine(ABC):
     def retry(self) -> None:  # noqa: B027 - an engine in this process has nothing to start
         """Try again to restart a worker process, if there is one and the last attempt is long enough ago."""
 
-    @abstractmethod
     def extend(self, ticket: Ticket, tokens: Sequence[int], sampling: Sampling) -> None:
         """Begin the next turn of a kept request: run `tokens` after its history, then generate with `sampling`.
 
-        Raises GenerationError for invalid tokens, UsageError.
+        Tokens that are no longer cached are prefilled again. Raises GenerationError for invalid tokens, UsageError.
         """
+        given = tuple(tokens)
+        with self._stepping:
+            self._check_open()
+            history = _finished_history(ticket)
+            check_budget(sampling.max_new_tokens or 0)
+            check_prompt(given, self.manifest.graph, "the next turn")
+            check_prompt((*history, *given), self.manifest.graph, "history and next turn together", answered=True)
+            completion = self._completion(ticket.work, given, history)
+            self._extend(ticket, given, sampling)
+            ticket.begin_turn(history, completion, sampling)
+            if ticket.row is not None:
+                ticket.state, ticket.began = "running", ticket.submitted
+            self._enqueue(ticket)
 
-    @abstractmethod
     def rewind(self, ticket: Ticket, tokens: int) -> bool:
         """Remove the last `tokens` of a kept request's history.
 
         False if its cache cannot be rewound; then the next turn prefills the rest again. Raises GenerationError if no
         token remains.
         """
+        with self._stepping:
+            history = _finished_history(ticket)
+            if not 0 < tokens < len(history):
+                raise GenerationError(f"a history of {plural(len(history), 'token')} cannot be rewound by {tokens}")
+            rewound = self._rewind(ticket, tokens)
+            ticket.begin_turn(history[:-tokens], Completion((), None), ticket.sampling)
+            ticket.state = "finished"
+            return rewound
 
-    @abstractmethod
     def release(self, ticket: Ticket) -> None:
         """Free the row of a kept request that has finished."""
+        with self._stepping:
+            if ticket.state == "finished" and not ticket.released:
+                self._free(ticket)
+                ticket.released = True
+
+    def _completion(self, work: Work, prompt: tuple[int, ...], history: tuple[int, ...]) -> Completion:
+        """The completion of a new turn. Raises UsageError for stop strings without a tokenizer."""
+        if self._text is None and work.stop:
+            raise UsageError("`stop` is text, but there is no tokenizer; pass token ids to stop at")
+        return Completion(prompt, self._stream(work, (*history, *prompt)))
+
+    @abstractmethod
+    def _stream(self, work: Work, tokens: tuple[int, ...]) -> TextStream | None:
+        """The text of the completion after `tokens`; None if the worker process decodes it, or nothing does."""
+
+    @abstractmethod
+    def _enqueue(self, ticket: Ticket) -> None:
+        """Run a request or a next turn. Called by any thread."""
+
+    @abstractmethod
+    def _cancel(self, ticket: Ticket) -> None:
+        """End a cancelled request. Called by any thread."""
+
+    @abstractmethod
+    def _extend(self, ticket: Ticket, tokens: tuple[int, ...], sampling: Sampling) -> None:
+        """Append tokens to the row of a request, if it has one."""
+
+    @abstractmethod
+    def _rewind(self, ticket: Ticket, tokens: int) -> bool:
+        """Remove the last tokens of the row of a request; False, with its row freed, if that is not possible."""
+
+    @abstractmethod
+    def _free(self, ticket: Ticket) -> None:
+        """Free the row of a request, if it has one."""
 
     @abstractmethod
     def report(self, request: ReportRequest) -> Report:
         """The partition report of the steps since `open`. Raises ReportError without steps."""
+
+    def _make_report(
+        self, facts: RunFacts, probe_notes: tuple[str, ...], chain: tuple[ChainEntry, ...], *others: Any
+    ) -> Report:
+        """The report of these facts, with the experiments of an earlier report if there are none in them.
+
+        `probe_notes`: notes on the experiments. `chain`: with a reason for providers that experiments found to fail.
+        """
+        earlier = self._experiments
+        if facts.probing is not None:
+            providers = {session.file: session.providers for session in facts.sessions}
+            self._experiments = Experiments(facts.probing, providers, chain, probe_notes)
+        elif earlier is not None and _states(earlier.chain) == _states(chain):
+            sessions = tuple(replace(each, providers=earlier.providers[each.file]) for each in facts.sessions)
+            facts, chain = replace(facts, sessions=sessions, probing=earlier.probing), earlier.chain
+            probe_notes = (*probe_notes, *earlier.notes)
+        facts = replace(facts, notes=(*facts.notes, *probe_notes))
+        return make_report(self.folder, self.manifest, facts, chain, *others)
 
     @abstractmethod
     def verify(self, reference: str | None = None) -> Verification:
@@ -265,38 +354,13 @@ class Engine(ABC):
         """End all requests and free the sessions. May be called repeatedly, from any thread."""
 
 
-def at_rest(ticket: Ticket) -> tuple[int, ...]:
+def _finished_history(ticket: Ticket) -> tuple[int, ...]:
     """The history of a kept request that has finished. Raises GenerationError for others."""
     if ticket.state != "finished" or not ticket.work.keep_row or ticket.released:
         raise GenerationError("cannot continue: the request is still running, was not kept, or was released")
     return ticket.history
 
 
-def check_turn(ticket: Ticket, tokens: tuple[int, ...], sampling: Sampling, manifest: Manifest) -> tuple[int, ...]:
-    """The whole text of a next turn: history and `tokens`. Raises GenerationError for invalid tokens."""
-    history = at_rest(ticket)
-    check_budget(sampling.max_new_tokens or 0)
-    check_prompt(tokens, manifest.graph, "the next turn")
-    whole = (*history, *tokens)
-    check_prompt(whole, manifest.graph, "history and next turn together", answered=True)
-    return whole
-
-
-def check_rewind(ticket: Ticket, tokens: int) -> tuple[int, ...]:
-    """The history of a request that can be rewound by `tokens`. Raises GenerationError for others."""
-    history = at_rest(ticket)
-    if not 0 < tokens < len(history):
-        raise GenerationError(f"a history of {plural(len(history), 'token')} cannot be rewound by {tokens}")
-    return history
-
-
-def completion_of(text: Text | None, work: Work, prompt: tuple[int, ...], before: tuple[int, ...]) -> Completion:
-    """The completion of a new turn. `before`: all tokens before the answer.
-
-    Raises UsageError for stop strings without a tokenizer.
-    """
-    if text is None:
-        if work.stop:
-            raise UsageError("`stop` is text, but there is no tokenizer; pass token ids to stop at")
-        return Completion(prompt, None)
-    return Completion(prompt, text.stream(before, work.stop, work.stop_ids))
+def _states(chain: Sequence[ChainEntry]) -> list[tuple[str, str]]:
+    """The providers of a chain and whether each is used."""
+    return [(entry.provider, entry.status) for entry in chain]

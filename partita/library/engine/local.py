@@ -17,16 +17,15 @@ from partita.library.chain import Target
 from partita.library.engine.base import (
     BUSY,
     BatchOptions,
-    Chunk,
     OpenedPackage,
     PrefixSaved,
     ReportRequest,
 )
-from partita.library.engine.scheduler import RowRules, Scheduler
+from partita.library.engine.scheduler import Scheduler, chunk_tokens
 from partita.library.engine.speculation import Speculation
 from partita.library.notes import gave_up
 from partita.library.place.probing import REFUSAL_SECONDS, package_refused, probe_package
-from partita.library.run_report import make_report, option_texts
+from partita.library.run_report import option_texts
 from partita.library.verifying import evaluate, verify_with
 from partita.observations.facts import RunFacts
 from partita.observations.records import ChainEntry, Environment
@@ -38,14 +37,14 @@ from partita.runtime.chain.open_chain import ChainError, chain_entry, idle_provi
 from partita.runtime.chain.pins import parse_pins
 from partita.runtime.generate.checks import check_chunk
 from partita.runtime.generate.choice.drafting import (
-    DraftControl,
     DraftLength,
+    DraftLengths,
     DraftModel,
     NgramDrafter,
     no_draft_reason,
     no_speculation_reason,
 )
-from partita.runtime.generate.loop import PREFILL_CHUNK_TOKENS, GenerationLoop
+from partita.runtime.generate.loop import GenerationLoop
 from partita.runtime.generate.prefix_file import PrefixContent, identity, read_content, read_prefix, write_prefix
 from partita.runtime.generate.record.run_facts import run_facts, with_optimised
 from partita.runtime.generate.request import Drafter, Prefix, Request
@@ -82,7 +81,7 @@ class LocalEngine(Scheduler):
         self._prefixes: dict[tuple[str, str | None], Prefix] = {}
         """The last prefix by file and adapter, so that a reopened batch needs no file."""
         try:
-            self.runner = load_runner(
+            runner = load_runner(
                 folder,
                 target.chain,
                 threads=target.threads,
@@ -93,17 +92,17 @@ class LocalEngine(Scheduler):
             )
         except (ChainError, NoKernelError) as error:
             raise package_refused(error, refusal_seconds, audience) from error
-        super().__init__(manifest, _rules(self.runner))
+        super().__init__(manifest, runner)
         self._drafters = Drafters(folder, target)
-        self._closing = weakref.finalize(self, _free, self.runner, self._drafters, self._process)
-        graphs = self.runner.graphs
+        self._closing = weakref.finalize(self, _free, runner, self._drafters, self._process)
+        graphs = runner.graphs
         self.opened = OpenedPackage(
-            chain=(*target.skipped, *map(chain_entry, self.runner.resolutions)),
+            chain=(*target.skipped, *map(chain_entry, runner.resolutions)),
             idle_providers=tuple(
                 sorted({name for entry in graphs for name in idle_providers(entry.session, entry.model)})
             ),
             load_seconds=sum(entry.session.load_seconds for entry in graphs),
-            slots=self.slots,
+            slots=runner.rows,
             notes=tuple(note for entry in graphs for note in entry.session.notes),
         )
 
@@ -117,11 +116,11 @@ class LocalEngine(Scheduler):
 
     def report(self, request: ReportRequest) -> Report:
         """The partition report of the steps since `open`. Raises ReportError without steps."""
-        return make_report(self.folder, self.manifest, *self.report_facts(request))
+        return self._make_report(*self.report_facts(request))
 
     def report_facts(
         self, request: ReportRequest
-    ) -> tuple[RunFacts, tuple[ChainEntry, ...], Environment, Asked, Limits]:
+    ) -> tuple[RunFacts, tuple[str, ...], tuple[ChainEntry, ...], Environment, Asked, Limits]:
         """The data of the report. Steps wait while it is collected, but not while the report is built."""
         with self._stepping:
             last, runner = self._recorded, self.runner
@@ -156,12 +155,14 @@ class LocalEngine(Scheduler):
                 prompt_tokens=recorder.longest,
                 max_new_tokens=recorder.max_new_tokens,
                 limits=request.limits.by_option(),
-                prefill_chunk_tokens=runner.capacity.chunk_of(_chunk_tokens(last), recorder.longest),
+                prefill_chunk_tokens=runner.capacity.chunk_of(chunk_tokens(last), recorder.longest),
             )
             seconds = request.probe_seconds
-            facts, chain = probe_package(facts, runner.resolutions, self.folder, seconds, self.audience)
+            alone = replace(facts, notes=())
+            probed, chain = probe_package(alone, runner.resolutions, self.folder, seconds, self.audience)
             entries = (*self.target.skipped, *map(chain_entry, chain))
-            return facts, entries, environment(), requested, request.limits
+            facts = replace(probed, notes=facts.notes)
+            return facts, probed.notes, entries, environment(), requested, request.limits
 
     def save_prefix(self, prefix: PrefixContent, file: str, prefill_chunk: int | None = None) -> PrefixSaved:
         """Prefill a prefix and write its states to a file; see `Engine.save_prefix`."""
@@ -170,7 +171,7 @@ class LocalEngine(Scheduler):
             self._end_cancelled()
             if self.running or self.waiting:
                 raise GenerationError(BUSY)
-            loop = self._open_batch(BatchOptions(prefill_chunk, prefix.adapter), takes_turns=False)
+            loop = self._open_batch(BatchOptions(prefill_chunk, prefix.adapter))
             self._recorded = self._batch = None
             row, seconds = loop.add_request(Request(prefix.tokens)), 0.0
             while (step := loop.step()) is not None:
@@ -199,32 +200,20 @@ class LocalEngine(Scheduler):
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    def _open_batch(self, options: BatchOptions, *, takes_turns: bool) -> GenerationLoop:
+    def _open_batch(self, options: BatchOptions) -> GenerationLoop:
         """A batch with free rows, and a new record."""
         if options.prefill_chunk is not None:
             check_chunk(options.prefill_chunk)
         prefix = None if options.prefix is None else self._prefix(options.prefix, options.adapter)
         self.runner.use_adapters(options.adapter)
-        chunk = _chunk_tokens(options)
-        loop = GenerationLoop(self.runner, chunk, shares=True, patience=chunk if takes_turns else None, records=True)
+        chunk = chunk_tokens(options)
+        loop = GenerationLoop(self.runner, chunk, shares=True, patience=chunk, records=True)
         loop.new_drafter, loop.control = self._drafters.drafting(self.runner, options.speculation)
-        if prefix is not None and takes_turns:
+        if prefix is not None:
             loop.add_prefix(prefix)
-        elif prefix is not None:
-            loop.prefix = prefix
-        self.runner.begin(takes_turns=takes_turns)
+        self.runner.begin()
         self._recorded, self._notes = options, {}
         return loop
-
-    def _share(self) -> None:
-        """Let the open batch take requests of another call."""
-        self.runner.recorder.takes_turns = True
-
-    def _chunk(self, longest: int | None) -> Chunk:
-        """Prompt tokens per run of the batch, for prompts of at most `longest` tokens."""
-        capacity = self.runner.capacity
-        longest = self.manifest.graph.max_length if longest is None else longest
-        return Chunk(capacity.chunk_of(_chunk_tokens(self._options), longest), is_fixed=capacity.chunk is not None)
 
     def _note_stopped_drafting(self, reasons: Sequence[str | None]) -> None:
         """Note why drafting has stopped, once for each reason."""
@@ -248,22 +237,6 @@ class LocalEngine(Scheduler):
         return self._prefixes[file, adapter]
 
 
-def _chunk_tokens(options: BatchOptions) -> int:
-    """Prompt tokens per run."""
-    return PREFILL_CHUNK_TOKENS if options.prefill_chunk is None else options.prefill_chunk
-
-
-def _rules(runner: Runner) -> RowRules:
-    """Which requests can share the batch."""
-    alone = (runner.contract.rereads_at or 0) if runner.has_rope_length else None
-    return RowRules(
-        runner.rows,
-        keep_cache=runner.rows == 1 or (runner.cache.padding_is_safe and alone is None),
-        own_adapters=runner.contract.adapters_by_row,
-        exclusive_length=alone,
-    )
-
-
 def _free(runner: Runner, drafters: Drafters, process: int) -> None:
     """Free the sessions, unless this process is a fork."""
     if os.getpid() == process:
@@ -271,7 +244,7 @@ def _free(runner: Runner, drafters: Drafters, process: int) -> None:
         runner.close()
 
 
-Drafting = tuple[Callable[[], Drafter] | None, DraftControl | None]
+Drafting = tuple[Callable[[], Drafter] | None, DraftLengths | None]
 
 
 class Drafters:
@@ -279,25 +252,25 @@ class Drafters:
 
     def __init__(self, folder: Path, target: Target) -> None:
         self._folder, self._target = folder, target
-        self._lengths: dict[str | None, DraftLength] = {}
+        self._lengths: dict[str | None, DraftLengths] = {}
         self._drafts: dict[str, Runner] = {}
 
-    def drafting(self, runner: Runner, asked: Speculation) -> Drafting:
+    def drafting(self, runner: Runner, speculation: Speculation) -> Drafting:
         """The drafter factory and its control; None and None without speculative decoding.
 
         Raises UsageError when the package cannot verify draft tokens or the draft package cannot be used; PackageError,
         ProviderError and ResourceError when the draft package does not open.
         """
-        if not asked:
+        if not speculation:
             return None, None
         reason = no_speculation_reason(runner)
         if reason is not None:
-            option = f"`draft={asked.draft}`" if asked.draft else f"`speculate={asked.speculate}`"
+            option = f"`draft={speculation.draft}`" if speculation.draft else f"`speculate={speculation.speculate}`"
             raise UsageError(f"{option}: {self._folder} cannot verify draft tokens: {reason}")
-        control = self._lengths.setdefault(asked.draft, DraftLength())
-        if asked.draft is None:
+        control = self._lengths.setdefault(speculation.draft, DraftLengths(DraftLength))
+        if speculation.draft is None:
             return NgramDrafter, control
-        draft, vocab_size = self._draft(asked.draft), runner.contract.vocab_size
+        draft, vocab_size = self._draft(speculation.draft), runner.contract.vocab_size
         return partial(DraftModel, draft, vocab_size), control
 
     def close(self) -> None:

@@ -30,23 +30,15 @@ from partita.library.engine.base import (
     ReportRequest,
     Restarts,
     ThisProcess,
-    check_rewind,
-    check_turn,
-    completion_of,
 )
 from partita.library.engine.jobs import CRASHES, AudienceEvents, crash_error, foreign
 from partita.library.engine.requests import (
-    Completion,
-    Listener,
     RequestOutput,
     Ticket,
     Work,
-    check_work,
     notify_listeners,
-    weak,
 )
 from partita.library.engine.worker_loop import Update
-from partita.library.run_report import make_report
 from partita.library.sampling import Sampling
 from partita.package.folder import Manifest
 from partita.package.records import Evaluation, Verification
@@ -54,7 +46,6 @@ from partita.partition_reports.records import Report
 from partita.remedies import Remedy
 from partita.runtime.generate.prefix_file import PrefixContent
 from partita.runtime.generate.record.recorder import Step
-from partita.runtime.generate.text.tokens import Text
 from partita.runtime.worker.parent import Worker, WorkerLostError
 
 PROCESS = "partita.library.engine.worker_loop"
@@ -102,14 +93,13 @@ class RemoteEngine(Engine):
         }
         self._chain = target.chain
         self._inbox = _Inbox(audience)
-        self._with_text = False
         self._sending = Lock()
         """Held while a request is recorded and sent."""
         self._restarting: int | None = None
         """The thread that restarts the worker."""
         self._requests: dict[int, Ticket] = {}
         """Unfinished requests."""
-        self._opening: tuple[BatchOptions, int | None, bool] = BatchOptions(), None, True
+        self._opening: tuple[BatchOptions, int | None] = BatchOptions(), None
         self._reported: Report | None = None
         """The last report since `open`."""
         self._failed: tuple[PartitaError, float] | None = None
@@ -133,11 +123,6 @@ class RemoteEngine(Engine):
         self._worker_error = None
 
     @property
-    def slots(self) -> int:
-        """Rows of the batch."""
-        return self.opened.slots
-
-    @property
     def running(self) -> int:
         """Number of unfinished requests with a row."""
         return sum(ticket.state == "running" for ticket in list(self._requests.values()))
@@ -159,34 +144,25 @@ class RemoteEngine(Engine):
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    def use_text(self, text: Text | None) -> None:
-        """Use the package's tokenizer in the worker for later requests; None: no text."""
-        self._with_text = text is not None
-
-    def open(self, options: BatchOptions, *, longest: int | None = None, takes_turns: bool = True) -> Chunk:
+    def open(self, options: BatchOptions, *, longest: int | None = None) -> Chunk:
         """Open a batch, or share the open one; see `Engine.open`."""
         with self._stepping:
-            self._opening = options, longest, takes_turns
-            self.chunk = self._call("open", options, longest=longest, takes_turns=takes_turns)
+            self._opening = options, longest
+            self.chunk = self._call("open", options, longest=longest)
             self.lost_by = self._reported = None
             return self.chunk
 
-    def submit(
-        self, work: Work, listener: Listener | None = None, on_step: Callable[[Step], object] | None = None
-    ) -> Ticket:
-        """Queue a request. Raises GenerationError for an invalid prompt, UsageError."""
-        check_work(work, self.manifest)
-        if not self._with_text:
-            completion_of(None, work, (), ())  # raises for stop strings
-        self._check_open()
-        ticket = Ticket(work, Completion(work.prompt, None), listener, on_step, weak(self._cancel))
+    def _stream(self, work: Work, tokens: tuple[int, ...]) -> None:
+        return None
+
+    def _enqueue(self, ticket: Ticket) -> None:
         with self._sending:
             if self._worker_error is not None and self.restarts is None:
                 raise self._ended_error()
+            is_next_turn = ticket.number in self._requests
             self._requests[ticket.number] = ticket
-            if self._worker_error is None and self._restarting in (None, get_ident()):
+            if not is_next_turn and self._worker_error is None and self._restarting in (None, get_ident()):
                 self._send(ticket)
-        return ticket
 
     def step(self) -> bool:
         """Process the next update of the worker, and pass requests their pieces. False if no request is open."""
@@ -220,41 +196,27 @@ class RemoteEngine(Engine):
             if restarts is not None and failed is not None and time.monotonic() - failed[1] >= RETRY_SECONDS:
                 self._restart(restarts)
 
-    def extend(self, ticket: Ticket, tokens: Sequence[int], sampling: Sampling) -> None:
-        """Begin the next turn of a kept request; see `Engine.extend`."""
-        given = tuple(tokens)
-        with self._stepping:
-            whole = check_turn(ticket, given, sampling, self.manifest)
-            self._call("extend", ticket.number, given, sampling)
-            ticket.begin_turn(whole[: -len(given)], Completion(given, None), sampling)
-            if ticket.row is not None:
-                ticket.state, ticket.began = "running", ticket.submitted
-            self._requests[ticket.number] = ticket
+    def _extend(self, ticket: Ticket, tokens: tuple[int, ...], sampling: Sampling) -> None:
+        self._call("extend", ticket.number, tokens, sampling)
+        self._requests[ticket.number] = ticket
 
-    def rewind(self, ticket: Ticket, tokens: int) -> bool:
-        """Remove the last `tokens` of a kept request's history; see `Engine.rewind`."""
-        with self._stepping:
-            history = check_rewind(ticket, tokens)
-            back: bool = self._call("rewind", ticket.number, tokens)
-            if not back:
-                ticket.row = None
-            ticket.begin_turn(history[:-tokens], Completion((), None), ticket.sampling)
-            ticket.state = "finished"
-            return back
+    def _rewind(self, ticket: Ticket, tokens: int) -> bool:
+        rewound: bool = self._call("rewind", ticket.number, tokens)
+        if not rewound:
+            ticket.row = None
+        return rewound
 
-    def release(self, ticket: Ticket) -> None:
-        """Free the row of a kept request that has finished."""
-        if ticket.state == "finished" and not ticket.released:
-            ticket.released, ticket.row = True, None
-            with suppress(PartitaError):
-                self._worker.send("release", ticket.number)
+    def _free(self, ticket: Ticket) -> None:
+        ticket.row = None
+        with suppress(PartitaError):
+            self._worker.send("release", ticket.number)
 
     # --- the package --------------------------------------------------------------------------------------------------
 
     def report(self, request: ReportRequest) -> Report:
         """The partition report of the steps since `open`; if the worker has ended, the last report."""
         if self._worker_error is None or self._reported is None:
-            self._reported = make_report(self.folder, self.manifest, *self._call("report_facts", request))
+            self._reported = self._make_report(*self._call("report_facts", request))
         return self._reported
 
     def verify(self, reference: str | None = None) -> Verification:
@@ -288,7 +250,7 @@ class RemoteEngine(Engine):
 
     def _send(self, ticket: Ticket) -> None:
         with suppress(WorkerLostError):  # `step` handles the event
-            self._worker.send("submit", ticket.number, ticket.work, self._with_text, ticket.on_step is not None)
+            self._worker.send("submit", ticket.number, ticket.work, self._text is not None, ticket.on_step is not None)
 
     def _cancel(self, ticket: Ticket) -> None:
         with suppress(PartitaError):  # the worker has ended, and with it the request
@@ -408,14 +370,14 @@ class RemoteEngine(Engine):
 
     def _reopen(self, restarts: Restarts) -> None:
         """Open the batch as before, without its prefix if the file is gone."""
-        options, longest, takes_turns = self._opening
+        options, longest = self._opening
         try:
-            self.open(options, longest=longest, takes_turns=takes_turns)
+            self.open(options, longest=longest)
         except GenerationError as error:
             if options.prefix is None:
                 raise
             restarts.notify(f"{error}; prompts are prefilled from their beginning")
-            self.open(replace(options, prefix=None), longest=longest, takes_turns=takes_turns)
+            self.open(replace(options, prefix=None), longest=longest)
 
     def _end(self, tickets: Sequence[Ticket], error: PartitaError) -> None:
         """End requests with an error."""

@@ -323,7 +323,7 @@ def adapters_of(adapter: AdapterNames | None, rows: int) -> list[str | None]:
     return [*adapter]
 
 
-def options(asked: Sampling, sampling: Any, rows: int, folder: Path, *, of_file: bool = False) -> list[Sampling]:
+def options(named: Sampling, sampling: Any, rows: int, folder: Path, *, of_file: bool = False) -> list[Sampling]:
     """Complete sampling options for each row, or one set for all.
 
     Options by name (first argument) apply where `sampling` sets none. `of_file`: defaults for the rows of a file, which
@@ -331,13 +331,13 @@ def options(asked: Sampling, sampling: Any, rows: int, folder: Path, *, of_file:
     """
     if sampling is None or isinstance(sampling, (Sampling, str)):
         one = Sampling(source=sampling) if isinstance(sampling, str) else sampling or Sampling()
-        return [_completed_for(folder, one.with_defaults(asked), of_rows=of_file)]
+        return [_completed_for(folder, one.with_defaults(named), of_rows=of_file)]
     each = list(sampling) if isinstance(sampling, Sequence) else []
     if len(each) != rows or not all(isinstance(one, Sampling) for one in each):
         raise UsageError(
             f"`sampling` must be a Sampling, {CHECKPOINT!r}, or a list with a Sampling for each prompt ({rows})"
         )
-    return [_completed_for(folder, one.with_defaults(asked)) for one in each]
+    return [_completed_for(folder, one.with_defaults(named)) for one in each]
 
 
 def with_seeds(samplings: Sequence[Sampling], rows: int) -> list[Sampling]:
@@ -351,9 +351,9 @@ def with_seeds(samplings: Sequence[Sampling], rows: int) -> list[Sampling]:
     return [replace(one, seed=(seed + index) & MAX_SEED) for index in range(rows)]
 
 
-def _completed_for(folder: Path, wanted: Sampling, *, of_rows: bool = False) -> Sampling:
+def _completed_for(folder: Path, requested: Sampling, *, of_rows: bool = False) -> Sampling:
     """The options with all values set; missing options are off, or as suggested by the package in `folder`."""
-    full, notes = complete_sampling_for(wanted, folder, of_rows=of_rows)
+    full, notes = complete_sampling_for(requested, folder, of_rows=of_rows)
     for line in notes:
         LOGGER.warning(line)
     return full

@@ -13,7 +13,6 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 from os.path import commonprefix
 
@@ -26,57 +25,45 @@ from partita.library.engine.base import (
     Chunk,
     Engine,
     ThisProcess,
-    check_rewind,
-    check_turn,
-    completion_of,
 )
 from partita.library.engine.requests import (
-    Completion,
-    Listener,
     RequestOutput,
     Ticket,
     Work,
-    check_work,
     notify_listeners,
-    weak,
 )
 from partita.library.sampling import Sampling
 from partita.package.folder import Manifest
 from partita.runtime.generate.choice.sampling import RecordingSampler, make_sampler
-from partita.runtime.generate.loop import GenerationLoop
+from partita.runtime.generate.loop import PREFILL_CHUNK_TOKENS, GenerationLoop
 from partita.runtime.generate.record.recorder import Step
 from partita.runtime.generate.request import Request, most_shared
-from partita.runtime.generate.text.tokens import Text
+from partita.runtime.generate.runner import Runner
+from partita.runtime.generate.text.tokens import TextStream
 
 LOOKAHEAD = 8
 """Number of waiting requests that are compared for common prefixes."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowRules:
-    """Which requests can share the batch."""
-
-    rows: int
-    """Batch size."""
-    keep_cache: bool = True
-    """Whether a finished row keeps its cache while others are running."""
-    own_adapters: bool = False
-    """Whether each row may have its own adapter."""
-    exclusive_length: int | None = None
-    """Text length above which a row changes the rotary frequencies of other rows. None: rows are independent."""
+def chunk_tokens(options: BatchOptions) -> int:
+    """Prompt tokens per run."""
+    return PREFILL_CHUNK_TOKENS if options.prefill_chunk is None else options.prefill_chunk
 
 
 class Scheduler(Engine, ABC):
     """The requests of a loaded package, and their steps. See `Engine` for the methods."""
 
-    def __init__(self, manifest: Manifest, rules: RowRules) -> None:
+    def __init__(self, manifest: Manifest, runner: Runner) -> None:
         super().__init__(manifest)
-        self._rules = rules
-        self._text: Text | None = None
-        self._options, self._takes_turns = BatchOptions(), True
+        self.runner = runner
+        self._exclusive_length = (runner.contract.rereads_at or 0) if runner.has_rope_length else None
+        """Text length above which a row changes the rotary frequencies of other rows. None: rows are independent."""
+        self._keeps_cache = runner.rows == 1 or (runner.cache.padding_is_safe and self._exclusive_length is None)
+        """Whether a finished row keeps its cache while others are running."""
+        self._options = BatchOptions()
         self._loop: GenerationLoop | None = None
         """None before the first batch, or after an error of a run; the next request opens another."""
-        self._rows: list[Ticket | None] = [None] * rules.rows
+        self._rows: list[Ticket | None] = [None] * runner.rows
         """Running and kept requests."""
         self._queue: deque[Ticket] = deque()
         self._changed = threading.Condition()
@@ -85,13 +72,8 @@ class Scheduler(Engine, ABC):
         """Whether a request was cancelled since the last step."""
 
     @abstractmethod
-    def _open_batch(self, options: BatchOptions, *, takes_turns: bool) -> GenerationLoop:
+    def _open_batch(self, options: BatchOptions) -> GenerationLoop:
         """A batch with free rows, and a new record for reports. Raises GenerationError, UsageError, PackageError."""
-
-    @property
-    def slots(self) -> int:
-        """Rows of the batch."""
-        return len(self._rows)
 
     @property
     def running(self) -> int:
@@ -105,23 +87,20 @@ class Scheduler(Engine, ABC):
 
     # --- any thread ---------------------------------------------------------------------------------------------------
 
-    def use_text(self, text: Text | None) -> None:
-        """Set the package's tokenizer, with which later requests get text; None: no text."""
-        self._text = text
+    def _stream(self, work: Work, tokens: tuple[int, ...]) -> TextStream | None:
+        return None if self._text is None else self._text.stream(tokens, work.stop, work.stop_ids)
 
-    def submit(
-        self, work: Work, listener: Listener | None = None, on_step: Callable[[Step], object] | None = None
-    ) -> Ticket:
-        """Queue a request. Raises GenerationError for an invalid prompt and a closed model; UsageError for an
-        option."""
-        check_work(work, self.manifest)
-        completion = completion_of(self._text, work, work.prompt, work.prompt)
+    def _enqueue(self, ticket: Ticket) -> None:
         with self._changed:
             self._check_open()
-            ticket = Ticket(work, completion, listener, on_step, weak(self._wake))
-            self._queue.append(ticket)
+            if ticket.row is None:
+                self._queue.append(ticket)
             self._changed.notify_all()
-        return ticket
+
+    def _cancel(self, ticket: Ticket) -> None:
+        with self._changed:
+            self._has_cancelled = True
+            self._changed.notify_all()
 
     def wait(self, seconds: float | None = None) -> bool:
         """Block until `step` has work, for at most `seconds`; return whether it has."""
@@ -130,7 +109,7 @@ class Scheduler(Engine, ABC):
 
     # --- the thread that steps ----------------------------------------------------------------------------------------
 
-    def open(self, options: BatchOptions, *, longest: int | None = None, takes_turns: bool = True) -> Chunk:
+    def open(self, options: BatchOptions, *, longest: int | None = None) -> Chunk:
         """Open a batch, or share the open one; see `Engine.open`."""
         with self._stepping:
             self._check_open()
@@ -138,26 +117,17 @@ class Scheduler(Engine, ABC):
             if not (self.running or self._queue):
                 for ticket in filter(None, list(self._rows)):
                     self._free(ticket)
-                loop = self._open_batch(options, takes_turns=takes_turns)
-                self._loop, self._options, self._takes_turns, self.lost_by = loop, options, takes_turns, None
+                self._loop, self._options, self.lost_by = self._open_batch(options), options, None
             elif options != self._options:
                 raise GenerationError(BUSY)
-            elif self._loop is not None:
-                self._share()
-            self.chunk = self._chunk(longest)
+            capacity = self.runner.capacity
+            longest = self.manifest.graph.max_length if longest is None else longest
+            self.chunk = Chunk(capacity.chunk_of(chunk_tokens(options), longest), is_fixed=capacity.chunk is not None)
             return self.chunk
-
-    @abstractmethod
-    def _share(self) -> None:
-        """Let the open batch take requests of another call."""
 
     @abstractmethod
     def _note_stopped_drafting(self, reasons: Sequence[str | None]) -> None:
         """Note why drafting has stopped. `reasons`: [B], None for other rows."""
-
-    @abstractmethod
-    def _chunk(self, longest: int | None) -> Chunk:
-        """Prompt tokens per run of the batch, for prompts of at most `longest` tokens."""
 
     def step(self) -> bool:
         """Give free rows to waiting requests, and run one step of all rows. False if there was nothing to do.
@@ -194,53 +164,21 @@ class Scheduler(Engine, ABC):
                 raise
             return True
 
-    def extend(self, ticket: Ticket, tokens: Sequence[int], sampling: Sampling) -> None:
-        """Begin the next turn of a kept request. Tokens that are no longer cached are prefilled again.
+    def _extend(self, ticket: Ticket, tokens: tuple[int, ...], sampling: Sampling) -> None:
+        if ticket.row is not None and self._loop is not None:
+            try:
+                self._loop.extend(ticket.row, tokens, make_sampler(sampling), sampling.max_new_tokens)
+            except BaseException as error:
+                self._lose_if_interrupted(error)
+                raise
 
-        Raises GenerationError for invalid tokens, UsageError.
-        """
-        given = tuple(tokens)
-        with self._stepping:
-            self._check_open()
-            whole = check_turn(ticket, given, sampling, self.manifest)
-            completion = completion_of(self._text, ticket.work, given, whole)
-            if ticket.row is not None and self._loop is not None:
-                try:
-                    self._loop.extend(ticket.row, given, make_sampler(sampling), sampling.max_new_tokens)
-                except BaseException as error:
-                    self._lose_if_interrupted(error)
-                    raise
-            ticket.begin_turn(whole[: -len(given)], completion, sampling)
-            with self._changed:
-                if ticket.row is None:
-                    self._queue.append(ticket)
-                else:
-                    ticket.state, ticket.began = "running", ticket.submitted
-                self._changed.notify_all()
-
-    def rewind(self, ticket: Ticket, tokens: int) -> bool:
-        """Remove the last `tokens` of a kept request's history. False if its cache cannot be rewound.
-
-        Raises GenerationError if no token remains.
-        """
-        with self._stepping:
-            history = check_rewind(ticket, tokens)
-            loop, row = self._loop, ticket.row
-            back = row is not None and loop is not None and loop.rewind(row, tokens)
-            if not back:
-                self._free(ticket)
-            elif row is not None and loop is not None:
-                self._halt(row, loop)
-            ticket.begin_turn(history[:-tokens], Completion((), None), ticket.sampling)
-            ticket.state = "finished"
-            return back
-
-    def release(self, ticket: Ticket) -> None:
-        """Free the row of a kept request that has finished."""
-        with self._stepping:
-            if ticket.state == "finished":
-                self._free(ticket)
-                ticket.released = True
+    def _rewind(self, ticket: Ticket, tokens: int) -> bool:
+        loop, row = self._loop, ticket.row
+        if row is None or loop is None or not loop.rewind(row, tokens):
+            self._free(ticket)
+            return False
+        self._halt(row, loop)
+        return True
 
     def close(self) -> None:
         """End all requests with an error, and accept no more."""
@@ -259,12 +197,6 @@ class Scheduler(Engine, ABC):
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    def _wake(self, ticket: Ticket) -> None:
-        """Note that a request was cancelled."""
-        with self._changed:
-            self._has_cancelled = True
-            self._changed.notify_all()
-
     def _has_work(self) -> bool:
         listed = [*self._queue, *filter(None, self._rows)]
         ending = any(ticket.cancelled and ticket.state != "finished" for ticket in listed)
@@ -280,11 +212,12 @@ class Scheduler(Engine, ABC):
         """Whether the first waiting request is independent of running requests. No other request overtakes it."""
         with self._changed:
             first = self._queue[0] if self._queue else None
-        limit, others = self._rules.exclusive_length, [other for other in self._rows if other is not None]
+        limit, others = self._exclusive_length, [other for other in self._rows if other is not None]
         if first is None or not others:
             return True
-        alike = self._rules.own_adapters or all(self._adapter(other) == self._adapter(first) for other in others)
-        return alike and (limit is None or all(other.longest <= limit for other in (first, *others)))
+        own_adapters = self.runner.contract.adapters_by_row
+        fits = own_adapters or all(self._adapter(other) == self._adapter(first) for other in others)
+        return fits and (limit is None or all(other.longest <= limit for other in (first, *others)))
 
     def _end_cancelled(self) -> int:
         """End cancelled requests; return their number."""
@@ -319,7 +252,7 @@ class Scheduler(Engine, ABC):
         """Give a request a row; an error ends only this request."""
         try:
             if self._loop is None:
-                self._loop = self._open_batch(self._options, takes_turns=self._takes_turns)
+                self._loop = self._open_batch(self._options)
             row = self._loop.add_request(self._request(ticket))
         except PartitaError as error:
             its_own = isinstance(error, (GenerationError, UsageError, PackageError))  # PackageError: its adapter's file
@@ -418,7 +351,7 @@ class Scheduler(Engine, ABC):
         completion.finish = reason
         ticket.state, ticket.error, ticket.ended = "finished", error, time.perf_counter()
         if ticket.row is not None and loop is not None:
-            if ticket.work.keep_row and error is None and self._rules.keep_cache:
+            if ticket.work.keep_row and error is None and self._keeps_cache:
                 self._halt(ticket.row, loop, surplus)
             else:
                 self._free(ticket)

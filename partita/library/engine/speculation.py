@@ -50,45 +50,43 @@ class Speculation:
 NO_SPECULATION = Speculation()
 
 
-def check_speculation(folder: Path, manifest: Manifest, asked: Speculation) -> None:
+def check_speculation(folder: Path, manifest: Manifest, speculation: Speculation) -> None:
     """Check the options without a session.
 
     Raises UsageError for an invalid option or a draft with another vocabulary, PackageError for an invalid draft
     package.
     """
-    if asked.speculate not in (None, NGRAM):
-        raise UsageError(f"`speculate={asked.speculate}`: the only value is {NGRAM}; or set `draft` to a package")
-    if asked.draft is None:
+    if speculation.speculate not in (None, NGRAM):
+        raise UsageError(f"`speculate={speculation.speculate}`: the only value is {NGRAM}; or set `draft` to a package")
+    if speculation.draft is None:
         return
-    if asked.speculate is not None:
-        raise UsageError(f"`speculate={asked.speculate}` and `draft`: set only one of them")
+    if speculation.speculate is not None:
+        raise UsageError(f"`speculate={speculation.speculate}` and `draft`: set only one of them")
     if manifest.graph.batch_size != 1:
         raise UsageError(
-            f"`draft={asked.draft}` requires batch size 1, but {folder} has {manifest.graph.batch_size}; "
+            f"`draft={speculation.draft}` requires batch size 1, but {folder} has {manifest.graph.batch_size}; "
             f"use `speculate={NGRAM}`, or export with `batch_size=1`"
         )
-    other = Path(asked.draft)
+    other = Path(speculation.draft)
     draft = open_folder(other, AS_IT_IS)
     found = differing((folder, manifest.graph.vocab_size), (other, draft.graph.vocab_size))
     if found is not None:
         raise UsageError(
-            f"`draft={asked.draft}`: its vocabulary differs from that of {folder}: {found}; "
+            f"`draft={speculation.draft}`: its vocabulary differs from that of {folder}: {found}; "
             "a draft package needs the same tokenizer"
         )
 
 
-FAST = "tokenizer.json"
-OTHERS = ("tokenizer.model", "vocab.json", "vocab.txt", "tiktoken.model")
-"""Tokenizer files of packages without `tokenizer.json`; both packages need one of them."""
+TOKENIZER = "tokenizer.json"
 SHOWN = 40
 
 
 def differing(one: tuple[Path, int], other: tuple[Path, int]) -> str | None:
-    """How two vocabularies differ, as text; None if equal. Each is a folder and its (possibly padded) number of
-    logits."""
+    """How two vocabularies differ, as text; None if equal. Each is a folder and its number of logits, which counts
+    without a `tokenizer.json`."""
     first, second = _tokens(one[0]), _tokens(other[0])
     if first is None or second is None:
-        return _by_file(one, other)
+        return None if one[1] == other[1] else f"{other[1]:,} tokens in {other[0]} and {one[1]:,} here"
     for token in sorted(first.keys() | second.keys()):
         if first.get(token) != second.get(token):
             return f"token id {token} is {_shown(second.get(token))} in {other[0]} and {_shown(first.get(token))} here"
@@ -99,22 +97,10 @@ def _shown(text: str | None) -> str:
     return "nothing" if text is None else repr(text if len(text) <= SHOWN else f"{text[:SHOWN]}...")
 
 
-def _by_file(one: tuple[Path, int], other: tuple[Path, int]) -> str | None:
-    """The difference of tokenizers in other files, or of vocabulary sizes without a tokenizer."""
-    for name in OTHERS:
-        files = [folder / name for folder, _ in (one, other)]
-        if all(file.is_file() for file in files):
-            same = files[0].read_bytes() == files[1].read_bytes()
-            return None if same else f"their files {name} differ"
-    if one[1] != other[1]:
-        return f"{other[1]:,} tokens in {other[0]} and {one[1]:,} here"
-    return None
-
-
 def _tokens(folder: Path) -> Mapping[int, str] | None:
     """Text of every token by id; None without a `tokenizer.json` that lists them."""
     try:
-        content: Any = read_json_value(folder / FAST)
+        content: Any = read_json_value(folder / TOKENIZER)
         vocabulary = content["model"]["vocab"]
         if isinstance(vocabulary, list):  # Unigram: pairs of token and score
             found = {index: str(entry[0]) for index, entry in enumerate(vocabulary)}

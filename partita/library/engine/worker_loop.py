@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from partita.library.engine.local import LocalEngine
 
 SEND_SECONDS = 0.002
-"""Minimum seconds between two messages to the parent, unless a request begins or ends."""
+"""Steps that take less are short. Updates of consecutive short steps are sent at most this often, unless a request
+begins or ends."""
 End: TypeAlias = tuple[PartitaError | None, float, int | None, int]
 """How a request ended: error; time by `time.perf_counter`, which processes share; kept row; copied prompt tokens."""
 
@@ -79,17 +80,21 @@ class Host:
         """Updates that are not sent yet."""
         self._sent_at = 0.0
         """When the last message was sent, by `time.perf_counter`."""
+        self._is_short = False
+        """Whether the last step was short, so that the next probably is, too."""
         self.handlers: dict[str, Callable[..., Any]] = {"load": self.load, "submit": self.submit}
 
     def step(self) -> bool:
-        """Run a step, and send the updates if the last message is old enough. False if there was nothing to do."""
-        did = True
+        """Run a step, and send its update at once or with those of the next steps. False if there was nothing to do."""
+        did, began = True, time.perf_counter()
         try:
             did = self.engine.step()
         except Exception:  # noqa: BLE001 - its requests have their errors, and others continue
             traceback.print_exc()
-        changes = self._add_update()
-        if changes or not did or time.perf_counter() - self._sent_at >= SEND_SECONDS:
+        changes, ended = self._add_update(), time.perf_counter()
+        was_short, self._is_short = self._is_short, ended - began < SEND_SECONDS
+        can_wait = did and not changes and was_short and self._is_short
+        if not can_wait or ended - self._sent_at >= SEND_SECONDS:
             self.send()
         return did
 

@@ -88,7 +88,7 @@ class BoundGraph:
         """Whether the last run was profiled."""
         cache.bind(self.binding, span)
         self._recording: Recording | None = None
-        if session.captures and span is None and _repeats(phase, new_tokens):
+        if session.captures and span is None and phase == "decode" and new_tokens == 1:
             self._recording = Recording(session, self.binding, cache)
         binds = self._recording or self.binding
         bind_given = self.binding.bind_input if self._recording is None else self._recording.bind_constant
@@ -278,11 +278,6 @@ def moving(binding: Binding, wanted: dict[str, str], ports: Sequence[str], cache
     """
     names = [*ports, *cache.bound_once]
     return [(name, binding.buffers[name]) for name in names if binding.buffers[name].memory != wanted[name]]
-
-
-def _repeats(phase: PhaseName, new_tokens: int) -> bool:
-    """Whether every decode step of a generation is the same run with new values in the same buffers."""
-    return phase == "decode" and new_tokens == 1
 
 
 def _required(feeds: dict[str, BoundInput], role: str, file: str) -> BoundInput:

@@ -90,9 +90,9 @@ class Runner:
 
     # --- the record ---------------------------------------------------------------------------------------------------
 
-    def begin(self, *, takes_turns: bool = False) -> None:
-        """Begin a new record; see `Recorder.begin`."""
-        self.recorder.begin(takes_turns=takes_turns)
+    def begin(self) -> None:
+        """Begin a new record."""
+        self.recorder.begin()
         for entry in self.graphs:
             entry.window.begin()
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from partita.errors import GenerationError
 from partita.observations.text_format import plural
 from partita.runtime.generate.checks import check_prompt, length_remedy
-from partita.runtime.generate.choice.drafting import NO_DRAFTS, DraftControl, Drafts, VerifiedDraft, draft, get_ready
+from partita.runtime.generate.choice.drafting import NO_DRAFTS, DraftLengths, Drafts, VerifiedDraft, draft, get_ready
 from partita.runtime.generate.choice.next_tokens import NextTokens
 from partita.runtime.generate.choice.sampling import RecordingSampler, Sampler
 from partita.runtime.generate.executor import Runner
@@ -26,7 +26,6 @@ from partita.runtime.generate.request import (
     Row,
     check_loads,
     endings,
-    load_prefix,
     logprobs,
     saved_prefix,
 )
@@ -50,12 +49,10 @@ class GenerationLoop:
     """Maximum prompt tokens to prefill between steps of decoding rows; None: prompts first."""
     records: bool = False
     """Record requests and steps with the runner's recorder."""
-    control: DraftControl | None = None
+    control: DraftLengths | None = None
     """Chooses the number of draft tokens; None: as many as fit."""
     new_drafter: Callable[[], Drafter] | None = None
     """Makes the drafter of a request without one."""
-    prefix: Prefix | None = None
-    """A prefix of every prompt."""
     rows: list[Row | None] = field(init=False)
     """[B]: None for a free row."""
     rope_length: int = field(default=0, init=False)
@@ -102,22 +99,18 @@ class GenerationLoop:
             request,
             adapter=self.adapter if request.adapter is None else request.adapter,
             drafter=self.new_drafter() if request.drafter is None and self.new_drafter else request.drafter,
-            prefix=request.prefix or self.prefix,
         )
         cache.release_row(row)
         self.rows[row] = Row.of(request, self.runner.contract.max_length)
         try:
             self._use_adapters(row)
-            if request.prefix is not None:
-                load_prefix(cache, row, request.prefix, request.prompt, usable=self.keeps_keys(len(request.prompt)))
-            elif self.prefixes is not None:
+            if self.prefixes is not None:
                 self.prefixes.add_row(row, self.rows)
         except BaseException:
             self.release_row(row)
             raise
         if self.records:
-            loaded = 0 if request.prefix is None else cache.lengths[row]
-            self.runner.recorder.on_request(row, self.row(row), loaded)
+            self.runner.recorder.on_turn(row, self.row(row), len(request.prompt))
         return row
 
     def release_row(self, row: int) -> None:
@@ -304,7 +297,7 @@ class GenerationLoop:
         if self.prefixes is not None:
             self.prefixes.after_step(step.row_tokens if plan.is_prefill else 0, seconds)
         if self.control is not None and drafts.decoding_rows and not plan.is_prefill:
-            self.control.record(drafts.decoding_rows, max(drafted), now - began, verified)
+            self.control[drafts.decoding_rows].record(max(drafted), now - began, verified)
         self.steady_step = steady_step(graph, runner, self.rows, plan)
         return step
 
@@ -319,7 +312,7 @@ class GenerationLoop:
             + (False, 0, 0, 1, drafts.seconds, errors, new_logprobs, (), gave_up)
         )
         if drafts.decoding_rows and self.control is not None:
-            self.control.record(drafts.decoding_rows, 0, drafts.seconds + time.perf_counter() - began, ())
+            self.control[drafts.decoding_rows].record(0, drafts.seconds + time.perf_counter() - began, ())
         self.mark = now
         self.tokens.step_count += 1
         self.prompt_tokens_run = 0

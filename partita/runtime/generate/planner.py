@@ -44,9 +44,9 @@ class Capacity:
     takes_fewer_rows: bool = False
     """A step may run on a span of rows; a single row supports chunks after past tokens even if a batch does not."""
 
-    def chunk_of(self, asked: int, longest: int) -> int:
+    def chunk_of(self, requested: int, longest: int) -> int:
         """Prompt tokens per run for a requested chunk. `longest`: tokens of the longest prompt."""
-        return self.chunk or (asked if self.appends_chunks or self.takes_fewer_rows else longest)
+        return self.chunk or (requested if self.appends_chunks or self.takes_fewer_rows else longest)
 
     def appends(self, rows: int) -> bool:
         """Whether a step of this many rows may append several tokens to each."""

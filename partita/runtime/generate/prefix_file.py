@@ -158,26 +158,26 @@ def _read(path: Path) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], dict[
         raise _damaged(path, str(error)) from error
 
 
-def _damaged(path: Path, why: str) -> GenerationError:
-    return GenerationError(f"not a readable prefix ({' '.join(why.split())[:200]})", path=path, remedy=SAVE_AGAIN)
+def _damaged(path: Path, reason: str) -> GenerationError:
+    return GenerationError(f"not a readable prefix ({' '.join(reason.split())[:200]})", path=path, remedy=SAVE_AGAIN)
 
 
 ENDINGS = ("a", " b", "1", ".", "\n", "(", '"', "中")
 """Possible continuations of a text. Tokenizers join some of them with the end of the text; templates trim some."""
 
 
-def text_prefix(text: Text, begin: str, adapter: str | None = None) -> PrefixContent:
+def text_prefix(text: Text, begin: str) -> PrefixContent:
     """The prefix of prompts that begin with a text. Raises GenerationError if all tokens depend on the continuation."""
-    return PrefixContent(_whatever_follows(lambda end: text.encode(begin + end)), text=begin, adapter=adapter)
+    return PrefixContent(_whatever_follows(lambda end: text.encode(begin + end)), text=begin)
 
 
-def system_prefix(text: Text, system: str, adapter: str | None = None) -> PrefixContent:
+def system_prefix(text: Text, system: str) -> PrefixContent:
     """The prefix of conversations with a system message, up to the beginning of the user's.
 
     Raises UsageError without a chat template, GenerationError when the template rejects the message.
     """
     tokens = _whatever_follows(lambda end: text.encode_messages(conversation(end, system)))
-    return PrefixContent(tokens, system=system, adapter=adapter)
+    return PrefixContent(tokens, system=system)
 
 
 def _whatever_follows(encode: Callable[[str], Sequence[int]]) -> tuple[int, ...]:

@@ -52,19 +52,13 @@ class _Plan:
 class Prefixes:
     """Common prefixes of the rows of one batch, and saved states of earlier rows.
 
-    `usable(length)`: whether the keys of a prompt of this length are valid in other prompts. `most_bytes`: maximum
-    bytes of saved states on the host; None: the full size of the cache.
+    `usable(length)`: whether the keys of a prompt of this length are valid in other prompts.
     """
 
-    def __init__(
-        self,
-        cache: Cache,
-        capacity: Capacity,
-        usable: Callable[[int], bool] = lambda length: True,
-        most_bytes: int | None = None,
-    ) -> None:
+    def __init__(self, cache: Cache, capacity: Capacity, usable: Callable[[int], bool]) -> None:
         self._cache, self._capacity, self._usable = cache, capacity, usable
-        self._most_bytes = cache.full_bytes if most_bytes is None else most_bytes
+        self._most_bytes = cache.full_bytes
+        """Maximum bytes of saved states on the host."""
         self._permanent: list[Prefix] = []
         """Prefixes loaded from files; never dropped."""
         self._saved: list[Prefix] = []
@@ -151,7 +145,7 @@ class Prefixes:
                 intact = index not in self._cache.invalid and plan.row.error is None  # otherwise the row was zeroed
                 if intact and self._usable(plan.row.known) and self._cache.saves(count, filled):
                     states = self._cache.save_row(index, count)
-                    self._keep(Prefix(plan.row.history[:count].copy(), states, plan.row.request.adapter))
+                    self._save(Prefix(plan.row.history[:count].copy(), states, plan.row.request.adapter))
                 plan.save_at = None
 
     def pop_copied(self, rows: int) -> tuple[int, ...]:
@@ -171,18 +165,19 @@ class Prefixes:
         others = [(row, self._cache.lengths[place]) for place, row in enumerate(rows) if place != index]
         return self._capacity.appends(1) or any(row is not None and not row.finish and at for row, at in others)
 
-    def _copyable_tokens(self, common: int, prompt: Tokens, *, given: bool = False) -> int:
-        """How many common tokens may be copied: the last prompt token is always run. `given`: loaded from a file."""
+    def _copyable_tokens(self, common: int, prompt: Tokens, *, is_from_file: bool = False) -> int:
+        """Number of common tokens to copy. The last prompt token is always run. `is_from_file`: of a prefix file."""
         limited = min(common, len(prompt) - 1)
-        worth = limited >= LEAST_TOKENS and self._is_worth(limited, given=given)
-        return limited if worth and self._usable(len(prompt)) else 0
+        if limited < (1 if is_from_file else LEAST_TOKENS) or not self._usable(len(prompt)):
+            return 0
+        return limited if self._is_worth(limited, is_from_file=is_from_file) else 0
 
-    def _is_worth(self, tokens: int, *, given: bool) -> bool:
+    def _is_worth(self, tokens: int, *, is_from_file: bool) -> bool:
         """Whether prefilling this many tokens takes longer than copying them."""
         if self._cache.on_host:
             return True
         if self._read_seconds is None:
-            return given
+            return is_from_file
         return tokens * self._read_seconds > self._copy_seconds
 
     def _longest_saved(self, prompt: Tokens, adapter: str | None) -> tuple[Prefix | None, int]:
@@ -192,7 +187,7 @@ class Prefixes:
             if prefix.adapter != adapter:
                 continue
             common = self._copyable_tokens(
-                common_tokens(prompt, prefix.tokens), prompt, given=prefix in self._permanent
+                common_tokens(prompt, prefix.tokens), prompt, is_from_file=prefix in self._permanent
             )
             whole = len(prefix.tokens)
             if common > found[1] and (common == whole or self._cache.saves(common, whole)):
@@ -241,7 +236,7 @@ class Prefixes:
             return
         if kept is None and same and self._cache.saves(count, filled) and place not in self._cache.invalid:
             kept = Prefix(wanted.copy(), self._cache.save_row(place, count), adapter)
-            self._keep(kept)
+            self._save(kept)
         plan.waits_for = None
         if kept is not None:
             self._load(index, kept)
@@ -265,7 +260,7 @@ class Prefixes:
         self._unreported[index] = self._unreported.get(index, 0) + len(prefix.tokens)
         self.copies += 1
 
-    def _keep(self, prefix: Prefix) -> None:
+    def _save(self, prefix: Prefix) -> None:
         """Save a prefix, replace prefixes that it covers, and drop the least recently used."""
         self._saved = [other for other in self._saved if not _covers(prefix, other, self._cache)]
         self._saved.append(prefix)

@@ -86,25 +86,6 @@ def check_loads(cache: Cache, tokens: int, *, usable: bool) -> None:
         )
 
 
-def load_prefix(cache: Cache, row: int, prefix: Prefix, prompt: Sequence[int], *, usable: bool) -> None:
-    """Load a prefix of its prompt into a row that has just joined.
-
-    `usable`: its keys are valid for the prompt. The last token of a prompt is always run. Raises GenerationError if the
-    prompt does not begin with the prefix, or the states cannot be loaded.
-    """
-    count, known = len(prefix.tokens), np.asarray(prompt, np.int64)
-    check_loads(cache, len(known), usable=usable)
-    common = min(common_tokens(prefix.tokens, known), len(known) - 1)
-    if common < count and not cache.saves(common, count):
-        raise GenerationError(
-            f"the prompt shares only {plural(common, 'token')} with a prefix of {count}, and recurrent or "
-            "sliding-window states cannot be cut there; end the prefix at a token boundary, e.g. a line "
-            "end, and put more text after it"
-        )
-    kept = cut(prefix, common, cache)
-    cache.load_row(row, common, kept.states)
-
-
 Finish = Literal["stop", "length", "cache_full", "error"]
 Drafter = Callable[[npt.NDArray[np.int64], int], Sequence[int]]
 """Returns at most N draft tokens after the tokens of a row [n]. Called with 0 after a prompt was prefilled."""
@@ -135,8 +116,6 @@ class Request:
     """Minimum text length for the rotary frequencies; 0: that of the text itself."""
     shares: int = 0
     """Prompt tokens known to be shared with other prompts; see `prefixes`."""
-    prefix: Prefix | None = None
-    """A prefix of the prompt with its states; only the following tokens are run."""
     adapter: str | None = None
     """Adapter name of its row; states of other adapters are not shared."""
     continues_at: int | None = None
@@ -227,10 +206,10 @@ class Row:
         self.drafted = len(tokens)
         self.history[self.known : self.known + self.drafted] = tokens
 
-    def stop_drafting(self, why: str) -> None:
+    def stop_drafting(self, reason: str) -> None:
         """Continue without draft tokens."""
         self.request = replace(self.request, drafter=None)
-        self.drafted, self.drafting_stopped = 0, why
+        self.drafted, self.drafting_stopped = 0, reason
 
     def read_again(self) -> None:
         """Mark all known tokens to be read again from the beginning."""

@@ -162,8 +162,11 @@ def test_a_prefix_within_the_window_is_taken_as_far_as_the_prompt_has_it(pair: t
             pass
         prefix = engine.save_prefix(0)
         for given in (prefix, None):
-            engine.release_row(0)
-            engine.add_request(Request(prompt, greedy, 12, prefix=given))
+            engine = GenerationLoop(runner, shares=given is not None)
+            if given is not None:
+                engine.add_prefix(given)
+            engine.add_request(Request(prompt, greedy, 12))
+            assert bool(runner.cache.lengths[0]) == (given is not None)
             found: dict[int, list[int]] = {}
             while _step(engine, found):
                 pass

@@ -100,7 +100,10 @@ def test_a_cache_that_grows_runs_through_the_same_loop(folder: Path) -> None:
         prefix = engine.save_prefix(0)
         engine.release_row(0)
         text = [*prefix.tokens.tolist(), 11, 12]
-        engine.add_request(Request(text, greedy, 4, prefix=prefix))
+        engine = GenerationLoop(runner, shares=True)
+        engine.add_prefix(prefix)
+        engine.add_request(Request(text, greedy, 4))
+        assert runner.cache.lengths[0] == len(prefix.tokens)
         assert [token for _ in range(4) if (step := engine.step()) for token in step.tokens[0]] == adding(text, 4)
 
 
@@ -128,7 +131,10 @@ def test_a_batch_whose_cache_grows_holds_one_sequence_at_a_time(folder: Path) ->
         prefix = engine.save_prefix(row)
         engine.release_row(row)
         prompt = [*prefix.tokens.tolist(), 11, 12]
-        engine.add_request(Request(prompt, greedy, 4, prefix=prefix))
+        engine = GenerationLoop(runner, shares=True)
+        engine.add_prefix(prefix)
+        engine.add_request(Request(prompt, greedy, 4))
+        assert runner.cache.lengths[0] == len(prefix.tokens)
         assert [token for _ in range(4) if (step := engine.step()) for token in step.tokens[0]] == adding(prompt, 4)
 
 

@@ -162,8 +162,9 @@ def saved(engine: GenerationLoop, tokens: list[int]):
 def test_rows_begin_with_a_prefix_that_another_run_gave_out(opened, states, shapes, batch):
     prefix = saved(GenerationLoop(opened(states=states, shapes=shapes)), SYSTEM)
     assert prefix.tokens.tolist() == SYSTEM
-    engine = GenerationLoop(opened(states=states, shapes=shapes, batch=batch))
-    rows = [engine.add_request(Request(prompt, greedy, 5, prefix=prefix)) for prompt in PROMPTS[:batch]]
+    engine = GenerationLoop(opened(states=states, shapes=shapes, batch=batch), shares=True)
+    engine.add_prefix(prefix)
+    rows = [engine.add_request(Request(prompt, greedy, 5)) for prompt in PROMPTS[:batch]]
     found, taken = finish(engine)
     assert [found[row] for row in rows] == [known_tokens(prompt, 5, states) for prompt in PROMPTS[:batch]]
     assert taken == sum(map(len, QUESTIONS[:batch])) + 4 * batch
@@ -171,36 +172,40 @@ def test_rows_begin_with_a_prefix_that_another_run_gave_out(opened, states, shap
 
 def test_of_keys_and_values_as_much_is_taken_as_the_prompt_begins_with(opened):
     """A tokenizer may join the end of a prefix with what follows it."""
-    engine = GenerationLoop(opened(states=("key",)))
-    prefix = saved(engine, SYSTEM)
+    runner = opened(states=("key",))
+    prefix = saved(GenerationLoop(runner), SYSTEM)
+    engine = GenerationLoop(runner, shares=True)
+    engine.add_prefix(prefix)
     prompt = [*SYSTEM[:-2], 8, 9, 10]
-    engine.add_request(Request(prompt, greedy, 4, prefix=prefix))
+    engine.add_request(Request(prompt, greedy, 4))
     found, taken = finish(engine)
     assert found[0] == known_tokens(prompt, 4, ("key",)) and taken == 3 + 3
     engine.release_row(0)
-    engine.add_request(Request(SYSTEM, greedy, 4, prefix=prefix))
+    engine.add_request(Request(SYSTEM, greedy, 4))
     assert finish(engine)[0][0] == known_tokens(SYSTEM, 4, ("key",)), "the last token is read in any case"
 
 
-def test_a_recurrent_state_cannot_go_back_to_what_a_prompt_has_of_a_prefix(opened):
-    engine = GenerationLoop(opened())
-    prefix = saved(engine, SYSTEM)
-    for prompt in ([*SYSTEM[:-2], 8, 9], SYSTEM):
-        with pytest.raises(GenerationError, match="states cannot be cut there"):
-            engine.add_request(Request(prompt, greedy, 4, prefix=prefix))
-        assert engine.rows == [None]
-    engine.add_request(Request(PROMPTS[0], greedy, 4, prefix=prefix))
-    assert finish(engine)[0][0] == known_tokens(PROMPTS[0], 4)
+def test_a_recurrent_state_is_copied_only_if_the_prompt_begins_with_the_whole_prefix(opened):
+    runner = opened()
+    prefix = saved(GenerationLoop(runner), SYSTEM)
+    engine = GenerationLoop(runner, shares=True)
+    engine.add_prefix(prefix)
+    for prompt, read in (([*SYSTEM[:-2], 8, 9], len(SYSTEM)), (PROMPTS[0], len(QUESTIONS[0]))):
+        engine.add_request(Request(prompt, greedy, 4))
+        found, taken = finish(engine)
+        assert found[0] == known_tokens(prompt, 4) and taken == read + 3
+        engine.release_row(0)
 
 
 def test_prefixes_of_texts_whose_keys_depend_on_their_length_are_refused(opened):
     runner = opened(graph="rope", rereads_at=20)
     with pytest.raises(GenerationError, match="24 tokens cannot be saved as a prefix: the rotary frequencies"):
         saved(GenerationLoop(runner), SYSTEM)
-    engine = GenerationLoop(runner)
-    prefix = saved(engine, SYSTEM[:10])
-    with pytest.raises(GenerationError, match="a prompt of 27 tokens cannot begin with a prefix"):
-        engine.add_request(Request(PROMPTS[0], greedy, 2, prefix=prefix))
+    prefix = saved(GenerationLoop(runner), SYSTEM[:10])
+    engine = GenerationLoop(runner, shares=True)
+    engine.add_prefix(prefix)
+    engine.add_request(Request(PROMPTS[0], greedy, 2))
+    assert finish(engine)[1] == len(PROMPTS[0]) + 1, "the keys of a longer prompt differ"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

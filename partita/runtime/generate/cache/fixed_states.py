@@ -7,7 +7,6 @@ every token that is fed, padding included.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,38 +29,6 @@ RowShapes = Mapping[str, tuple[tuple[int, ...], str]]
 """Shape and dtype of each state."""
 
 
-@dataclass(slots=True)
-class Residence:
-    """The observed addresses of one state over several runs."""
-
-    address: int
-    shares_address: bool = True
-    changes: int = 0
-    steps: int = 0
-
-    def record_addresses(self, past: int, present: int) -> None:
-        """Compare the addresses of one run with each other and with the previous run."""
-        self.steps += 1
-        self.shares_address = self.shares_address and past == present
-        self.changes += present != self.address
-        self.address = present
-
-    def fact(self, state: State, buffer: Buffer, copied_bytes: int = 0) -> StateFact:
-        """The facts of `state`, now in `buffer`. `copied_bytes`: bytes of it that the last step copied."""
-        return StateFact(
-            past=state.past,
-            present=state.present,
-            layer=state.layer,
-            kind=state.kind,
-            memory=buffer.memory,
-            size_bytes=buffer.size_bytes,
-            same_address=self.shares_address,
-            address_changes=self.changes,
-            checked_steps=self.steps,
-            copied_bytes=copied_bytes,
-        )
-
-
 KINDS = frozenset({"key", "value"})
 """Types of states with an entry per token."""
 TOKENS_AXIS = 2
@@ -82,7 +49,9 @@ class StoredState:
     def __init__(self, state: State, session: Session, batch: int) -> None:
         self.state, self._session, self._batch = state, session, batch
         self.buffer = self._first_buffer()
-        self._residence = Residence(self.buffer.address())
+        self._address, self._shares_address = self.buffer.address(), True
+        """Address after the last observed run, and whether past and present had one address in each of them."""
+        self._address_changes = self._observed_runs = 0
         self._copied_bytes = 0
         """Bytes of the state that the last step copied."""
 
@@ -156,12 +125,27 @@ class StoredState:
         self.buffer.clear_rows(rows)
 
     def record_addresses(self, outputs: Mapping[str, int]) -> None:
-        """Record the address of the state after a run."""
-        self._residence.record_addresses(self.buffer.address(), outputs[self.state.present])
+        """Compare the addresses of a run with each other and with the previous run."""
+        present = outputs[self.state.present]
+        self._observed_runs += 1
+        self._shares_address = self._shares_address and self.buffer.address() == present
+        self._address_changes += present != self._address
+        self._address = present
 
     def fact(self) -> StateFact:
         """The observed facts."""
-        return self._residence.fact(self.state, self.buffer, self._copied_bytes)
+        return StateFact(
+            past=self.state.past,
+            present=self.state.present,
+            layer=self.state.layer,
+            kind=self.state.kind,
+            memory=self.buffer.memory,
+            size_bytes=self.buffer.size_bytes,
+            same_address=self._shares_address,
+            address_changes=self._address_changes,
+            checked_steps=self._observed_runs,
+            copied_bytes=self._copied_bytes,
+        )
 
     def release(self) -> None:
         """Free the buffer."""

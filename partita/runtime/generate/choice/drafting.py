@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,16 +32,6 @@ class VerifiedDraft(NamedTuple):
     accepted: int
 
 
-class DraftControl(Protocol):
-    """Chooses how many draft tokens a step verifies."""
-
-    def count(self, live: int) -> int:
-        """Draft tokens per row for the next step of `live` rows; 0 for none."""
-
-    def record(self, live: int, drafted: int, seconds: float, verified: Sequence[VerifiedDraft]) -> None:
-        """A decode step with `drafted` tokens per row took `seconds`, drafting included."""
-
-
 @dataclass(frozen=True, slots=True)
 class Drafts:
     """The draft tokens of the next step."""
@@ -58,7 +48,7 @@ NO_DRAFTS = Drafts()
 
 
 def draft(
-    rows: Sequence[Row | None], runner: Runner, control: DraftControl | None, plan: Callable[[], StepPlan | None]
+    rows: Sequence[Row | None], runner: Runner, control: DraftLengths | None, plan: Callable[[], StepPlan | None]
 ) -> Drafts:
     """Run the rows' drafters, and plan the step that verifies their draft tokens.
 
@@ -76,7 +66,7 @@ def draft(
         return NO_DRAFTS
     if live < len(going) and (unchanged := plan()) is not None and unchanged.is_prefill:
         return NO_DRAFTS
-    most = None if control is None else control.count(live)
+    most = None if control is None else control[live].count()
     if most == 0:
         return Drafts(live)
     for row, room in drafting:
@@ -135,27 +125,12 @@ MARGIN = 1.02
 
 
 class DraftLength:
-    """Chooses 0, 2, 4 or 8 draft tokens for the rows of one package, by expected tokens per measured time.
+    """Chooses 0, 2, 4 or 8 draft tokens for a number of rows of one package, by expected tokens per measured time.
 
     With acceptance rate a, a step with k draft tokens gives E(k) = 1 + a + ... + a^k tokens per row (Leviathan et al.,
     arXiv 2211.17192). The best k maximises E(k) / t(k), where t(k) is the measured time of the step, drafting included.
     If k = 0 is best, drafting is off for 32 steps and then tried with two tokens.
     """
-
-    def __init__(self) -> None:
-        self._by_rows = defaultdict[int, _Measured](_Measured)
-
-    def count(self, live: int) -> int:
-        """Draft tokens per row for the next step of `live` rows; 0 for none."""
-        return self._by_rows[live].count()
-
-    def record(self, live: int, drafted: int, seconds: float, verified: Sequence[VerifiedDraft]) -> None:
-        """A decode step with `drafted` tokens per row took `seconds`, drafting included."""
-        self._by_rows[live].record(drafted, seconds, verified)
-
-
-class _Measured:
-    """Times and acceptance for one number of rows."""
 
     def __init__(self) -> None:
         self._accepted = self._judged = 0.0
@@ -170,6 +145,7 @@ class _Measured:
         """Whether the current step has draft tokens."""
 
     def count(self) -> int:
+        """Draft tokens per row for the next step; 0 for none."""
         self._drafting = False
         if self._off:
             self._off -= 1
@@ -187,6 +163,7 @@ class _Measured:
         return 0
 
     def record(self, drafted: int, seconds: float, verified: Sequence[VerifiedDraft]) -> None:
+        """A decode step with `drafted` tokens per row took `seconds`, drafting included."""
         for row in verified:
             # Tokens after the first rejected token were not verified.
             judged = min(row.accepted + 1, row.drafted)
@@ -213,6 +190,9 @@ class _Measured:
         slope = (self._seconds[fewer] - plain) / fewer if fewer else SLOPE * plain
         return plain + max(slope, 0.0) * count
 
+
+DraftLengths = defaultdict[int, DraftLength]
+"""By number of decoding rows."""
 
 CHUNK_TOKENS = 512
 """Prompt tokens per run of a draft package."""

@@ -55,18 +55,16 @@ KEPT_STEPS = 512
 
 
 class Recorder:
-    """Keeps the steps since the last `begin`.
-
-    All steps of the prompts of one call; for requests that take turns, the last steps and all profiled steps.
-    """
+    """Keeps the steps since the last `begin`: all while each row has one request, else the last and profiled steps."""
 
     def __init__(self) -> None:
         self.begin()
 
-    def begin(self, *, takes_turns: bool = False) -> None:
-        """Clear the record. `takes_turns`: requests come and go; otherwise each row has one prompt."""
+    def begin(self) -> None:
+        """Clear the record."""
         self.steps: list[Step] = []
-        self.takes_turns = takes_turns
+        self.takes_turns = False
+        """Whether a row has had several requests or turns."""
         self.new_tokens = 0
         """Tokens over all rows."""
         self.forgotten = 0
@@ -98,14 +96,10 @@ class Recorder:
         """Prompt tokens that each row reads; empty if requests take turns."""
         return () if self.takes_turns else tuple(self._reads.values())
 
-    def on_request(self, index: int, row: Row, loaded: int) -> None:
-        """Record a request in row `index`; `loaded` tokens of its prompt are copied from a prefix."""
+    def on_turn(self, index: int, row: Row, reads: int) -> None:
+        """Record a request or a next turn in row `index`, which reads `reads` tokens and then generates."""
         if not row.request.is_warm_up:
             self.adapters[row.request.adapter] = None
-        self.on_turn(index, row, row.known, loaded)
-
-    def on_turn(self, index: int, row: Row, reads: int, loaded: int = 0) -> None:
-        """Record a turn that reads `reads` tokens and then generates."""
         self.longest = max(self.longest, row.known)
         self.max_new_tokens = max(self.max_new_tokens, row.request.max_new_tokens)
         self._requests += 1
@@ -115,7 +109,7 @@ class Recorder:
         if self.takes_turns:
             return
         self._lengths.append(reads)
-        self._reads[index] = reads - loaded
+        self._reads[index] = reads
 
     def on_step(self, step: Step) -> None:
         """Record a step."""

@@ -7,9 +7,10 @@ time or memory.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -33,7 +34,6 @@ OTHER = "other words"
 """Characters that are not quoted or trimmed; they show whether a template uses the content of a message."""
 MOST_ALONE = 16
 """Maximum number of messages that are changed one by one, each for another rendering."""
-MOST_MISSES = 64
 MOST_SAID = 400
 """Maximum characters of a template's own error message."""
 PLAIN_CLASSES = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
@@ -75,7 +75,7 @@ def rendered(render: Render, messages: Sequence[Message]) -> str:
     for form in (list, _in_parts):
         try:
             text = render(form(messages))
-            omitted = _left_out(render, form, messages, text)
+            omitted = _omitted_role(render, form, messages, text)
         except Exception as error:  # noqa: BLE001 - a template may raise any exception
             refusal = refusal or error
             continue
@@ -88,49 +88,35 @@ def rendered(render: Render, messages: Sequence[Message]) -> str:
     raise GenerationError(f"the chat template omits the content of the {lost} message")
 
 
-def _left_out(
+def _omitted_role(
     render: Render, form: Callable[[Sequence[Message]], list[Message]], messages: Sequence[Message], text: str
 ) -> str | None:
     """Role of the first message whose content `text` neither contains nor depends on; None without one."""
     contents = [message["content"].strip() for message in messages]
-    # A short content may be in the text by chance: "a" is in the name of a role.
-    has = _looking_in(text)
-    unsure = [i for i, said in enumerate(contents) if said and (len(said) < CHANCE or not has(said))]
-    if not unsure:
+    place = 0
+    for content in contents:  # a short content may be in the text by chance: "a" is in the name of a role
+        place = text.find(content, place) if len(content) >= CHANCE else -1
+        if place < 0:
+            break
+    else:
         return None
-    others = {i: f"{OTHER}-{i}-" for i in unsure}
+    others = {index: f"{OTHER}-{index}-" for index, content in enumerate(contents) if content}
 
-    def alone(index: int) -> bool:
-        """Whether the text changes with the message; the template may shorten or transform it."""
-        other = [{**m, "content": others[index]} if i == index else m for i, m in enumerate(messages)]
-        return contents[index] in text and render(form(other)) != text
+    def changed(indices: Collection[int]) -> str:
+        """The text with other contents of these messages."""
+        return render(form([{**m, "content": others[i]} if i in indices else m for i, m in enumerate(messages)]))
 
     try:
-        changed = render(form([{**m, "content": others.get(i, m["content"])} for i, m in enumerate(messages)]))
+        found = set(re.findall(f"{OTHER}-([0-9]+)-", changed(others), re.IGNORECASE))
     except Exception:
-        has = _looking_in(text)
-        if not all(has(contents[i]) for i in unsure):
+        if not all(content in text for content in contents):
             raise
         return None  # it supports content parts and includes them
-    has = _looking_in(changed.casefold())
-    missing = (i for i in unsure if not has(others[i]))
-    return next((messages[i]["role"] for i in islice(missing, MOST_ALONE) if not alone(i)), None)
-
-
-def _looking_in(text: str) -> Callable[[str], bool]:
-    """A function that tests whether `text` contains a part, fast for parts in order; it gives up after many misses."""
-    place, misses = 0, 0
-
-    def has(part: str) -> bool:
-        nonlocal place, misses
-        found = text.find(part, place)
-        if found < 0 and misses < MOST_MISSES:
-            found = text.find(part, 0, place + len(part))
-            misses += found < 0
-        place = max(found, place)
-        return found >= 0
-
-    return has
+    missing = (index for index in others if str(index) not in found)
+    for index in islice(missing, MOST_ALONE):  # the template may shorten or transform a content
+        if contents[index] not in text or changed({index}) == text:
+            return str(messages[index]["role"])
+    return None
 
 
 def has_template(folder: Path) -> bool:

@@ -208,11 +208,8 @@ class Text:
         stream = self.stream()
         return "".join([*(stream.push(token) for token in ids), stream.finish()])
 
-    def decode_at_once(self, ids: Sequence[int]) -> str:
-        """Text as the tokenizer decodes it, without special tokens. Raises GenerationError if it fails."""
-        return self._decoded(ids)
-
-    def _decoded(self, ids: Sequence[int], *, special: bool = False) -> str:
+    def decode_at_once(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """Text as the tokenizer decodes it; `special`: with special tokens. Raises GenerationError if it fails."""
         try:
             return self._tokenizer.decode(ids, special=special)
         except (KeyboardInterrupt, SystemExit):
@@ -233,7 +230,7 @@ class Text:
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """Ids of special tokens, which decoded text does not contain."""
-        return frozenset(token for token in self._specials.values() if not self._decoded([token]))
+        return frozenset(token for token in self._specials.values() if not self.decode_at_once([token]))
 
     def decoder(self, ids: Sequence[int]) -> Callable[[int | list[int]], str | None] | None:
         """An incremental decoder of the whole characters after token `ids`; None if the tokenizer has none.
@@ -254,7 +251,7 @@ class Text:
         if token not in self._written:
             one, two = (self.decode_at_once([token] * count) for count in (1, 2))
             after_one = two[len(one) :] if two.startswith(one) else one
-            self._written[token] = after_one or self._decoded([token], special=True)
+            self._written[token] = after_one or self.decode_at_once([token], special=True)
         return self._written[token]
 
     def stream(

@@ -124,12 +124,12 @@ def simulate(rate: float, slope: float, steps: int, seed: int = 0) -> tuple[floa
     steps without any."""
     control, draws, counts, tokens, seconds = DraftLength(), random.Random(seed), [], 0, 0.0
     for _ in range(steps):
-        count = control.count(1)
+        count = control.count()
         accepted = 0
         while accepted < count and draws.random() < rate:
             accepted += 1
         took = 0.001 * (1 + slope * count) * draws.uniform(0.97, 1.03)
-        control.record(1, count, took, [VerifiedDraft(count, accepted)] if count else [])
+        control.record(count, took, [VerifiedDraft(count, accepted)] if count else [])
         counts.append(count)
         tokens, seconds = tokens + 1 + accepted, seconds + took
     return tokens * 0.001 / seconds, counts
@@ -159,12 +159,12 @@ def test_drafting_is_off_for_a_while_after_it_lost_and_is_tried_again() -> None:
 def test_drafting_rests_after_drafters_proposed_nothing() -> None:
     control = DraftLength()
     for _ in range(3):
-        control.count(1)
-        control.record(1, 0, 0.001, [])
+        control.count()
+        control.record(0, 0.001, [])
     counts = []
     for _ in range(20):
-        counts.append(control.count(1))
-        control.record(1, 0, 0.001, [])
+        counts.append(control.count())
+        control.record(0, 0.001, [])
     tried = [step for step, count in enumerate(counts) if count]
     assert tried[1] - tried[0] == EMPTY_STEPS + 1, "once in nine steps"
 
