@@ -7,7 +7,10 @@ import re
 _SOURCE = re.compile(r"(?<!\S)\S+\.(?:cc|cpp|cxx|cu|mm|h|hpp):\d+:? (?=\S)")
 """File and line, as ONNX Runtime's CodeLocation writes them before the function."""
 _OPERATOR = re.compile(r"operator\s?(?:\(\)|\[\]|[-+*/%^&|~!=<>]+)")
-_QUALIFIERS = re.compile(r"(?: (?:const|noexcept|mutable|volatile|override)\b| ?&{1,2}(?=\s|$))*")
+_QUALIFIERS = re.compile(
+    r"(?: (?:const|noexcept|mutable|volatile|override)\b| ?&{1,2}(?=\s|$))*(?: \[with (?:[^\[\]]|\[[^\]]*\])*\])?"
+)
+"""What may follow the arguments: `const`, and gcc's `[with T = float]`."""
 _FULL = r"out.of.(\w+.)?memory|bad_alloc|alloc_failed"
 FULL = re.compile(_FULL, re.IGNORECASE)
 """An out-of-memory failure, which may depend on other processes."""
@@ -62,19 +65,7 @@ def _signature_end(text: str, start: int) -> int | None:
                 return None
             ends = letter == (">" if in_lambda else ")")
             if depth == 0 and ends and not text.startswith("::", position + 1):
-                return _after_qualifiers(text, position + 1) if "::" in text[start:position] else None
+                qualifiers = _QUALIFIERS.match(text, position + 1)
+                return qualifiers.end() if qualifiers and "::" in text[start:position] else None
         position += 1
     return None
-
-
-def _after_qualifiers(text: str, position: int) -> int:
-    """Position after qualifiers such as `const` and gcc's `[with T = float]`."""
-    found = _QUALIFIERS.match(text, position)
-    position = found.end() if found else position
-    if text.startswith(" [with ", position):
-        depth = 0
-        for place in range(position + 1, len(text)):
-            depth += (text[place] == "[") - (text[place] == "]")
-            if depth == 0:
-                return place + 1
-    return position

@@ -70,7 +70,11 @@ def describe_machine(extra: Sequence[Provider] = (), *, timeout_seconds: float =
     available = tuple(str(name) for name in found.get("available", ()))
     imported: OrtBuild | None = found.get("build")
     error = None if imported else import_error(inventory)
-    providers = _every_provider(available, extra)
+    ours = {provider.ort_name for provider in all_names(extra).values()}
+    known = sorted(known_providers().values(), key=lambda entry: (-entry.rank, entry.name))
+    named = {provider.name for provider in extra}
+    others = (generic_provider(name) for name in available if name not in ours)
+    providers = (*(provider for provider in known if provider.name not in named), *extra, *others)
     if imported:
         resolutions = resolve(providers, available)
         checks = check(resolutions, timeout_seconds=timeout_seconds)
@@ -103,15 +107,6 @@ def describe_machine(extra: Sequence[Provider] = (), *, timeout_seconds: float =
         default_reason=reason,
         seconds=time.perf_counter() - began,
     )
-
-
-def _every_provider(available: Sequence[str], extra: Sequence[Provider]) -> tuple[Provider, ...]:
-    """Known providers by rank and name, then the user's libraries, then other providers of the build."""
-    taken = {provider.name for provider in extra}
-    known = sorted(known_providers().values(), key=lambda entry: (-entry.rank, entry.name))
-    ours = {provider.ort_name for provider in all_names(extra).values()}
-    others = (generic_provider(name) for name in available if name not in ours)
-    return (*(provider for provider in known if provider.name not in taken), *extra, *others)
 
 
 def import_error(inventory: WorkerResult) -> str:

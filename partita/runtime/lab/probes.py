@@ -209,7 +209,7 @@ def probe_not_opened(
     listed = ((name, graph.nodes[name].op_type) for part in parts for name in part.nodes)
     named = name_some([f"{name!r} ({op_type})" for name, op_type in listed], MOST_NAMED)
     rest = "; it opens the rest" if rejected is not None and rejected.rest_opens else ""
-    return NotOpenedError(f"{error.message}; it fails on node {named}{rest}", error.path, remedy=error.remedy)
+    return NotOpenedError(f"{error.message}; it fails on node {named}{rest}", path=error.path, remedy=error.remedy)
 
 
 def _probe_nodes(

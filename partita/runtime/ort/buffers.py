@@ -22,6 +22,8 @@ HOST_MEMORY, CUDA_MEMORY = "Cpu", "Cuda"
 POINTED = {HOST_MEMORY: "cpu", CUDA_MEMORY: "cuda"}
 """Memory with pointer addresses, and ONNX Runtime's name of the device; WebGPU's addresses are handles."""
 ALIGNMENT_BYTES = 64
+HEAD = '<ir_version: 8, opset_import: ["" : 14]>'
+"""Head of models in ONNX's text format."""
 NATIVE = ort.capi.onnxruntime_pybind11_state
 NATIVE_ERRORS: tuple[type[Exception], ...] = (
     *(entry for entry in vars(NATIVE).values() if isinstance(entry, type) and issubclass(entry, Exception)),
@@ -215,17 +217,15 @@ def text_buffer(texts: npt.NDArray[Any]) -> Buffer:
 
     Raises ResourceError when memory runs out.
     """
-    import onnx
+    from onnx import TensorProto, parser
 
-    element = onnx.TensorProto.STRING
     values = [str(text).encode() for text in texts.ravel()]
-    stored = onnx.TensorProto(name="x", data_type=element, dims=texts.shape, string_data=values)
-    port = onnx.helper.make_tensor_value_info("y", element, list(texts.shape))
-    node = onnx.helper.make_node("Identity", ["x"], ["y"])
+    model = parser.parse_model(f"{HEAD} g () => (y) {{ y = Identity(x) }}")
+    model.graph.initializer.add(name="x", data_type=TensorProto.STRING, dims=texts.shape, string_data=values)
     options = ort.SessionOptions()
     options.log_severity_level = 4
     try:
-        session = ort.InferenceSession(_model(node, [], [port], [stored]), options, providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         binding = session.io_binding()
         binding.bind_output("y", "cpu")
         session.run_with_iobinding(binding)
@@ -261,20 +261,11 @@ def device_buffer(shape: Sequence[int], dtype: str, memory: str, device_id: int,
 
 def keeper_model(dtype: str, rank: int) -> bytes:
     """A model of one node, x + x, which leaves a zero tensor on the device."""
-    import onnx
+    from onnx import TensorProto, parser
 
-    element = dtypes.dtype_named(dtype).number
-    sizes = [f"d{axis}" for axis in range(rank)]
-    ports = [onnx.helper.make_tensor_value_info(name, element, sizes) for name in ("x", "y")]
-    return _model(onnx.helper.make_node("Add", ["x", "x"], ["y"]), ports[:1], ports[1:], [])
-
-
-def _model(node: Any, inputs: list[Any], outputs: list[Any], initializers: list[Any]) -> bytes:
-    """A model of one node."""
-    import onnx
-
-    graph = onnx.helper.make_graph([node], "g", inputs, outputs, initializers)
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 14)], ir_version=8)
+    tensor = TensorProto.DataType.Name(dtypes.dtype_named(dtype).number).lower()
+    tensor += f"[{','.join(f'd{axis}' for axis in range(rank))}]" if rank else ""
+    model = parser.parse_model(f"{HEAD} g ({tensor} x) => ({tensor} y) {{ y = Add(x, x) }}")
     return bytes(model.SerializeToString())
 
 

@@ -104,9 +104,6 @@ class NotOpenedError(ProviderError):
 
     path: Path
 
-    def __init__(self, message: str, path: Path, *, remedy: Remedy | None = None) -> None:
-        super().__init__(message, path=path, remedy=remedy)
-
 
 def lacks_kernel(error: Exception) -> bool:
     """Whether no provider of a session has a kernel for a node."""
@@ -147,7 +144,7 @@ def open_error(path: Path, chain: Sequence[str], error: Exception, log: tuple[st
         )
         return PackageError(f"ONNX Runtime cannot load it: {text}{extra}", path=path, remedy=remedy)
     elsewhere = ON_CPU if list(chain) != ["CPUExecutionProvider"] else None
-    return NotOpenedError(f"{names} failed to open it: {text}{extra}", path, remedy=elsewhere)
+    return NotOpenedError(f"{names} failed to open it: {text}{extra}", path=path, remedy=elsewhere)
 
 
 def blames_provider(error: Exception) -> bool:
