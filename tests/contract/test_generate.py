@@ -78,11 +78,10 @@ def test_it_measures_the_provider_beside_the_cpu(environment, target, package, p
     report = tmp_path / "report.json"
     honoured(generated(partita, packages / package, chain, "--report", report))
     alone = json.loads(report.read_text())["summary"]
-    assert (
-        ours.summary is not None and ours.summary.preferred_provider == target.ort_name == alone["preferred_provider"]
-    )
-    placed = [(phase.nodes_by_provider, phase.copies) for phase in ours.summary.phases]
-    assert placed == [(phase["nodes_by_provider"], phase["copies"]) for phase in alone["phases"]]
+    assert ours.summary is not None and ours.summary.preferred_provider == target.ort_name
+    here = next(phase for phase in ours.summary.phases if phase.phase == "decode")
+    there = next(phase for phase in alone["phases"] if phase["phase"] == "decode")
+    assert (here.nodes_by_provider, here.copies) == (there["nodes_by_provider"], there["copies"])
 
 
 # A program that loads a package: a process of its own, with the tokens and the report of the verb
