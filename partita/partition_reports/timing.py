@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from partita.diagnosis.session_index import SessionIndex
 from partita.observations.facts import NodeEvent, SpeculationFact, StepFact
@@ -55,7 +54,12 @@ class StepTimes:
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
     """The percentile (0 .. 100) with linear interpolation; None without values."""
-    return float(np.percentile(values, percent)) if values else None
+    if not values:
+        return None
+    ordered = sorted(values)
+    rank = (len(ordered) - 1) * percent / 100
+    below, above = ordered[math.floor(rank)], ordered[math.ceil(rank)]
+    return below + (above - below) * (rank - math.floor(rank))
 
 
 def node_times(index: SessionIndex, phase: PhaseName) -> NodeTimes:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import random
+
+import numpy as np
 import pytest
 
 from partita.partition_reports.records import Phase
 from partita.partition_reports.sections.phases import speed_figures
-from partita.partition_reports.timing import step_times
+from partita.partition_reports.timing import percentile, step_times
 from tests.partition_reports.report_changes import mixed
 from tests.partition_reports.samples import phase_of, step
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 10, 101])
+def test_percentiles_are_those_of_numpy(count):
+    values = [random.Random(count).random() for _ in range(count)]
+    for percent in (0, 50, 95, 99, 100):
+        expected = pytest.approx(float(np.percentile(values, percent))) if values else None
+        assert percentile(values, percent) == expected
 
 
 def test_observed_steps_stay_out_of_the_speed():
