@@ -189,7 +189,7 @@ def _outcomes_of(need: ModelNodes, answers: Iterable[Measurement]) -> Iterator[O
 def deciding_factors(
     supported: Sequence[frozenset[str]], unsupported: Sequence[frozenset[str]]
 ) -> tuple[tuple[Condition, ...], int]:
-    """A small set of factors that no supported form has, and the number of unsupported forms without such a factor.
+    """A small set of factors that no supported form has, and the number of unsupported forms that it leaves.
 
     Without any supported form, no factors are returned.
     """
