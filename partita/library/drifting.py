@@ -24,6 +24,7 @@ from partita.library.loading import in_child
 from partita.options.groups import ProviderChain
 from partita.options.placement import DriftOptions
 from partita.package.folder import Manifest
+from partita.providers.resolve import parse_chain
 
 if TYPE_CHECKING:
     from partita.drift.sides import Side, Step
@@ -68,6 +69,7 @@ def read_sides(options: DriftOptions) -> tuple[Target, Target, Path | str | None
         return target, target, source_checkpoint(options, path)
     if against is not None and (os.sep in against or Path(against).is_dir()):
         return target, target, interpreter(Path(against))
+    parse_chain(against or CPU_CHAIN, argument="against")
     reference = read_chain(ProviderChain(against or CPU_CHAIN, threads=options.threads))
     if reference.chain == target.chain and not (target.options or target.pins):
         raise UsageError(

@@ -171,6 +171,7 @@ def test_the_deviation_of_tensors() -> None:
         (["missing.onnx", "--provider", "cpu", "--against", "openvino"], 1, "missing.onnx: no such file"),
         (["MODEL", "--provider", "gpu"], 2, "did you mean"),
         (["MODEL", "--provider", "cpu"], 2, "both sides are cpu"),
+        (["MODEL", "--provider", "cpu", "--against", "open"], 2, "--against: unknown provider"),
         (["MODEL", "--provider", "cpu", "--against", "openvino", "--tolerance", "2"], 2, "--tolerance is 2.0"),
         (["MODEL", "--provider", "cpu", "--against", "./no-venv"], 2, "neither a provider chain, a virtual"),
         (["MODEL", "--provider", "cpu", "--against", "original"], 2, "is a file, which runs no text"),
