@@ -176,9 +176,9 @@ def test_an_opset_skips_the_lowerings_that_need_a_newer_one(exporting: Exporting
     provider = Provider({"gqa": 1})
     summary = exporting(provider.target(), opset=18)
     assert provider.asked == ["gqa", "primitives"] and summary.manifest.graph.attention == "primitives"
-    assert "onnx24: `opset=18`: onnx24 needs 24 or newer" in summary.attention_reason
+    assert "onnx24: `opset=18`: onnx24 needs opset 24 or newer" in summary.attention_reason
     target = summary.manifest.target
-    assert target is not None and target.unfit == {"onnx24": "`opset=18`: onnx24 needs 24 or newer"}
+    assert target is not None and target.unfit == {"onnx24": "`opset=18`: onnx24 needs opset 24 or newer"}
 
 
 def test_a_lowering_that_the_model_does_not_fit_is_skipped_with_its_reason(
