@@ -65,7 +65,7 @@ def measure(
             nodes, broken = [*nodes, *every], broken or wrong
         over = next((layer for layer in these if layer.exceeds_tolerance), None)
         if found is None and over is not None:
-            found = _inside(entry, parts[over.name], over.tolerance)
+            found = _first_in_layer(entry, parts[over.name], over.tolerance)
             broken = broken or found.broken
         infinite = next((layer for layer in these if layer.infinite), None)
         if infinite is not None and broken is None:
@@ -141,7 +141,7 @@ def _first_node(entry: StepComparison, layer: Part) -> _Difference | None:
     return _Difference(entry, layer, parts[first.name], basis, nodes, broken)
 
 
-def _inside(entry: StepComparison, layer: Part, tolerance: float) -> _Difference:
+def _first_in_layer(entry: StepComparison, layer: Part, tolerance: float) -> _Difference:
     """The first node over tolerance in a layer: alone on the reference's tensors, else in the layer on its inputs."""
     found = _first_node(entry, layer)
     if found is not None:

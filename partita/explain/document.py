@@ -237,11 +237,13 @@ def _reasons(explanation: Explanation) -> Iterator[Section]:
             rows.append(("see", f"{REASONS_PAGE}#{reason.reason}"))
             shown = pairs("Reason", rows)
             yield Section(
-                f"why{number}-{at}", f"{title}: {reason.reason}", (shown, *_probe_table(reason), *_lost(reason))
+                f"why{number}-{at}",
+                f"{title}: {reason.reason}",
+                (shown, *_probe_table(reason), *_lower_reasons(reason)),
             )
 
 
-def _lost(why: SkippedProvider) -> Iterator[Block]:
+def _lower_reasons(why: SkippedProvider) -> Iterator[Block]:
     """The reasons of lower precedence, with their evidence and rank."""
     own = describe_rank(why.reason, why.basis)
     for entry in why.other_reasons:

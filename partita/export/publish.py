@@ -45,7 +45,7 @@ class Reservation:
     """A place for a package, and a hidden folder next to it for the work."""
 
     out: Path
-    seen: Snapshot | None
+    previous: Snapshot | None
     """The package that may be replaced; None where there was nothing."""
     folder: Path
     notes: list[str] = field(default_factory=list)
@@ -58,10 +58,10 @@ class Reservation:
         with suppress(OSError):  # a file system without modes
             self.folder.chmod(0o777 & ~mask)
         try:
-            if self.seen is None or not os.path.lexists(self.out):
+            if self.previous is None or not os.path.lexists(self.out):
                 _move(self.folder, self.out)
             else:
-                _replace(self.folder, self.out, self.seen)
+                _replace(self.folder, self.out, self.previous)
         except OutputExistsError as taken:
             raise PackageError(
                 f"{self.out}: {taken} during the export; it was not replaced, and the finished package is "

@@ -116,7 +116,7 @@ def config_evidence(path: Path, raw: Mapping[str, Any]) -> Evidence:
     inner = raw.get("text_config")
     text: Mapping[str, Any] = {**raw, **inner} if isinstance(inner, dict) else raw
     heads, hidden = _first(text, HEADS), _first(text, HIDDEN)
-    head_size = _whole(text.get("head_dim")) or (hidden // heads if heads and hidden % heads == 0 else 0)
+    head_size = _positive_integer(text.get("head_dim")) or (hidden // heads if heads and hidden % heads == 0 else 0)
     return Evidence(
         source=path.name,
         model_type=str(raw.get("model_type", "")),
@@ -124,7 +124,7 @@ def config_evidence(path: Path, raw: Mapping[str, Any]) -> Evidence:
         heads=heads,
         kv_heads=1 if text.get("multi_query") is True else _first(text, KV_HEADS) or heads,
         head_size=head_size,
-        vocab_size=_whole(text.get("vocab_size")),
+        vocab_size=_positive_integer(text.get("vocab_size")),
         max_length=_first(text, CONTEXT_LENGTHS),
         window=_window(text),
         rope_length=_rope_length(text),
@@ -146,7 +146,9 @@ def _window(text: Mapping[str, Any]) -> int:
     kinds = text.get("layer_types") or text.get("attention_layers")
     if isinstance(kinds, list) and not any(word in str(kinds) for word in ("sliding", "chunk", "local")):
         return 0
-    first = 0 if isinstance(kinds, list) else _whole(text.get("max_window_layers"))  # the first layer with a window
+    first = (
+        0 if isinstance(kinds, list) else _positive_integer(text.get("max_window_layers"))
+    )  # the first layer with a window
     nowhere = not text.get("use_sliding_window", True) or 0 < _first(text, LAYERS) <= first
     return 0 if nowhere else _first(text, WINDOWS)
 
@@ -181,13 +183,13 @@ def genai_evidence(path: Path, raw: Mapping[str, Any]) -> Evidence:
     return Evidence(
         source=path.name,
         model_type=str(model.get("type", "")),
-        heads=_whole(decoder.get("num_attention_heads")),
-        kv_heads=_whole(decoder.get("num_key_value_heads")),
-        head_size=_whole(decoder.get("head_size")),
-        vocab_size=_whole(model.get("vocab_size")),
-        max_length=_whole(model.get("context_length")),
-        usual_length=_whole(search.get("max_length")),
-        window=_whole(window.get("window_size")),
+        heads=_positive_integer(decoder.get("num_attention_heads")),
+        kv_heads=_positive_integer(decoder.get("num_key_value_heads")),
+        head_size=_positive_integer(decoder.get("head_size")),
+        vocab_size=_positive_integer(model.get("vocab_size")),
+        max_length=_positive_integer(model.get("context_length")),
+        usual_length=_positive_integer(search.get("max_length")),
+        window=_positive_integer(window.get("window_size")),
         window_layers=frozenset(n for n in layers if isinstance(n, int)) if isinstance(layers, list) else None,
         slides_inputs=bool(window and window.get("slide_inputs", True)),
         file=decoder["filename"] if isinstance(decoder.get("filename"), str) else "",
@@ -208,10 +210,10 @@ def _names(decoder: Mapping[str, Any], key: str) -> dict[str, str]:
 
 def _first(raw: Mapping[str, Any], names: Sequence[str]) -> int:
     """The first of these numbers that exists."""
-    return next((value for name in names if (value := _whole(raw.get(name)))), 0)
+    return next((value for name in names if (value := _positive_integer(raw.get(name)))), 0)
 
 
-def _whole(value: object) -> int:
+def _positive_integer(value: object) -> int:
     """A positive integer; 0 for anything else, including true."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 

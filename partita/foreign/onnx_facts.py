@@ -47,7 +47,9 @@ def read_graph(folder: Path, file: str) -> GraphFacts:
         outputs=tuple(_port(port) for port in proto.graph.output),
         defaults=tuple(port for port in defaults if port.dtype in ("float32", "float16")),
         empty=frozenset(tensor.name for tensor in proto.graph.initializer if 0 in tensor.dims),
-        integer_constants=dict(filter(None, (_whole(name, tensor) for name, tensor in _constants(proto.graph)))),
+        integer_constants=dict(
+            filter(None, (_stored_integer(name, tensor) for name, tensor in _constants(proto.graph)))
+        ),
         compared=_compared([*all_graphs(proto.graph), *proto.functions]),
         nodes=tuple(map(_node, proto.graph.node)),
         node_count=len(model.nodes) + len(model.subgraph_nodes),
@@ -83,7 +85,7 @@ def _constants(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[tuple[st
                 yield node.output[0], helper.make_tensor(node.output[0], TensorProto.INT64, [len(values)], values)
 
 
-def _whole(name: str, tensor: onnx.TensorProto) -> tuple[str, int] | None:
+def _stored_integer(name: str, tensor: onnx.TensorProto) -> tuple[str, int] | None:
     """Name and value of a scalar integer constant stored in the file itself."""
     from onnx import numpy_helper
 
@@ -100,7 +102,7 @@ def _whole(name: str, tensor: onnx.TensorProto) -> tuple[str, int] | None:
 def _compared(graphs: Sequence[onnx.GraphProto | onnx.FunctionProto]) -> frozenset[int]:
     """`GraphFacts.compared` of the graphs and functions of a file."""
     constants = [named for graph in graphs for named in _constants(graph)]
-    whole = dict(filter(None, (_whole(name, tensor) for name, tensor in constants)))
+    whole = dict(filter(None, (_stored_integer(name, tensor) for name, tensor in constants)))
     found = {0} if any(_is_mask(tensor) for _, tensor in constants) else set[int]()
     for node in (node for graph in graphs for node in graph.node):
         numbers = [whole[name] for name in node.input if name in whole]
@@ -139,12 +141,12 @@ def _node(node: onnx.NodeProto) -> NodeFact:
         node.domain,
         tuple(node.input),
         tuple(node.output),
-        dict(filter(None, map(_plain, node.attribute))),
+        dict(filter(None, map(_attribute_value, node.attribute))),
         inner,
     )
 
 
-def _plain(attribute: onnx.AttributeProto) -> tuple[str, int | float | str | tuple[int, ...]] | None:
+def _attribute_value(attribute: onnx.AttributeProto) -> tuple[str, int | float | str | tuple[int, ...]] | None:
     """Name and value of an attribute that is a number, an integer list, or a string."""
     if attribute.HasField("i"):
         return attribute.name, int(attribute.i)

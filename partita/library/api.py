@@ -122,7 +122,8 @@ def _taking(options: Callable[..., Any], function: Any, before: int) -> Any:
 def _describe(call: Any, first: list[inspect.Parameter], options: Callable[..., Any], function: Any) -> None:
     """Give a function the signature of its options dataclass, and its docstring a line for each argument."""
     parameters = [
-        each.replace(annotation=_plain(each.annotation)) for each in inspect.signature(options).parameters.values()
+        each.replace(annotation=_without_metadata(each.annotation))
+        for each in inspect.signature(options).parameters.values()
     ]
     returns = inspect.signature(function).return_annotation
     call.__signature__ = inspect.Signature([*first, *parameters], return_annotation=returns)
@@ -138,7 +139,7 @@ def _help_of(each: DescribedField) -> str:
     return f"False: {text[0].lower()}{text[1:]}" if each.field.default is True else text
 
 
-def _plain(annotation: Any) -> Any:
+def _without_metadata(annotation: Any) -> Any:
     """A type without what the command line knows of it."""
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 

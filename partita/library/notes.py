@@ -101,10 +101,10 @@ def placeholder_note(folder: Path, prompts: Sequence[Sequence[int]]) -> str | No
         return None
     kinds = sorted({known[token] for token in held})
     return (
-        f"the prompt has token {', '.join(map(str, sorted(held)))}, a placeholder for {_listed(kinds)}: "
+        f"the prompt has token {', '.join(map(str, sorted(held)))}, a placeholder for {_name_inputs(kinds)}: "
         "this package contains only the text decoder and processes the token as text"
     )
 
 
-def _listed(kinds: Sequence[str]) -> str:
+def _name_inputs(kinds: Sequence[str]) -> str:
     return " and ".join({"image": "an image", "video": "a video"}.get(kind, "sound") for kind in kinds)

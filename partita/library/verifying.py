@@ -54,7 +54,11 @@ def verify_with(
             f"{folder}: Partita did not export it, so it has no known answer", remedy=COMPARE.filled(folder=folder)
         )
     with ExitStack() as opened:
-        answers = None if reference is None else opened.enter_context(_answers(folder, manifest, reference, audience))
+        answers = (
+            None
+            if reference is None
+            else opened.enter_context(_reference_package(folder, manifest, reference, audience))
+        )
         opened.enter_context(_explained(audience))
         found = replay(folder, target.chain, on_chain=on_chain, answers=answers, **_opening(manifest, target))
     bits = None if reference is None else precision(manifest.graph.precision).bits
@@ -102,7 +106,7 @@ def _explained(audience: Audience) -> Iterator[None]:
 
 
 @contextmanager
-def _answers(folder: Path, manifest: Manifest, reference: str, audience: Audience) -> Iterator[Path]:
+def _reference_package(folder: Path, manifest: Manifest, reference: str, audience: Audience) -> Iterator[Path]:
     """A folder with the reference logits of a foreign folder's source model, which runs on a prompt."""
     if manifest.foreign is None:
         raise UsageError(f"`reference` is for foreign folders; {folder} has its own known answer")

@@ -66,8 +66,8 @@ def _providers(report: MachineReport) -> Section:
             "yes" if entry.usable else "no",
             "yes" if entry.in_build else "no",
             "-" if entry.plugin is None else "yes",
-            _answer(entry.library_loads),
-            "software" if entry.software_device else _answer(entry.device_found),
+            _yes_or_no(entry.library_loads),
+            "software" if entry.software_device else _yes_or_no(entry.device_found),
             decimals(entry.seconds),
         )
         for entry in report.providers
@@ -82,7 +82,7 @@ def _providers(report: MachineReport) -> Section:
     return Section("providers", "Providers", tuple(blocks))
 
 
-def _answer(known: bool | None) -> str:
+def _yes_or_no(known: bool | None) -> str:
     """`yes`, `no`, or `-` if unknown."""
     return "-" if known is None else "yes" if known else "no"
 

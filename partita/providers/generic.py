@@ -106,8 +106,8 @@ def _check_library(path: Path, argument: str = "provider_libraries") -> Path:
     except ValueError:  # an empty file cannot be mapped
         is_plugin = False
     except OSError as error:
-        why = error.strerror or type(error).__name__
-        raise UsageError(f"`{argument}`: {path} cannot be read: {why}; check its permissions") from error
+        reason = error.strerror or type(error).__name__
+        raise UsageError(f"`{argument}`: {path} cannot be read: {reason}; check its permissions") from error
     if not is_plugin:
         raise UsageError(
             f"`{argument}`: {path} is not a provider plugin: it has no {ENTRY_POINT.decode()}; give the plugin's "

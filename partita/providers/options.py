@@ -81,7 +81,7 @@ def _find_option(written: str, provider: Provider, name: str) -> Option | None:
         return None
     near = did_you_mean(nearest(name, (option.name for option in provider.options)))
     raise UsageError(
-        f"{written}: {provider.name} has no option {name!r}; {near}its options are: {_listed(provider.options)}"
+        f"{written}: {provider.name} has no option {name!r}; {near}its options are: {_name_options(provider.options)}"
     )
 
 
@@ -98,7 +98,7 @@ def _in_library(module: str, name: str) -> bool:
     return False
 
 
-def _listed(options: Iterable[Option]) -> str:
+def _name_options(options: Iterable[Option]) -> str:
     """Options with their kinds: `device_id (int), use_tf32 (bool)`."""
     return ", ".join(f"{option.name} ({_kind_of(option)})" for option in options)
 

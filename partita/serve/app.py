@@ -55,13 +55,13 @@ class Endpoints:
 
     async def chat(self, request: Request) -> Response:
         """`POST /v1/chat/completions`."""
-        return await self._answer(request, CHAT)
+        return await self._respond(request, CHAT)
 
     async def complete(self, request: Request) -> Response:
         """`POST /v1/completions`."""
-        return await self._answer(request, COMPLETION)
+        return await self._respond(request, COMPLETION)
 
-    async def _answer(self, request: Request, kind: type[CompletionsBase]) -> Response:
+    async def _respond(self, request: Request, kind: type[CompletionsBase]) -> Response:
         if self.draining:
             raise shutting_down()
         body = read_body(kind, await receive_body(request, self.limits))
@@ -95,14 +95,14 @@ class Endpoints:
 
     async def list_models(self, request: Request) -> Response:
         """`GET /v1/models`."""
-        return json_response({"object": "list", "data": [self._listed(name) for name in self.names]})
+        return json_response({"object": "list", "data": [self._model_entry(name) for name in self.names]})
 
     async def one_model(self, request: Request) -> Response:
         """`GET /v1/models/NAME`."""
         name = request.path_params["name"]
-        return json_response(self._listed(name)) if name else await self.list_models(request)
+        return json_response(self._model_entry(name)) if name else await self.list_models(request)
 
-    def _listed(self, name: str) -> dict[str, Any]:
+    def _model_entry(self, name: str) -> dict[str, Any]:
         served, adapter = self._named(name)
         return {
             "id": name,

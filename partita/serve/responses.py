@@ -98,8 +98,8 @@ class CompletionsResponse:
         if logprobs is not None and not self._chat:
             self._offsets[index] += sum(map(len, logprobs["tokens"]))
         delta: dict[str, Any] = {"content": piece.text} if piece.text else {}
-        said = {"delta": delta} if self._chat else {"text": piece.text}
-        return self._event([_choice(index, said, logprobs, piece.finish_reason)])
+        text = {"delta": delta} if self._chat else {"text": piece.text}
+        return self._event([_choice(index, text, logprobs, piece.finish_reason)])
 
     def closing(self, choices: Sequence[ResponseChoice]) -> bytes:
         """The last events of a stream."""

@@ -58,7 +58,7 @@ def _run(node: ir.Node, inputs: list[Array | None]) -> list[Array]:
         return [given.astype(np.float64 if to.is_floating_point() else to.numpy())]
     attributes = {name: attribute.value for name, attribute in node.attributes.items()}
     results = load_op("", node.op_type).eval(*inputs, n_outputs=len(node.outputs), **attributes)
-    return [_wide(np.asarray(each)) for each in (results if isinstance(results, tuple) else [results])]
+    return [_as_float64(np.asarray(each)) for each in (results if isinstance(results, tuple) else [results])]
 
 
 def _value_of(value: ir.Value, known: Mapping[ir.Value, Array]) -> Array:
@@ -67,10 +67,10 @@ def _value_of(value: ir.Value, known: Mapping[ir.Value, Array]) -> Array:
     if value.const_value is None or weight_part(value) is not None:
         raise UnknownError(f"{value.name} is not known")
     found = value.const_value.numpy()
-    return found if found.size > LARGE else _wide(found)
+    return found if found.size > LARGE else _as_float64(found)
 
 
-def _wide(array: Array) -> Array:
+def _as_float64(array: Array) -> Array:
     """Floats as float64; integers unchanged."""
     return array if array.dtype.kind in "iub" else array.astype(np.float64)
 

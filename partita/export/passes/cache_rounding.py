@@ -100,9 +100,9 @@ def question(dtype: str, *, window: bool = False) -> Question:
     if not window:
         one = np.ones((1, KV_HEADS, 1, SIZE), np.float32)
         _round_node(ir.Graph([], [], nodes=[node]), node, {str(PAST_KEY): one, str(PAST_VALUE): one})
-    asked = node_question(node, OPSET)
-    assert asked is not None
-    return asked
+    requested = node_question(node, OPSET)
+    assert requested is not None
+    return requested
 
 
 def _nodes(graph: ir.Graph) -> list[ir.Node]:

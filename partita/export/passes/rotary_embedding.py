@@ -185,7 +185,10 @@ def _as_operator(graph: ir.Graph, found: Rotation, positions: ir.Value, context:
         new = ir.Node("", "RotaryEmbedding", [source, *rows], _attributes(found))
     else:
         new = ir.Node(
-            "com.microsoft", "RotaryEmbedding", [source, _wide(graph, positions), *tables], _attributes(found)
+            "com.microsoft",
+            "RotaryEmbedding",
+            [source, _int64_positions(graph, positions), *tables],
+            _attributes(found),
         )
     if not all(context.supports(node) for node in (before, new) if node is not None):
         made = [each.producer() for each in new.inputs[1:] if each is not None]
@@ -227,7 +230,7 @@ def _attributes(found: Rotation) -> list[ir.Attr]:
     return attributes
 
 
-def _wide(graph: ir.Graph, positions: ir.Value) -> ir.Value:
+def _int64_positions(graph: ir.Graph, positions: ir.Value) -> ir.Value:
     """The positions in int64, as the operator requires, shared by all layers."""
     if positions.dtype == ir.DataType.INT64:
         return positions

@@ -45,7 +45,7 @@ class Rotary:
         return "inv_freq" if self.layer_type is None else f"{self.layer_type}_inv_freq"
 
     @property
-    def own(self) -> torch.Tensor:
+    def trained_frequencies(self) -> torch.Tensor:
         """The frequencies within the trained context."""
         name = "original_inv_freq" if self.layer_type is None else f"{self.layer_type}_original_inv_freq"
         found = getattr(self.module, name, None)
@@ -70,7 +70,7 @@ class Rotary:
         """transformers' frequencies for a length, which may be a tensor."""
         compute = ROPE_INIT_FUNCTIONS[self.kind]
         config: Any = self.module.config
-        frequencies, _ = compute(config, self.own.device, seq_len=length, layer_type=self.layer_type)
+        frequencies, _ = compute(config, self.trained_frequencies.device, seq_len=length, layer_type=self.layer_type)
         return frequencies
 
 
@@ -151,13 +151,15 @@ def _forward_by_length(
             return result
 
         if length is None:
-            return wave(rotary.own)
+            return wave(rotary.trained_frequencies)
         # As a float: exact for all lengths, and providers have more kernels for it.
         text = length.to(torch.float32)
         beyond = text > rotary.context
         if rotary.kind == "dynamic":
-            return wave(torch.where(beyond, rotary.at(text), rotary.own))
-        return tree_map(lambda a, b: torch.where(beyond, a, b), wave(long[layer_type]), wave(rotary.own))
+            return wave(torch.where(beyond, rotary.at(text), rotary.trained_frequencies))
+        return tree_map(
+            lambda a, b: torch.where(beyond, a, b), wave(long[layer_type]), wave(rotary.trained_frequencies)
+        )
 
     return by_length
 

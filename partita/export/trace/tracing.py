@@ -161,7 +161,7 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec, progress: Stage 
             verbose=False,
         )
     assert onnx_program is not None
-    model = _apart(onnx_program.model)
+    model = _detached_copy(onnx_program.model)
     del onnx_program
     with quiet(), translate_errors("cleaning the graph"):
         _strip_weights(model, fake.module)
@@ -298,7 +298,7 @@ def _strip_weights(model: ir.Model, module: torch.nn.Module) -> None:
         value.name = name.removeprefix(f"{ROOT}.")
 
 
-def _apart(made: ir.Model) -> ir.Model:
+def _detached_copy(made: ir.Model) -> ir.Model:
     """A copy of torch's graph without references to the trace, which holds megabytes per layer."""
     model = made.clone()
     for node in ir.traversal.RecursiveGraphIterator(model.graph):

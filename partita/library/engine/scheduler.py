@@ -177,7 +177,7 @@ class Scheduler(Engine, ABC):
         if row is None or loop is None or not loop.rewind(row, tokens):
             self._free(ticket)
             return False
-        self._halt(row, loop)
+        self._end_row(row, loop)
         return True
 
     def close(self) -> None:
@@ -282,12 +282,12 @@ class Scheduler(Engine, ABC):
             ticket.sampling.max_new_tokens or 0,
             frozenset(work.stop_ids),
             fails_alone=True,
-            shares=self._shared(ticket),
+            shares=self._shared_tokens(ticket),
             adapter=work.adapter,
             is_warm_up=work.is_warm_up,
         )
 
-    def _shared(self, ticket: Ticket) -> int:
+    def _shared_tokens(self, ticket: Ticket) -> int:
         """Prompt tokens shared with waiting requests, for the prefix cache."""
         with self._changed:
             waiting = [
@@ -352,12 +352,12 @@ class Scheduler(Engine, ABC):
         ticket.state, ticket.error, ticket.ended = "finished", error, time.perf_counter()
         if ticket.row is not None and loop is not None:
             if ticket.work.keep_row and error is None and self._keeps_cache:
-                self._halt(ticket.row, loop, surplus)
+                self._end_row(ticket.row, loop, surplus)
             else:
                 self._free(ticket)
         return RequestOutput(text, (), (), reason)
 
-    def _halt(self, row: int, loop: GenerationLoop, surplus: int = 0) -> None:
+    def _end_row(self, row: int, loop: GenerationLoop, surplus: int = 0) -> None:
         """End a row at the end of its request's answer."""
         with suppress(PartitaError):  # the next step shows that the batch is lost
             if surplus:

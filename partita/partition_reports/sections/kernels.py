@@ -34,7 +34,7 @@ def slow_groups(report: Report) -> list[tuple[PathGroup, list[KernelPath]]]:
     """Nodes on slow paths by path, cause and provider; the longest time of the last phase first."""
     slow = (entry for entry in report.kernel_paths if entry.is_slow)
     groups = grouped(slow, lambda entry: (entry.path, entry.cause, entry.provider))
-    return sorted(groups.items(), key=lambda item: (-(_share(_last(item[1])) or 0.0), -len(item[1]), item[0]))
+    return sorted(groups.items(), key=lambda item: (-(_share(_last_phase(item[1])) or 0.0), -len(item[1]), item[0]))
 
 
 def slow_text(report: Report) -> str:
@@ -43,7 +43,7 @@ def slow_text(report: Report) -> str:
     if not groups:
         return ""
     (path, _, _), entries = groups[0]
-    last = _last(entries)
+    last = _last_phase(entries)
     operators = listing(dict.fromkeys(entry.op_type or "unknown" for entry in last))
     others = f"; and {plural(len(groups) - 1, 'more path')}" if len(groups) > 1 else ""
     return f"{len(last)} {operators} {'node' if len(last) == 1 else 'nodes'}: {path}{_cost(last, ' ({})')}{others}"
@@ -51,7 +51,7 @@ def slow_text(report: Report) -> str:
 
 def _group(group: PathGroup, entries: Sequence[KernelPath]) -> Group:
     """One slow path with its nodes."""
-    (path, cause, provider), last, first = group, _last(entries), entries[0]
+    (path, cause, provider), last, first = group, _last_phase(entries), entries[0]
     blocks: list[Block] = [Line(cause, "cause")]
     blocks.append(Line(_cost(last, "{}") or "unknown: no phase measured these nodes", "cost"))
     blocks.append(Line(tally(dict(Counter(entry.op_type or "unknown" for entry in last))), "operators"))
@@ -63,7 +63,7 @@ def _group(group: PathGroup, entries: Sequence[KernelPath]) -> Group:
     return Group(f"{path}: {plural(count, 'node')}{phases}, on {short_provider(provider)}", tuple(blocks))
 
 
-def _last(entries: Sequence[KernelPath]) -> list[KernelPath]:
+def _last_phase(entries: Sequence[KernelPath]) -> list[KernelPath]:
     """The entries of the last phase."""
     return [entry for entry in entries if entry.phase == entries[-1].phase]
 

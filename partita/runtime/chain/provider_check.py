@@ -132,12 +132,12 @@ class _Examination:
         self.worker = Worker(__name__, environment=environment, on_event=self._reached)
         stack.callback(self.worker.kill)
         self.future = self.worker.submit("examine", **request)
-        self.future.add_done_callback(self._done)
+        self.future.add_done_callback(self._record_end)
 
     def _reached(self, stage: str) -> None:
         self.stage = stage
 
-    def _done(self, _: object) -> None:
+    def _record_end(self, _: object) -> None:
         self.ended = time.monotonic()
 
     def outcome(self, timeout_seconds: float) -> WorkerResult:

@@ -200,7 +200,7 @@ class Prefixes:
         """The row that has, or will have, the most tokens of a prompt, at least `least`."""
         best: tuple[int, Row, int] | None = None
         for place, row in enumerate(rows):
-            if row is None or row.error is not None or place == index or self._waits(place):
+            if row is None or row.error is not None or place == index or self._is_waiting(place):
                 continue
             if row.request.adapter != self._plans[index].row.request.adapter:
                 continue
@@ -212,7 +212,7 @@ class Prefixes:
                 best = place, row, common
         return best
 
-    def _waits(self, index: int) -> bool:
+    def _is_waiting(self, index: int) -> bool:
         plan = self._plans.get(index)
         return plan is not None and plan.waits_for is not None
 

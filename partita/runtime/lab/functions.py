@@ -33,13 +33,13 @@ class Functions:
         """
         for deep in (False, True):  # nested functions are expanded only where ONNX Runtime must, too
             for owner in owners:
-                body = self.body(owner, deep)
+                body = self.expanded(owner, deep)
                 for node in body.nodes.values() if body is not None else ():
                     if body is not None and node.op_type == op_type and body.fits(node, made):
                         return node_variant(body, node.name)
         raise CannotProbeError(NO_FUNCTION)
 
-    def body(self, owner: str, deep: bool) -> Graph | None:
+    def expanded(self, owner: str, deep: bool) -> Graph | None:
         """The expanded function of a node as a graph; None if it has none."""
         key = owner, deep
         if key not in self.bodies:

@@ -63,7 +63,7 @@ class Graph:
     """Inlined function nodes: names of one node per call, by ONNX Runtime's name without call suffix."""
     function_of: Mapping[str, str] = field(default_factory=dict)
     """The function node matched by its call and by a run's output types, by ONNX Runtime's name."""
-    calls: Mapping[str, str] = field(default_factory=dict)
+    calling_nodes: Mapping[str, str] = field(default_factory=dict)
     """The node of the file's main graph that calls an inlined function node, also through other functions."""
 
     def find(self, name: str) -> onnx.NodeProto | None:
@@ -85,7 +85,7 @@ class Graph:
                 (called for called in self.inlined_nodes if plain.startswith(f"{called}_")), key=len, default=""
             )
         same = self.inlined_nodes.get(plain, ())
-        same = tuple(own for own in same if self.calls.get(own) in callers) or same
+        same = tuple(own for own in same if self.calling_nodes.get(own) in callers) or same
         return next((own for own in same if self.fits(self.nodes[own], made)), next(iter(same), ""))
 
     def fits(self, node: onnx.NodeProto, made: Sequence[str]) -> bool:
@@ -120,7 +120,7 @@ def cut_graph(model: OnnxModel, sizes: Mapping[str, tuple[int, ...]]) -> Graph:
 def cut_proto(proto: onnx.ModelProto, folder: Path, sizes: Mapping[str, tuple[int, ...]]) -> Graph:
     """Prepare a model without a file. `folder`: folder of the external data."""
     unfolded = _inline_functions(proto)
-    calls = _calls(proto, unfolded)
+    calls = _calling_nodes(proto, unfolded)
     proto, defaults = without_defaults(with_unique_names(unfolded))
     fixed = tensor_types(proto, sizes, by_runtime=True)
     ports = (*proto.graph.value_info, *proto.graph.output)
@@ -137,7 +137,7 @@ def cut_proto(proto: onnx.ModelProto, folder: Path, sizes: Mapping[str, tuple[in
         declared={port.name: port.type for port in ports if is_fixed(port.type)},
         outputs=frozenset(port.name for graph in all_graphs(proto.graph) for port in graph.output),
         inlined_nodes=_inlined_names(proto),
-        calls=calls,
+        calling_nodes=calls,
     )
 
 
@@ -152,7 +152,7 @@ def _inlined_names(proto: onnx.ModelProto) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def _calls(proto: onnx.ModelProto, unfolded: onnx.ModelProto) -> dict[str, str]:
+def _calling_nodes(proto: onnx.ModelProto, unfolded: onnx.ModelProto) -> dict[str, str]:
     """The node of the main graph that calls an inlined function node: all between the tensors of the call are its."""
     makers = {output: node for node in unfolded.graph.node for output in node.output if output}
     functions = {(function.domain, function.name) for function in proto.functions}

@@ -280,14 +280,14 @@ def _other_values(variant: Variant) -> Iterator[Variation]:
         if name in TYPE_ATTRIBUTES or entry.kind not in SIMPLE:
             continue
         default = _default(entry.default)
-        now = _plain(given.get(name, default))
-        values = [_plain(form.attributes[name]) for form in plainest_forms(operator) if name in form.attributes]
+        now = _hashable(given.get(name, default))
+        values = [_hashable(form.attributes[name]) for form in plainest_forms(operator) if name in form.attributes]
         # An attribute is a switch if 0 is known to be legal for it.
         switch = entry.kind == "int" and now in (0, 1) and 0 in (now, default, *values)
         others = [default, *values, *([1 - now] if switch else [])]
-        for value in dict.fromkeys(_plain(other) for other in others):
+        for value in dict.fromkeys(_hashable(other) for other in others):
             # The default is covered by omitting the attribute.
-            if value is None or value == now or (value == _plain(default) and name in given):
+            if value is None or value == now or (value == _hashable(default) and name in given):
                 continue
             if name == "axis" and not _is_axis(variant, value):
                 continue
@@ -319,11 +319,11 @@ def _default(raw: bytes) -> Any:
     return onnx.helper.get_attribute_value(onnx.AttributeProto.FromString(raw)) if raw else None
 
 
-def _plain(value: Any) -> Any:
+def _hashable(value: Any) -> Any:
     """An attribute value as a hashable Python value."""
     if isinstance(value, bytes):
         return value.decode("utf-8", errors="replace")
-    return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
+    return tuple(map(_hashable, value)) if isinstance(value, list | tuple) else value
 
 
 def _plain_text(value: Any) -> str:
@@ -347,14 +347,14 @@ def attribute_text(attribute: onnx.AttributeProto) -> str:
     """An attribute with its value, as text."""
     import onnx
 
-    value = _plain(onnx.helper.get_attribute_value(attribute))
+    value = _hashable(onnx.helper.get_attribute_value(attribute))
     if isinstance(value, float):
         text = f"{value:g}"
     elif isinstance(value, int | str):
         text = str(value)
     else:
         try:
-            text = f"[{','.join(map(str, map(_plain, value)))}]" if len(value) <= 8 else f"{len(value)} values"
+            text = f"[{','.join(map(str, map(_hashable, value)))}]" if len(value) <= 8 else f"{len(value)} values"
         except TypeError:
             text = "(a tensor or graph)"
     return f"{attribute.name}={text}"

@@ -124,18 +124,18 @@ class Buffer:
 
     def values(self) -> npt.NDArray[Any]:
         """Its values. Requires `readable`. The memory itself if on the host, else a copy."""
-        return self._held().host if self.array is None else self.array
+        return self._host_copy().host if self.array is None else self.array
 
     def change(self, how: Callable[[npt.NDArray[Any]], object]) -> None:
         """Let `how` modify the values. Requires `readable`. Device memory is copied to the host and back."""
         if self.array is not None:
             how(self.array)
             return
-        held = self._held()
+        held = self._host_copy()
         how(held.host)
         self.write(held)
 
-    def _held(self) -> Buffer:
+    def _host_copy(self) -> Buffer:
         """A copy in host memory."""
         held = host_buffer(tuple(self.value.shape()), self.dtype)
         self.copy_to(held)

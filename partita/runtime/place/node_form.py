@@ -23,7 +23,7 @@ Tensor = tuple[str, tuple[int, ...]]
 def with_forms(graph: onnx.GraphProto, nodes: Iterable[GraphNode]) -> tuple[GraphNode, ...]:
     """The nodes of a graph, in its order, with their `form`."""
     constants = {tensor.name: (_type(tensor.data_type), tuple(tensor.dims)) for tensor in graph.initializer}
-    known = {port.name: _of(port) for port in (*graph.value_info, *graph.output, *graph.input)} | constants
+    known = {port.name: _declared_tensor(port) for port in (*graph.value_info, *graph.output, *graph.input)} | constants
     return tuple(
         replace(made, form=tuple(_form(node, known, constants).items()))
         for node, made in zip(graph.node, nodes, strict=True)
@@ -64,7 +64,7 @@ def _value(attribute: onnx.AttributeProto) -> str:
     return str(attribute.i) if attribute.type == attribute.INT else f"{attribute.f:g}"
 
 
-def _of(port: onnx.ValueInfoProto) -> Tensor:
+def _declared_tensor(port: onnx.ValueInfoProto) -> Tensor:
     """Type and shape of a declared tensor."""
     tensor = port.type.tensor_type
     return _type(tensor.elem_type), tuple(size.dim_value for size in tensor.shape.dim)

@@ -42,7 +42,7 @@ class _Merging:
     sources: Sources = field(init=False)
     names: frozenset[str] = field(init=False)
     """Parameters and stored buffers of the model."""
-    made: dict[str, TensorInfo] = field(default_factory=dict)
+    merged: dict[str, TensorInfo] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -66,7 +66,7 @@ def merge_adapter(checkpoint: Checkpoint, model: torch.nn.Module, adapter: Adapt
         _place(work, name, site, value)
     for name, matrices in adapter.modules.items():  # after `whole`, which may contain the same weights
         _merge_module(work, name, matrices)
-    tensors = {**checkpoint.tensors, **work.made}
+    tensors = {**checkpoint.tensors, **work.merged}
     return replace(checkpoint, tensors=tensors, without_adapter=checkpoint.tensors), [
         *base_note(checkpoint, adapter, "merged into"),
         *work.notes,
@@ -146,20 +146,20 @@ def _site(work: _Merging, name: str) -> Site:
         own = name in work.sources.origins
         place = origin.info.name if own else name
         return Site(
-            work.made.get(place, origin.info),
+            work.merged.get(place, origin.info),
             place,
             turned=isinstance(module, Conv1D) and len(origin.shape) == 2,
             embedding=isinstance(module, torch.nn.Embedding),
         )
     if name in work.checkpoint.tensors and name not in work.sources.unmatched_tensors:
-        return Site(work.made.get(name, work.checkpoint.tensors[name]), name)
+        return Site(work.merged.get(name, work.checkpoint.tensors[name]), name)
     raise work.of_another_model(f"{name} is not in the model")
 
 
 def _place(work: _Merging, name: str, site: Site, decoder: LazyArray) -> None:
     """Replace a parameter with the output of `decoder`. Tied parameters keep the stored weight."""
     base = site.base
-    work.made[site.name] = TensorInfo(site.name, base.file, base.shape, "float32", base.size_bytes, decoder)
+    work.merged[site.name] = TensorInfo(site.name, base.file, base.shape, "float32", base.size_bytes, decoder)
     partners = work.sources.tied_names.get(name, frozenset()) - {name}
     if not partners:
         return
@@ -172,7 +172,7 @@ def _place(work: _Merging, name: str, site: Site, decoder: LazyArray) -> None:
         if partner not in work.sources.origins and name in work.sources.origins:
             stored = work.checkpoint.tensors[site.name]
             same = TensorInfo(partner, stored.file, stored.shape, stored.dtype, 0, StoredTensor(stored))
-            work.made.setdefault(partner, same)
+            work.merged.setdefault(partner, same)
     if partners <= {*(f"{module}.weight" for module in work.adapter.modules), *work.adapter.replaced_tensors}:
         return
     work.notes.append(

@@ -194,7 +194,7 @@ def weights_of(header: Header, config: PreTrainedConfig, file: str) -> dict[str,
             shape = (*one.values[name].shape[:-1], sources[0].shape[-1])
             found[name] = row_weight(name, shape, Rows(header.path, tuple(sources), index), own)
         elif len(sources) == 1:
-            found[name] = _whole(header, kind(config=settings), name, sources[0], own[0], mapping)
+            found[name] = _whole_weight(header, kind(config=settings), name, sources[0], own[0], mapping)
         else:
             raise CheckpointError(f"{header.path}: {few([tensor.name for tensor in sources])} do not match each other")
     if wrong := [name for name, weight in found.items() if shapes.get(name, weight.shape) != weight.shape]:
@@ -288,7 +288,7 @@ def _rows(
     return index if len(index) == start and np.array_equal(np.sort(index), np.arange(start)) else None
 
 
-def _whole(
+def _whole_weight(
     header: Header, processor: Any, name: str, tensor: GgufTensor, info: TensorInfo, mapping: Mapping[str, str]
 ) -> WholeWeight:
     """A weight that is computed from a whole tensor."""

@@ -149,9 +149,9 @@ class _ModuleQuantiser:
     checkpoint: Checkpoint
     rounded: CalibratedWeights
     text: Text
-    _seen: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+    _inputs: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     _moments: torch.Tensor | None = None
-    _found: dict[Packing, Round] = field(default_factory=dict)
+    _rounded: dict[Packing, Round] = field(default_factory=dict)
 
     def take(self, module: Any, tensor: str, packing: Packing, given: Sequence[torch.Tensor]) -> bool:
         """Quantise the weights of a module by its inputs `given`; False where it is not a product with them."""
@@ -175,16 +175,16 @@ class _ModuleQuantiser:
             )
 
     def _round(self, packing: Packing, given: Sequence[torch.Tensor]) -> Round:
-        known = len(self._seen) == len(given)
-        if not known or any(ref() is not each for ref, each in zip(self._seen, given, strict=True)):
-            self._seen = [weakref.ref(each) for each in given]
+        known = len(self._inputs) == len(given)
+        if not known or any(ref() is not each for ref, each in zip(self._inputs, given, strict=True)):
+            self._inputs = [weakref.ref(each) for each in given]
             self._moments = moments(given)
-            self._found = {}
-        if packing not in self._found:
+            self._rounded = {}
+        if packing not in self._rounded:
             calibrated = quantiser(packing.quantiser).calibrate
             assert calibrated is not None and self._moments is not None
-            self._found[packing] = calibrated(self._moments, packing.grid, packing.block_size)
-        return self._found[packing]
+            self._rounded[packing] = calibrated(self._moments, packing.grid, packing.block_size)
+        return self._rounded[packing]
 
 
 def moments(given: Iterable[torch.Tensor]) -> torch.Tensor:

@@ -111,12 +111,14 @@ def recognised(experts: Experts) -> Gate | None:
     # Outside of the trace, which has fake tensors and records operations.
     with unset_fake_temporarily(), _disable_current_modes(), torch.no_grad():
         tries = (
-            (_gated(experts.activate, True), _gated(experts.activate, False)) if experts.has_gate else _plain(experts)
+            (_gated(experts.activate, True), _gated(experts.activate, False))
+            if experts.has_gate
+            else _ungated_activations(experts)
         )
         return next((gate for gate in tries if gate is not None), None)
 
 
-def _plain(experts: Experts) -> list[Gate]:
+def _ungated_activations(experts: Experts) -> list[Gate]:
     """The activations without a gate that match."""
     numbers = torch.randn(SAMPLES, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3
     return [Gate(kind) for kind, function in PLAIN.items() if _matches(experts.activate, function, numbers)]
