@@ -64,7 +64,7 @@ def test_the_page_on_the_schema_names_every_section():
         assert f"`{section}`" in page, section
 
 
-@pytest.mark.parametrize("module", ["build", "storage", "views.text"])
+@pytest.mark.parametrize("module", ["build", "storage", "sections.report"])
 def test_reports_need_no_heavy_library(module):
     heavy = ("torch", "onnxruntime", "transformers", "onnx", "numpy")
     code = f"import sys, partita.partition_reports.{module}; print([name for name in {heavy!r} if name in sys.modules])"

@@ -224,10 +224,12 @@ def test_starting_one_changes_neither_signals_nor_descriptors():
 
 
 def test_work_that_ends_in_time_gives_its_value_or_its_error():
-    assert in_time(lambda: 3, lambda: None, 60.0) == 3
+    def work() -> int:
+        return 3
+
+    assert in_time(work, lambda: None, 60.0) == 3 and not is_still_running(work)
     with pytest.raises(ZeroDivisionError):
         in_time(lambda: 1 // 0, lambda: None, 60.0)
-    assert not is_still_running()
 
 
 def test_work_that_stops_when_it_is_asked_to_is_late_and_not_left():
@@ -266,6 +268,10 @@ def test_an_interruption_while_the_work_goes_on(monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(patience, "wait", press)
+
+    def work() -> None:
+        asked.wait(60)
+
     with pytest.raises(KeyboardInterrupt):
-        in_time(lambda: asked.wait(60), asked.set, 60.0)
-    assert asked.is_set() and not is_still_running()
+        in_time(work, asked.set, 60.0)
+    assert asked.is_set() and not is_still_running(work)
