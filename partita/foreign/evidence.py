@@ -134,9 +134,8 @@ def config_evidence(path: Path, raw: Mapping[str, Any]) -> Evidence:
 def _rope_length(text: Mapping[str, Any]) -> int:
     """The maximum tokens for the first set of rotary frequencies; 0 where there is one set."""
     rope = _section(text, "rope_parameters") or _section(text, "rope_scaling")
-    if rope.get("rope_type", rope.get("type")) not in ("longrope", "su") or rope.get("short_factor") == rope.get(
-        "long_factor"
-    ):
+    has_two_sets = rope.get("short_factor") != rope.get("long_factor")
+    if rope.get("rope_type", rope.get("type")) not in ("longrope", "su") or not has_two_sets:
         return 0
     return _first({**text, **rope}, ("original_max_position_embeddings",))
 
@@ -146,10 +145,8 @@ def _window(text: Mapping[str, Any]) -> int:
     kinds = text.get("layer_types") or text.get("attention_layers")
     if isinstance(kinds, list) and not any(word in str(kinds) for word in ("sliding", "chunk", "local")):
         return 0
-    first = (
-        0 if isinstance(kinds, list) else _positive_integer(text.get("max_window_layers"))
-    )  # the first layer with a window
-    nowhere = not text.get("use_sliding_window", True) or 0 < _first(text, LAYERS) <= first
+    first_layer = 0 if isinstance(kinds, list) else _positive_integer(text.get("max_window_layers"))
+    nowhere = not text.get("use_sliding_window", True) or 0 < _first(text, LAYERS) <= first_layer
     return 0 if nowhere else _first(text, WINDOWS)
 
 
