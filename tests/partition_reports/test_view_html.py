@@ -16,7 +16,7 @@ from partita.partition_reports.outcome import state_name
 from partita.partition_reports.records import Subgraphs
 from partita.partition_reports.render.html import read_part
 from partita.partition_reports.sections.layer_map import COLOURS, pick_letters
-from partita.partition_reports.sections.overview import sign_and_tone
+from partita.partition_reports.sections.overview import model_name, sign_and_tone
 from tests.partition_reports import pages
 from tests.partition_reports.html_tree import Element, read, section, words
 from tests.partition_reports.report_changes import each_phase, left_by_cuda_too, with_cost
@@ -179,7 +179,8 @@ def test_the_state_comes_first(report, state: str, headline: str) -> None:
     header = read(shown(made, "html")).one("header")
     sign, tone = sign_and_tone(made)
     assert state_name(made) == state
-    assert words(header.one("p", class_=f"state {tone}")) == f"{words(header.one('h1'))}: {headline} {sign}"
+    assert words(header.one("p", class_=f"state {tone}")) == f"{headline} {sign}"
+    assert words(header.one("h1")) == model_name(made)
 
 
 def test_what_no_reader_may_overlook_is_at_the_top() -> None:
