@@ -161,9 +161,9 @@ def test_one_that_fails_in_the_middle_keeps_what_it_finished(package, capsys, mo
 
 
 def bench_children() -> set[int]:
-    """Processes of a bench below this one; tests of other environments may have processes there, too."""
+    """Workers that this process started; tests that run beside this one have theirs below another process."""
     found = set()
-    for child in psutil.Process().children(recursive=True):
+    for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):
             if PROCESS in child.cmdline():
                 found.add(child.pid)
