@@ -25,7 +25,7 @@ NO_VALUE = re.compile(r"Unsupported OrtValue type")
 RENAMED = re.compile(r"(_token_\d+)+$")
 """Suffix of a node whose layout ONNX Runtime changed."""
 LEAVE = Remedy("run the node on the CPU", options=("--provider-option", "{now}"))
-ELSEWHERE = Remedy("run it without that provider", options=("--provider", "{chain}"))
+WITHOUT_PROVIDER = Remedy("run it without that provider", options=("--provider", "{chain}"))
 WITHOUT_OUTPUT = Remedy("remove the output from the graph, or use another provider")
 RUN_ERRORS = (GenerationError, ProviderError, ResourceError)
 
@@ -99,7 +99,7 @@ def failed_run_error(
             verb = "was assigned" if known else "runs the model and fails on"
             what = f"{verb} node {node!r} ({found[1]}){' and cannot run it' if known else ''}"
         rest = ",".join(each.name for each in active if each.ort_name != provider) or "cpu"
-        remedy = leaving or ELSEWHERE.filled(chain=rest)
+        remedy = leaving or WITHOUT_PROVIDER.filled(chain=rest)
         converted = ProviderError(f"{provider} {what}: {message}", path=model.path, remedy=remedy)
     elif NO_VALUE.search(error_text):
         converted = ProviderError(_unmade(model, session), path=model.path, remedy=WITHOUT_OUTPUT)

@@ -93,10 +93,10 @@ def _open_notes(recorder: Recorder) -> tuple[str, ...]:
 def _prompt_notes(runner: Runner) -> tuple[str, ...]:
     """Notes on prompt tokens run with the decode graph, and on tokens that were prefilled again."""
     prefill = runner.graph("prefill").graph.file
-    elsewhere = [step for step in runner.steps if step.phase == "prefill" and step.file != prefill]
+    with_other_graph = [step for step in runner.steps if step.phase == "prefill" and step.file != prefill]
     notes = []
-    if elsewhere:
-        tokens, file = sum(step.row_tokens for step in elsewhere), elsewhere[0].file
+    if with_other_graph:
+        tokens, file = sum(step.row_tokens for step in with_other_graph), with_other_graph[0].file
         reason = "would exceed the cache or the rows"
         if not runner.cache.padding_is_safe:
             reason += ", or would need padding, which these states do not support"
