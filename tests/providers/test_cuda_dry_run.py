@@ -637,6 +637,15 @@ def test_a_child_that_finds_no_stand_ins_ends(stubs: Path):
     )
 
 
+def test_a_damaged_stub_is_named_with_the_folder_to_delete(stubs: Path, tmp_path: Path):
+    folder = shutil.copytree(stubs, tmp_path / stubs.name)
+    damaged = folder / "libcublasLt.so.13"
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    done = run_child(GUARD.format("ensure_child"), child_environment(folder, device(), os.environ), succeed=False)
+    assert "the stub of libcublasLt.so.13 cannot be loaded" in done.stderr
+    assert f"delete {folder}, it is built again" in done.stderr
+
+
 def test_a_child_with_other_libraries_ends(stubs: Path, tmp_path: Path):
     source = tmp_path / "real.c"
     source.write_text("int cudaMalloc(void) { return 0; }\n")

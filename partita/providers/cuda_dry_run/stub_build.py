@@ -129,7 +129,10 @@ def ensure_child() -> str:
         try:
             loaded = _marker(ctypes.CDLL(library.soname))
         except OSError as error:
-            raise ProviderError(f"dry run: the stub of {library.soname} cannot be loaded: {error}") from error
+            folder = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)[0]
+            raise ProviderError(
+                f"dry run: the stub of {library.soname} cannot be loaded: {error}; delete {folder}, it is built again"
+            ) from error
         if loaded != expected:
             raise ProviderError(
                 f"dry run: {library.soname} in this process is {loaded or 'not a stub'} instead of {expected}; "

@@ -143,8 +143,8 @@ def open_error(path: Path, chain: Sequence[str], error: Exception, log: tuple[st
             OTHER_VERSION if OTHER_SCHEMA.search(text) else export_again_remedy(path.parent) if packaged else NEW_FILE
         )
         return PackageError(f"ONNX Runtime cannot load it: {text}{extra}", path=path, remedy=remedy)
-    remedy = ON_CPU if list(chain) != ["CPUExecutionProvider"] else None
-    return NotOpenedError(f"{names} failed to open it: {text}{extra}", path=path, remedy=remedy)
+    on_cpu = ON_CPU if list(chain) != ["CPUExecutionProvider"] else None
+    return NotOpenedError(f"{names} failed to open it: {text}{extra}", path=path, remedy=on_cpu)
 
 
 def blames_provider(error: Exception) -> bool:
