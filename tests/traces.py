@@ -78,7 +78,7 @@ def what_decides(fake: FakeModel) -> tuple[Any, ...]:
         fake.dtype,
         repr(fake.probed),
         fake.rope_by_length,
-        fake.rereads_at,
+        fake.recompute_above,
         shared,
         buffers.hexdigest(),
     )

@@ -108,7 +108,7 @@ def graph_costs(model: onnx.ModelProto, contract: Contract, file: GraphFile) -> 
     shapes = {value.name: _shape(value) for value in (*graph.value_info, *graph.output, *graph.input)}
     kept = {port.name for port in (*file.inputs, *file.outputs)}
     kept |= {name for state in contract.states for name in (state.past, state.present)}
-    rows = {port.name for port in file.inputs if port.role in ("logits_rows", "logits_kept")}
+    rows = {port.name for port in file.inputs if port.role in ("logits_rows", "logits_count")}
     used: set[str] = set()
     head: set[str] = set()
     source: dict[str, str] = {}

@@ -56,7 +56,7 @@ class Requirements:
         total = 0
         for state in self.contract.states:
             size = dtypes.size_bytes(state.dtype, state.shape) * batch // self.contract.batch_size
-            grows = state.kind in ("key", "value") and not state.rolls
+            grows = state.kind in ("key", "value") and not state.rolling
             total += size * context // self.contract.max_length if grows else size
         return total
 

@@ -57,7 +57,7 @@ def _cache_bytes_per_token(manifest: Manifest) -> int:
 
 def _fixed_state_bytes(manifest: Manifest) -> int:
     """States whose size is independent of the number of tokens."""
-    states = [state for state in manifest.graph.states if state.kind not in ("key", "value") or state.rolls]
+    states = [state for state in manifest.graph.states if state.kind not in ("key", "value") or state.rolling]
     return sum(dtypes.size_bytes(state.dtype, state.shape) for state in states)
 
 
@@ -76,7 +76,7 @@ def describe(summary: Summary) -> list[str]:
     """The summary as text."""
     manifest, checked = summary.manifest, summary.manifest.verification
     copy = ""
-    if checked.twin is not None:  # verified in place of the package
+    if checked.converted_copy is not None:  # verified in place of the package
         packed = manifest.packed
         half = packed is not None and packed.activations == "fp16" and checked.proof is None
         copy = f" with the same graph in {'float16' if half else 'float32'}"
@@ -97,7 +97,7 @@ def _model(manifest: Manifest, attention_reason: str) -> Iterator[tuple[str, str
     yield "model", f"{source.model_type}, {source.parameters:,} parameters, {source.dtype} -> {graph.precision}"
     if (found := source.quantised) is not None:
         weights = f"{plural(found.weights, 'weight')} of the checkpoint, with {found.method}"
-        yield "quantised", f"{weights}: {found.taken}; the unquantised model is unknown"
+        yield "quantised", f"{weights}: {found.conversion}; the unquantised model is unknown"
     yield "graph", "; ".join(f"{file.file}: {file.nodes:,} nodes" for file in graph.files)
     opsets = ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in graph.opsets.items())
     yield "attention", f"{graph.attention} ({attention_reason}); opset {opsets}"
@@ -113,7 +113,7 @@ def _weights(manifest: Manifest) -> Iterator[tuple[str, str]]:
         f"{8 * kind.size_bytes / kind.parameters:.2f} bits per weight"
         for kind in (packed.kinds if packed is not None else ())
     ]
-    kinds += [f"read by {packed.reads}, activations {packed.activations}"] if packed is not None else []
+    kinds += [f"read by {packed.operators}, activations {packed.activations}"] if packed is not None else []
     yield "weights", f"{size}: {'; '.join(kinds)}" if kinds else size
     for record in manifest.adapters:
         ranks = ", ".join(map(str, record.ranks)) or "0"
@@ -124,12 +124,12 @@ def _weights(manifest: Manifest) -> Iterator[tuple[str, str]]:
     if packed is not None and (used := packed.calibration) is not None:
         yield "calibrated", f"{used.quantiser}, on {used.tokens:,} tokens of {used.text}"
     if packed is not None and (mix := packed.mix) is not None:
-        judged = next((each for each in mix.tried if each.wider == mix.taken), None)
+        judged = next((each for each in mix.measured if each.applied_steps == mix.applied_steps), None)
         measured = "" if judged is None else f": KL divergence {judged.kl_mean:.4f}"
         yield (
             "mix",
-            f"{mix.taken} of {plural(mix.steps, 'step')} of raising weights to more bits, on {mix.tokens:,} tokens of "
-            f"{mix.text}{measured}; {plural(len(mix.tried), 'mix')} measured",
+            f"{mix.applied_steps} of {plural(mix.steps, 'step')} of raising weights to more bits, "
+            f"on {mix.tokens:,} tokens of {mix.text}{measured}; {plural(len(mix.measured), 'mix')} measured",
         )
     if (prefill := manifest.prefill) is not None and prefill.packed is not None:
         own = prefill.packed.kinds
@@ -140,7 +140,7 @@ def _weights(manifest: Manifest) -> Iterator[tuple[str, str]]:
             f"scale per row, {human_bytes(sum(kind.size_bytes for kind in own))}, activations "
             f"{prefill.packed.activations}",
         )
-    if (narrow := manifest.narrow) is not None:
+    if (narrow := manifest.half_precision) is not None:
         lost = f"{narrow.rounded} of them rounded" if narrow.rounded else "values unchanged"
         matrices = f"{narrow.weights} {'matrix' if narrow.weights == 1 else 'matrices'}"
         yield "stored", f"{matrices} in {narrow.dtype}, {lost}; computed in float32"
@@ -151,14 +151,14 @@ def _cache(manifest: Manifest) -> Iterator[tuple[str, str]]:
     graph, fixed = manifest.graph, _fixed_state_bytes(manifest)
     windows = sorted({state.window for state in graph.states if state.window is not None})
     parts = [f"{_cache_bytes_per_token(manifest):,} bytes per token"] if graph.cache_bytes > fixed else []
-    rolling = sum(dtypes.size_bytes(state.dtype, state.shape) for state in graph.states if state.rolls)
+    rolling = sum(dtypes.size_bytes(state.dtype, state.shape) for state in graph.states if state.rolling)
     parts += [f"{human_bytes(fixed - rolling)} of convolution and recurrent states"] if fixed > rolling else []
     parts += [f"{human_bytes(rolling)} of layers that cache only their window"] if rolling else []
     parts += [f"batch {graph.batch_size}", f"{graph.max_length:,} tokens"]
     parts += [f"window {', '.join(map(str, windows))}"] if windows else []
     yield "cache", f"{human_bytes(graph.cache_bytes)}: {', '.join(parts)}"
-    if (cache := manifest.rounded_cache) is not None:
-        rest = f", {plural(len(cache.kept), 'other')} unchanged" if cache.kept else ""
+    if (cache := manifest.quantised_cache) is not None:
+        rest = f", {plural(len(cache.float_states), 'other')} unchanged" if cache.float_states else ""
         sizes = f"{human_bytes(graph.cache_bytes)} instead of {human_bytes(cache.float_bytes)}"
         source = f"scales from {cache.tokens:,} tokens of {cache.text}"
         yield "KV cache", f"{plural(cache.states, 'state')} in {cache.dtype}{rest}: {sizes}; {source}"
@@ -178,7 +178,10 @@ def _checks(manifest: Manifest) -> Iterator[tuple[str, str]]:
         if target.verification == "not_run":
             smoke = next((entry.status for entry in manifest.smoke if entry.chain == target.provider), "not_run")
             verified = {"ran": "opened and ran there, not verified", "failed": "fails there"}.get(smoke, verified)
-        yield "target", f"{target.provider} ({target.source.partition(':')[0]}), queried {target.how}; {verified}"
+        yield (
+            "target",
+            f"{target.provider} ({target.source.partition(':')[0]}), probed {target.probe_method}; {verified}",
+        )
 
 
 def _costs(summary: Summary) -> Iterator[tuple[str, str]]:
@@ -199,9 +202,11 @@ def pass_lines(passes: Mapping[str, int], manifest: Manifest | None = None) -> l
         return ["  passes      none: the graphs come from another exporter"]
     summaries = {each.name: each.summary for each in ORDER}
     if manifest is not None and manifest.packed is not None:
-        summaries[PACKED_WEIGHTS] = f"Weights as integers: {manifest.packed.reads}"
-    if manifest is not None and manifest.narrow is not None:
-        summaries[NARROW_WEIGHTS] = f"Matrices stored as {manifest.narrow.dtype}, each converted to float32 by a Cast"
+        summaries[PACKED_WEIGHTS] = f"Weights as integers: {manifest.packed.operators}"
+    if manifest is not None and manifest.half_precision is not None:
+        summaries[NARROW_WEIGHTS] = (
+            f"Matrices stored as {manifest.half_precision.dtype}, each converted to float32 by a Cast"
+        )
     width = max(map(len, summaries))
     without = () if manifest is None else manifest.graph.without_passes
     places = {name: "-" if name in without else str(passes.get(name, 0)) for name in summaries}
@@ -217,8 +222,8 @@ def mix_lines(packed: PackedWeights | None) -> list[str]:
         return []
     rows = [f"    {cost.kl_mean:>9.6f} {', '.join(cost.modules)}" for cost in mix.costs]
     tried = [
-        f"    {each.wider:>5} raised: KL divergence {each.kl_mean:.5f}, ratio {each.perplexity_ratio:.4f}"
-        for each in mix.tried
+        f"    {each.applied_steps:>5} raised: KL divergence {each.kl_mean:.5f}, ratio {each.perplexity_ratio:.4f}"
+        for each in mix.measured
     ]
     return [
         "  widths      KL divergence when only these weights are quantised",
@@ -239,7 +244,7 @@ def quality_texts(manifest: Manifest) -> list[str]:
         f"perplexity {found.perplexity:.3f}, {other} {found.original_perplexity:.3f}: ratio "
         f"{found.perplexity_ratio:.4f}; same best token {found.top1_agreement:.1%}; KL divergence "
         f"{nats(found.kl_mean)}, 99th percentile {nats(found.kl_p99, 3)} ({found.tokens:,} tokens of {found.text}, on "
-        f"{found.provider}{'' if found.twin is None else f': {found.twin}'})",
+        f"{found.provider}{'' if found.converted_copy is None else f': {found.converted_copy}'})",
         *(
             f"{each.phase}: ratio {each.perplexity_ratio:.4f}; same best token {each.top1_agreement:.1%}; KL "
             f"divergence {nats(each.kl_mean)}"

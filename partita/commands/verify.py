@@ -41,7 +41,7 @@ def run(options: VerifyCommand) -> int:
     target = read_chain(options)
     manifest = open_folder(package, choice)
     if reference is not None and manifest.foreign is not None and choice.max_length is None:
-        window, longest = read_evidence(package).window, manifest.graph.longest or 0
+        window, longest = read_evidence(package).window, manifest.graph.max_length_limit or 0
         if window == manifest.graph.max_length < longest:  # the graph lacks it: compare texts that show that
             manifest = open_folder(package, replace(choice, max_length=min(longest, window + TOKENS_PAST_WINDOW)))
     check_files(package, manifest, hashes=True)

@@ -141,8 +141,8 @@ class Variants(Attempts):
         """The manifest record of the target; None without one. `result`: of the known answer on it."""
         results = self.probe_results if self.target is not None and self.target.ask is not None else {}
         probed = tuple(manifest_record(each, found, self.mismatches.get(each, "")) for each, found in results.items())
-        unfit = {str(variant): str(error) for variant, error in self.misfits.items()}
-        return target_record(self.target, result, asked=probed, unfit=unfit)
+        excluded = {str(variant): str(error) for variant, error in self.misfits.items()}
+        return target_record(self.target, result, probed=probed, excluded=excluded)
 
 
 def _one_token(traced: TracedGraph) -> dict[str, tuple[int, ...]]:

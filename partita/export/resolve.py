@@ -141,7 +141,7 @@ def source_of(options: ExportOptions, checkpoint: Checkpoint) -> QuantisedSource
     taken: Literal["as stored", "requantised", "dequantised"] = "dequantised"
     if options.computing.bits is not None:
         taken = "requantised" if options.requantise else "as stored"
-    return QuantisedSource(method=found.method, weights=len(found.weights), taken=taken)
+    return QuantisedSource(method=found.method, weights=len(found.weights), conversion=taken)
 
 
 def notes(options: ExportOptions, checkpoint: Checkpoint) -> list[str]:

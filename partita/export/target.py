@@ -173,16 +173,16 @@ def rank(answers: Mapping[GraphVariant, ProbeResult], order: Sequence[GraphVaria
     return sorted(answers, key=key)
 
 
-def manifest_record(way: GraphVariant, answer: ProbeResult, disagrees: str) -> ProbedLowering:
+def manifest_record(way: GraphVariant, answer: ProbeResult, mismatch: str) -> ProbedLowering:
     """The manifest record of a result."""
     return ProbedLowering(
         attention=way.attention,
         form=None if way.is_usual else way.form,
         nodes=answer.nodes,
-        left=dict(answer.unsupported),
-        fails=answer.failure,
-        unasked=answer.untested,
-        disagrees=disagrees,
+        unsupported=dict(answer.unsupported),
+        error=answer.failure,
+        untested_nodes=answer.untested,
+        mismatch=mismatch,
     )
 
 
@@ -194,7 +194,7 @@ def target_record(
         return None
     if result is not None:
         found |= {"verification": result.status, "detail": result.detail}
-    return TargetRecord(provider=target.provider, source=target.source, how=how or target.how, **found)
+    return TargetRecord(provider=target.provider, source=target.source, probe_method=how or target.how, **found)
 
 
 def describe(answer: ProbeResult) -> str:

@@ -289,11 +289,11 @@ def _manifest(
         files=tuple(files),
         tokenizer=tokenizer,
         toolchain={**_toolchain(), **exported.tools},
-        asked=dict(work.recorded_options),
+        options=dict(work.recorded_options),
         verification=Verification(status="unverified", detail="exported with `verify=False`"),
         packed=exported.packed,
         prefill=exported.prefill,
-        narrow=exported.half_weights,
+        half_precision=exported.half_weights,
         adapters=(
             *exported.adapters,
             *(e.record.model_copy(update={"file": adapter_file(e.record.name)}) for e in exported.switched),
@@ -307,12 +307,12 @@ def _run(
     """The result of `run`, and the manifest it used: for full batches only, where smaller ones fail or mismatch."""
     try:
         result = run(manifest)
-        if agrees(result) or not manifest.graph.takes_fewer_rows:
+        if agrees(result) or not manifest.graph.symbolic_batch:
             return manifest, result
     except Exception:
-        if not manifest.graph.takes_fewer_rows:
+        if not manifest.graph.symbolic_batch:
             raise
-    whole = manifest.model_copy(update={"graph": manifest.graph.model_copy(update={"takes_fewer_rows": False})})
+    whole = manifest.model_copy(update={"graph": manifest.graph.model_copy(update={"symbolic_batch": False})})
     result = run(whole)
     if agrees(result):
         add_note(

@@ -73,7 +73,7 @@ INPUTS = (
         "positions", r"pos(ition_?|_)ids|positions?|cache_position|input_?pos(itions?)?", INTEGERS, 1, 2, shapes=PLACES
     ),
     _sign("cache_branch", r"use_cache_branch|use_cache", frozenset({"bool"}), 0, 1),
-    _sign("logits_kept", r"(num_)?logits_to_keep", INTEGERS, 0, 1),
+    _sign("logits_count", r"(num_)?logits_to_keep", INTEGERS, 0, 1),
     _sign("total_length", rf"total_?{LENGTHS}", INTEGERS, 0, 1),
     _sign("last_index", r"seqlens_k", INTEGERS, 1, shapes=COLUMN),
     _sign("write_start", rf"past_?{LENGTHS}s?|past_len(gth)?|start_pos(ition)?", INTEGERS, 0, 1, shapes=COLUMN),

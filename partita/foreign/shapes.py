@@ -159,8 +159,8 @@ class Shapes:
             window=(declared.window if declared is not None else None)
             or window_of(pair, self.graph)
             or self._window(pair),
-            rolls=rolls(pair, self.graph),
-            grows=grows,
+            rolling=rolls(pair, self.graph),
+            growing_axis=grows,
             in_place=in_place,
         )
 

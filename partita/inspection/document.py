@@ -133,7 +133,7 @@ def _contract(found: Inspection) -> Section | None:
         none = "none: no manifest, and the layout could not be inferred"
         return Section("contract", "Contract", (Line(none),)) if found.kind != "package" else None
     prompts = "in chunks" if contract.appends_chunks else "in one run; later tokens one by one"
-    if contract.takes_fewer_rows:
+    if contract.symbolic_batch:
         prompts = "in chunks, rows independent"
     rows = (
         ("from", contract.source),
@@ -141,7 +141,7 @@ def _contract(found: Inspection) -> Section | None:
         ("max length", f"{contract.max_length:,} tokens"),
         ("vocabulary", f"{contract.vocab_size:,}"),
         ("prompts", prompts),
-        ("recomputed", None if contract.rereads_at is None else f"beyond {contract.rereads_at:,} tokens"),
+        ("recomputed", None if contract.recompute_above is None else f"beyond {contract.recompute_above:,} tokens"),
     )
     return Section("contract", "Contract", (pairs("Contract", rows),))
 
@@ -328,8 +328,8 @@ def shape_text(shape: Sequence[Size] | None) -> str:
 
 def state_text(state: State) -> str:
     """Shape of a state, and how it grows."""
-    grows = "" if state.grows is None else f", grows along axis {state.grows}"
-    window = "" if state.window is None else f", {'rolling ' if state.rolls else ''}window {state.window:,}"
+    grows = "" if state.growing_axis is None else f", grows along axis {state.growing_axis}"
+    window = "" if state.window is None else f", {'rolling ' if state.rolling else ''}window {state.window:,}"
     return f"{shape_text(state.shape)}{grows}{window}"
 
 
@@ -371,7 +371,7 @@ def adapter_text(adapter: AdapterRecord) -> str:
     kind = {"lora": "LoRA", "dora": "DoRA"}.get(adapter.kind or "", adapter.kind or "adapter")
     ranks = f" of rank {listing(map(str, adapter.ranks))}" if adapter.ranks else ""
     modules = "" if adapter.modules is None else f" for {plural(adapter.modules, 'module')}"
-    whole = f", {plural(len(adapter.whole), 'parameter')} replaced" if adapter.whole else ""
+    whole = f", {plural(len(adapter.replaced_parameters), 'parameter')} replaced" if adapter.replaced_parameters else ""
     trained = f", trained on {adapter.base_model}" if adapter.base_model else ""
     where = "merged into the weights" if adapter.merged else f"separate, named {adapter.name}"
     return f"{kind}{ranks}{modules}{whole}{trained}; {where}"

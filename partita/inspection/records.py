@@ -98,10 +98,10 @@ class ContractFacts(Record):
     max_length: int
     vocab_size: int
     appends_chunks: bool
-    takes_fewer_rows: bool = False
+    symbolic_batch: bool = False
     adapters_by_row: bool = False
     """Rows of a batch may use different adapters."""
-    rereads_at: int | None
+    recompute_above: int | None
     source: str
     """manifest, or how the contract was inferred."""
 

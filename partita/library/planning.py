@@ -195,7 +195,7 @@ def _package(path: Path, options: PlanOptions) -> Planned:
             f"`precision={options.precision}`: {path} is a package in {contract.precision}; omit it, or plan its "
             "checkpoint"
         )
-    limits = {"context": contract.longest or contract.max_length, "batch": contract.batch_size}
+    limits = {"context": contract.max_length_limit or contract.max_length, "batch": contract.batch_size}
     for name, most in limits.items():
         requested = getattr(options, name) or 1
         if requested > most:

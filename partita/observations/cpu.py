@@ -17,11 +17,9 @@ class AttentionChoice(Record):
     reason: Literal[
         "faster",  # naive: measured to be faster for this processor and head size
         "not_faster",  # flash: ONNX Runtime's default
-        "unclear",  # only in reports of earlier versions, which timed both paths
         "memory",  # flash: the matrix of scores would be too large
         "option",  # set by the user
         "environment",  # set by an environment variable of ONNX Runtime
-        "failed",  # only in reports of earlier versions
     ]
     detail: str
     """Explanation in one sentence."""

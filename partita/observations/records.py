@@ -101,7 +101,7 @@ class PackageQuality(Record):
     """Predicted tokens."""
     provider: str
     """Provider that ran the package."""
-    twin: str | None = None
+    converted_copy: str | None = None
     """The converted graphs that ran instead, if the provider has no kernels for those of the package."""
     perplexity_ratio: float
     """Perplexity divided by that of the source model; 1 is no loss."""

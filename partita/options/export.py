@@ -27,13 +27,13 @@ class TargetOptions:
 
     HELP_GROUP = "Provider"
     target: str | None = option(
-        "Provider to build the package for; it is queried for its best attention lowering. Default: the "
+        "Provider to build the package for; it is probed for its best attention lowering. Default: the "
         "best usable one.",
         metavar="PROVIDER",
         complete="providers",
     )
     target_default: bool = option(
-        "If the target cannot be queried here, use the default lowering for that provider.", default=False
+        "If the target cannot be probed here, use the default lowering for that provider.", default=False
     )
     target_options: Mapping[str, Value | ProviderValues] | None = option(
         "Provider option, e.g. cuda.device_id=1.",

@@ -41,10 +41,10 @@ Role = Literal[
     "write_start",  # [B] start[b]: first cache row this step writes
     "valid_length",  # [B] start[b] + S: cache rows that are valid after this step
     "logits_rows",  # [K] indices into S of the positions with logits
-    "rope_length",  # [] the sequence length for this step's rotary frequencies; see Contract.rereads_at
+    "rope_length",  # [] the sequence length for this step's rotary frequencies; see Contract.recompute_above
     "mask",  # [B, T] 1 for each valid row of cache and step, else 0; T = max start[b] + S unless it is fixed
     "cache_branch",  # [1] whether to read past: false in the first step of a sequence
-    "logits_kept",  # [] number of last positions with logits
+    "logits_count",  # [] number of last positions with logits
     "logits",  # output [B, K, vocab]
 ]
 """The role of a graph input or output. The runtime feeds by role, not by name."""
@@ -83,10 +83,10 @@ class State(Record):
     """Its own dtype: a recurrent state may be float32 in an fp16 package."""
     window: int | None = None
     """Sliding window in tokens, when the layer has one."""
-    rolls: bool = False
+    rolling: bool = False
     """Window cache: `shape` has room for a window instead of N, the graph drops the oldest rows and moves the others.
     Rows that are still in the buffer from its start are where a static cache has them."""
-    grows: int | None = None
+    growing_axis: int | None = None
     """The axis along which past has one entry per earlier token and present one per token: optimum's layout. `shape`
     has N there. None: past and present have the fixed `shape`."""
     in_place: bool = True
@@ -136,17 +136,17 @@ class Contract(Record):
     """N: maximum tokens of a sequence, prompt and completion."""
     vocab_size: Size
     weight_bytes: Size
-    longest: int | None = Field(default=None, ge=1)
+    max_length_limit: int | None = Field(default=None, ge=1)
     """Maximum value of N when the folder is opened, for foreign folders; None: fixed by the export."""
     model_positions: int | None = Field(default=None, ge=1)
     """Maximum positions of the model, i.e. the largest N of another export; None: unknown."""
-    rereads_at: int | None = None
+    recompute_above: int | None = None
     """Keys cached by steps with a rope_length up to this are invalid for longer ones: before the first longer step, all
     tokens run again. None when cached keys stay valid."""
-    takes_fewer_rows: bool = False
+    symbolic_batch: bool = False
     """A step may run 1 to B neighbouring sequences on their part of every state: the batch axis is symbolic. False:
     every step runs the whole batch."""
-    rereads: bool = False
+    cacheless: bool = False
     """The graph has no cache: every step runs the whole sequence."""
 
     @property

@@ -108,7 +108,7 @@ class QuantisedSource(Record):
     """GPTQ, AWQ, fp8, …"""
     weights: int
     """Number of quantised weights in the checkpoint."""
-    taken: Literal["as stored", "requantised", "dequantised"]
+    conversion: Literal["as stored", "requantised", "dequantised"]
     """The package has the stored integers or codes; quantised them again; or has floats."""
 
 
@@ -155,7 +155,7 @@ class AdapterRecord(Record):
     ranks: tuple[int, ...] = ()
     modules: int | None = None
     """Number of modules whose weight it changes; null: unknown."""
-    whole: tuple[str, ...] = ()
+    replaced_parameters: tuple[str, ...] = ()
     """Parameters that it replaces."""
     base_model: str = ""
     """The base model named by the adapter."""
@@ -195,22 +195,21 @@ class Manifest(Record):
     tokenizer: TokenizerKind
     toolchain: dict[str, str]
     """Package name -> version, of everything used by the export."""
-    asked: dict[str, tuple[str, ...]] | None = None
-    """Options of `partita export` that were set, without dashes, with their values; files and folders by name. Null in
-    packages of earlier versions."""
+    options: dict[str, tuple[str, ...]] = {}
+    """Options of `partita export` that were set, without dashes, with their values; files and folders by name."""
     verification: Verification
     target: TargetRecord | None = None
-    """Null in packages of earlier versions, and without a target to probe."""
+    """Null without a target to probe."""
     smoke: tuple[SmokeRecord, ...] = ()
-    """One for the CPU provider and one for the target, if different; none in packages of earlier versions."""
+    """One for the CPU provider and one for the target, if different."""
     packed: PackedWeights | None = None
     """Null without quantised weights."""
     prefill: PrefillChoice | None = None
     """Null where no separate prefill graph was requested."""
     adapters: tuple[AdapterRecord, ...] = ()
-    narrow: HalfPrecisionWeights | None = None
+    half_precision: HalfPrecisionWeights | None = None
     """Null where weights have the activation dtype, or are quantised."""
-    rounded_cache: QuantisedCache | None = None
+    quantised_cache: QuantisedCache | None = None
     """Null where the KV cache has the activation dtype."""
     quality: Quality | None = None
     """Null where nothing is rounded (fp32 with a float cache), and where the source model was not run."""
@@ -225,18 +224,18 @@ class Manifest(Record):
         return tuple(record for record in self.adapters if not record.merged)
 
     @property
-    def rounds(self) -> bool:
+    def is_rounded(self) -> bool:
         """Whether the package as verified is rounded: to integers, or to 16 bits on a provider with 16-bit kernels."""
         named = precision(self.graph.precision)
-        halves = named.dtype != EXACT.dtype and self.narrow is None and self.verification.status == "verified"
-        return self.rounded_cache is not None or named.bits is not None or halves
+        halves = named.dtype != EXACT.dtype and self.half_precision is None and self.verification.status == "verified"
+        return self.quantised_cache is not None or named.bits is not None or halves
 
     @property
     def tolerance(self) -> float:
         """Maximum max_rel_error against the float32 model, of rounded or equal weights. Raises KeyError."""
-        if self.rounded_cache is not None:
+        if self.quantised_cache is not None:
             return TOLERANCES[ROUNDED_CACHE]
-        narrow = self.narrow if self.packed is None else None
+        narrow = self.half_precision if self.packed is None else None
         exact = narrow is not None and (not narrow.rounded or narrow.compared == "rounded")
         return EXACT.tolerance if exact else precision(self.graph.precision).tolerance
 
@@ -386,7 +385,7 @@ def export_again_remedy(folder: Path, manifest: Manifest | None = None) -> Remed
 
 def _recorded_options(manifest: Manifest) -> Iterator[tuple[str, str]]:
     """The recorded words of the export's command line, each with its option."""
-    for name, values in (manifest.asked or {}).items():
+    for name, values in manifest.options.items():
         option = f"--{name}"
         for value in values or (None,):
             yield option, option

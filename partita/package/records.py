@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import ConfigDict
-
 from partita.package.contract import Record
 
 
@@ -34,7 +32,7 @@ class Verification(Record):
     detail: str
     """How it was verified, or why it was not."""
     provider: str | None = None
-    twin: str | None = None
+    converted_copy: str | None = None
     """The copy that was replayed instead of the package's graphs, where the provider lacks kernels; null for the
     package itself."""
     proof: str | None = None
@@ -101,10 +99,10 @@ class UnitCost(Record):
     """Divergence from the source model on the search text, in nats."""
 
 
-class TriedMix(Record):
+class MeasuredMix(Record):
     """A mix of bits that was measured on the search text."""
 
-    wider: int
+    applied_steps: int
     """The number of applied steps, each of which gives one unit more bits."""
     kl_mean: float
     perplexity_ratio: float
@@ -117,18 +115,18 @@ class Mix(Record):
     """Name of the search text."""
     text_sha256: str
     tokens: int
-    unseen: bool
+    held_out: bool
     """The quality of the package was measured on other text."""
     max_perplexity_ratio: float | None
     max_weight_size: int | None
     """Bytes."""
     steps: int
     """The number of all steps, from the bits of the package to float32."""
-    taken: int
+    applied_steps: int
     """The number of applied steps."""
     costs: tuple[UnitCost, ...]
     """The largest first."""
-    tried: tuple[TriedMix, ...]
+    measured: tuple[MeasuredMix, ...]
 
 
 class PackedWeights(Record):
@@ -139,11 +137,11 @@ class PackedWeights(Record):
     """Attribute of MatMulNBits: 4 allows 8-bit activations."""
     form: str = "matmul_nbits"
     """A name of `export/quantise/forms/`."""
-    reads: str = "MatMulNBits and GatherBlockQuantized"
+    operators: str = "MatMulNBits and GatherBlockQuantized"
     """The operators that read them, in words."""
     activations: str = "fp32"
     """Activations of quantised products: fp32, fp16, or int8 where the graph quantises them."""
-    kept: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
     """Settings of single modules, as MODULE=PRECISION."""
     not_packed: tuple[str, ...] = ()
     """Weights that stayed floats without a setting, and their operators."""
@@ -156,12 +154,8 @@ class PackedWeights(Record):
 class PrefillChoice(Record):
     """The decision on a separate prefill graph in another precision, with its reason."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")  # packages of earlier versions have times of products
-
-    asked: str
+    requested: str
     """The requested precision: int8."""
-    written: bool
-    """False, in packages of earlier versions: one graph for prefill and decode."""
     reason: str
     packed: PackedWeights | None = None
     """The weights that the prefill graph alone reads; the others are in `Manifest.packed`."""
@@ -186,7 +180,7 @@ class QuantisedCache(Record):
     dtype: str
     states: int
     """Number of quantised states."""
-    kept: tuple[str, ...] = ()
+    float_states: tuple[str, ...] = ()
     """Past inputs of states that stayed floats."""
     float_bytes: int
     """Size of all state buffers without quantisation."""
@@ -233,7 +227,7 @@ class Quality(Record):
     """Tokens per window, each with an empty cache."""
     provider: str
     """The execution provider of the package."""
-    twin: str | None = None
+    converted_copy: str | None = None
     """The copy that ran instead of the package's graphs, where the provider lacks kernels."""
     original_perplexity: float
     """Perplexity of the source model in float32."""
@@ -283,13 +277,13 @@ class ProbedLowering(Record):
     form: Literal["contrib", "standard"] | None = None
     """The form of experts and recurrences, where it is not the lowering's default; null otherwise."""
     nodes: int
-    left: dict[str, int]
+    unsupported: dict[str, int]
     """Operator -> number of unsupported nodes."""
-    fails: str
+    error: str
     """The error when the whole graph was opened or run and failed; empty otherwise."""
-    unasked: int
+    untested_nodes: int
     """Nodes without a result."""
-    disagrees: str
+    mismatch: str
     """The mismatch of the known answer replayed on the provider; empty otherwise."""
 
 
@@ -299,11 +293,11 @@ class TargetRecord(Record):
     provider: str
     source: str
     """The origin of the choice: --target, or why it is the default."""
-    how: str
+    probe_method: str
     """How it was probed: directly, over stub libraries, or not at all and why."""
-    asked: tuple[ProbedLowering, ...] = ()
+    probed: tuple[ProbedLowering, ...] = ()
     """In the order of the probes; none follow after a lowering that is fully supported and verified."""
-    unfit: dict[str, str] = {}
+    excluded: dict[str, str] = {}
     """Lowerings that the model does not fit, with the reason; they were not probed."""
     verification: Literal["verified", "unverified", "not_run"] = "not_run"
     """The known answer, replayed on this provider."""

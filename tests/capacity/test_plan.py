@@ -130,7 +130,7 @@ def test_a_state_scales_with_context_unless_its_size_is_fixed(tiny_checkpoint: T
     contract = read_manifest(exported(tiny_checkpoint("llama"))).graph
     whole = Requirements(contract, ()).cache(64, 1)
     assert Requirements(contract, ()).cache(128, 3) == 6 * whole
-    rolling = tuple(state.model_copy(update={"rolls": True}) for state in contract.states)
+    rolling = tuple(state.model_copy(update={"rolling": True}) for state in contract.states)
     contract = contract.model_copy(update={"states": rolling})
     assert Requirements(contract, ()).cache(128, 3) == 3 * whole
 

@@ -53,8 +53,8 @@ def test_cuda_is_asked_over_its_stand_ins(exporting: Export, precision: str, att
     graph, target = content["manifest"]["graph"], content["manifest"]["target"]
     assert graph["attention"] == attention
     assert target["provider"] == "cuda" and target["source"] == "--target" and target["verification"] == "not_run"
-    assert "over stub libraries" in target["how"]
-    asked = {entry["attention"]: entry["left"] for entry in target["asked"]}
+    assert "over stub libraries" in target["probe_method"]
+    asked = {entry["attention"]: entry["unsupported"] for entry in target["probed"]}
     assert asked == ({"gqa": {"GroupQueryAttention": 2}, "onnx24": {}} if precision == "fp32" else {"gqa": {}})
 
 
@@ -84,7 +84,7 @@ def test_a_named_lowering_without_a_target_asks_nobody(exporting: Export) -> Non
 
 def test_a_named_lowering_with_a_target_is_asked_about_alone(exporting: Export) -> None:
     target = as_json(exporting("--attention", "primitives", "--target", "cpu", "--json"))["manifest"]["target"]
-    assert [entry["attention"] for entry in target["asked"]] == ["primitives"]
+    assert [entry["attention"] for entry in target["probed"]] == ["primitives"]
     assert target["verification"] == "verified"
 
 

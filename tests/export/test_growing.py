@@ -31,7 +31,7 @@ def test_it_computes_what_the_model_computes(tiny_checkpoint: TinyCheckpoint, ex
     manifest = read_manifest(exported(tiny_checkpoint(kind), cache="growing"))
     assert manifest.verification.status == "verified" and manifest.graph.attention == "growing"
     assert max(step.max_rel_error for step in manifest.verification.steps) < 1e-5
-    assert {state.grows for state in manifest.graph.states} == {2}
+    assert {state.growing_axis for state in manifest.graph.states} == {2}
 
 
 def test_inputs_and_outputs_are_those_of_optimum(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:

@@ -88,10 +88,16 @@ def test_the_first_lowering_that_is_taken_whole_ends_the_questions(exporting: Ex
     assert summary.attention_reason == f"auto: there supports {nodes} of {nodes} nodes"
     target = read_manifest(summary.out).target
     assert target is not None
-    assert (target.provider, target.source, target.how) == ("there", "--target", "directly")
+    assert (target.provider, target.source, target.probe_method) == ("there", "--target", "directly")
     assert (target.verification, target.detail) == ("verified", "10 steps match")
-    (asked,) = target.asked
-    assert (asked.attention, asked.left, asked.fails, asked.unasked, asked.disagrees) == ("gqa", {}, "", 0, "")
+    (asked,) = target.probed
+    assert (asked.attention, asked.unsupported, asked.error, asked.untested_nodes, asked.mismatch) == (
+        "gqa",
+        {},
+        "",
+        0,
+        "",
+    )
     assert asked.nodes == nodes
 
 
@@ -128,7 +134,7 @@ def test_fewest_nodes_left_wins_and_everything_asked_is_recorded(exporting: Expo
     assert provider.asked == ["gqa", "onnx24", "primitives"] and provider.replayed == ["primitives"]
     target = summary.manifest.target
     assert target is not None
-    assert [(entry.attention, sum(entry.left.values())) for entry in target.asked] == [
+    assert [(entry.attention, sum(entry.unsupported.values())) for entry in target.probed] == [
         ("gqa", 2),
         ("onnx24", 6),
         ("primitives", 1),
@@ -144,7 +150,7 @@ def test_a_lowering_that_it_computes_wrongly_is_set_aside_and_the_next_asked_abo
     assert "gqa does not match: first difference" in summary.attention_reason
     assert any(note.startswith("`attention=gqa` was tried and rejected: first difference") for note in summary.notes)
     target = summary.manifest.target
-    assert target is not None and [bool(entry.disagrees) for entry in target.asked] == [True, False, False]
+    assert target is not None and [bool(entry.mismatch) for entry in target.probed] == [True, False, False]
     assert sorted(path.name for path in summary.out.iterdir()) == sorted(
         [*(file.name for file in summary.manifest.files), "manifest.json"]
     )
@@ -178,7 +184,7 @@ def test_an_opset_skips_the_lowerings_that_need_a_newer_one(exporting: Exporting
     assert provider.asked == ["gqa", "primitives"] and summary.manifest.graph.attention == "primitives"
     assert "onnx24: `opset=18`: onnx24 needs opset 24 or newer" in summary.attention_reason
     target = summary.manifest.target
-    assert target is not None and target.unfit == {"onnx24": "`opset=18`: onnx24 needs opset 24 or newer"}
+    assert target is not None and target.excluded == {"onnx24": "`opset=18`: onnx24 needs opset 24 or newer"}
 
 
 def test_a_lowering_that_the_model_does_not_fit_is_skipped_with_its_reason(
@@ -223,7 +229,7 @@ def test_a_target_that_cannot_be_asked_gets_its_default_and_the_record_says_so(e
     assert summary.manifest.graph.attention == "primitives"
     assert summary.attention_reason == f"auto: the default for there, {how}"
     target = summary.manifest.target
-    assert target is not None and (target.asked, target.how) == ((), how)
+    assert target is not None and (target.probed, target.probe_method) == ((), how)
 
 
 def test_a_slow_machine_does_not_change_the_choice(exporting: Exporting) -> None:
@@ -281,7 +287,7 @@ def test_experts_are_written_for_the_target_whatever_the_lowering(exporting: Exp
     operators = {node.op_type for node in onnx.load(summary.out / "model.onnx", load_external_data=False).graph.node}
     assert "GroupQueryAttention" in operators and "MoE" not in operators
     assert manifest.target is not None
-    assert [(entry.attention, entry.form, dict(entry.left)) for entry in manifest.target.asked] == [
+    assert [(entry.attention, entry.form, dict(entry.unsupported)) for entry in manifest.target.probed] == [
         ("gqa", None, {"MoE": 1}),
         ("gqa", "standard", {}),
     ]
@@ -330,7 +336,7 @@ def test_experts_are_one_operator_beside_a_standard_attention_where_the_target_t
     operators = {node.op_type for node in onnx.load(summary.out / "model.onnx", load_external_data=False).graph.node}
     assert {"Attention", "MoE"} <= operators and "GroupQueryAttention" not in operators
     assert manifest.target is not None
-    assert [(entry.attention, entry.form) for entry in manifest.target.asked] == [
+    assert [(entry.attention, entry.form) for entry in manifest.target.probed] == [
         ("gqa", None),
         ("onnx24", None),
         ("onnx24", "contrib"),

@@ -92,10 +92,10 @@ def test_what_was_inferred_says_why(tmp_path: Path) -> None:
     assert sources["memory_in_7"] == ("key of layer 7", "name, type and shape")
     assert sources["scores"][0] == "logits"
     (state,) = manifest.graph.states
-    assert (state.grows, state.shape, state.in_place) == (1, (1, 2048, 1), False)
+    assert (state.growing_axis, state.shape, state.in_place) == (1, (1, 2048, 1), False)
     assert any("2,048" in note for note in manifest.foreign.notes)
     (summed,) = open_folder(folder_of(SUMMED, tmp_path / "summed")).graph.states
-    assert (summed.kind, summed.grows, summed.in_place) == ("recurrent", None, False)
+    assert (summed.kind, summed.growing_axis, summed.in_place) == ("recurrent", None, False)
 
 
 def test_a_batch_with_a_growing_cache_runs_one_prompt_at_a_time(tmp_path: Path) -> None:

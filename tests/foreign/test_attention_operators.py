@@ -95,7 +95,7 @@ def test_multi_head_attention_grows(chunk: int, tmp_path: Path) -> None:
     manifest = open_folder(folder)
     assert manifest.foreign is not None and manifest.foreign.layout == "onnxruntime-genai"
     assert manifest.graph.attention == "mha"
-    kept = [(s.kind, s.shape, s.grows, s.in_place, s.window) for s in manifest.graph.states]
+    kept = [(s.kind, s.shape, s.growing_axis, s.in_place, s.window) for s in manifest.graph.states]
     assert kept == [(kind, (1, HEADS, LONGEST, WIDTH), 2, False, None) for kind in ("key", "value")]
     expected = plain_tokens(folder / "model.onnx", PROMPT, COUNT)
     assert len(set(expected)) > 2
@@ -133,7 +133,7 @@ def test_what_attention_appends_to_has_any_names(tmp_path: Path) -> None:
     (tmp_path / "odd").mkdir()
     onnx.save(model, tmp_path / "odd" / "model.onnx")
     found = open_folder(tmp_path / "odd").graph.states
-    assert {(s.past, s.present, s.kind, s.grows) for s in found} == {
+    assert {(s.past, s.present, s.kind, s.growing_axis) for s in found} == {
         ("memory_a", "kept_c", "key", 2),
         ("memory_b", "kept_d", "value", 2),
     }
@@ -303,7 +303,10 @@ def test_keys_that_are_read_elsewhere_grow_with_their_values(tmp_path: Path) -> 
   made = Add(all, none)"""
     folder = folder_of(attention, 1, tmp_path / "read", share_buffer=True)
     states = open_folder(folder).graph.states
-    assert {(state.kind, state.grows, state.in_place) for state in states} == {("key", 2, False), ("value", 2, False)}
+    assert {(state.kind, state.growing_axis, state.in_place) for state in states} == {
+        ("key", 2, False),
+        ("value", 2, False),
+    }
     expected = plain_tokens(folder / "model.onnx", PROMPT, COUNT)
     for chunk in (100, 3):
         assert tokens(folder, [PROMPT], Choice(), chunk, COUNT) == [expected]

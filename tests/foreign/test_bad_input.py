@@ -184,7 +184,7 @@ def test_a_contract_says_what_cannot_be_inferred(sample: Sample, tmp_path: Path)
     )
     manifest = open_folder(folder, Choice(contract=contract))
     (state,) = [state for state in manifest.graph.states if state.kind == "value"]
-    assert (state.present, state.grows, state.shape) == ("odd", 2, (1, 1, 40, 16))
+    assert (state.present, state.growing_axis, state.shape) == ("odd", 2, (1, 1, 40, 16))
     assert manifest.graph.vocab_size == known
     assert manifest.foreign is not None
     sources = {port.name: port.source for port in manifest.foreign.ports}

@@ -96,7 +96,7 @@ def test_heads_in_the_axis_of_the_batch(tmp_path: Path) -> None:
     config = {"architectures": ["BloomForCausalLM"], "n_head": 2, "n_layer": 1, "vocab_size": 64, "seq_length": 32}
     (folder / "config.json").write_text(json.dumps(config))
     (state,) = open_folder(folder).graph.states
-    assert (state.shape, state.grows) == ((2, 1, 32), 2)
+    assert (state.shape, state.growing_axis) == ((2, 1, 32), 2)
     assert tokens(folder, [PROMPT], Choice(), 3) == [adding(PROMPT, 6)]
 
 
@@ -138,7 +138,7 @@ def test_rows_written_at_a_cursor(present: str, tmp_path: Path) -> None:
     folder = folder_of(fixed(present), tmp_path / "fixed")
     manifest = open_folder(folder)
     (state,) = manifest.graph.states
-    assert (state.shape, state.grows, manifest.graph.max_length) == ((1, 1, 32, 1), None, 32)
+    assert (state.shape, state.growing_axis, manifest.graph.max_length) == ((1, 1, 32, 1), None, 32)
     for chunk in (100, 3):
         assert tokens(folder, [PROMPT], Choice(), chunk) == [adding(PROMPT, 6)]
 
@@ -175,7 +175,7 @@ def test_rows_whose_place_cannot_be_told_need_a_contract(text: str, tmp_path: Pa
     contract = tmp_path / "contract.toml"
     contract.write_text('[[states]]\npast = "past_key_0"\npresent = "present_key_0"\nkind = "key"\ngrows = false\n')
     (state,) = open_folder(folder, Choice(contract=contract)).graph.states
-    assert (state.grows, state.shape) == (None, (1, 1, 32, 1))
+    assert (state.growing_axis, state.shape) == (None, (1, 1, 32, 1))
 
 
 def arranged(
@@ -215,7 +215,7 @@ def test_no_other_size_is_taken_for_the_length(
     """Heads, or the size of one, where most caches have their rows: a text ended after as many tokens."""
     folder = folder_of(arranged(past, present, axis, order), tmp_path / "arranged")
     manifest = open_folder(folder)
-    assert (manifest.graph.states[0].grows, manifest.graph.max_length) == (axis, 2048)
+    assert (manifest.graph.states[0].growing_axis, manifest.graph.max_length) == (axis, 2048)
     assert tokens(folder, [PROMPT], Choice(), chunk) == [adding(PROMPT, 6)]
 
 

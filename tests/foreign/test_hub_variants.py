@@ -69,7 +69,7 @@ def test_the_width_of_most_packed_weights_is_named(bits: tuple[int, ...], precis
     folder = altered(sample("merged"), pack, "decoder_model_merged.onnx")
     manifest = open_folder(folder)
     assert manifest.graph.precision == precision
-    assert manifest.rounds and manifest.tolerance == PRECISIONS["int4"].tolerance
+    assert manifest.is_rounded and manifest.tolerance == PRECISIONS["int4"].tolerance
     assert read(folder).model.precision == precision
 
 
@@ -102,7 +102,7 @@ def test_a_cache_of_onnxruntime_genai_that_grows(shared: bool, sample: Sample) -
     changed(folder / "genai_config.json", search__past_present_share_buffer=shared)
     manifest = open_folder(folder)
     assert manifest.foreign is not None and manifest.foreign.layout == "onnxruntime-genai"
-    assert [(state.grows, state.in_place) for state in manifest.graph.states] == [(2, False)] * 2
+    assert [(state.growing_axis, state.in_place) for state in manifest.graph.states] == [(2, False)] * 2
     assert generated(folder) == TOKENS
 
 
@@ -143,7 +143,7 @@ def test_a_window_that_the_graph_keeps_alone(sample: Sample, rows: int | None) -
     wanted = generated(whole)
     folder = altered(whole, lambda model: narrowed(model, alone=True))
     states = open_folder(folder).graph.states
-    assert {(state.rolls, state.shape[2]) for state in states} == {(True, rows or 4)}
+    assert {(state.rolling, state.shape[2]) for state in states} == {(True, rows or 4)}
     assert generated(folder) == generated(folder, chunk=3) == wanted != TOKENS
 
 

@@ -58,7 +58,7 @@ def test_its_exporter_writes_a_verified_package(made: Path, kind: str, tmp_path:
     found = partita.export(made / kind / "checkpoint", tmp_path / "out", exporter="optimum", max_length=64)
     manifest = read_manifest(found.path)
     assert manifest.verification.status == "verified" and manifest.graph.attention == "optimum"
-    assert all(state.grows == 2 for state in manifest.graph.states) and manifest.graph.states
+    assert all(state.growing_axis == 2 for state in manifest.graph.states) and manifest.graph.states
     assert "optimum-onnx" in found.attention_reason and "optimum-onnx" in manifest.toolchain
     assert tokens_of(found.path, text) == text["tokens"]
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -228,7 +228,7 @@ def handmade(
     batch: int = 1,
     appends: bool = True,
     states: Sequence[str] = ALL,
-    rereads_at: int | None = None,
+    recompute_above: int | None = None,
     chooses_rows: bool = True,
     fewer: bool = False,
     adapters: Mapping[str, int] | None = None,
@@ -280,8 +280,8 @@ def handmade(
                 vocab_size=VOCAB,
                 weight_bytes=0,
                 cache_bytes=0,
-                rereads_at=rereads_at,
-                takes_fewer_rows=fewer,
+                recompute_above=recompute_above,
+                symbolic_batch=fewer,
             ),
             files=tuple(
                 record_file(folder, name) for name in (KNOWN_ANSWER, *(entry.file for entry in files), *beside)

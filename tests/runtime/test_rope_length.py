@@ -39,8 +39,10 @@ class Spy:
 def generated(tmp_path):
     """Generate with a spy; gives the spy, the steps and the facts."""
 
-    def factory(prompts, *, new=10, rereads_at=LIMIT, chunk=512, stop_after=(), **options):
-        folder = handmade(tmp_path / "rope", graph="rope", batch=len(prompts), rereads_at=rereads_at, **options)
+    def factory(prompts, *, new=10, recompute_above=LIMIT, chunk=512, stop_after=(), **options):
+        folder = handmade(
+            tmp_path / "rope", graph="rope", batch=len(prompts), recompute_above=recompute_above, **options
+        )
         spy = Spy(stop_after)
         with load_runner(folder, CPU, threads=1) as runner:
             steps = list(
@@ -58,7 +60,7 @@ def prompt(length):
 @pytest.mark.parametrize("chunk", [512, 2, 1])
 @pytest.mark.parametrize("shapes", PHASES)
 def test_every_chunk_of_a_prompt_has_the_length_of_the_prompt(generated, shapes, chunk):
-    spy, _, _ = generated([prompt(9)], new=3, shapes=shapes, chunk=chunk, rereads_at=None)
+    spy, _, _ = generated([prompt(9)], new=3, shapes=shapes, chunk=chunk, recompute_above=None)
     assert spy.now == [9, 10, 11]
     assert spy.cached == [9, 9, 9]
 
@@ -107,14 +109,14 @@ def test_a_row_that_has_finished_is_not_read_again(generated):
 def test_the_known_answer_has_one_length_throughout(tmp_path):
     """The original ran over prompt and tokens at once, so every step has the frequencies of the whole."""
     for shapes in PHASES:
-        folder = handmade(tmp_path / shapes, graph="rope", shapes=shapes, batch=2, rereads_at=LIMIT)
+        folder = handmade(tmp_path / shapes, graph="rope", shapes=shapes, batch=2, recompute_above=LIMIT)
         found = replay(folder, CPU, threads=1)
         assert found.status == "verified", found.detail
 
 
 def test_a_next_turn_that_goes_beyond_the_limit_is_read_with_all_before_it(tmp_path):
     """Keys of the shorter text do not go with its own; read alone, they would stay beside each other unseen."""
-    folder = handmade(tmp_path / "rope", graph="rope", batch=1, rereads_at=LIMIT)
+    folder = handmade(tmp_path / "rope", graph="rope", batch=1, recompute_above=LIMIT)
     spy = Spy()
     with load_runner(folder, CPU, threads=1) as runner:
         engine = GenerationLoop(runner)
@@ -130,7 +132,7 @@ def test_a_next_turn_that_goes_beyond_the_limit_is_read_with_all_before_it(tmp_p
 
 def test_a_text_whose_frequencies_follow_its_length_does_not_go_back(tmp_path):
     """The keys that are left were turned by those of the longer one."""
-    folder = handmade(tmp_path / "rope", graph="rope", batch=1, rereads_at=None)
+    folder = handmade(tmp_path / "rope", graph="rope", batch=1, recompute_above=None)
     with load_runner(folder, CPU, threads=1) as runner:
         engine = GenerationLoop(runner)
         row = engine.add_request(Request(tuple(prompt(20)), Spy(), max_new_tokens=2))

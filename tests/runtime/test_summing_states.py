@@ -123,7 +123,9 @@ def test_reading_again_begins_with_empty_states(opened, tmp_path):
     """A package that is told to read again, although its states do not depend on the length."""
     folder = handmade(tmp_path / "again", batch=2)
     manifest = read_manifest(folder)
-    write_manifest(folder, manifest.model_copy(update={"graph": manifest.graph.model_copy(update={"rereads_at": 23})}))
+    write_manifest(
+        folder, manifest.model_copy(update={"graph": manifest.graph.model_copy(update={"recompute_above": 23})})
+    )
     with load_runner(folder, CPU, threads=1) as runner:
         steps = run(runner, PROMPTS[:2])
         assert any(step.is_repeated for step in steps)

@@ -124,7 +124,7 @@ def _exported_model(graphs: Graphs) -> Exported:
     models, prefill = tuple(item.model for item in graphs.traced_graphs), None
     if draft.prefill_plan is not None and (requested := draft.work.options.prefill_precision) is not None:
         packed = summary(draft.prefill_plan, graphs.prompts)
-        prefill = PrefillChoice(asked=requested, written=True, reason="requested", packed=packed)
+        prefill = PrefillChoice(requested=requested, reason="requested", packed=packed)
     return Exported(
         label=f"`cache={GROWING}`" if graphs.chosen.grows else f"`attention={graphs.variant}`",
         attention=graphs.chosen.name,
@@ -138,8 +138,8 @@ def _exported_model(graphs: Graphs) -> Exported:
             max_length=draft.max_length,
             vocab_size=draft.fake.vocab_size,
             weight_bytes=weights.planned_bytes(models),
-            rereads_at=draft.fake.rereads_at,
-            takes_fewer_rows=fewer,
+            recompute_above=draft.fake.recompute_above,
+            symbolic_batch=fewer,
         ),
         parameters=weights.parameter_count(models),
         original_parameters=draft.fake.parameters,

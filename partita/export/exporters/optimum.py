@@ -62,7 +62,9 @@ def attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Attem
         attention=OPTIMUM,
         checkpoint=checkpoint,
         models=(model,),
-        contract=graph.model_copy(update={"longest": None, "weight_bytes": sum(tensor.nbytes for tensor in tensors)}),
+        contract=graph.model_copy(
+            update={"max_length_limit": None, "weight_bytes": sum(tensor.nbytes for tensor in tensors)}
+        ),
         parameters=count,
         original_parameters=count,
         known_answer=lambda first: known_answer.compute(

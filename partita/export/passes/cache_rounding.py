@@ -217,19 +217,19 @@ def _recorded(folder: Path, manifest: Manifest, text: Text, named: set[str]) -> 
     files = tuple(record_file(folder, file.name) if file.name in changed else file for file in manifest.files)
     kept = [state for state in states if state.past not in named]
     found = manifest.verification
-    twin = FLOAT_COPY if found.twin is None else f"{found.twin}, {FLOAT_COPY}"
-    verification = found.model_copy(update={"twin": twin, "detail": f"{found.detail}; {FLOAT_COPY}"})
+    copy = FLOAT_COPY if found.converted_copy is None else f"{found.converted_copy}, {FLOAT_COPY}"
+    verification = found.model_copy(update={"converted_copy": copy, "detail": f"{found.detail}; {FLOAT_COPY}"})
     cache = QuantisedCache(
         dtype=ROUNDED,
         states=len(named),
-        kept=tuple(state.past for state in kept),
+        float_states=tuple(state.past for state in kept),
         float_bytes=manifest.graph.cache_bytes,
         text=text.name,
         text_sha256=text.sha256,
         tokens=text.tokens,
     )
     return manifest.model_copy(
-        update={"graph": graph, "files": files, "verification": verification, "rounded_cache": cache}
+        update={"graph": graph, "files": files, "verification": verification, "quantised_cache": cache}
     )
 
 

@@ -77,7 +77,7 @@ class ScatterElements(OpRun):
 def run(model: ir.Model, context: PassContext) -> int:
     """Replace every value that is a cosine or sine of the positions; returns their number."""
     graph, positions = model.graph, context.input(model.graph, "positions")
-    if positions is None or any(state.grows is not None for state in context.states):
+    if positions is None or any(state.growing_axis is not None for state in context.states):
         return 0  # a growing cache may exceed the N positions of a table
     found: list[tuple[ir.Value, npt.NDArray[Any]]] = []
     covered = set[ir.Node]()

@@ -34,7 +34,7 @@ from partita.export.verify.texts import Text, read_windows
 from partita.export.weights import memory_map
 from partita.export.weights.sources import WeightSource
 from partita.observations.text_format import human_bytes
-from partita.package.records import Mix, TriedMix, UnitCost
+from partita.package.records import MeasuredMix, Mix, UnitCost
 from partita.process import give_back
 
 FULL = 32
@@ -89,7 +89,7 @@ class Mixes:
     ) -> None:
         self.model, self.names, self.plan, self.windows = model, names, plan, torch.from_numpy(text.windows)
         self.bits: dict[tuple[str, ...], int] = {}
-        self.tried: dict[int, TriedMix] = {}
+        self.tried: dict[int, MeasuredMix] = {}
         found = units(placed, plan)
         untie(model, placed, names)
         self.expected = [self._log_probabilities(window) for window in self.windows]
@@ -107,14 +107,14 @@ class Mixes:
         """Divergence with one unit quantised alone, the largest first."""
         self.steps = ordered_steps(costs, plan)
 
-    def measure(self, count: int) -> TriedMix:
+    def measure(self, count: int) -> MeasuredMix:
         """The measurement of the mix with `count` steps, cached."""
         if count not in self.tried:
             bits = {unit.patterns: more for unit, more in self.steps[:count]}
             for unit, _ in self.costs:
                 self._set(unit, bits.get(unit.patterns, self.plan.bits))
             kl_mean, ratio = self._divergence()
-            self.tried[count] = TriedMix(wider=count, kl_mean=kl_mean, perplexity_ratio=ratio)
+            self.tried[count] = MeasuredMix(applied_steps=count, kl_mean=kl_mean, perplexity_ratio=ratio)
         return self.tried[count]
 
     def smallest(self, divergence: float, most: int) -> int:
@@ -180,13 +180,13 @@ def search(graphs: Graphs) -> tuple[tuple[Keep, ...], Mix]:
         text=text.name,
         text_sha256=text.sha256,
         tokens=text.tokens,
-        unseen=unseen,
+        held_out=unseen,
         max_perplexity_ratio=options.max_perplexity_ratio,
         max_weight_size=options.max_weight_size,
         steps=len(steps),
-        taken=applied,
+        applied_steps=applied,
         costs=tuple(UnitCost(modules=unit.patterns, kl_mean=cost) for unit, cost in mixes.costs),
-        tried=tuple(tried for _, tried in sorted(mixes.tried.items())),
+        measured=tuple(tried for _, tried in sorted(mixes.tried.items())),
     )
     del model, mixes
     give_back()

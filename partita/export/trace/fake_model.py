@@ -21,7 +21,7 @@ from partita.errors import PartitaError, ResourceError, UnsupportedModelError
 from partita.export.checkpoint import auto_class
 from partita.export.trace import experts
 from partita.export.trace.hooks import IMPLEMENTATION, register
-from partita.export.trace.rope import rereads_at, rope_by_length, static_up_to
+from partita.export.trace.rope import recompute_above, rope_by_length, static_up_to
 from partita.export.trace.state import ModelStates, probe, text_config
 from partita.export.weights import to_torch
 
@@ -37,7 +37,7 @@ class FakeModel:
     vocab_size: int
     rope_by_length: bool
     """Rotary frequencies depend on the sequence length, within the cache length."""
-    rereads_at: int | None
+    recompute_above: int | None
     """As in `package.Graph`."""
 
     @property
@@ -106,7 +106,7 @@ def build_fake_model(config: PreTrainedConfig, dtype: str, batch: int, max_lengt
                 )
             limit = static_up_to(module)
             by_length = limit is not None and limit < max_length
-            rereads = rereads_at(module) if by_length else None
+            rereads = recompute_above(module) if by_length else None
         with (
             quiet(),
             translate_errors("running the model once on fake tensors"),

@@ -67,8 +67,8 @@ def state_table(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> dict[Ke
                 shape=(spec.batch, layer.kv_heads, window or spec.max_length, width),
                 dtype=fake.dtype,
                 window=layer.window,
-                rolls=window is not None,
-                grows=2 if lowering.grows else None,
+                rolling=window is not None,
+                growing_axis=2 if lowering.grows else None,
                 in_place=not lowering.grows,
             )
     for extra in fake.probed.extras:
@@ -126,7 +126,7 @@ def cursor_shape(cursor: Cursor, spec: TraceSpec, total: Any) -> tuple[Any, ...]
 
 def past_shape(state: State, past: int) -> tuple[int, ...]:
     """The shape of a state before a step; `past`: P, the rows of a growing state at that time."""
-    return tuple(past if axis == state.grows else size for axis, size in enumerate(state.shape))
+    return tuple(past if axis == state.growing_axis else size for axis, size in enumerate(state.shape))
 
 
 def ports_of(

@@ -79,8 +79,8 @@ def static_up_to(model: torch.nn.Module) -> int | None:
     return min((rotary.context for rotary in rotaries(model)), default=None)
 
 
-def rereads_at(model: torch.nn.Module) -> int | None:
-    """`package.Graph.rereads_at`: the maximum length with the short factors of longrope; None without longrope."""
+def recompute_above(model: torch.nn.Module) -> int | None:
+    """`package.Graph.recompute_above`: the maximum length with the short factors of longrope; None without longrope."""
     # dynamic frequencies: transformers keeps cached keys when they change
     found = {rotary.name: rotary.context for rotary in rotaries(model) if rotary.kind == "longrope"}
     if len(set(found.values())) > 1:

@@ -85,7 +85,7 @@ class _Wrapper(torch.nn.Module):
         super().__init__()
         setattr(self, ROOT, fake.module)
         self.fake, self.lowering, self.keys, self.spec = fake, lowering, tuple(table), spec
-        self.rolling = frozenset(state.layer for state in table.values() if state.rolls)
+        self.rolling = frozenset(state.layer for state in table.values() if state.rolling)
         self.recorded_guards = RecordedGuards()
 
     def forward(

@@ -77,7 +77,7 @@ def replay_wide(folder: Path, manifest: Manifest, run: Replay, rounded: Rounded)
     result = _verification(
         manifest, lambda its: on_wide(folder, its, run), lambda: on_wide(folder, manifest, run, rounded())
     )
-    return result.model_copy(update={"detail": f"{result.detail}; {WIDE_DETAIL}", "twin": WIDE_DETAIL})
+    return result.model_copy(update={"detail": f"{result.detail}; {WIDE_DETAIL}", "converted_copy": WIDE_DETAIL})
 
 
 def verify_with_copy(folder: Path, manifest: Manifest, run: Replay, rounded: Rounded = lambda: None) -> Verification:
@@ -216,4 +216,4 @@ def replay_exact(folder: Path, manifest: Manifest, run: Replay) -> Verification:
         graph = changed.graph.model_copy(update={"precision": "fp16" if half else "fp32"})
         changed = changed.model_copy(update={"graph": graph})
         result = verify_with_copy(copied, changed, run) if half else run(copied, changed)
-    return result.model_copy(update={"detail": f"{result.detail}; {detail}", "twin": detail})
+    return result.model_copy(update={"detail": f"{result.detail}; {detail}", "converted_copy": detail})

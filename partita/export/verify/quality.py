@@ -294,7 +294,9 @@ def measure(
         assert scorer is not None
         provider, goes_on = scorer.provider, scorer.continues_at(windows.shape[1] - 1)
     _save(text, found, folder, vocab_size)
-    return quality_of(text, found, provider).model_copy(update={"phases": phases_of(found, goes_on), "twin": variant})
+    return quality_of(text, found, provider).model_copy(
+        update={"phases": phases_of(found, goes_on), "converted_copy": variant}
+    )
 
 
 def _compare(

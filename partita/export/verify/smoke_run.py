@@ -110,9 +110,9 @@ def run_all(
 ) -> tuple[Verification | None, tuple[SmokeRecord, ...]]:
     """The smoke runs on the CPU provider and the target, and the known answer there. Raises TargetParityError."""
     has_copy = work.options.computing.cpu_dtype is not None
-    verified = manifest.verification.status == "verified" and manifest.verification.twin is None
+    verified = manifest.verification.status == "verified" and manifest.verification.converted_copy is None
     same = target is not None and target.provider == CPU and not has_copy
-    by_quality = measured and not manifest.graph.takes_fewer_rows
+    by_quality = measured and not manifest.graph.symbolic_batch
     first = () if same and not verified else (run_on_cpu(work, manifest, smoke, by_quality=by_quality),)
     if target is None:
         return None, first

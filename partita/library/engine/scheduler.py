@@ -56,7 +56,7 @@ class Scheduler(Engine, ABC):
     def __init__(self, manifest: Manifest, runner: Runner) -> None:
         super().__init__(manifest)
         self.runner = runner
-        self._exclusive_length = (runner.contract.rereads_at or 0) if runner.has_rope_length else None
+        self._exclusive_length = (runner.contract.recompute_above or 0) if runner.has_rope_length else None
         """Text length above which a row changes the rotary frequencies of other rows. None: rows are independent."""
         self._keeps_cache = runner.rows == 1 or (runner.cache.padding_is_safe and self._exclusive_length is None)
         """Whether a finished row keeps its cache while others are running."""

@@ -175,7 +175,7 @@ def _replay(
     """Replay the reference logits on the provider alone; on the CPU only a package whose copy was verified instead."""
     from partita.runtime.verify.replay import replay
 
-    if provider.ort_name == CPU and manifest.verification.twin is None:
+    if provider.ort_name == CPU and manifest.verification.converted_copy is None:
         return manifest.verification
     return replay(folder, (provider,), manifest=manifest, options=options)
 

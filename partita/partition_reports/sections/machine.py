@@ -185,7 +185,7 @@ def _describe_package(package: PackageFacts) -> Iterator[Pair]:
                 f"{found.top1_agreement:.1%}; KL divergence {nats(found.kl_mean)}, 99th percentile "
                 f"{nats(found.kl_p99, 3)}",
                 f"at export: {plural(found.tokens, 'token')} of {found.text}, on {found.provider}",
-                *([found.twin] if found.twin is not None else []),
+                *([found.converted_copy] if found.converted_copy is not None else []),
             ),
         )
 

@@ -69,7 +69,7 @@ def recording_session(
 def check_contract(path: Path, contract: Contract, graph: GraphFile) -> None:
     """Raise ProviderError when decode steps differ in more than the values of their inputs."""
     mask = port_by_role(graph, "mask")
-    if contract.rereads:
+    if contract.cacheless:
         raise _not_captured(path, ["it has no KV cache, so the input grows with every step"])
     if any(moves(state) for state in contract.states):
         raise _not_captured(path, ["its cache grows with every token, so shapes change with every step"])

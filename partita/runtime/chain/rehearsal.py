@@ -67,7 +67,7 @@ def _rehearse(where: str, runner: Runner, text: Sequence[int], *, rounds: bool) 
     whole = [_logits(runner, text[:length], length, first=length)[-1] for length in lengths]
     if np.isnan(whole).any() or not all(np.isfinite(logits.max()) for logits in whole):
         return contract.appends_chunks  # the error is raised for the user's own text
-    if runner.graph("prefill").graph.sequence_length == 1 and not contract.rereads:
+    if runner.graph("prefill").graph.sequence_length == 1 and not contract.cacheless:
         found = _logits(runner, [text[-1], *text[1:]], len(text), first=len(text))[-1]
         if np.array_equal(found, whole[-1]):
             raise PackageError(
@@ -77,7 +77,7 @@ def _rehearse(where: str, runner: Runner, text: Sequence[int], *, rounds: bool) 
             )
     with contextlib.suppress(GenerationError):  # some operators support no mask with gaps
         _check_mask(where, runner, text)
-    if contract.rereads:
+    if contract.cacheless:
         _check_causal(where, runner, text, rounds=rounds)
         return contract.appends_chunks
     far = FAR_WHERE_ROUNDED if rounds else FAR

@@ -130,11 +130,11 @@ def _cache(manifest: Manifest | None) -> CacheFacts | None:
         return None
     graph = manifest.graph
     sizes = {state: dtypes.size_bytes(state.dtype, state.shape) for state in graph.states}
-    fixed = sum(size for state, size in sizes.items() if state.kind not in ("key", "value") or state.rolls)
+    fixed = sum(size for state, size in sizes.items() if state.kind not in ("key", "value") or state.rolling)
     layout: Literal["growing", "window", "fixed"] = "fixed"
-    if any(state.grows is not None for state in graph.states):
+    if any(state.growing_axis is not None for state in graph.states):
         layout = "growing"
-    elif any(state.rolls for state in graph.states):
+    elif any(state.rolling for state in graph.states):
         layout = "window"
     return CacheFacts(
         states=graph.states,

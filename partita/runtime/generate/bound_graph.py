@@ -113,8 +113,8 @@ class BoundGraph:
         self._logits_name = logits_port(graph).name
         self._logits = Logits(logits, made.get(self._logits_name), choice)
         self._chosen = inputs["logits_rows"].array if "logits_rows" in inputs else None
-        if "logits_kept" in inputs:
-            inputs["logits_kept"].array.fill(rows)
+        if "logits_count" in inputs:
+            inputs["logits_count"].array.fill(rows)
         first = new_tokens - rows if self._chosen is None else 0
         self._columns = {first + column: column for column in range(rows)}
         fixed = self._recording.fix(inputs, contract.max_length) if self._recording is not None else frozenset()

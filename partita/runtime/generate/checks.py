@@ -39,7 +39,7 @@ class RowLimits(Protocol):
         """Size of the vocabulary; token ids are below it."""
 
     @property
-    def longest(self) -> int | None:
+    def max_length_limit(self) -> int | None:
         """Maximum N when the package is opened; None if fixed by its export."""
 
     @property
@@ -82,11 +82,11 @@ def check_prompt(prompt: Sequence[int], limits: RowLimits, where: str, *, answer
 
 def length_remedy(tokens: int, limits: RowLimits) -> Remedy:
     """Remedy for a text of this number of tokens that leaves no room for a completion."""
-    most = limits.model_positions if limits.longest is None else limits.longest
+    most = limits.model_positions if limits.max_length_limit is None else limits.max_length_limit
     if most is not None and tokens >= most:
         return SHORTEN_TO_MODEL.filled(positions=most)
     wanted = min(1 << tokens.bit_length(), most or sys.maxsize)
-    if limits.longest is None:
+    if limits.max_length_limit is None:
         return SHORTEN_OR_ANEW.filled(max_length=wanted, **PLACEHOLDERS)
     return SHORTEN_OR_ALLOW.filled(max_length=wanted)
 

@@ -50,14 +50,14 @@ class Runner:
         self._by_phase = {phase: entry for entry in reversed(graphs) for phase in entry.phases}
         decode = self.graph("decode")
         self.cache = Cache(contract.states, decode.session, contract.batch_size)
-        apart = self.cache.separate and not contract.rereads and not _needs_even_rows(graphs)
+        apart = self.cache.separate and not contract.cacheless and not _needs_even_rows(graphs)
         self.rows = contract.batch_size if apart else 1
         """Sequences at a time. If 1, every row of the batch has the same tokens."""
         if self.rows == 1:
             self.cache.hold_one()
         self.capacity = self._capacity()
         roped = any(port_by_role(entry.graph, "rope_length") is not None for entry in graphs)
-        self.has_rope_length = roped or contract.rereads_at is not None
+        self.has_rope_length = roped or contract.recompute_above is not None
         self.choice: DeviceChoice | None = None
         """Selects tokens on the device; None if logits are in host memory."""
         logits = logits_port(decode.graph)
@@ -81,11 +81,11 @@ class Runner:
             max_length=contract.max_length,
             chunk=prefill.graph.sequence_length,
             logits_rows=1 if logit_positions(prefill.graph) == "last" else fixed,
-            appends_chunks=contract.appends_chunks and not contract.rereads,
+            appends_chunks=contract.appends_chunks and not contract.cacheless,
             padding_is_safe=self.cache.padding_is_safe,
-            decode_any_length=contract.rereads or (len(self.graphs) > 1 and decode.sequence_length is None),
+            decode_any_length=contract.cacheless or (len(self.graphs) > 1 and decode.sequence_length is None),
             prefill_reads_past=all(state.past in prefill.model.inputs for state in contract.states),
-            takes_fewer_rows=contract.takes_fewer_rows and self.rows > 1 and self.cache.has_spans,
+            symbolic_batch=contract.symbolic_batch and self.rows > 1 and self.cache.has_spans,
         )
 
     # --- the record ---------------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class Runner:
     def can_remove_last(self) -> bool:
         """Whether the last token of a row can be removed from the cache."""
         contract = self.contract
-        return contract.rereads_at is None and not contract.rereads and self.cache.can_rewind(1)
+        return contract.recompute_above is None and not contract.cacheless and self.cache.can_rewind(1)
 
     def graph(self, name: GraphName) -> LoadedGraph:
         """The opened graph of a phase."""

@@ -97,7 +97,7 @@ def port_shapes(batch: int, new_tokens: int, rows: int, vocab_size: int, length:
         "rope_length": (),
         "mask": (batch, length),
         "cache_branch": (1,),
-        "logits_kept": (),
+        "logits_count": (),
         "logits": (batch, rows, vocab_size),
     }
 
@@ -148,7 +148,7 @@ def logit_positions(graph: GraphFile) -> LogitPositions:
     """The positions that a graph computes logits for."""
     if port_by_role(graph, "logits_rows") is not None:
         return "chosen"
-    if port_by_role(graph, "logits_kept") is not None:
+    if port_by_role(graph, "logits_count") is not None:
         return "kept"
     logits = logits_port(graph)
     if graph.sequence_length == 1:

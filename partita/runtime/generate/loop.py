@@ -74,7 +74,7 @@ class GenerationLoop:
         """The adapter of requests without one."""
         runner.cache.prepare()
         self.tokens = NextTokens(runner.cache)
-        if self.shares and not runner.contract.rereads:
+        if self.shares and not runner.contract.cacheless:
             self.prefixes = Prefixes(runner.cache, runner.capacity, self.keeps_keys)
         self._rested = True
         """No row was running, so the time until the next step is not overhead."""
@@ -147,9 +147,9 @@ class GenerationLoop:
 
     def keeps_keys(self, length: int) -> bool:
         """Whether the cached keys of a text of this length are valid for any longer text."""
-        limit = self.runner.contract.rereads_at
+        limit = self.runner.contract.recompute_above
         if limit is None:
-            return not (self.runner.has_rope_length or self.runner.contract.rereads)
+            return not (self.runner.has_rope_length or self.runner.contract.cacheless)
         return max(length, self.longest_rope) <= limit
 
     def end_row(self, row: int) -> None:
@@ -181,7 +181,7 @@ class GenerationLoop:
             sampler = old.for_sampler(sampler)
         budget = entry.request.max_new_tokens if max_new_tokens is None else max_new_tokens
         entry.request = replace(entry.request, sampler=sampler or old, max_new_tokens=budget)
-        limit = contract.rereads_at
+        limit = contract.recompute_above
         outgrows = limit is not None and self.rope_length <= limit < known
         if outgrows or row in cache.invalid or row in cache.unchecked:  # all tokens are read again
             cache.release_row(row)
@@ -201,7 +201,7 @@ class GenerationLoop:
         if not 0 < tokens < entry.known:
             raise GenerationError(f"row {row} has {plural(entry.known, 'token')}; it cannot be rewound by {tokens}")
         back = max(0, cache.lengths[row] - (entry.known - tokens - 1))
-        changes = self.runner.has_rope_length or self.runner.contract.rereads_at is not None
+        changes = self.runner.has_rope_length or self.runner.contract.recompute_above is not None
         if entry.error is not None or changes or not cache.rewind(row, back):
             return False
         entry.rewind(tokens)
@@ -324,7 +324,7 @@ class GenerationLoop:
 
     def _cached_counts(self, plan: StepPlan, drafted: Sequence[int], tokens: Sequence[Sequence[int]]) -> list[int]:
         """[B]: new tokens that each row took in, without rejected draft tokens and tokens that are read again."""
-        rereads = self.runner.contract.rereads and not plan.is_prefill
+        rereads = self.runner.contract.cacheless and not plan.is_prefill
         anew = [row is not None and row.is_repeated for row in self.rows]
         return [
             max(len(new), 1 - again) if count or (rereads and take) else take
@@ -341,7 +341,7 @@ class GenerationLoop:
     def plan(self) -> StepPlan | None:
         """The next step of the current rows."""
         capacity, filled = self.runner.capacity, self.runner.cache.lengths
-        if self.runner.contract.rereads:
+        if self.runner.contract.cacheless:
             views = [self._uncached_view(index, row) for index, row in enumerate(self.rows)]
             return plan_step(views, capacity, self.prefill_chunk)
         if self.prefixes is not None:
@@ -369,7 +369,7 @@ class GenerationLoop:
 
     def _reread_if_outgrown(self) -> None:
         """Read running rows again when the text exceeds the length that the cached keys are for."""
-        limit = self.runner.contract.rereads_at
+        limit = self.runner.contract.recompute_above
         if limit is None or not self.rope_length or not self.rope_length <= limit < self._next_length():
             return
         for index, row in enumerate(self.rows):

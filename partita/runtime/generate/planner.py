@@ -41,16 +41,16 @@ class Capacity:
     prefill_reads_past: bool = True
     """False: the prefill graph has no past, so it only runs a text's first tokens."""
 
-    takes_fewer_rows: bool = False
+    symbolic_batch: bool = False
     """A step may run on a span of rows; a single row supports chunks after past tokens even if a batch does not."""
 
     def chunk_of(self, requested: int, longest: int) -> int:
         """Prompt tokens per run for a requested chunk. `longest`: tokens of the longest prompt."""
-        return self.chunk or (requested if self.appends_chunks or self.takes_fewer_rows else longest)
+        return self.chunk or (requested if self.appends_chunks or self.symbolic_batch else longest)
 
     def appends(self, rows: int) -> bool:
         """Whether a step of this many rows may append several tokens to each."""
-        return self.appends_chunks or (self.takes_fewer_rows and rows == 1)
+        return self.appends_chunks or (self.symbolic_batch and rows == 1)
 
 
 class RowView(NamedTuple):
@@ -107,10 +107,10 @@ def prompts_first(rows: Sequence[RowView], capacity: Capacity) -> list[RowView]:
     Except when padding is not allowed and the prompt is not prefilled in steps of its own, since then every row must
     take part; and when a prompt is prefilled token by token, since decoding rows add no cost.
     """
-    waits = capacity.padding_is_safe or capacity.takes_fewer_rows
+    waits = capacity.padding_is_safe or capacity.symbolic_batch
     one_by_one = (
         not capacity.appends_chunks
-        and not capacity.takes_fewer_rows
+        and not capacity.symbolic_batch
         and any(r.needs_cache and r.cache_length for r in rows)
     )
     if not waits or one_by_one or not any(row.in_prompt and row.pending for row in rows):
@@ -130,7 +130,7 @@ def rows_at_work_first(rows: Sequence[RowView], capacity: Capacity) -> list[RowV
 def one_row_first(rows: Sequence[RowView], capacity: Capacity) -> list[RowView]:
     """Like `prompts_first`, but prompts are prefilled one after the other if a step may run on a single row."""
     first = next((index for index, row in enumerate(rows) if row.in_prompt and row.pending), None)
-    if first is None or not capacity.takes_fewer_rows:
+    if first is None or not capacity.symbolic_batch:
         return prompts_first(rows, capacity)
     return [row if index == first else row._replace(token_limit=0) for index, row in enumerate(rows)]
 
@@ -145,7 +145,7 @@ def plan_step(rows: Sequence[RowView], capacity: Capacity, most_tokens: int) -> 
     ready = [row.ready_tokens for row in rows]
     if not any(ready):
         return None
-    if not capacity.takes_fewer_rows:
+    if not capacity.symbolic_batch:
         return _plan(rows, ready, capacity, most_tokens)
     first, end = _span(rows, ready, capacity, most_tokens)
     plan = _plan(rows[first:end], ready[first:end], capacity, most_tokens)

@@ -106,7 +106,7 @@ def _rehearse(runner: Runner, *, rounds: bool) -> None:
 def _check_rolling(folder: Path, contract: Contract, chain: Sequence[Provider]) -> None:
     """Raise ProviderError for a provider that may treat a sliding-window cache as a full cache."""
     unknown = [provider.name for provider in chain if not provider.rolling_caches]
-    if unknown and any(state.rolls for state in contract.states):
+    if unknown and any(state.rolling for state in contract.states):
         raise ProviderError(
             f"{folder}: some layers have a sliding-window cache, which {unknown[0]} is not known to "
             "support; use another provider, or export with `cache=fixed`"

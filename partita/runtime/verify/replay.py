@@ -104,7 +104,7 @@ def replay(
                 finally:
                     runner.use_adapters(None)
         nodes = (node for entry in runner.graphs for node in (*entry.model.nodes, *entry.model.subgraph_nodes))
-        if tolerance is None and manifest.rounds and any(node.op_type in CHOOSING for node in nodes):
+        if tolerance is None and manifest.is_rounded and any(node.op_type in CHOOSING for node in nodes):
             set_aside(compared)
         not_run = tuple(file.file for file in runner.contract.files if file.file not in replaying.ran)
         not_exercised = (*answer.not_exercised, *(f"{file}, whose chunk is longer than the prompt" for file in not_run))
@@ -307,7 +307,7 @@ def _compare_rows(replaying: _Replay) -> Iterator[Comparison]:
 def _compare_rows_alone(replaying: _Replay) -> Iterator[Comparison]:
     """Prefill the prompt in each row alone, in chunks, and continue with fewer rows from step to step."""
     runner, answer = replaying.runner, replaying.known_answer
-    if not runner.capacity.takes_fewer_rows:
+    if not runner.capacity.symbolic_batch:
         return
     comparison = replaying.comparison("rows by themselves", replaying.all_logits, "alone", again=True)
     first = len(answer.prompt) if answer.own_frequencies else None
@@ -385,7 +385,7 @@ def smoke(
 
         spread = np.linspace(0, vocab_size - 1, runner.rows * size, dtype=np.int64).reshape(runner.rows, size)
         requests = [Request(prompt.tolist(), pick, max_new_tokens=2) for prompt in spread]
-        for rows in (requests, requests[:1] if runner.capacity.takes_fewer_rows else ()):
+        for rows in (requests, requests[:1] if runner.capacity.symbolic_batch else ()):
             for _ in serve(runner, rows) if rows else ():
                 pass
         names = ",".join(entry.provider.name for entry in runner.resolutions if entry.status == "active")

@@ -76,7 +76,7 @@ def test_a_second_copy_of_the_embedding_stays_as_it_is_where_the_embedding_is_pa
     copy = with_head(folder, tmp_path / "c", "same")
     export_to(tmp_path / "out", copy, precision="int4", keep={"lm_head": "fp32"})
     manifest = checked(tmp_path / "out")
-    assert manifest.packed is not None and manifest.packed.kept == ("lm_head=fp32",)
+    assert manifest.packed is not None and manifest.packed.keep == ("lm_head=fp32",)
 
 
 def test_what_nothing_used_is_said_and_recorded_but_not_the_buffers_of_older_versions(

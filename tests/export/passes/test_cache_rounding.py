@@ -75,16 +75,18 @@ def test_the_cache_holds_the_keys_and_values_to_half_a_step(pair: tuple[Path, Pa
 
 
 def test_what_is_recorded(pair: tuple[Path, Path]) -> None:
-    """A quarter of the bytes, a verification that names its twin, and what it costs."""
+    """A quarter of the bytes, a verification that names the float copy, and the loss."""
     manifest, floats = (read_manifest(folder) for folder in pair)
-    assert manifest.rounded_cache is not None and manifest.quality is not None
-    assert manifest.graph.cache_bytes * 4 == floats.graph.cache_bytes == manifest.rounded_cache.float_bytes
+    assert manifest.quantised_cache is not None and manifest.quality is not None
+    assert manifest.graph.cache_bytes * 4 == floats.graph.cache_bytes == manifest.quantised_cache.float_bytes
     assert {state.dtype for state in manifest.graph.states} == {"int8"}
     assert (
-        manifest.rounded_cache.states == 4 and not manifest.rounded_cache.kept and manifest.rounded_cache.tokens > 256
+        manifest.quantised_cache.states == 4
+        and not manifest.quantised_cache.float_states
+        and manifest.quantised_cache.tokens > 256
     )
     found = manifest.verification
-    assert found.status == "verified" and found.tolerance == 1e-4 and "float32 cache" in str(found.twin)
+    assert found.status == "verified" and found.tolerance == 1e-4 and "float32 cache" in str(found.converted_copy)
     assert manifest.tolerance > found.tolerance, "what is replayed later rounds"
     assert 0 < manifest.quality.kl_mean < 0.05 and abs(manifest.quality.perplexity_ratio - 1) < 0.01
     assert Manifest.model_validate_json(manifest.model_dump_json(by_alias=True)) == manifest

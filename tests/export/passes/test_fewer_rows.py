@@ -138,7 +138,7 @@ def test_packages_of_a_batch_take_fewer_rows_and_are_verified_so(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, kind: str, options: dict[str, Any]
 ) -> None:
     manifest = read_manifest(exported(tiny_checkpoint(kind, **SETTINGS.get(kind, {})), **options))
-    assert manifest.graph.takes_fewer_rows
+    assert manifest.graph.symbolic_batch
     tokens = next(port for port in manifest.graph.files[0].inputs if port.role == "tokens")
     assert tokens.shape[0] == BATCH
     assert {state.shape[0] for state in manifest.graph.states} == {options["batch_size"]}
@@ -159,7 +159,7 @@ def test_sizes_stay_fixed_where_there_is_one_row_or_that_was_asked_for(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, options: dict[str, Any]
 ) -> None:
     graph = read_manifest(exported(tiny_checkpoint("llama"), **options)).graph
-    assert not graph.takes_fewer_rows
+    assert not graph.symbolic_batch
     assert all(port.shape[0] == graph.batch_size for port in graph.files[0].inputs if port.role == "tokens")
 
 
@@ -169,13 +169,13 @@ def test_a_graph_that_fails_or_disagrees_over_fewer_rows_is_kept_for_all(
     tried: list[tuple[str, bool]] = []
 
     def replay(folder: Path, manifest: Manifest) -> Verification:
-        tried.append(("replay", manifest.graph.takes_fewer_rows))
-        agrees = not manifest.graph.takes_fewer_rows
+        tried.append(("replay", manifest.graph.symbolic_batch))
+        agrees = not manifest.graph.symbolic_batch
         return Verification(status="verified" if agrees else "unverified", detail="said by the test")
 
     def smoke(folder: Path, manifest: Manifest) -> SmokeRecord:
-        tried.append(("smoke", manifest.graph.takes_fewer_rows))
-        if manifest.graph.takes_fewer_rows:
+        tried.append(("smoke", manifest.graph.symbolic_batch))
+        if manifest.graph.symbolic_batch:
             raise ValueError("of another shape")
         return SmokeRecord(chain="cpu", status="ran", detail="said by the test")
 
@@ -184,6 +184,6 @@ def test_a_graph_that_fails_or_disagrees_over_fewer_rows_is_kept_for_all(
         out = tmp_path / str(verify)
         options = ExportOptions(checkpoint, out, max_length=64, batch_size=2, verify=verify)
         summary = export(options, replay=replay, smoke=smoke)
-        assert not read_manifest(out).graph.takes_fewer_rows
+        assert not read_manifest(out).graph.symbolic_batch
         assert any("only for the whole batch" in note for note in summary.notes)
     assert tried == [("replay", True), ("replay", False), ("smoke", True), ("smoke", False)]

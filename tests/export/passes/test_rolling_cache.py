@@ -55,9 +55,9 @@ def test_it_computes_what_the_model_computes_and_keeps_no_more_than_the_window(p
     manifest, whole = (read_manifest(folder) for folder in pair)
     assert manifest.verification.status == "verified"
     assert max(step.max_rel_error for step in manifest.verification.steps) < 1e-5
-    rows = {state.layer: (state.rolls, state.shape[2]) for state in manifest.graph.states}
+    rows = {state.layer: (state.rolling, state.shape[2]) for state in manifest.graph.states}
     assert rows == {0: (True, WINDOW), 1: (False, LENGTH)}
-    assert not any(state.rolls for state in whole.graph.states)
+    assert not any(state.rolling for state in whole.graph.states)
     per_row = whole.graph.cache_bytes // (2 * LENGTH)
     assert manifest.graph.cache_bytes == per_row * (WINDOW + LENGTH)
 
@@ -97,7 +97,7 @@ def test_other_models_and_precisions(
         out = tmp_path / cache
         checkpoint = tiny_checkpoint(kind, sliding_window=WINDOW)
         export(checkpoint, out, max_length=LENGTH, cache=cache, **options)  # type: ignore[arg-type]
-        assert any(state.rolls for state in read_manifest(out).graph.states) == (cache == "window")
+        assert any(state.rolling for state in read_manifest(out).graph.states) == (cache == "window")
         found.append(logits_of(out, TEXT))
     rolled, whole = found
     np.testing.assert_allclose(rolled, whole, rtol=2e-2 if options else 1e-4, atol=2e-2 if options else 1e-5)

@@ -30,7 +30,7 @@ from partita.export.verify.known_answer import load
 from partita.export.verify.texts import Text
 from partita.export.weights.sources import FloatSource, checkpoint_weight
 from partita.package.folder import QUALITY, WEIGHTS, read_manifest
-from partita.package.records import PackedWeights, Quality, TriedMix
+from partita.package.records import MeasuredMix, PackedWeights, Quality
 from tests.conftest import Exported, TinyCheckpoint
 from tests.export.breadth import recipes
 from tests.export.quantise.test_precision import attributes, checked, export_to, nodes
@@ -129,9 +129,9 @@ def test_the_smallest_mix_is_found_by_measuring_few() -> None:
         def __init__(self) -> None:
             asked.clear()
 
-        def measure(self, count: int) -> TriedMix:
+        def measure(self, count: int) -> MeasuredMix:
             asked.append(count)
-            return TriedMix(wider=count, kl_mean=math.exp(-count / 10), perplexity_ratio=1.0)
+            return MeasuredMix(applied_steps=count, kl_mean=math.exp(-count / 10), perplexity_ratio=1.0)
 
     assert Curve().smallest(math.exp(-3.75), 100) == 38 and len(asked) <= 8
     assert Curve().smallest(math.exp(-3.75), 20) == 20, "no more than a size allows"
@@ -155,14 +155,14 @@ def budgeted(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> tuple[Path,
 def test_a_package_takes_the_size_that_it_may(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
     plain, package = budgeted(tiny_checkpoint, exported)
     base, manifest, mix = read_manifest(plain), read_manifest(package), packed_of(package).mix
-    assert mix is not None and 0 < mix.taken < mix.steps and mix.unseen and mix.tokens >= 256
+    assert mix is not None and 0 < mix.applied_steps < mix.steps and mix.held_out and mix.tokens >= 256
     assert base.graph.weight_bytes < manifest.graph.weight_bytes <= base.graph.weight_bytes + ROOM
     bits = {attributes(node)["bits"] for node in nodes(package, "MatMulNBits").values()}
     assert bits == {4, 8}
-    said = {tuple(sorted(entry.partition("=")[0] for entry in packed_of(package).kept))}
-    assert said and all(entry.endswith("=int8") for entry in packed_of(package).kept)
-    judged = {each.wider: each for each in mix.tried}
-    assert judged[mix.taken].kl_mean < judged[0].kl_mean
+    said = {tuple(sorted(entry.partition("=")[0] for entry in packed_of(package).keep))}
+    assert said and all(entry.endswith("=int8") for entry in packed_of(package).keep)
+    judged = {each.applied_steps: each for each in mix.measured}
+    assert judged[mix.applied_steps].kl_mean < judged[0].kl_mean
     assert manifest.quality is not None and base.quality is not None
     assert manifest.quality.kl_mean < base.quality.kl_mean
 
@@ -171,15 +171,17 @@ def test_a_package_keeps_the_ratio_with_few_weights_wider(tiny_checkpoint: TinyC
     checkpoint = tiny_checkpoint("llama", tied=True)
     none = packed_of(budgeted(tiny_checkpoint, exported)[1]).mix
     assert none is not None
-    divergence = next(each.kl_mean for each in none.tried if each.wider == 0) / 2
+    divergence = next(each.kl_mean for each in none.measured if each.applied_steps == 0) / 2
     ratio = math.exp(divergence)
     package = exported(checkpoint, precision="int4", block_size=32, max_perplexity_ratio=ratio)
     manifest, mix = checked(package), packed_of(package).mix
-    assert mix is not None and manifest.quality is not None and 0 < mix.taken < mix.steps
+    assert mix is not None and manifest.quality is not None and 0 < mix.applied_steps < mix.steps
     assert manifest.quality.perplexity_ratio <= ratio
-    judged = {each.wider: each.kl_mean for each in mix.tried}
+    judged = {each.applied_steps: each.kl_mean for each in mix.measured}
     aim = mixed_precision.AIM * divergence
-    assert judged[mix.taken] <= aim < judged[mix.taken - 1], "one step fewer was measured, and is not enough"
+    assert judged[mix.applied_steps] <= aim < judged[mix.applied_steps - 1], (
+        "one step fewer was measured, and is not enough"
+    )
 
 
 def test_a_ratio_that_cannot_be_kept_publishes_nothing(
@@ -211,7 +213,7 @@ def test_what_was_chosen_can_be_asked_for(model_type: str, exported: Exported, t
     options = {"precision": "int4", "block_size": 32}
     room = 2 * read_manifest(exported(checkpoint, **options)).graph.weight_bytes
     mixed = exported(checkpoint, **options, max_weight_size=room)
-    said = dict(each.split("=") for each in packed_of(mixed).kept)
+    said = dict(each.split("=") for each in packed_of(mixed).keep)
     assert [name for name in said if "self_attn.q_proj" in name]
     if model_type == "mixtral":
         assert [name for name in said if name.endswith(".experts")]
@@ -260,7 +262,7 @@ def test_a_mix_is_calibrated(tiny_checkpoint: TinyCheckpoint, exported: Exported
     options = {"precision": "int4", "block_size": 32, "max_weight_size": size}
     package = exported(checkpoint, calibrate=heldout_path(), **options)
     packed, quality_of_free = packed_of(package), read_manifest(exported(checkpoint, **options)).quality
-    assert packed.calibration is not None and packed.mix is not None and packed.mix.taken > 0
+    assert packed.calibration is not None and packed.mix is not None and packed.mix.applied_steps > 0
     assert {(kind.precision, kind.quantiser) for kind in packed.kinds} == {("int4", "gptq"), ("int8", "gptq")}
     found = read_manifest(package).quality
     assert found is not None and quality_of_free is not None and found.kl_mean < quality_of_free.kl_mean
@@ -273,7 +275,7 @@ def test_a_head_that_stays_as_it_is_is_still_the_embedding(tiny_checkpoint: Tiny
     package = exported(checkpoint, precision="int4", block_size=32, max_weight_size=10 << 20)
     manifest = read_manifest(package)
     packed = manifest.packed
-    assert packed is not None and packed.mix is not None and packed.mix.taken == packed.mix.steps
-    assert {"lm_head=fp32", "model.embed_tokens=fp32"} <= set(packed.kept)
+    assert packed is not None and packed.mix is not None and packed.mix.applied_steps == packed.mix.steps
+    assert {"lm_head=fp32", "model.embed_tokens=fp32"} <= set(packed.keep)
     assert manifest.graph.weight_bytes == read_manifest(exported(checkpoint)).graph.weight_bytes
     assert manifest.quality is not None and manifest.quality.kl_mean < 1e-9

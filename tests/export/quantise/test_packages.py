@@ -35,7 +35,7 @@ FORMATS: dict[str, tuple[dict[str, Any], formats.Packer]] = {
     "torchao_int4_plain": (TORCHAO, formats.torchao_plain),
 }
 INTEGERS = ("llm_int8", "compressed_w4a16", "gptq_act_order", "awq", "torchao_int8")
-"""Packages have their integers, whose products round activations to 8 bits, but for the twin that is verified."""
+"""Packages have their integers, whose products round activations to 8 bits, except in the verified float copy."""
 PROMPT, TOKENS = [5, 17, 9, 40, 3], 8
 
 
@@ -62,7 +62,7 @@ def test_tokens_are_those_of_the_dequantised_model(
     package = exported(folder, precision="auto", **({"quality_text": short_text} if name in INTEGERS else {}))
     manifest = read_manifest(package)
     assert manifest.verification.status == "verified" and manifest.source.quantised is not None
-    assert manifest.source.quantised.taken == ("as stored" if name in INTEGERS else "dequantised")
+    assert manifest.source.quantised.conversion == ("as stored" if name in INTEGERS else "dequantised")
     assert name in INTEGERS or manifest.graph.precision == "fp32"
     if name in INTEGERS:
         package = exported(folder, precision="fp32")

@@ -67,7 +67,7 @@ def test_experts_are_packed(
         "routers stay"
     )
     found = operators(package)
-    assert not found["MoE"] and ("experts by QMoE" in manifest.packed.reads) == bool(found["QMoE"])
+    assert not found["MoE"] and ("experts by QMoE" in manifest.packed.operators) == bool(found["QMoE"])
     if attention == "gqa" and model_type != "nemotron_h":
         assert found["QMoE"] == 2, "one for each layer"
         node = attributes(next(iter(nodes(package, "QMoE").values())))

@@ -154,7 +154,7 @@ def test_modules_keep_what_they_are_told_to(tiny_checkpoint: TinyCheckpoint, exp
     assert {bits[f"model.layers.0.mlp.{name}"] for name in LINEAR[4:]} == {8}
     attention = {width for name, width in bits.items() if name.startswith("model.layers.1.self_attn")}
     assert attention == {4}
-    assert manifest.packed is not None and manifest.packed.kept == tuple(f"{m}={p}" for m, p in keep.items())
+    assert manifest.packed is not None and manifest.packed.keep == tuple(f"{m}={p}" for m, p in keep.items())
     assert {kind.quantiser for kind in manifest.packed.kinds} == {"nearest"} and not manifest.packed.not_packed
 
 
@@ -169,7 +169,7 @@ def test_modules_are_kept_in_16_bits(tiny_checkpoint: TinyCheckpoint, exported: 
     looked_up = {kinds.get(node.input[0]) for node in nodes(package, "Gather").values()}
     assert (down, gate) == (["BFLOAT16"], ["FLOAT16"]) and "BFLOAT16" in looked_up
     assert not [name for name in nodes(package, "MatMulNBits") if name.startswith("model.layers.0.")]
-    assert manifest.packed is not None and manifest.packed.kept == tuple(f"{m}={p}" for m, p in keep.items())
+    assert manifest.packed is not None and manifest.packed.keep == tuple(f"{m}={p}" for m, p in keep.items())
 
 
 def test_a_module_without_a_weight_that_could_be_packed_is_told(

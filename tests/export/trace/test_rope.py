@@ -18,7 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding  # noq
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding  # noqa: E402
 from transformers.models.phimoe.modeling_phimoe import PhimoeRotaryEmbedding  # noqa: E402
 
-from partita.export.trace.rope import rereads_at, rope_by_length, rotaries, static_up_to  # noqa: E402
+from partita.export.trace.rope import recompute_above, rope_by_length, rotaries, static_up_to  # noqa: E402
 
 CONTEXT = 16
 SIZES: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
@@ -158,15 +158,15 @@ def test_one_layer_type_may_depend_on_the_length_and_another_not(full: dict[str,
 
 
 def test_cached_keys_stay_valid_but_for_longrope() -> None:
-    assert rereads_at(Model(phi3())) == CONTEXT
-    assert rereads_at(Model(llama())) is None
+    assert recompute_above(Model(phi3())) == CONTEXT
+    assert recompute_above(Model(llama())) is None
 
 
 def test_longrope_that_changes_at_different_lengths_is_refused() -> None:
     model = Model(phi3())
     model.other = gemma3({**LONGROPE, "original_max_position_embeddings": 24, "factor": 4.0})
     with pytest.raises(UnsupportedModelError, match=r"model\.rotary beyond 16, other\.full_attention beyond 24"):
-        rereads_at(model)
+        recompute_above(model)
 
 
 STATIC: dict[str, dict[str, Any]] = {
@@ -183,7 +183,7 @@ def test_every_other_rope_type_of_transformers_has_fixed_frequencies(rope_type: 
     parameters = {"rope_type": rope_type, **THETA, **({} if rope_type == "default" else STATIC[rope_type])}
     config: Any = AutoConfig.for_model("llama", **SIZES, max_position_embeddings=CONTEXT, rope_parameters=parameters)
     rotary = LlamaRotaryEmbedding(config)
-    assert not rotaries(rotary) and static_up_to(rotary) is None and rereads_at(rotary) is None
+    assert not rotaries(rotary) and static_up_to(rotary) is None and recompute_above(rotary) is None
     long = rotary(*inputs(0, 60))
     assert same(rotary(*inputs(0, 5)), [wave[:, :5] for wave in long])
 

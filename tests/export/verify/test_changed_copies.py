@@ -1,4 +1,4 @@
-"""Mixtures in 16 bits: where rounding alone sends a token to other experts, a twin in float32 proves the graph."""
+"""Mixtures in 16 bits: where rounding alone changes the chosen experts, a copy in float32 proves the graph."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def mixture(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> Path:
 @pytest.mark.heavy
 def test_a_mixture_in_16_bits_is_verified_where_its_experts_are_the_same(mixture: Path) -> None:
     found = read_manifest(mixture).verification
-    assert found.status == "verified" and found.twin is None and found.proof == changed_copy.PROOF
+    assert found.status == "verified" and found.converted_copy is None and found.proof == changed_copy.PROOF
     assert 0 < found.rerouted < 16 and f"except {found.rerouted} of 32 positions" in found.detail
     again = verify.replay(mixture, parse_chain("cpu"), threads=1)
     assert (again.status, again.rerouted) == ("verified", found.rerouted), "verify takes it as export did"
     strict = verify.replay(mixture, parse_chain("cpu"), threads=1, tolerance=0.1)
     assert strict.status == "unverified", "a tolerance that was asked for leaves nothing out"
-    assert not list(mixture.parent.glob("*twin*"))
+    assert not list(mixture.parent.glob("*-copy-*"))
 
 
 def test_a_graph_that_is_wrong_at_a_few_positions_is_not_proven(mixture: Path, tmp_path: Path) -> None:
-    """They are the fewer, so they would be left out if the twin did not have to agree at every one."""
+    """They are fewer than half: without the copy, which must match at every position, they would be excluded."""
     folder = tmp_path / "package"
     shutil.copytree(mixture, folder)
     answer = load_file(folder / KNOWN_ANSWER)
@@ -52,7 +52,7 @@ def test_a_graph_that_is_wrong_at_a_few_positions_is_not_proven(mixture: Path, t
 def test_a_dense_model_that_differs_has_nothing_to_leave_out(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path
 ) -> None:
-    """Even where its twin agrees: no experts are chosen in it."""
+    """Even where its copy matches: it chooses no experts."""
     folder = tmp_path / "package"
     shutil.copytree(exported(tiny_checkpoint("llama"), precision="fp16"), folder)
     manifest = unverified(folder)
@@ -72,5 +72,5 @@ def unverified(folder: Path) -> Manifest:
     """The manifest of a package as it is while it is exported."""
     manifest = read_manifest(folder)
     files = tuple(record_file(folder, each.name) for each in manifest.files)
-    nothing = manifest.verification.model_copy(update={"status": "unverified", "twin": None, "proof": None})
+    nothing = manifest.verification.model_copy(update={"status": "unverified", "converted_copy": None, "proof": None})
     return manifest.model_copy(update={"files": files, "verification": nothing})

@@ -120,7 +120,7 @@ def test_the_headline_says_what_was_not_exercised(tiny_checkpoint: TinyCheckpoin
     told = "verified (not exercised: sliding window of 40 tokens)"
     assert describe(summary)[0].endswith(f"exported, {told}")
     assert summary.manifest.verification.headline == told
-    assert (summary.manifest.asked or {})["verify-length"] == ("39",)
+    assert (summary.manifest.options or {})["verify-length"] == ("39",)
     assert verify.replay(out, parse_chain("cpu"), threads=1).headline == told
 
 

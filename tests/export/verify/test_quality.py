@@ -65,7 +65,7 @@ def test_a_package_of_16_bits_has_a_figure(half: Path) -> None:
     found = manifest.quality
     assert found is not None and manifest.file(QUALITY) is not None and found.text == "heldout.txt"
     assert 256 <= found.tokens <= 512 and abs(found.perplexity_ratio - 1) < 1e-3
-    assert 0 < found.kl_mean < found.kl_p99 < 1e-3 and found.top1_agreement > 0.98 and found.twin is None
+    assert 0 < found.kl_mean < found.kl_p99 < 1e-3 and found.top1_agreement > 0.98 and found.converted_copy is None
     reported = package_facts(half, manifest).quality
     assert reported is not None and reported.kl_mean == found.kl_mean
     (line,) = quality_texts(manifest)
@@ -79,9 +79,9 @@ def test_bfloat16_arithmetic_is_measured_on_the_twin(tiny_checkpoint: TinyCheckp
     package = exported(tiny_checkpoint("llama", num_hidden_layers=1), precision="bf16")
     manifest = read_manifest(package)
     found = manifest.quality
-    assert found is not None and found.twin == manifest.verification.twin and found.kl_mean > 0
+    assert found is not None and found.converted_copy == manifest.verification.converted_copy and found.kl_mean > 0
     assert "float32 arithmetic" in quality_texts(manifest)[0]
-    assert not list(package.parent.glob("*twin*"))
+    assert not list(package.parent.glob("*-copy-*"))
 
 
 def test_weights_that_lose_nothing_are_measured_all_the_same(

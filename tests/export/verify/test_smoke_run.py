@@ -107,7 +107,7 @@ def test_auto_finds_a_lowering_that_runs(exporting: Exporting, asked: bool, veri
     assert "gqa does not run on cpu" in summary.attention_reason
     if asked:
         assert manifest.target is not None
-        assert [(entry.attention, bool(entry.fails)) for entry in manifest.target.asked] == [
+        assert [(entry.attention, bool(entry.error)) for entry in manifest.target.probed] == [
             ("gqa", True),
             ("onnx24", False),
         ]
@@ -261,7 +261,7 @@ def test_bf16_arithmetic_says_where_it_does_not_run_and_what_does(
     manifest, (out, err) = read_manifest(tmp_path / "out"), capsys.readouterr()
     assert manifest.target is not None and manifest.target.verification == "not_run"
     assert "verified there" not in out.replace("NOT verified there", "")
-    assert manifest.verification.twin is not None
+    assert manifest.verification.converted_copy is not None
     if manifest.target.provider == "cpu":
         assert "does not run on cpu" in err and "--precision fp16 or fp32" in err
         assert [entry.status for entry in manifest.smoke] == ["ran", "failed"]

@@ -32,9 +32,13 @@ def test_a_bf16_checkpoint_loses_nothing(tiny_checkpoint: TinyCheckpoint, export
     checkpoint = tiny_checkpoint("llama", dtype="bfloat16", tied=True, num_hidden_layers=1)
     narrow = exported(checkpoint, precision="bf16", activations="fp32")
     manifest = read_manifest(narrow)
-    assert manifest.narrow is not None and manifest.narrow.rounded == 0 and manifest.narrow.weights >= 6
+    assert (
+        manifest.half_precision is not None
+        and manifest.half_precision.rounded == 0
+        and manifest.half_precision.weights >= 6
+    )
     assert manifest.tolerance == EXACT.tolerance == manifest.verification.tolerance
-    assert manifest.verification.status == "verified" and manifest.verification.twin is None
+    assert manifest.verification.status == "verified" and manifest.verification.converted_copy is None
     assert manifest.graph.weight_bytes < 0.6 * 4 * manifest.source.parameters
     assert {state.dtype for state in manifest.graph.states} == {"float32"}
 
@@ -69,7 +73,7 @@ def test_rows_of_an_embedding_are_cast_and_not_all_of_it(tiny_checkpoint: TinyCh
 def test_wider_weights_are_rounded_and_that_is_said(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
     folder = exported(tiny_checkpoint("llama", num_hidden_layers=1), precision="fp16", activations="fp32")
     manifest = read_manifest(folder)
-    assert manifest.narrow is not None and manifest.narrow.rounded == manifest.narrow.weights
+    assert manifest.half_precision is not None and manifest.half_precision.rounded == manifest.half_precision.weights
     assert manifest.verification.status == "verified" and "rounded weights" in str(manifest.verification.reference)
     assert manifest.quality is not None and manifest.quality.kl_mean > 0
 
@@ -82,7 +86,7 @@ def test_integers_whose_scales_have_the_type_are_rounded(
     settings = {"quant_method": "gptq", "bits": 4, "group_size": 32}
     checkpoint = save_quantised(source, tmp_path / "gptq", settings, gptq())
     manifest = read_manifest(exported(checkpoint, precision="fp16", activations="fp32"))
-    assert manifest.narrow is not None and 0 < manifest.narrow.rounded < manifest.narrow.weights
+    assert manifest.half_precision is not None and 0 < manifest.half_precision.rounded < manifest.half_precision.weights
     assert manifest.verification.status == "verified" and manifest.tolerance == EXACT.tolerance
 
 
@@ -152,7 +156,7 @@ def test_what_was_compared_with_the_model_as_it_is_keeps_its_tolerance(
     """As a package of a Partita before, and where the model cannot be given the rounded weights."""
     folder = exported(tiny_checkpoint("llama", num_hidden_layers=1), precision="fp16", activations="fp32")
     manifest = read_manifest(folder)
-    assert manifest.narrow is not None and manifest.narrow.compared == "rounded"
+    assert manifest.half_precision is not None and manifest.half_precision.compared == "rounded"
     assert manifest.tolerance == EXACT.tolerance == manifest.verification.tolerance
-    before = manifest.narrow.model_copy(update={"compared": "model"})
-    assert manifest.model_copy(update={"narrow": before}).tolerance == PRECISIONS["fp16"].tolerance
+    before = manifest.half_precision.model_copy(update={"compared": "model"})
+    assert manifest.model_copy(update={"half_precision": before}).tolerance == PRECISIONS["fp16"].tolerance

@@ -434,14 +434,15 @@ def test_the_report_of_a_batch_goes_beside_it(tmp_path, opened, child, monkeypat
         assert list(ticket.result.tokens) == known_tokens(ticket.work.prompt, 9, KEYS), "it goes on after a report"
 
 
-@pytest.mark.parametrize("rereads_at", [None, 20])
+@pytest.mark.parametrize("recompute_above", [None, 20])
 def test_rows_whose_rotary_frequencies_depend_on_the_length_make_no_difference_to_each_other(
-    tmp_path, opened, rereads_at
+    tmp_path, opened, recompute_above
 ):
-    """Tokens of this graph are the length that the frequencies of their step were for. Those up to `rereads_at` are the
-    same ones.
+    """Tokens of this graph are the length that the frequencies of their step were for.
+
+    Those up to `recompute_above` are the same ones.
     """
-    engine = opened(handmade(tmp_path / "p", graph="rope", batch=3, rereads_at=rereads_at))
+    engine = opened(handmade(tmp_path / "p", graph="rope", batch=3, recompute_above=recompute_above))
     asked = [
         work(tuple(range(1, size + 1)), count) for size, count in ((4, 3), (18, 8), (5, 6), (25, 4), (3, 2), (9, 9))
     ]
@@ -452,7 +453,7 @@ def test_rows_whose_rotary_frequencies_depend_on_the_length_make_no_difference_t
     scheduler = engine
     together = [scheduler.submit(one) for one in asked]
     run(scheduler)
-    least = 0 if rereads_at is None else rereads_at
+    least = 0 if recompute_above is None else recompute_above
     seen = [[[max(token, least) for token in one.result.tokens] for one in each] for each in (alone, together)]
     assert seen[0] == seen[1] and len({tuple(tokens) for tokens in seen[0]}) > 2, "it shows the length"
 

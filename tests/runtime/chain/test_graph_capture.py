@@ -21,7 +21,7 @@ LOGITS = Port(name="logits", role="logits", shape=(1, "K", 8), dtype="float32")
 KEY = State(past="past", present="present", layer=0, kind="key", shape=(1, 1, 16, 4), dtype="float32")
 
 
-def contract(*inputs: Port, state: State = KEY, output: Port = LOGITS, rereads: bool = False) -> Contract:
+def contract(*inputs: Port, state: State = KEY, output: Port = LOGITS, cacheless: bool = False) -> Contract:
     graph = GraphFile(
         file="model.onnx", phase="any", sequence_length=None, nodes=3, inputs=(TOKENS, *inputs), outputs=(output,)
     )
@@ -33,7 +33,7 @@ def contract(*inputs: Port, state: State = KEY, output: Port = LOGITS, rereads: 
         max_length=16,
         vocab_size=8,
         weight_bytes=0,
-        rereads=rereads,
+        cacheless=cacheless,
     )
 
 
@@ -63,8 +63,8 @@ def test_data_of_a_step_in_host_memory_is_named(described, memory, on_host_ports
 @pytest.mark.parametrize(
     ("described", "said"),
     [
-        (contract(rereads=True), "input grows with every step"),
-        (contract(state=KEY.model_copy(update={"grows": 2})), "grows with every token"),
+        (contract(cacheless=True), "input grows with every step"),
+        (contract(state=KEY.model_copy(update={"growing_axis": 2})), "grows with every token"),
         (contract(Port(name="mask", role="mask", shape=(1, "T"), dtype="int64")), "mask grows with every step"),
     ],
 )

@@ -58,7 +58,9 @@ CONTRACT = Contract(
             outputs=(Port(name="logits", role="logits", shape=(1, "S", VOCAB), dtype="float32"),),
         ),
     ),
-    states=(State(past="past", present="present", layer=0, kind="key", shape=(1, 32, 1), dtype="float32", grows=1),),
+    states=(
+        State(past="past", present="present", layer=0, kind="key", shape=(1, 32, 1), dtype="float32", growing_axis=1),
+    ),
     appends_chunks=True,
     batch_size=1,
     max_length=32,

@@ -15,9 +15,9 @@ PAIR = Capacity(max_length=64, chunk=8, logits_rows=4)
 SUMS = Capacity(max_length=64, padding_is_safe=False)
 SUMS_PAIR = Capacity(max_length=64, chunk=8, padding_is_safe=False)
 WHOLE = Capacity(max_length=64, appends_chunks=False)
-FEWER = replace(WHOLE, takes_fewer_rows=True)
-SUMS_FEWER = replace(SUMS, appends_chunks=False, takes_fewer_rows=True)
-SUMS_PAIR_FEWER = replace(SUMS_PAIR, logits_rows=1, takes_fewer_rows=True)
+FEWER = replace(WHOLE, symbolic_batch=True)
+SUMS_FEWER = replace(SUMS, appends_chunks=False, symbolic_batch=True)
+SUMS_PAIR_FEWER = replace(SUMS_PAIR, logits_rows=1, symbolic_batch=True)
 
 GRAPHS = (ANY, PAIR, SUMS, SUMS_PAIR, WHOLE, FEWER, SUMS_FEWER, SUMS_PAIR_FEWER)
 
@@ -85,14 +85,14 @@ def test_whatever_the_rows_are_each_token_is_fed_once_in_order_and_nothing_is_sp
             if plan is None:
                 break
             first, end = plan.span or (0, batch)
-            assert capacity.takes_fewer_rows or plan.span is None
+            assert capacity.symbolic_batch or plan.span is None
             assert not any(plan.take[:first]) and not any(plan.take[end:])
             begun = any(row.cache_length for row in rows[first:end])
             assert (
                 capacity.appends_chunks
                 or not begun
                 or plan.new_tokens == 1
-                or (end - first == 1 and capacity.takes_fewer_rows)
+                or (end - first == 1 and capacity.symbolic_batch)
             )
             for row, took in list(zip(rows, plan.take, strict=True))[first:end]:
                 assert took <= row.pending

@@ -98,9 +98,9 @@ def test_a_prefix_of_an_earlier_run_is_copied_by_the_first_row_and_stays(opened,
 
 def test_a_prefix_that_no_row_can_begin_with_is_refused(opened):
     keeps = Prefix(np.array(SYSTEM), {})
-    engine = GenerationLoop(opened(graph="rope", rereads_at=30), shares=True)
+    engine = GenerationLoop(opened(graph="rope", recompute_above=30), shares=True)
     engine.add_prefix(keeps)
-    for options in ({"graph": "rope"}, {"graph": "rope", "rereads_at": 10}):
+    for options in ({"graph": "rope"}, {"graph": "rope", "recompute_above": 10}):
         with pytest.raises(GenerationError, match="cannot begin with a prefix: the rotary frequencies"):
             GenerationLoop(opened(**options), shares=True).add_prefix(keeps)
 
@@ -135,7 +135,7 @@ def test_a_row_of_a_device_copies_only_what_takes_longer_to_read(opened, monkeyp
 
 
 def test_keys_that_depend_on_the_length_of_the_text_are_not_shared_beyond_it(opened):
-    runner = opened(graph="rope", batch=2, rereads_at=28)
+    runner = opened(graph="rope", batch=2, recompute_above=28)
     for prompts, shared in ((PROMPTS[:2], True), ([PROMPTS[0], [*PROMPTS[1], *range(8)]], False)):
         engine = GenerationLoop(runner, shares=True)
         for prompt in prompts:
@@ -198,7 +198,7 @@ def test_a_recurrent_state_is_copied_only_if_the_prompt_begins_with_the_whole_pr
 
 
 def test_prefixes_of_texts_whose_keys_depend_on_their_length_are_refused(opened):
-    runner = opened(graph="rope", rereads_at=20)
+    runner = opened(graph="rope", recompute_above=20)
     with pytest.raises(GenerationError, match="24 tokens cannot be saved as a prefix: the rotary frequencies"):
         saved(GenerationLoop(runner), SYSTEM)
     prefix = saved(GenerationLoop(runner), SYSTEM[:10])

@@ -403,7 +403,7 @@ def adapter_record(adapter: Adapter, name: str, *, merged: bool) -> AdapterRecor
         kind="dora" if adapter.config.dora else "lora",
         ranks=adapter.ranks,
         modules=len(adapter.modules),
-        whole=tuple(sorted(adapter.replaced_tensors)),
+        replaced_parameters=tuple(sorted(adapter.replaced_tensors)),
         base_model=adapter.config.base_model,
         source=tuple(record_file(adapter.folder, file) for file in (CONFIG, adapter.file)),
     )

@@ -367,9 +367,9 @@ def summary(plan: Plan, outcome: Outcome) -> PackedWeights:
         kinds=tuple(_kind(packing, weights) for packing, weights in kinds.items()),
         accuracy_level=plan.kernels.accuracy_level,
         form=plan.form.name,
-        reads=f"{plan.form.summary}{by_experts}",
+        operators=f"{plan.form.summary}{by_experts}",
         activations=plan.activations,
-        kept=tuple(f"{keep.pattern}={keep.precision}" for keep in plan.keep),
+        keep=tuple(f"{keep.pattern}={keep.precision}" for keep in plan.keep),
         not_packed=tuple(not_packed(outcome)),
     )
 

@@ -30,7 +30,7 @@ def _store(state: State, session: Session, batch: int) -> StoredState:
     """The store of a state: one buffer, or a new one for every step."""
     if moves(state):
         return GrowingState(state, session, batch)
-    kind = RollingState if state.rolls else FixedState if state.kind in KINDS else RecurrentState
+    kind = RollingState if state.rolling else FixedState if state.kind in KINDS else RecurrentState
     return kind(state, session, batch)
 
 

@@ -26,7 +26,7 @@ from partita.runtime.ort.buffers import CUDA_MEMORY, HOST_MEMORY, Buffer, host_b
 
 def moves(state: State) -> bool:
     """Whether each step writes a state to another buffer than it reads."""
-    return state.grows is not None or not state.in_place
+    return state.growing_axis is not None or not state.in_place
 
 
 class GrowingState(StoredState):
@@ -40,9 +40,9 @@ class GrowingState(StoredState):
     def _first_buffer(self) -> Buffer:
         """The state before the first token: length zero if it grows, else zeros."""
         state = self.state
-        if state.grows is None:
+        if state.growing_axis is None:
             return super()._first_buffer()
-        shape = tuple(0 if axis == state.grows else size for axis, size in enumerate(state.shape))
+        shape = tuple(0 if axis == state.growing_axis else size for axis, size in enumerate(state.shape))
         return host_buffer(shape, state.dtype)
 
     @property
@@ -85,7 +85,7 @@ class GrowingState(StoredState):
         if tokens == 0:
             return True
         known = self._session.fresh_memory(self.state.past).memory in (HOST_MEMORY, CUDA_MEMORY)
-        return known and self.state.grows is not None and not dtypes.dtype_named(self.state.dtype).upper_half
+        return known and self.state.growing_axis is not None and not dtypes.dtype_named(self.state.dtype).upper_half
 
     def rewind(self, tokens: int) -> None:
         """Remove the last tokens, through host memory."""
@@ -94,23 +94,25 @@ class GrowingState(StoredState):
 
     def entries(self, tokens: int) -> tuple[slice, ...]:
         """Index of the part of a row's state for its first tokens."""
-        return () if self.state.grows is None else (*[slice(None)] * (self.state.grows - 1), slice(tokens))
+        return (
+            () if self.state.growing_axis is None else (*[slice(None)] * (self.state.growing_axis - 1), slice(tokens))
+        )
 
     def saves(self, tokens: int, filled: int) -> bool:
         """Whether the state can be saved: after any token if it has a token axis, else after the last.
 
         False if its first axis is not the batch.
         """
-        least = filled if self.state.grows is None else 0
+        least = filled if self.state.growing_axis is None else 0
         return self.state.shape[0] == self._batch and least <= tokens <= filled and self.buffer.readable
 
     def can_load(self) -> bool:
         """Whether a state of fixed shape can be written."""
-        return self.state.grows is not None or self.buffer.readable
+        return self.state.growing_axis is not None or self.buffer.readable
 
     def load_row(self, row: Place, values: npt.NDArray[Any]) -> None:
         """Load the state of all rows; a growing state stays in host memory until the next step has read it."""
-        grows = self.state.grows is not None
+        grows = self.state.growing_axis is not None
         self.buffer = host_buffer((self._batch, *values.shape), self.state.dtype) if grows else self._first_buffer()
         self.buffer.change(lambda whole: whole.__setitem__(..., values))
 
@@ -118,7 +120,7 @@ class GrowingState(StoredState):
 def _check_growth(state: State, past: Buffer, present: Buffer, tokens: int) -> None:
     """Raise GenerationError if the shape of present is not past plus the step's tokens."""
     before, after = list(past.value.shape()), list(present.value.shape())
-    wanted = [size + tokens if axis == state.grows else size for axis, size in enumerate(before)]
+    wanted = [size + tokens if axis == state.growing_axis else size for axis, size in enumerate(before)]
     if after != wanted:
         raise GenerationError(
             f"a step of {plural(tokens, 'token')} returned {state.present} {after} for {state.past} {before}, not "
@@ -128,11 +130,11 @@ def _check_growth(state: State, past: Buffer, present: Buffer, tokens: int) -> N
 
 def _shortened(buffer: Buffer, state: State, tokens: int) -> Buffer:
     """A state without its last tokens, in host memory."""
-    assert state.grows is not None
+    assert state.growing_axis is not None
     whole = buffer.value.numpy()
-    kept = whole.shape[state.grows] - tokens
-    shape = tuple(kept if axis == state.grows else size for axis, size in enumerate(whole.shape))
+    kept = whole.shape[state.growing_axis] - tokens
+    shape = tuple(kept if axis == state.growing_axis else size for axis, size in enumerate(whole.shape))
     shorter = host_buffer(shape, state.dtype)
     if math.prod(shape):
-        shorter.host[...] = np.take(whole, range(kept), axis=state.grows)
+        shorter.host[...] = np.take(whole, range(kept), axis=state.growing_axis)
     return shorter

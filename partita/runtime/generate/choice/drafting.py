@@ -281,10 +281,10 @@ def no_draft_reason(runner: Runner) -> str | None:
 def _cannot_go_back(runner: Runner) -> str | None:
     """The reason why rejected draft tokens cannot be removed from the cache."""
     contract = runner.contract
-    if contract.rereads:
+    if contract.cacheless:
         return "its graph has no KV cache, so every step runs on the whole text"
-    if contract.rereads_at is not None:
-        return f"cached keys are only valid up to {contract.rereads_at} tokens, so the cache cannot be rewound"
+    if contract.recompute_above is not None:
+        return f"cached keys are only valid up to {contract.recompute_above} tokens, so the cache cannot be rewound"
     if runner.cache.can_rewind(1):
         return None
     recurrent = [state for state in contract.states if state.kind not in KINDS]
@@ -292,7 +292,7 @@ def _cannot_go_back(runner: Runner) -> str | None:
         kinds = listing(sorted({str(state.kind) for state in recurrent}))
         names = name_some([state.past for state in recurrent], NAMED)
         return f"its {kinds} states ({names}) cannot be rewound"
-    if any(state.rolls for state in contract.states):
+    if any(state.rolling for state in contract.states):
         return (
             "its cache holds only the window of some layers, and dropped tokens cannot be restored; export "
             "with `cache=fixed`"

@@ -107,7 +107,7 @@ def _prompt_notes(runner: Runner) -> tuple[str, ...]:
     again = [step for step in runner.steps if step.is_repeated]
     if again:
         tokens = sum(step.row_tokens for step in again)
-        limit = runner.contract.rereads_at
+        limit = runner.contract.recompute_above
         reason = "after a rejected draft token produced values that are not finite"
         if limit is not None:
             reason = f"when the sequence grew beyond {limit}, where the model's rotary frequencies change"

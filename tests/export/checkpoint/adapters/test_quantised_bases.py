@@ -51,7 +51,7 @@ def taken(package: Path) -> str:
     """What became of the stored integers."""
     quantised = read_manifest(package).source.quantised
     assert quantised is not None
-    return quantised.taken
+    return quantised.conversion
 
 
 def of_peft(base: Path, adapter: Path) -> Any:

@@ -98,7 +98,7 @@ def test_integers_are_taken_as_they_are_stored(
     manifest = read_manifest(package)
     assert manifest.verification.status == "verified" and manifest.graph.precision == "int4"
     quantised = manifest.source.quantised
-    assert quantised is not None and quantised.taken == "as stored" and quantised.method == "GGUF Q4_0, Q8_0"
+    assert quantised is not None and quantised.conversion == "as stored" and quantised.method == "GGUF Q4_0, Q8_0"
     assert manifest.source.files[0].name == "model.gguf"
     from safetensors.numpy import load_file
 

@@ -82,7 +82,7 @@ def test_the_graph_for_prompts_has_the_head_and_the_embedding_of_the_other(pair:
     assert not wide_integers(pair / "prefill.onnx") and not wide_integers(pair / "decode.onnx")
     assert not prompts["Reshape"] and not decode["Reshape"], "no head of a tied embedding is put on one axis"
     found = manifest.prefill
-    assert found is not None and found.written and found.packed is not None
+    assert found is not None and found.packed is not None
     assert (found.packed.activations, sum(kind.weights for kind in found.packed.kinds)) == ("int8", 5 * layers)
 
 

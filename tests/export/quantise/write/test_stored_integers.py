@@ -137,7 +137,7 @@ def test_act_order_is_exported_with_the_columns_sorted(
     manifest = read_manifest(package)
     assert manifest.graph.precision == "int4" and manifest.verification.status == "verified"
     assert manifest.source.quantised is not None and manifest.source.quantised.method == "GPTQ"
-    assert manifest.source.quantised.taken == "as stored" and manifest.source.quantised.weights == 14
+    assert manifest.source.quantised.conversion == "as stored" and manifest.source.quantised.weights == 14
     assert manifest.packed is not None and manifest.quality is not None
     assert [(kind.quantiser, kind.block_size, kind.zero_points) for kind in manifest.packed.kinds] == [
         ("as stored", 32, True)
@@ -145,7 +145,10 @@ def test_act_order_is_exported_with_the_columns_sorted(
     assert manifest.packed.not_packed == ()
     assert abs(manifest.quality.perplexity_ratio - 1) < 0.02  # of 8-bit activations alone
     # What was not quantised stays what it was, in the 16 bits that it has.
-    assert manifest.narrow is not None and (manifest.narrow.dtype, manifest.narrow.rounded) == ("float16", 0)
+    assert manifest.half_precision is not None and (manifest.half_precision.dtype, manifest.half_precision.rounded) == (
+        "float16",
+        0,
+    )
     model = onnx.load(package / "model.onnx")
     orders = {
         node.output[0]: node.input[1] for node in model.graph.node if node.input[1:2] and "columns" in node.input[1]
@@ -178,7 +181,7 @@ def test_experts_of_mxfp4(
     package = exported(folder, quality_text=short_text)
     manifest = read_manifest(package)
     assert manifest.graph.precision == "int8" and manifest.verification.status == "verified"
-    assert manifest.packed is not None and "experts by QMoE" in manifest.packed.reads
+    assert manifest.packed is not None and "experts by QMoE" in manifest.packed.operators
     assert [(kind.weights, kind.quantiser, kind.block_size) for kind in manifest.packed.kinds] == [(4, "as stored", 32)]
 
 
@@ -207,7 +210,7 @@ def test_a_float_precision_dequantises(quantised: Quantised, exported: Exported)
     package = exported(folder, precision="fp16")
     manifest = read_manifest(package)
     assert manifest.verification.status == "verified" and manifest.packed is None
-    assert manifest.source.quantised is not None and manifest.source.quantised.taken == "dequantised"
+    assert manifest.source.quantised is not None and manifest.source.quantised.conversion == "dequantised"
     model = onnx.load(package / "model.onnx")
     made = next(each for each in model.graph.initializer if DOWN in each.name and len(each.dims) == 2)
     array = onnx.numpy_helper.to_array(made, str(package)).astype(np.float32)
@@ -221,7 +224,7 @@ def test_a_package_of_a_checkpoint_in_16_bits_is_replayed_as_it_is(
     """What is not quantised is exact, and the products round activations all the same."""
     package = exported(quantised("gptq_fp16", GPTQ, formats.gptq(), "float16"))
     manifest = read_manifest(package)
-    assert manifest.narrow is not None and not manifest.narrow.rounded and manifest.tolerance == 1e-1
+    assert manifest.half_precision is not None and not manifest.half_precision.rounded and manifest.tolerance == 1e-1
     assert run(["verify", str(package), "--provider", "cpu"]) == 0, capsys.readouterr().err
 
 
@@ -237,7 +240,7 @@ def test_weights_are_rounded_a_second_time(quantised: Quantised, exported: Expor
     folder = quantised("fp8", *FLOATS["fp8"])
     asked: dict[str, Any] = {"precision": "int4", "requantise": True}
     manifest = read_manifest(exported(folder, quality_text=short_text, **asked))
-    assert manifest.source.quantised is not None and manifest.source.quantised.taken == "requantised"
+    assert manifest.source.quantised is not None and manifest.source.quantised.conversion == "requantised"
     assert manifest.packed is not None and {kind.quantiser for kind in manifest.packed.kinds} == {"refit"}
 
 

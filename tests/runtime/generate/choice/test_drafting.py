@@ -108,7 +108,7 @@ def test_what_is_drawn_has_the_distribution_of_the_model_and_not_of_its_draft(op
         ({"shapes": "pair"}, "fixed number of tokens; export without `static_shapes`"),
         ({"shapes": "one"}, "fixed number of tokens"),
         ({"appends": False, "batch": 2}, "at batch size 2 its attention supports one token per step"),
-        ({"rereads_at": 20, "graph": "rope"}, "cached keys are only valid up to 20 tokens"),
+        ({"recompute_above": 20, "graph": "rope"}, "cached keys are only valid up to 20 tokens"),
         ({"graph": "rope"}, "its rotary frequencies depend on the length of the text"),
     ],
 )
