@@ -14,7 +14,6 @@ from partita.errors import ProviderError, UnsupportedModelError, UsageError
 from partita.export.quantise.plan import make_plan, prefill_plan
 from partita.export.target import Kernels
 from partita.package.folder import check_files, read_manifest
-from partita.package.records import PrefillChoice
 from partita.providers.resolve import parse_chain
 from partita.runtime.generate.bound_graph import BoundGraph
 from partita.runtime.generate.loop import GenerationLoop
@@ -171,10 +170,3 @@ def test_a_model_with_recurrent_states_is_refused_by_name(
     checkpoint = tiny_checkpoint("mamba")
     with pytest.raises(UnsupportedModelError, match=r"`prefill_precision=int8`: .* recurrent states, .*; omit it"):
         exported(checkpoint, precision="int4", prefill_precision="int8", quality_text=text)
-
-
-def test_a_package_of_an_earlier_version_with_times_of_products_is_read(pair: Path) -> None:
-    now = read_manifest(pair).prefill
-    assert now is not None
-    record = {**now.model_dump(), "tokens": 128, "products": [{"rows": 1, "seconds": 0.1}]}
-    assert PrefillChoice.model_validate(record) == now
