@@ -270,9 +270,7 @@ def json_schemas() -> dict[str, Any]:
 WIDTH = 120
 """Width of stderr if it is unknown."""
 MOST_ROWS = 40
-SINGLE_NODES = 40
-"""Maximum nodes with a row each; more nodes are grouped by operator and reason."""
-NAMES = 2
+NAMES = 4
 """Maximum families of nodes that a group names."""
 EVIDENCE = 2
 """Maximum quoted log lines per reason, below the table."""
@@ -290,10 +288,7 @@ def render_refusal(rows: Sequence[RefusedNode], width: int | None = None) -> str
     page = Page(Console(file=stream, width=columns, color_system=None, force_terminal=False, legacy_windows=False))
     requested = " or ".join(dict.fromkeys(entry.provider for row in rows for entry in row.available_refusals))
     page.line(f"{plural(len(rows), 'node')} would not run on {requested}:", indent=0)
-    if len(rows) <= SINGLE_NODES:
-        _show_nodes(page, rows)
-    else:
-        _show_groups(page, rows)
+    _show_groups(page, rows)
     _show_evidence(page, rows)
     return stream.getvalue()
 
@@ -307,24 +302,6 @@ def _stderr_columns() -> int:
         return os.get_terminal_size(2).columns or WIDTH
     except OSError:
         return WIDTH
-
-
-def _show_nodes(page: Page, rows: Sequence[RefusedNode]) -> None:
-    """One row per node."""
-    columns = [Column(title, False) for title in ("node", "operator", "module", "would run on", "reason")]
-    page.table(
-        columns,
-        [
-            (
-                row.node or NO_NAME,
-                row.op_type or "unknown",
-                row.module or "-",
-                short_provider(row.provider),
-                _render_reasons(row),
-            )
-            for row in rows
-        ],
-    )
 
 
 def _show_groups(page: Page, rows: Sequence[RefusedNode]) -> None:
@@ -343,10 +320,10 @@ def _show_groups(page: Page, rows: Sequence[RefusedNode]) -> None:
         )
         for (operator, provider, reason), members in ranked
     ]
-    left = ranked[MOST_ROWS:]
-    rest = f"and {sum(len(members) for _, members in left)} more nodes in {len(left)} more groups" if left else ""
+    others = ranked[MOST_ROWS:]
+    rest = f"and {sum(len(members) for _, members in others)} more nodes in {len(others)} more groups" if others else ""
     columns = (Column("operator", False), Column("nodes"), Column("would run on", False), Column("reason", False))
-    page.table((*columns, Column("examples", False)), cells[:MOST_ROWS], rest)
+    page.table((*columns, Column("names", False)), cells[:MOST_ROWS], rest)
 
 
 def _render_reasons(row: RefusedNode) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from partita.commands.results import MOST_ROWS, SINGLE_NODES, render_refusal
+from partita.commands.results import MOST_ROWS, render_refusal
 from partita.diagnosis.explanation import refused_nodes
 from partita.observations.facts import AssignedNode
 from partita.observations.records import ChainEntry
@@ -133,7 +133,7 @@ def test_many_nodes_are_grouped_by_operator():
 
 
 def test_a_long_table_is_cut_and_says_so():
-    text = render_refusal(rows_of(refused_nodes(many(SINGLE_NODES + 60, 100), GPU_ALONE), (GPU,)))
+    text = render_refusal(rows_of(refused_nodes(many(100, 100), GPU_ALONE), (GPU,)))
     assert f"and 60 more nodes in {100 - MOST_ROWS} more groups" in text
 
 

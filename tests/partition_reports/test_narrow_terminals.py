@@ -179,15 +179,6 @@ VIEWS: dict[str, Callable[[], Render]] = {
             highlight=False,
         )
     ),
-    "refusal of many": lambda: (
-        lambda console: console.out(
-            render_refusal(
-                rows_of(refused_nodes(test_refusal.many(90, 45), test_refusal.GPU_ALONE), ()), console.width
-            ),
-            end="",
-            highlight=False,
-        )
-    ),
 }
 
 
