@@ -90,9 +90,7 @@ def file_step(model: OnnxModel, shapes: Mapping[str, Shape], values: Mapping[str
     """One run of an ONNX file on given values; others are generated."""
     rng = np.random.default_rng(SEED)
     feeds = {
-        port.name: np.asarray(values[port.name])
-        if port.name in values
-        else make_values(port, shapes[port.name], rng, fitting=model.fitting.get(port.name))
+        port.name: np.asarray(values[port.name]) if port.name in values else make_values(port, shapes[port.name], rng)
         for port in model.inputs
     }
     return Step("run", model.path.name, feeds)

@@ -16,9 +16,8 @@ from partita.providers.base import Provider
 from partita.providers.resolve import known_providers, resolve
 from partita.runtime.chain.open_chain import idle_providers, open_session
 from partita.runtime.chain.pins import parse_pins
-from partita.runtime.ort.buffers import Buffer, host_buffer, text_buffer
+from partita.runtime.ort.buffers import Buffer, host_buffer
 from partita.runtime.ort.registry import available_ort_names, ort_build
-from partita.runtime.place.inputs import STRING
 from partita.runtime.place.model_file import read_model_file
 
 ASSIGNED_NONE = "it was assigned no nodes; partita place shows why"
@@ -129,9 +128,8 @@ def run_graph(
         held: dict[str, Buffer] = {}
         for port in session.inputs:
             array = feeds[port.name]
-            buffer = text_buffer(array) if types[port.name] == STRING else host_buffer(array.shape, types[port.name])
-            if buffer.array is not None:
-                buffer.host[...] = array
+            buffer = host_buffer(array.shape, types[port.name])
+            buffer.host[...] = array
             held[port.name] = buffer
         skipped, bound = {}, []
         for port in session.outputs:

@@ -212,28 +212,6 @@ def made_buffer(value: Any, memory: str) -> Buffer:
     return Buffer(value, None, dtype, memory, dtypes.size_bytes(dtype, value.shape()))
 
 
-def text_buffer(texts: npt.NDArray[Any]) -> Buffer:
-    """A tensor of strings in host memory, allocated by ONNX Runtime as its binding requires.
-
-    Raises ResourceError when memory runs out.
-    """
-    from onnx import TensorProto, parser
-
-    values = [str(text).encode() for text in texts.ravel()]
-    model = parser.parse_model(f"{HEAD} g () => (y) {{ y = Identity(x) }}")
-    model.graph.initializer.add(name="x", data_type=TensorProto.STRING, dims=texts.shape, string_data=values)
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    try:
-        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        binding = session.io_binding()
-        binding.bind_output("y", "cpu")
-        session.run_with_iobinding(binding)
-    except NATIVE_ERRORS as error:
-        raise buffer_error(sum(map(len, values)), HOST_MEMORY, error) from error
-    return Buffer(binding.get_outputs()[0], None, "string", HOST_MEMORY, 0)
-
-
 def device_buffer(shape: Sequence[int], dtype: str, memory: str, device_id: int, keeper: Callable[[], Any]) -> Buffer:
     """A zeroed tensor in `memory` (e.g. Cuda) of device number `device_id`.
 

@@ -1,7 +1,7 @@
 """Inputs for a model: values from files, or reproducible generated values of sizes from the user.
 
-Generated floats are small random numbers, strings are empty, and integers are zeros, because they may be indices, or
-ones if the input's name contains mask or length.
+Generated floats are small random numbers, and integers are zeros, because they may be indices, or ones if the input's
+name contains mask or length.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import zipfile
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from tokenize import TokenError
@@ -31,11 +30,7 @@ SCALE = 0.1
 LARGEST_BYTES = 1 << 40
 BLOCK = 1 << 20
 """Number of generated random numbers; longer inputs repeat them."""
-STRING, STRING_BYTES = "string", 32
-"""Bytes of an empty string in ONNX Runtime."""
 ONES = re.compile(r"mask|len(gth)?s?(_|$)", re.IGNORECASE)
-ARCHIVES = (b"PK\x03\x04", b"PK\x05\x06")
-"""First bytes of a .npz file, with and without arrays."""
 GIVE_SIZES = Remedy("add them, as in", options=("{sizes}",))
 Shape = tuple[int, ...]
 
@@ -70,27 +65,17 @@ def _read_array(text: str, port: ModelPort, path: Path) -> npt.NDArray[Any]:
     """One array of the type of its input. Raises UsageError."""
     if reason := not_generated(port):
         raise UsageError(f"`inputs={text}`: {port.name} is {reason}, which is not supported in .npy files")
-    unreadable = "it is not a .npy file of numbers or strings"
     try:
         check_size(path, MOST_BYTES)
-        with path.open("rb") as file:
-            is_archive = file.read(4) in ARCHIVES
-        if is_archive and zipfile.is_zipfile(path):
-            raise UsageError(f"`inputs={text}`: {path} contains several arrays; save one with numpy.save")
-        if is_archive:  # truncated: numpy would leave it open
-            raise _no_array(text, path, unreadable)
-        array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+        array: npt.NDArray[Any] = np.lib.format.open_memmap(path, mode="r")  # np.load would also read pickles and .npz
     except (OSError, ValueError, EOFError, TokenError, OverflowError) as error:
-        raise _no_array(text, path, getattr(error, "strerror", None) or unreadable) from error
-    stored_as = STRING if port.dtype == STRING else dtypes.storage(port.dtype)
-    if array.dtype.kind != "U" if port.dtype == STRING else array.dtype != np.dtype(stored_as):
+        reason = getattr(error, "strerror", None) or "it is not a .npy file of numbers"
+        raise UsageError(f"`inputs={text}`: {path} cannot be read: {reason}; write it with numpy.save") from error
+    stored_as = dtypes.storage(port.dtype)
+    if array.dtype != np.dtype(stored_as):
         stored = f", stored as {stored_as}" if stored_as != port.dtype else ""
         raise UsageError(f"`inputs={text}`: {path} is {array.dtype}, but {port.name} is {port.dtype}{stored}")
     return array
-
-
-def _no_array(text: str, path: Path, why: str) -> UsageError:
-    return UsageError(f"`inputs={text}`: {path} cannot be read: {why}; write it with numpy.save")
 
 
 def input_shapes(
@@ -156,7 +141,7 @@ def not_generated(port: ModelPort) -> str:
         return f"an {port.kind}" if port.kind.startswith(tuple("aeiou")) else f"a {port.kind}"
     element = dtypes.find(port.dtype)
     numbers = element is not None and element.storage is not None and element.kind != "complex"
-    return "" if numbers or port.dtype == STRING else f"a tensor of {port.dtype}"
+    return "" if numbers else f"a tensor of {port.dtype}"
 
 
 def _fitted_shape(source: str, port: ModelPort, numbers: Shape, sizes: dict[str, int], *, what: str = "shape") -> Shape:
@@ -230,16 +215,12 @@ def _likely(symbol: str, symbols: Collection[str], sizes: Mapping[str, int]) -> 
     return 2 if "total" in symbol.lower() and any("past" in other.lower() for other in symbols) else 1
 
 
-def _input_bytes(port: ModelPort, shape: Shape) -> int:
-    return math.prod(shape) * STRING_BYTES if port.dtype == STRING else dtypes.size_bytes(port.dtype, shape)
-
-
 def check_free_memory(ports: Sequence[ModelPort], shapes: Mapping[str, Shape], given: Collection[str]) -> None:
     """Raise ResourceError when generated values would exceed the free memory. `given`: inputs with values."""
     import psutil
 
     sizes = {
-        port.name: _input_bytes(port, shapes[port.name])
+        port.name: dtypes.size_bytes(port.dtype, shapes[port.name])
         for port in ports
         if port.name not in given and not not_generated(port)
     }
@@ -256,28 +237,18 @@ def check_free_memory(ports: Sequence[ModelPort], shapes: Mapping[str, Shape], g
         )
 
 
-def make_values(
-    port: ModelPort, shape: Shape, rng: np.random.Generator, *, fitting: int | None = None
-) -> npt.NDArray[Any]:
-    """Generated values for one input, in its storage type. Raises UsageError when they are too large.
-
-    `fitting`: the value if zero is invalid, e.g. for a divisor or an axis.
-    """
-    if _input_bytes(port, shape) > LARGEST_BYTES:
+def make_values(port: ModelPort, shape: Shape, rng: np.random.Generator) -> npt.NDArray[Any]:
+    """Generated values for one input, in its storage type. Raises UsageError when they are too large."""
+    if dtypes.size_bytes(port.dtype, shape) > LARGEST_BYTES:
         raise UsageError(
             f"input {port.name!r} of shape {','.join(map(str, shape))} is larger than 1 TiB; set smaller sizes"
         )
-    if port.dtype == STRING:
-        return np.full(shape, "")
     if port.dtype == "bool":
         return np.ones(shape, np.bool_)
     if dtypes.dtype_named(port.dtype).kind == "integer":
-        value = int(ONES.search(port.name) is not None) if fitting is None else fitting
-        return np.full(shape, value, port.dtype)
+        return np.full(shape, int(ONES.search(port.name) is not None), port.dtype)
     count = math.prod(shape)
     block = rng.standard_normal(min(count, BLOCK), dtype=np.float32) * np.float32(SCALE)
-    if fitting is not None:
-        block = np.full_like(block, fitting)
     if dtypes.dtype_named(port.dtype).upper_half:
         return np.resize((block.view(np.uint32) >> 16).astype(dtypes.storage(port.dtype)), shape)
     return np.resize(block.astype(port.dtype), shape)

@@ -37,25 +37,6 @@ if TYPE_CHECKING:
     import onnx
 
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
-DIVIDING: Mapping[str, tuple[int, ...]] = {
-    "Div": (1,),
-    "Mod": (1,),
-    "Range": (2,),
-    "Slice": (4,),
-    "OneHot": (1,),
-    "Resize": (2, 3),
-    "Upsample": (1,),
-    "GroupQueryAttention": (6,),
-    "DFT": (1,),
-    "STFT": (1, 3),
-    "HannWindow": (0,),
-    "HammingWindow": (0,),
-    "BlackmanWindow": (0,),
-    "MelWeightMatrix": (0, 1, 2),
-}
-"""Input positions that must not be zero, by operator: divisors, steps, scales and lengths."""
-AXES: Mapping[str, tuple[int, int]] = {"DFT": (2, -2)}
-"""Position and default of axis inputs. For axis 0, a kernel of ONNX Runtime 1.27 may never return."""
 AGAIN = "download the file again"
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 """Characters that would break ONNX Runtime's log lines."""
@@ -103,18 +84,6 @@ class OnnxModel:
     weight_bytes: int
     notes: tuple[str, ...]
     """Notes about renamed nodes, and nodes that ONNX Runtime does not list."""
-
-    @property
-    def fitting(self) -> Mapping[str, int]:
-        """Values of integer inputs that must not be zero: 1 for divisors and lengths, a default for axes."""
-        values: dict[str, int] = {}
-        for node in (*self.nodes, *self.subgraph_nodes):
-            if node.op_type in AXES:
-                position, axis = AXES[node.op_type]
-                values |= {name: axis for name in node.inputs[position : position + 1] if name not in values}
-            for position in DIVIDING.get(node.op_type, ()):
-                values |= dict.fromkeys(node.inputs[position : position + 1], 1)
-        return values
 
     def to_bytes(self) -> bytes | None:
         """The model to open instead of the file; None if the file can be opened."""

@@ -52,13 +52,13 @@ from partita.runtime.generate.record.run_facts import LIMIT_BYTES, run_facts, wi
 from partita.runtime.generate.request import Request
 from partita.runtime.generate.runner import Runner, load_runner
 from partita.runtime.ort.binding import Binding
-from partita.runtime.ort.buffers import HOST_MEMORY, Buffer, host_buffer, text_buffer
+from partita.runtime.ort.buffers import HOST_MEMORY, Buffer, host_buffer
 from partita.runtime.ort.errors import SHORTER
 from partita.runtime.ort.evidence import parse_profile, unread_profile
 from partita.runtime.ort.native_log import captured_output
 from partita.runtime.ort.registry import available_ort_names
 from partita.runtime.ort.session import NativeFailureError, Session, open_native
-from partita.runtime.place.inputs import SEED, STRING, Shape, check_free_memory, make_values, not_generated
+from partita.runtime.place.inputs import SEED, Shape, check_free_memory, make_values, not_generated
 from partita.runtime.place.onnx_model import ModelPort, OnnxModel, fixed_shapes
 from partita.runtime.time_limit import LateError, in_time, is_still_running
 
@@ -274,7 +274,7 @@ def _run_model(
 
     try:
         for port in model.inputs if where.runs else ():
-            buffers[port.name] = filled_buffer(model, port, shapes[port.name], where, rng)
+            buffers[port.name] = filled_buffer(port, shapes[port.name], where, rng)
         for name in model.outputs:
             binding.bind_fresh_output(name)
         until = time.monotonic() + where.run_seconds
@@ -291,26 +291,19 @@ def _run_model(
     return _Ran(tuple(steps))
 
 
-def filled_buffer(
-    model: OnnxModel, port: ModelPort, shape: Shape, where: OpenOptions, rng: np.random.Generator
-) -> Buffer:
+def filled_buffer(port: ModelPort, shape: Shape, where: OpenOptions, rng: np.random.Generator) -> Buffer:
     """The buffer of an input in host memory, with its values."""
-    values, fitting = where.values.get(port.name), model.fitting.get(port.name)
-    if port.dtype == STRING:
-        return text_buffer(make_values(port, shape, rng) if values is None else values)
-    buffer = host_buffer(shape, port.dtype)
-    if values is None and where.dry_run and dtypes.is_float(port.dtype) and fitting is None:
+    values, buffer = where.values.get(port.name), host_buffer(shape, port.dtype)
+    if values is None and where.dry_run and dtypes.is_float(port.dtype):
         return buffer
-    buffer.host[...] = make_values(port, shape, rng, fitting=fitting) if values is None else values
+    buffer.host[...] = make_values(port, shape, rng) if values is None else values
     return buffer
 
 
 def _port_facts(model: OnnxModel, session: Session, binding: Binding, *, ran: bool) -> tuple[PortFact, ...]:
     """Required memory of inputs and outputs; all are bound in host memory."""
     memory = session.required_memory
-    sizes: dict[str, int | None] = {
-        name: None if buffer.dtype == STRING else buffer.size_bytes for name, buffer in binding.buffers.items()
-    }
+    sizes: dict[str, int | None] = {name: buffer.size_bytes for name, buffer in binding.buffers.items()}
     if ran:
         shapes = binding.output_shapes()
         for port in session.outputs:
