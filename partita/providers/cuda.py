@@ -16,7 +16,6 @@ WHEELS = Remedy("get CUDA 13 and cuDNN 9 as Python packages", ("pip", "install",
 DRIVER = Remedy("install the NVIDIA driver; in a container, use the NVIDIA container toolkit and pass the GPUs")
 OTHER_DRIVER = Remedy("update the NVIDIA driver, or install the onnxruntime-gpu for the installed CUDA version")
 NO_GPU = Remedy("run it on a machine with an NVIDIA GPU")
-GPU_WHEEL = Remedy("in an environment without another ONNX Runtime", ("pip", "install", "onnxruntime-gpu"))
 
 ATTENTION = ("GroupQueryAttention", "MultiHeadAttention", "Attention")
 DRY_RUN = "1.31.1: log of one-node dry runs as H100; not timed"
@@ -128,7 +127,6 @@ PROVIDER = Provider(
         KernelRow(ATTENTION, "unfused", DRY_RUN, log=sdpa("MATH")),
     ),
     remedies={
-        "not_in_build": GPU_WHEEL,
         "library_missing": WHEELS,
         "device_missing": replace(
             NO_GPU,

@@ -15,20 +15,6 @@ from partita.errors import UsageError
 from partita.providers.base import Provider
 
 SUFFIX = "ExecutionProvider"
-OTHERS = (
-    "ACLExecutionProvider",
-    "AzureExecutionProvider",
-    "CANNExecutionProvider",
-    "DnnlExecutionProvider",
-    "JsExecutionProvider",
-    "NnapiExecutionProvider",
-    "RknpuExecutionProvider",
-    "VitisAIExecutionProvider",
-    "VSINPUExecutionProvider",
-    "WebNNExecutionProvider",
-    "XnnpackExecutionProvider",
-)
-"""Providers in `onnxruntime.get_all_providers()` of 1.31 without a file in this folder."""
 ENTRY_POINT = b"CreateEpFactories"
 """The function that ONNX Runtime calls in a plugin library."""
 
@@ -41,13 +27,6 @@ def generic_provider(ort_name: str, library: Path | None = None) -> Provider:
         any_option=True,
         library=library,
     )
-
-
-def other_provider(word: str) -> Provider | None:
-    """A provider of `OTHERS` by its long or short name, ignoring case; None if there is none."""
-    written = word.lower()
-    found = (name for name in OTHERS if written in (name.lower(), name.removesuffix(SUFFIX).lower()))
-    return next(map(generic_provider, found), None)
 
 
 def _library_provider(name: str, path: Path, known: Mapping[str, Provider]) -> Provider:

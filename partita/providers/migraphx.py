@@ -34,9 +34,6 @@ PROVIDER = Provider(
     ),
     libraries=(Library("libmigraphx_c.so.3", "MIGraphX", ROCM),),
     remedies={
-        "not_in_build": Remedy(
-            "in an environment without another ONNX Runtime", ("pip", "install", "onnxruntime-migraphx")
-        ),
         "library_missing": ROCM,
         "device_missing": NO_GPU,
         "version_mismatch": ROCM,

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import mmap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 from partita.errors import UsageError
 from partita.messages import did_you_mean, nearest
@@ -14,8 +11,6 @@ from partita.providers.base import Option, Provider
 
 NO = frozenset({"0", "false", "no", "off"})
 YES = frozenset({"1", "true", "yes", "on"})
-LIBRARIES = frozenset({".so", ".dll", ".dylib"})
-"""Suffixes of a plugin's library."""
 
 
 def split_options(texts: Sequence[str], argument: str = "provider_options") -> dict[str, dict[str, str]]:
@@ -68,7 +63,7 @@ def _listed_options(given: Mapping[str, Mapping[str, object]], argument: str) ->
 
 
 def _find_option(written: str, provider: Provider, name: str) -> Option | None:
-    """The option of a name, ignoring case; None if only the provider's library knows it. Raises UsageError."""
+    """The option of a name, ignoring case; None if the options of the provider are unknown. Raises UsageError."""
     if provider.any_option:
         return None
     by_name = {option.name.lower(): option for option in provider.options}
@@ -77,25 +72,10 @@ def _find_option(written: str, provider: Provider, name: str) -> Option | None:
         return option
     if not by_name:
         raise UsageError(f"{written}: {provider.name} has no options")
-    if provider.plugin is not None and _in_library(provider.plugin.module, name):
-        return None
     near = did_you_mean(nearest(name, (option.name for option in provider.options)))
     raise UsageError(
         f"{written}: {provider.name} has no option {name!r}; {near}its options are: {_name_options(provider.options)}"
     )
-
-
-def _in_library(module: str, name: str) -> bool:
-    """Whether the library of an installed plugin contains the name as a string, as it does for its options."""
-    found = importlib.util.find_spec(module)
-    folders = found.submodule_search_locations if found is not None else None
-    word = b"\0" + name.encode() + b"\0"
-    for path in (path for folder in folders or () for path in sorted(Path(folder).rglob("*onnxruntime*"))):
-        if path.suffix in LIBRARIES:
-            with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                if content.find(word) >= 0:
-                    return True
-    return False
 
 
 def _name_options(options: Iterable[Option]) -> str:

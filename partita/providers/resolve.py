@@ -17,7 +17,7 @@ from partita.errors import UsageError
 from partita.messages import did_you_mean, nearest
 from partita.observations.codes import ReasonCode
 from partita.providers.base import Option, Provider
-from partita.providers.generic import SUFFIX, generic_provider, other_provider
+from partita.providers.generic import SUFFIX, generic_provider
 from partita.providers.plugins import find_plugin
 from partita.providers.start import Failure, failure
 from partita.remedies import Remedy
@@ -150,8 +150,6 @@ def parse_chain(text: str, extra: Sequence[Provider] = (), *, argument: str = "p
 
 def _other_provider(word: str, known: Collection[Provider]) -> Provider | None:
     """An undescribed provider with a name in ONNX Runtime's form; None for a misspelt described provider."""
-    if (listed := other_provider(word)) is not None:
-        return listed
     if not ORT_NAME.fullmatch(word):
         return None
     ours = {provider.ort_name.removesuffix(SUFFIX).lower() for provider in known}

@@ -7,7 +7,7 @@ dependencies of libonnxruntime_providers_tensorrt.so.
 
 from partita.observations.log_pattern import LogPattern
 from partita.providers.base import Library, Option, Provider
-from partita.providers.cuda import DRIVER, GPU_WHEEL, NO_GPU, WHEELS
+from partita.providers.cuda import DRIVER, NO_GPU, WHEELS
 from partita.remedies import Remedy
 
 TENSORRT = Remedy("install TensorRT 10 for CUDA 13 and add the folder of its libraries to LD_LIBRARY_PATH")
@@ -78,7 +78,6 @@ PROVIDER = Provider(
         LogPattern("subgraph_rejected", r"(?P<why>\[TensorRT EP\] No graph will run on TensorRT execution provider)"),
     ),
     remedies={
-        "not_in_build": GPU_WHEEL,
         "library_missing": Remedy(
             "install TensorRT 10 for CUDA 13 and add the folder of its libraries to LD_LIBRARY_PATH, and get CUDA 13 "
             "and cuDNN 9 as Python packages",

@@ -90,16 +90,14 @@ def test_tensorrt_rtx_is_not_tensorrt():
         parse_chain("tensort")
 
 
-def test_every_provider_that_onnx_runtime_lists_answers_to_its_long_and_its_short_name_in_any_case():
+def test_every_provider_that_onnx_runtime_lists_is_accepted_by_its_name():
     import onnxruntime
 
     ours = {provider.ort_name for provider in known_providers().values()}
     others = [name for name in onnxruntime.get_all_providers() if name not in ours]
     assert "XnnpackExecutionProvider" in others
     for name in others:
-        short = name.removesuffix("ExecutionProvider")
-        for word in (name, name.upper(), short, short.lower()):
-            assert parse_chain(word) == (generic_provider(name),), word
+        assert parse_chain(name) == (generic_provider(name),), name
 
 
 @pytest.mark.parametrize("word", ["CUDDAExecutionProvider", "OpenVinooExecutionProvider"])

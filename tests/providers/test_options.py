@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -127,18 +126,3 @@ def test_every_option_accepts_its_own_default(name):
             found = parse_options(split_options([f"{name}.{option.name}={option.default}"]), (provider,))
             assert found[name][option.name] == option.default, option.name
         assert (option.kind == "choice") == bool(option.choices), option.name
-
-
-def test_an_option_that_only_the_installed_library_has_is_passed_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "onnxruntime_qnn").mkdir()
-    (tmp_path / "onnxruntime_qnn" / "__init__.py").touch()
-    (tmp_path / "onnxruntime_qnn" / "libonnxruntime_providers_qnn.so").write_bytes(b"\0op_affinity\0more text\0")
-    monkeypatch.syspath_prepend(tmp_path)
-    chain = parse_chain("qnn,cpu")
-    found = parse_options({"qnn": {"op_affinity": "a.json", "vtcm_mb": 8}}, chain)
-    assert found == {"qnn": {"op_affinity": "a.json", "vtcm_mb": "8"}}
-    assert unchecked_notes(found, chain) == ("options of qnn are passed on unchecked: op_affinity",)
-    with pytest.raises(UsageError, match="qnn has no option 'affinity'"):
-        parse_options({"qnn": {"affinity": "a.json"}}, chain)

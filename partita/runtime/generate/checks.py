@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from partita.errors import GenerationError, UsageError
+from partita.package.contract import Contract
 from partita.package.folder import Manifest
 from partita.remedies import Remedy
 
@@ -27,26 +27,6 @@ BEGIN_WITH_ONE = Remedy("pass one or more tokens")
 BEGIN = Remedy("pass at least one token")
 
 
-class RowLimits(Protocol):
-    """The limits of a row of a batch."""
-
-    @property
-    def max_length(self) -> int:
-        """Maximum prompt plus completion tokens (N)."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Size of the vocabulary; token ids are below it."""
-
-    @property
-    def max_length_limit(self) -> int | None:
-        """Maximum N when the package is opened; None if fixed by its export."""
-
-    @property
-    def model_positions(self) -> int | None:
-        """Maximum positions of the model; None if unknown."""
-
-
 def check_budget(max_new_tokens: int) -> None:
     """Raise UsageError for a number of new tokens below 1."""
     if max_new_tokens < 1:
@@ -59,34 +39,34 @@ def check_chunk(prefill_chunk: int) -> None:
         raise UsageError(f"`prefill_chunk` is {prefill_chunk}; it must be at least 1")
 
 
-def check_prompt(prompt: Sequence[int], limits: RowLimits, where: str, *, answered: bool = False) -> None:
+def check_prompt(prompt: Sequence[int], contract: Contract, where: str, *, answered: bool = False) -> None:
     """Raise GenerationError for token ids that a row cannot hold. `where`: the subject of the message.
 
     `answered`: require room for at least one completion token.
     """
     if not len(prompt):
         raise GenerationError(f"{where} is empty", remedy=BEGIN)
-    if len(prompt) + answered > limits.max_length:
-        full = ", which leaves no room for new tokens" if len(prompt) == limits.max_length else ""
+    if len(prompt) + answered > contract.max_length:
+        full = ", which leaves no room for new tokens" if len(prompt) == contract.max_length else ""
         raise GenerationError(
-            f"{where} has {len(prompt)} tokens, but the cache length is {limits.max_length}{full}",
-            remedy=length_remedy(len(prompt), limits),
+            f"{where} has {len(prompt)} tokens, but the cache length is {contract.max_length}{full}",
+            remedy=length_remedy(len(prompt), contract),
         )
-    if not (min(prompt) >= 0 and max(prompt) < limits.vocab_size):
-        position = next(index for index, token in enumerate(prompt) if not 0 <= token < limits.vocab_size)
+    if not (min(prompt) >= 0 and max(prompt) < contract.vocab_size):
+        position = next(index for index, token in enumerate(prompt) if not 0 <= token < contract.vocab_size)
         raise GenerationError(
             f"{where} has token id {prompt[position]} at position {position}; the vocabulary has ids 0 to "
-            f"{limits.vocab_size - 1}",
+            f"{contract.vocab_size - 1}",
         )
 
 
-def length_remedy(tokens: int, limits: RowLimits) -> Remedy:
+def length_remedy(tokens: int, contract: Contract) -> Remedy:
     """Remedy for a text of this number of tokens that leaves no room for a completion."""
-    most = limits.model_positions if limits.max_length_limit is None else limits.max_length_limit
+    most = contract.model_positions if contract.max_length_limit is None else contract.max_length_limit
     if most is not None and tokens >= most:
         return SHORTEN_TO_MODEL.filled(positions=most)
     wanted = min(1 << tokens.bit_length(), most or sys.maxsize)
-    if limits.max_length_limit is None:
+    if contract.max_length_limit is None:
         return SHORTEN_OR_ANEW.filled(max_length=wanted, **PLACEHOLDERS)
     return SHORTEN_OR_ALLOW.filled(max_length=wanted)
 
