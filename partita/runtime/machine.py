@@ -22,8 +22,7 @@ from partita.machine.records import Gpu, MachineReport, OnnxRuntime, OptionEntry
 from partita.observations.records import Environment, InstalledWheel, remedy_records
 from partita.providers.base import Provider
 from partita.providers.generic import generic_provider
-from partita.providers.plugins import installed_version
-from partita.providers.resolve import Resolution, all_names, known_providers, resolve
+from partita.providers.resolve import Resolution, all_names, installed_version, known_providers, resolve
 from partita.providers.start import one_line
 from partita.runtime.chain.provider_check import (
     STAGES,
@@ -65,9 +64,9 @@ def environment() -> Environment:
 def describe_machine(extra: Sequence[Provider] = (), *, timeout_seconds: float = TIMEOUT_SECONDS) -> MachineReport:
     """Check every known provider, every other provider of this ONNX Runtime, and `extra`; takes seconds."""
     began = time.perf_counter()
-    (inventory,) = examine([{"inventory": True}], timeout_seconds=timeout_seconds)
+    (inventory,) = examine([None], timeout_seconds=timeout_seconds)
     found = inventory.result or {}
-    available = tuple(str(name) for name in found.get("available", ()))
+    available: tuple[str, ...] = found.get("available", ())
     imported: OrtBuild | None = found.get("build")
     error = None if imported else import_error(inventory)
     ours = {provider.ort_name for provider in all_names(extra).values()}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from partita.providers import plugins
+from partita.providers import resolve
 from partita.providers.base import Option, Plugin, Provider
 from partita.providers.resolve import resolve_one
 
@@ -29,7 +29,7 @@ PROBE = Provider(
 def package(tmp_path, monkeypatch):
     """A plugin package of one module; returns a function that writes the module."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(plugins, "installed_version", lambda wheel: "1.0")
+    monkeypatch.setattr(resolve, "installed_version", lambda wheel: "1.0")
     monkeypatch.delitem(sys.modules, "onnxruntime_probe_for_tests", raising=False)
     (tmp_path / "libep.so").touch()
 

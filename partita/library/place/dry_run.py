@@ -104,7 +104,8 @@ def _try_capture(report: Report, model: OnnxModel, chain: Sequence[Resolution], 
     kernels that synchronise with the host. It allows assumed shape computations with a warning.
     """
     from partita.runtime.ort.errors import one_line
-    from partita.runtime.ort.session import NativeFailureError, Opening, open_native
+    from partita.runtime.ort.session import NativeFailureError, open_native
+    from partita.runtime.ort.session_options import Opening
 
     file = model.path.name
     phase = repeated_phase([phase for phase in report.phases if phase.file == file])

@@ -29,7 +29,8 @@ from partita.package.folder import sha256_of
 from partita.providers.resolve import Resolution
 from partita.runtime.ort.errors import one_line
 from partita.runtime.ort.registry import provider_identity
-from partita.runtime.ort.session import EP_CONTEXT, NativeFailureError, Opening, Session, open_native
+from partita.runtime.ort.session import EP_CONTEXT, NativeFailureError, Session, open_native
+from partita.runtime.ort.session_options import Opening
 from partita.runtime.place.model_file import data_files
 from partita.untrusted_files import read_json_value
 

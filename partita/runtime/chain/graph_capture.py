@@ -20,7 +20,8 @@ from partita.runtime.generate.cache.growing_states import moves
 from partita.runtime.generate.feeds import cursor_writer, port_by_role
 from partita.runtime.generate.record.graph_capture import CONSTANT, WITHOUT
 from partita.runtime.ort.buffers import CUDA_MEMORY, HOST_MEMORY
-from partita.runtime.ort.session import NativeFailureError, Opening, Session, open_native
+from partita.runtime.ort.session import NativeFailureError, Session, open_native
+from partita.runtime.ort.session_options import Opening
 
 MEMCPY = "Memcpy"
 

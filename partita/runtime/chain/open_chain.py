@@ -44,7 +44,8 @@ from partita.runtime.cpu.attention import Attention
 from partita.runtime.cpu.settings import into_huge_pages, memory_before, set_up
 from partita.runtime.generate.record.observation import session_facts
 from partita.runtime.ort.errors import STRICT, lacks_kernel, one_line, open_error
-from partita.runtime.ort.session import NativeFailureError, Opening, Session, open_native
+from partita.runtime.ort.session import NativeFailureError, Session, open_native
+from partita.runtime.ort.session_options import Opening
 from partita.runtime.place.model_file import ModelFile, nodes_of
 
 MOST_NAMED = 5

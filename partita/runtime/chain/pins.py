@@ -17,7 +17,8 @@ from partita.errors import ProviderError, UsageError
 from partita.observations.names import CPU
 from partita.providers.base import Provider
 from partita.runtime.ort.registry import ort_build
-from partita.runtime.ort.session import Opening, Session
+from partita.runtime.ort.session import Session
+from partita.runtime.ort.session_options import Opening
 from partita.runtime.place.model_file import all_nodes, graph_node
 
 LAYER = "layer_ann"

@@ -18,8 +18,7 @@ from typing import Any
 from partita.machine.records import Device
 from partita.observations.text_format import listing
 from partita.providers.base import Provider
-from partita.providers.plugins import installed_version
-from partita.providers.resolve import Resolution, known_providers, resolve_one
+from partita.providers.resolve import Resolution, installed_version, known_providers, resolve_one
 from partita.providers.start import Failure, explain, failure, no_device
 from partita.runtime.ort.errors import STRICT, one_line
 from partita.runtime.ort.native_log import HEAD
@@ -74,7 +73,7 @@ class WorkerResult:
     """The result of a worker, or how it ended."""
 
     result: Mapping[str, Any] | None
-    """The result of `examined`; None if the worker ended without one."""
+    """The result of `run_examination`; None if the worker ended without one."""
     stage: str
     """The last stage that the worker reached."""
     log: tuple[str, ...]
@@ -98,40 +97,40 @@ class DefaultChain:
 def check(resolutions: Sequence[Resolution], *, timeout_seconds: float = TIMEOUT_SECONDS) -> tuple[Check, ...]:
     """Check every active resolution, in parallel on the available cores; other resolutions are returned unchanged."""
     active = [resolution for resolution in resolutions if resolution.status == "active"]
-    outcomes = examine([request_of(entry) for entry in active], timeout_seconds=timeout_seconds)
+    outcomes = examine(active, timeout_seconds=timeout_seconds)
     judged = {id(entry): judge(entry, outcome) for entry, outcome in zip(active, outcomes, strict=True)}
     return tuple(judged.get(id(entry)) or Check(entry, None, None) for entry in resolutions)
 
 
 def examine(
-    requests: Sequence[Mapping[str, Any]],
+    resolutions: Sequence[Resolution | None],
     *,
     timeout_seconds: float = TIMEOUT_SECONDS,
     slots: int | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> list[WorkerResult]:
-    """Run `examined` in a worker process for each request, at most `slots` at a time (None: one per core); in that
-    order.
+    """Run each provider in a worker process, at most `slots` at a time (None: one per core); results in that order.
 
-    `requests`: arguments of `examined`. A worker without a result after `timeout_seconds` is killed.
+    None instead of a provider: only list the build and its providers. A worker without a result after
+    `timeout_seconds` is killed.
     """
     slots = slots or os.cpu_count() or 1
     outcomes: list[WorkerResult] = []
-    for start in range(0, len(requests), slots):
+    for start in range(0, len(resolutions), slots):
         with ExitStack() as stack:
-            begun = [_Examination(stack, request, environment) for request in requests[start : start + slots]]
+            begun = [_Examination(stack, entry, environment) for entry in resolutions[start : start + slots]]
             outcomes += [examination.outcome(timeout_seconds) for examination in begun]
     return outcomes
 
 
 class _Examination:
-    """A worker process that runs `examined`."""
+    """A worker process that runs one provider."""
 
-    def __init__(self, stack: ExitStack, request: Mapping[str, Any], environment: Mapping[str, str] | None) -> None:
+    def __init__(self, stack: ExitStack, resolution: Resolution | None, environment: Mapping[str, str] | None) -> None:
         self.stage, self.began, self.ended = "start", time.monotonic(), 0.0
         self.worker = Worker(__name__, environment=environment, on_event=self._reached)
         stack.callback(self.worker.kill)
-        self.future = self.worker.submit("examine", **request)
+        self.future = self.worker.submit("examine", resolution)
         self.future.add_done_callback(self._record_end)
 
     def _reached(self, stage: str) -> None:
@@ -148,20 +147,6 @@ class _Examination:
         except WorkerLostError as lost:
             how = f"gave no answer within {timeout_seconds:g} s" if lost.late else lost.how
         return WorkerResult(found, self.stage, self.worker.log(), how, self.ended - self.began)
-
-
-def request_of(resolution: Resolution) -> dict[str, Any]:
-    """The arguments of `examined`."""
-    provider = resolution.provider
-    return {
-        "provider": {
-            "ort_name": provider.ort_name,
-            "options": resolution.provider_options,
-            "library": resolution.library,
-            "preload": provider.preload,
-            "option_prefix": "" if resolution.library else provider.option_prefix,
-        }
-    }
 
 
 def judge(resolution: Resolution, outcome: WorkerResult) -> Check:
@@ -265,24 +250,19 @@ def run(channel: Channel) -> None:
     serve(channel, {"examine": partial(run_examination, channel.push)})
 
 
-def run_examination(
-    reached: Callable[[str], object], *, provider: Mapping[str, Any] | None = None, inventory: bool = False
-) -> dict[str, Any]:
-    """The findings up to an exception, and the exception under `error`.
-
-    `provider`: from `request_of`. `inventory`: also list the build and its providers.
-    """
+def run_examination(reached: Callable[[str], object], resolution: Resolution | None) -> dict[str, Any]:
+    """The findings up to an exception, and the exception under `error`. None: list the build and its providers."""
     found: dict[str, Any] = {"error": None}
     try:
         reached("import")
         from partita.runtime.ort import registry
 
-        if inventory:
-            found["build"] = registry.ort_build()
-            found["available"] = list(registry.available_ort_names())
         try:
-            if provider is not None:
-                _probe(provider, found, reached)
+            if resolution is None:
+                found["build"] = registry.ort_build()
+                found["available"] = registry.available_ort_names()
+            else:
+                _probe(resolution, found, reached)
         finally:  # a provider that does not start is listed, too
             found["devices"] = registry.ep_devices()
             found["hardware"] = [kind for kind, _, _ in registry.hardware()]
@@ -291,15 +271,16 @@ def run_examination(
     return found
 
 
-def _probe(provider: Mapping[str, Any], found: dict[str, Any], reached: Callable[[str], object]) -> None:
+def _probe(resolution: Resolution, found: dict[str, Any], reached: Callable[[str], object]) -> None:
     """Register the provider's plugin library, if any, and run the model on the provider alone."""
     import numpy as np
 
     from partita.runtime.ort import registry
 
-    name, library = provider["ort_name"], provider.get("library")
+    provider, library = resolution.provider, resolution.library
+    name = provider.ort_name
     reached("load")
-    if provider.get("preload"):
+    if provider.preload:
         registry.preload_libraries()
     if library:
         offered = registry.register_library(name, library)
@@ -312,9 +293,9 @@ def _probe(provider: Mapping[str, Any], found: dict[str, Any], reached: Callable
     outputs, found["options"] = registry.run_alone(
         PROBE_MODEL,
         name,
-        provider.get("options", {}),
-        prefix=provider.get("option_prefix", ""),
-        plugin=bool(library),
+        resolution.provider_options,
+        prefix="" if library else provider.option_prefix,
+        plugin=library is not None,
         feed={"x": np.array(FEED, np.float32)},
     )
     found["output"] = np.asarray(outputs[0], np.float32).tolist()

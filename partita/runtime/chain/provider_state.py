@@ -22,7 +22,8 @@ from partita.runtime.ort.buffers import NATIVE_ERRORS
 from partita.runtime.ort.errors import STRICT, blames_provider, one_line
 from partita.runtime.ort.native_log import captured_output, complaints, headless
 from partita.runtime.ort.registry import register_library
-from partita.runtime.ort.session import NativeFailureError, Opening, Session, open_native
+from partita.runtime.ort.session import NativeFailureError, Session, open_native
+from partita.runtime.ort.session_options import Opening
 
 WHOLE = 20_000
 """Characters of a message that patterns search: OpenVINO names the cause at the end of a C++ signature."""

@@ -12,7 +12,7 @@ from partita.machine.records import EnvironmentFinding
 from partita.observations.records import remedy_records
 from partita.observations.text_format import listing
 from partita.providers.base import Provider
-from partita.providers.plugins import installed_version
+from partita.providers.resolve import installed_version
 from partita.remedies import Remedy
 
 REINSTALL = Remedy("reinstall it to restore its files", ("pip", "install", "--force-reinstall", "{wheel}=={version}"))

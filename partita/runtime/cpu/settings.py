@@ -19,7 +19,8 @@ from partita.runtime.cpu import huge_pages
 from partita.runtime.cpu.attention import VARIABLE, Attention, by_word, choose
 from partita.runtime.cpu.cores import cpu_flags, integer_unit, usable_cores
 from partita.runtime.cpu.huge_pages import Range
-from partita.runtime.ort.session import Opening, Session
+from partita.runtime.ort.session import Session
+from partita.runtime.ort.session_options import Opening
 from partita.runtime.place.model_file import all_graphs, all_nodes, read_light
 
 SPINNING = "session.intra_op.allow_spinning"

@@ -115,7 +115,8 @@ def _place() -> Path:
 def _measure(model: bytes, resolution: Resolution, one_node: bool) -> Placement:
     """Open the model, find the node, and run it if requested."""
     from partita.runtime.ort.errors import one_line
-    from partita.runtime.ort.session import NativeFailureError, Opening, open_native
+    from partita.runtime.ort.session import NativeFailureError, open_native
+    from partita.runtime.ort.session_options import Opening
 
     verbose = one_node and bool(resolution.provider.why_patterns)
     threads = 1 if one_node else None
@@ -145,7 +146,8 @@ def _measure(model: bytes, resolution: Resolution, one_node: bool) -> Placement:
 
 def _legal_on_cpu(model: bytes) -> bool:
     """Whether ONNX Runtime accepts the model without the provider, even without a kernel for it."""
-    from partita.runtime.ort.session import NativeFailureError, Opening, open_native
+    from partita.runtime.ort.session import NativeFailureError, open_native
+    from partita.runtime.ort.session_options import Opening
 
     cpu = Resolution(known_providers()["cpu"], "active")
     try:
@@ -308,7 +310,8 @@ def _compare(model: bytes, request: Mapping[str, Any]) -> Placement:
 def _run_on_cpu(model: bytes, sizes: Mapping[str, Sequence[int]]) -> tuple[list[Any] | None, str]:
     """Outputs of a model; or None, and the error of the run (empty: no kernel)."""
     from partita.runtime.ort.errors import lacks_kernel
-    from partita.runtime.ort.session import NativeFailureError, Opening, open_native
+    from partita.runtime.ort.session import NativeFailureError, open_native
+    from partita.runtime.ort.session_options import Opening
 
     try:
         cpu = Resolution(known_providers()["cpu"], "active")

@@ -21,7 +21,7 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 STAMP = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ (?=\[[VIWEF]:onnxruntime:)")
 HEAD = re.compile(r"^\[(?P<severity>[VIWEF]):onnxruntime:[^\]]*\] (?P<text>.*)", re.DOTALL)
 
-INFO, FATAL = 1, 4
+VERBOSE, INFO, WARNING, FATAL = 0, 1, 2, 4
 """Severities of ONNX Runtime."""
 _CAPTURING = threading.RLock()
 """Two concurrent redirections would restore each other's files."""

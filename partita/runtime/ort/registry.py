@@ -24,11 +24,11 @@ from partita.machine.records import Device, OrtBuild
 from partita.observations.names import CPU
 from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.resolve import Resolution, known_providers
-from partita.runtime.ort.native_log import captured_output
+from partita.runtime.ort.native_log import INFO, WARNING, captured_output
+from partita.runtime.ort.session_options import STRICT_KEY, provider_options
 from partita.runtime.worker.parent import Worker
 
 NATIVE = ort.capi.onnxruntime_pybind11_state
-STRICT_KEY = "session.disable_cpu_ep_fallback"
 OFFERED: dict[Path, tuple[str, ...]] = {}
 """Libraries that this process has registered, with the providers that have a device."""
 
@@ -133,22 +133,6 @@ def preload_libraries() -> None:
         ort.preload_dlls()
 
 
-def provider_options(options: Any, ort_name: str, given: Mapping[str, str], prefix: str, plugin: bool) -> list[Any]:
-    """Add one provider and its options to session options; return the value for `providers`.
-
-    `prefix`: prefix of the session configuration keys from which a built-in provider reads options. `plugin`: the
-    provider is in a registered library.
-    """
-    if plugin:
-        options.add_provider_for_devices([d for d in ort.get_ep_devices() if d.ep_name == ort_name], dict(given))
-        return []
-    if prefix:
-        for name, value in given.items():
-            options.add_session_config_entry(f"{prefix}{name}", value)
-        return [ort_name]
-    return [(ort_name, dict(given))]
-
-
 def run_alone(
     model: bytes,
     ort_name: str,
@@ -187,7 +171,6 @@ def output_types(model: bytes) -> dict[str, tuple[str, list[int | str | None]]]:
     return {port.name: (port.type, port.shape) for port in session.get_outputs()}
 
 
-INFO, WARNING = 1, 2
 RESTORES = "DequantizeLinear"
 """Operator that remains if the optimiser did not fuse it with a MatMul of quantised weights."""
 UNPACKED = "unpacked compute mode"

@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from partita import process
 from partita.files import profiles_folder, temporary_directory
 from partita.observations.cpu import CpuSession
 from partita.observations.facts import AssignedNode
-from partita.observations.names import CPU
 from partita.providers.cuda_dry_run.stub_build import BUILD_VARIABLE
 from partita.providers.resolve import Resolution
 from partita.runtime.ort.binding import ON_HOST, Binding, PortMemory
@@ -34,17 +33,14 @@ from partita.runtime.ort.buffers import (
 )
 from partita.runtime.ort.errors import ESCAPES
 from partita.runtime.ort.evidence import parse_plan
-from partita.runtime.ort.native_log import FATAL, CapturedLog, RunLog, captured_output
-from partita.runtime.ort.registry import STRICT_KEY, preload_libraries, provider_options
+from partita.runtime.ort.native_log import FATAL, WARNING, CapturedLog, RunLog, captured_output
+from partita.runtime.ort.registry import preload_libraries
+from partita.runtime.ort.session_options import STRICT_KEY, Opening, chosen_providers, log_level, session_options
 from partita.runtime.place.model_file import all_tensors
 from partita.signals import hold_signals
 
-VERBOSE, INFO, WARNING = 0, 1, 2
-WEIGHTS_FILE = "weights.data"
 EP_CONTEXT = "EPContext"
 """Operator of a compiled subgraph in a file."""
-SMALL_BYTES = 1024
-"""Maximum bytes of constants kept inside the file of an optimised graph."""
 
 
 class NativeFailureError(Exception):
@@ -53,38 +49,6 @@ class NativeFailureError(Exception):
     def __init__(self, error: Exception, log: tuple[str, ...]) -> None:
         super().__init__(str(error))
         self.error, self.log = error, log
-
-
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """Options of opening a session, besides the providers."""
-
-    threads: int | None = None
-    """Intra-op threads; None: ONNX Runtime's default."""
-    observe: bool = False
-    """Profile the first runs and keep the log at INFO."""
-    quiet: bool = False
-    """With `observe`: log at WARNING instead of INFO."""
-    explain: bool = False
-    """Log at INFO without profiling."""
-    verbose: bool = False
-    """Log at VERBOSE."""
-    optimise: bool = True
-    """Let ONNX Runtime fold and fuse nodes; disabled in experiments on one node."""
-    strict: bool = False
-    """Raise if a node would run on the CPU provider."""
-    model: bytes | None = None
-    """The model to open instead of the file; its external data is that of the file."""
-    weights: Path | None = None
-    """Folder of the external data of `model`; None: the folder of the file."""
-    config: Mapping[str, str] = field(default_factory=dict)
-    """Further entries of the session configuration."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables for kernel creation; set only in Partita's own processes."""
-    scratch: Path | None = None
-    """An existing folder for the plan, for many short sessions; None: a temporary folder each."""
-    optimised: Path | None = None
-    """Path for the optimised graph; its weights are written to `WEIGHTS_FILE` in the same folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +282,7 @@ def _inner(model: bytes, owner: Resolution, *, strict: bool = False) -> Any:
     if strict:
         options.intra_op_num_threads = 1
         options.add_session_config_entry(STRICT_KEY, "1")
-    providers = _chosen_providers(options, [owner.uncaptured()])  # it runs with tensors of many shapes
+    providers = chosen_providers(options, [owner.uncaptured()])  # it runs with tensors of many shapes
     return ort.InferenceSession(model, options, providers=providers, enable_fallback=0)
 
 
@@ -352,10 +316,10 @@ def _open_with_signals_held(path: Path, active: Sequence[Resolution], opening: O
     try:
         if any(resolution.provider.preload for resolution in active) and not os.environ.get(BUILD_VARIABLE):
             preload_libraries()  # in a dry run it would load real CUDA libraries instead of the stubs
-        options = _session_options(plan, active, opening, opening.weights or path.parent)
+        options = session_options(plan, active, opening, opening.weights or path.parent)
         with captured_output() as captured, _own_settings(opening):
             try:
-                providers = _chosen_providers(options, active)
+                providers = chosen_providers(options, active)
                 native = ort.InferenceSession(opening.model or path, options, providers=providers, enable_fallback=0)
             except NATIVE_ERRORS as error:
                 # The frames reference the half-open session, which logs when destroyed, so that must be inside the
@@ -383,7 +347,7 @@ def _own_settings(opening: Opening) -> Iterator[None]:
         yield
         return
     before = {name: os.environ.get(name) for name in opening.environment}
-    ort.set_default_logger_severity(_log_level(opening))
+    ort.set_default_logger_severity(log_level(opening))
     os.environ.update(opening.environment)
     try:
         yield
@@ -407,57 +371,3 @@ def _without_links(path: Path, opening: Opening) -> Opening:
     for entry, file in zip(places, files, strict=True):
         entry.value = file.relative_to(home).as_posix()
     return replace(opening, model=model.SerializeToString(), weights=home)
-
-
-def _log_level(opening: Opening) -> int:
-    """Minimum severity to log; nothing if the log would go to the stderr of a user's program."""
-    if not process.own_process:
-        return FATAL
-    if opening.verbose:
-        return VERBOSE
-    return INFO if opening.explain or (opening.observe and not opening.quiet) else WARNING
-
-
-def _chosen_providers(options: Any, active: Sequence[Resolution]) -> list[Any] | None:
-    """Providers and their options as ONNX Runtime expects them. With a plugin, all are added to `options`."""
-    plugins = any(resolution.library is not None for resolution in active)
-    listed: list[Any] = []
-    for resolution in active:
-        for key, value in resolution.session_config.items():
-            options.add_session_config_entry(key, value)
-        provider, plugin = resolution.provider, resolution.library is not None
-        prefix = "" if plugin else provider.option_prefix
-        entries = provider_options(options, provider.ort_name, resolution.provider_options, prefix, plugin)
-        if not plugins:
-            listed += entries
-        elif not plugin and provider.ort_name != CPU:
-            options.add_provider(provider.ort_name, resolution.provider_options)
-    return None if plugins else listed
-
-
-def _session_options(plan: Path, active: Sequence[Resolution], opening: Opening, weights: Path) -> Any:
-    """Options of one session. `weights`: the folder of the model's external data."""
-    options = ort.SessionOptions()
-    options.log_severity_level = _log_level(opening)
-    options.intra_op_num_threads = opening.threads or 0
-    if not opening.optimise:
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    config = {
-        "session.node_partition_config_file": str(plan),
-        "session.record_ep_graph_assignment_info": "1",
-        **opening.config,
-    }
-    if opening.strict:
-        config[STRICT_KEY] = "1"
-    if opening.model is not None:
-        config["session.model_external_initializers_file_folder_path"] = str(weights)
-    if opening.optimised is not None:
-        options.optimized_model_filepath = str(opening.optimised)
-        config["session.optimized_model_external_initializers_file_name"] = WEIGHTS_FILE
-        config["session.optimized_model_external_initializers_min_size_in_bytes"] = str(SMALL_BYTES)
-    for key, value in config.items():
-        options.add_session_config_entry(key, value)
-    if opening.observe:
-        options.enable_profiling = True
-        options.profile_file_prefix = str(plan.parent / "profile")
-    return options

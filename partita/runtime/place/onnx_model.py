@@ -30,8 +30,8 @@ from partita.runtime.place.model_file import (
     inner_nodes,
     read_light,
     tensor_bytes,
+    with_forms,
 )
-from partita.runtime.place.node_form import with_forms
 
 if TYPE_CHECKING:
     import onnx

@@ -19,7 +19,7 @@ from partita.runtime.chain import pins
 from partita.runtime.chain.open_chain import open_session
 from partita.runtime.chain.pins import Marks, Pin, check_pins, marked_model, parse_pins
 from partita.runtime.ort.registry import available_ort_names
-from partita.runtime.ort.session import Opening
+from partita.runtime.ort.session_options import Opening
 from tests.conftest import require_dry_run
 
 CHAIN = parse_chain("cuda,cpu")

@@ -7,11 +7,12 @@ import shutil
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from partita.providers.generic import parse_libraries, split_libraries
+from partita.providers.generic import generic_provider, parse_libraries, split_libraries
 from partita.providers.resolve import Resolution, all_names, known_providers, parse_chain, resolve
 from partita.remedies import Remedy
 from partita.runtime.chain import provider_check
@@ -23,7 +24,6 @@ from partita.runtime.chain.provider_check import (
     check,
     examine,
     judge,
-    request_of,
 )
 from partita.runtime.ort.registry import available_ort_names
 from tests.commands.test_signals import NAMES_ENTRY
@@ -172,11 +172,8 @@ def outcome(*, result: dict) -> WorkerResult:
 
 
 def test_outcomes_come_in_the_order_of_the_requests():
-    requests = [
-        {"provider": {"ort_name": name}}
-        for name in ("CPUExecutionProvider", "NoExecutionProvider", "CPUExecutionProvider")
-    ]
-    found = examine(requests, slots=3)
+    names = ("CPUExecutionProvider", "NoExecutionProvider", "CPUExecutionProvider")
+    found = examine([Resolution(generic_provider(name), "active") for name in names], slots=3)
     assert [(entry.result or {}).get("correct") for entry in found] == [True, None, True]
 
 
@@ -218,7 +215,7 @@ def test_a_provider_that_starts_and_computes_nothing_is_not_usable(tmp_path_fact
     require("elftools")
     cuda = known_providers()["cuda"]
     every = {option.name: option.default for option in cuda.options if not option.session_key}
-    (seen,) = over_stubs(tmp_path_factory, request_of(Resolution(cuda, "active", options=every)))
+    (seen,) = over_stubs(tmp_path_factory, Resolution(cuda, "active", options=every))
     assert seen.result is not None, seen
     assert seen.result["error"] is None, "an option of providers/cuda.py is not accepted"
     reported = seen.result["options"]
@@ -242,13 +239,13 @@ def test_options_that_cuda_refuses_are_explained(tmp_path_factory, options, says
     require("a C compiler", shutil.which("cc") is not None)
     require("elftools")
     resolution = Resolution(known_providers()["cuda"], "active", options=options)
-    (seen,) = over_stubs(tmp_path_factory, request_of(resolution))
+    (seen,) = over_stubs(tmp_path_factory, resolution)
     found = judge(resolution, seen).resolution
     assert found.reason == "option_rejected"
     assert (found.evidence or "").startswith(says)
 
 
-def over_stubs(tmp_path_factory, request):
+def over_stubs(tmp_path_factory, resolution):
     """Outcome of a child whose CUDA libraries are stubs."""
     from partita.providers.cuda_dry_run.devices import device
     from partita.providers.cuda_dry_run.stub_build import child_environment, prepare, provider_library
@@ -256,5 +253,5 @@ def over_stubs(tmp_path_factory, request):
     cache = tmp_path_factory.getbasetemp() / "probe-stand-ins"
     environment = child_environment(prepare(provider_library(), cache=cache), device(), dict(os.environ))
     # CUDA libraries that are installed as Python packages would be loaded in place of the stubs.
-    request["provider"]["preload"] = False
-    return examine([request], environment=environment)
+    bare = replace(resolution, provider=replace(resolution.provider, preload=False))
+    return examine([bare], environment=environment)

@@ -22,7 +22,8 @@ from partita.runtime.cpu.attention import (
     choose,
     find_attention,
 )
-from partita.runtime.ort.session import Opening, open_native
+from partita.runtime.ort.session import open_native
+from partita.runtime.ort.session_options import Opening
 
 ATTENTION = Attention(frozenset({8}), head_size=64, has_window=False, batch=1, tokens=512, length=512)
 CPU = resolve(parse_chain("cpu"), ["CPUExecutionProvider"])

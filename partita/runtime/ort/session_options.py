@@ -1,0 +1,122 @@
+"""Options of ONNX Runtime sessions: providers, log level, configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+
+from partita import process
+from partita.observations.names import CPU
+from partita.providers.resolve import Resolution
+from partita.runtime.ort.native_log import FATAL, INFO, VERBOSE, WARNING
+
+STRICT_KEY = "session.disable_cpu_ep_fallback"
+WEIGHTS_FILE = "weights.data"
+SMALL_BYTES = 1024
+"""Maximum bytes of constants kept inside the file of an optimised graph."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """Options of opening a session, besides the providers."""
+
+    threads: int | None = None
+    """Intra-op threads; None: ONNX Runtime's default."""
+    observe: bool = False
+    """Profile the first runs and keep the log at INFO."""
+    quiet: bool = False
+    """With `observe`: log at WARNING instead of INFO."""
+    explain: bool = False
+    """Log at INFO without profiling."""
+    verbose: bool = False
+    """Log at VERBOSE."""
+    optimise: bool = True
+    """Let ONNX Runtime fold and fuse nodes; disabled in experiments on one node."""
+    strict: bool = False
+    """Raise if a node would run on the CPU provider."""
+    model: bytes | None = None
+    """The model to open instead of the file; its external data is that of the file."""
+    weights: Path | None = None
+    """Folder of the external data of `model`; None: the folder of the file."""
+    config: Mapping[str, str] = field(default_factory=dict)
+    """Further entries of the session configuration."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables for kernel creation; set only in Partita's own processes."""
+    scratch: Path | None = None
+    """An existing folder for the plan, for many short sessions; None: a temporary folder each."""
+    optimised: Path | None = None
+    """Path for the optimised graph; its weights are written to `WEIGHTS_FILE` in the same folder."""
+
+
+def log_level(opening: Opening) -> int:
+    """Minimum severity to log; nothing if the log would go to the stderr of a user's program."""
+    if not process.own_process:
+        return FATAL
+    if opening.verbose:
+        return VERBOSE
+    return INFO if opening.explain or (opening.observe and not opening.quiet) else WARNING
+
+
+def provider_options(options: Any, ort_name: str, given: Mapping[str, str], prefix: str, plugin: bool) -> list[Any]:
+    """Add one provider and its options to session options; return the value for `providers`.
+
+    `prefix`: prefix of the session configuration keys from which a built-in provider reads options. `plugin`: the
+    provider is in a registered library.
+    """
+    if plugin:
+        options.add_provider_for_devices([d for d in ort.get_ep_devices() if d.ep_name == ort_name], dict(given))
+        return []
+    if prefix:
+        for name, value in given.items():
+            options.add_session_config_entry(f"{prefix}{name}", value)
+        return [ort_name]
+    return [(ort_name, dict(given))]
+
+
+def chosen_providers(options: Any, active: Sequence[Resolution]) -> list[Any] | None:
+    """Providers and their options as ONNX Runtime expects them. With a plugin, all are added to `options`."""
+    plugins = any(resolution.library is not None for resolution in active)
+    listed: list[Any] = []
+    for resolution in active:
+        for key, value in resolution.session_config.items():
+            options.add_session_config_entry(key, value)
+        provider, plugin = resolution.provider, resolution.library is not None
+        prefix = "" if plugin else provider.option_prefix
+        entries = provider_options(options, provider.ort_name, resolution.provider_options, prefix, plugin)
+        if not plugins:
+            listed += entries
+        elif not plugin and provider.ort_name != CPU:
+            options.add_provider(provider.ort_name, resolution.provider_options)
+    return None if plugins else listed
+
+
+def session_options(plan: Path, active: Sequence[Resolution], opening: Opening, weights: Path) -> Any:
+    """Options of one session. `weights`: the folder of the model's external data."""
+    options = ort.SessionOptions()
+    options.log_severity_level = log_level(opening)
+    options.intra_op_num_threads = opening.threads or 0
+    if not opening.optimise:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    config = {
+        "session.node_partition_config_file": str(plan),
+        "session.record_ep_graph_assignment_info": "1",
+        **opening.config,
+    }
+    if opening.strict:
+        config[STRICT_KEY] = "1"
+    if opening.model is not None:
+        config["session.model_external_initializers_file_folder_path"] = str(weights)
+    if opening.optimised is not None:
+        options.optimized_model_filepath = str(opening.optimised)
+        config["session.optimized_model_external_initializers_file_name"] = WEIGHTS_FILE
+        config["session.optimized_model_external_initializers_min_size_in_bytes"] = str(SMALL_BYTES)
+    for key, value in config.items():
+        options.add_session_config_entry(key, value)
+    if opening.observe:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(plan.parent / "profile")
+    return options
