@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from partita import dtypes
 from partita.observations.facts import StateFact
-from partita.package.contract import State
+from partita.package.contract import State, state_bytes
 from partita.runtime.generate.cache.fixed_states import (
     KINDS,
     FixedState,
@@ -28,10 +27,8 @@ MANY = 1 << 40
 
 def _store(state: State, session: Session, batch: int) -> StoredState:
     """The store of a state: one buffer, or a new one for every step."""
-    if moves(state):
-        return GrowingState(state, session, batch)
-    kind = RollingState if state.rolling else FixedState if state.kind in KINDS else RecurrentState
-    return kind(state, session, batch)
+    fixed = RollingState if state.rolling else FixedState if state.kind in KINDS else RecurrentState
+    return (GrowingState if moves(state) else fixed)(state, session, batch)
 
 
 class Cache:
@@ -42,26 +39,28 @@ class Cache:
         self.stores = tuple(_store(state, session, batch) for state in states)
         """One per state, in the order of the package."""
         self._batch = batch
-        self._moving = tuple(store for store in self.stores if store.moves)
+        self._moving = tuple(store for store in self.stores if isinstance(store, GrowingState))
+        self._in_place = tuple(store for store in self.stores if store not in self._moving)
+        self.has_moving = bool(self._moving)
+        """Whether a store has to bind its buffers in each step."""
+        self.bound_once = frozenset(store.state.past for store in self._in_place)
+        """Input names of the states that are bound only once."""
+        self.padding_is_safe = all(store.padding_is_safe for store in self.stores)
+        """Whether padding may be fed to a row: its states are never read."""
+        self.separate = all(store.separate for store in self.stores)
+        """Whether a row can begin and continue independently of the others."""
+        self.has_spans = all(buffer.has_spans for buffer in self.buffers)
+        """Whether a span of rows can be bound."""
+        self.full_bytes = state_bytes(self.states)
+        """Total size of the buffers when every row is full."""
         self.lengths = [0] * batch
         """[rows]: cached tokens of each row, the cache position of its next token."""
         self.unchecked: set[int] = set()
         """Rows with cached tokens whose logits were not checked, so their states may not be finite."""
         self.invalid: set[int] = set()
         """Rows whose recurrent states took in padding; they must be read again."""
-        self._sums_up = not self.padding_is_safe
         self.dirty = False
         """A failed run may have left values that are not finite; the cache must be zeroed before its next use."""
-
-    @property
-    def padding_is_safe(self) -> bool:
-        """Whether padding may be fed to a row: its states are never read."""
-        return all(store.padding_is_safe for store in self.stores)
-
-    @property
-    def separate(self) -> bool:
-        """Whether a row can begin and continue independently of the others."""
-        return all(store.separate for store in self.stores)
 
     def hold_one(self) -> None:
         """Let all rows of the batch hold the sequence of row 0 from now on."""
@@ -74,16 +73,6 @@ class Cache:
     def _places(self, rows: Sequence[int]) -> Sequence[int]:
         """The rows of the batch that hold the sequences of `rows`."""
         return range(self._batch) if self._holds_one else rows
-
-    @property
-    def has_moving(self) -> bool:
-        """Whether a store has to bind its buffers in each step."""
-        return bool(self._moving)
-
-    @property
-    def bound_once(self) -> frozenset[str]:
-        """Input names of the states that are bound only once."""
-        return frozenset(store.state.past for store in self.stores if not store.moves)
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
@@ -100,19 +89,9 @@ class Cache:
         """Whether every state is in host memory."""
         return all(buffer.memory == HOST_MEMORY for buffer in self.buffers)
 
-    @property
-    def full_bytes(self) -> int:
-        """Total size of the buffers when every row is full."""
-        return sum(dtypes.size_bytes(store.state.dtype, store.state.shape) for store in self.stores)
-
-    @property
-    def has_spans(self) -> bool:
-        """Whether a span of rows can be bound."""
-        return all(buffer.has_spans for buffer in self.buffers)
-
     def bind(self, binding: Binding, span: Span = None) -> None:
-        """Bind every buffer, or its part of the rows in `span`, as past and present of `binding`."""
-        for store in self.stores:
+        """Bind every fixed buffer, or its part of the rows in `span`, as past and present of `binding`."""
+        for store in self._in_place:
             store.bind(binding, span)
 
     def prepare(self) -> None:
@@ -150,7 +129,7 @@ class Cache:
         for store in self._moving:
             store.after_run(made[store.state.present], max(take))
         first, end = span or (0, len(take))
-        if self._sums_up:
+        if not self.padding_is_safe:
             self.invalid.update(row for row in range(first, end) if self.lengths[row] and not take[row])
         for row in range(first, end):
             self.lengths[row] = self.lengths[row] + take[row] if take[row] else min(self.lengths[row], starts[row])

@@ -41,8 +41,6 @@ class StoredState:
     The rows' cursors determine which entries are valid.
     """
 
-    moves = False
-    """Whether the buffer changes with each step, so that `before_run` is needed."""
     padding_is_safe = False
     """Whether entries beyond a row's cursor are never read."""
 
@@ -68,12 +66,6 @@ class StoredState:
         bound = self.buffer if span is None else self.buffer.rows(*span)
         binding.bind_input(self.state.past, bound)
         binding.bind_output(self.state.present, bound)
-
-    def before_run(self, binding: Binding) -> None:
-        """Do nothing: the buffer stays bound."""
-
-    def after_run(self, present: Buffer, tokens: int) -> None:
-        """Do nothing: present is past."""
 
     def begin(self, rows: Sequence[int]) -> None:
         """Do nothing: rows need no preparation for a first token."""

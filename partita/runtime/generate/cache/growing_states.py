@@ -19,7 +19,7 @@ from partita import dtypes
 from partita.errors import GenerationError
 from partita.observations.text_format import plural
 from partita.package.contract import State
-from partita.runtime.generate.cache.fixed_states import Place, Span, StoredState
+from partita.runtime.generate.cache.fixed_states import Place, StoredState
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import CUDA_MEMORY, HOST_MEMORY, Buffer, host_buffer
 
@@ -35,8 +35,6 @@ class GrowingState(StoredState):
     A growing state has one length for all rows of the batch, so all rows hold the same sequence.
     """
 
-    moves = True
-
     def _first_buffer(self) -> Buffer:
         """The state before the first token: length zero if it grows, else zeros."""
         state = self.state
@@ -49,9 +47,6 @@ class GrowingState(StoredState):
     def separate(self) -> bool:
         """Whether the batch has a single row."""
         return self._batch == 1
-
-    def bind(self, binding: Binding, span: Span = None) -> None:
-        """Do nothing: each step binds its own buffers."""
 
     def before_run(self, binding: Binding) -> None:
         """Bind the past, unless the graph reads none, and let ONNX Runtime allocate the present."""
