@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from partita.runtime.generate.checks import check_budget, check_chunk, check_prompt
 from partita.runtime.generate.choice.sampling import Sampler
@@ -20,7 +20,7 @@ def generate(
     sampler: Sampler | Sequence[Sampler],
     stop_ids: Collection[int] = frozenset(),
     prefill_chunk: int = PREFILL_CHUNK_TOKENS,
-) -> Generator[Step, None, None]:
+) -> Iterator[Step]:
     """Generate up to `max_new_tokens` tokens after each prompt, at most one prompt of token ids per row of the cache.
 
     `sampler`: one for all rows, or one per row. A row ends with `stop` (its last token is in `stop_ids`), `length`, or

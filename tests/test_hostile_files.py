@@ -18,7 +18,6 @@ from partita.errors import PackageError, UsageError
 from partita.foreign.evidence import read_json
 from partita.library.sampling import FILE, suggestion
 from partita.package.folder import check_folder, read_manifest
-from partita.runtime.generate.text.chat_templates import OF_PROCESSORS, template_of_processor
 from partita.runtime.generate.text.tokens import stop_token_ids
 from partita.untrusted_files import is_number, parse_json
 
@@ -229,7 +228,6 @@ def test_what_is_no_json_is_a_value_error(text: str) -> None:
         ("generation_config.json", lambda file: stop_token_ids(file.parent), PackageError),
         ("config.json", lambda file: stop_token_ids(file.parent), PackageError),
         (FILE, lambda file: suggestion(file.parent), PackageError),
-        (OF_PROCESSORS, lambda file: template_of_processor(file.parent), PackageError),
         ("config.json", read_json, PackageError),
         ("talk.json", read_conversation, UsageError),
     ],

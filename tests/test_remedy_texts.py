@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import onnx
 import pytest
@@ -27,11 +27,9 @@ from partita.providers import cuda, directml, migraphx, mlx, qnn, start, tensorr
 from partita.providers.cuda_dry_run import devices
 from partita.providers.resolve import parse_chain
 from partita.remedies import Remedy
-from partita.runtime.chain import run_errors
 from partita.runtime.generate.runner import load_runner
 from partita.runtime.ort import errors
 from partita.runtime.place import run_phases as place
-from partita.runtime.place.onnx_model import read_onnx
 from tests.conftest import Exported, TinyCheckpoint, require_dry_run
 from tests.foreign import test_adapters
 from tests.foreign.conftest import Sample, changed, sample  # noqa: F401 - the fixture
@@ -39,10 +37,9 @@ from tests.planted import cases
 from tests.planted.graphs import build
 from tests.planted.judge import dry_environment
 from tests.remedies import alternatives, pattern
-from tests.runtime.place import test_run_phases as test_place
 
 if TYPE_CHECKING:
-    from partita.runtime.ort.session import Session
+    pass
 
 
 @dataclass
@@ -184,35 +181,6 @@ def smaller_inputs(world: World) -> None:
     partita.place(path, "cpu", shapes={"x": (4,)})
 
 
-@applies(run_errors.WITHOUT_OUTPUT)
-def without_the_output(world: World) -> None:
-    """WebGPU makes no value of the second output; the message is recorded."""
-    path = world.tmp / "model.onnx"
-    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 4]) for name in "xym"]
-    scale = helper.make_tensor("s", TensorProto.FLOAT, [4], [1.0] * 4)
-    node = helper.make_node("SkipLayerNormalization", ["x", "x", "s"], ["y", "m"], name="n", domain="com.microsoft")
-    graph = helper.make_graph([node], "g", ports[:1], ports[1:], [scale])
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    onnx.save(model, path)
-
-    def run() -> None:
-        read = read_onnx(path)
-        if "m" in read.outputs:
-            failed = test_place.failed_run("Error in execution: Unsupported OrtValue type.")
-            raise run_errors.failed_run_error(read, cast("Session", test_place.Fallen()), failed)
-        partita.place(path, "cpu")
-
-    world.refused(run)
-    del model.graph.output[1], node.output[1]
-    model.graph.node[0].CopyFrom(node)
-    onnx.save(model, path)
-    run()
-
-
-# providers
-
-
 @applies(cuda.DRIVER)
 def install_the_driver(world: World) -> None:
     """A stand-in for the driver's library is there in a dry run."""
@@ -268,7 +236,7 @@ NOT_HERE: dict[Remedy, NotHere] = {
     mlx.NO_GPU: NotHere("a Mac with Apple silicon", "mlx", "No devices found for EP 'MLXExecutionProvider'"),
     qnn.NO_DEVICE: NotHere("a Qualcomm NPU", "qnn", "No devices found for EP 'QNNExecutionProvider'"),
     start.REMEDIES["device_missing"]: NotHere(
-        "a device of another maker's plugin library", "vitisai", "No devices found for EP 'VitisAIExecutionProvider'"
+        "a device of another maker's plugin library", "VitisAIExecutionProvider", "No devices found for EP 'VitisAIExecutionProvider'"
     ),
 }
 

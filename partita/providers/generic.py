@@ -29,15 +29,6 @@ def generic_provider(ort_name: str, library: Path | None = None) -> Provider:
     )
 
 
-def _library_provider(name: str, path: Path, known: Mapping[str, Provider]) -> Provider:
-    """The record of a plugin library. `known`: lower-case names of described providers -> records.
-
-    Under the name of a described provider, the library uses its options and log patterns.
-    """
-    provider = known.get(name.lower())
-    return generic_provider(name, path) if provider is None else replace(provider, library=path)
-
-
 def split_libraries(texts: Sequence[str], argument: str = "provider_libraries") -> dict[str, str]:
     """Parse `NAME=PATH` texts to name -> path. Raises UsageError for other forms and duplicate names."""
     found: dict[str, str] = {}
@@ -55,16 +46,18 @@ def split_libraries(texts: Sequence[str], argument: str = "provider_libraries") 
 def parse_libraries(
     given: Mapping[str, str | os.PathLike[str]], known: Mapping[str, Provider], argument: str = "provider_libraries"
 ) -> tuple[Provider, ...]:
-    """The providers of plugin libraries.
+    """The providers of plugin libraries. One with the name of a described provider has its options and log patterns.
 
-    Raises UsageError for a file that is missing or not a shared library, and for two names of one provider.
+    `known`: described providers by lower-case name. Raises UsageError for a file that is missing or not a shared
+    library, and for two names of one provider.
     """
     found: dict[str, Provider] = {}
     for name, path in given.items():
         text = f"{name}={os.fspath(path)}"
         if not name.replace("_", "").replace("-", "").isalnum():
             raise UsageError(f"`{argument}={text}`: a name may contain only letters, digits, - and _")
-        provider = _library_provider(name, _check_library(Path(path).expanduser(), argument), known)
+        library, described = _check_library(Path(path).expanduser(), argument), known.get(name.lower())
+        provider = replace(described, library=library) if described else generic_provider(name, library)
         if provider.name in found:
             raise UsageError(f"`{argument}={text}`: {provider.name} is given twice; give each library one name")
         found[provider.name] = provider

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from partita.errors import UsageError
 from partita.messages import did_you_mean, nearest
@@ -73,14 +73,8 @@ def _find_option(written: str, provider: Provider, name: str) -> Option | None:
     if not by_name:
         raise UsageError(f"{written}: {provider.name} has no options")
     near = did_you_mean(nearest(name, (option.name for option in provider.options)))
-    raise UsageError(
-        f"{written}: {provider.name} has no option {name!r}; {near}its options are: {_name_options(provider.options)}"
-    )
-
-
-def _name_options(options: Iterable[Option]) -> str:
-    """Options with their kinds: `device_id (int), use_tf32 (bool)`."""
-    return ", ".join(f"{option.name} ({_kind_of(option)})" for option in options)
+    listed = ", ".join(f"{option.name} ({_kind_of(option)})" for option in provider.options)
+    raise UsageError(f"{written}: {provider.name} has no option {name!r}; {near}its options are: {listed}")
 
 
 def _kind_of(option: Option) -> str:

@@ -17,7 +17,7 @@ from typing import Literal
 from partita.errors import UsageError
 from partita.messages import did_you_mean, nearest
 from partita.observations.codes import ReasonCode
-from partita.providers.base import Option, Plugin, Provider
+from partita.providers.base import Option, Provider
 from partita.providers.generic import SUFFIX, generic_provider
 from partita.providers.start import Failure, failure
 from partita.remedies import Remedy
@@ -227,7 +227,9 @@ def find_plugin(provider: Provider, given: Mapping[str, str]) -> tuple[Path, dic
         return None
     wheel = f"{plugin.wheel} {version}"
     try:
-        library, options = _query_module(plugin)
+        module = importlib.import_module(plugin.module)
+        paths = {option: str(getattr(module, function)()) for option, function in plugin.path_options}
+        library, options = Path(str(getattr(module, plugin.library_function)())), dict(plugin.default_options) | paths
     except Exception as error:  # noqa: BLE001 - the plugin's module may raise anything
         evidence = f"{wheel} is installed, but cannot be used: {type(error).__name__}: {error}"
         return failure(provider, "initialisation_failed", evidence)
@@ -238,13 +240,6 @@ def find_plugin(provider: Provider, given: Mapping[str, str]) -> tuple[Path, dic
         return failure(provider, "option_rejected", f"{wheel} ignores {', '.join(ignored)}")
     replaced = {name for name, _ in plugin.path_options} if given.keys() & set(plugin.yields_to) else set()
     return library, {**{name: value for name, value in options.items() if name not in replaced}, **given}
-
-
-def _query_module(plugin: Plugin) -> tuple[Path, dict[str, str]]:
-    """Library path and path options from the plugin's module."""
-    module = importlib.import_module(plugin.module)
-    options = {option: str(getattr(module, function)()) for option, function in plugin.path_options}
-    return Path(str(getattr(module, plugin.library_function)())), {**dict(plugin.default_options), **options}
 
 
 def _absent(provider: Provider, available_ort_names: Collection[str]) -> Failure:

@@ -14,7 +14,7 @@ from partita.observations.codes import ReasonCode
 from partita.observations.log_pattern import LogPattern
 from partita.observations.native_text import cut, without_signatures
 from partita.observations.text_format import clean
-from partita.providers.base import OPTIONS, OTHER_RUNTIME, Library, Provider
+from partita.providers.base import OPTIONS, OTHER_RUNTIME, Provider
 from partita.remedies import Remedy
 
 LONGEST = 300
@@ -93,12 +93,10 @@ def failure(provider: Provider, reason: ReasonCode, evidence: str, missing: str 
 
     `missing`: the missing file; None: the library that `evidence` names.
     """
-    library = (
-        _named_library(provider, evidence if missing is None else missing) if reason == "library_missing" else None
-    )
+    named = (evidence if missing is None else missing) if reason == "library_missing" else ""
+    library = next((library for library in provider.libraries if library.file in named), None)
     remedy = library.remedy if library else provider.remedy(reason) or REMEDIES.get(reason, WHATEVER_ELSE)
-    shown = one_line(evidence)
-    return Failure(reason, cut(shown, LONGEST), remedy)
+    return Failure(reason, cut(one_line(evidence), LONGEST), remedy)
 
 
 def no_device(provider: Provider, library: Path) -> Failure:
@@ -107,11 +105,6 @@ def no_device(provider: Provider, library: Path) -> Failure:
     reason = failure(provider, "device_missing", evidence)
     own = None if provider.plugin is None else provider.plugin.no_device
     return reason if own is None else replace(reason, remedy=own)
-
-
-def _named_library(provider: Provider, text: str) -> Library | None:
-    """The library of the provider that `text` names."""
-    return next((library for library in provider.libraries if library.file in text), None)
 
 
 def one_line(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from partita.runtime.generate.record.graph_capture import WITHOUT
+from partita.runtime.generate.graph_capture import WITHOUT
 from tests.contract.cases import cases, packages_of
 from tests.contract.commands import NEW_TOKENS, PROMPT, execute, generated, honoured, nodes_on, refused
 

@@ -8,7 +8,7 @@ from collections.abc import Container, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from partita.diagnosis.actions import Action, Situation, steps_for
+from partita.diagnosis.actions import Situation, steps_for
 from partita.diagnosis.records import Fallback
 from partita.errors import PackageError, ProviderRefusal, RefusedNode
 from partita.observations.records import PackageFacts, PackageQuality
@@ -58,20 +58,15 @@ def export_again(graph: Path, codes: Sequence[str], provider: str, *, probing: b
     situation = Situation(package, str(folder), (provider,))
     for code in codes:
         actions = [action for action in steps_for(situation, code, provider) if action.exports]
+        remedies = [(each, replace(each.remedy, text=each.title[:1].lower() + each.title[1:])) for each in actions]
         with_probes, certain = (
-            next((_remedy_of(action) for action in actions if action.queries_provider is asks), None)
-            for asks in (True, False)
+            next((each for action, each in remedies if action.queries_provider is asks), None) for asks in (True, False)
         )
         if with_probes is not None and probing:
             return replace(with_probes, alternative=certain)
         if certain is not None:
             return certain
     return None
-
-
-def _remedy_of(action: Action) -> Remedy:
-    """The remedy of an action, with its title as text."""
-    return replace(action.remedy, text=action.title[:1].lower() + action.title[1:])
 
 
 def export_again_for(path: Path, nodes: Sequence[RefusedNode]) -> Remedy | None:

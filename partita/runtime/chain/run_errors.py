@@ -20,13 +20,10 @@ SIZES = re.compile(r"\b(shapes?|dimensions?|dims?|rank|broadcast\w*|sizes?|axis|
 """Matches a message about sizes: other sizes may help."""
 OF_DEVICE = re.compile(r"device does not support", re.IGNORECASE)
 """Matches a message about a feature that the device lacks for every node of the type."""
-NO_VALUE = re.compile(r"Unsupported OrtValue type")
-"""ONNX Runtime's message for an output on a device that no node has computed."""
 RENAMED = re.compile(r"(_token_\d+)+$")
 """Suffix of a node whose layout ONNX Runtime changed."""
 LEAVE = Remedy("run the node on the CPU", options=("--provider-option", "{now}"))
 WITHOUT_PROVIDER = Remedy("run it without that provider", options=("--provider", "{chain}"))
-WITHOUT_OUTPUT = Remedy("remove the output from the graph, or use another provider")
 RUN_ERRORS = (GenerationError, ProviderError, ResourceError)
 
 
@@ -101,8 +98,6 @@ def failed_run_error(
         rest = ",".join(each.name for each in active if each.ort_name != provider) or "cpu"
         remedy = leaving or WITHOUT_PROVIDER.filled(chain=rest)
         converted = ProviderError(f"{provider} {what}: {message}", path=model.path, remedy=remedy)
-    elif NO_VALUE.search(error_text):
-        converted = ProviderError(_unmade(model, session), path=model.path, remedy=WITHOUT_OUTPUT)
     elif isinstance(error, ProviderError):
         converted = ProviderError(f"{model.path}: a run failed: {error_text}; use another provider")
     else:
@@ -134,19 +129,6 @@ def _leaving(session: Session, provider: str, node: str) -> Remedy | None:
     option = entry.provider.fallback_option
     names = "\n".join(filter(None, (entry.options.get(option, ""), node)))
     return LEAVE.filled(now=f"{entry.provider.name}.{option}={names}")
-
-
-def _unmade(model: OnnxModel, session: Session) -> str:
-    """The message for a graph output without a value; a node always computes its first output."""
-    provider = next((entry.provider.ort_name for entry in session.resolutions if entry.status == "active"), "it")
-    further = [
-        f"{output!r} of node {node.name!r} ({node.op_type})"
-        for node in model.nodes
-        for output in node.outputs[1:]
-        if output in model.outputs
-    ]
-    which = f", which may omit {listing(further)}" if further else ""
-    return f"{provider} does not compute an output of the graph{which}"
 
 
 def crashed_in_run(model: OnnxModel, how: str, given: Collection[str]) -> GenerationError:

@@ -32,7 +32,7 @@ from partita.runtime.generate.feeds import (
     port_by_role,
     port_shapes,
 )
-from partita.runtime.generate.record.graph_capture import Recording
+from partita.runtime.generate.graph_capture import Recording
 from partita.runtime.generate.record.observation import Window
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import Buffer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -398,7 +398,7 @@ def serve(
     prefill_chunk: int = PREFILL_CHUNK_TOKENS,
     policy: Policy = prompts_first,
     records: bool = False,
-) -> Generator[Step, None, None]:
+) -> Iterator[Step]:
     """The steps of requests that begin together, at most one per row, until all have finished.
 
     `records`: begin a new record of the runner.
@@ -408,12 +408,7 @@ def serve(
         runner.begin()
     for request in requests:
         engine.add_request(request)
-
-    def steps() -> Generator[Step, None, None]:
-        while (step := engine.step()) is not None:
-            yield step
-
-    return steps()
+    return iter(engine.step, None)
 
 
 def _write_tokens(

@@ -16,7 +16,6 @@ from partita.process import anonymous_bytes, rss_bytes
 from partita.providers.base import Provider
 from partita.providers.resolve import resolve
 from partita.remedies import FROM_CHECKPOINT
-from partita.runtime.chain.graph_capture import recording_session
 from partita.runtime.chain.open_chain import open_session
 from partita.runtime.chain.pins import Pin
 from partita.runtime.chain.provider_state import without_crashed
@@ -26,6 +25,7 @@ from partita.runtime.generate.adapters import Adapters
 from partita.runtime.generate.bound_graph import LoadedGraph
 from partita.runtime.generate.cache.growing_states import moves
 from partita.runtime.generate.executor import Runner
+from partita.runtime.generate.graph_capture import recording_session
 from partita.runtime.generate.record.observation import Window
 from partita.runtime.ort.native_log import captured_output
 from partita.runtime.ort.registry import available_ort_names

@@ -6,7 +6,6 @@ The formats are undocumented (checked with version 1.31.1). Missing data becomes
 from __future__ import annotations
 
 import json
-import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,9 +16,6 @@ from partita import dtypes
 from partita.observations.facts import NodeEvent, RunWindow
 
 NODE_SUFFIX = "_kernel_time"
-EVENT_NAME = re.compile(r'("name"\s*:\s*")(.*?)("\s*,\s*"args"\s*:\s*\{)', re.DOTALL)
-"""The name in a profile event, up to the next field."""
-CONTROL = re.compile(r"[\x00-\x1f]")
 
 
 def parse_plan(text: str) -> tuple[tuple[tuple[str, ...], ...] | None, tuple[str, ...] | None]:
@@ -70,25 +66,12 @@ def _with_programs(events: tuple[NodeEvent, ...], entries: Sequence[str]) -> tup
 
 
 def _profile_entries(text: str) -> list[dict[str, Any]]:
-    """Events of a profile; empty if invalid.
-
-    ONNX Runtime up to 1.27 does not escape quotes, backslashes and newlines in names. A backslash can look like an
-    escape then, but names of opened nodes contain no control characters.
-    """
-    entries = _json_list(text)
-    if entries is None or any(CONTROL.search(str(entry.get("name"))) for entry in entries):
-        escaped = EVENT_NAME.sub(lambda event: f"{event[1]}{json.dumps(event[2])[1:-1]}{event[3]}", text)
-        entries = _json_list(escaped) or entries
-    return entries or []
-
-
-def _json_list(text: str) -> list[dict[str, Any]] | None:
-    """The objects of a JSON list; None if the text is no list."""
+    """Events of a profile; empty if invalid. ONNX Runtime up to 1.27 does not escape quotes in node names."""
     try:
         entries = json.loads(text)
     except json.JSONDecodeError:
-        return None
-    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else None
+        return []
+    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
 
 
 def unread_profile(steps: int, windows: Sequence[RunWindow]) -> tuple[str, ...]:

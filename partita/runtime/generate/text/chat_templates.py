@@ -10,15 +10,13 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from partita.errors import GenerationError, PackageError
 from partita.observations.text_format import human_bytes
-from partita.remedies import FROM_CHECKPOINT
 from partita.runtime.worker.child import Channel, serve
 from partita.runtime.worker.parent import Worker, WorkerLostError
 from partita.untrusted_files import read_json_value
@@ -32,8 +30,6 @@ CHANCE = 24
 """Characters for a test message that no template contains."""
 OTHER = "other words"
 """Characters that are not quoted or trimmed; they show whether a template uses the content of a message."""
-MOST_ALONE = 16
-"""Maximum number of messages that are changed one by one, each for another rendering."""
 MOST_SAID = 400
 """Maximum characters of a template's own error message."""
 PLAIN_CLASSES = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
@@ -42,8 +38,6 @@ SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token
 """Names that transformers passes to a template."""
 OTHER_SOURCES = ("special_tokens_map.json", "added_tokens.json", "additional_chat_templates")
 """Files and folders that transformers reads as well."""
-OF_PROCESSORS = "chat_template.json"
-"""Template files of processors before chat_template.jinja; tokenizers do not read them."""
 
 
 def conversation(prompt: str, system: str | None) -> list[Message]:
@@ -58,11 +52,6 @@ def as_named_in(template: str, messages: Sequence[Message]) -> list[Message]:
     return [{**message, "role": named.get(message["role"], message["role"])} for message in messages]
 
 
-def _in_parts(messages: Sequence[Message]) -> list[Message]:
-    """The messages with their content as a list of one text part."""
-    return [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in messages]
-
-
 def rendered(render: Render, messages: Sequence[Message]) -> str:
     """The text that `render` makes of messages with string contents.
 
@@ -70,9 +59,12 @@ def rendered(render: Render, messages: Sequence[Message]) -> str:
     """
     from jinja2 import TemplateError
 
+    def in_parts(messages: Sequence[Message]) -> list[Message]:
+        return [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in messages]
+
     refusal: Exception | None = None
     lost = ""
-    for form in (list, _in_parts):
+    for form in (list, in_parts):
         try:
             text = render(form(messages))
             omitted = _omitted_role(render, form, messages, text)
@@ -91,7 +83,7 @@ def rendered(render: Render, messages: Sequence[Message]) -> str:
 def _omitted_role(
     render: Render, form: Callable[[Sequence[Message]], list[Message]], messages: Sequence[Message], text: str
 ) -> str | None:
-    """Role of the first message whose content `text` neither contains nor depends on; None without one."""
+    """Role of the first message whose content `text` does not contain; None without one."""
     contents = [message["content"].strip() for message in messages]
     place = 0
     for content in contents:  # a short content may be in the text by chance: "a" is in the name of a role
@@ -100,28 +92,19 @@ def _omitted_role(
             break
     else:
         return None
-    others = {index: f"{OTHER}-{index}-" for index, content in enumerate(contents) if content}
-
-    def changed(indices: Collection[int]) -> str:
-        """The text with other contents of these messages."""
-        return render(form([{**m, "content": others[i]} if i in indices else m for i, m in enumerate(messages)]))
-
-    try:
-        found = set(re.findall(f"{OTHER}-([0-9]+)-", changed(others), re.IGNORECASE))
+    try:  # with contents that cannot be there by chance
+        marked = [{**m, "content": f"{OTHER}-{i}-" if contents[i] else m["content"]} for i, m in enumerate(messages)]
+        found = set(map(int, re.findall(f"{OTHER}-([0-9]+)-", render(form(marked)), re.IGNORECASE)))
     except Exception:
         if not all(content in text for content in contents):
             raise
         return None  # it supports content parts and includes them
-    missing = (index for index in others if str(index) not in found)
-    for index in islice(missing, MOST_ALONE):  # the template may shorten or transform a content
-        if contents[index] not in text or changed({index}) == text:
-            return str(messages[index]["role"])
-    return None
+    return next((str(m["role"]) for i, m in enumerate(messages) if contents[i] and i not in found), None)
 
 
 def has_template(folder: Path) -> bool:
     """Whether the tokenizer folder has a chat template. Raises PackageError for a damaged configuration."""
-    if any((folder / name).is_file() for name in ("chat_template.jinja", OF_PROCESSORS)):
+    if (folder / "chat_template.jinja").is_file():
         return True
     path = folder / "tokenizer_config.json"
     try:
@@ -149,20 +132,6 @@ def plain_template(folder: Path) -> tuple[str, dict[str, str]] | None:
     except (OSError, ValueError, TypeError, KeyError):
         return None
     return (template, names) if all(isinstance(text, str) for text in (template, *names.values())) else None
-
-
-def template_of_processor(folder: Path) -> str | None:
-    """The template in `OF_PROCESSORS`; None without a file. Raises PackageError if it is damaged."""
-    path = folder / OF_PROCESSORS
-    if not path.is_file():
-        return None
-    try:
-        template = read_json_value(path)["chat_template"]
-        if not isinstance(template, str):
-            raise TypeError("chat_template is not a string")
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise PackageError(f"damaged ({error})", path=path, remedy=FROM_CHECKPOINT) from error
-    return template
 
 
 START_SECONDS, RENDER_SECONDS = 60.0, 10.0

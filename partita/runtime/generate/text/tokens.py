@@ -19,7 +19,6 @@ from partita.runtime.generate.text.chat_templates import (
     as_named_in,
     conversation,
     plain_template,
-    template_of_processor,
 )
 from partita.runtime.generate.text.stop_strings import StopStrings
 from partita.runtime.ort.native_log import captured_output
@@ -153,14 +152,13 @@ class Text:
         if self._full is None and (plain := plain_template(self._folder)) is not None:
             return plain
         full = self._full = self._full or _loaded(FullTokenizer, self._folder)
-        other = None if full.native.chat_template else template_of_processor(self._folder)
-        if not full.native.chat_template and other is None:
+        if not full.native.chat_template:
             raise UsageError(
                 "`chat` needs a chat template, which the tokenizer lacks; omit `chat`",
                 path=self._folder,
             )
         names = {name: str(token) for name, token in full.native.special_tokens_map.items()}
-        return str(full.native.get_chat_template(other)), names
+        return str(full.native.get_chat_template()), names
 
     def _encoded(self, text: str, *, special: bool, fits: bool = True) -> list[int]:
         size, most = len(text.encode()), self._max_length if fits else None
