@@ -236,7 +236,9 @@ NOT_HERE: dict[Remedy, NotHere] = {
     mlx.NO_GPU: NotHere("a Mac with Apple silicon", "mlx", "No devices found for EP 'MLXExecutionProvider'"),
     qnn.NO_DEVICE: NotHere("a Qualcomm NPU", "qnn", "No devices found for EP 'QNNExecutionProvider'"),
     start.REMEDIES["device_missing"]: NotHere(
-        "a device of another maker's plugin library", "VitisAIExecutionProvider", "No devices found for EP 'VitisAIExecutionProvider'"
+        "a device of another maker's plugin library",
+        "VitisAIExecutionProvider",
+        "No devices found for EP 'VitisAIExecutionProvider'",
     ),
 }
 

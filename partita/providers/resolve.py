@@ -23,11 +23,11 @@ from partita.providers.start import Failure, failure
 from partita.remedies import Remedy
 
 ORT_NAME = re.compile(rf"[A-Za-z0-9_]+{SUFFIX}")
-MEANT = Remedy("for example", options=("--{option}", "{chain}"))
+EXAMPLE_CHAIN = Remedy("for example", options=("--{option}", "{chain}"))
 WHICH = Remedy("list the providers that run here", ("partita", "providers"))
 INSTALL = Remedy("in an environment without another ONNX Runtime", ("pip", "install", "{wheel}"))
 PACKAGE = __name__.rpartition(".")[0]
-NEAR = 0.8
+MISSPELT_SIMILARITY = 0.8
 """Similarity above which an unknown name counts as a misspelt provider."""
 
 
@@ -153,7 +153,7 @@ def _other_provider(word: str, known: Collection[Provider]) -> Provider | None:
     if not ORT_NAME.fullmatch(word):
         return None
     ours = {provider.ort_name.removesuffix(SUFFIX).lower() for provider in known}
-    if difflib.get_close_matches(word.removesuffix(SUFFIX).lower(), ours, n=1, cutoff=NEAR):
+    if difflib.get_close_matches(word.removesuffix(SUFFIX).lower(), ours, n=1, cutoff=MISSPELT_SIMILARITY):
         return None
     return generic_provider(word)
 
@@ -174,7 +174,7 @@ def _unknown_provider(
     if argument not in ("providers", "target"):  # other arguments contain more than a chain
         return UsageError(problem)
     chain = ",".join(dict.fromkeys(near[0] if entry == word else entry for entry in words))
-    return UsageError(problem, remedy=MEANT.filled(option=argument.removesuffix("s"), chain=chain))
+    return UsageError(problem, remedy=EXAMPLE_CHAIN.filled(option=argument.removesuffix("s"), chain=chain))
 
 
 def resolve(

@@ -106,7 +106,7 @@ DEVICES: tuple[Device, ...] = (
 )
 
 
-MEANT = Remedy("for example", options=("--device", "{device}"))
+EXAMPLE_DEVICE = Remedy("for example", options=("--device", "{device}"))
 
 
 def device(name: str = DEFAULT_DEVICE, others: Sequence[str] = ()) -> Device:
@@ -119,7 +119,7 @@ def device(name: str = DEFAULT_DEVICE, others: Sequence[str] = ()) -> Device:
     if found is None:
         problem = f"`device`: unknown device {name!r}"
         near = nearest(name, by_key)
-        remedy = MEANT.filled(device=near[0]) if near else None
+        remedy = EXAMPLE_DEVICE.filled(device=near[0]) if near else None
         raise UsageError(
             f"{problem}; {did_you_mean(near)}known devices: {', '.join([*others, *by_key])}", remedy=remedy
         )

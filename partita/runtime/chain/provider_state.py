@@ -25,7 +25,7 @@ from partita.runtime.ort.registry import register_library
 from partita.runtime.ort.session import NativeFailureError, Session, open_native
 from partita.runtime.ort.session_options import Opening
 
-WHOLE = 20_000
+SEARCHED_CHARACTERS = 20_000
 """Characters of a message that patterns search: OpenVINO names the cause at the end of a C++ signature."""
 LIBRARY = re.compile(r"onnxruntime_providers_([a-z]+)")
 """The name of a provider library in a load error."""
@@ -138,7 +138,7 @@ def _register(resolution: Resolution) -> Resolution:
 def messages_of(failure: NativeFailureError) -> list[str]:
     """ONNX Runtime's messages about a session that it could not open, most specific first."""
     texts = (str(failure), *complaints(failure.log), *headless(failure.log))
-    return [one_line(text, WHOLE) for text in texts]
+    return [one_line(text, SEARCHED_CHARACTERS) for text in texts]
 
 
 def to_blame(active: Sequence[Resolution], failure: NativeFailureError) -> Resolution | None:

@@ -40,10 +40,10 @@ LOOK = Remedy(
 OTHER_MASK = Remedy("export it with a mask that has 1 for every token of the text")
 
 
-def rehearse(where: str, runner: Runner, *, rounds: bool) -> bool:
+def rehearse(folder: str, runner: Runner, *, rounds: bool) -> bool:
     """Compare the logits of a text run as a whole and in parts; return whether a step may append several tokens.
 
-    `where`: the folder, for messages; `rounds`: the graph computes parts below float32. Raises PackageError if logits
+    `folder`: for messages; `rounds`: the graph computes parts below float32. Raises PackageError if logits
     of single tokens differ, for an inverted mask, and for an encoder.
     """
     contract = runner.contract
@@ -51,17 +51,17 @@ def rehearse(where: str, runner: Runner, *, rounds: bool) -> bool:
     if len(text) <= PART_TOKENS:
         return contract.appends_chunks
     try:
-        return _rehearse(where, runner, text, rounds=rounds)
+        return _rehearse(folder, runner, text, rounds=rounds)
     except GenerationError as error:
         raise PackageError(
-            f"{where}: the test run of {len(text)} tokens before the first prompt failed: {error.problem}",
+            f"{folder}: the test run of {len(text)} tokens before the first prompt failed: {error.problem}",
             remedy=LOOK,
         ) from error
     finally:
         runner.cache.clear()
 
 
-def _rehearse(where: str, runner: Runner, text: Sequence[int], *, rounds: bool) -> bool:
+def _rehearse(folder: str, runner: Runner, text: Sequence[int], *, rounds: bool) -> bool:
     contract = runner.contract
     lengths = len(text) - 1, len(text)
     whole = [_logits(runner, text[:length], length, first=length)[-1] for length in lengths]
@@ -71,14 +71,14 @@ def _rehearse(where: str, runner: Runner, text: Sequence[int], *, rounds: bool) 
         found = _logits(runner, [text[-1], *text[1:]], len(text), first=len(text))[-1]
         if np.array_equal(found, whole[-1]):
             raise PackageError(
-                f"{where}: two texts of {len(text)} tokens with different beginnings have the same logits, so "
+                f"{folder}: two texts of {len(text)} tokens with different beginnings have the same logits, so "
                 f"{_suspects(contract)} interpreted wrongly",
                 remedy=LOOK,
             )
     with contextlib.suppress(GenerationError):  # some operators support no mask with gaps
-        _check_mask(where, runner, text)
+        _check_mask(folder, runner, text)
     if contract.cacheless:
-        _check_causal(where, runner, text, rounds=rounds)
+        _check_causal(folder, runner, text, rounds=rounds)
         return contract.appends_chunks
     far = FAR_WHERE_ROUNDED if rounds else FAR
     several = contract.appends_chunks and runner.capacity.chunk is None
@@ -88,7 +88,7 @@ def _rehearse(where: str, runner: Runner, text: Sequence[int], *, rounds: bool) 
     singly = _furthest(whole, _logits(runner, text, len(text), first=PART_TOKENS))
     if singly > far:
         raise PackageError(
-            f"{where}: the logits of {len(text)} tokens run at once and one by one differ by "
+            f"{folder}: the logits of {len(text)} tokens run at once and one by one differ by "
             f"{singly:.0%} of their spread, so {_suspects(contract)} interpreted wrongly",
             remedy=LOOK,
         )
@@ -148,7 +148,7 @@ def _logits(runner: Runner, text: Sequence[int], chunk: int, *, first: int) -> l
     return rows[0]
 
 
-def _check_causal(where: str, runner: Runner, text: Sequence[int], *, rounds: bool) -> None:
+def _check_causal(folder: str, runner: Runner, text: Sequence[int], *, rounds: bool) -> None:
     """Raise PackageError for an encoder: the logits of a token depend on later tokens.
 
     A graph with logits of the last token only is not checked. Both texts have the same length, so logits of a decoder
@@ -168,13 +168,13 @@ def _check_causal(where: str, runner: Runner, text: Sequence[int], *, rounds: bo
     furthest = max(_differ(*pair) for pair in pairs)
     if furthest > far:
         raise PackageError(
-            f"{where}/{loaded.graph.file}: logits of a token change by {furthest:.1%} of their spread with later "
+            f"{folder}/{loaded.graph.file}: logits of a token change by {furthest:.1%} of their spread with later "
             "tokens; the model is an encoder and cannot generate text",
             remedy=DECODERS_ONLY,
         )
 
 
-def _check_mask(where: str, runner: Runner, text: Sequence[int]) -> None:
+def _check_mask(folder: str, runner: Runner, text: Sequence[int]) -> None:
     """Raise PackageError for a mask that has 1 for hidden tokens.
 
     With an inverted mask that is 1 for the first token only, the first token does not affect the last logits; with a
@@ -194,7 +194,7 @@ def _check_mask(where: str, runner: Runner, text: Sequence[int]) -> None:
     one, other = (_read(runner, tokens, [size - 1], [0] * size)[0] for tokens in texts)
     if np.isfinite(one).all() and np.isfinite(other).all() and _differ(one, other) > CLOSE:
         raise PackageError(
-            f"{where}/{graph.file}: the input {mask.name!r} hides tokens where it is 1; Partita needs a mask "
+            f"{folder}/{graph.file}: the input {mask.name!r} hides tokens where it is 1; Partita needs a mask "
             "that is 1 for visible tokens",
             remedy=OTHER_MASK,
         )

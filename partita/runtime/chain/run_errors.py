@@ -47,7 +47,7 @@ class RunLateError(GenerationError):
         )
 
 
-def let_go(error: BaseException | None) -> None:
+def release_frames(error: BaseException | None) -> None:
     """Release the objects in the frames of an exception and its causes."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)

@@ -57,8 +57,8 @@ class LoadedGraph:
 class BoundGraph:
     """Buffers of one graph for S new tokens per row and K rows of logits, for all rows of the batch or a span of rows.
 
-    Write `tokens` [held, S] before each run; a run reads the tokens of its span. If the cache holds one sequence, it is
-    fed to every row. `phase`: the phase that runs are counted under.
+    Write `tokens` [sequences, S] before each run; a run reads the tokens of its span. If the cache holds one sequence,
+    it is fed to every row. `phase`: the phase that runs are counted under.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class BoundGraph:
         contract: Contract,
         *,
         phase: PhaseName,
-        held: int,
+        sequences: int,
         new_tokens: int,
         rows: int,
-        given: Mapping[str, Buffer],
+        adapter_values: Mapping[str, Buffer],
         span: Span = None,
         choice: DeviceChoice | None = None,
     ) -> None:
@@ -79,7 +79,7 @@ class BoundGraph:
         self.phase, self.file, self.new_tokens, self.span = phase, graph.file, new_tokens, span
         self._first, self._end = span or (0, contract.batch_size)
         batch = self._end - self._first
-        self._some = None if span is None else batch
+        self._window_rows = None if span is None else batch
         self._cache, self._window = cache, loaded.window
         self.binding = session.binding()
         self.is_bound = True
@@ -93,25 +93,27 @@ class BoundGraph:
         binds = self._recording or self.binding
         bind_given = self.binding.bind_input if self._recording is None else self._recording.bind_constant
         for port in graph.adapter_inputs:
-            if port.name in given:
-                bind_given(port.name, given[port.name])
+            if port.name in adapter_values:
+                bind_given(port.name, adapter_values[port.name])
         self.rows = rows
         shapes = port_shapes(batch, new_tokens, rows, contract.vocab_size, contract.max_length)
         mask = port_by_role(graph, "mask")
         self._mask = Mask.of(mask, contract, new_tokens) if mask is not None else None
         ports = [port for port in graph.inputs if self._mask is None or port is not mask]
         inputs = bound(ports, shapes, binds.bind_input)
-        made: dict[str, Buffer] = {}
-        outputs = bound(graph.outputs, shapes, lambda name, buffer: self._bind_output(session, name, buffer, made))
+        device_outputs: dict[str, Buffer] = {}
+        outputs = bound(
+            graph.outputs, shapes, lambda name, buffer: self._bind_output(session, name, buffer, device_outputs)
+        )
         fed = _required(inputs, "tokens", graph.file)
         self.fed = fed.array
         """[rows of the span, S]: input of a run."""
         self._batch = batch
-        is_fed_as_held = span is None and held == batch
-        self.tokens = self.fed if is_fed_as_held else np.empty((held, new_tokens), self.fed.dtype)
+        feeds_all = span is None and sequences == batch
+        self.tokens = self.fed if feeds_all else np.empty((sequences, new_tokens), self.fed.dtype)
         logits = _required(outputs, "logits", graph.file)
         self._logits_name = logits_port(graph).name
-        self._logits = Logits(logits, made.get(self._logits_name), choice)
+        self._logits = Logits(logits, device_outputs.get(self._logits_name), choice)
         self._chosen = inputs["logits_rows"].array if "logits_rows" in inputs else None
         if "logits_count" in inputs:
             inputs["logits_count"].array.fill(rows)
@@ -126,18 +128,18 @@ class BoundGraph:
         self._rope = inputs["rope_length"].array if "rope_length" in inputs else None
         self._moving = moving(self.binding, session.required_memory, [port.name for port in ports], cache)
 
-    def _bind_output(self, session: Session, name: str, buffer: Buffer, made: dict[str, Buffer]) -> None:
-        """Bind the output `name` to `buffer`, or to device memory (added to `made`) if a step computes it there."""
+    def _bind_output(self, session: Session, name: str, buffer: Buffer, device_outputs: dict[str, Buffer]) -> None:
+        """Bind the output `name` to `buffer`, or to device memory if a step computes it there."""
         if self.rows <= FEW_TOKENS and session.on_device(name):
             device = session.state_buffer(name, buffer.host.shape, buffer.dtype)
             if device.readable:
-                made[name] = device
+                device_outputs[name] = device
                 (self._recording or self.binding).bind_output(name, device)
                 return
         self.binding.bind_output(name, buffer)
 
     def place(self, starts: Starts, rope_length: int) -> None:
-        """Write every cursor input. `starts`: [held]; `rope_length`: text length for the rotary frequencies."""
+        """Write every cursor input. `starts`: [sequences]; `rope_length`: text length for the rotary frequencies."""
         starts = np.broadcast_to(starts[self._first : self._end], self._batch)
         for write, array in self._writers:
             write(starts, array)
@@ -183,12 +185,12 @@ class BoundGraph:
             if not window.open:
                 return seconds
             self._cache.record_addresses(self._as_of_all(self.binding.output_addresses()))
-            window.after_run(self.phase, self.new_tokens, self._some)
+            window.after_run(self.phase, self.new_tokens, self._window_rows)
         except PartitaError:
             window.close()  # the profile would contain a run without a record
             raise
         except BaseException:
-            window.cut_short(self.phase, self.new_tokens, self._some)
+            window.cut_short(self.phase, self.new_tokens, self._window_rows)
             raise
         return seconds
 
@@ -271,13 +273,13 @@ class BoundGraph:
         return {**fed, self._logits_name: self._logits.copied_bytes} if self._logits.on_device else fed
 
 
-def moving(binding: Binding, wanted: dict[str, str], ports: Sequence[str], cache: Cache) -> list[tuple[str, Buffer]]:
+def moving(binding: Binding, required: dict[str, str], ports: Sequence[str], cache: Cache) -> list[tuple[str, Buffer]]:
     """Inputs to bind before each run, because binding copies the values of buffers outside the session's memory.
 
     Values written to the buffer after binding are not seen (WebGPU, ONNX Runtime 1.27).
     """
     names = [*ports, *cache.bound_once]
-    return [(name, binding.buffers[name]) for name in names if binding.buffers[name].memory != wanted[name]]
+    return [(name, binding.buffers[name]) for name in names if binding.buffers[name].memory != required[name]]
 
 
 def _required(feeds: dict[str, BoundInput], role: str, file: str) -> BoundInput:
@@ -290,15 +292,15 @@ def _required(feeds: dict[str, BoundInput], role: str, file: str) -> BoundInput:
 class Logits:
     """The logits [B, K, vocab] of the last run."""
 
-    def __init__(self, feed: BoundInput, made: Buffer | None, choice: DeviceChoice | None = None) -> None:
-        """`feed`: the host buffer. `made`: the device buffer that runs write; None if they write `feed`. `choice`:
-        selects the largest logits on the device."""
-        self.on_device = made is not None
-        self._feed, self._device_buffer = feed, made
-        self._choice = choice if made is not None else None
+    def __init__(self, feed: BoundInput, device: Buffer | None, choice: DeviceChoice | None = None) -> None:
+        """`feed`: the host buffer. `device`: the buffer that runs write; None if they write `feed`. `choice`: selects
+        the largest logits on the device."""
+        self.on_device = device is not None
+        self._feed, self._device_buffer = feed, device
+        self._choice = choice if device is not None else None
         self._values = feed.array
         self._wide = np.empty((len(feed.array), feed.array.shape[-1]), np.float32)
-        self._here, self._selected = True, False
+        self._on_host, self._selected = True, False
         self._selection: Selection | None = None
         self.copied_bytes = feed.buffer.size_bytes
         """Bytes copied to the host after the last run; without an execution, bytes that would be copied."""
@@ -306,14 +308,14 @@ class Logits:
     def ran(self) -> None:
         """Invalidate the copy on the host after a run."""
         if self._device_buffer is not None:
-            self._here, self._selected, self.copied_bytes = False, False, 0
+            self._on_host, self._selected, self.copied_bytes = False, False, 0
 
     def row(self, row: int, column: int) -> npt.NDArray[np.float32]:
         """Logits [vocab] of one row after the K-th of its chosen tokens; valid until the next run."""
-        if not self._here:
+        if not self._on_host:
             assert self._device_buffer is not None
             self._values = self._device_buffer.copy(self._feed.buffer).reshape(self._feed.array.shape)
-            self._here, self.copied_bytes = True, self.copied_bytes + self._device_buffer.size_bytes
+            self._on_host, self.copied_bytes = True, self.copied_bytes + self._device_buffer.size_bytes
         values: npt.NDArray[Any] = self._values[row, column]
         dtype = self._feed.buffer.dtype
         if dtype == "float32":
@@ -337,7 +339,7 @@ class Logits:
 
         None if the host has to select among all logits, which may not all be finite.
         """
-        if self._here or self._choice is None or not self._choice.is_used:
+        if self._on_host or self._choice is None or not self._choice.is_used:
             return None
         try:
             if self._selection is None:
@@ -349,16 +351,16 @@ class Logits:
                 self.copied_bytes += self._selection.size_bytes
         except FAILURES as error:  # if the device is lost, the copy of the logits raises
             self._choice.fail(error)
-            self._let_go()
+            self._drop_selection()
             return None
         return self._selection.largest(row, column, count)
 
-    def _let_go(self) -> None:
+    def _drop_selection(self) -> None:
         if self._selection is not None:
             self._selection.release()
         self._selection = None
 
     def release(self) -> None:
         """Free its device memory."""
-        self._let_go()
+        self._drop_selection()
         self._device_buffer, self._choice = None, None

@@ -39,23 +39,23 @@ def check_chunk(prefill_chunk: int) -> None:
         raise UsageError(f"`prefill_chunk` is {prefill_chunk}; it must be at least 1")
 
 
-def check_prompt(prompt: Sequence[int], contract: Contract, where: str, *, answered: bool = False) -> None:
-    """Raise GenerationError for token ids that a row cannot hold. `where`: the subject of the message.
+def check_prompt(prompt: Sequence[int], contract: Contract, subject: str, *, answered: bool = False) -> None:
+    """Raise GenerationError for token ids that a row cannot hold. `subject`: of the message.
 
     `answered`: require room for at least one completion token.
     """
     if not len(prompt):
-        raise GenerationError(f"{where} is empty", remedy=BEGIN)
+        raise GenerationError(f"{subject} is empty", remedy=BEGIN)
     if len(prompt) + answered > contract.max_length:
         full = ", which leaves no room for new tokens" if len(prompt) == contract.max_length else ""
         raise GenerationError(
-            f"{where} has {len(prompt)} tokens, but the cache length is {contract.max_length}{full}",
+            f"{subject} has {len(prompt)} tokens, but the cache length is {contract.max_length}{full}",
             remedy=length_remedy(len(prompt), contract),
         )
     if not (min(prompt) >= 0 and max(prompt) < contract.vocab_size):
         position = next(index for index, token in enumerate(prompt) if not 0 <= token < contract.vocab_size)
         raise GenerationError(
-            f"{where} has token id {prompt[position]} at position {position}; the vocabulary has ids 0 to "
+            f"{subject} has token id {prompt[position]} at position {position}; the vocabulary has ids 0 to "
             f"{contract.vocab_size - 1}",
         )
 

@@ -183,10 +183,10 @@ class Runner:
                 self.cache,
                 self.contract,
                 phase=name,
-                held=self.rows,
+                sequences=self.rows,
                 new_tokens=new_tokens,
                 rows=rows,
-                given=self._adapter_inputs(entry, span),
+                adapter_values=self._adapter_inputs(entry, span),
                 span=span,
                 choice=self.choice if entry is self.graph("decode") else None,
             )
@@ -234,7 +234,7 @@ class Runner:
             seconds = graph.run()
             if graph.observed and plan.graph == self.graph(plan.graph).phases[-1]:
                 self._observed[plan.graph] = graph
-            self.cache.advance(graph.binding, plan.starts, plan.take, plan.span)
+            self.cache.advance(graph.binding, plan.starts, plan.counts, plan.span)
         except BaseException:
             self.cache.dirty = True
             raise

@@ -254,7 +254,7 @@ class GenerationLoop:
         graph = runner.prepare(plan)
         _write_tokens(graph.tokens, plan, self.rows, filled)
         again = any(
-            row is not None and row.is_repeated and count for row, count in zip(self.rows, plan.take, strict=True)
+            row is not None and row.is_repeated and count for row, count in zip(self.rows, plan.counts, strict=True)
         )
         if runner.has_rope_length:
             self.rope_length = max(self._next_rope_length(plan), self.rope_length if plan.is_prefill else 0)
@@ -328,14 +328,14 @@ class GenerationLoop:
         anew = [row is not None and row.is_repeated for row in self.rows]
         return [
             max(len(new), 1 - again) if count or (rereads and take) else take
-            for take, count, new, again in zip(plan.take, drafted, tokens, anew, strict=True)
+            for take, count, new, again in zip(plan.counts, drafted, tokens, anew, strict=True)
         ]
 
     def _note_judged(self, plan: StepPlan) -> None:
         """Record the rows in the middle of a prompt, whose logits are not checked."""
         unjudged, ended = self.runner.cache.unchecked, {index for index, _ in plan.ends}
         if plan.is_prefill:
-            unjudged.update(i for i, take in enumerate(plan.take) if take and i not in ended)
+            unjudged.update(i for i, take in enumerate(plan.counts) if take and i not in ended)
         unjudged -= ended
 
     def plan(self) -> StepPlan | None:
@@ -417,6 +417,6 @@ def _write_tokens(
     """Fill [B, S] with the rows' own tokens, and padding after them."""
     tokens.fill(PADDING)
     for index, row in enumerate(rows):
-        if row is not None and (count := plan.take[index]):
+        if row is not None and (count := plan.counts[index]):
             begin = filled[index]
             tokens[index, :count] = row.history[begin : begin + count]

@@ -81,7 +81,7 @@ class StepPlan(NamedTuple):
     graph: GraphName
     new_tokens: int
     """S."""
-    take: tuple[int, ...]
+    counts: tuple[int, ...]
     """[B]: number of the row's own tokens among the S; the rest is padding."""
     starts: tuple[int, ...]
     """[B]: cache position of the row's first token."""
@@ -102,10 +102,10 @@ Policy = Callable[[Sequence[RowView], Capacity], list[RowView]]
 
 
 def prompts_first(rows: Sequence[RowView], capacity: Capacity) -> list[RowView]:
-    """Prefill first: decoding rows wait, because a chunk with them would take much longer.
+    """Prefill first: decoding rows wait, because a chunk with them would counts much longer.
 
     Except when padding is not allowed and the prompt is not prefilled in steps of its own, since then every row must
-    take part; and when a prompt is prefilled token by token, since decoding rows add no cost.
+    counts part; and when a prompt is prefilled token by token, since decoding rows add no cost.
     """
     waits = capacity.padding_is_safe or capacity.symbolic_batch
     one_by_one = (
@@ -156,23 +156,23 @@ def _plan(rows: Sequence[RowView], ready: Sequence[int], capacity: Capacity, mos
     """A step of all these rows, at least one with a pending token. `ready`: maximum tokens of each."""
     if max(ready) == 1 and not any(row.in_prompt and count for row, count in zip(rows, ready, strict=True)):
         return _decode_step(rows, ready, capacity)
-    graph, size, take, reads = _graph_and_tokens(rows, ready, capacity, most_tokens)
-    ends = tuple((row, take[row] - 1) for row, view in enumerate(rows) if 0 < view.pending == take[row])
+    graph, size, counts, reads = _graph_and_tokens(rows, ready, capacity, most_tokens)
+    ends = tuple((row, counts[row] - 1) for row, view in enumerate(rows) if 0 < view.pending == counts[row])
     # If every row has to be at its beginning, an idle row is moved there and reads its text again.
     beginning = size > 1 and not capacity.appends(len(rows))
     return StepPlan(
         graph=graph,
         new_tokens=size,
-        take=take,
+        counts=counts,
         # Overwriting the last token of a full row is safe: it gets no more tokens, and after a rewind its last token
         # is fed again (`Engine.rewind`).
         starts=tuple(
             0 if beginning and not row.needs_cache else min(row.cache_length, capacity.max_length - size)
             for row in rows
         ),
-        positions=_logit_positions(rows, take, ends, capacity.logits_rows if graph == "prefill" else None),
+        positions=_logit_positions(rows, counts, ends, capacity.logits_rows if graph == "prefill" else None),
         ends=ends,
-        new_rows=tuple(index for index, row in enumerate(rows) if take[index] and not row.cache_length),
+        new_rows=tuple(index for index, row in enumerate(rows) if counts[index] and not row.cache_length),
         is_prefill=reads,
     )
 
@@ -221,7 +221,7 @@ def _as_batch_plan(plan: StepPlan, first: int, end: int, batch: int) -> StepPlan
     """The plan of a span as a plan of the batch: other rows have no tokens."""
     before, after = (0,) * first, (0,) * (batch - end)
     return plan._replace(
-        take=(*before, *plan.take, *after),
+        counts=(*before, *plan.counts, *after),
         starts=(*before, *plan.starts, *after),
         ends=tuple((first + row, position) for row, position in plan.ends),
         new_rows=tuple(first + row for row in plan.new_rows),
@@ -235,7 +235,7 @@ def _decode_step(rows: Sequence[RowView], ready: Sequence[int], capacity: Capaci
     return StepPlan(
         graph="decode",
         new_tokens=1,
-        take=tuple(ready),
+        counts=tuple(ready),
         starts=tuple([min(row.cache_length, last) for row in rows]),
         positions=(0,),
         ends=tuple([(index, 0) for index, row in enumerate(rows) if row.pending == 1 == ready[index]]),
@@ -264,11 +264,11 @@ def _choose_graph(
 
 
 def _logit_positions(
-    rows: Sequence[RowView], take: Sequence[int], ends: Sequence[tuple[int, int]], most: int | None
+    rows: Sequence[RowView], counts: Sequence[int], ends: Sequence[tuple[int, int]], most: int | None
 ) -> tuple[int, ...]:
     """Positions whose logits are needed, at least one; the last of them if the graph gives fewer."""
     wanted = {position for _, position in ends}
-    for row, count in zip(rows, take, strict=True):
+    for row, count in zip(rows, counts, strict=True):
         if row.every_logit:
             wanted.update(range(count))
     found = sorted(wanted) or [0]

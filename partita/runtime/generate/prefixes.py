@@ -30,7 +30,7 @@ LEAST_TOKENS = 16
 """Shorter prefixes are prefilled faster than looked up."""
 SEEN_PROMPTS = 16
 """Number of past prompts that are compared for common prefixes."""
-KEPT = 8
+MOST_SAVED = 8
 """Maximum number of saved states; the least recently used is dropped."""
 DEVICE_PASSES = 3
 """Passes over a device's cache: one to save a row, two to load one."""
@@ -264,7 +264,7 @@ class Prefixes:
         """Save a prefix, replace prefixes that it covers, and drop the least recently used."""
         self._saved = [other for other in self._saved if not _covers(prefix, other, self._cache)]
         self._saved.append(prefix)
-        while len(self._saved) > KEPT or sum(entry.size_bytes for entry in self._saved) > self._most_bytes:
+        while len(self._saved) > MOST_SAVED or sum(entry.size_bytes for entry in self._saved) > self._most_bytes:
             self._saved.pop(0)
 
 

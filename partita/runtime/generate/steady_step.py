@@ -44,7 +44,7 @@ class SteadyStep:
 
     def __init__(self, graph: BoundGraph, runner: Runner, rows: Sequence[Row | None], plan: StepPlan) -> None:
         """`rows` [B] of the batch, and the `plan` of the step that `graph` has run and will repeat."""
-        live = [(index, row) for index, row in enumerate(rows) if row is not None and plan.take[index]]
+        live = [(index, row) for index, row in enumerate(rows) if row is not None and plan.counts[index]]
         first = graph.span[0] if graph.span else 0
         self.graph = graph
         self.rows = tuple(
@@ -64,7 +64,7 @@ class SteadyStep:
         self._cursors = tuple((array.reshape(-1), OFFSETS[role]) for role, array in cursors.items() if role in OFFSETS)
         self._total: npt.NDArray[Any] | None = cursors.get("total_length")
         self._mask: npt.NDArray[Any] | None = cursors.get("mask")
-        self._resting = max((plan.starts[i] for i in range(len(rows)) if not plan.take[i]), default=0)
+        self._resting = max((plan.starts[i] for i in range(len(rows)) if not plan.counts[i]), default=0)
         if "cache_branch" in cursors:
             cursors["cache_branch"].fill(True)
 
@@ -119,7 +119,7 @@ def steady_step(graph: BoundGraph, runner: Runner, rows: Sequence[Row | None], p
     if plan.is_prefill or plan.new_tokens != 1 or not graph.repeats or runner.has_rope_length:
         return None
     filled = runner.cache.lengths
-    for row, take, count in zip(rows, plan.take, filled, strict=True):
+    for row, take, count in zip(rows, plan.counts, filled, strict=True):
         goes_on = row is not None and row.finish is None
         if goes_on != (take == 1):
             return None

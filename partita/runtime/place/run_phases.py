@@ -43,7 +43,7 @@ from partita.runtime.chain.run_errors import (
     failed_run_error,
     failure_notes,
     late_notes,
-    let_go,
+    release_frames,
 )
 from partita.runtime.cpu.settings import will_repeat
 from partita.runtime.generate.loop import GenerationLoop
@@ -136,30 +136,32 @@ def printed_kernels(chain: Sequence[Provider]) -> Iterator[None]:
                 os.environ.pop(name, None)
 
 
-def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: OpenOptions) -> PlacementFacts:
+def place_model(model: OnnxModel, shapes: Mapping[str, Shape], opening: OpenOptions) -> PlacementFacts:
     """Open a model on the chain and run it on inputs of these shapes.
 
     Raises ProviderError when the chain cannot be honoured, PackageError when ONNX Runtime cannot load the model,
     ResourceError when memory runs out.
     """
-    if not where.dry_run:
-        check_free_memory(model.inputs, shapes, where.values)
+    if not opening.dry_run:
+        check_free_memory(model.inputs, shapes, opening.values)
     before = rss_bytes()
     renamed = model.to_bytes()
-    resolutions = without_crashed(resolve(where.chain, available_ort_names(), where.options), where.crashed)
-    session = open_session(model.path, resolutions, threads=where.threads, observe=True, pins=where.pins, model=renamed)
+    resolutions = without_crashed(resolve(opening.chain, available_ort_names(), opening.options), opening.crashed)
+    session = open_session(
+        model.path, resolutions, threads=opening.threads, observe=True, pins=opening.pins, model=renamed
+    )
     with closing(session):
         after = rss_bytes()
         will_repeat(session)
         lacking = [f"{port.name} is {kind}" for port in model.inputs if (kind := not_generated(port))]
         missing = "not run, so measurements are missing: no values can be generated for inputs: "
         not_run = (f"{missing}{listing(lacking)}",) if lacking else ()
-        crashed = where.crashed.get(RUN)
+        crashed = opening.crashed.get(RUN)
         opened_only = bool(not_run or crashed)
-        ran, ports = _run_session(model, shapes, session, replace(where, runs=0) if opened_only else where)
+        ran, ports = _run_session(model, shapes, session, replace(opening, runs=0) if opened_only else opening)
         error, steps = ran.error, ran.steps
         if crashed and error is None:
-            error = crashed_in_run(model, crashed, where.values)
+            error = crashed_in_run(model, crashed, opening.values)
         profile = session.end_profiling()
         events, windows = parse_profile(profile, [(PHASE, 0)] * len(steps)) if profile else ((), ())
         seen = session_facts(
@@ -194,9 +196,9 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: OpenOption
                 *model.notes,
                 *session.notes,
                 *not_run,
-                *failure_notes(len(steps), where.runs, error),
+                *failure_notes(len(steps), opening.runs, error),
                 *(
-                    late_notes(len(steps), where.runs, where.run_seconds, still_running=ran.still_running)
+                    late_notes(len(steps), opening.runs, opening.run_seconds, still_running=ran.still_running)
                     if ran.timed_out
                     else ()
                 ),
@@ -209,21 +211,21 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: OpenOption
 
 
 def _run_session(
-    model: OnnxModel, shapes: Mapping[str, Shape], session: Session, where: OpenOptions
+    model: OnnxModel, shapes: Mapping[str, Shape], session: Session, opening: OpenOptions
 ) -> tuple[_Ran, tuple[PortFact, ...]]:
     """The result of the runs, and facts of inputs and outputs.
 
     The binding is released before the session, because device values that outlive their session crash WebGPU.
     """
     binding = session.binding()
-    ran = _run_model(model, shapes, binding, where, partial(session.listening, PHASE))
+    ran = _run_model(model, shapes, binding, opening, partial(session.listening, PHASE))
     if ran.still_running:
         session.profiling = False  # `close` will not wait for the run or read its profile
     ports = _port_facts(model, session, binding, ran=bool(ran.steps) and not ran.still_running)
-    let_go(ran.error)
+    release_frames(ran.error)
     if isinstance(ran.error, GenerationError | ProviderError) and not isinstance(ran.error, NOT_FAILED):
         failure = failed_run_error(
-            model, session, ran.error, where.values, lambda: _runs_on_cpu(model, session, binding)
+            model, session, ran.error, opening.values, lambda: _runs_on_cpu(model, session, binding)
         )
         ran = replace(ran, error=failure)
     if isinstance(ran.error, ResourceError) and ran.error.remedy == SHORTER:  # an ONNX file has no cache to shorten
@@ -253,7 +255,7 @@ def _run_model(
     model: OnnxModel,
     shapes: Mapping[str, Shape],
     binding: Binding,
-    where: OpenOptions,
+    opening: OpenOptions,
     listening: Callable[[], AbstractContextManager[None]],
 ) -> _Ran:
     """Run on given or generated inputs within the time limit.
@@ -273,28 +275,28 @@ def _run_model(
         steps.append(StepFact(PHASE, 0, time.perf_counter() - bound, bound - began, observed=True))
 
     try:
-        for port in model.inputs if where.runs else ():
-            buffers[port.name] = filled_buffer(port, shapes[port.name], where, rng)
+        for port in model.inputs if opening.runs else ():
+            buffers[port.name] = filled_buffer(port, shapes[port.name], opening, rng)
         for name in model.outputs:
             binding.bind_fresh_output(name)
-        until = time.monotonic() + where.run_seconds
-        for _ in range(where.runs):
+        until = time.monotonic() + opening.run_seconds
+        for _ in range(opening.runs):
             with listening():
                 in_time(step, binding.stop, until - time.monotonic())
     except KeyboardInterrupt:
         return _Ran(tuple(steps), RunInterruptedError(model.path), still_running=is_still_running(step))
     except LateError as late:
-        error = None if steps else RunLateError(model, where.run_seconds, where.values)
+        error = None if steps else RunLateError(model, opening.run_seconds, opening.values)
         return _Ran(tuple(steps), error, timed_out=True, still_running=late.still_running)
     except RUN_ERRORS as error:
         return _Ran(tuple(steps), error)
     return _Ran(tuple(steps))
 
 
-def filled_buffer(port: ModelPort, shape: Shape, where: OpenOptions, rng: np.random.Generator) -> Buffer:
+def filled_buffer(port: ModelPort, shape: Shape, opening: OpenOptions, rng: np.random.Generator) -> Buffer:
     """The buffer of an input in host memory, with its values."""
-    values, buffer = where.values.get(port.name), host_buffer(shape, port.dtype)
-    if values is None and where.dry_run and dtypes.is_float(port.dtype):
+    values, buffer = opening.values.get(port.name), host_buffer(shape, port.dtype)
+    if values is None and opening.dry_run and dtypes.is_float(port.dtype):
         return buffer
     buffer.host[...] = make_values(port, shape, rng) if values is None else values
     return buffer
@@ -320,25 +322,25 @@ def _port_facts(model: OnnxModel, session: Session, binding: Binding, *, ran: bo
     )
 
 
-def place_package(folder: Path, where: OpenOptions, manifest: Manifest | None = None) -> PlacementFacts:
+def place_package(folder: Path, opening: OpenOptions, manifest: Manifest | None = None) -> PlacementFacts:
     """Open a package on the chain and run its prefill and decode graphs on dummy tokens.
 
     `manifest`: of a folder without a manifest file. Raises PackageError, ProviderError, ResourceError.
     """
     with load_runner(
         folder,
-        where.chain,
-        threads=where.threads,
+        opening.chain,
+        threads=opening.threads,
         observe=True,
         manifest=manifest,
-        options=where.options,
-        pins=where.pins,
-        crashed=where.crashed,
+        options=opening.options,
+        pins=opening.pins,
+        crashed=opening.crashed,
         wants_tokens=False,
     ) as runner:
-        error = run_package(runner, where.runs)
-        let_go(error)
-        facts = run_facts(runner, notes=failure_notes(len(runner.steps), 2 * where.runs, error))
+        error = run_package(runner, opening.runs)
+        release_frames(error)
+        facts = run_facts(runner, notes=failure_notes(len(runner.steps), 2 * opening.runs, error))
         facts = with_graphs(facts, [entry.session for entry in runner.graphs], error)
         interruptions: tuple[Interruption, ...] = ("runs",) if isinstance(error, RunInterruptedError) else ()
         # The dummy tokens are not a result.

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 MOST_ROUNDS = 8
 """Maximum rounds of inference over operators unknown to the onnx package."""
+SAME_TYPE = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
+"""ONNX operators that the onnx package (1.23) defines without type inference; the output has the type of the input."""
 SMALL_BYTES = 64 << 10
 """Maximum elements of constants that take part in shape inference."""
 
@@ -33,7 +35,7 @@ def tensor_types(
         _fix_inputs(light, inputs)
     inferred = _infer(light)
     for _ in range(MOST_ROUNDS):
-        if not _spread_elements(inferred, by_runtime=by_runtime) and not _look_into_functions(inferred):
+        if not _spread_elements(inferred, by_runtime=by_runtime):
             break
         inferred = _infer(inferred)
     types: dict[str, onnx.TypeProto] = {}
@@ -59,7 +61,7 @@ def _infer(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _spread_elements(model: onnx.ModelProto, *, by_runtime: bool) -> bool:
-    """Set output types of operators that only ONNX Runtime's schemas define; return whether any was set."""
+    """Set output types that the onnx package does not infer; return whether any was set."""
     import onnx
 
     graph = model.graph
@@ -67,23 +69,29 @@ def _spread_elements(model: onnx.ModelProto, *, by_runtime: bool) -> bool:
     elements = {name: kind.tensor_type.elem_type for name, kind in known.items() if kind.HasField("tensor_type")}
     elements |= {tensor.name: tensor.data_type for tensor in graph.initializer}
     versions = {entry.domain: entry.version for entry in model.opset_import}
+    outputs = {port.name: port for port in graph.output}
     found = False
+
+    def add(name: str, kind: onnx.TypeProto) -> None:
+        nonlocal found
+        if not elements.get(name):
+            port = outputs[name] if name in outputs else graph.value_info.add(name=name)
+            port.type.CopyFrom(kind)
+            known[name], elements[name], found = kind, kind.tensor_type.elem_type, True
+
     for node in graph.node:
-        known_to_onnx = not node.domain and onnx.defs.has(node.op_type, versions.get("", 1), "")
-        if known_to_onnx or all(elements.get(name) for name in node.output if name):
+        if all(elements.get(name) for name in node.output if name):
             continue
-        if by_runtime:
-            new = _types_by_runtime(model, node, known)
-            for name, kind in ((name, kind) for name, kind in new.items() if not elements.get(name)):
-                known[name], elements[name] = kind, kind.tensor_type.elem_type
-                graph.value_info.add(name=name, type=kind)
-                found = True
-        operator = find_operator(node.domain, node.op_type, versions.get(node.domain, 1))
-        for name, element in operator.outputs_of(node, elements).items() if operator is not None else ():
-            if not elements.get(name):
-                elements[name] = element
-                graph.value_info.add(name=name).type.tensor_type.elem_type = element
-                found = True
+        if not node.domain and node.op_type in SAME_TYPE:
+            for source, made in zip(node.input[:1], node.output, strict=False):
+                if elements.get(source) and source in known:
+                    add(made, known[source])
+        elif node.domain or not onnx.defs.has(node.op_type, versions.get("", 1), ""):
+            for name, kind in _types_by_runtime(model, node, known).items() if by_runtime else ():
+                add(name, kind)
+            operator = find_operator(node.domain, node.op_type, versions.get(node.domain, 1))
+            for name, element in operator.outputs_of(node, elements).items() if operator is not None else ():
+                add(name, onnx.helper.make_tensor_type_proto(element, None))
     return found
 
 
@@ -120,54 +128,6 @@ def _without_rank(single: onnx.ModelProto, found: Mapping[str, onnx.TypeProto]) 
         port.type.CopyFrom(tensor_type(found[name].tensor_type.elem_type, (1,)))
     shown = output_types(single.SerializeToString(deterministic=True)) if declared else {}
     return [name for name in declared if name in shown and shown[name][1] == [1]]
-
-
-def _look_into_functions(model: onnx.ModelProto) -> bool:
-    """Set output types of operators that onnx defines as a function without an inference rule; whether any was set."""
-    import onnx
-    import onnx.inliner
-
-    graph = model.graph
-    ports = (*graph.value_info, *graph.output, *graph.input)
-    known = {port.name for port in ports if port.type.WhichOneof("value") is not None}
-    versions = {entry.domain: entry.version for entry in model.opset_import}
-    lacking = {
-        (node.domain, node.op_type)
-        for node in graph.node
-        if any(name and name not in known for name in node.output) and _has_function_only(node, versions)
-    }
-    if not lacking:
-        return False
-    requested = onnx.ModelProto()
-    requested.CopyFrom(model)
-    for tensor in graph.initializer:  # a function may depend on their types
-        requested.graph.value_info.add(name=tensor.name, type=tensor_type(tensor.data_type, tensor.dims))
-    try:
-        unfolded = _infer(onnx.inliner.inline_selected_functions(requested, sorted(lacking), False, True))
-    except Exception:  # noqa: BLE001 - native code may raise any exception; the types stay unknown
-        return False
-    made = {name for node in graph.node for name in node.output if name} - known
-    listed = [port for port in (*unfolded.graph.value_info, *unfolded.graph.output) if port.name in made]
-    found = [port for port in listed if port.type.WhichOneof("value") is not None]
-    stale = {port.name: port for port in graph.output}
-    for port in found:
-        if port.name in stale:
-            stale[port.name].type.CopyFrom(port.type)
-        else:
-            graph.value_info.add(name=port.name).type.CopyFrom(port.type)
-    return bool(found)
-
-
-def _has_function_only(node: onnx.NodeProto, versions: Mapping[str, int]) -> bool:
-    """Whether onnx defines the operator as a function without an inference rule."""
-    import onnx
-
-    try:
-        schema = onnx.defs.get_schema(node.op_type, versions.get(node.domain, 1), node.domain)
-    except onnx.defs.SchemaError:
-        return False
-    described = any(getattr(schema, name, False) for name in ("has_function", "has_context_dependent_function"))
-    return described and not schema.has_type_and_shape_inference_function
 
 
 def _fix_inputs(model: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> None:

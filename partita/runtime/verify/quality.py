@@ -78,7 +78,7 @@ class Scorer:
         apart = capacity.decode_any_length or (capacity.chunk is not None and capacity.logits_rows == 1)
         return max(1, length // 2) if apart else None
 
-    def score(self, windows: Sequence[Sequence[int]], hear: OnLogits) -> None:
+    def score(self, windows: Sequence[Sequence[int]], on_logits: OnLogits) -> None:
         """Run windows [up to `rows`][L] of one length and call the listener with the logits after each token.
 
         A package with a separate prefill graph runs the first half of each window with it, and if that graph has logits
@@ -90,7 +90,7 @@ class Scorer:
         requests = [
             Request(
                 list(windows[min(row, len(windows) - 1)]),
-                listener=_checked(row, hear) if row < len(windows) else None,
+                listener=_checked(row, on_logits) if row < len(windows) else None,
                 any_logits=row < len(windows),
                 rope_length=len(windows[0]) if row < len(windows) else 0,
                 continues_at=continues_at,

@@ -87,7 +87,7 @@ class Worker:
         self._writing, self._ending = threading.Lock(), threading.Lock()
         self._calls: dict[int, Future[Any]] = {}
         self._number = 0
-        self._why: WorkerLostError | None = None
+        self._end_reason: WorkerLostError | None = None
         """The reason why this side ended the process."""
         self.lost: WorkerLostError | None = None
         """How the process ended; None while it is running."""
@@ -182,8 +182,8 @@ class Worker:
         """End the process; it may finish its current work for `END_SECONDS`. May be called repeatedly by any thread."""
         if os.getpid() != self._parent:
             return
-        if self._why is None:
-            self._why = WorkerLostError("was closed", closed=True)
+        if self._end_reason is None:
+            self._end_reason = WorkerLostError("was closed", closed=True)
         assert self.process.stdin is not None
         if self._writing.acquire(timeout=END_SECONDS):  # not while another thread waits for a process that hangs
             try:
@@ -247,15 +247,15 @@ class Worker:
         try:
             code = self.process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
-            self._why = self._why or WorkerLostError(wrong, self.log())
+            self._end_reason = self._end_reason or WorkerLostError(wrong, self.log())
             code = 0
         self._end_process()
-        return self._why or WorkerLostError(ending_text(code), self.log(), signal=-code if code < 0 else None)
+        return self._end_reason or WorkerLostError(ending_text(code), self.log(), signal=-code if code < 0 else None)
 
-    def _give_up(self, why: WorkerLostError) -> None:
+    def _give_up(self, reason: WorkerLostError) -> None:
         """End the process for this reason, and wait until every call has failed."""
-        if self._why is None:
-            self._why = why
+        if self._end_reason is None:
+            self._end_reason = reason
         self._end_process()
         if threading.current_thread() is not self._thread:
             self._thread.join(END_SECONDS)

@@ -29,7 +29,7 @@ def planned(rows: list[RowView], capacity: Capacity = ANY, most: int = 512) -> S
 
 
 def shape(plan: StepPlan) -> tuple[str, int, tuple[int, ...]]:
-    return plan.graph, plan.new_tokens, plan.take
+    return plan.graph, plan.new_tokens, plan.counts
 
 
 def read_all(lengths: list[int], capacity: Capacity, most: int = 512, *, policy=prompts_first) -> list[StepPlan]:
@@ -42,7 +42,7 @@ def read_all(lengths: list[int], capacity: Capacity, most: int = 512, *, policy=
         if plan is None:
             return plans
         plans.append(plan)
-        filled = [done + took for done, took in zip(filled, plan.take, strict=True)]
+        filled = [done + took for done, took in zip(filled, plan.counts, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_whatever_the_rows_are_each_token_is_fed_once_in_order_and_nothing_is_sp
                 break
             first, end = plan.span or (0, batch)
             assert capacity.symbolic_batch or plan.span is None
-            assert not any(plan.take[:first]) and not any(plan.take[end:])
+            assert not any(plan.counts[:first]) and not any(plan.counts[end:])
             begun = any(row.cache_length for row in rows[first:end])
             assert (
                 capacity.appends_chunks
@@ -94,14 +94,14 @@ def test_whatever_the_rows_are_each_token_is_fed_once_in_order_and_nothing_is_sp
                 or plan.new_tokens == 1
                 or (end - first == 1 and capacity.symbolic_batch)
             )
-            for row, took in list(zip(rows, plan.take, strict=True))[first:end]:
+            for row, took in list(zip(rows, plan.counts, strict=True))[first:end]:
                 assert took <= row.pending
                 assert capacity.padding_is_safe or took == plan.new_tokens or not row.cache_length or not row.pending
                 assert row.cache_length + plan.new_tokens <= capacity.max_length or not row.needs_cache
             assert {row for row, _ in plan.ends} == {
-                index for index, row in enumerate(rows) if row.pending and row.pending == plan.take[index]
+                index for index, row in enumerate(rows) if row.pending and row.pending == plan.counts[index]
             }
-            filled = [done + took for done, took in zip(filled, plan.take, strict=True)]
+            filled = [done + took for done, took in zip(filled, plan.counts, strict=True)]
         assert filled == lengths, (capacity, lengths)
 
 

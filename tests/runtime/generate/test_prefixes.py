@@ -86,7 +86,7 @@ def test_a_prefix_of_an_earlier_run_is_copied_by_the_first_row_and_stays(opened,
     saved = before.save_prefix(row)
     engine = GenerationLoop(runner, shares=True)
     engine.add_prefix(saved)
-    for round in range(prefixes.KEPT + 2):  # others come between, and what is kept of them goes again
+    for round in range(prefixes.MOST_SAVED + 2):  # others come between, and what is kept of them goes again
         other = [round + 1, *SYSTEM]
         for prompt, taken in ((PROMPTS[round % 4], len(QUESTIONS[round % 4])), (other, None), (other[:20], None)):
             row = engine.add_request(Request(prompt, greedy, 3))

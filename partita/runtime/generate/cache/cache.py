@@ -21,7 +21,7 @@ from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import HOST_MEMORY, Buffer
 from partita.runtime.ort.session import Session
 
-MANY = 1 << 40
+UNBOUNDED_TOKENS = 1 << 40
 """More tokens than any row can have."""
 
 
@@ -120,23 +120,23 @@ class Cache:
         for store in self._moving:
             store.before_run(binding)
 
-    def advance(self, binding: Binding, starts: Sequence[int], take: Sequence[int], span: Span = None) -> None:
-        """Move the cursors after a run that fed `take` [B] tokens of each row at `starts` [B].
+    def advance(self, binding: Binding, starts: Sequence[int], counts: Sequence[int], span: Span = None) -> None:
+        """Move the cursors after a run that fed `counts` [B] tokens of each row at `starts` [B].
 
         `span`: the rows of the run. Rows that took no tokens hold padding there.
         """
         made = binding.allocated() if self._moving else {}
         for store in self._moving:
-            store.after_run(made[store.state.present], max(take))
-        first, end = span or (0, len(take))
+            store.after_run(made[store.state.present], max(counts))
+        first, end = span or (0, len(counts))
         if not self.padding_is_safe:
-            self.invalid.update(row for row in range(first, end) if self.lengths[row] and not take[row])
+            self.invalid.update(row for row in range(first, end) if self.lengths[row] and not counts[row])
         for row in range(first, end):
-            self.lengths[row] = self.lengths[row] + take[row] if take[row] else min(self.lengths[row], starts[row])
+            self.lengths[row] = self.lengths[row] + counts[row] if counts[row] else min(self.lengths[row], starts[row])
 
     def can_rewind(self, tokens: int) -> bool:
         """Whether any row can be rewound by this number of its tokens."""
-        return all(store.rewinds(tokens, MANY) for store in self.stores)
+        return all(store.rewinds(tokens, UNBOUNDED_TOKENS) for store in self.stores)
 
     def rewind(self, row: int, tokens: int) -> bool:
         """Rewind a row by a number of tokens. False, without a change, if a state cannot be rewound."""
@@ -155,7 +155,7 @@ class Cache:
     @property
     def keeps_every_token(self) -> bool:
         """Whether the states of a row's first tokens can be saved at any later time."""
-        return self.saves(1, MANY)
+        return self.saves(1, UNBOUNDED_TOKENS)
 
     def saves(self, tokens: int, filled: int) -> bool:
         """Whether the states after a row's first `tokens` can be saved when it has `filled` tokens."""

@@ -100,7 +100,7 @@ def draft_tokens(row: Row, most: int) -> None:
 def _is_verified(plan: StepPlan, index: int, row: Row) -> bool:
     """Whether a plan feeds all draft tokens of a row and gives the logits before each."""
     wanted = row.drafted + 1
-    return wanted == 1 or (plan.take[index] == wanted and set(range(wanted)) <= set(plan.positions))
+    return wanted == 1 or (plan.counts[index] == wanted and set(range(wanted)) <= set(plan.positions))
 
 
 COUNTS = (0, 2, 4, 8)
@@ -248,7 +248,7 @@ class DraftModel:
             view = RowView(begin, pending, in_prompt=pending > FEW_TOKENS or not begin)
             plan = plan_step([view], runner.capacity, CHUNK_TOKENS)
             assert plan is not None
-            graph, count = runner.prepare(plan), plan.take[0]
+            graph, count = runner.prepare(plan), plan.counts[0]
             graph.tokens.fill(0)
             graph.tokens[0, :count] = self._fed[begin : begin + count] = text[begin : begin + count]
             runner.run(plan, graph, 0)
@@ -258,8 +258,7 @@ class DraftModel:
 
 
 NAMED = 6
-SEVERAL = 2
-ANY = 512
+"""Maximum number of states in a message."""
 CHANGING_ROPE = "its rotary frequencies depend on the length of the text"
 
 
@@ -304,10 +303,10 @@ def _single_token_reason(runner: Runner) -> str | None:
     """The reason why no step can append several tokens per row and give the logits of each."""
     contract, graphs = runner.contract, runner.capacity
     live = runner.rows if graphs.appends(runner.rows) else 1
-    rows = [RowView(1, SEVERAL, every_logit=True)] * live
+    rows = [RowView(1, 2, every_logit=True)] * live
     rows += [RowView(0, 0, needs_cache=False)] * (runner.rows - live)
-    plan = plan_step(rows, graphs, ANY)
-    if plan is not None and plan.take[:live] == (SEVERAL,) * live and len(plan.positions) >= SEVERAL:
+    plan = plan_step(rows, graphs, CHUNK_TOKENS)
+    if plan is not None and plan.counts[:live] == (2,) * live and len(plan.positions) >= 2:
         return None
     if graphs.chunk is not None:
         return "its graphs take a fixed number of tokens; export without `static_shapes`"

@@ -52,9 +52,9 @@ class NextTokens:
         tokens: list[tuple[int, ...]] = [()] * len(rows)
         for index, row in enumerate(rows):
             if row is not None and row.request.listener is not None:
-                begin = self.cache.lengths[index] - plan.take[index]
+                begin = self.cache.lengths[index] - plan.counts[index]
                 for position in plan.positions:
-                    if position < plan.take[index] and begin + position >= row.request.listens_from:
+                    if position < plan.counts[index] and begin + position >= row.request.listens_from:
                         row.request.listener(begin + position, graph.logits(index, position))
         for index, position in plan.ends:
             row = rows[index]
