@@ -26,7 +26,7 @@ CPU_PREFERRED = LogPattern(
 )
 """Logged for providers that let ONNX Runtime move small shape computations to the CPU."""
 
-OptionKind = Literal["int", "float", "bool", "choice", "text", "path"]
+OptionKind = Literal["int", "bool", "choice", "text", "path"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +77,6 @@ class Library:
 
     file: str
     """File name for the loader, e.g. libcublasLt.so.13."""
-    product: str
-    """The product it belongs to, e.g. cuBLAS 13."""
     remedy: Remedy
 
 
@@ -217,15 +215,6 @@ class Provider:
     def names(self) -> tuple[str, ...]:
         """Every name a user may write for it, in lower case."""
         return (self.name, *self.aliases, self.ort_name.lower())
-
-    @property
-    def plugin_devices_text(self) -> str:
-        """Message suffix with the devices that its plugin supports; empty for no restriction."""
-        return (
-            f"; it supports only {self.plugin.offered_devices}"
-            if self.plugin is not None and self.plugin.offered_devices
-            else ""
-        )
 
     def remedy(self, reason: ReasonCode) -> Remedy | None:
         """The remedy for a provider-level reason; None if there is none."""

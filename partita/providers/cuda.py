@@ -88,13 +88,13 @@ PROVIDER = Provider(
         Option("sdpa_kernel", "int", "0", "bit mask of allowed attention kernels; 0: ONNX Runtime decides"),
     ),
     libraries=(
-        Library("libcuda.so.1", "NVIDIA driver", DRIVER),
-        Library("libcudart.so.13", "CUDA 13 runtime", WHEELS),
-        Library("libcublasLt.so.13", "cuBLAS 13", WHEELS),
-        Library("libcublas.so.13", "cuBLAS 13", WHEELS),
-        Library("libcurand.so.10", "cuRAND 10", WHEELS),
-        Library("libcufft.so.12", "cuFFT 12", WHEELS),
-        Library("libcudnn.so.9", "cuDNN 9", WHEELS),
+        Library("libcuda.so.1", DRIVER),
+        Library("libcudart.so.13", WHEELS),
+        Library("libcublasLt.so.13", WHEELS),
+        Library("libcublas.so.13", WHEELS),
+        Library("libcurand.so.10", WHEELS),
+        Library("libcufft.so.12", WHEELS),
+        Library("libcudnn.so.9", WHEELS),
     ),
     node_patterns=(
         LogPattern(

@@ -32,7 +32,7 @@ PROVIDER = Provider(
         choice("migraphx_arena_extend_strategy", "kNextPowerOfTwo kSameAsRequested", "how the memory arena grows"),
         Option("migraphx_model_cache_dir", "path", "", "folder that keeps compiled models"),
     ),
-    libraries=(Library("libmigraphx_c.so.3", "MIGraphX", ROCM),),
+    libraries=(Library("libmigraphx_c.so.3", ROCM),),
     remedies={
         "library_missing": ROCM,
         "device_missing": NO_GPU,

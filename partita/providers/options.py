@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from partita.errors import UsageError
@@ -93,14 +92,6 @@ def _check_value(written: str, option: Option, value: str) -> str:
             if option.minimum is not None and whole < option.minimum:
                 raise _wrong_value(written, option, f"an integer of at least {option.minimum}")
             return str(whole)
-        case "float":
-            try:
-                number = float(value)
-            except ValueError as error:
-                raise _wrong_value(written, option, "a number") from error
-            if not math.isfinite(number):
-                raise _wrong_value(written, option, "a finite number")
-            return repr(number)
         case "bool":
             if value.lower() not in NO | YES:
                 raise _wrong_value(written, option, "0 or 1")

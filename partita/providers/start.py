@@ -101,10 +101,11 @@ def failure(provider: Provider, reason: ReasonCode, evidence: str, missing: str 
 
 def no_device(provider: Provider, library: Path) -> Failure:
     """The failure of a plugin library that loads but offers no device."""
-    evidence = f"{library.name} was registered but offers no device on this machine{provider.plugin_devices_text}"
+    plugin = provider.plugin
+    only = f"; it supports only {plugin.offered_devices}" if plugin is not None and plugin.offered_devices else ""
+    evidence = f"{library.name} was registered but offers no device on this machine{only}"
     reason = failure(provider, "device_missing", evidence)
-    own = None if provider.plugin is None else provider.plugin.no_device
-    return reason if own is None else replace(reason, remedy=own)
+    return reason if plugin is None or plugin.no_device is None else replace(reason, remedy=plugin.no_device)
 
 
 def one_line(text: str) -> str:

@@ -67,12 +67,12 @@ PROVIDER = Provider(
         Option("trt_op_types_to_exclude", "text", "", "operators to leave to the next provider, comma-separated"),
     ),
     libraries=(
-        Library("libnvinfer.so.10", "TensorRT 10", TENSORRT),
-        Library("libnvonnxparser.so.10", "TensorRT 10", TENSORRT),
-        Library("libcudart.so.13", "CUDA 13 runtime", WHEELS),
-        Library("libcublas.so.13", "cuBLAS 13", WHEELS),
-        Library("libcudnn.so.9", "cuDNN 9", WHEELS),
-        Library("libcuda.so.1", "NVIDIA driver", DRIVER),
+        Library("libnvinfer.so.10", TENSORRT),
+        Library("libnvonnxparser.so.10", TENSORRT),
+        Library("libcudart.so.13", WHEELS),
+        Library("libcublas.so.13", WHEELS),
+        Library("libcudnn.so.9", WHEELS),
+        Library("libcuda.so.1", DRIVER),
     ),
     node_patterns=(
         LogPattern("subgraph_rejected", r"(?P<why>\[TensorRT EP\] No graph will run on TensorRT execution provider)"),

@@ -45,10 +45,10 @@ PROVIDER = Provider(
         choice("nv_target_sm", "sm86 sm89 sm120 sm121", "GPU to compile for", default=""),
     ),
     libraries=(
-        Library("libcuda.so.1", "NVIDIA driver", DRIVER),
-        Library("libcudart.so.13", "CUDA 13 runtime", AGAIN),
-        Library("libtensorrt_rtx.so.1", "TensorRT for RTX", AGAIN),
-        Library("libtensorrt_onnxparser_rtx.so.1", "TensorRT for RTX", AGAIN),
+        Library("libcuda.so.1", DRIVER),
+        Library("libcudart.so.13", AGAIN),
+        Library("libtensorrt_rtx.so.1", AGAIN),
+        Library("libtensorrt_onnxparser_rtx.so.1", AGAIN),
     ),
     remedies={
         "not_in_build": Remedy("install its plugin for onnxruntime", ("pip", "install", WHEEL)),

@@ -53,6 +53,7 @@ TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "int64": 
 Kind = Literal["recurrent", "conv", "key"]
 ALL: tuple[Kind, ...] = ("recurrent", "conv", "key")
 Logits = npt.NDArray[np.float32]
+PROMPTS = [[(5 * i + 1) % VOCAB for i in range(20)], [(11 * i + 2) % VOCAB for i in range(6)], [9, 4, 33]]
 
 
 def adapter(name: str, rank: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:

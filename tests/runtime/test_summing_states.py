@@ -17,10 +17,9 @@ from partita.runtime.generate.runner import load_runner
 from partita.runtime.ort.buffers import host_buffer
 from partita.runtime.place.run_phases import run_package
 from partita.runtime.verify.replay import replay
-from tests.runtime.handmade_packages import ALL, LENGTH, PHASES, VOCAB, handmade, known_tokens
+from tests.runtime.handmade_packages import ALL, LENGTH, PHASES, PROMPTS, handmade, known_tokens
 
 CPU = parse_chain("cpu")
-PROMPTS = [[(5 * i + 1) % VOCAB for i in range(20)], [(11 * i + 2) % VOCAB for i in range(6)], [9, 4, 33]]
 STATES = [ALL, ("recurrent",), ("conv", "key"), ("key",)]
 
 

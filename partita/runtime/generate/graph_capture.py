@@ -27,7 +27,7 @@ from partita.runtime.generate.cache.cache import Cache
 from partita.runtime.generate.cache.growing_states import moves
 from partita.runtime.generate.feeds import BoundInput, cursor_writer, port_by_role
 from partita.runtime.ort.binding import Binding
-from partita.runtime.ort.buffers import CUDA_MEMORY, HOST_MEMORY, Buffer, host_buffer
+from partita.runtime.ort.buffers import CUDA_MEMORY, HOST_MEMORY, Buffer
 from partita.runtime.ort.session import NativeFailureError, Session, open_native
 from partita.runtime.ort.session_options import Opening
 from partita.runtime.verify.comparison import difference, scale_of
@@ -237,11 +237,11 @@ class Recording:
         for device in self._outputs:
             device.clear()
         self._binding.replay(number)
-        replayed = [_copy(device) for device in self._outputs]
+        replayed = [device.host_copy() for device in self._outputs]
         self._put_back(before)
         self._binding.run()
         for device, found in zip(self._outputs, replayed, strict=True):
-            if not _results_match(_copy(device), found):
+            if not _results_match(device.host_copy(), found):
                 raise ProviderError(
                     "graph capture is not possible: a replayed step computes a different result, so the "
                     "provider does not capture the whole graph",
@@ -251,18 +251,11 @@ class Recording:
 
     def _states(self) -> list[Buffer]:
         """Copies of the states that a run advances."""
-        return [_copy(buffer) for buffer in self._advancing]
+        return [buffer.host_copy() for buffer in self._advancing]
 
     def _put_back(self, states: Sequence[Buffer]) -> None:
         for held, buffer in zip(states, self._advancing, strict=True):
             buffer.write(held)
-
-
-def _copy(device: Buffer) -> Buffer:
-    """A copy of a device buffer in host memory."""
-    held = host_buffer(tuple(device.value.shape()), device.dtype)
-    device.copy_to(held)
-    return held
 
 
 def _results_match(ran: Buffer, replayed: Buffer) -> bool:

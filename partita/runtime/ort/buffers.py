@@ -124,56 +124,45 @@ class Buffer:
 
     def values(self) -> npt.NDArray[Any]:
         """Its values. Requires `readable`. The memory itself if on the host, else a copy."""
-        return self._host_copy().host if self.array is None else self.array
+        return self.host_copy().host if self.array is None else self.array
 
     def change(self, how: Callable[[npt.NDArray[Any]], object]) -> None:
         """Let `how` modify the values. Requires `readable`. Device memory is copied to the host and back."""
         if self.array is not None:
             how(self.array)
             return
-        held = self._host_copy()
+        held = self.host_copy()
         how(held.host)
         self.write(held)
 
-    def _host_copy(self) -> Buffer:
-        """A copy in host memory."""
-        held = host_buffer(tuple(self.value.shape()), self.dtype)
-        self.copy_to(held)
-        return held
+    def host_copy(self) -> Buffer:
+        """A copy in host memory. Requires `readable`. Raises the errors of a run."""
+        target = host_buffer(tuple(self.value.shape()), self.dtype)
+        if (values := self.copy(target)) is not target.host:
+            target.host[...] = values
+        return target
 
-    def copy_to(self, held: Buffer) -> None:
-        """Copy into a host buffer of the same shape and dtype. Requires `readable`. Raises the errors of a run."""
-        try:
-            if self.memory in (HOST_MEMORY, CUDA_MEMORY):
-                held.host[...] = self.value.numpy()
-            else:
-                ort.copy_tensors([self.value], [held.value])
-        except NATIVE_ERRORS as error:
-            raise run_error(f"a copy out of {self.memory} memory", error) from error
-
-    def copy(self, held: Buffer) -> npt.NDArray[Any]:
-        """A copy of the values on the host, in `held` (same shape and dtype) if possible. Requires `readable`.
+    def copy(self, target: Buffer) -> npt.NDArray[Any]:
+        """A copy of the values on the host, in `target` (same shape and dtype) if possible. Requires `readable`.
 
         Raises the errors of a run, e.g. for a lost device.
         """
-        if self.memory != CUDA_MEMORY:
-            self.copy_to(held)
-            return held.host
         try:
-            values: npt.NDArray[Any] = self.value.numpy()
+            if self.memory in (HOST_MEMORY, CUDA_MEMORY):
+                values: npt.NDArray[Any] = self.value.numpy()
+                return values
+            ort.copy_tensors([self.value], [target.value])
         except NATIVE_ERRORS as error:
             raise run_error(f"a copy out of {self.memory} memory", error) from error
-        return values
+        return target.host
 
-    def write(self, held: Buffer) -> None:
+    def write(self, source: Buffer) -> None:
         """Fill device memory from a host buffer of the same shape and dtype. Raises the errors of a run."""
         try:
-            if (
-                self.memory == CUDA_MEMORY
-            ):  # copy_tensors does not support the built-in CUDA provider (ONNX Runtime 1.31.1)
-                self.value.update_inplace(held.value)
+            if self.memory == CUDA_MEMORY:  # copy_tensors does not support the CUDA provider (ONNX Runtime 1.31.1)
+                self.value.update_inplace(source.value)
             else:
-                ort.copy_tensors([held.value], [self.value])
+                ort.copy_tensors([source.value], [self.value])
         except NATIVE_ERRORS as error:
             raise run_error(f"copy to {self.memory} memory", error) from error
 

@@ -110,8 +110,10 @@ class OnDevice:
     def write(self, buffer: Buffer) -> None:
         self.held[...] = buffer.host
 
-    def copy_to(self, buffer: Buffer) -> None:
-        buffer.host[...] = self.held
+    def host_copy(self) -> Buffer:
+        copy = host_buffer(self.held.shape, self.dtype)
+        copy.host[...] = self.held
+        return copy
 
     def clear(self) -> None:
         self.held.fill(0)

@@ -12,9 +12,8 @@ from partita.runtime.generate.choice.sampling import greedy
 from partita.runtime.generate.loop import GenerationLoop
 from partita.runtime.generate.request import Request
 from partita.runtime.generate.runner import load_runner
-from tests.runtime.handmade_packages import ALL, BROKEN, LENGTH, VOCAB, handmade, known_logits, known_tokens
+from tests.runtime.handmade_packages import ALL, BROKEN, LENGTH, PROMPTS, VOCAB, handmade, known_logits, known_tokens
 
-PROMPTS = [[(5 * i + 1) % VOCAB for i in range(20)], [(11 * i + 2) % VOCAB for i in range(6)], [9, 4, 33]]
 KEYS, STATES = ("key",), ALL
 
 
