@@ -7,7 +7,7 @@ and model writes it after the run. The graph is used only if its plan equals tha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
@@ -68,88 +68,68 @@ def run_facts(
             *(note for entry in runner.graphs for note in entry.session.notes),
             *_open_notes(runner.recorder),
             *_prompt_notes(runner),
-            *_earlier_notes(seen),
-            *_choice_notes(runner),
-            *_capture_notes(runner),
+            *_measurement_notes(runner, seen),
             *unread_profile(sum(step.observed for step in steps), seen),
         ),
         speculation=speculation,
     )
 
 
-def _open_notes(recorder: Recorder) -> tuple[str, ...]:
+def _open_notes(recorder: Recorder) -> Iterator[str]:
     """Notes on the measurements when requests take turns."""
-    if recorder.requests is None:
-        return ()
-    turns = f"{plural(recorder.requests, 'request')} shared the rows of the batch"
-    notes = (f"{turns}; prompt tokens and new tokens are totals",)
-    if not recorder.forgotten:
-        return notes
-    known, every = len(recorder.steps), len(recorder.steps) + recorder.forgotten
-    return (*notes, f"times and speed cover {known:,} of {every:,} steps: the last steps and the profiled steps")
+    if recorder.requests is not None:
+        turns = f"{plural(recorder.requests, 'request')} shared the rows of the batch"
+        yield f"{turns}; prompt tokens and new tokens are totals"
+        if recorder.forgotten:
+            known, every = len(recorder.steps), len(recorder.steps) + recorder.forgotten
+            yield f"times and speed cover {known:,} of {every:,} steps: the last steps and the profiled steps"
 
 
-def _prompt_notes(runner: Runner) -> tuple[str, ...]:
+def _prompt_notes(runner: Runner) -> Iterator[str]:
     """Notes on prompt tokens run with the decode graph, and on tokens that were prefilled again."""
     prefill = runner.graph("prefill").graph.file
     with_other_graph = [step for step in runner.steps if step.phase == "prefill" and step.file != prefill]
-    notes = []
     if with_other_graph:
         tokens, file = sum(step.row_tokens for step in with_other_graph), with_other_graph[0].file
         reason = "would exceed the cache or the rows"
         if not runner.cache.padding_is_safe:
             reason += ", or would need padding, which these states do not support"
-        notes.append(
+        yield (
             f"{tokens} prompt tokens were prefilled one at a time with {file}, because a chunk of "
             f"{runner.capacity.chunk} {reason}; they count as prefill steps"
         )
-    again = [step for step in runner.steps if step.is_repeated]
-    if again:
-        tokens = sum(step.row_tokens for step in again)
-        limit = runner.contract.recompute_above
-        reason = "after a rejected draft token produced values that are not finite"
+    tokens = sum(step.row_tokens for step in runner.steps if step.is_repeated)
+    if tokens:
+        reason, limit = (
+            "after a rejected draft token produced values that are not finite",
+            runner.contract.recompute_above,
+        )
         if limit is not None:
             reason = f"when the sequence grew beyond {limit}, where the model's rotary frequencies change"
-        notes.append(
-            f"{tokens} tokens were prefilled again {reason}; they count as prefill steps, not as prompt tokens"
-        )
-    return tuple(notes)
+        yield f"{tokens} tokens were prefilled again {reason}; they count as prefill steps, not as prompt tokens"
 
 
-def _choice_notes(runner: Runner) -> tuple[str, ...]:
-    """The note on device selection of tokens."""
-    choice = runner.choice
-    if choice is None:
-        return ()
-    if choice.failure is not None:
-        return (f"tokens are selected on the host again, because the device failed: {choice.failure}",)
-    if not choice.is_used:
-        return ()
-    return (
-        f"tokens are selected on the device (TopK, ReduceSum) in {choice.seconds * 1e3:.3f} ms per step; a copy of "
-        f"all logits and a selection on the host take {choice.copy_seconds * 1e3:.3f} ms; samplers that need all "
-        "logits copy them",
-    )
-
-
-def _capture_notes(runner: Runner) -> tuple[str, ...]:
-    """The note on graph capture."""
-    replays = runner.replays
-    if replays is None:
-        return ()
-    return (f"graph capture: {plural(replays, 'decode step')} replayed a captured run; profiled steps did not",)
-
-
-def _earlier_notes(seen: Sequence[RunWindow]) -> tuple[str, ...]:
-    """The note on profiled runs of an earlier generation."""
+def _measurement_notes(runner: Runner, seen: Sequence[RunWindow]) -> Iterator[str]:
+    """Notes on profiled runs of an earlier generation, selection of tokens on the device, and graph capture."""
     phases = sorted({window.phase for window in seen if window.earlier}, reverse=True)
-    if not phases:
-        return ()
-    return (
-        f"the profiled runs of {' and '.join(phases)} are of an earlier generation, because a loaded "
-        "model is profiled once: node times, copies and bytes are from those runs, and steps, tokens and "
-        "speed from the last generation",
-    )
+    if phases:
+        yield (
+            f"the profiled runs of {' and '.join(phases)} are of an earlier generation, because a loaded "
+            "model is profiled once: node times, copies and bytes are from those runs, and steps, tokens and "
+            "speed from the last generation"
+        )
+    choice = runner.choice
+    if choice is not None and choice.failure is not None:
+        yield f"tokens are selected on the host again, because the device failed: {choice.failure}"
+    elif choice is not None and choice.is_used:
+        yield (
+            f"tokens are selected on the device (TopK, ReduceSum) in {choice.seconds * 1e3:.3f} ms per step; a copy of "
+            f"all logits and a selection on the host take {choice.copy_seconds * 1e3:.3f} ms; samplers that need all "
+            "logits copy them"
+        )
+    if runner.replays is not None:
+        replayed = plural(runner.replays, "decode step")
+        yield f"graph capture: {replayed} replayed a captured run; profiled steps did not"
 
 
 def _graph_facts(runner: Runner, entry: LoadedGraph) -> SessionFacts:
