@@ -2,11 +2,11 @@
 
 request      one row of the batch: its request and progress
 planner      pure function: which rows are in the next step, its graph, and the tokens of each row
-cache        one buffer per state
-executor     the opened package (`Runner`); bound_graph: buffers of a graph; device_choice: top logits on a device
-steady       a decode step of the same rows in the same buffers
-drafting     draft tokens of a step
-next_tokens  sampling, and verification of draft tokens
+cache        one buffer per state; prefixes: states that several prompts share
+executor     the opened package (`Runner`); bound_graph: buffers of a graph; graph_capture: recorded decode steps
+choice       next tokens: sampling, selection on a device, draft tokens
+steady_step  a decode step of the same rows in the same buffers
 loop         schedule, plan, run, sample, until every row has finished
-recorder     the steps of the last requests
+record       steps and facts of the last requests, for a report
+text         tokenizer, chat templates, stop strings
 """

@@ -39,6 +39,15 @@ def finish(engine: GenerationLoop) -> tuple[dict[int, list[int]], int]:
     return found, some(engine, 999, found)
 
 
+def saved(engine: GenerationLoop, tokens: list[int]):
+    row = engine.add_request(Request(tokens))
+    while engine.step() is not None:
+        pass
+    prefix = engine.save_prefix(row)
+    engine.release_row(row)
+    return prefix
+
+
 @pytest.mark.parametrize("states", STATES, ids="+".join)
 @pytest.mark.parametrize("shapes", PHASES)
 def test_rows_that_begin_together_read_what_they_have_in_common_once(opened, states, shapes):
@@ -80,12 +89,9 @@ def test_a_row_whose_source_leaves_reads_its_prompt_itself(opened, states):
 @pytest.mark.parametrize(("batch", "appends", "fewer"), [(1, True, False), (3, True, False), (3, False, True)])
 def test_a_prefix_of_an_earlier_run_is_copied_by_the_first_row_and_stays(opened, states, batch, appends, fewer):
     runner = opened(batch=batch, states=states, appends=appends, fewer=fewer)
-    before = GenerationLoop(runner)
-    row = before.add_request(Request(SYSTEM))
-    finish(before)
-    saved = before.save_prefix(row)
+    prefix = saved(GenerationLoop(runner), SYSTEM)
     engine = GenerationLoop(runner, shares=True)
-    engine.add_prefix(saved)
+    engine.add_prefix(prefix)
     for round in range(prefixes.MOST_SAVED + 2):  # others come between, and what is kept of them goes again
         other = [round + 1, *SYSTEM]
         for prompt, taken in ((PROMPTS[round % 4], len(QUESTIONS[round % 4])), (other, None), (other[:20], None)):
@@ -145,15 +151,6 @@ def test_keys_that_depend_on_the_length_of_the_text_are_not_shared_beyond_it(ope
 
 
 # --- a prefix that a row gives out, and another run takes in ---------------------------------------------------------
-
-
-def saved(engine: GenerationLoop, tokens: list[int]):
-    row = engine.add_request(Request(tokens))
-    while engine.step() is not None:
-        pass
-    prefix = engine.save_prefix(row)
-    engine.release_row(row)
-    return prefix
 
 
 @pytest.mark.parametrize("states", STATES, ids="+".join)
@@ -240,12 +237,9 @@ def test_rows_of_a_device_go_by_way_of_the_host(dtype, kind):
 
 def test_a_prefix_is_copied_only_for_the_adapter_that_it_was_read_with(opened):
     runner = opened(batch=1, states=("key",))
-    before = GenerationLoop(runner)
-    row = before.add_request(Request(SYSTEM))
-    finish(before)
-    saved = before.save_prefix(row)
+    prefix = saved(GenerationLoop(runner), SYSTEM)
     engine = GenerationLoop(runner, shares=True)
-    engine.add_prefix(replace(saved, adapter="other"))
+    engine.add_prefix(replace(prefix, adapter="other"))
     engine.add_request(Request(PROMPTS[0], greedy, 3))
     _, taken = finish(engine)
     assert taken == len(PROMPTS[0]) + 2
