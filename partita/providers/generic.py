@@ -66,8 +66,6 @@ def parse_libraries(
 
 def _check_library(path: Path, argument: str = "provider_libraries") -> Path:
     """The absolute path of a shared library. Raises UsageError for other files."""
-    if path.is_dir():
-        raise UsageError(f"`{argument}`: {path} is a folder; give the library file in it")
     if path.exists() and not path.is_file():
         raise UsageError(f"`{argument}`: {path} is not a file; give the library file")
     try:

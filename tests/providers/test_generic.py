@@ -50,7 +50,7 @@ def test_a_library_under_a_known_name_keeps_its_options_and_takes_its_place(libr
         (lambda folder: "=/tmp/x.so", "write NAME=PATH"),
         (lambda folder: "name=", "write NAME=PATH"),
         (lambda folder: f"a,b={folder}", "only letters"),
-        (lambda folder: f"x={folder}", "is a folder"),
+        (lambda folder: f"x={folder}", "is not a file; give the library file"),
         (lambda folder: f"x={folder / 'none.so'}", "does not exist"),
         (lambda folder: f"x={folder / 'empty.so'}", "not a provider plugin: it has no CreateEpFactories"),
         (lambda folder: f"x={folder / 'other.so'}", "not a provider plugin: it has no CreateEpFactories"),

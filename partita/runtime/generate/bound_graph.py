@@ -39,7 +39,7 @@ from partita.runtime.ort.buffers import Buffer
 from partita.runtime.ort.session import Session
 from partita.runtime.place.model_file import ModelFile
 
-FEW_TOKENS = 16
+SMALL_STEP_TOKENS = 16
 """Steps of at most S tokens keep their buffers, and keep their logits on the device."""
 
 
@@ -130,7 +130,7 @@ class BoundGraph:
 
     def _bind_output(self, session: Session, name: str, buffer: Buffer, device_outputs: dict[str, Buffer]) -> None:
         """Bind the output `name` to `buffer`, or to device memory if a step computes it there."""
-        if self.rows <= FEW_TOKENS and session.on_device(name):
+        if self.rows <= SMALL_STEP_TOKENS and session.on_device(name):
             device = session.state_buffer(name, buffer.host.shape, buffer.dtype)
             if device.readable:
                 device_outputs[name] = device

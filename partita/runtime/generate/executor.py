@@ -14,7 +14,7 @@ from partita.package.contract import Contract, Dimension
 from partita.providers.resolve import Resolution
 from partita.runtime.cpu.settings import will_repeat
 from partita.runtime.generate.adapters import NOTHING, Adapters, InputValues, stack_values
-from partita.runtime.generate.bound_graph import FEW_TOKENS, BoundGraph, LoadedGraph
+from partita.runtime.generate.bound_graph import SMALL_STEP_TOKENS, BoundGraph, LoadedGraph
 from partita.runtime.generate.cache.cache import Cache
 from partita.runtime.generate.cache.fixed_states import Span
 from partita.runtime.generate.choice.device_choice import DeviceChoice
@@ -172,7 +172,7 @@ class Runner:
         elif name == "prefill":
             rows = self.capacity.logits_rows or rows
         several = int(name == "decode" and new_tokens > 1)
-        place = name, new_tokens if drafts and 1 < new_tokens <= FEW_TOKENS else several
+        place = name, new_tokens if drafts and 1 < new_tokens <= SMALL_STEP_TOKENS else several
         kept = self._bound.get(place)
         if kept is None or (kept.new_tokens, kept.rows, kept.span) != (new_tokens, rows, span):
             old = self._bound.pop(place, None)  # free the old buffers before the new are allocated

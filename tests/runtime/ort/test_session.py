@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper, parser
 from onnxruntime.capi.onnxruntime_pybind11_state import EPFail
 
 from partita.cli import run
@@ -58,14 +59,9 @@ def ours_in(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if path.name.startswith("partita")]
 
 
-def write_model(path: Path, op_type: str, element: int, **attributes) -> Path:
-    ports = [onnx.helper.make_tensor_value_info(name, element, [1]) for name in ("x", "y")]
-    node = onnx.helper.make_node(op_type, ["x"] * (2 if op_type == "Mod" else 1), ["y"], name="only", **attributes)
-    model = onnx.helper.make_model(
-        onnx.helper.make_graph([node], "g", ports[:1], ports[1:]), opset_imports=[onnx.helper.make_opsetid("", 21)]
-    )
-    model.ir_version = 10
-    onnx.save(model, path)
+def write_model(path: Path, node: str, dtype: str = "float") -> Path:
+    ports = f"({dtype}[1] x) => ({dtype}[1] y)"
+    onnx.save(parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> g {ports} {{ [only] y = {node} }}'), path)
     return path
 
 
@@ -99,7 +95,7 @@ def test_a_provider_that_cannot_start_is_an_error_that_quotes_onnx_runtime(tiny_
 
 
 def test_a_node_without_a_kernel_is_a_provider_error(tmp_path):
-    path = write_model(tmp_path / "mod.onnx", "Mod", onnx.TensorProto.BFLOAT16, fmod=1)
+    path = write_model(tmp_path / "mod.onnx", "Mod<fmod=1>(x, x)", "bfloat16")
     with pytest.raises(ProviderError, match="CPUExecutionProvider cannot run it.*Mod.*change the node's type or opset"):
         open_session(path, CPU, threads=1, observe=False)
 
@@ -146,7 +142,7 @@ def test_a_failed_run_is_one_line_and_not_on_stderr(open_runner, capfd):
 
 def test_a_run_that_fails_in_the_provider_is_not_repeated_on_the_cpu(tmp_path):
     """ONNX Runtime's Python class catches EPFail, changes to the CPU provider and runs again."""
-    opened = open_session(write_model(tmp_path / "m.onnx", "Relu", 1), CPU, threads=1, observe=False)
+    opened = open_session(write_model(tmp_path / "m.onnx", "Relu(x)"), CPU, threads=1, observe=False)
     runs = []
 
     def fail(*_: object, **__: object) -> None:
@@ -290,11 +286,11 @@ NOTES = 8 * LOOPS
 def write_loops(path: Path) -> Path:
     """A product after the other, each of which the thread pool shares out."""
     names = ["x", *(f"y{index}" for index in range(LOOPS))]
-    nodes = [helper.make_node("MatMul", [one, "w"], [other]) for one, other in zip(names, names[1:], strict=False)]
-    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, WIDE]) for name in (names[0], names[-1])]
-    weight = numpy_helper.from_array(np.zeros((WIDE, WIDE), np.float32), "w")
-    graph = helper.make_graph(nodes, "loops", ports[:1], ports[1:], [weight])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)
+    nodes = "".join(f"{other} = MatMul({one}, w)\n" for one, other in pairwise(names))
+    ports = f"(float[1,{WIDE}] x) => (float[1,{WIDE}] {names[-1]})"
+    model = parser.parse_model(f'<ir_version: 10, opset_import: ["" : 17]> loops {ports} {{ {nodes} }}')
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros((WIDE, WIDE), np.float32), "w"))
+    onnx.save(model, path)
     return path
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from partita.errors import PartitaError
 from partita.observations.text_format import listing, name_some
-from partita.runtime.generate.bound_graph import FEW_TOKENS
+from partita.runtime.generate.bound_graph import SMALL_STEP_TOKENS
 from partita.runtime.generate.cache.fixed_states import KINDS
 from partita.runtime.generate.executor import Runner
 from partita.runtime.generate.planner import RowView, StepPlan, plan_step
@@ -245,7 +245,7 @@ class DraftModel:
         logits = np.zeros(0, np.float32)
         while pending := len(text) - filled[0]:
             begin = filled[0]
-            view = RowView(begin, pending, in_prompt=pending > FEW_TOKENS or not begin)
+            view = RowView(begin, pending, in_prompt=pending > SMALL_STEP_TOKENS or not begin)
             plan = plan_step([view], runner.capacity, CHUNK_TOKENS)
             assert plan is not None
             graph, count = runner.prepare(plan), plan.counts[0]
