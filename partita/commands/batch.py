@@ -33,6 +33,7 @@ from partita.library.notes import chunk_ignored
 from partita.library.sampling import SEED_BITS, Sampling
 from partita.observations.text_format import plural
 from partita.options.fields import group
+from partita.options.generation import BatchOptions
 from partita.options.groups import ProviderChain
 from partita.options.sampling import SamplingValues
 from partita.package.folder import Manifest
@@ -159,10 +160,8 @@ def run_on_cluster(options: GenerateOptions, given: Sampling, manifest: Manifest
         manifest,
         group(options, ProviderChain),
         options.choice,
-        options.speculation,
+        group(options, BatchOptions),
         graph_capture=options.graph_capture,
-        prefill_chunk=options.prefill_chunk,
-        adapter=options.adapter,
         format=prompts.format,
         token_ids=options.token_ids,
     )

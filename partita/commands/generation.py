@@ -36,7 +36,8 @@ from partita.library.model import Model
 from partita.library.notes import chunk_ignored, opened_notes, placeholder_note
 from partita.library.run_report import limits_error
 from partita.observations.text_format import human_bytes, percent, plural
-from partita.options.fields import option_flags
+from partita.options.fields import group, option_flags
+from partita.options.generation import BatchOptions
 from partita.options.placement import PlaceOptions
 from partita.options.sampling import SamplingValues
 from partita.package.folder import Manifest
@@ -118,13 +119,7 @@ def open_with(
 
 def open_batch(options: RunGroups, model: Model) -> Engine:
     """The engine of a model, open for requests. Raises UsageError, GenerationError."""
-    return model.scheduler(
-        prefill_chunk=options.prefill_chunk,
-        adapter=options.adapter,
-        speculate=options.speculation.speculate,
-        draft=options.speculation.draft,
-        prefix=options.prefix,
-    )
+    return model.scheduler(**asdict(group(options, BatchOptions)))
 
 
 def _begin(options: GenerateOptions, model: Model, prompts: Sequence[str], content: PrefixContent | None) -> Generation:
@@ -135,15 +130,7 @@ def _begin(options: GenerateOptions, model: Model, prompts: Sequence[str], conte
         begin: Callable[..., Generation] = partial(model.chat, conversations)
     else:
         begin = partial(model.generate, [parse_ids(prompt) for prompt in prompts] if options.token_ids else prompts)
-    return begin(
-        sampling=options.sampling,
-        stop=options.stop,
-        prefill_chunk=options.prefill_chunk,
-        adapter=options.adapter,
-        prefix=options.prefix,
-        speculate=options.speculation.speculate,
-        draft=options.speculation.draft,
-    )
+    return begin(sampling=options.sampling, stop=options.stop, **asdict(group(options, BatchOptions)))
 
 
 def print_notes(

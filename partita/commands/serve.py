@@ -16,11 +16,10 @@ from partita.errors import UsageError
 from partita.export.hub import HUB_ID
 from partita.foreign.folder import Choice, open_folder
 from partita.library.chain import read_chain
-from partita.library.engine.speculation import Speculation
 from partita.library.sampling import CHECKPOINT
 from partita.observations.text_format import plural
 from partita.options.fields import PathText
-from partita.options.generation import ServeCommand
+from partita.options.generation import BatchOptions, ServeCommand
 from partita.remedies import Remedy
 
 if TYPE_CHECKING:
@@ -61,15 +60,16 @@ def run(options: ServeCommand) -> int:
     manifests = [open_folder(package, choice) for package in packages]
     model_names({name: adapters_of(manifest) for name, manifest in zip(names, manifests, strict=True)})
     metrics = Metrics()
+    batch = BatchOptions(
+        speculate=options.speculate, draft=options.draft, prefill_chunk=options.prefill_chunk, adapter=options.adapter
+    )
     serving = Serving(
         target,
         choice,
-        options.adapter,
-        options.prefill_chunk,
+        batch,
         options.source == CHECKPOINT,
         placement,
         options.probe_seconds,
-        speculation=Speculation.of(options),
     )
     with ExitStack() as stack:
         listening = stack.enter_context(bind(options.host, options.port))

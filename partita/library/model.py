@@ -13,7 +13,7 @@ from typing import NoReturn, Self
 from partita.errors import GenerationError, ParityError, ReportError, UsageError
 from partita.files import reserve
 from partita.library.api import LOGGER, ArgumentError, method_from_fields, public
-from partita.library.engine.base import CLOSED, FORKED, BatchOptions, Engine, PrefixSaved, ReportRequest
+from partita.library.engine.base import CLOSED, FORKED, Engine, PrefixSaved, ReportRequest
 from partita.library.engine.requests import (
     Work,
     adapters_of,
@@ -24,14 +24,21 @@ from partita.library.engine.requests import (
     stops,
     with_seeds,
 )
-from partita.library.engine.speculation import Speculation, check_speculation
+from partita.library.engine.speculation import check_speculation
 from partita.library.generation import Generation, Progress, sampling_options
 from partita.library.notes import chunk_ignored, placeholder_note
 from partita.library.report import Report
 from partita.observations.records import ChainEntry
 from partita.options.bench import BenchOptions
 from partita.options.fields import check_value
-from partita.options.generation import ChatOptions, GenerateOptions, GenerationOptions, Prompts, RequestOptions
+from partita.options.generation import (
+    BatchOptions,
+    ChatOptions,
+    GenerateOptions,
+    GenerationOptions,
+    Prompts,
+    RequestOptions,
+)
 from partita.options.placement import PlaceOptions
 from partita.options.sampling import Sampling
 from partita.package.records import Evaluation, Verification
@@ -165,16 +172,8 @@ class Model:
         """The tokenizer of the package; None without one. Raises PackageError if it cannot be loaded."""
         return self._tokenizer() if self._with_text and self.manifest.tokenizer != "none" else None
 
-    @public
-    def scheduler(
-        self,
-        *,
-        prefill_chunk: int | None = None,
-        adapter: str | None = None,
-        speculate: str | None = None,
-        draft: str | os.PathLike[str] | None = None,
-        prefix: str | os.PathLike[str] | None = None,
-    ) -> Engine:
+    @method_from_fields(BatchOptions)
+    def scheduler(self, options: BatchOptions) -> Engine:
         """Open the batch for requests of `partita.request`; see `Engine` for `submit` and `step`.
 
         The arguments are those of `generate`, except that `prefix` adds nothing to a prompt: it is reused by prompts
@@ -182,13 +181,12 @@ class Model:
         requests with other options are running.
         """
         engine = self._open()
-        check_value(BenchOptions, "prefill_chunk", prefill_chunk)
-        check_adapter(self.folder, self.manifest, adapter)
-        speculation = self._speculation(speculate, draft)
+        check_adapter(self.folder, self.manifest, options.adapter)
+        batch = self._batch(options, options.adapter)
         if self.tokenizer is not None:
             engine.use_text(self.tokenizer)
         with self._beginning:
-            engine.open(BatchOptions(prefill_chunk, adapter, speculation, _absolute(prefix)))
+            engine.open(batch)
             self._last = None
         return engine
 
@@ -314,10 +312,16 @@ class Model:
             raise UsageError(f"{self.folder}: {FORKED}")
         return self.engine
 
-    def _speculation(self, speculate: str | None, draft: str | os.PathLike[str] | None) -> Speculation:
-        requested = Speculation(speculate, None if draft is None else str(Path(draft).absolute()))
-        check_speculation(self.folder, self.manifest, requested)
-        return requested
+    def _batch(self, given: BatchOptions, adapter: str | None) -> BatchOptions:
+        """The checked options with absolute paths, because a worker process may be in another folder."""
+        check_speculation(self.folder, self.manifest, given)
+        return BatchOptions(
+            speculate=given.speculate,
+            draft=None if given.draft is None else Path(given.draft).absolute(),
+            prefill_chunk=given.prefill_chunk,
+            adapter=adapter,
+            prefix=None if given.prefix is None else Path(given.prefix).absolute(),
+        )
 
     def _tokenizer(self) -> Text:
         if self._text is None:
@@ -344,11 +348,11 @@ class Model:
 
     def _begin(self, tokenizer: Text | None, ids: Sequence[tuple[int, ...]], given: GenerationOptions) -> Generation:
         engine = self._open()
-        speculation = self._speculation(given.speculate, given.draft)
         adapters = adapters_of(given.adapter, len(ids))
         for name in set(adapters):
             check_adapter(self.folder, self.manifest, name)
         common = adapters[0] if len(set(adapters)) == 1 else None
+        batch = self._batch(given, common)
         if given.prefix is not None and len(set(adapters)) > 1:
             raise UsageError(
                 "the prefix was saved with one adapter or none, but the prompts use several; use its adapter for all"
@@ -369,20 +373,12 @@ class Model:
         if tokenizer is not None:
             engine.use_text(tokenizer)
         with self._beginning:
-            chunk = engine.open(
-                BatchOptions(given.prefill_chunk, common, speculation, _absolute(given.prefix)),
-                longest=max(map(len, ids)),
-            )
-            generation = Generation(engine, works, chunk, samplings=samplings, speculation=speculation)
+            chunk = engine.open(batch, longest=max(map(len, ids)))
+            generation = Generation(engine, works, chunk, samplings=samplings, speculation=batch)
             self._last = generation.progress
         for line in filter(None, (placeholder_note(self.folder, ids), *chunk_ignored(given.prefill_chunk, chunk))):
             LOGGER.warning(line)
         return generation
-
-
-def _absolute(path: str | os.PathLike[str] | None) -> str | None:
-    """The absolute path, because a worker process may be in another folder."""
-    return None if path is None else str(Path(path).absolute())
 
 
 @method_from_fields(RequestOptions)

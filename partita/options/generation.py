@@ -25,13 +25,27 @@ from partita.options.sampling import Sampling, SamplingValues
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculationOptions:
-    """Speculative decoding."""
+    """Speculative decoding. At most one of the two fields is set."""
 
     HELP_GROUP = "Speculative decoding"
     speculate: Literal["ngram"] | None = option("Speculative decoding by n-gram lookup; the output does not change.")
     draft: PathText | None = option(
         "Speculative decoding with a smaller draft package (same tokenizer).", metavar="PACKAGE"
     )
+
+    def speculation_texts(self) -> dict[str, str]:
+        """The options that are set, as a report shows them."""
+        given = {"speculate": self.speculate, "draft": self.draft}
+        return {name: str(value) for name, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions(SpeculationOptions):
+    """Options that all requests of a batch share."""
+
+    prefill_chunk: PrefillChunk = None
+    adapter: Adapter = None
+    prefix: Prefix = None
 
 
 Prompts: TypeAlias = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
@@ -78,15 +92,13 @@ class RequestOptions(SamplingValues, PromptArgument):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationOptions(SpeculationOptions, SamplingValues):
+class GenerationOptions(BatchOptions, SamplingValues):
     """Options of both `Model.generate` and `Model.chat`."""
 
     sampling: Samplings | None = None
     stop: str | Sequence[str] = ()
     stop_token_ids: TokenIds | None = None
-    prefill_chunk: PrefillChunk = None
-    adapter: AdapterNames | None = None
-    prefix: PathText | None = None
+    adapter: AdapterNames | None = None  # type: ignore[assignment] # also one for each prompt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,9 +119,7 @@ class ModelOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(
-    ProgressOptions, ForeignFolder, SpeculationOptions, Sampling, ProviderChain, SourceOptions, ModelOptions
-):
+class RunOptions(ProgressOptions, ForeignFolder, BatchOptions, Sampling, ProviderChain, SourceOptions, ModelOptions):
     """Options of `partita run`, `generate` and `chat`."""
 
     HELP_GROUP = "Input"
@@ -118,9 +128,6 @@ class RunOptions(
     stop: Sequence[str] = option(
         "Stop when this text appears; can be repeated.", default=(), metavar="TEXT", group="Sampling"
     )
-    prefix: Prefix = None
-    prefill_chunk: PrefillChunk = None
-    adapter: Adapter = None
     probe_seconds: ProbeSeconds = 120.0
 
 

@@ -19,7 +19,7 @@ import pytest
 from partita.check.requirements import Limits
 from partita.library.api import QUIET
 from partita.library.chain import read_chain
-from partita.library.engine.speculation import NO_SPECULATION, Speculation
+from partita.options.generation import BatchOptions
 from partita.options.groups import Process, ProviderChain
 from partita.package.folder import read_manifest
 from partita.serve.app import Endpoints, guard_app, make_app
@@ -84,14 +84,14 @@ def running(
     keys: tuple[str, ...] = (),
     origins: tuple[str, ...] = (),
     process: Process = "this",
-    speculation: Speculation = NO_SPECULATION,
+    batch: BatchOptions = BatchOptions(),  # noqa: B008
     prefix: Path | None = None,
     placement: Limits | None = None,
 ) -> Iterator[Running]:
     """A server of these packages on a free port."""
     metrics, limits = Metrics(), limits or ServerLimits()
     target, placed = read_chain(CPU), placement or Limits()
-    serving = Serving(target, process=process, speculation=speculation, placement=placed)
+    serving = Serving(target, process=process, batch=batch, placement=placed)
     listens = threading.Event()
     with ExitStack() as stack:
         listening = stack.enter_context(bind("127.0.0.1", 0))

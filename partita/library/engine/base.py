@@ -14,12 +14,12 @@ from partita.check.requirements import Limits
 from partita.errors import GenerationError, PartitaError, UsageError
 from partita.library.api import ArgumentError
 from partita.library.engine.requests import Completion, Listener, Ticket, Work, check_work, weak
-from partita.library.engine.speculation import NO_SPECULATION, Speculation
 from partita.library.run_report import make_report
 from partita.library.sampling import Sampling
 from partita.observations.facts import ProviderFacts, RunFacts
 from partita.observations.records import ChainEntry, Probing
 from partita.observations.text_format import plural
+from partita.options.generation import BatchOptions
 from partita.package.folder import Manifest
 from partita.package.records import Evaluation, Verification
 from partita.partition_reports.records import Report
@@ -52,19 +52,6 @@ class OpenedPackage:
     """Rows of the batch."""
     notes: tuple[str, ...] = ()
     """Notes on the opening of its graphs."""
-
-
-@dataclass(frozen=True, slots=True)
-class BatchOptions:
-    """Options that all requests of a batch share."""
-
-    prefill_chunk: int | None = None
-    """Prompt tokens per run; None: the default."""
-    adapter: str | None = None
-    """Adapter of requests that name none."""
-    speculation: Speculation = NO_SPECULATION
-    prefix: str | None = None
-    """Prefix file. Its tokens are not prefilled again in prompts that begin with them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,6 @@ from partita.library.chain import Target
 from partita.library.engine.base import (
     CLOSED,
     FORKED,
-    BatchOptions,
     Chunk,
     Engine,
     OpenedPackage,
@@ -40,6 +39,7 @@ from partita.library.engine.requests import (
 )
 from partita.library.engine.worker_loop import Update
 from partita.library.sampling import Sampling
+from partita.options.generation import BatchOptions
 from partita.package.folder import Manifest
 from partita.package.records import Evaluation, Verification
 from partita.partition_reports.records import Report

@@ -21,7 +21,6 @@ from partita.library.engine.base import (
     BUSY,
     CLOSED,
     FORKED,
-    BatchOptions,
     Chunk,
     Engine,
     ThisProcess,
@@ -33,6 +32,7 @@ from partita.library.engine.requests import (
     notify_listeners,
 )
 from partita.library.sampling import Sampling
+from partita.options.generation import BatchOptions
 from partita.package.folder import Manifest
 from partita.runtime.generate.choice.sampling import RecordingSampler, make_sampler
 from partita.runtime.generate.loop import PREFILL_CHUNK_TOKENS, GenerationLoop

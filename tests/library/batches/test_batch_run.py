@@ -17,9 +17,9 @@ from partita.library.batches.batch_run import BatchRunResult, run_file, run_rows
 from partita.library.batches.prompt_files import scan_file
 from partita.library.batches.rows import AnswerRow, InputRow, RowDefaults
 from partita.library.chain import read_chain
-from partita.library.engine.base import BatchOptions
 from partita.library.engine.local import LocalEngine
 from partita.library.sampling import Sampling, Suggestion, complete_sampling
+from partita.options.generation import BatchOptions
 from partita.options.groups import ProviderChain
 from partita.package.folder import read_manifest
 from partita.runtime.ort.binding import Binding
