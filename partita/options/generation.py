@@ -225,7 +225,32 @@ class ChatCommand(RunOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeCommand(ProgressOptions, ForeignFolder, SpeculationOptions, PlacementLimits, ProviderChain, SourceOptions):
+class ServerLimits:
+    """Limits of a server."""
+
+    HELP_GROUP = "Limits"
+    max_queue: int = option("Maximum number of waiting prompts per model.", default=256, range=Range(0, MAX_COUNT))
+    max_body: int = option(
+        "Largest request body. Default: 4MiB.", default=4 << 20, metavar="SIZE", text="size", range=Range(1, 1 << 40)
+    )
+    timeout: float = option(
+        "Time limit of a request, including waiting.",
+        default=600.0,
+        metavar="SECONDS",
+        range=Range(0.001, WEEK_SECONDS),
+    )
+    max_requests: int = option("Maximum number of requests in progress.", default=1024, range=Range(1, MAX_COUNT))
+    drain_timeout: float | None = option(
+        "Grace period for running requests after SIGTERM. Default: the request timeout.",
+        metavar="SECONDS",
+        range=Range(0, WEEK_SECONDS),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeCommand(
+    ProgressOptions, ForeignFolder, SpeculationOptions, ServerLimits, PlacementLimits, ProviderChain, SourceOptions
+):
     """Serve models over HTTP with OpenAI's API; requests join a running batch. Exit code 3 when the chain is not
     honoured.
     """
@@ -272,21 +297,5 @@ class ServeCommand(ProgressOptions, ForeignFolder, SpeculationOptions, Placement
         group="Input",
     )
     prefill_chunk: PrefillChunk = None
-    max_queue: int = option("Maximum number of waiting prompts per model.", default=256, range=Range(0, MAX_COUNT))
-    max_body: int = option(
-        "Largest request body. Default: 4MiB.", default=4 << 20, metavar="SIZE", text="size", range=Range(1, 1 << 40)
-    )
-    timeout: float = option(
-        "Time limit of a request, including waiting.",
-        default=600.0,
-        metavar="SECONDS",
-        range=Range(0.001, WEEK_SECONDS),
-    )
-    max_requests: int = option("Maximum number of requests in progress.", default=1024, range=Range(1, MAX_COUNT))
-    drain_timeout: float | None = option(
-        "Grace period for running requests after SIGTERM. Default: the request timeout.",
-        metavar="SECONDS",
-        range=Range(0, WEEK_SECONDS),
-    )
     probe_seconds: ProbeSeconds = 0.0
     as_json: Json = False
