@@ -6,11 +6,11 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple
 
 from partita.diagnosis.session_index import PHASES
 from partita.errors import GenerationError, PartitaError
-from partita.library.api import ArgumentError, public_error, public_errors
+from partita.library.api import public_error, public_errors
 from partita.library.engine.base import Chunk, Engine
 from partita.library.engine.requests import CompletionResult, FinishReason, RequestOutput, Ticket, Work
 from partita.library.engine.speculation import speculation_fact
@@ -186,9 +186,6 @@ class Generation:
         counts = [len(ticket.completion.tokens) for ticket in self.progress.tickets]
         state = self.finish_reason or ("running" if self._started else "not started")
         return f"<partita.Generation: {'+'.join(map(str, counts))} new tokens, {state}>"
-
-    def __reduce__(self) -> NoReturn:
-        raise ArgumentError("a generation cannot be pickled or copied; use its results instead")
 
     def __enter__(self) -> Generation:
         return self

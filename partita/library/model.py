@@ -8,12 +8,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn, Self
+from typing import Self
 
 from partita.errors import GenerationError, ParityError, ReportError, UsageError
 from partita.files import reserve
-from partita.library.api import LOGGER, ArgumentError, method_from_fields, public
-from partita.library.engine.base import CLOSED, FORKED, Engine, PrefixSaved, ReportRequest
+from partita.library.api import LOGGER, method_from_fields, public
+from partita.library.engine.base import Engine, PrefixSaved, ReportRequest
 from partita.library.engine.requests import (
     Work,
     adapters_of,
@@ -81,8 +81,6 @@ class Model:
         """The last generation; None after requests of `scheduler` or a saved prefix."""
         self._beginning = threading.Lock()
         """Held while a batch is opened and its requests are queued."""
-        self._closed = False
-        self._process = os.getpid()
 
     # --- what it is ---------------------------------------------------------------------------------------------------
 
@@ -284,14 +282,7 @@ class Model:
 
     def close(self) -> None:
         """End all requests and free the sessions, or end the worker process. May be called repeatedly."""
-        self._closed = True
-        if os.getpid() == self._process:
-            self.engine.close()
-
-    def __reduce__(self) -> NoReturn:
-        raise ArgumentError(
-            f"{self.folder}: a loaded model cannot be pickled or copied; load the package in the other process"
-        )
+        self.engine.close()
 
     def __enter__(self) -> Self:
         return self
@@ -300,16 +291,13 @@ class Model:
         self.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else ", ".join(self.providers)
+        state = "closed" if self.engine.closed else ", ".join(self.providers)
         return f"<partita.Model {self.folder} on {state}>"
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _open(self) -> Engine:
-        if self._closed:
-            raise UsageError(f"{self.folder}: {CLOSED}")
-        if os.getpid() != self._process:
-            raise UsageError(f"{self.folder}: {FORKED}")
+        self.engine.check_open()
         return self.engine
 
     def _batch(self, given: BatchOptions, adapter: str | None) -> BatchOptions:

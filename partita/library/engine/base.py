@@ -8,11 +8,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from partita.check.requirements import Limits
 from partita.errors import GenerationError, PartitaError, UsageError
-from partita.library.api import ArgumentError
 from partita.library.engine.requests import Completion, Listener, Ticket, Work, check_work, weak
 from partita.library.run_report import make_report
 from partita.library.sampling import Sampling
@@ -150,20 +149,22 @@ class Engine(ABC):
         """The last experiments; they are made once."""
         self.restarts: Restarts | None = None
         """For a worker process: how to restart it; None: when it ends, its requests end with an error."""
-        self._closed = False
+        self.closed = False
         self._process = ThisProcess.id
         self._stepping = threading.RLock()
         """Held by the thread that steps or otherwise changes requests."""
 
-    def __reduce__(self) -> NoReturn:
-        raise ArgumentError("a scheduler cannot be pickled or copied; load the package in the other process")
-
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
         """Raise GenerationError if it is closed, or in a fork of the process that opened it."""
-        if self._closed:
+        if self.closed:
             raise GenerationError(CLOSED)
-        if ThisProcess.id != self._process:
+        if self._is_forked:
             raise GenerationError(FORKED)
+
+    @property
+    def _is_forked(self) -> bool:
+        """Whether this process is a fork of the one that opened it."""
+        return ThisProcess.id != self._process
 
     @property
     def is_running(self) -> bool:
@@ -207,7 +208,7 @@ class Engine(ABC):
         GenerationError for an invalid prompt and a closed model, UsageError for an invalid option.
         """
         check_work(work, self.manifest)
-        self._check_open()
+        self.check_open()
         ticket = Ticket(work, self._completion(work, work.prompt, ()), listener, on_step, weak(self._cancel))
         self._enqueue(ticket)
         return ticket
@@ -234,7 +235,7 @@ class Engine(ABC):
         """
         given = tuple(tokens)
         with self._stepping:
-            self._check_open()
+            self.check_open()
             history = _finished_history(ticket)
             check_budget(sampling.max_new_tokens or 0)
             check_prompt(given, self.manifest.graph, "the next turn")
@@ -336,9 +337,15 @@ class Engine(ABC):
         cannot be written.
         """
 
-    @abstractmethod
     def close(self) -> None:
-        """End all requests and free the sessions. May be called repeatedly, from any thread."""
+        """End all requests and free the sessions. May be called repeatedly, from any thread; does nothing in a fork."""
+        if not self._is_forked:
+            self.closed = True
+            self._close()
+
+    @abstractmethod
+    def _close(self) -> None:
+        """End all requests with an error, and free the sessions."""
 
 
 def _finished_history(ticket: Ticket) -> tuple[int, ...]:

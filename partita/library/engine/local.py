@@ -168,7 +168,7 @@ class LocalEngine(Scheduler):
     def save_prefix(self, prefix: PrefixContent, file: str, prefill_chunk: int | None = None) -> PrefixSaved:
         """Prefill a prefix and write its states to a file; see `Engine.save_prefix`."""
         with self._stepping:
-            self._check_open()
+            self.check_open()
             self._end_cancelled()
             if self.running or self.waiting:
                 raise GenerationError(BUSY)
@@ -193,9 +193,8 @@ class LocalEngine(Scheduler):
         check_files(self.folder, self.manifest, hashes=True)
         return evaluate(self.folder, self.manifest, self.target, audience=self.audience)
 
-    def close(self) -> None:
-        """End all requests and free the sessions. May be called repeatedly, from any thread."""
-        super().close()
+    def _close(self) -> None:
+        super()._close()
         with self._stepping:
             self._closing()
 

@@ -28,7 +28,6 @@ from partita.library.engine.base import (
     PrefixSaved,
     ReportRequest,
     Restarts,
-    ThisProcess,
 )
 from partita.library.engine.jobs import CRASHES, AudienceEvents, crash_error, foreign
 from partita.library.engine.requests import (
@@ -166,7 +165,7 @@ class RemoteEngine(Engine):
 
     def step(self) -> bool:
         """Process the next update of the worker, and pass requests their pieces. False if no request is open."""
-        if ThisProcess.id != self._process:
+        if self._is_forked:
             raise GenerationError(FORKED)
         with self._stepping:
             if self._worker_error is None or self._inbox.events:
@@ -238,9 +237,7 @@ class RemoteEngine(Engine):
         """Kill the worker; its requests end with an error that contains `how`, e.g. `was interrupted`."""
         self._worker.kill(how)
 
-    def close(self) -> None:
-        """End all requests and the worker. May be called repeatedly, from any thread."""
-        self._closed = True
+    def _close(self) -> None:
         self._closing()
         with self._stepping:
             self.lost_by = GenerationError(CLOSED)
@@ -258,7 +255,7 @@ class RemoteEngine(Engine):
 
     def _call(self, verb: str, *args: Any, **kwargs: Any) -> Any:
         """Call a verb of the worker. The first Ctrl-C is passed on to it. Raises ProviderError when it ends."""
-        self._check_open()
+        self.check_open()
         if self._worker_error is not None:
             raise self._ended_error()
         try:
@@ -269,7 +266,7 @@ class RemoteEngine(Engine):
                 self._worker.interrupt()
                 return self._worker.wait(call)
         except WorkerLostError as lost:
-            if self._closed or lost.closed:
+            if self.closed or lost.closed:
                 raise GenerationError(CLOSED) from lost
             self._worker_error = self._worker_error or self._death(lost, DURING.get(verb, "generation"))
             raise self._worker_error from lost
@@ -327,10 +324,10 @@ class RemoteEngine(Engine):
 
     def _lose(self, lost: WorkerLostError) -> None:
         """End running requests after the worker's end, and waiting requests unless it is restarted."""
-        if not self._closed:
+        if not self.closed:
             self._worker_error = self._worker_error or self._death(lost, "generation")
-        self.lost_by = error = GenerationError(CLOSED) if self._closed else self._worker_error or lost
-        stays = self.restarts is not None and not self._closed
+        self.lost_by = error = GenerationError(CLOSED) if self.closed else self._worker_error or lost
+        stays = self.restarts is not None and not self.closed
         self._end([each for each in self._requests.values() if not stays or each.state == "running"], error)
 
     def _restart(self, restarts: Restarts) -> None:
@@ -345,9 +342,9 @@ class RemoteEngine(Engine):
             self._worker.kill()
             try:
                 self._start()
-                self._reopen(restarts)
+                self.open(self._opening[0], longest=self._opening[1])
                 restarts.check()
-                self._reopen(restarts)
+                self.open(self._opening[0], longest=self._opening[1])  # a new record for reports
                 self._failed = None
             except Exception as raised:  # noqa: BLE001 - the server stays up and retries
                 error = raised if isinstance(raised, PartitaError) else PartitaError(f"internal error: {raised!r}")
@@ -367,17 +364,6 @@ class RemoteEngine(Engine):
             self._end([*self._requests.values()], ProviderError(message, path=error.path))
         elif failed is not None:
             restarts.notify("it is loaded again and accepts requests")
-
-    def _reopen(self, restarts: Restarts) -> None:
-        """Open the batch as before, without its prefix if the file is gone."""
-        options, longest = self._opening
-        try:
-            self.open(options, longest=longest)
-        except GenerationError as error:
-            if options.prefix is None:
-                raise
-            restarts.notify(f"{error}; prompts are prefilled from their beginning")
-            self.open(replace(options, prefix=None), longest=longest)
 
     def _end(self, tickets: Sequence[Ticket], error: PartitaError) -> None:
         """End requests with an error."""

@@ -8,10 +8,10 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple
 
 from partita.errors import PartitaError, UsageError
-from partita.library.api import LOGGER, ArgumentError
+from partita.library.api import LOGGER
 from partita.library.sampling import CHECKPOINT, Sampling, complete_sampling_for
 from partita.observations.text_format import plural
 from partita.options.fields import MAX_SEED, check_fields
@@ -165,9 +165,6 @@ class Ticket:
     def longest(self) -> int:
         """Maximum tokens of its row at the end of this turn."""
         return len(self._earlier) + len(self.completion.prompt) + (self.sampling.max_new_tokens or 0)
-
-    def __reduce__(self) -> NoReturn:
-        raise ArgumentError("a ticket cannot be pickled or copied; use its result instead")
 
     def cancel(self) -> None:
         """End it from any thread, with `interrupted` after the next step; frees its row unless it is kept.
