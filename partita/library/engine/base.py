@@ -163,7 +163,7 @@ class Engine(ABC):
 
     @property
     def _is_forked(self) -> bool:
-        """Whether this process is a fork of the one that opened it."""
+        """Whether this process was forked from the process that opened it."""
         return ThisProcess.id != self._process
 
     @property
