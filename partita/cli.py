@@ -412,8 +412,6 @@ def _print_json(kind: str, message: str, code: int, error: PartitaError | None) 
 
 def _system_error(error: OSError) -> str:
     """The message for an error of the operating system, with a remedy."""
-    if process.is_closed(error):
-        return process.CLOSED
     reason = f"{error.strerror or error}"
     if isinstance(error, PermissionError):
         if not isinstance(error.filename, str):

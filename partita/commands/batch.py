@@ -79,7 +79,7 @@ def run_batch(
             check_defaults(defaults, text, prompts.format)
         engine = open_batch(options, model)
         notes = chunk_ignored(options.prefill_chunk, engine.chunk)
-        print_notes(options, target, model, notes=notes)
+        print_notes(target, model, notes)
         try:
             result = _run_file(
                 options,

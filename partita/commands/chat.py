@@ -139,7 +139,7 @@ def _talk(options: ChatOptions, target: Target, manifest: Manifest, messages: Se
             stop_ids=sorted(stop_token_ids(options.package)),
             on_text=write_stdout,
         )
-        print_notes(options, target, model)
+        print_notes(target, model)
         return Session(options, engine, conversation, open_lines(tuple(HELP))).run()
 
 

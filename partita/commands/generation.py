@@ -5,7 +5,6 @@ Ctrl-C becomes a finish reason and an exit code, and every way a run can end sti
 
 from __future__ import annotations
 
-import errno
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +32,7 @@ from partita.library.engine.base import Engine, ReportRequest
 from partita.library.generation import Generation, sampling_options
 from partita.library.loading import open_engine
 from partita.library.model import Model
-from partita.library.notes import chunk_ignored, opened_notes, placeholder_note
+from partita.library.notes import chunk_ignored, opened_notes
 from partita.library.run_report import limits_error
 from partita.observations.text_format import human_bytes, percent, plural
 from partita.options.fields import group, option_flags
@@ -66,9 +65,8 @@ def run_generation(
     content = None if options.prefix is None else read_content(options.prefix)
     with open_model(options, target, manifest, observe=options.report is not None) as model:
         generation = _begin(options, model, prompts, content)  # before the notes: an error is one line
-        ids = [ticket.work.prompt for ticket in generation.progress.tickets]
-        notes = (*chunk_ignored(options.prefill_chunk, generation.chunk), *_prefix_note(content, ids))
-        print_notes(options, target, model, ids, notes)
+        notes = (*chunk_ignored(options.prefill_chunk, generation.chunk), *_prefix_note(content, generation))
+        print_notes(target, model, notes)
         if len(prompts) > 1 and not options.token_ids and not any(" " in prompt for prompt in prompts):
             print_note(f"{plural(len(prompts), 'prompt')}; for one prompt, put it in quotes")
         printed = PrintedGeneration(options, target, model, generation, notes)
@@ -133,17 +131,10 @@ def _begin(options: GenerateOptions, model: Model, prompts: Sequence[str], conte
     return begin(sampling=options.sampling, stop=options.stop, **asdict(group(options, BatchOptions)))
 
 
-def print_notes(
-    options: RunGroups,
-    target: Target,
-    model: Model,
-    ids: Sequence[Sequence[int]] = (),
-    notes: Sequence[str] = (),
-) -> None:
+def print_notes(target: Target, model: Model, notes: Sequence[str] = ()) -> None:
     """Notes for the user before the first token."""
     print_target_notes(target)
-    known = opened_notes(target, model.engine.opened, model.manifest)
-    for line in filter(None, (*known, placeholder_note(options.package, ids), *notes)):
+    for line in (*opened_notes(target, model.engine.opened, model.manifest), *notes):
         print_note(line)
 
 
@@ -172,11 +163,12 @@ def check_placement(options: GenerateOptions, target: Target) -> None:
         raise over
 
 
-def _prefix_note(content: PrefixContent | None, ids: Sequence[Sequence[int]]) -> tuple[str, ...]:
+def _prefix_note(content: PrefixContent | None, generation: Generation) -> tuple[str, ...]:
     """A note on the prompt tokens that come from the prefix; empty without one."""
     if content is None:
         return ()
-    known = [min(len(commonprefix([content.tokens, tuple(prompt)])), len(prompt) - 1) for prompt in ids]
+    prompts = [ticket.work.prompt for ticket in generation.progress.tickets]
+    known = [min(len(commonprefix([content.tokens, prompt])), len(prompt) - 1) for prompt in prompts]
     return (f"{min(known)} tokens of each prompt come from the prefix and are not prefilled",)
 
 
@@ -293,7 +285,7 @@ class PrintedGeneration:
 
     def _unread(self) -> str:
         """Why the completion was not printed completely; empty if it was."""
-        if self.refused is not None and self.refused.errno != errno.EBADF:  # the error of a closed stdout
+        if self.refused is not None:
             return f"stdout: {self.refused.strerror or self.refused}"
         return "stdout was closed" if self.closed else ""
 
@@ -342,7 +334,7 @@ def save_prefix(options: GenerateOptions, target: Target, prompts: Sequence[str]
     if given == "":
         raise GenerationError("the prompt is empty; give some text to save")
     with open_model(options, target, manifest, observe=False) as model:
-        print_notes(options, target, model)
+        print_notes(target, model)
         saved = model.save_prefix(
             file, given, system=options.system, prefill_chunk=options.prefill_chunk, adapter=options.adapter
         )

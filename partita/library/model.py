@@ -26,7 +26,7 @@ from partita.library.engine.requests import (
 )
 from partita.library.engine.speculation import check_speculation
 from partita.library.generation import Generation, Progress, sampling_options
-from partita.library.notes import chunk_ignored, placeholder_note
+from partita.library.notes import chunk_ignored
 from partita.library.report import Report
 from partita.observations.records import ChainEntry
 from partita.options.bench import BenchOptions
@@ -364,7 +364,7 @@ class Model:
             chunk = engine.open(batch, longest=max(map(len, ids)))
             generation = Generation(engine, works, chunk, samplings=samplings, speculation=batch)
             self._last = generation.progress
-        for line in filter(None, (placeholder_note(self.folder, ids), *chunk_ignored(given.prefill_chunk, chunk))):
+        for line in chunk_ignored(given.prefill_chunk, chunk):
             LOGGER.warning(line)
         return generation
 
