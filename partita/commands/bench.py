@@ -35,17 +35,17 @@ def run(options: BenchCommand) -> int:
     for line in race.notes:
         note(f"note: {line}")
     with Spinner() as spinner:
-        measured = race.measure(spinner.update)
-    if measured.has_figures:
+        found = race.measure(spinner.update)
+    if any(each.rounds for each in found.contenders):
         view = load_view("json" if options.as_json else "text", "partita.bench.sections")
-        show_and_write(measured.bench, view, sink, "result")
-        for entry in measured.bench.contenders:
+        show_and_write(found, view, sink, "result")
+        for entry in found.contenders:
             if entry.report is not None:
                 print_written("report", entry.report)
-    if measured.bench.interrupted:
+    if found.interrupted:
         return INTERRUPTED
-    if measured.error is not None:
-        raise measured.error
+    if (error := race.error()) is not None:
+        raise error
     return 0
 
 

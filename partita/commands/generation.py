@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from os.path import commonprefix
 from typing import TYPE_CHECKING
@@ -29,7 +29,7 @@ from partita.errors import INTERRUPTED, GenerationError, PartitaError
 from partita.files import Output
 from partita.library.chain import Target
 from partita.library.engine.base import Engine, ReportRequest
-from partita.library.generation import Generation, sampling_options
+from partita.library.generation import Generation
 from partita.library.loading import open_engine
 from partita.library.model import Model
 from partita.library.notes import chunk_ignored, opened_notes
@@ -270,24 +270,18 @@ class PrintedGeneration:
     def report_request(self) -> ReportRequest:
         """The request for the report of the generation."""
         options, limits = self.options, (LIMITS_NOTE,) if self.options.limits.as_dict() else ()
-        reason = "interrupted" if self.interrupted else "error" if self.error else self.generation.finish_reason
-        prefix = {} if options.prefix is None else {"prefix": str(options.prefix)}
-        return ReportRequest(
-            finish_reason=reason,
-            finish_detail=str(self.error) if self.error else self._unread(),
-            complete=self.error is None and not self.interrupted,
-            tokenizer_load_seconds=self.model.text_seconds,
-            notes=(*self.notes, *limits, *self.target.notes),
-            options={**sampling_options([options.sampling]), **prefix},
-            limits=options.limits,
-            probe_seconds=options.probe_seconds,
-        )
-
-    def _unread(self) -> str:
-        """Why the completion was not printed completely; empty if it was."""
+        unprinted = "stdout was closed" if self.closed else ""
         if self.refused is not None:
-            return f"stdout: {self.refused.strerror or self.refused}"
-        return "stdout was closed" if self.closed else ""
+            unprinted = f"stdout: {self.refused.strerror or self.refused}"
+        found = self.model.report_request(self.generation.progress, options.probe_seconds)
+        return replace(
+            found,
+            finish_detail=str(self.error) if self.error else unprinted,
+            complete=self.error is None and not self.interrupted,
+            notes=(*self.notes, *limits, *self.target.notes),
+            options={**found.options, **({} if options.prefix is None else {"prefix": str(options.prefix)})},
+            limits=options.limits,
+        )
 
 
 def _print_timings(model: Model, generation: Generation) -> None:
@@ -310,12 +304,12 @@ def _print_timings(model: Model, generation: Generation) -> None:
     note(fold("; ".join(parts), sys.stderr, 2))
 
 
-def write_report(sink: Sink, engine: Engine, asked: ReportRequest, error: PartitaError | None = None) -> bool:
+def write_report(sink: Sink, engine: Engine, request: ReportRequest, error: PartitaError | None = None) -> bool:
     """Write the report; whether Ctrl-C ended the experiments for it. `error`: ended the run; nothing is written where
     there is no report then.
     """
     try:
-        report = engine.report(asked)
+        report = engine.report(request)
     except PartitaError:
         if error is None:
             raise

@@ -120,7 +120,7 @@ def shell(words: list[str], redirection: str) -> subprocess.CompletedProcess[str
 )
 @pytest.mark.parametrize(
     ("redirection", "code", "said"),
-    [(">&-", 0, ""), (">/dev/full", 1, "partita: No space left on device; check the disk\n")],
+    [(">&-", 0, ""), (">/dev/full", 1, "partita: No space left on device; check the disk and its permissions\n")],
     ids=["closed", "full"],
 )
 def test_a_full_disk_is_an_error_and_a_closed_stdout_is_the_null_device(words, redirection, code, said, model) -> None:
