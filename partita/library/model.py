@@ -18,10 +18,10 @@ from partita.library.engine.requests import (
     Work,
     adapters_of,
     check_work,
+    complete_samplings,
     conversations,
-    options,
     prompt_rows,
-    stops,
+    stop_conditions,
     with_seeds,
 )
 from partita.library.engine.speculation import check_speculation
@@ -346,10 +346,10 @@ class Model:
                 "the prefix was saved with one adapter or none, but the prompts use several; use its adapter for all"
             )
         has_text = tokenizer is not None
-        texts, tokens = stops(
-            self.folder, given.stop, given.stop_token_ids, vocab_size=self.vocab_size, has_text=has_text
+        texts, tokens = stop_conditions(
+            self.folder, given.stop, given.stop_token_ids, self.vocab_size, has_text=has_text
         )
-        samplings = options(Sampling(**given.figures()), given.sampling, len(ids), self.folder)
+        samplings = complete_samplings(Sampling(**given.figures()), given.sampling, len(ids), self.folder)
         works = [
             Work(prompt, one, texts, tuple(sorted(tokens)), adapter=None if common == name else name)
             for prompt, one, name in zip(ids, with_seeds(samplings, len(ids)), adapters, strict=True)
@@ -377,9 +377,9 @@ def request(model: Model, given: RequestOptions) -> Work:
     and of this many most likely tokens; `adapter`: None for the scheduler's. Raises ArgumentError, GenerationError for
     an empty prompt, PackageError without a tokenizer for text.
     """
-    full = options(Sampling(**given.figures()), given.sampling, 1, model.folder)[0]
+    full = complete_samplings(Sampling(**given.figures()), given.sampling, 1, model.folder)[0]
     has_text = model.tokenizer is not None
-    texts, ids = stops(model.folder, given.stop, given.stop_token_ids, vocab_size=model.vocab_size, has_text=has_text)
+    texts, ids = stop_conditions(model.folder, given.stop, given.stop_token_ids, model.vocab_size, has_text=has_text)
     prompt = _encoded(model, given.prompt)
     return Work(prompt, full, texts, tuple(sorted(ids)), given.logprobs, given.adapter)
 

@@ -262,7 +262,6 @@ class ServedPackage:
                 finally:
                     self._send()
                 if not did:
-                    self._engine.retry()
                     self._engine.wait(IDLE_SECONDS)
             except BaseException as error:  # noqa: BLE001 - the thread continues with the next request
                 with suppress(Exception):  # also if the line cannot be written

@@ -225,9 +225,6 @@ class Engine(ABC):
     def wait(self, seconds: float | None = None) -> bool:
         """Block until `step` has work, for at most `seconds`; return whether it has."""
 
-    def retry(self) -> None:  # noqa: B027 - an engine in this process has nothing to start
-        """Try again to restart a worker process, if there is one and the last attempt is long enough ago."""
-
     def extend(self, ticket: Ticket, tokens: Sequence[int], sampling: Sampling) -> None:
         """Begin the next turn of a kept request: run `tokens` after its history, then generate with `sampling`.
 

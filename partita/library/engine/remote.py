@@ -173,8 +173,8 @@ class RemoteEngine(Engine):
                     return False
                 event = self._inbox.get()
                 self._lose(event) if isinstance(event, WorkerLostError) else self._apply(event)
-            elif not self._requests and (self.restarts is None or self._failed is not None):
-                return False
+            elif not self._requests and (self.restarts is None or not self._may_restart):
+                return False  # else restarted without a request: a load balancer sends none to a server that is down
             elif self.restarts is None or self._restarting is not None:
                 self._end([*self._requests.values()], self._ended_error())
             else:
@@ -184,16 +184,6 @@ class RemoteEngine(Engine):
     def wait(self, seconds: float | None = None) -> bool:
         """Block until `step` has work, for at most `seconds`; return whether it has."""
         return self._inbox.wait(seconds)
-
-    def retry(self) -> None:
-        """Restart the worker if the last attempt is long enough ago.
-
-        Needed because a load balancer sends no requests to a server that is down.
-        """
-        with self._stepping:
-            restarts, failed = self.restarts, self._failed
-            if restarts is not None and failed is not None and time.monotonic() - failed[1] >= RETRY_SECONDS:
-                self._restart(restarts)
 
     def _extend(self, ticket: Ticket, tokens: tuple[int, ...], sampling: Sampling) -> None:
         self._call("extend", ticket.number, tokens, sampling)
@@ -330,12 +320,17 @@ class RemoteEngine(Engine):
         stays = self.restarts is not None and not self.closed
         self._end([each for each in self._requests.values() if not stays or each.state == "running"], error)
 
+    @property
+    def _may_restart(self) -> bool:
+        """Whether the last attempt to restart the worker, if there was one, is long enough ago."""
+        return self._failed is None or time.monotonic() - self._failed[1] >= RETRY_SECONDS
+
     def _restart(self, restarts: Restarts) -> None:
         """Restart the worker, check it, and send it the waiting requests; if that fails, end them."""
         failed = self._failed
         with self._sending:
             waiting, self._requests, self._restarting = self._requests, {}, get_ident()
-        if failed is None or time.monotonic() - failed[1] >= RETRY_SECONDS:
+        if self._may_restart:
             if failed is None:
                 restarts.notify(f"{self._worker_error}; it is being restarted")
             self._closing.detach()

@@ -320,7 +320,9 @@ def adapters_of(adapter: AdapterNames | None, rows: int) -> list[str | None]:
     return [*adapter]
 
 
-def options(named: Sampling, sampling: Any, rows: int, folder: Path, *, of_file: bool = False) -> list[Sampling]:
+def complete_samplings(
+    named: Sampling, sampling: Any, rows: int, folder: Path, *, of_file: bool = False
+) -> list[Sampling]:
     """Complete sampling options for each row, or one set for all.
 
     Options by name (first argument) apply where `sampling` sets none. `of_file`: defaults for the rows of a file, which
@@ -356,7 +358,7 @@ def _completed_for(folder: Path, requested: Sampling, *, of_rows: bool = False) 
     return full
 
 
-def stops_in(ids: TokenIds, vocab_size: int) -> TokenIds:
+def checked_stop_ids(ids: TokenIds, vocab_size: int) -> TokenIds:
     """The token ids to stop at. Raises UsageError for an id outside the vocabulary."""
     wrong = next((token for token in ids if not 0 <= token < vocab_size), None)
     if wrong is not None:
@@ -364,12 +366,12 @@ def stops_in(ids: TokenIds, vocab_size: int) -> TokenIds:
     return ids
 
 
-def stops(
-    folder: Path, stop: str | Sequence[str], ids: TokenIds | None, *, vocab_size: int, has_text: bool
+def stop_conditions(
+    folder: Path, stop: str | Sequence[str], ids: TokenIds | None, vocab_size: int, *, has_text: bool
 ) -> tuple[tuple[str, ...], TokenIds]:
     """Stop strings and stop tokens; None: those of the package in `folder`. Raises UsageError."""
     texts = (stop,) if isinstance(stop, str) else tuple(stop)
     check_stops(texts)
     if texts and not has_text:
         raise UsageError("`stop` is a string, but the package has no tokenizer; use stop_token_ids")
-    return texts, stop_token_ids(folder) if ids is None else stops_in(ids, vocab_size)
+    return texts, stop_token_ids(folder) if ids is None else checked_stop_ids(ids, vocab_size)
