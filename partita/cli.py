@@ -17,7 +17,6 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
-from pathlib import Path
 from typing import Annotated, TextIO
 
 import typer
@@ -26,8 +25,7 @@ from typer.exceptions import Abort, Exit, TyperException
 import partita
 from partita import process
 from partita.commands.build import Verb, group_of
-from partita.errors import INTERRUPTED, PartitaError, ProviderError, ResourceError, public_type
-from partita.remedies import fix_for, permission
+from partita.errors import INTERRUPTED, PartitaError, ProviderError, public_type
 from partita.signals import TerminatedError, ended_by_exception, received_signal
 
 VERBS = (
@@ -361,14 +359,10 @@ def _explain_exception(error: BaseException, debug: bool) -> tuple[str, str, int
         return "Terminated", f"ended by {error.name}", error.exit_code, None
     if isinstance(error, TyperException):
         return "UsageError", _usage_error(error), error.exit_code, None
-    if isinstance(error, OSError):
-        return "SystemError", _system_error(error), 1, None
-    from partita import extras
+    from partita.library.api import public_error
 
-    ours = error if isinstance(error, PartitaError) else extras.explain(error, foreign=True)
-    if isinstance(error, MemoryError):
-        ours = ResourceError("out of memory; close other models, or use a smaller one")
-    if ours is not None:
+    ours = public_error(error) if isinstance(error, Exception) else error
+    if isinstance(ours, PartitaError):
         from partita.options.fields import with_flags
 
         return public_type(ours), with_flags(str(ours)), ours.exit_code, ours
@@ -408,20 +402,6 @@ def _print_json(kind: str, message: str, code: int, error: PartitaError | None) 
     if not terminal.stdout_used:
         fact = ErrorFact(kind=kind, message=message, remedy=None, exit_code=code) if error is None else fact_of(error)
         terminal.print_record(ErrorResult(error=fact))
-
-
-def _system_error(error: OSError) -> str:
-    """The message for an error of the operating system, with a remedy."""
-    if process.is_closed(error):
-        return process.CLOSED
-    reason = f"{error.strerror or error}"
-    if isinstance(error, PermissionError):
-        if not isinstance(error.filename, str):
-            return reason
-        path = Path(error.filename)
-        return f"{path}: {reason}; {permission(path, write=os.access(path, os.R_OK))}"
-    file = f"{error.filename}: " if error.filename else ""
-    return f"{file}{reason}; {fix_for(error, 'check the disk')}"
 
 
 def _usage_error(error: TyperException) -> str:

@@ -33,6 +33,7 @@ from partita.library.notes import chunk_ignored
 from partita.library.sampling import SEED_BITS, Sampling
 from partita.observations.text_format import plural
 from partita.options.fields import group
+from partita.options.generation import BatchOptions
 from partita.options.groups import ProviderChain
 from partita.options.sampling import SamplingValues
 from partita.package.folder import Manifest
@@ -78,7 +79,7 @@ def run_batch(
             check_defaults(defaults, text, prompts.format)
         engine = open_batch(options, model)
         notes = chunk_ignored(options.prefill_chunk, engine.chunk)
-        print_notes(options, target, model, notes=notes)
+        print_notes(target, model, notes)
         try:
             result = _run_file(
                 options,
@@ -159,10 +160,8 @@ def run_on_cluster(options: GenerateOptions, given: Sampling, manifest: Manifest
         manifest,
         group(options, ProviderChain),
         options.choice,
-        options.speculation,
+        group(options, BatchOptions),
         graph_capture=options.graph_capture,
-        prefill_chunk=options.prefill_chunk,
-        adapter=options.adapter,
         format=prompts.format,
         token_ids=options.token_ids,
     )

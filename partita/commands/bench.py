@@ -5,13 +5,11 @@ Figures are printed first; then a contender that could not run, or Ctrl-C, ends 
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
-from partita.bench.records import Bench
 from partita.commands.generate_options import package_of, parse_ids, read_prompts
-from partita.commands.outputs import Sink, print_written, reserve_output, show_and_write
+from partita.commands.outputs import print_written, reserve_output, show_and_write
 from partita.commands.terminal import Spinner, note
 from partita.errors import INTERRUPTED, UsageError
 from partita.library.bench.benchmark import Race
@@ -37,13 +35,17 @@ def run(options: BenchCommand) -> int:
     for line in race.notes:
         note(f"note: {line}")
     with Spinner() as spinner:
-        measured = race.measure(spinner.update)
-    if measured.has_figures:
-        _show(measured.bench, sink, as_json=options.as_json)
-    if measured.bench.interrupted:
+        found = race.measure(spinner.update)
+    if any(each.rounds for each in found.contenders):
+        view = load_view("json" if options.as_json else "text", "partita.bench.sections")
+        show_and_write(found, view, sink, "result")
+        for entry in found.contenders:
+            if entry.report is not None:
+                print_written("report", entry.report)
+    if found.interrupted:
         return INTERRUPTED
-    if measured.error is not None:
-        raise measured.error
+    if (error := race.error()) is not None:
+        raise error
     return 0
 
 
@@ -55,12 +57,3 @@ def read_prompt(options: BenchCommand) -> str | tuple[int, ...] | None:
         return None
     (text,) = read_prompts([str(options.prompt)])
     return tuple(parse_ids(text)) if options.token_ids else text
-
-
-def _show(bench: Bench, sink: Sink | None, *, as_json: bool) -> None:
-    """Write the result to stdout and to the file of --out, and print the paths of the reports."""
-    text = json.dumps(bench.model_dump(mode="json", by_alias=True), indent=2, allow_nan=False) + "\n"
-    show_and_write(bench, load_view("text", "partita.bench.sections"), text, sink, "result", as_json=as_json)
-    for entry in bench.contenders:
-        if entry.report is not None:
-            print_written("report", entry.report)

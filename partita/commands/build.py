@@ -318,25 +318,38 @@ def read_size(text: str) -> int:
     return int(number)
 
 
-def split_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """`NAME=1,3,224` texts as name -> sizes; `NAME=` is a scalar. The name may hold equals signs, the sizes may not.
+def _by_name(texts: Sequence[str], argument: str, form: str, *, last: bool = False) -> dict[str, str]:
+    """`NAME=VALUE` texts as name -> value, split at the first equals sign or the `last`.
 
     Raises UsageError for other forms and duplicate names.
     """
-    found: dict[str, tuple[int, ...]] = {}
+    found: dict[str, str] = {}
     for text in texts:
-        name, equals, listed = text.rpartition("=")
-        written = f"`shapes={text}`"
-        if not equals or not name:
-            example = "`shapes=x=1,3,224,224` or `shapes=batch=1`"
-            raise UsageError(f"{written}: write NAME=SIZES, e.g. {example}")
+        name, equals, value = text.rpartition("=") if last else text.partition("=")
+        if not (name and equals):
+            raise UsageError(f"`{argument}={text[:80]}`: write {form}")
         if name in found:
-            raise UsageError(f"{written}: {name} is set twice; set it once")
+            raise UsageError(f"`{argument}={text[:80]}`: {name} is set twice; set it once")
+        found[name] = value
+    return found
+
+
+def split_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """`NAME=1,3,224` texts as name -> sizes; `NAME=` is a scalar. Raises UsageError for other forms."""
+    found: dict[str, tuple[int, ...]] = {}
+    form = "NAME=SIZES, e.g. `shapes=x=1,3,224,224` or `shapes=batch=1`"
+    for name, listed in _by_name(texts, "shapes", form, last=True).items():
         try:
             found[name] = tuple(map(int, listed.split(","))) if listed.strip() else ()
         except ValueError as error:
-            raise UsageError(f"{written}: {listed!r} is not a list of sizes; write e.g. 1,3,224,224") from error
+            written = f"`shapes={name}={listed}`: {listed!r}"
+            raise UsageError(f"{written} is not a list of sizes; write e.g. 1,3,224,224") from error
     return found
+
+
+def split_inputs(texts: Sequence[str]) -> dict[str, str]:
+    """`NAME=FILE` texts as name -> file. Raises UsageError for other forms."""
+    return _by_name(texts, "inputs", "NAME=FILE.npy")
 
 
 def split_pairs(texts: Sequence[str]) -> dict[str, str]:
@@ -348,30 +361,6 @@ def split_pairs(texts: Sequence[str]) -> dict[str, str]:
             raise UsageError(f"`keep`: {part.strip() or 'nothing'!r} is not NAME=VALUE")
         found.pop(name, None)  # what is said last counts
         found[name] = value
-    return found
-
-
-def split_folders(texts: Sequence[str]) -> dict[str, Path]:
-    """NAME=FOLDER texts as name -> folder. Raises UsageError for other forms and duplicate names."""
-    found: dict[str, Path] = {}
-    for text in texts:
-        name, equals, folder = text.partition("=")
-        if not (name and equals):
-            raise UsageError(f"`with_adapters`: {text[:80]!r} is not NAME=FOLDER")
-        if name in found:
-            raise UsageError(f"`with_adapters`: {name} is set twice; set it once")
-        found[name] = Path(folder)
-    return found
-
-
-def split_inputs(texts: Sequence[str]) -> dict[str, str]:
-    """`NAME=FILE` texts as name -> file. Raises UsageError for a duplicate name."""
-    found: dict[str, str] = {}
-    for text in texts:
-        name, _, file = text.partition("=")
-        if name in found:
-            raise UsageError(f"`inputs={text}`: {name} is set twice; set it once")
-        found[name] = file
     return found
 
 
@@ -402,7 +391,7 @@ LISTS: dict[str, Callable[[Sequence[str]], Any]] = {
     "inputs": split_inputs,
     "provider_options": _provider_options,
     "shapes": split_shapes,
-    "folders": split_folders,
+    "folders": lambda texts: _by_name(texts, "with_adapters", "NAME=FOLDER"),
     "pairs": split_pairs,
 }
 """Parsers of all texts of an option that can be repeated, by `Option.text`."""

@@ -68,7 +68,7 @@ def run(given: ChatCommand) -> int:
     options = replace(options, package=package_of(options.package, options), revision=None)
     manifest = open_folder(options.package, options.choice)
     check_adapter(options.package, manifest, options.adapter)
-    check_speculation(options.package, manifest, options.speculation)
+    check_speculation(options.package, manifest, options)
     longest = options.sampling.max_new_tokens or manifest.graph.max_length
     sampling, notes = complete_sampling_for(
         replace(options.sampling, max_new_tokens=longest), options.package, hints=True
@@ -139,7 +139,7 @@ def _talk(options: ChatOptions, target: Target, manifest: Manifest, messages: Se
             stop_ids=sorted(stop_token_ids(options.package)),
             on_text=write_stdout,
         )
-        print_notes(options, target, model)
+        print_notes(target, model)
         return Session(options, engine, conversation, open_lines(tuple(HELP))).run()
 
 

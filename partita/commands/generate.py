@@ -43,7 +43,7 @@ def run(given: GenerateCommand) -> int:
     options = replace(options, package=package_of(options.package, options), revision=None)
     manifest = open_folder(options.package, options.choice)
     check_adapter(options.package, manifest, options.adapter)
-    check_speculation(options.package, manifest, options.speculation)
+    check_speculation(options.package, manifest, options)
     requested = options.sampling
     sampling, notes = complete_sampling_for(requested, options.package, hints=True, of_rows=options.input is not None)
     system = None if options.system is None else argument_text(options.system, "--system")

@@ -13,7 +13,6 @@ from partita.check.requirements import Limits
 from partita.commands.terminal import TERMINAL, Bars, note
 from partita.errors import UsageError
 from partita.foreign.folder import Choice
-from partita.library.engine.speculation import Speculation
 from partita.library.model_cache import folder_of
 from partita.library.sampling import Sampling
 from partita.observations.text_format import listing
@@ -36,11 +35,6 @@ class RunGroups(RunOptions):
     def sampling(self) -> Sampling:
         """The sampling; `completed_for` adds defaults."""
         return group(self, Sampling)
-
-    @property
-    def speculation(self) -> Speculation:
-        """The speculative decoding."""
-        return Speculation.of(self)
 
     @property
     def choice(self) -> Choice:
@@ -92,7 +86,7 @@ def _check_saving(options: GenerateOptions) -> None:
     """Raise UsageError for options that do not apply to saving a prefix."""
     files = {"--prefix": options.prefix, "--input": options.input, "--report": options.report}
     given = [name for name, value in files.items() if value is not None] + ["--json"] * options.as_json
-    given += [f"--{name}" for name in options.speculation.as_options]
+    given += [f"--{name}" for name in options.speculation_texts()]
     requested = {**options.sampling.figures(), "sampling": options.sampling.source}
     given += [f"`{name}`" for name, value in requested.items() if value is not None]
     given += ["--stop"] * bool(options.stop)

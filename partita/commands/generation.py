@@ -5,11 +5,10 @@ Ctrl-C becomes a finish reason and an exit code, and every way a run can end sti
 
 from __future__ import annotations
 
-import errno
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from os.path import commonprefix
 from typing import TYPE_CHECKING
@@ -30,13 +29,14 @@ from partita.errors import INTERRUPTED, GenerationError, PartitaError
 from partita.files import Output
 from partita.library.chain import Target
 from partita.library.engine.base import Engine, ReportRequest
-from partita.library.generation import Generation, sampling_options
+from partita.library.generation import Generation
 from partita.library.loading import open_engine
 from partita.library.model import Model
-from partita.library.notes import chunk_ignored, opened_notes, placeholder_note
+from partita.library.notes import chunk_ignored, opened_notes
 from partita.library.run_report import limits_error
 from partita.observations.text_format import human_bytes, percent, plural
-from partita.options.fields import option_flags
+from partita.options.fields import group, option_flags
+from partita.options.generation import BatchOptions
 from partita.options.placement import PlaceOptions
 from partita.options.sampling import SamplingValues
 from partita.package.folder import Manifest
@@ -65,9 +65,8 @@ def run_generation(
     content = None if options.prefix is None else read_content(options.prefix)
     with open_model(options, target, manifest, observe=options.report is not None) as model:
         generation = _begin(options, model, prompts, content)  # before the notes: an error is one line
-        ids = [ticket.work.prompt for ticket in generation.progress.tickets]
-        notes = (*chunk_ignored(options.prefill_chunk, generation.chunk), *_prefix_note(content, ids))
-        print_notes(options, target, model, ids, notes)
+        notes = (*chunk_ignored(options.prefill_chunk, generation.chunk), *_prefix_note(content, generation))
+        print_notes(target, model, notes)
         if len(prompts) > 1 and not options.token_ids and not any(" " in prompt for prompt in prompts):
             print_note(f"{plural(len(prompts), 'prompt')}; for one prompt, put it in quotes")
         printed = PrintedGeneration(options, target, model, generation, notes)
@@ -118,13 +117,7 @@ def open_with(
 
 def open_batch(options: RunGroups, model: Model) -> Engine:
     """The engine of a model, open for requests. Raises UsageError, GenerationError."""
-    return model.scheduler(
-        prefill_chunk=options.prefill_chunk,
-        adapter=options.adapter,
-        speculate=options.speculation.speculate,
-        draft=options.speculation.draft,
-        prefix=options.prefix,
-    )
+    return model.scheduler(**asdict(group(options, BatchOptions)))
 
 
 def _begin(options: GenerateOptions, model: Model, prompts: Sequence[str], content: PrefixContent | None) -> Generation:
@@ -135,28 +128,13 @@ def _begin(options: GenerateOptions, model: Model, prompts: Sequence[str], conte
         begin: Callable[..., Generation] = partial(model.chat, conversations)
     else:
         begin = partial(model.generate, [parse_ids(prompt) for prompt in prompts] if options.token_ids else prompts)
-    return begin(
-        sampling=options.sampling,
-        stop=options.stop,
-        prefill_chunk=options.prefill_chunk,
-        adapter=options.adapter,
-        prefix=options.prefix,
-        speculate=options.speculation.speculate,
-        draft=options.speculation.draft,
-    )
+    return begin(sampling=options.sampling, stop=options.stop, **asdict(group(options, BatchOptions)))
 
 
-def print_notes(
-    options: RunGroups,
-    target: Target,
-    model: Model,
-    ids: Sequence[Sequence[int]] = (),
-    notes: Sequence[str] = (),
-) -> None:
+def print_notes(target: Target, model: Model, notes: Sequence[str] = ()) -> None:
     """Notes for the user before the first token."""
     print_target_notes(target)
-    known = opened_notes(target, model.engine.opened, model.manifest)
-    for line in filter(None, (*known, placeholder_note(options.package, ids), *notes)):
+    for line in (*opened_notes(target, model.engine.opened, model.manifest), *notes):
         print_note(line)
 
 
@@ -185,11 +163,12 @@ def check_placement(options: GenerateOptions, target: Target) -> None:
         raise over
 
 
-def _prefix_note(content: PrefixContent | None, ids: Sequence[Sequence[int]]) -> tuple[str, ...]:
+def _prefix_note(content: PrefixContent | None, generation: Generation) -> tuple[str, ...]:
     """A note on the prompt tokens that come from the prefix; empty without one."""
     if content is None:
         return ()
-    known = [min(len(commonprefix([content.tokens, tuple(prompt)])), len(prompt) - 1) for prompt in ids]
+    prompts = [ticket.work.prompt for ticket in generation.progress.tickets]
+    known = [min(len(commonprefix([content.tokens, prompt])), len(prompt) - 1) for prompt in prompts]
     return (f"{min(known)} tokens of each prompt come from the prefix and are not prefilled",)
 
 
@@ -291,24 +270,18 @@ class PrintedGeneration:
     def report_request(self) -> ReportRequest:
         """The request for the report of the generation."""
         options, limits = self.options, (LIMITS_NOTE,) if self.options.limits.as_dict() else ()
-        reason = "interrupted" if self.interrupted else "error" if self.error else self.generation.finish_reason
-        prefix = {} if options.prefix is None else {"prefix": str(options.prefix)}
-        return ReportRequest(
-            finish_reason=reason,
-            finish_detail=str(self.error) if self.error else self._unread(),
+        unprinted = "stdout was closed" if self.closed else ""
+        if self.refused is not None:
+            unprinted = f"stdout: {self.refused.strerror or self.refused}"
+        found = self.model.report_request(self.generation.progress, options.probe_seconds)
+        return replace(
+            found,
+            finish_detail=str(self.error) if self.error else unprinted,
             complete=self.error is None and not self.interrupted,
-            tokenizer_load_seconds=self.model.text_seconds,
             notes=(*self.notes, *limits, *self.target.notes),
-            options={**sampling_options([options.sampling]), **prefix},
+            options={**found.options, **({} if options.prefix is None else {"prefix": str(options.prefix)})},
             limits=options.limits,
-            probe_seconds=options.probe_seconds,
         )
-
-    def _unread(self) -> str:
-        """Why the completion was not printed completely; empty if it was."""
-        if self.refused is not None and self.refused.errno != errno.EBADF:  # the error of a closed stdout
-            return f"stdout: {self.refused.strerror or self.refused}"
-        return "stdout was closed" if self.closed else ""
 
 
 def _print_timings(model: Model, generation: Generation) -> None:
@@ -331,12 +304,12 @@ def _print_timings(model: Model, generation: Generation) -> None:
     note(fold("; ".join(parts), sys.stderr, 2))
 
 
-def write_report(sink: Sink, engine: Engine, asked: ReportRequest, error: PartitaError | None = None) -> bool:
+def write_report(sink: Sink, engine: Engine, request: ReportRequest, error: PartitaError | None = None) -> bool:
     """Write the report; whether Ctrl-C ended the experiments for it. `error`: ended the run; nothing is written where
     there is no report then.
     """
     try:
-        report = engine.report(asked)
+        report = engine.report(request)
     except PartitaError:
         if error is None:
             raise
@@ -355,7 +328,7 @@ def save_prefix(options: GenerateOptions, target: Target, prompts: Sequence[str]
     if given == "":
         raise GenerationError("the prompt is empty; give some text to save")
     with open_model(options, target, manifest, observe=False) as model:
-        print_notes(options, target, model)
+        print_notes(target, model)
         saved = model.save_prefix(
             file, given, system=options.system, prefill_chunk=options.prefill_chunk, adapter=options.adapter
         )

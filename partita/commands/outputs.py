@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partita.commands.terminal import note, stdout_console, write_stdout, write_stdout_bytes
+from partita.commands.terminal import note, stdout_console, write_stdout_bytes
 from partita.errors import ReportError, UsageError
 from partita.files import Output, reserve
 from partita.observations.text_format import listing
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from partita.partition_reports.render.view import View
 
 STDOUT = Path("-")
+SHOWN_BY_REPORT = ("report", "result")
+"""Kinds of files that `partita report show` reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,24 +54,6 @@ def reserve_output(path: Path, kind: str, reads: Iterable[Path], *, option: str)
 def print_written(kind: str, path: Path | str) -> None:
     """Print the path of a report or result, and the shell command that shows it."""
     note(f"{kind}: {path} (show it with: {shell(('partita', 'report', 'show', str(path)))})")
-
-
-def show_and_write(record: Any, view: View, text: str, sink: Sink | None, kind: str, *, as_json: bool) -> None:
-    """Show a record on stdout, as JSON `text` or in a `view` for terminals, and write `text` to `sink`.
-
-    Nothing else goes to stdout where `sink` is stdout. Raises the errors of writing.
-    """
-    try:
-        if as_json and not isinstance(sink, Stdout):
-            write_stdout(text)
-        elif not isinstance(sink, Stdout):
-            assert view.print_to is not None
-            view.print_to(record, stdout_console())
-    finally:  # where one of the two fails, the other has the record
-        if sink is not None:
-            sink.write(text)
-    if isinstance(sink, Output):
-        print_written(kind, sink.path)
 
 
 def refuse_two_on_stdout(report: Path | None, *, as_json: bool) -> None:
@@ -108,8 +93,22 @@ class Showing:
         except ReportError as error:
             raise ReportError(f"{source}: {error}" if source else str(error)) from error
         self.sink.write(text)
-        if isinstance(self.sink, Output):
+        if isinstance(self.sink, Output) and self.file_kind in SHOWN_BY_REPORT:
+            print_written(self.file_kind, self.sink.path)
+        elif isinstance(self.sink, Output):
             note(f"{self.file_kind or self.view.file_kind or self.view.name}: {self.sink.path}")
+
+
+def show_and_write(record: Any, view: View, sink: Sink | None, kind: str) -> None:
+    """Show a record on stdout in a view, and write it as JSON to `sink`; to stdout only one of the two.
+
+    Where one of the two fails, the other has the record. Raises its error.
+    """
+    with ExitStack() as showings:
+        if sink is not None:
+            showings.callback(Showing(load_view("json"), sink, kind).show, record)
+        if not isinstance(sink, Stdout):
+            showings.callback(Showing(view, Stdout()).show, record)
 
 
 def requested_view(options: ViewOptions, usual: str = "text", *, full: bool = False) -> str:

@@ -31,7 +31,6 @@ from partita.observations.text_format import listing
 from partita.options.fields import describe_fields, input_paths
 from partita.options.placement import DriftCommand, PlaceCommand, SupportCommand
 from partita.options.reports import DiffCommand
-from partita.partition_reports import storage
 from partita.partition_reports.records import Report
 from partita.partition_reports.render.show import REPORT_VIEWS, load_view
 
@@ -65,8 +64,8 @@ def _finish(options: PlaceCommand, sink: Sink | None, report: Report, error: Par
     for entry in report.chain:
         if entry.status != "active":
             note(f"note: {not_used(entry.provider, entry)}")
-    view, text = load_view("text" if options.full else "brief", REPORT_VIEWS), storage.to_json(report)
-    show_and_write(report, view, text, sink, "report", as_json=options.as_json)
+    view = "json" if options.as_json else "text" if options.full else "brief"
+    show_and_write(report, load_view(view, REPORT_VIEWS), sink, "report")
     if error is not None:
         raise error
     over = limits_error(report)

@@ -41,9 +41,7 @@ class ErrorFact(Record):
     """The error of a command with an exit code other than 0."""
 
     kind: str
-    """A class of partita/errors.py (UsageError, PackageError, ...), or Interrupted, Terminated, SystemError for what
-    the operating system refused, InternalError.
-    """
+    """A class of partita/errors.py (UsageError, PackageError, ...), or Interrupted, Terminated, InternalError."""
     message: str
     """The line on stderr, without `partita: `."""
     remedy: str | None

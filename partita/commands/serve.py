@@ -16,11 +16,10 @@ from partita.errors import UsageError
 from partita.export.hub import HUB_ID
 from partita.foreign.folder import Choice, open_folder
 from partita.library.chain import read_chain
-from partita.library.engine.speculation import Speculation
 from partita.library.sampling import CHECKPOINT
 from partita.observations.text_format import plural
 from partita.options.fields import PathText
-from partita.options.generation import ServeCommand
+from partita.options.generation import BatchOptions, ServeCommand
 from partita.remedies import Remedy
 
 if TYPE_CHECKING:
@@ -35,21 +34,11 @@ ONE_ROW = ", so requests wait for each other (export with --batch-size 8 to run 
 
 def run(options: ServeCommand) -> int:
     """Serve; returns the exit code. Raises InstallationError without the extra `serve`."""
-    from partita.serve.gate import ServerLimits
-
-    limits = ServerLimits(
-        body_bytes=options.max_body,
-        queue=options.max_queue,
-        seconds=options.timeout,
-        requests=options.max_requests,
-        drain_seconds=options.drain_timeout,
-    )
     keys = _checked(options)
     placement, choice, target = Limits.of(options), Choice.of(options), read_chain(options)
     check_limits(placement, target.requested_names)
 
-    from partita.serve.app import Endpoints, guard_app, make_app, model_names
-    from partita.serve.gate import Gate
+    from partita.serve.app import model_names
     from partita.serve.metrics import Metrics
     from partita.serve.run import Server, bind, is_loopback, url_of
     from partita.serve.served_package import Serving, adapters_of, open_served
@@ -61,15 +50,16 @@ def run(options: ServeCommand) -> int:
     manifests = [open_folder(package, choice) for package in packages]
     model_names({name: adapters_of(manifest) for name, manifest in zip(names, manifests, strict=True)})
     metrics = Metrics()
+    batch = BatchOptions(
+        speculate=options.speculate, draft=options.draft, prefill_chunk=options.prefill_chunk, adapter=options.adapter
+    )
     serving = Serving(
         target,
         choice,
-        options.adapter,
-        options.prefill_chunk,
+        batch,
         options.source == CHECKPOINT,
         placement,
         options.probe_seconds,
-        speculation=Speculation.of(options),
     )
     with ExitStack() as stack:
         listening = stack.enter_context(bind(options.host, options.port))
@@ -81,16 +71,15 @@ def run(options: ServeCommand) -> int:
             served = open_served(name, package, manifest, serving, metrics, TERMINAL, _print_line, prefix)
             stack.callback(served.stop)
             models[name] = served
-        endpoints = Endpoints(models, limits, metrics)
-        gate = Gate(make_app(endpoints), limits, metrics, keys, options.allowed_origin, _print_line)
-        app = guard_app(gate, options.allowed_origin, options.host if is_loopback(listening) else None)
-        url = url_of(listening)
         server = Server(
-            gate,
-            app,
-            endpoints,
+            models,
+            options,
+            metrics,
             listening,
-            ready=lambda: _print_ready(url, options, models),
+            host=options.host,
+            keys=keys,
+            origins=options.allowed_origin,
+            ready=lambda: _print_ready(url_of(listening), options, models),
             log=_print_line,
         )
         return server.run()

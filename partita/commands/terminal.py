@@ -126,13 +126,9 @@ def _drop_stream(descriptor: int) -> None:
 
 
 def print_record(record: BaseModel) -> bool:
-    """Print a record as one JSON object on stdout; False if it is a closed pipe."""
-    return print_json(record.model_dump(mode="json", by_alias=True, warnings=False))
-
-
-def print_json(value: dict[str, Any]) -> bool:
-    """Print one JSON object on stdout, in UTF-8 on any terminal; False if the pipe is closed."""
-    text = json.dumps(finite(value), ensure_ascii=False, indent=2, allow_nan=False) + "\n"
+    """Print a record as one JSON object on stdout, in UTF-8 on any terminal; False if it is a closed pipe."""
+    value = finite(record.model_dump(mode="json", by_alias=True, warnings=False))
+    text = json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
     return write_stdout_bytes(text.encode("utf-8", "backslashreplace"))
 
 

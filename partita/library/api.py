@@ -15,12 +15,13 @@ import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar, cast, get_args, get_origin
 
 from partita.errors import PartitaError, ResourceError, UsageError
 from partita.extras import explain
 from partita.options.fields import DescribedField, check_fields, describe_fields
-from partita.remedies import fix_for
+from partita.remedies import fix_for, permission
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,11 +37,13 @@ def of_system(error: Exception) -> ResourceError | None:
     """The ResourceError for a memory or system error; None for other errors."""
     if isinstance(error, MemoryError):
         return ResourceError("out of memory; close other models, or use a smaller one")
-    if isinstance(error, OSError):
-        where = f"{error.filename}: " if error.filename else ""
-        remedy = fix_for(error, "check the disk and its permissions")
-        return ResourceError(f"{where}{error.strerror or error}; {remedy}")
-    return None
+    if not isinstance(error, OSError):
+        return None
+    reason = f"{error.strerror or error}"
+    path = Path(error.filename) if isinstance(error.filename, str) else None
+    if path is not None and isinstance(error, PermissionError):
+        return ResourceError(reason, path=path, remedy=permission(path, write=os.access(path, os.R_OK)))
+    return ResourceError(f"{reason}; {fix_for(error, 'check the disk and its permissions')}", path=path)
 
 
 def public_error(error: Exception) -> Exception:

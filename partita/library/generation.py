@@ -6,15 +6,16 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple
 
 from partita.diagnosis.session_index import PHASES
 from partita.errors import GenerationError, PartitaError
-from partita.library.api import ArgumentError, public_error, public_errors
+from partita.library.api import public_error, public_errors
 from partita.library.engine.base import Chunk, Engine
 from partita.library.engine.requests import CompletionResult, FinishReason, RequestOutput, Ticket, Work
-from partita.library.engine.speculation import Speculation
+from partita.library.engine.speculation import speculation_fact
 from partita.library.sampling import Sampling
+from partita.options.generation import SpeculationOptions
 from partita.partition_reports.request_records import Speculation as SpeculationFigures
 from partita.partition_reports.timing import speculation_figures, step_times
 from partita.runtime.generate.record.recorder import Step
@@ -126,7 +127,7 @@ class Generation:
         chunk: Chunk,
         *,
         samplings: Sequence[Sampling],
-        speculation: Speculation,
+        speculation: SpeculationOptions,
     ) -> None:
         """Queue the requests on an open batch. `chunk`: prompt tokens per run."""
         self.chunk = chunk
@@ -186,9 +187,6 @@ class Generation:
         state = self.finish_reason or ("running" if self._started else "not started")
         return f"<partita.Generation: {'+'.join(map(str, counts))} new tokens, {state}>"
 
-    def __reduce__(self) -> NoReturn:
-        raise ArgumentError("a generation cannot be pickled or copied; use its results instead")
-
     def __enter__(self) -> Generation:
         return self
 
@@ -244,7 +242,9 @@ class Generation:
         """Figures of speculative decoding so far; None where it is off."""
         from partita.runtime.generate.record.run_facts import step_fact
 
-        return speculation_figures(self._speculation.fact(), [step_fact(step) for step in self.progress.steps])
+        return speculation_figures(
+            speculation_fact(self._speculation), [step_fact(step) for step in self.progress.steps]
+        )
 
     @property
     def finish_reason(self) -> FinishReason | None:

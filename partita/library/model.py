@@ -8,30 +8,37 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn, Self
+from typing import Self
 
 from partita.errors import GenerationError, ParityError, ReportError, UsageError
 from partita.files import reserve
-from partita.library.api import LOGGER, ArgumentError, method_from_fields, public
-from partita.library.engine.base import CLOSED, FORKED, BatchOptions, Engine, PrefixSaved, ReportRequest
+from partita.library.api import LOGGER, method_from_fields, public
+from partita.library.engine.base import Engine, PrefixSaved, ReportRequest
 from partita.library.engine.requests import (
     Work,
     adapters_of,
     check_work,
+    complete_samplings,
     conversations,
-    options,
     prompt_rows,
-    stops,
+    stop_conditions,
     with_seeds,
 )
-from partita.library.engine.speculation import Speculation, check_speculation
+from partita.library.engine.speculation import check_speculation
 from partita.library.generation import Generation, Progress, sampling_options
-from partita.library.notes import chunk_ignored, placeholder_note
+from partita.library.notes import chunk_ignored
 from partita.library.report import Report
 from partita.observations.records import ChainEntry
 from partita.options.bench import BenchOptions
 from partita.options.fields import check_value
-from partita.options.generation import ChatOptions, GenerateOptions, GenerationOptions, Prompts, RequestOptions
+from partita.options.generation import (
+    BatchOptions,
+    ChatOptions,
+    GenerateOptions,
+    GenerationOptions,
+    Prompts,
+    RequestOptions,
+)
 from partita.options.placement import PlaceOptions
 from partita.options.sampling import Sampling
 from partita.package.records import Evaluation, Verification
@@ -74,8 +81,6 @@ class Model:
         """The last generation; None after requests of `scheduler` or a saved prefix."""
         self._beginning = threading.Lock()
         """Held while a batch is opened and its requests are queued."""
-        self._closed = False
-        self._process = os.getpid()
 
     # --- what it is ---------------------------------------------------------------------------------------------------
 
@@ -165,16 +170,8 @@ class Model:
         """The tokenizer of the package; None without one. Raises PackageError if it cannot be loaded."""
         return self._tokenizer() if self._with_text and self.manifest.tokenizer != "none" else None
 
-    @public
-    def scheduler(
-        self,
-        *,
-        prefill_chunk: int | None = None,
-        adapter: str | None = None,
-        speculate: str | None = None,
-        draft: str | os.PathLike[str] | None = None,
-        prefix: str | os.PathLike[str] | None = None,
-    ) -> Engine:
+    @method_from_fields(BatchOptions)
+    def scheduler(self, options: BatchOptions) -> Engine:
         """Open the batch for requests of `partita.request`; see `Engine` for `submit` and `step`.
 
         The arguments are those of `generate`, except that `prefix` adds nothing to a prompt: it is reused by prompts
@@ -182,13 +179,12 @@ class Model:
         requests with other options are running.
         """
         engine = self._open()
-        check_value(BenchOptions, "prefill_chunk", prefill_chunk)
-        check_adapter(self.folder, self.manifest, adapter)
-        speculation = self._speculation(speculate, draft)
+        check_adapter(self.folder, self.manifest, options.adapter)
+        batch = self._batch(options, options.adapter)
         if self.tokenizer is not None:
             engine.use_text(self.tokenizer)
         with self._beginning:
-            engine.open(BatchOptions(prefill_chunk, adapter, speculation, _absolute(prefix)))
+            engine.open(batch)
             self._last = None
         return engine
 
@@ -286,14 +282,7 @@ class Model:
 
     def close(self) -> None:
         """End all requests and free the sessions, or end the worker process. May be called repeatedly."""
-        self._closed = True
-        if os.getpid() == self._process:
-            self.engine.close()
-
-    def __reduce__(self) -> NoReturn:
-        raise ArgumentError(
-            f"{self.folder}: a loaded model cannot be pickled or copied; load the package in the other process"
-        )
+        self.engine.close()
 
     def __enter__(self) -> Self:
         return self
@@ -302,22 +291,25 @@ class Model:
         self.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else ", ".join(self.providers)
+        state = "closed" if self.engine.closed else ", ".join(self.providers)
         return f"<partita.Model {self.folder} on {state}>"
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _open(self) -> Engine:
-        if self._closed:
-            raise UsageError(f"{self.folder}: {CLOSED}")
-        if os.getpid() != self._process:
-            raise UsageError(f"{self.folder}: {FORKED}")
+        self.engine.check_open()
         return self.engine
 
-    def _speculation(self, speculate: str | None, draft: str | os.PathLike[str] | None) -> Speculation:
-        requested = Speculation(speculate, None if draft is None else str(Path(draft).absolute()))
-        check_speculation(self.folder, self.manifest, requested)
-        return requested
+    def _batch(self, given: BatchOptions, adapter: str | None) -> BatchOptions:
+        """The checked options with absolute paths, because a worker process may be in another folder."""
+        check_speculation(self.folder, self.manifest, given)
+        return BatchOptions(
+            speculate=given.speculate,
+            draft=None if given.draft is None else Path(given.draft).absolute(),
+            prefill_chunk=given.prefill_chunk,
+            adapter=adapter,
+            prefix=None if given.prefix is None else Path(given.prefix).absolute(),
+        )
 
     def _tokenizer(self) -> Text:
         if self._text is None:
@@ -344,20 +336,20 @@ class Model:
 
     def _begin(self, tokenizer: Text | None, ids: Sequence[tuple[int, ...]], given: GenerationOptions) -> Generation:
         engine = self._open()
-        speculation = self._speculation(given.speculate, given.draft)
         adapters = adapters_of(given.adapter, len(ids))
         for name in set(adapters):
             check_adapter(self.folder, self.manifest, name)
         common = adapters[0] if len(set(adapters)) == 1 else None
+        batch = self._batch(given, common)
         if given.prefix is not None and len(set(adapters)) > 1:
             raise UsageError(
                 "the prefix was saved with one adapter or none, but the prompts use several; use its adapter for all"
             )
         has_text = tokenizer is not None
-        texts, tokens = stops(
-            self.folder, given.stop, given.stop_token_ids, vocab_size=self.vocab_size, has_text=has_text
+        texts, tokens = stop_conditions(
+            self.folder, given.stop, given.stop_token_ids, self.vocab_size, has_text=has_text
         )
-        samplings = options(Sampling(**given.figures()), given.sampling, len(ids), self.folder)
+        samplings = complete_samplings(Sampling(**given.figures()), given.sampling, len(ids), self.folder)
         works = [
             Work(prompt, one, texts, tuple(sorted(tokens)), adapter=None if common == name else name)
             for prompt, one, name in zip(ids, with_seeds(samplings, len(ids)), adapters, strict=True)
@@ -369,20 +361,12 @@ class Model:
         if tokenizer is not None:
             engine.use_text(tokenizer)
         with self._beginning:
-            chunk = engine.open(
-                BatchOptions(given.prefill_chunk, common, speculation, _absolute(given.prefix)),
-                longest=max(map(len, ids)),
-            )
-            generation = Generation(engine, works, chunk, samplings=samplings, speculation=speculation)
+            chunk = engine.open(batch, longest=max(map(len, ids)))
+            generation = Generation(engine, works, chunk, samplings=samplings, speculation=batch)
             self._last = generation.progress
-        for line in filter(None, (placeholder_note(self.folder, ids), *chunk_ignored(given.prefill_chunk, chunk))):
+        for line in chunk_ignored(given.prefill_chunk, chunk):
             LOGGER.warning(line)
         return generation
-
-
-def _absolute(path: str | os.PathLike[str] | None) -> str | None:
-    """The absolute path, because a worker process may be in another folder."""
-    return None if path is None else str(Path(path).absolute())
 
 
 @method_from_fields(RequestOptions)
@@ -393,9 +377,9 @@ def request(model: Model, given: RequestOptions) -> Work:
     and of this many most likely tokens; `adapter`: None for the scheduler's. Raises ArgumentError, GenerationError for
     an empty prompt, PackageError without a tokenizer for text.
     """
-    full = options(Sampling(**given.figures()), given.sampling, 1, model.folder)[0]
+    full = complete_samplings(Sampling(**given.figures()), given.sampling, 1, model.folder)[0]
     has_text = model.tokenizer is not None
-    texts, ids = stops(model.folder, given.stop, given.stop_token_ids, vocab_size=model.vocab_size, has_text=has_text)
+    texts, ids = stop_conditions(model.folder, given.stop, given.stop_token_ids, model.vocab_size, has_text=has_text)
     prompt = _encoded(model, given.prompt)
     return Work(prompt, full, texts, tuple(sorted(ids)), given.logprobs, given.adapter)
 

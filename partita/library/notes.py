@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable
 
 from partita.library.chain import Target
 from partita.library.engine.base import Chunk, OpenedPackage
@@ -13,7 +10,6 @@ from partita.observations.records import ChainEntry, remedy_of
 from partita.package.folder import Manifest
 from partita.package.records import Verification
 from partita.providers.resolve import Resolution
-from partita.untrusted_files import read_json_value
 
 
 def not_used(name: str, entry: ChainEntry | Resolution, *, with_remedy: bool = True) -> str:
@@ -55,16 +51,16 @@ def unverified_note(verification: Verification, package: str = "this package") -
     return () if verification.status == "verified" else (f"{package} is unverified: {verification.detail}",)
 
 
-def chunk_ignored(asked: int | None, chunk: Chunk) -> tuple[str, ...]:
+def chunk_ignored(requested: int | None, chunk: Chunk) -> tuple[str, ...]:
     """A note if the package does not support the requested prefill chunk."""
-    if asked is None or asked == chunk.tokens:
+    if requested is None or requested == chunk.tokens:
         return ()
     reason = (
         "its prefill graph has a fixed size"
         if chunk.is_fixed
         else "its attention processes whole prompts only in a batch"
     )
-    given = f"`prefill_chunk={asked}`"
+    given = f"`prefill_chunk={requested}`"
     return (f"{given} is ignored: this package uses {chunk.tokens}, because {reason}",)
 
 
@@ -72,39 +68,3 @@ def gave_up(reasons: Iterable[str | None]) -> tuple[str, ...]:
     """Notes on rows for which drafting was stopped."""
     given = dict.fromkeys(reason for reason in reasons if reason is not None)
     return tuple(f"speculative decoding is off for the rest of this request ({cause})" for cause in given)
-
-
-STANDS_FOR = re.compile(r"(image|video|audio|speech)_token_(?:id|index)")
-"""Keys of config.json, by transformers' conventions."""
-
-
-def _placeholders(folder: Path) -> dict[int, str]:
-    """Token id -> modality, from config.json; empty if there are none, or it cannot be read."""
-    try:
-        config: Any = read_json_value(folder / "config.json")
-    except (OSError, ValueError):
-        return {}
-    found: dict[int, str] = {}
-    for part in (config, config.get("thinker_config")) if isinstance(config, dict) else ():
-        for key, value in part.items() if isinstance(part, dict) else ():
-            known = STANDS_FOR.fullmatch(key)
-            if known and isinstance(value, int) and not isinstance(value, bool):
-                found[value] = known[1]
-    return found
-
-
-def placeholder_note(folder: Path, prompts: Sequence[Sequence[int]]) -> str | None:
-    """A note on prompts with a placeholder token of an image, a video or audio; None without one."""
-    known = _placeholders(folder)
-    held = {token for prompt in prompts for token in prompt if token in known}
-    if not held:
-        return None
-    kinds = sorted({known[token] for token in held})
-    return (
-        f"the prompt has token {', '.join(map(str, sorted(held)))}, a placeholder for {_name_inputs(kinds)}: "
-        "this package contains only the text decoder and processes the token as text"
-    )
-
-
-def _name_inputs(kinds: Sequence[str]) -> str:
-    return " and ".join({"image": "an image", "video": "a video"}.get(kind, "sound") for kind in kinds)

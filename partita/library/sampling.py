@@ -176,18 +176,11 @@ def complete_sampling_for(
     return full, tuple(filter(None, notes))
 
 
-def ignored_options(full: Sampling, requested: Sampling) -> tuple[str, ...]:
-    """Options that are set but unused in greedy decoding. `full`: the completed options."""
-    if full.temperature:
-        return ()
-    off = {
-        name: option.off_value for name, option in sampling_options() if option.sampling_only and name != "temperature"
-    }
-    return tuple(name for name, value in {**off, "seed": None}.items() if getattr(requested, name) not in (None, value))
-
-
 def _ignored_note(full: Sampling, requested: Sampling) -> str:
-    given = [f"`{name}`" for name in ignored_options(full, requested)]
+    """The note on options that are set but unused in greedy decoding. `full`: the completed options."""
+    off = {name: option.off_value for name, option in sampling_options() if option.sampling_only}
+    unused = {**off, "seed": None} if not full.temperature else {}
+    given = [f"`{name}`" for name, value in unused.items() if getattr(requested, name) not in (None, value)]
     if not given:
         return ""
     verb = "is" if len(given) == 1 else "are"

@@ -25,13 +25,27 @@ from partita.options.sampling import Sampling, SamplingValues
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculationOptions:
-    """Speculative decoding."""
+    """Speculative decoding. At most one of the two fields is set."""
 
     HELP_GROUP = "Speculative decoding"
     speculate: Literal["ngram"] | None = option("Speculative decoding by n-gram lookup; the output does not change.")
     draft: PathText | None = option(
         "Speculative decoding with a smaller draft package (same tokenizer).", metavar="PACKAGE"
     )
+
+    def speculation_texts(self) -> dict[str, str]:
+        """The options that are set, as a report shows them."""
+        given = {"speculate": self.speculate, "draft": self.draft}
+        return {name: str(value) for name, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions(SpeculationOptions):
+    """Options that all requests of a batch share."""
+
+    prefill_chunk: PrefillChunk = None
+    adapter: Adapter = None
+    prefix: Prefix = None
 
 
 Prompts: TypeAlias = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
@@ -78,15 +92,13 @@ class RequestOptions(SamplingValues, PromptArgument):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationOptions(SpeculationOptions, SamplingValues):
+class GenerationOptions(BatchOptions, SamplingValues):
     """Options of both `Model.generate` and `Model.chat`."""
 
     sampling: Samplings | None = None
     stop: str | Sequence[str] = ()
     stop_token_ids: TokenIds | None = None
-    prefill_chunk: PrefillChunk = None
-    adapter: AdapterNames | None = None
-    prefix: PathText | None = None
+    adapter: AdapterNames | None = None  # type: ignore[assignment] # also one for each prompt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,9 +119,7 @@ class ModelOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(
-    ProgressOptions, ForeignFolder, SpeculationOptions, Sampling, ProviderChain, SourceOptions, ModelOptions
-):
+class RunOptions(ProgressOptions, ForeignFolder, BatchOptions, Sampling, ProviderChain, SourceOptions, ModelOptions):
     """Options of `partita run`, `generate` and `chat`."""
 
     HELP_GROUP = "Input"
@@ -118,9 +128,6 @@ class RunOptions(
     stop: Sequence[str] = option(
         "Stop when this text appears; can be repeated.", default=(), metavar="TEXT", group="Sampling"
     )
-    prefix: Prefix = None
-    prefill_chunk: PrefillChunk = None
-    adapter: Adapter = None
     probe_seconds: ProbeSeconds = 120.0
 
 
@@ -218,7 +225,32 @@ class ChatCommand(RunOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeCommand(ProgressOptions, ForeignFolder, SpeculationOptions, PlacementLimits, ProviderChain, SourceOptions):
+class ServerLimits:
+    """Limits of a server."""
+
+    HELP_GROUP = "Limits"
+    max_queue: int = option("Maximum number of waiting prompts per model.", default=256, range=Range(0, MAX_COUNT))
+    max_body: int = option(
+        "Largest request body. Default: 4MiB.", default=4 << 20, metavar="SIZE", text="size", range=Range(1, 1 << 40)
+    )
+    timeout: float = option(
+        "Time limit of a request, including waiting.",
+        default=600.0,
+        metavar="SECONDS",
+        range=Range(0.001, WEEK_SECONDS),
+    )
+    max_requests: int = option("Maximum number of requests in progress.", default=1024, range=Range(1, MAX_COUNT))
+    drain_timeout: float | None = option(
+        "Grace period for running requests after SIGTERM. Default: the request timeout.",
+        metavar="SECONDS",
+        range=Range(0, WEEK_SECONDS),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeCommand(
+    ProgressOptions, ForeignFolder, SpeculationOptions, ServerLimits, PlacementLimits, ProviderChain, SourceOptions
+):
     """Serve models over HTTP with OpenAI's API; requests join a running batch. Exit code 3 when the chain is not
     honoured.
     """
@@ -265,21 +297,5 @@ class ServeCommand(ProgressOptions, ForeignFolder, SpeculationOptions, Placement
         group="Input",
     )
     prefill_chunk: PrefillChunk = None
-    max_queue: int = option("Maximum number of waiting prompts per model.", default=256, range=Range(0, MAX_COUNT))
-    max_body: int = option(
-        "Largest request body. Default: 4MiB.", default=4 << 20, metavar="SIZE", text="size", range=Range(1, 1 << 40)
-    )
-    timeout: float = option(
-        "Time limit of a request, including waiting.",
-        default=600.0,
-        metavar="SECONDS",
-        range=Range(0.001, WEEK_SECONDS),
-    )
-    max_requests: int = option("Maximum number of requests in progress.", default=1024, range=Range(1, MAX_COUNT))
-    drain_timeout: float | None = option(
-        "Grace period for running requests after SIGTERM. Default: the request timeout.",
-        metavar="SECONDS",
-        range=Range(0, WEEK_SECONDS),
-    )
     probe_seconds: ProbeSeconds = 0.0
     as_json: Json = False

@@ -18,11 +18,12 @@ from starlette.types import ASGIApp
 
 import partita
 from partita.errors import PartitaError, UsageError
+from partita.options.generation import ServerLimits
 from partita.partition_reports.render.html import policy
 from partita.partition_reports.render.show import load_view, view_names
 from partita.serve.api_errors import ApiError, internal_error, json_response, of_error, sentence, shutting_down
 from partita.serve.exchange import EventStream, Exchange
-from partita.serve.gate import ServerLimits, receive_body
+from partita.serve.gate import receive_body
 from partita.serve.metrics import Metrics
 from partita.serve.protocol import CHAT, COMPLETION, CompletionsBase, read_body, value_text
 from partita.serve.served_package import ServedPackage

@@ -18,10 +18,10 @@ from starlette.types import Receive, Scope, Send
 from partita.errors import GenerationError, PartitaError, UsageError
 from partita.library.engine.requests import Work
 from partita.library.sampling import complete_sampling
+from partita.options.generation import ServerLimits
 from partita.options.sampling import Sampling
 from partita.runtime.generate.text.tokens import TooLongError
 from partita.serve.api_errors import ApiError, invalid, of_error, overloaded_error, run_error, shutting_down, timed_out
-from partita.serve.gate import ServerLimits
 from partita.serve.metrics import Metrics
 from partita.serve.protocol import ChatRequest, CompletionsBase, Prompt
 from partita.serve.responses import CompletionsResponse, Delivery, ResponseChoice, event
@@ -49,12 +49,12 @@ class Exchange:
         """
         self.served, self._adapter, self._body, self._limits, self._metrics = served, adapter, body, limits, metrics
         self._count = max(1, len(body.prompts)) * body.n
-        self._room = served.slots + limits.queue
+        self._room = served.slots + limits.max_queue
         if self._count > self._room:
             message = f"The request has {self._count:,} choices, but this server supports {self._room:,} at once."
             raise invalid(message, "prompt" if body.n == 1 else "n")
         self._began = time.monotonic()
-        self.deadline = self._began + limits.seconds
+        self.deadline = self._began + limits.timeout
         self.choices: list[ResponseChoice] = []
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[Delivery | Exception | None] = asyncio.Queue()
@@ -76,9 +76,9 @@ class Exchange:
         served = self.served
         if served.open_prompts + served.unread + self._count > self._room:
             self._metrics.refused.labels(served.name).inc()
-            message = f"The queue of {served.name} is full ({self._limits.queue:,} waiting); try again later."
+            message = f"The queue of {served.name} is full ({self._limits.max_queue:,} waiting); try again later."
             raise overloaded_error(message, "queue_full")
-        timer = self._loop.call_later(self._limits.seconds, self.end, timed_out(self._limits.seconds))
+        timer = self._loop.call_later(self._limits.timeout, self.end, timed_out(self._limits.timeout))
         self._tasks = [timer, self._loop.create_task(self._until_gone(receive))]
         served.unread += self._count
         try:

@@ -8,13 +8,13 @@ import re
 import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from partita.observations.text_format import human_bytes
+from partita.options.generation import ServerLimits
 from partita.serve.api_errors import ApiError, internal_error, overloaded_error
 from partita.serve.metrics import Metrics
 
@@ -25,28 +25,13 @@ UNCOUNTED = "/metrics"
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/models", OPEN_TO_ALL, UNCOUNTED, "/report")
 """Path labels of the metrics; others are `other`, because clients may send any path."""
 JSON_TYPE = "application/json"
+READ_SECONDS = 30.0
+"""Time limit for receiving a request body."""
 DISCARDED = 8
 """A request body above the limit is read up to this multiple of it: many clients read no response before they sent
 all."""
 AUTHORITY = re.compile(r"https?://[^/]*", re.IGNORECASE)
 """Start of a target in absolute form, which servers must accept (RFC 9112, section 3.2.2)."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServerLimits:
-    """Limits of a server."""
-
-    body_bytes: int = 4 << 20
-    queue: int = 256
-    """Prompts of each model that may wait for a row."""
-    seconds: float = 600.0
-    """Time limit from the arrival of a request body to the end of its response."""
-    requests: int = 1024
-    """Open requests."""
-    read_seconds: float = 30.0
-    """Time limit for receiving a request body."""
-    drain_seconds: float | None = None
-    """Grace period for open requests after SIGTERM; None: `seconds`."""
 
 
 class Gate:
@@ -67,7 +52,7 @@ class Gate:
         self._keys, self._origins = [key.encode("utf-8") for key in keys], frozenset(origins)
         self.clients: Counter[object] = Counter()
         """Open requests by client address."""
-        self.most = limits.requests
+        self.most = limits.max_requests
         metrics.open.set_function(self.clients.total)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -152,17 +137,17 @@ async def receive_body(request: Request, limits: ServerLimits) -> bytes:
         raise ApiError(415, f"Unsupported content encoding '{coding[:60]}'; send the body unencoded.", code="encoding")
     body, received = bytearray(), 0
     try:
-        async with asyncio.timeout(limits.read_seconds):
+        async with asyncio.timeout(READ_SECONDS):
             async for chunk in request.stream():
                 received += len(chunk)
-                if received <= limits.body_bytes:
+                if received <= limits.max_body:
                     body += chunk
-                elif received > DISCARDED * limits.body_bytes:
+                elif received > DISCARDED * limits.max_body:
                     break
     except TimeoutError as error:
-        message = f"The request did not arrive within {limits.read_seconds:g} s."
+        message = f"The request did not arrive within {READ_SECONDS:g} s."
         raise ApiError(408, message, "timeout_error", code="slow_request") from error
-    if received > limits.body_bytes:
-        message = f"The request is larger than {human_bytes(limits.body_bytes)}, the limit of this server."
+    if received > limits.max_body:
+        message = f"The request is larger than {human_bytes(limits.max_body)}, the limit of this server."
         raise ApiError(413, message, code="request_too_large")
     return bytes(body)

@@ -15,7 +15,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from partita.errors import INTERRUPTED, ResourceError, UsageError
 from partita.observations.text_format import plural
+from partita.options.generation import ServerLimits
 from partita.remedies import Remedy
-from partita.serve.app import Endpoints
+from partita.serve.app import Endpoints, guard_app, make_app
 from partita.serve.gate import Gate
+from partita.serve.metrics import Metrics
+from partita.serve.served_package import ServedPackage
 from partita.signals import PRESSED_SECONDS, TOGETHER_SECONDS
 
 BACKLOG = 2048
@@ -160,17 +163,24 @@ class Server:
 
     def __init__(
         self,
-        gate: Gate,
-        app: Callable[..., Any],
-        endpoints: Endpoints,
+        models: Mapping[str, ServedPackage],
+        limits: ServerLimits,
+        metrics: Metrics,
         listening: socket.socket,
         *,
+        host: str = "127.0.0.1",
+        keys: Sequence[str] = (),
+        origins: Sequence[str] = (),
         ready: Callable[[], object],
         log: Callable[[str], object],
     ) -> None:
-        """`app` wraps `gate`, which wraps `endpoints`. `ready` is called when clients are accepted, `log` with a line
-        for the operator."""
-        self._endpoints, self._gate, self._listening = endpoints, gate, listening
+        """`models`: by name. `host`: the address of `listening` as the user named it. `keys`: accepted API keys; empty:
+        none needed. `origins`: allowed origins of web pages. `ready` is called when clients are accepted, `log` with a
+        line for the operator.
+        """
+        self.endpoints, self._listening = Endpoints(models, limits, metrics), listening
+        self._gate = gate = Gate(make_app(self.endpoints), limits, metrics, keys, origins, log)
+        app = guard_app(gate, origins, host if is_loopback(listening) else None)
         self._ready, self._log = ready, log
         descriptors = free_descriptors()
         # asyncio accepts a whole backlog at once, so there may be more connections than counted.
@@ -249,16 +259,16 @@ class Server:
             self._end_now()
             return
         self.number = number
-        self._endpoints.draining = self._http.should_exit = True  # first, because writing the line may fail
-        limits = self._endpoints.limits
-        limit = limits.seconds if limits.drain_seconds is None else limits.drain_seconds
+        self.endpoints.draining = self._http.should_exit = True  # first, because writing the line may fail
+        limits = self.endpoints.limits
+        limit = limits.timeout if limits.drain_timeout is None else limits.drain_timeout
         asyncio.get_running_loop().call_later(limit, self._end_now)
         answered = f"waiting for {plural(self._gate.open_requests, 'open request')}"
         self._log(f"{signal.Signals(number).name}: shutting down; {answered}; repeat the signal to stop now")
 
     def _end_now(self) -> None:
         """End open responses with an error, then close every connection, because a client may read nothing."""
-        self._endpoints.end_all()
+        self.endpoints.end_all()
         asyncio.get_running_loop().call_later(LAST_SECONDS, self._force)
 
     def _force(self) -> None:

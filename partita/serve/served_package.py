@@ -19,14 +19,15 @@ from partita.errors import GenerationError, PackageError, UsageError
 from partita.foreign.folder import AS_IT_IS, Choice
 from partita.library.api import Audience
 from partita.library.chain import Target
-from partita.library.engine.base import BatchOptions, Engine, ReportRequest, Restarts
+from partita.library.engine.base import Engine, ReportRequest, Restarts
 from partita.library.engine.requests import Ticket, Work
-from partita.library.engine.speculation import NO_SPECULATION, Speculation, check_speculation
+from partita.library.engine.speculation import check_speculation
 from partita.library.loading import in_child, open_engine
 from partita.library.notes import opened_notes
 from partita.library.run_report import limits_error
 from partita.library.sampling import Suggestion, suggestion
 from partita.observations.text_format import plural
+from partita.options.generation import BatchOptions
 from partita.options.groups import Process
 from partita.options.sampling import Sampling
 from partita.package.folder import Manifest, not_exported
@@ -75,15 +76,13 @@ class Serving:
 
     target: Target
     choice: Choice = AS_IT_IS
-    adapter: str | None = None
-    """Adapter of requests that name none."""
-    prefill_chunk: int | None = None
+    batch: BatchOptions = BatchOptions()
+    """Without the prefix, which each package has for itself."""
     from_checkpoint: bool = False
     """Missing sampling options of a request are the checkpoint's; otherwise OpenAI's."""
     placement: Limits = Limits()
     probe_seconds: float = 0.0
     process: Process = "auto"
-    speculation: Speculation = NO_SPECULATION
 
 
 class ServedPackage:
@@ -110,8 +109,7 @@ class ServedPackage:
         self._engine, self._serving, self._metrics, self._log = engine, serving, metrics, log
         self._tokens = TokenMetrics(metrics, name)
         engine.use_text(reading.text)
-        file = None if prefix is None else str(prefix.absolute())
-        engine.open(BatchOptions(serving.prefill_chunk, serving.adapter, serving.speculation, file))
+        engine.open(replace(serving.batch, prefix=None if prefix is None else prefix.absolute()))
         self.encoder = ThreadPoolExecutor(1, f"encode-{name}")
         """Thread for tokenizing prompts, because transformers' tokenizers are not thread-safe."""
         self._reading_at = math.inf
@@ -264,7 +262,6 @@ class ServedPackage:
                 finally:
                     self._send()
                 if not did:
-                    self._engine.retry()
                     self._engine.wait(IDLE_SECONDS)
             except BaseException as error:  # noqa: BLE001 - the thread continues with the next request
                 with suppress(Exception):  # also if the line cannot be written
@@ -307,8 +304,8 @@ def open_served(
     known = (
         0 if prefix is None else len(read_content(prefix).tokens)
     )  # an invalid file is reported before the package is loaded
-    check_adapter(folder, manifest, serving.adapter)
-    check_speculation(folder, manifest, serving.speculation)
+    check_adapter(folder, manifest, serving.batch.adapter)
+    check_speculation(folder, manifest, serving.batch)
     reading = _reading(folder, manifest, serving)
     with audience.busy(f"opening {name}"):
         engine = open_engine(folder, manifest, serving.target, serving.choice, process=serving.process)

@@ -129,21 +129,6 @@ def test_what_text_alone_cannot_run_is_refused(tiny: Tiny, tmp_path: Path) -> No
     assert not (tmp_path / "out").exists()
 
 
-def test_a_placeholder_in_the_prompt_is_told(
-    tiny: Tiny, exported: Exported, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from transformers import AutoConfig
-
-    checkpoint = tiny("qwen2_vl")
-    package = exported(checkpoint, attention=LOWERINGS["qwen2_vl"])
-    token = AutoConfig.from_pretrained(checkpoint).image_token_id
-    base = ["generate", str(package), "--token-ids", "--max-new-tokens", "2", "--provider", "cpu"]
-    for prompt, told in (("1,5,9", False), (f"1,{token},9", True)):
-        assert run([*base, prompt]) == 0
-        note = f"the prompt has token {token}, a placeholder for an image: this package contains only the text decoder"
-        assert (note in capsys.readouterr().err) is told
-
-
 def test_what_the_package_cannot_be_given_is_said_wherever_it_is_looked_at(
     tiny: Tiny, exported: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

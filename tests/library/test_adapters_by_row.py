@@ -12,10 +12,11 @@ import pytest
 import partita
 from partita.errors import GenerationError, UsageError
 from partita.library.chain import read_chain
-from partita.library.engine.base import BatchOptions, Engine
+from partita.library.engine.base import Engine
 from partita.library.engine.requests import Work
 from partita.library.loading import open_engine
 from partita.library.sampling import Sampling
+from partita.options.generation import BatchOptions
 from partita.options.groups import ProviderChain
 from partita.package.contract import AdapterInput
 from partita.package.folder import adapter_file, read_manifest, write_manifest

@@ -13,10 +13,9 @@ import psutil
 import pytest
 
 import partita
-from partita.library.engine.base import BatchOptions
 from partita.library.engine.remote import RemoteEngine
-from partita.library.engine.speculation import NO_SPECULATION
 from partita.library.generation import Generation
+from partita.options.generation import BatchOptions
 from partita.providers.resolve import parse_chain
 from tests.commands.test_signals import ABORTS, NAMES_ENTRY
 from tests.conftest import REPOSITORY, require
@@ -148,7 +147,7 @@ def slow(model: partita.Model) -> partita.Generation:
     engine.open(BatchOptions())
     engine._worker.process.send_signal(signal.SIGSTOP)
     work = partita.request(model, PROMPT, max_new_tokens=4)
-    return Generation(engine, [work], engine.chunk, samplings=[work.sampling], speculation=NO_SPECULATION)
+    return Generation(engine, [work], engine.chunk, samplings=[work.sampling], speculation=BatchOptions())
 
 
 def test_a_report_that_was_made_outlives_a_crash_whose_message_names_the_provider_to_leave_out(model):

@@ -11,10 +11,10 @@ import pytest
 from partita.errors import GenerationError
 from partita.library.chain import read_chain
 from partita.library.conversation import Conversation
-from partita.library.engine.base import BatchOptions
 from partita.library.engine.local import LocalEngine
 from partita.library.engine.requests import Work
 from partita.library.sampling import Sampling
+from partita.options.generation import BatchOptions
 from partita.options.groups import ProviderChain
 from partita.package.folder import read_manifest
 from partita.runtime.generate.loop import GenerationLoop

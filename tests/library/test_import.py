@@ -7,7 +7,6 @@ import importlib
 import inspect
 import json
 import pydoc
-import resource
 import subprocess
 import sys
 from typing import Any
@@ -21,28 +20,12 @@ from partita.library.api import public, python_values
 from partita.options.fields import check_fields
 from tests.conftest import REPOSITORY
 
-LIMIT_SECONDS = 0.1
 HEAVY = ("torch", "onnxruntime", "transformers", "onnx", "numpy", "pydantic", "typer", "rich")
 
 
 def run(script: str) -> str:
     command = [sys.executable, "-c", script]
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
-
-
-def seconds_of(script: str) -> float:
-    """Of the processor: other work may run beside this test. The first run may compile files."""
-    found = []
-    for _ in range(6):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        run(script)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        found.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    return min(found[1:])
-
-
-def test_importing_is_quick():
-    assert seconds_of("import partita") - seconds_of("pass") < LIMIT_SECONDS
 
 
 def test_importing_loads_nothing_heavy():

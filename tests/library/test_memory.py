@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from partita.library.chain import read_chain
-from partita.library.engine.base import BatchOptions, ReportRequest
+from partita.library.engine.base import ReportRequest
 from partita.library.engine.local import LocalEngine
 from partita.library.engine.requests import Work
 from partita.library.sampling import Sampling
+from partita.options.generation import BatchOptions
 from partita.options.groups import ProviderChain
 from partita.package.folder import read_manifest
 from partita.runtime.generate.record import recorder

@@ -528,18 +528,6 @@ def test_what_is_no_token_is_not_decoded(model, token):
         model.decode([5, token])
 
 
-def test_neither_a_model_nor_a_generation_is_pickled_and_its_answers_are(model):
-    generation = model.generate(PROMPT, max_new_tokens=1).run()
-    for each in (model, generation):
-        with pytest.raises(partita.ArgumentError, match="cannot be pickled or copied"):
-            pickle.dumps(each)
-    assert pickle.loads(pickle.dumps(generation.results)) == generation.results
-    scheduler = model.scheduler()
-    for each in (scheduler, scheduler.submit(partita.request(model, PROMPT))):
-        with pytest.raises(partita.ArgumentError, match="cannot be pickled or copied"):
-            pickle.dumps(each)
-
-
 def test_an_error_is_pickled_with_all_that_it_has(model):
     """A pool of processes breaks on one that cannot be read back."""
     with pytest.raises(partita.GenerationError) as too_many:

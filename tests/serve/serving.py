@@ -19,11 +19,9 @@ import pytest
 from partita.check.requirements import Limits
 from partita.library.api import QUIET
 from partita.library.chain import read_chain
-from partita.library.engine.speculation import NO_SPECULATION, Speculation
+from partita.options.generation import BatchOptions, ServerLimits
 from partita.options.groups import Process, ProviderChain
 from partita.package.folder import read_manifest
-from partita.serve.app import Endpoints, guard_app, make_app
-from partita.serve.gate import Gate, ServerLimits
 from partita.serve.metrics import Metrics
 from partita.serve.run import Server, bind, url_of
 from partita.serve.served_package import ServedPackage, Serving, open_served
@@ -39,9 +37,8 @@ SYSTEM = "return the value of the item in the list"
 class Running:
     """A server that listens."""
 
-    def __init__(self, url: str, server: Server, endpoints: Endpoints, models: dict[str, ServedPackage]) -> None:
-        self.url, self.server, self.endpoints, self.models = url, server, endpoints, models
-        self.log: list[str] = []
+    def __init__(self, url: str, server: Server, models: dict[str, ServedPackage], log: list[str]) -> None:
+        self.url, self.server, self.models, self.log = url, server, models, log
 
     @contextmanager
     def slowly(self, seconds: float = 0.01) -> Iterator[None]:
@@ -84,14 +81,13 @@ def running(
     keys: tuple[str, ...] = (),
     origins: tuple[str, ...] = (),
     process: Process = "this",
-    speculation: Speculation = NO_SPECULATION,
+    batch: BatchOptions = BatchOptions(),  # noqa: B008
     prefix: Path | None = None,
     placement: Limits | None = None,
 ) -> Iterator[Running]:
     """A server of these packages on a free port."""
-    metrics, limits = Metrics(), limits or ServerLimits()
-    target, placed = read_chain(CPU), placement or Limits()
-    serving = Serving(target, process=process, speculation=speculation, placement=placed)
+    metrics = Metrics()
+    serving = Serving(read_chain(CPU), process=process, batch=batch, placement=placement or Limits())
     listens = threading.Event()
     with ExitStack() as stack:
         listening = stack.enter_context(bind("127.0.0.1", 0))
@@ -101,15 +97,20 @@ def running(
             manifest = read_manifest(package)
             models[name] = open_served(name, package, manifest, serving, metrics, QUIET, log.append, prefix)
             stack.callback(models[name].stop)
-        endpoints = Endpoints(models, limits, metrics)
-        gate = Gate(make_app(endpoints), limits, metrics, keys, origins, log.append)
-        app = guard_app(gate, origins, "127.0.0.1")
-        server = Server(gate, app, endpoints, listening, ready=listens.set, log=log.append)
+        server = Server(
+            models,
+            limits or ServerLimits(),
+            metrics,
+            listening,
+            keys=keys,
+            origins=origins,
+            ready=listens.set,
+            log=log.append,
+        )
         thread = threading.Thread(target=server.run)
         thread.start()
         assert listens.wait(SECONDS)
-        found = Running(url_of(listening), server, endpoints, models)
-        found.log = log
+        found = Running(url_of(listening), server, models, log)
         try:
             yield found
         finally:

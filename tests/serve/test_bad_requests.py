@@ -12,10 +12,10 @@ import openai
 import pytest
 
 from partita.errors import GenerationError
+from partita.options.generation import ServerLimits
 from partita.options.sampling import sampling_options
 from partita.serve import protocol
 from partita.serve.api_errors import ApiError
-from partita.serve.gate import ServerLimits
 from tests.serve.serving import Running, raw, running
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -229,9 +229,9 @@ def test_bytes_that_are_not_http_get_a_400(server):
     assert answer.startswith(b"HTTP/1.1 400")
 
 
-def test_a_body_that_is_too_large_or_too_slow(package):
-    limits = ServerLimits(body_bytes=2000, read_seconds=0.5)
-    with running({"tiny": package}, limits) as small:
+def test_a_body_that_is_too_large_or_too_slow(package, monkeypatch):
+    monkeypatch.setattr("partita.serve.gate.READ_SECONDS", 0.5)
+    with running({"tiny": package}, ServerLimits(max_body=2000)) as small:
         answer = small.post(CHAT, body_of(CHAT, user="x" * 5000))
         assert said(answer, 413)["code"] == "request_too_large"
         parts = (part for part in [b'{"model": "', b"x" * 6000, b'"}'])
@@ -264,7 +264,7 @@ def test_a_key_is_asked_for(package):
 
 def test_who_comes_while_the_server_ends_is_told_when_to_ask_again(server, monkeypatch):
     """Of the one that comes after it, or of another behind the same proxy."""
-    monkeypatch.setattr(server.endpoints, "draining", True)
+    monkeypatch.setattr(server.server.endpoints, "draining", True)
     answer = server.post(COMPLETION, GOOD[COMPLETION])
     assert said(answer, 503)["code"] == "shutting_down" and answer.headers["retry-after"] == "1"
 

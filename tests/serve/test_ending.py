@@ -14,8 +14,8 @@ import httpx2 as httpx
 import pytest
 
 from partita.errors import ProviderError
+from partita.options.generation import ServerLimits
 from partita.runtime.generate.loop import GenerationLoop
-from partita.serve.gate import ServerLimits
 from tests.serve.serving import COMPLETION, LONG, SECONDS, running, until
 from tests.serve.test_command import Command, serving
 
@@ -56,7 +56,7 @@ def test_open_requests_are_answered(package: Path, stream: bool) -> None:
 
 
 def test_an_end_that_does_not_wait_returns_errors(package: Path) -> None:
-    limits = ServerLimits(drain_seconds=0)
+    limits = ServerLimits(drain_timeout=0)
     with running({"tiny": package}, limits) as ending, ending.slowly(), ThreadPoolExecutor(8) as pool:
         pending = [pool.submit(ending.post, COMPLETION, LONG) for _ in range(8)]
         until(lambda: ending.models["tiny"].open_prompts == 8)
@@ -76,7 +76,7 @@ def test_an_error_of_a_run_reaches_the_client_when_it_cannot_be_logged(
     def fails(self: GenerationLoop) -> Any:
         raise ProviderError("the child process crashed", path=Path("/srv/model"))
 
-    with running({"tiny": package}, ServerLimits(seconds=20)) as server:
+    with running({"tiny": package}, ServerLimits(timeout=20)) as server:
         monkeypatch.setattr(server.models["tiny"], "_log", full)
         with monkeypatch.context() as patch:
             patch.setattr(GenerationLoop, "step", fails)

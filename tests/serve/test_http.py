@@ -45,7 +45,7 @@ def test_figures_are_given_whatever_version_a_scraper_asks_for(server, version):
 
 def test_a_bug_is_an_error_in_the_format_of_all_and_told_to_the_operator_alone(server, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(server.endpoints, "names", None)
+        patched.setattr(server.server.endpoints, "names", None)
         answers = [server.get("/v1/models"), server.post(COMPLETION, GOOD[COMPLETION])]
     for answer in answers:
         error = said(answer, 500)

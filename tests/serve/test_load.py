@@ -14,8 +14,8 @@ import openai
 import psutil
 import pytest
 
+from partita.options.generation import ServerLimits
 from partita.runtime.generate.record import recorder
-from partita.serve.gate import ServerLimits
 from tests.memory import native_bytes, python_blocks, slope
 from tests.serve.serving import COMPLETION, LONG, SECONDS, Running, raw, request_bytes, running, until
 
@@ -88,7 +88,7 @@ def _events(data: bytes) -> list[bytes]:
 
 
 def test_the_queue_has_an_end(package):
-    with running({"tiny": package}, ServerLimits(queue=2)) as small, ThreadPoolExecutor(12) as pool:
+    with running({"tiny": package}, ServerLimits(max_queue=2)) as small, ThreadPoolExecutor(12) as pool:
         with small.slowly():
             answers = list(pool.map(lambda _: small.post(COMPLETION, {**LONG, "max_tokens": 20}), range(12)))
         refused = [answer for answer in answers if answer.status_code == 503]
@@ -111,7 +111,7 @@ def test_the_queue_has_an_end(package):
 
 
 def test_time_is_limited(package):
-    with running({"tiny": package}, ServerLimits(seconds=0.3)) as hasty, hasty.slowly():
+    with running({"tiny": package}, ServerLimits(timeout=0.3)) as hasty, hasty.slowly():
         answer = hasty.post(COMPLETION, LONG)
         assert answer.status_code == 504 and answer.json()["error"]["code"] == "request_timeout"
         assert answer.headers["x-should-retry"] == "false", "OpenAI's client would ask twice more"
@@ -131,7 +131,7 @@ def test_time_is_limited(package):
 
 
 def test_open_requests_are_limited(package):
-    limits, key = ServerLimits(requests=1), {"authorization": "Bearer secret"}
+    limits, key = ServerLimits(max_requests=1), {"authorization": "Bearer secret"}
     with running({"tiny": package}, limits, keys=("secret",)) as single, single.slowly(), ThreadPoolExecutor(1) as pool:
         long = pool.submit(single.post, COMPLETION, LONG, headers=key)
         until(lambda: single.models["tiny"].open_prompts == 1)
@@ -215,7 +215,7 @@ def test_a_prompt_whose_client_has_gone_before_it_was_read_is_not_read(server):
 
 
 def test_time_and_the_queue_count_while_prompts_are_read(package):
-    limits = ServerLimits(seconds=0.5, queue=1)
+    limits = ServerLimits(timeout=0.5, max_queue=1)
     with (
         running({"tiny": package}, limits) as hasty,
         reading_slowly(hasty) as (_, begun),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import partita
-from partita.library.engine.speculation import Speculation
+from partita.options.generation import BatchOptions
 from tests.drafts import always_draft, knowing
 from tests.serve.serving import running
 
@@ -31,7 +31,7 @@ def test_guesses_make_no_difference_to_an_answer_and_are_fed_when_one_row_goes_o
     wanted = [one.results[0].text for one in plain]
     knowing(monkeypatch, *([*own, *one.tokens[0]] for own, one in zip(ids, plain, strict=True)))
     body = {"model": "tiny", "max_tokens": count, "temperature": 0, "ignore_eos": True, "logprobs": 1}
-    with running({"tiny": package}, speculation=Speculation("ngram")) as server:
+    with running({"tiny": package}, batch=BatchOptions(speculate="ngram")) as server:
 
         def answer(prompt: str) -> dict[str, Any]:
             found: dict[str, Any] = server.post(COMPLETION, {**body, "prompt": prompt}).json()["choices"][0]

@@ -36,7 +36,7 @@ from partita.library.batches.rows import (
     work_of,
 )
 from partita.library.engine.base import Engine
-from partita.library.engine.requests import RequestOutput, Ticket, options, stops
+from partita.library.engine.requests import RequestOutput, Ticket, complete_samplings, stop_conditions
 from partita.library.model import Model
 from partita.library.sampling import SEED_BITS, Sampling
 from partita.observations.records import Record
@@ -260,9 +260,9 @@ def generate_file(
     check_files(source, target)
     looked = scan_file(source)
     requested = Sampling(max_new_tokens=max_new_tokens, seed=seed)
-    full = options(requested, sampling, 1, model.folder, of_file=True)[0]
+    full = complete_samplings(requested, sampling, 1, model.folder, of_file=True)[0]
     text = model.tokenizer
-    texts, ids = stops(model.folder, stop, stop_token_ids, vocab_size=model.vocab_size, has_text=text is not None)
+    texts, ids = stop_conditions(model.folder, stop, stop_token_ids, model.vocab_size, has_text=text is not None)
     given = seed if sampling is None or isinstance(sampling, str) or sampling.seed is None else sampling.seed
     base_seed = secrets.randbits(SEED_BITS) if given is None else given
     defaults = RowDefaults(full, base_seed, texts, tuple(sorted(ids)), chat, system)

@@ -17,7 +17,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -31,7 +31,7 @@ from partita.library.batches.batch_run import WorkerFact, run_rows
 from partita.library.batches.journal import contents_hash
 from partita.library.batches.rows import AnswerRow, InputRow, RowDefaults, check_defaults
 from partita.library.chain import read_chain
-from partita.library.engine.speculation import NO_SPECULATION, Speculation
+from partita.options.generation import BatchOptions
 from partita.options.groups import ProviderChain
 from partita.package.folder import Manifest
 from partita.providers.resolve import parse_chain
@@ -62,13 +62,11 @@ class Setup:
     """Version of Partita, and hash of the package."""
     chain: ProviderChain
     choice: Choice
-    speculation: Speculation
+    batch: BatchOptions
     graph_capture: bool = False
     token_ids: bool = False
     format: str = "jsonl"
     """Format of the prompt file."""
-    prefill_chunk: int | None = None
-    adapter: str | None = None
 
 
 def setup_of(
@@ -76,7 +74,7 @@ def setup_of(
     manifest: Manifest,
     chain: ProviderChain,
     choice: Choice,
-    speculation: Speculation = NO_SPECULATION,
+    batch: BatchOptions,
     **options: Any,
 ) -> Setup:
     """The settings of workers, with absolute paths, because their working folders differ. `options`: more `Setup`
@@ -84,13 +82,13 @@ def setup_of(
     libraries = {
         name: str(Path(path).expanduser().absolute()) for name, path in (chain.provider_libraries or {}).items()
     }
-    contract, draft = choice.contract, speculation.draft
+    contract, draft = choice.contract, batch.draft
     return Setup(
         package.absolute(),
         _contents(package, manifest),
         replace(chain, provider_libraries=libraries),
         replace(choice, contract=None if contract is None else contract.absolute()),
-        replace(speculation, draft=None if draft is None else str(Path(draft).absolute())),
+        replace(batch, draft=None if draft is None else Path(draft).absolute()),
         **options,
     )
 
@@ -128,12 +126,7 @@ class Worker:
             )
         target = read_chain(setup.chain, graph_capture=setup.graph_capture)
         model = Model(open_engine(folder, manifest, target, choice, observe=False, process="this"))
-        engine = model.scheduler(
-            prefill_chunk=setup.prefill_chunk,
-            adapter=setup.adapter,
-            speculate=setup.speculation.speculate,
-            draft=setup.speculation.draft,
-        )
+        engine = model.scheduler(**asdict(setup.batch))
         text = None if setup.token_ids else model.tokenizer
         check_defaults(defaults, text, setup.format)
         self._fact.chain = model.providers

@@ -8,7 +8,6 @@ from __future__ import annotations
 import codecs
 import hashlib
 import json
-from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -64,12 +63,13 @@ def scan_file(path: Path) -> InputFile:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise UsageError(f"`input={path}`: cannot be read: {error.strerror or error}") from error
-    rows, hashes = 0, array("q")
+    rows, seen = 0, dict[str | int, int]()
     for row in read_rows(path):
         rows += 1
-        if row.key is not None:
-            hashes.append(hash(row.key))
-    _refuse_equal_ids(path, hashes)
+        if row.key is not None and (first := seen.setdefault(row.key, row.index)) != row.index:
+            raise GenerationError(
+                f"{path}: rows {first} and {row.index} have the same id {row.key!r}; use unique ids, or none"
+            )
     return InputFile(path, kind, digest, rows, stamp)
 
 
@@ -151,20 +151,6 @@ def _text_rows(file: IO[bytes]) -> Iterator[InputRow]:
             yield InputRow(index, {"prompt": prompt.removesuffix("\n").removesuffix("\r")})
         except UnicodeDecodeError as error:
             yield InputRow(index, error=f"line {index + 1} is not UTF-8 text (byte {error.start})")
-
-
-def _refuse_equal_ids(path: Path, hashes: array[int]) -> None:
-    """Raise GenerationError for duplicate ids. `hashes`: of all ids, eight bytes each."""
-    import numpy as np
-
-    values, counts = np.unique(np.frombuffer(hashes, np.int64), return_counts=True)
-    repeated = set(values[counts > 1].tolist())
-    first: dict[Any, int] = {}
-    for row in read_rows(path) if repeated else ():
-        if row.key is not None and hash(row.key) in repeated and first.setdefault(row.key, row.index) != row.index:
-            raise GenerationError(
-                f"{path}: rows {first[row.key]} and {row.index} have the same id {row.key!r}; use unique ids, or none"
-            )
 
 
 def import_arrow() -> tuple[Any, Any]:

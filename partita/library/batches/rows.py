@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from partita.errors import GenerationError, PartitaError, UsageError
-from partita.library.engine.requests import CompletionResult, Work, conversations, is_list, stops_in
+from partita.library.engine.requests import CompletionResult, Work, checked_stop_ids, conversations, is_list
 from partita.library.sampling import SEED_BITS, Sampling
 from partita.messages import as_field, rename_options
 from partita.observations.text_format import listing
@@ -265,7 +265,7 @@ def _stop_ids(data: Mapping[str, Any], defaults: RowDefaults, vocab_size: int) -
     ids = [_as_whole(token) for token in value] if is_list(value) else []
     if not is_list(value) or not all(map(_is_whole, ids)):
         raise UsageError(f"stop_token_ids is {str(value)[:40]!r}; it must be a list of token ids")
-    return tuple(stops_in(ids, vocab_size))
+    return tuple(checked_stop_ids(ids, vocab_size))
 
 
 def _as_whole(value: Any) -> Any:

@@ -47,20 +47,6 @@ class BenchResult(ViewedRecord, Bench):
     __str__ = __repr__
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedBenchmark:
-    """A finished or interrupted benchmark."""
-
-    bench: Bench
-    error: PartitaError | None
-    """Error of contenders that could not run, or of reports that were not written."""
-
-    @property
-    def has_figures(self) -> bool:
-        """Whether a contender has figures."""
-        return any(entry.rounds for entry in self.bench.contenders)
-
-
 @from_fields(BenchOptions)
 def bench(options: BenchOptions) -> BenchResult:
     """Run the same generation on several chains, in turns, in one process each: medians, ratios, equality of tokens.
@@ -72,12 +58,13 @@ def bench(options: BenchOptions) -> BenchResult:
     race = Race(options)
     for line in race.notes:
         LOGGER.info(line)
-    measured = race.measure(LOGGER.debug)
-    if measured.bench.interrupted:
+    found = race.measure(LOGGER.debug)
+    if found.interrupted:
         raise KeyboardInterrupt
-    if measured.error is not None and not measured.has_figures:
-        raise measured.error
-    return BenchResult.of(measured.bench)
+    error = race.error()
+    if error is not None and not any(each.rounds for each in found.contenders):
+        raise error
+    return BenchResult.of(found)
 
 
 PAUSE_SECONDS = 0.5
@@ -202,8 +189,8 @@ class Race:
         self.notes = tuple(dict.fromkeys(line for entry in self.entries for line in entry.target.opening_notes))
         """Notes for the user before the run."""
 
-    def measure(self, report_progress: Callable[[str], object]) -> FinishedBenchmark:
-        """Run the benchmark. Raises KeyboardInterrupt if no turn was counted yet."""
+    def measure(self, report_progress: Callable[[str], object]) -> Bench:
+        """The record of a finished or interrupted benchmark. Raises KeyboardInterrupt if no turn was counted yet."""
         interrupted = True
         try:
             self._run(report_progress)
@@ -217,7 +204,7 @@ class Race:
         finally:
             for racer in self.racers:
                 racer.close(at_once=interrupted)
-        return FinishedBenchmark(self._record(interrupted=interrupted), self._error())
+        return self._record(interrupted=interrupted)
 
     def _run(self, report_progress: Callable[[str], object]) -> None:
         """Open each package, run a warm-up round and the rounds, each beginning with another contender, and observe."""
@@ -306,7 +293,7 @@ class Race:
             notes=tuple(notes),
         )
 
-    def _error(self) -> PartitaError | None:
+    def error(self) -> PartitaError | None:
         """One error for all contenders that could not run, with the class and nodes of the first; else for reports that
         could not be written.
         """

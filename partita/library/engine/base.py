@@ -8,18 +8,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from partita.check.requirements import Limits
 from partita.errors import GenerationError, PartitaError, UsageError
-from partita.library.api import ArgumentError
 from partita.library.engine.requests import Completion, Listener, Ticket, Work, check_work, weak
-from partita.library.engine.speculation import NO_SPECULATION, Speculation
 from partita.library.run_report import make_report
 from partita.library.sampling import Sampling
 from partita.observations.facts import ProviderFacts, RunFacts
 from partita.observations.records import ChainEntry, Probing
 from partita.observations.text_format import plural
+from partita.options.generation import BatchOptions
 from partita.package.folder import Manifest
 from partita.package.records import Evaluation, Verification
 from partita.partition_reports.records import Report
@@ -52,19 +51,6 @@ class OpenedPackage:
     """Rows of the batch."""
     notes: tuple[str, ...] = ()
     """Notes on the opening of its graphs."""
-
-
-@dataclass(frozen=True, slots=True)
-class BatchOptions:
-    """Options that all requests of a batch share."""
-
-    prefill_chunk: int | None = None
-    """Prompt tokens per run; None: the default."""
-    adapter: str | None = None
-    """Adapter of requests that name none."""
-    speculation: Speculation = NO_SPECULATION
-    prefix: str | None = None
-    """Prefix file. Its tokens are not prefilled again in prompts that begin with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,20 +149,22 @@ class Engine(ABC):
         """The last experiments; they are made once."""
         self.restarts: Restarts | None = None
         """For a worker process: how to restart it; None: when it ends, its requests end with an error."""
-        self._closed = False
+        self.closed = False
         self._process = ThisProcess.id
         self._stepping = threading.RLock()
         """Held by the thread that steps or otherwise changes requests."""
 
-    def __reduce__(self) -> NoReturn:
-        raise ArgumentError("a scheduler cannot be pickled or copied; load the package in the other process")
-
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
         """Raise GenerationError if it is closed, or in a fork of the process that opened it."""
-        if self._closed:
+        if self.closed:
             raise GenerationError(CLOSED)
-        if ThisProcess.id != self._process:
+        if self._is_forked:
             raise GenerationError(FORKED)
+
+    @property
+    def _is_forked(self) -> bool:
+        """Whether this process was forked from the process that opened it."""
+        return ThisProcess.id != self._process
 
     @property
     def is_running(self) -> bool:
@@ -220,7 +208,7 @@ class Engine(ABC):
         GenerationError for an invalid prompt and a closed model, UsageError for an invalid option.
         """
         check_work(work, self.manifest)
-        self._check_open()
+        self.check_open()
         ticket = Ticket(work, self._completion(work, work.prompt, ()), listener, on_step, weak(self._cancel))
         self._enqueue(ticket)
         return ticket
@@ -237,9 +225,6 @@ class Engine(ABC):
     def wait(self, seconds: float | None = None) -> bool:
         """Block until `step` has work, for at most `seconds`; return whether it has."""
 
-    def retry(self) -> None:  # noqa: B027 - an engine in this process has nothing to start
-        """Try again to restart a worker process, if there is one and the last attempt is long enough ago."""
-
     def extend(self, ticket: Ticket, tokens: Sequence[int], sampling: Sampling) -> None:
         """Begin the next turn of a kept request: run `tokens` after its history, then generate with `sampling`.
 
@@ -247,7 +232,7 @@ class Engine(ABC):
         """
         given = tuple(tokens)
         with self._stepping:
-            self._check_open()
+            self.check_open()
             history = _finished_history(ticket)
             check_budget(sampling.max_new_tokens or 0)
             check_prompt(given, self.manifest.graph, "the next turn")
@@ -349,9 +334,15 @@ class Engine(ABC):
         cannot be written.
         """
 
-    @abstractmethod
     def close(self) -> None:
-        """End all requests and free the sessions. May be called repeatedly, from any thread."""
+        """End all requests and free the sessions. May be called repeatedly, from any thread; does nothing in a fork."""
+        if not self._is_forked:
+            self.closed = True
+            self._close()
+
+    @abstractmethod
+    def _close(self) -> None:
+        """End all requests with an error, and free the sessions."""
 
 
 def _finished_history(ticket: Ticket) -> tuple[int, ...]:

@@ -16,19 +16,20 @@ from partita.library.api import QUIET, Audience
 from partita.library.chain import Target
 from partita.library.engine.base import (
     BUSY,
-    BatchOptions,
     OpenedPackage,
     PrefixSaved,
     ReportRequest,
 )
 from partita.library.engine.scheduler import Scheduler, chunk_tokens
-from partita.library.engine.speculation import Speculation
+from partita.library.engine.speculation import speculation_fact
 from partita.library.notes import gave_up
 from partita.library.place.probing import REFUSAL_SECONDS, package_refused, probe_package
 from partita.library.run_report import option_texts
 from partita.library.verifying import evaluate, verify_with
 from partita.observations.facts import RunFacts
 from partita.observations.records import ChainEntry, Environment
+from partita.options.fields import PathText
+from partita.options.generation import BatchOptions, SpeculationOptions
 from partita.package.folder import Manifest, check_files
 from partita.package.records import Evaluation, Verification
 from partita.partition_reports.records import Report
@@ -78,7 +79,7 @@ class LocalEngine(Scheduler):
         self._notes: dict[str, None] = {}
         """Notes on the requests since `open`."""
         self._identities: dict[str | None, str] = {}
-        self._prefixes: dict[tuple[str, str | None], Prefix] = {}
+        self._prefixes: dict[tuple[Path, str | None], Prefix] = {}
         """The last prefix by file and adapter, so that a reopened batch needs no file."""
         try:
             runner = load_runner(
@@ -130,7 +131,7 @@ class LocalEngine(Scheduler):
                 raise ReportError("nothing to report: no request has been answered yet")
             facts = run_facts(
                 runner,
-                speculation=last.speculation.fact(),
+                speculation=speculation_fact(last),
                 finish_reason=request.finish_reason,
                 finish_detail=request.finish_detail,
                 tokenizer_load_seconds=request.tokenizer_load_seconds,
@@ -148,7 +149,7 @@ class LocalEngine(Scheduler):
                 options={
                     **request.options,
                     **({} if adapters is None else {"adapter": adapters}),
-                    **last.speculation.as_options,
+                    **last.speculation_texts(),
                     **option_texts(self.target, self._choice),
                 },
                 threads=self.target.threads,
@@ -167,11 +168,11 @@ class LocalEngine(Scheduler):
     def save_prefix(self, prefix: PrefixContent, file: str, prefill_chunk: int | None = None) -> PrefixSaved:
         """Prefill a prefix and write its states to a file; see `Engine.save_prefix`."""
         with self._stepping:
-            self._check_open()
+            self.check_open()
             self._end_cancelled()
             if self.running or self.waiting:
                 raise GenerationError(BUSY)
-            loop = self._open_batch(BatchOptions(prefill_chunk, prefix.adapter))
+            loop = self._open_batch(BatchOptions(prefill_chunk=prefill_chunk, adapter=prefix.adapter))
             self._recorded = self._batch = None
             row, seconds = loop.add_request(Request(prefix.tokens)), 0.0
             while (step := loop.step()) is not None:
@@ -192,9 +193,8 @@ class LocalEngine(Scheduler):
         check_files(self.folder, self.manifest, hashes=True)
         return evaluate(self.folder, self.manifest, self.target, audience=self.audience)
 
-    def close(self) -> None:
-        """End all requests and free the sessions. May be called repeatedly, from any thread."""
-        super().close()
+    def _close(self) -> None:
+        super()._close()
         with self._stepping:
             self._closing()
 
@@ -204,11 +204,11 @@ class LocalEngine(Scheduler):
         """A batch with free rows, and a new record."""
         if options.prefill_chunk is not None:
             check_chunk(options.prefill_chunk)
-        prefix = None if options.prefix is None else self._prefix(options.prefix, options.adapter)
+        prefix = None if options.prefix is None else self._prefix(Path(options.prefix), options.adapter)
         self.runner.use_adapters(options.adapter)
         chunk = chunk_tokens(options)
         loop = GenerationLoop(self.runner, chunk, shares=True, patience=chunk, records=True)
-        loop.new_drafter, loop.control = self._drafters.drafting(self.runner, options.speculation)
+        loop.new_drafter, loop.control = self._drafters.drafting(self.runner, options)
         if prefix is not None:
             loop.add_prefix(prefix)
         self.runner.begin()
@@ -228,11 +228,11 @@ class LocalEngine(Scheduler):
             self._identities[adapter] = identity(self.folder, self.manifest, self.runner.graphs, adapter)
         return self._identities[adapter]
 
-    def _prefix(self, file: str, adapter: str | None) -> Prefix:
+    def _prefix(self, file: Path, adapter: str | None) -> Prefix:
         """The prefix in a file for this adapter. Raises GenerationError for a prefix of another package."""
         if (file, adapter) not in self._prefixes:
-            shapes = self.runner.cache.row_shapes(len(read_content(Path(file)).tokens))
-            found = read_prefix(Path(file), self._identity(adapter), adapter, shapes, self.manifest.graph.vocab_size)
+            shapes = self.runner.cache.row_shapes(len(read_content(file).tokens))
+            found = read_prefix(file, self._identity(adapter), adapter, shapes, self.manifest.graph.vocab_size)
             self._prefixes = {(file, adapter): replace(found, adapter=adapter)}
         return self._prefixes[file, adapter]
 
@@ -252,25 +252,26 @@ class Drafters:
 
     def __init__(self, folder: Path, target: Target) -> None:
         self._folder, self._target = folder, target
-        self._lengths: dict[str | None, DraftLengths] = {}
-        self._drafts: dict[str, Runner] = {}
+        self._lengths: dict[PathText | None, DraftLengths] = {}
+        self._drafts: dict[PathText, Runner] = {}
 
-    def drafting(self, runner: Runner, speculation: Speculation) -> Drafting:
+    def drafting(self, runner: Runner, options: SpeculationOptions) -> Drafting:
         """The drafter factory and its control; None and None without speculative decoding.
 
         Raises UsageError when the package cannot verify draft tokens or the draft package cannot be used; PackageError,
         ProviderError and ResourceError when the draft package does not open.
         """
-        if not speculation:
+        given = options.speculation_texts()
+        if not given:
             return None, None
         reason = no_speculation_reason(runner)
         if reason is not None:
-            option = f"`draft={speculation.draft}`" if speculation.draft else f"`speculate={speculation.speculate}`"
-            raise UsageError(f"{option}: {self._folder} cannot verify draft tokens: {reason}")
-        control = self._lengths.setdefault(speculation.draft, DraftLengths(DraftLength))
-        if speculation.draft is None:
+            ((name, value),) = given.items()
+            raise UsageError(f"`{name}={value}`: {self._folder} cannot verify draft tokens: {reason}")
+        control = self._lengths.setdefault(options.draft, DraftLengths(DraftLength))
+        if options.draft is None:
             return NgramDrafter, control
-        draft, vocab_size = self._draft(speculation.draft), runner.contract.vocab_size
+        draft, vocab_size = self._draft(options.draft), runner.contract.vocab_size
         return partial(DraftModel, draft, vocab_size), control
 
     def close(self) -> None:
@@ -288,7 +289,7 @@ class Drafters:
         }
         return {**options, **{name: {**suits, **options.get(name, {})} for name, suits in turns.items()}}
 
-    def _draft(self, path: str) -> Runner:
+    def _draft(self, path: PathText) -> Runner:
         """The draft package, opened on the package's chain."""
         if path in self._drafts:
             return self._drafts[path]

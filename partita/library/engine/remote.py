@@ -22,14 +22,12 @@ from partita.library.chain import Target
 from partita.library.engine.base import (
     CLOSED,
     FORKED,
-    BatchOptions,
     Chunk,
     Engine,
     OpenedPackage,
     PrefixSaved,
     ReportRequest,
     Restarts,
-    ThisProcess,
 )
 from partita.library.engine.jobs import CRASHES, AudienceEvents, crash_error, foreign
 from partita.library.engine.requests import (
@@ -40,6 +38,7 @@ from partita.library.engine.requests import (
 )
 from partita.library.engine.worker_loop import Update
 from partita.library.sampling import Sampling
+from partita.options.generation import BatchOptions
 from partita.package.folder import Manifest
 from partita.package.records import Evaluation, Verification
 from partita.partition_reports.records import Report
@@ -166,7 +165,7 @@ class RemoteEngine(Engine):
 
     def step(self) -> bool:
         """Process the next update of the worker, and pass requests their pieces. False if no request is open."""
-        if ThisProcess.id != self._process:
+        if self._is_forked:
             raise GenerationError(FORKED)
         with self._stepping:
             if self._worker_error is None or self._inbox.events:
@@ -174,8 +173,8 @@ class RemoteEngine(Engine):
                     return False
                 event = self._inbox.get()
                 self._lose(event) if isinstance(event, WorkerLostError) else self._apply(event)
-            elif not self._requests and (self.restarts is None or self._failed is not None):
-                return False
+            elif not self._requests and (self.restarts is None or not self._may_restart):
+                return False  # else restarted without a request: a load balancer sends none to a server that is down
             elif self.restarts is None or self._restarting is not None:
                 self._end([*self._requests.values()], self._ended_error())
             else:
@@ -185,16 +184,6 @@ class RemoteEngine(Engine):
     def wait(self, seconds: float | None = None) -> bool:
         """Block until `step` has work, for at most `seconds`; return whether it has."""
         return self._inbox.wait(seconds)
-
-    def retry(self) -> None:
-        """Restart the worker if the last attempt is long enough ago.
-
-        Needed because a load balancer sends no requests to a server that is down.
-        """
-        with self._stepping:
-            restarts, failed = self.restarts, self._failed
-            if restarts is not None and failed is not None and time.monotonic() - failed[1] >= RETRY_SECONDS:
-                self._restart(restarts)
 
     def _extend(self, ticket: Ticket, tokens: tuple[int, ...], sampling: Sampling) -> None:
         self._call("extend", ticket.number, tokens, sampling)
@@ -238,9 +227,7 @@ class RemoteEngine(Engine):
         """Kill the worker; its requests end with an error that contains `how`, e.g. `was interrupted`."""
         self._worker.kill(how)
 
-    def close(self) -> None:
-        """End all requests and the worker. May be called repeatedly, from any thread."""
-        self._closed = True
+    def _close(self) -> None:
         self._closing()
         with self._stepping:
             self.lost_by = GenerationError(CLOSED)
@@ -258,7 +245,7 @@ class RemoteEngine(Engine):
 
     def _call(self, verb: str, *args: Any, **kwargs: Any) -> Any:
         """Call a verb of the worker. The first Ctrl-C is passed on to it. Raises ProviderError when it ends."""
-        self._check_open()
+        self.check_open()
         if self._worker_error is not None:
             raise self._ended_error()
         try:
@@ -269,7 +256,7 @@ class RemoteEngine(Engine):
                 self._worker.interrupt()
                 return self._worker.wait(call)
         except WorkerLostError as lost:
-            if self._closed or lost.closed:
+            if self.closed or lost.closed:
                 raise GenerationError(CLOSED) from lost
             self._worker_error = self._worker_error or self._death(lost, DURING.get(verb, "generation"))
             raise self._worker_error from lost
@@ -327,27 +314,32 @@ class RemoteEngine(Engine):
 
     def _lose(self, lost: WorkerLostError) -> None:
         """End running requests after the worker's end, and waiting requests unless it is restarted."""
-        if not self._closed:
+        if not self.closed:
             self._worker_error = self._worker_error or self._death(lost, "generation")
-        self.lost_by = error = GenerationError(CLOSED) if self._closed else self._worker_error or lost
-        stays = self.restarts is not None and not self._closed
+        self.lost_by = error = GenerationError(CLOSED) if self.closed else self._worker_error or lost
+        stays = self.restarts is not None and not self.closed
         self._end([each for each in self._requests.values() if not stays or each.state == "running"], error)
+
+    @property
+    def _may_restart(self) -> bool:
+        """Whether the last attempt to restart the worker, if there was one, is long enough ago."""
+        return self._failed is None or time.monotonic() - self._failed[1] >= RETRY_SECONDS
 
     def _restart(self, restarts: Restarts) -> None:
         """Restart the worker, check it, and send it the waiting requests; if that fails, end them."""
         failed = self._failed
         with self._sending:
             waiting, self._requests, self._restarting = self._requests, {}, get_ident()
-        if failed is None or time.monotonic() - failed[1] >= RETRY_SECONDS:
+        if self._may_restart:
             if failed is None:
                 restarts.notify(f"{self._worker_error}; it is being restarted")
             self._closing.detach()
             self._worker.kill()
             try:
                 self._start()
-                self._reopen(restarts)
+                self.open(self._opening[0], longest=self._opening[1])
                 restarts.check()
-                self._reopen(restarts)
+                self.open(self._opening[0], longest=self._opening[1])  # a new record for reports
                 self._failed = None
             except Exception as raised:  # noqa: BLE001 - the server stays up and retries
                 error = raised if isinstance(raised, PartitaError) else PartitaError(f"internal error: {raised!r}")
@@ -367,17 +359,6 @@ class RemoteEngine(Engine):
             self._end([*self._requests.values()], ProviderError(message, path=error.path))
         elif failed is not None:
             restarts.notify("it is loaded again and accepts requests")
-
-    def _reopen(self, restarts: Restarts) -> None:
-        """Open the batch as before, without its prefix if the file is gone."""
-        options, longest = self._opening
-        try:
-            self.open(options, longest=longest)
-        except GenerationError as error:
-            if options.prefix is None:
-                raise
-            restarts.notify(f"{error}; prompts are prefilled from their beginning")
-            self.open(replace(options, prefix=None), longest=longest)
 
     def _end(self, tickets: Sequence[Ticket], error: PartitaError) -> None:
         """End requests with an error."""

@@ -8,10 +8,10 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple
 
 from partita.errors import PartitaError, UsageError
-from partita.library.api import LOGGER, ArgumentError
+from partita.library.api import LOGGER
 from partita.library.sampling import CHECKPOINT, Sampling, complete_sampling_for
 from partita.observations.text_format import plural
 from partita.options.fields import MAX_SEED, check_fields
@@ -165,9 +165,6 @@ class Ticket:
     def longest(self) -> int:
         """Maximum tokens of its row at the end of this turn."""
         return len(self._earlier) + len(self.completion.prompt) + (self.sampling.max_new_tokens or 0)
-
-    def __reduce__(self) -> NoReturn:
-        raise ArgumentError("a ticket cannot be pickled or copied; use its result instead")
 
     def cancel(self) -> None:
         """End it from any thread, with `interrupted` after the next step; frees its row unless it is kept.
@@ -323,7 +320,9 @@ def adapters_of(adapter: AdapterNames | None, rows: int) -> list[str | None]:
     return [*adapter]
 
 
-def options(named: Sampling, sampling: Any, rows: int, folder: Path, *, of_file: bool = False) -> list[Sampling]:
+def complete_samplings(
+    named: Sampling, sampling: Any, rows: int, folder: Path, *, of_file: bool = False
+) -> list[Sampling]:
     """Complete sampling options for each row, or one set for all.
 
     Options by name (first argument) apply where `sampling` sets none. `of_file`: defaults for the rows of a file, which
@@ -359,7 +358,7 @@ def _completed_for(folder: Path, requested: Sampling, *, of_rows: bool = False) 
     return full
 
 
-def stops_in(ids: TokenIds, vocab_size: int) -> TokenIds:
+def checked_stop_ids(ids: TokenIds, vocab_size: int) -> TokenIds:
     """The token ids to stop at. Raises UsageError for an id outside the vocabulary."""
     wrong = next((token for token in ids if not 0 <= token < vocab_size), None)
     if wrong is not None:
@@ -367,12 +366,12 @@ def stops_in(ids: TokenIds, vocab_size: int) -> TokenIds:
     return ids
 
 
-def stops(
-    folder: Path, stop: str | Sequence[str], ids: TokenIds | None, *, vocab_size: int, has_text: bool
+def stop_conditions(
+    folder: Path, stop: str | Sequence[str], ids: TokenIds | None, vocab_size: int, *, has_text: bool
 ) -> tuple[tuple[str, ...], TokenIds]:
     """Stop strings and stop tokens; None: those of the package in `folder`. Raises UsageError."""
     texts = (stop,) if isinstance(stop, str) else tuple(stop)
     check_stops(texts)
     if texts and not has_text:
         raise UsageError("`stop` is a string, but the package has no tokenizer; use stop_token_ids")
-    return texts, stop_token_ids(folder) if ids is None else stops_in(ids, vocab_size)
+    return texts, stop_token_ids(folder) if ids is None else checked_stop_ids(ids, vocab_size)

@@ -21,10 +21,8 @@ from partita.library.engine.base import (
     BUSY,
     CLOSED,
     FORKED,
-    BatchOptions,
     Chunk,
     Engine,
-    ThisProcess,
 )
 from partita.library.engine.requests import (
     RequestOutput,
@@ -33,6 +31,7 @@ from partita.library.engine.requests import (
     notify_listeners,
 )
 from partita.library.sampling import Sampling
+from partita.options.generation import BatchOptions
 from partita.package.folder import Manifest
 from partita.runtime.generate.choice.sampling import RecordingSampler, make_sampler
 from partita.runtime.generate.loop import PREFILL_CHUNK_TOKENS, GenerationLoop
@@ -92,7 +91,7 @@ class Scheduler(Engine, ABC):
 
     def _enqueue(self, ticket: Ticket) -> None:
         with self._changed:
-            self._check_open()
+            self.check_open()
             if ticket.row is None:
                 self._queue.append(ticket)
             self._changed.notify_all()
@@ -112,7 +111,7 @@ class Scheduler(Engine, ABC):
     def open(self, options: BatchOptions, *, longest: int | None = None) -> Chunk:
         """Open a batch, or share the open one; see `Engine.open`."""
         with self._stepping:
-            self._check_open()
+            self.check_open()
             self._end_cancelled()
             if not (self.running or self._queue):
                 for ticket in filter(None, list(self._rows)):
@@ -137,9 +136,9 @@ class Scheduler(Engine, ABC):
         all have received their pieces.
         """
         with self._stepping:
-            if self._closed:
+            if self.closed:
                 return False
-            if ThisProcess.id != self._process:
+            if self._is_forked:
                 raise GenerationError(FORKED)
             did = self._end_cancelled() if self._has_cancelled else 0
             if self._queue:
@@ -180,9 +179,8 @@ class Scheduler(Engine, ABC):
         self._end_row(row, loop)
         return True
 
-    def close(self) -> None:
-        """End all requests with an error, and accept no more."""
-        self._closed = True
+    def _close(self) -> None:
+        """End all requests with an error."""
         with self._stepping:
             with self._changed:
                 left = [*filter(None, self._rows), *self._queue]

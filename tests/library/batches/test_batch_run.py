@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import tracemalloc
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -13,13 +14,13 @@ from typing import Any
 import pytest
 
 from partita.errors import GenerationError, ProviderError
-from partita.library.batches.batch_run import BatchRunResult, run_file, run_rows
+from partita.library.batches.batch_run import AHEAD, BatchRunResult, run_file, run_rows
 from partita.library.batches.prompt_files import scan_file
 from partita.library.batches.rows import AnswerRow, InputRow, RowDefaults
 from partita.library.chain import read_chain
-from partita.library.engine.base import BatchOptions
 from partita.library.engine.local import LocalEngine
 from partita.library.sampling import Sampling, Suggestion, complete_sampling
+from partita.options.generation import BatchOptions
 from partita.options.groups import ProviderChain
 from partita.package.folder import read_manifest
 from partita.runtime.ort.binding import Binding
@@ -214,3 +215,36 @@ def test_rows_that_get_no_answer_are_named_and_the_next_run_answers_them(tmp_pat
         run_file(scan_file(file.source), file.out, some, DEFAULTS, package="package", options={})
     with opened(handmade(tmp_path / "p", batch=2)) as engine:
         assert file.run(engine).resumed == 8
+
+
+def test_few_rows_are_read_ahead(tmp_path):
+    read = 0
+
+    def rows() -> Iterator[InputRow]:
+        nonlocal read
+        for read in range(1, 301):
+            yield InputRow(read - 1, {"tokens": [read % 60 + 1], "max_new_tokens": 1})
+
+    with opened(handmade(tmp_path / "p", batch=2)) as engine:
+        for count, _ in enumerate(run_rows(rows(), DEFAULTS, engine, None, 64), start=1):
+            assert read - count <= AHEAD + 2 * engine.slots
+    assert count == read == 300
+
+
+def test_answers_take_no_memory_while_they_wait_for_the_first_row(tmp_path):
+    def last_first(rows: Iterator[InputRow], _: RowDefaults) -> Iterator[AnswerRow]:
+        first = next(rows)
+        for row in rows:
+            yield AnswerRow(row.index, None, None, tuple(range(24)), 1, "stop", None, None)
+        yield AnswerRow(first.index, None, None, (1,), 1, "stop", None, None)
+
+    peaks = []
+    for count in (10, 2_100, 3_400):  # the first keeps what is imported
+        source = tmp_path / f"{count}.jsonl"
+        source.write_text('{"tokens": [1]}\n' * count)
+        scanned = scan_file(source)
+        tracemalloc.start()
+        run_file(scanned, tmp_path / f"{count}.out.jsonl", last_first, DEFAULTS, package="", options={})
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert (peaks[2] - peaks[1]) / 1_300 < 16, "eight bytes for the place of an answer on disk"

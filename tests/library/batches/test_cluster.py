@@ -29,6 +29,7 @@ from partita.library.batches.journal import journal_path
 from partita.library.batches.prompt_files import scan_file
 from partita.library.batches.rows import RowDefaults
 from partita.library.sampling import Sampling
+from partita.options.generation import BatchOptions
 from partita.options.groups import ProviderChain
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint, require
 from tests.runtime.handmade_packages import handmade, known_tokens
@@ -75,9 +76,8 @@ class Files:
 
     def setup(self) -> Setup:
         manifest = open_folder(self.package)
-        return replace(
-            setup_of(self.package, manifest, ProviderChain(providers="cpu", threads=1), AS_IT_IS), token_ids=True
-        )
+        chain = ProviderChain(providers="cpu", threads=1)
+        return setup_of(self.package, manifest, chain, AS_IT_IS, BatchOptions(), token_ids=True)
 
     def answer(self, setup: Setup) -> None:
         rows = scan_file(self.source)

@@ -17,12 +17,12 @@ import pytest
 import tests.runtime.handmade_packages as hand
 from partita.errors import GenerationError, PackageError, ProviderError, ReportError, UsageError
 from partita.library.chain import read_chain
-from partita.library.engine.base import BatchOptions, Engine, ReportRequest
+from partita.library.engine.base import Engine, ReportRequest
 from partita.library.engine.local import LocalEngine
 from partita.library.engine.requests import RequestOutput, Ticket, Work
-from partita.library.engine.speculation import Speculation
 from partita.library.loading import open_engine
 from partita.library.sampling import Sampling
+from partita.options.generation import BatchOptions
 from partita.options.groups import Process, ProviderChain
 from partita.package.folder import read_manifest
 from partita.runtime.generate.choice.sampling import IMPOSSIBLE, token_logprobs
@@ -245,7 +245,7 @@ def test_a_row_that_leaves_before_its_logits_were_looked_at_leaves_nothing_behin
     scheduler.step()
     if whole:
         gone.cancel()
-        engine.open(BatchOptions(2))
+        engine.open(BatchOptions(prefill_chunk=2))
     else:
         gone.cancel()
         run(scheduler)
@@ -359,14 +359,14 @@ def _keep(pieces: list[RequestOutput], ticket: Ticket, piece: RequestOutput) -> 
     pieces.append(piece)
 
 
-def told_to_requests(engine: Engine, speculation: Speculation) -> tuple[list[Any], list[Any], list[Any]]:
+def told_to_requests(engine: Engine, batch: BatchOptions) -> tuple[list[Any], list[Any], list[Any]]:
     """What every request of PROMPTS is told in a batch that they join as others leave: text, tokens and why it ended,
     and the tokens with their log-probabilities; and the steps of it.
     """
     steps: list[Any] = []
     scheduler = engine
     scheduler.use_text(Words())  # type: ignore[arg-type]
-    scheduler.open(BatchOptions(speculation=speculation))
+    scheduler.open(batch)
     pieces: list[list[RequestOutput]] = [[] for _ in PROMPTS]
     tickets = []
     for number, prompt in enumerate(PROMPTS):
@@ -387,8 +387,8 @@ def test_guesses_change_nothing_that_a_request_hears(tmp_path, opened, monkeypat
     always_draft(monkeypatch)
     knowing(monkeypatch, *((*prompt, *known_tokens(prompt, 30, KEYS)) for prompt in PROMPTS))
     engine = opened(handmade(tmp_path / "p", batch=3, states=KEYS, appends=not fewer, fewer=fewer))
-    plain, likely, _ = told_to_requests(engine, Speculation())
-    fast, still, steps = told_to_requests(engine, Speculation("ngram"))
+    plain, likely, _ = told_to_requests(engine, BatchOptions())
+    fast, still, steps = told_to_requests(engine, BatchOptions(speculate="ngram"))
     assert fast == plain and {finish for _, _, finish in plain} == {"stop", "length"}
     for one, other in zip(likely, still, strict=True):
         assert [entry.token for entry in one] == [entry.token for entry in other]

@@ -181,7 +181,7 @@ def test_options_that_make_no_sense(options: Any, said: str, tiny_checkpoint: Ti
 def test_a_name_that_a_command_line_gives_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     twice = ("--with-adapters", "a=x", "--with-adapters", "a=y")
     assert run(["export", str(tmp_path), str(tmp_path / "out"), *twice]) == 2
-    assert "--with-adapters: a is set twice" in capsys.readouterr().err
+    assert "--with-adapters a=y: a is set twice" in capsys.readouterr().err
 
 
 def test_force_never_replaces_the_adapter_that_is_read(
