@@ -207,7 +207,7 @@ def test_a_compressed_record_is_no_weight(name: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=rf"{name}: its records are compressed.*data/0; save it again with torch"):
         list_tensors(tmp_path, name)
     (info, _) = list_tensors(tmp_path, packed_again(tmp_path / "plain", tmp_path / "b.bin", lambda entry: 0).name)
-    with OpenFiles(tmp_path) as files:
+    with OpenFiles() as files:
         assert files.read(info, ((5, 7),)).tolist() == [5.0, 6.0]
 
 

@@ -22,7 +22,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
 from partita.export.checkpoint.description import Checkpoint
-from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
+from partita.export.checkpoint.weight_files import OpenFiles
 from partita.export.trace.fake_model import FakeModel
 from partita.export.weights import CHECKPOINT, to_torch
 from partita.export.weights.origins import (
@@ -32,7 +32,7 @@ from partita.export.weights.origins import (
     Origin,
     PickedOrigin,
     SlicedOrigin,
-    StoredTensor,
+    TensorInfo,
     blocks,
 )
 
@@ -84,7 +84,7 @@ def match_names(model: torch.nn.Module, stored: Mapping[str, TensorInfo]) -> Sou
         if name not in state:
             (ignored if _is_buffer(stored[source]) and ignores.search(name) else unmatched).append(source)
         elif pattern is None:
-            found.setdefault(name, StoredTensor(stored[source]))
+            found.setdefault(name, stored[source])
         else:
             collected.setdefault(name, (by_pattern[pattern], []))[1].append((pattern, stored[source]))
     failed = {}
@@ -226,7 +226,7 @@ def convert(
     for pattern, info in collected:
         # a dtype other than floats is refused later
         seen_as = to_torch(info.dtype) if info.dtype in CHECKPOINT else torch.float32
-        pending = Pending.of(StoredTensor(info), seen_as)
+        pending = Pending.of(info, seen_as)
         converter.add_tensor(name, info.name, pattern, pending)  # type: ignore[arg-type]
     try:
         results = converter.convert(name, model=model, config=model.config)
@@ -268,7 +268,7 @@ def _equal(one: Origin, other: Origin, checkpoint: Checkpoint) -> bool:
     """Whether two weights have the same shape and float32 values."""
     if one.shape != other.shape:
         return False
-    with OpenFiles(checkpoint.folder) as files:
+    with OpenFiles() as files:
         return all(
             torch.equal(one.read(region, files).float(), other.read(region, files).float())
             for region in blocks(one.shape, BLOCK_ELEMENTS)

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from partita.errors import UnsupportedModelError
-from partita.export.checkpoint.weight_files import TensorInfo, read_json
+from partita.export.checkpoint.weight_files import read_json
+from partita.export.weights.origins import TensorInfo
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,11 @@ import torch
 from partita.errors import CheckpointError, PartitaError, ResourceError
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.naming import Sources
-from partita.export.checkpoint.weight_files import SHOWN_CHARACTERS, OpenFiles, TensorInfo, few, unreadable
+from partita.export.checkpoint.weight_files import SHOWN_CHARACTERS, OpenFiles, few, unreadable
 from partita.export.progress import Stage
 from partita.export.publish import is_written, scratch_in
 from partita.export.weights import CHECKPOINT, COMPUTING, to_ir
-from partita.export.weights.origins import Origin, StoredTensor
+from partita.export.weights.origins import Origin, TensorInfo
 from partita.export.weights.sources import StoredPart, WeightSource, checkpoint_weight, weight_part
 from partita.observations.text_format import human_bytes, plural
 from partita.package.folder import WEIGHTS
@@ -56,10 +56,10 @@ def attach(model: ir.Model, checkpoint: Checkpoint, sources: Sources, buffers: M
         elif problem := _misfit(origin, tuple(value.shape.numpy()), value.dtype):
             wrong.append(problem)
         elif value.dtype in COMPUTED_IN:
-            known_as = origin.info.name if isinstance(origin, StoredTensor) else name
+            known_as = origin.name if isinstance(origin, TensorInfo) else name
             value.const_value = checkpoint_weight(checkpoint, origin, value.dtype, name=known_as, parameter=name)
         else:
-            with OpenFiles(checkpoint.folder) as files:
+            with OpenFiles() as files:
                 value.const_value = ir.tensor(origin.read_all(files).contiguous(), name=name)
     if missing or wrong:
         strange = [name for name in sources.unmatched_tensors if not name.endswith(COMPUTED)]

@@ -21,7 +21,7 @@ import torch
 from transformers import core_model_loading
 
 from partita.errors import ResourceError
-from partita.export.checkpoint.weight_files import TensorInfo
+from partita.export.weights.origins import TensorInfo
 from partita.process import trim
 
 LEAST_PARAMETERS = 64 << 20

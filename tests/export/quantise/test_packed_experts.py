@@ -170,7 +170,7 @@ def test_experts_are_rounded_by_the_tokens_that_are_sent_to_them(
     errors = {"gptq": [0.0, 0.0], "refit": [0.0, 0.0]}
     for place, name in enumerate(("gate_up_proj", "down_proj")):
         plain = stack(checkpoint, name=name)
-        with OpenFiles(checkpoint) as files:
+        with OpenFiles() as files:
             whole = plain.origin.read_all(files).float().view(one.experts.count, -1, plain.origin.shape[1])
         fitted = QuantisedSource.of(plain, Packing(Grid(4, symmetric=False), 32, "refit"))
         free = torch.cat([restored(each) for _, each in fitted.rows_quantised()]).view(whole.shape)

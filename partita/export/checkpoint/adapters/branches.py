@@ -237,7 +237,7 @@ def _input(graph: ir.Graph, port: AdapterInput) -> ir.Value:
 def parameters(each: SwitchableAdapter, branches: Iterable[Branch]) -> dict[str, npt.NDArray[Any]]:
     """The values of an adapter for the graphs' inputs, by name. Raises CheckpointError outside of the dtype."""
     found: dict[str, npt.NDArray[Any]] = {}
-    with OpenFiles(each.adapter.folder) as files:
+    with OpenFiles() as files:
         for branch in branches:
             rank = each.rank(branch.modules)
             if not rank:
@@ -250,8 +250,8 @@ def parameters(each: SwitchableAdapter, branches: Iterable[Branch]) -> dict[str,
                 if matrices is None or matrices.down is None or matrices.up is None:
                     continue
                 stop = start + matrices.rank
-                down[:, start:stop] = matrices.down.read_all(files).T
-                up[start:stop, places] = matrices.up.read_all(files).T * each.adapter.config.scale(module)
+                down[:, start:stop] = matrices.down.read_all(files).float().T
+                up[start:stop, places] = matrices.up.read_all(files).float().T * each.adapter.config.scale(module)
                 start = stop
             for name, value in ((branch.down, down), (branch.up, up)):
                 found[name] = (
@@ -266,7 +266,7 @@ def parameters(each: SwitchableAdapter, branches: Iterable[Branch]) -> dict[str,
 
 def add_to(model: Any, each: SwitchableAdapter) -> None:
     """Add an adapter to the float32 weights of a transformers model, in place."""
-    with torch.no_grad(), OpenFiles(each.adapter.folder) as files:
+    with torch.no_grad(), OpenFiles() as files:
         for module, site in each.sites.items():
             matrices = each.adapter.modules[module]
             assert matrices.down is not None and matrices.up is not None
@@ -274,7 +274,11 @@ def add_to(model: Any, each: SwitchableAdapter) -> None:
             shared = [name for name, p in model.named_parameters(remove_duplicate=False) if p is owner.weight]
             if len(shared) > 1:
                 owner.weight = torch.nn.Parameter(owner.weight.detach().clone(), requires_grad=False)
-            added = matrices.up.read_all(files) @ matrices.down.read_all(files) * each.adapter.config.scale(module)
+            added = (
+                matrices.up.read_all(files).float()
+                @ matrices.down.read_all(files).float()
+                * each.adapter.config.scale(module)
+            )
             owner.weight.add_(added.T if site.turned else added)
 
 

@@ -116,7 +116,7 @@ def prepare(path: Path) -> ConvertedFile:
 def read(prepared: ConvertedFile, config: PreTrainedConfig) -> QuantisedTensors:
     """The weights of a GGUF file as a quantised checkpoint. Raises as `weights_of` does."""
     with quiet(), translate_errors(f"{prepared.header.path}: finding its tensors in the model"):
-        weights = weights_of(prepared.header, config, prepared.file)
+        weights = weights_of(prepared.header, config)
     packed = {name: weight for name, weight in weights.items() if not isinstance(weight, StoredFloats)}
     tensors = {name: weight.info for name, weight in weights.items()}
     return QuantisedTensors(_method(prepared.header), tensors, packed)

@@ -32,7 +32,8 @@ from partita.export.checkpoint.stored_formats import (
     is_packed,
 )
 from partita.export.checkpoint.stored_formats.fp8 import BLOCK, note_activations, scaled_weight
-from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
+from partita.export.checkpoint.weight_files import OpenFiles
+from partita.export.weights.origins import TensorInfo
 
 BITS = (2, 3, 4, 8)
 
@@ -93,7 +94,7 @@ def _packed(sources: Sources, stem: str) -> StoredWeight | None:
         raise sources.unsupported_error(
             f"in 4-bit floats (tensor {packed.name} is {packed.dtype})", "only packed integers and fp8 are supported"
         )
-    with OpenFiles(sources.folder) as files:
+    with OpenFiles() as files:
         shape = tuple(files.read(stored, tuple((0, size) for size in stored.shape)).reshape(-1).tolist())
     if len(shape) != 2 or min(shape) < 1 or len(packed.shape) != 2 or packed.shape[0] != shape[0]:
         raise sources.tensor_error(packed.name, f"is {list(packed.shape)}, but {stored.name} is {list(shape)}")

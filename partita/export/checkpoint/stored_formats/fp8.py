@@ -17,8 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from partita.export.checkpoint.stored_formats import FLOAT8, Sources, StoredWeight
-from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
-from partita.export.weights.origins import Region
+from partita.export.weights.origins import Reader, Region, TensorInfo
 
 BLOCK = 128
 ENDS = ("_scale_inv", "_scale")
@@ -39,12 +38,11 @@ class ScaledWeight(StoredWeight):
     blocks: tuple[int, ...]
     """Elements per scale along each axis."""
 
-    def read(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """Weight times scale, float32."""
+    def _read(self, region: Region, files: Reader) -> torch.Tensor:
         return files.read(self.weight, region).float() * expand_scales(self.factors, self.blocks, region, files)
 
 
-def expand_scales(scales: TensorInfo, blocks: Sequence[int], region: Region, files: OpenFiles) -> torch.Tensor:
+def expand_scales(scales: TensorInfo, blocks: Sequence[int], region: Region, files: Reader) -> torch.Tensor:
     """The scale of every element in `region`, float32, in a shape that broadcasts to it."""
     shape = (*scales.shape, *[1] * (len(blocks) - len(scales.shape)))
     some = [

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 import torch
 
 from partita.export.checkpoint.stored_formats import BYTE, AffineWeight, Parts, Sources, StoredWeight
-from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
 from partita.export.weights import unpack
-from partita.export.weights.origins import Region
+from partita.export.weights.origins import Reader, Region, TensorInfo
 
 TWICE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """E2M1 values times 2."""
@@ -34,7 +33,7 @@ class _Weight(AffineWeight):
     data: TensorInfo
     scales: TensorInfo
 
-    def parts(self, region: Region, files: OpenFiles) -> Parts:
+    def parts(self, region: Region, files: Reader) -> Parts:
         experts, (begin, end), rows = region
         low, high = begin // BLOCK, -(-end // BLOCK)
         data = files.read(self.data, (experts, rows, (low, high), (0, BYTES)))
@@ -46,7 +45,7 @@ class _Weight(AffineWeight):
         middle = torch.full((1, 1, 1), MIDDLE, dtype=torch.uint8)
         return Parts(integers[..., inside].transpose(1, 2), scales[..., inside].transpose(1, 2), middle)
 
-    def zero_points(self, files: OpenFiles) -> torch.Tensor:
+    def zero_points(self, files: Reader) -> torch.Tensor:
         return torch.tensor(MIDDLE, dtype=torch.uint8)
 
 

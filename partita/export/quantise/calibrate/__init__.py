@@ -15,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from partita.export.checkpoint.weight_files import TensorInfo
 from partita.export.quantise.quantisers import Grid, Quantised
-from partita.export.weights.origins import Leaves, Origin, Region, blocks
+from partita.export.weights.origins import Leaves, Origin, Region, TensorInfo, blocks
 
 ROWS_ELEMENTS = 1 << 22
 """Elements per read."""

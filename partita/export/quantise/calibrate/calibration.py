@@ -37,7 +37,7 @@ from partita.export.trace.fake_model import quiet, translate_errors
 from partita.export.verify import texts
 from partita.export.verify.known_answer import MEMORY_MARGIN, free_bytes
 from partita.export.verify.texts import Text
-from partita.export.weights.origins import Origin, Places, StoredTensor, blocks
+from partita.export.weights.origins import Origin, Places, TensorInfo, blocks
 from partita.observations.text_format import human_bytes
 from partita.process import give_back
 
@@ -232,7 +232,7 @@ def _weights_to_quantise(
 
 def _keeps_columns(origin: Origin) -> bool:
     """Whether rows of a weight are whole rows, or whole columns, of tensors in order."""
-    if isinstance(origin, StoredTensor):
+    if isinstance(origin, TensorInfo):
         return True
     places = Places(origin.tensors())
     for region in blocks(origin.shape, ROWS_ELEMENTS):
@@ -329,7 +329,7 @@ def _round(
     packing, height, few = packed.packing, packed.rows // count, set()
     calibrated = quantiser(packing.quantiser).calibrate
     assert calibrated is not None
-    with OpenFiles(packed.checkpoint.folder) as files, torch.no_grad():
+    with OpenFiles() as files, torch.no_grad():
         for number in range(count):
             region = (number * height, (number + 1) * height), (0, packed.width)
             weights = packed.origin.read(region, files).to(torch.float32)

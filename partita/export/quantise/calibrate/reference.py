@@ -26,7 +26,7 @@ from partita.export.weights.origins import (
     Origin,
     Places,
     RescaledOrigin,
-    StoredTensor,
+    TensorInfo,
     blocks,
 )
 from partita.export.weights.sources import FloatSource
@@ -37,7 +37,7 @@ ROWS_ELEMENTS = 1 << 22
 
 def movable(sources: Sources) -> Callable[[FloatSource], bool]:
     """Whether every value of a weight is a value of one parameter, so that it can be put back."""
-    single = {origin.info.name for origin in sources.origins.values() if isinstance(origin, StoredTensor)}
+    single = {origin.name for origin in sources.origins.values() if isinstance(origin, TensorInfo)}
     stacked = [_names_of(origin) for origin in sources.origins.values() if _rearranged(origin)]
 
     def fits(plain: FloatSource) -> bool:
@@ -56,7 +56,7 @@ def _names_of(origin: Origin) -> frozenset[str]:
 
 def _rearranged(origin: Origin) -> bool:
     """Whether a parameter is a permutation of several whole tensors, e.g. a stack of experts."""
-    return not isinstance(origin, StoredTensor) and moves(origin) and _is_whole(origin)
+    return not isinstance(origin, TensorInfo) and moves(origin) and _is_whole(origin)
 
 
 def _is_whole(origin: Origin) -> bool:
@@ -118,7 +118,7 @@ def parameter_names(model: Any, sources: Sources) -> Parameters:
         # A checkpoint may store a tied weight under each of its names.
         all_names = (name, *sorted(sources.tied_names.get(name, frozenset()) - {name}))
         origins = [sources.origins[each] for each in all_names if each in sources.origins]
-        stored = dict.fromkeys(each.info.name for each in origins if isinstance(each, StoredTensor))
+        stored = dict.fromkeys(each.name for each in origins if isinstance(each, TensorInfo))
         for tensor in stored:
             single.setdefault(tensor, []).append(name)
         if origins and not stored and _rearranged(origins[0]):
@@ -146,8 +146,8 @@ def put_back(model: Any, placed: PlacedWeight, names: Parameters, rows_of: Rows)
 
 def _put_rows_back(origin: Origin, start: int, rows: torch.Tensor, targets: Mapping[str, list[torch.Tensor]]) -> None:
     """Write `rows` of an origin, whole rows from `start`, into the parameters of its checkpoint tensors."""
-    if isinstance(origin, StoredTensor):
-        for parameter in targets[origin.info.name]:
+    if isinstance(origin, TensorInfo):
+        for parameter in targets[origin.name]:
             parameter[start : start + len(rows)] = rows
         return
     if isinstance(origin, JoinedOrigin) and origin.axis == 0:

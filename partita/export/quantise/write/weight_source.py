@@ -252,7 +252,7 @@ class QuantisedSource(WeightSource):
         if self.rounded is not None and self.rounded.has(self.origin, *self._form):
             yield from self.rounded.rows(self.origin, *self._form)
             return
-        with OpenFiles(self.checkpoint.folder) as files, workers() as (_, pool):
+        with OpenFiles() as files, workers() as (_, pool):
             for region in blocks(self.origin.shape, SLICE_BYTES // 4):
                 start, _ = region[0]
                 parts = torch.split(self.origin.read(region, files), max(1, WORKING_ELEMENTS // self.width))

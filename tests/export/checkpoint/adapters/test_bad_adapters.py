@@ -239,7 +239,7 @@ def test_what_peft_saves_beside_whole_parameters_is_not_used(tiny_checkpoint: Ti
     found = read_adapter(save_adapter(tmp_path / "a", tiny_checkpoint("llama"), extra=rows))
     assert (
         list(found.replaced_tensors) == ["lm_head.weight"]
-        and "modules_to_save" in found.replaced_tensors["lm_head.weight"].info.name
+        and "modules_to_save" in found.replaced_tensors["lm_head.weight"].name
     )
 
 

@@ -27,7 +27,7 @@ from partita.export.quantise.write.stored_integers import AsStored, NotAsStoredE
 from partita.export.quantise.write.weight_source import InColumns, InRows, Layout, QuantisedSource
 from partita.export.resolve import notes, with_stored
 from partita.export.verify.known_answer import load
-from partita.export.weights.origins import JoinedOrigin, Origin, StoredTensor
+from partita.export.weights.origins import JoinedOrigin, Origin
 from partita.export.weights.sources import checkpoint_weight
 from partita.package.folder import read_manifest
 from tests import quantised_checkpoints as formats
@@ -83,7 +83,7 @@ def short_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def dequantised(folder: Path, name: str) -> torch.Tensor:
     """A weight of a checkpoint, in float32."""
     info = open_checkpoint(str(folder)).tensors[name]
-    with OpenFiles(folder) as files:
+    with OpenFiles() as files:
         return files.read(info, tuple((0, size) for size in info.shape))
 
 
@@ -104,13 +104,13 @@ def test_the_bytes_are_the_stored_numbers(quantised: Quantised, name: str, layou
     folder = quantised(name, *INTEGERS[name])
     checkpoint = open_checkpoint(str(folder))
     weights = [f"model.layers.0.mlp.{each}_proj.weight" for each in ("gate", "up", "down")]
-    gate, up, down = (StoredTensor(checkpoint.tensors[weight]) for weight in weights)
+    gate, up, down = (checkpoint.tensors[weight] for weight in weights)
     origins: list[Origin] = [down, JoinedOrigin.of((gate, up), 0)]
     for origin in origins:
         taken = AsStored(checkpoint).take([origin])
         part = checkpoint_weight(checkpoint, taken.origins[0], ir.DataType.FLOAT)
         packed = QuantisedSource.of(part.source, taken.packing, layout)  # type: ignore[arg-type]
-        with OpenFiles(folder) as files:
+        with OpenFiles() as files:
             expected = taken.origins[0].read_all(files)
             plain = origin.read_all(files)
         assert torch.equal(read_back(packed), expected)
@@ -327,7 +327,7 @@ def test_columns_that_are_grouped_in_several_ways_cannot_be_sorted(
     another = torch.randperm(64, generator=torch.Generator().manual_seed(5)).to(torch.int32) // 32
     damaged(folder, lambda t: t.update({"model.layers.0.mlp.up_proj.g_idx": another}))
     checkpoint = open_checkpoint(str(folder))
-    gate, up = (StoredTensor(checkpoint.tensors[f"model.layers.0.mlp.{each}_proj.weight"]) for each in ("gate", "up"))
+    gate, up = (checkpoint.tensors[f"model.layers.0.mlp.{each}_proj.weight"] for each in ("gate", "up"))
     assert AsStored(checkpoint).take([gate]).packing.block_size == 32
     with pytest.raises(NotAsStoredError, match="in different orders"):
         AsStored(checkpoint).take([JoinedOrigin.of((gate, up), 0)])
@@ -339,12 +339,12 @@ def test_floats_and_integers_are_not_packed_together(quantised: Quantised) -> No
         checkpoint.tensors[name] for name in (f"{DOWN.replace('down', 'up')}.weight", "model.embed_tokens.weight")
     )
     with pytest.raises(NotAsStoredError, match="model.embed_tokens.weight is stored as floats"):
-        AsStored(checkpoint).take([JoinedOrigin.of((StoredTensor(up), StoredTensor(plain)), 0)])
+        AsStored(checkpoint).take([JoinedOrigin.of((up, plain), 0)])
 
 
 def test_whole_rows_are_split_into_blocks(quantised: Quantised) -> None:
     checkpoint = open_checkpoint(str(quantised("compressed_w8a8", *INTEGERS["compressed_w8a8"])))
-    origin = StoredTensor(checkpoint.tensors["model.layers.0.mlp.up_proj.weight"])
+    origin = checkpoint.tensors["model.layers.0.mlp.up_proj.weight"]
     assert AsStored(checkpoint).take([origin]).packing.block_size == 64
     assert AsStored(checkpoint, sizes=(32, 16)).take([origin]).packing.block_size == 32
     assert AsStored(checkpoint).take([origin], whole_rows=True).packing.block_size == origin.shape[1]
@@ -455,7 +455,7 @@ def test_a_stored_scale_that_is_no_number_is_named(quantised: Quantised, own_cop
     folder = own_copy(quantised("gptq", *INTEGERS["gptq"]))
     damaged(folder, lambda t: t[f"{DOWN}.scales"][:1].fill_(float("nan")))
     checkpoint = open_checkpoint(str(folder))
-    taken = AsStored(checkpoint).take([StoredTensor(checkpoint.tensors[f"{DOWN}.weight"])])
+    taken = AsStored(checkpoint).take([checkpoint.tensors[f"{DOWN}.weight"]])
     with pytest.raises(CheckpointError, match=r"down_proj\.weight: a stored scale is NaN or infinite"):
         list(stored_integers.rows(checkpoint, taken.origins[0], taken.packing))
 
