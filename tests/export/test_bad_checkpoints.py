@@ -118,7 +118,7 @@ DAMAGES: dict[str, tuple[Damage, type[PartitaError], tuple[str, ...]]] = {
     "quantised": (
         set_config(quantization_config={"quant_method": "aqlm", "bits": 4}),
         UnsupportedModelError,
-        ("quantised: AQLM",),
+        ("quantised: aqlm",),
     ),
     "no layers": (set_config(num_hidden_layers=0, layer_types=[]), CheckpointError, ("num_hidden_layers is 0",)),
     **{

@@ -140,14 +140,14 @@ class Pending(torch.Tensor):
 def _remembered(operator: Any, arguments: Any, keywords: dict[str, Any]) -> Any:
     """The operator's results as deferred operations; a run on the meta device gives the shapes."""
     if keywords:
-        raise NotImplementedError(f"{operator} with {sorted(keywords)}")
+        raise ValueError(f"{operator} with {', '.join(sorted(keywords))} is not supported")
     result = operator(*_replaced(arguments, lambda p: torch.empty(p.shape, dtype=p.dtype, device="meta")))
     kept = _replaced(arguments, lambda p: p.origin, tuple)
     if isinstance(result, torch.Tensor):
         return Pending.of(ComputedOrigin(operator, kept, None, tuple(result.shape)), result.dtype)
     if isinstance(result, list | tuple) and all(isinstance(r, torch.Tensor) for r in result):
         return [Pending.of(ComputedOrigin(operator, kept, i, tuple(r.shape)), r.dtype) for i, r in enumerate(result)]
-    raise NotImplementedError(f"{operator} does not return tensors")
+    raise ValueError(f"{operator} does not return tensors")
 
 
 def _replaced(arguments: Any, change: Callable[[Pending], Any], kind: type = list) -> Any:
@@ -181,7 +181,7 @@ def _split(tensor: Pending, size: int, dim: int = 0) -> list[Origin]:
 def _slice(tensor: Pending, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Origin:
     axis = _axis(tensor, dim)
     if step != 1:
-        raise NotImplementedError(f"a slice with step {step} is not supported")
+        raise ValueError(f"a slice with step {step} is not supported")
     begin, stop, _ = slice(start, end).indices(tensor.shape[axis])
     return SlicedOrigin(tensor.origin, axis, begin, max(begin, stop))
 
