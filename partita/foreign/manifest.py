@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from pydantic import ValidationError
 
 from partita.errors import PackageError, UsageError
-from partita.foreign import GraphFacts
+from partita.foreign import GraphFacts, read_graph
 from partita.foreign.evidence import CONFIG, NOTHING, Evidence, Written, read_evidence, read_json, read_written
 from partita.foreign.inference import Inference, InferredContract
 from partita.foreign.layouts import (
@@ -22,7 +22,6 @@ from partita.foreign.layouts import (
     onnx_files,
     refuse_other_models,
 )
-from partita.foreign.onnx_facts import read_graph
 from partita.foreign.ports import adapter_files, adapter_inputs, adapter_records
 from partita.foreign.shapes import LONGEST
 from partita.observations.text_format import listing

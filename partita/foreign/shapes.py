@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from partita import dtypes
 from partita.errors import PackageError
 from partita.foreign import GraphFacts, PortFact, Size
-from partita.foreign.dataflow import carried
 from partita.foreign.evidence import Evidence, Written, WrittenStates
-from partita.foreign.states import ROWS_AXIS, Pair, appends, growing_axis, rolls, shares_buffer, window_of
+from partita.foreign.states import ROWS_AXIS, Pair, appends, carried, growing_axis, rolls, shares_buffer, window_of
 from partita.package.contract import State
 from partita.remedies import Remedy
 

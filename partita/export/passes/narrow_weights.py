@@ -33,7 +33,7 @@ from partita.export.passes.manager import question as node_question
 from partita.export.passes.manager import run as run_passes
 from partita.export.quantise.calibrate.reference import parameter_names
 from partita.export.quantise.plan import Plan
-from partita.export.quantise.write.rewrite import Narrowed, Outcome, modules_of
+from partita.export.quantise.rewrite import Narrowed, Outcome, modules_of
 from partita.export.target import NodeSupport, Question
 from partita.export.weights import to_ir, to_torch
 from partita.export.weights.memory_map import let_go

@@ -12,9 +12,9 @@ import numpy as np
 import onnx_ir as ir
 
 from partita.export.passes.base import added
+from partita.export.quantise import experts
 from partita.export.quantise.forms import Form, Place, Weight
-from partita.export.quantise.write import experts
-from partita.export.quantise.write.weight_source import Layout, Packing
+from partita.export.quantise.weight_source import Layout, Packing
 from partita.export.target import Kernels, Target
 from partita.export.weights import to_ir
 

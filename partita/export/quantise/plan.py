@@ -9,12 +9,12 @@ from partita.errors import ProviderError, UsageError
 from partita.export.options import BLOCK_SIZES, INTEGERS, ExportOptions
 from partita.export.quantise import Keep, check_modules, read_keep
 from partita.export.quantise.calibrate import CalibratedWeights
+from partita.export.quantise.experts import OPERATOR
 from partita.export.quantise.form_probes import PROBED_WIDTH, experts_model, lookup_model, product_model, refusal
 from partita.export.quantise.forms import Form, candidates
 from partita.export.quantise.quantisers import Grid, without_text
-from partita.export.quantise.write.experts import OPERATOR
-from partita.export.quantise.write.stored_integers import AsStored
-from partita.export.quantise.write.weight_source import Packing
+from partita.export.quantise.stored_integers import AsStored
+from partita.export.quantise.weight_source import Packing
 from partita.export.target import AUTO, Kernels, Target
 from partita.export.trace.attention import lowering
 

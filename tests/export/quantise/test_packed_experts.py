@@ -20,14 +20,14 @@ from partita.export.progress import SilentStage
 from partita.export.quantise import Keep
 from partita.export.quantise.calibrate import CalibratedWeights
 from partita.export.quantise.calibrate.calibration import calibrate
+from partita.export.quantise.experts import flatten_stack
 from partita.export.quantise.forms import form
 from partita.export.quantise.mixed_precision import units
 from partita.export.quantise.plan import Plan, make_plan
+from partita.export.quantise.products import routes
 from partita.export.quantise.quantisers import Grid
-from partita.export.quantise.write.experts import flatten_stack
-from partita.export.quantise.write.products import routes
-from partita.export.quantise.write.rewrite import PlacedWeight
-from partita.export.quantise.write.weight_source import Packing, QuantisedSource, restored
+from partita.export.quantise.rewrite import PlacedWeight
+from partita.export.quantise.weight_source import Packing, QuantisedSource, restored
 from partita.export.target import Kernels
 from partita.export.trace.experts.standard import Experts
 from partita.export.verify.known_answer import load

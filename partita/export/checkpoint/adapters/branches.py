@@ -31,7 +31,7 @@ from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.weight_files import OpenFiles, few
 from partita.export.passes.base import take_names
 from partita.export.quantise.calibrate.reference import moves
-from partita.export.quantise.write.products import weight_of_product
+from partita.export.quantise.products import weight_of_product
 from partita.export.weights import of_ir
 from partita.export.weights.origins import Places
 from partita.export.weights.sources import FloatSource

@@ -16,8 +16,8 @@ import onnx_ir as ir
 import torch
 
 from partita.export.checkpoint.naming import Sources
-from partita.export.quantise.write.rewrite import PlacedWeight
-from partita.export.quantise.write.weight_source import restored
+from partita.export.quantise.rewrite import PlacedWeight
+from partita.export.quantise.weight_source import restored
 from partita.export.weights import memory_map
 from partita.export.weights.origins import (
     ComputedOrigin,

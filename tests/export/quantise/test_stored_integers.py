@@ -22,9 +22,9 @@ from partita.errors import CheckpointError, UnsupportedModelError, UsageError
 from partita.export.checkpoint.description import open_checkpoint
 from partita.export.checkpoint.weight_files import OpenFiles
 from partita.export.options import ExportOptions, check_options
-from partita.export.quantise.write import stored_integers
-from partita.export.quantise.write.stored_integers import AsStored, NotAsStoredError
-from partita.export.quantise.write.weight_source import InColumns, InRows, Layout, QuantisedSource
+from partita.export.quantise import stored_integers
+from partita.export.quantise.stored_integers import AsStored, NotAsStoredError
+from partita.export.quantise.weight_source import InColumns, InRows, Layout, QuantisedSource
 from partita.export.resolve import notes, with_stored
 from partita.export.verify.known_answer import load
 from partita.export.weights.origins import JoinedOrigin, Origin

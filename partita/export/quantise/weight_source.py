@@ -20,9 +20,9 @@ import torch
 from partita.errors import CheckpointError
 from partita.export.checkpoint.weight_files import OpenFiles
 from partita.export.publish import unnamed_file
+from partita.export.quantise import stored_integers
 from partita.export.quantise.calibrate import CalibratedWeights
 from partita.export.quantise.quantisers import Grid, Packing, Quantised, Round, quantiser, without_text
-from partita.export.quantise.write import stored_integers
 from partita.export.weights import of_ir, pack, to_torch, unpack
 from partita.export.weights.origins import blocks
 from partita.export.weights.sources import SLICE_BYTES, FloatSource, Part, WeightSource, non_finite_message

@@ -14,10 +14,10 @@ import onnx_ir as ir
 
 from partita.errors import UnsupportedModelError, UsageError
 from partita.export.passes.base import only_consumer
+from partita.export.quantise import experts
 from partita.export.quantise.forms import Place
 from partita.export.quantise.plan import Plan, supports_stored_lookup
-from partita.export.quantise.write import experts
-from partita.export.quantise.write.stored_integers import NotAsStoredError, StoredPacking
+from partita.export.quantise.stored_integers import NotAsStoredError, StoredPacking
 from partita.export.weights.origins import ReorderedOrigin
 from partita.export.weights.sources import FloatSource, StoredPart, weight_part
 
