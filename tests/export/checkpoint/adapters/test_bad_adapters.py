@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from partita.cli import run
 from partita.errors import CheckpointError, PackageError, PartitaError, UnsupportedModelError, UsageError
@@ -18,6 +18,7 @@ from partita.export.checkpoint.adapters.merge import merge_adapter
 from partita.export.checkpoint.description import open_checkpoint
 from partita.export.pipeline import ExportOptions, export
 from tests.adapters import PREFIX, save_adapter
+from tests.checkpoints import edit_tensors
 from tests.conftest import Exported, TinyCheckpoint
 from tests.export.test_bad_checkpoints import refuse
 
@@ -56,10 +57,8 @@ def test_other_kinds_are_refused_by_name(changes: dict[str, Any], said: str, ada
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
 def test_numbers_that_are_none_are_the_adapters(number: float, adapter: Path) -> None:
     """They were said to be of the checkpoint, or not to fit float32."""
-    tensors = load_file(adapter / "adapter_model.safetensors")
-    name = sorted(tensors)[-1]
-    tensors[name][-1, -1] = number
-    save_file(tensors, adapter / "adapter_model.safetensors")
+    name = sorted(load_file(adapter / "adapter_model.safetensors"))[-1]
+    edit_tensors(adapter, lambda tensors: tensors[name][-1, -1].fill_(number), "adapter_model.safetensors")
     with pytest.raises(CheckpointError, match=rf"tensor {name} contains NaN or infinity; the adapter is damaged"):
         read_adapter(adapter)
 
