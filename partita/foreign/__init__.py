@@ -110,7 +110,7 @@ def _named(ports: Iterable[PortFact], name: str) -> PortFact | None:
 
 ONNX_DOMAINS = ("", "ai.onnx")
 PACKED = "MatMulNBits"
-HANDED_ON = frozenset({"Cast", "Identity", "Neg", "Squeeze", "Unsqueeze", "Reshape", "Expand"})
+PASS_THROUGH = frozenset({"Cast", "Identity", "Neg", "Squeeze", "Unsqueeze", "Reshape", "Expand"})
 COMPARING = frozenset(
     ("Add", "Sub", "Div", "Mod", "Max", "Min", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Trilu")
 )
@@ -199,7 +199,7 @@ def _compared(graphs: Sequence[onnx.GraphProto | onnx.FunctionProto]) -> frozens
     found = {0} if any(_is_mask(tensor) for _, tensor in constants) else set[int]()
     for node in (node for graph in graphs for node in graph.node):
         numbers = [whole[name] for name in node.input if name in whole]
-        if node.op_type in HANDED_ON and node.input[0] in whole:
+        if node.op_type in PASS_THROUGH and node.input[0] in whole:
             whole[node.output[0]] = -numbers[0] if node.op_type == "Neg" else numbers[0]
         elif node.op_type in COMPARING:
             found.update(map(abs, numbers))

@@ -21,8 +21,8 @@ LONGEST = 1 << 24
 """The maximum of a requested length."""
 WIDTH_AXIS = 3
 """Axis of the head size in keys and values [B, KV heads, N, head size]."""
-SAY_AXIS = Remedy("specify its growing axis or its shape in a file", options=("--contract", "FILE.toml"))
-SAY_HOW = Remedy(
+SPECIFY_AXIS = Remedy("specify its growing axis or its shape in a file", options=("--contract", "FILE.toml"))
+SPECIFY_WRITING = Remedy(
     "specify in a file that it is written at the cursor (grows = false), or that it is not a key or value (kind)",
     options=("--contract", "FILE.toml"),
 )
@@ -179,7 +179,7 @@ class Shapes:
             raise self._state_error(
                 pair,
                 f"it has a fixed length, and the position of new rows in {pair.present.name!r} is unknown",
-                SAY_HOW,
+                SPECIFY_WRITING,
             )
 
     def _window(self, pair: Pair) -> int | None:
@@ -246,6 +246,6 @@ class Shapes:
             return self.evidence.head_size // 2 if packed else self.evidence.head_size
         return self.evidence.kv_heads or None if place == 1 else None
 
-    def _state_error(self, pair: Pair, what: str, remedy: Remedy = SAY_AXIS) -> PackageError:
+    def _state_error(self, pair: Pair, what: str, remedy: Remedy = SPECIFY_AXIS) -> PackageError:
         """The error for a state."""
         return PackageError(f"{self.folder_path}: the cache input {pair.past.declared}: {what}", remedy=remedy)

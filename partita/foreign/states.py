@@ -22,7 +22,7 @@ from partita.foreign import GraphFacts, NodeFact, PortFact
 
 AxisOrigin = Literal["behind", "cursor", "moved", "unknown"]
 CONTRIB, GQA = "com.microsoft", "GroupQueryAttention"
-HANDED_ON = frozenset({"Identity", "Cast", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})
+PASS_THROUGH = frozenset({"Identity", "Cast", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})
 """Operators that keep the order of rows."""
 PLACED = {"ScatterND": (0, 1), "ScatterElements": (0, 1), "Scatter": (0, 1), "TensorScatter": (0, 2)}
 """Operators that replace rows -> input of the tensor, and of the positions."""
@@ -67,7 +67,7 @@ def carried(graph: GraphFacts, present: str, cursors: frozenset[str] | None = No
                 return None, "unknown"
             here: AxisOrigin = "cursor" if node.op_type in AT_LENGTH else "behind"
             return node.inputs[place], "moved" if way == "moved" else here
-        if node.op_type in HANDED_ON:
+        if node.op_type in PASS_THROUGH:
             tensor = node.inputs[0]
         elif node.op_type in PLACED:
             data, where = PLACED[node.op_type]
@@ -120,7 +120,7 @@ def _leads_to(producers: dict[str, NodeFact], tensor: str, pasts: Iterable[str])
     seen = set[str]()
     while tensor not in pasts:
         node = producers.get(tensor)
-        if node is None or tensor in seen or node.op_type not in HANDED_ON | CUT | PLACED.keys():
+        if node is None or tensor in seen or node.op_type not in PASS_THROUGH | CUT | PLACED.keys():
             return False
         seen.add(tensor)
         tensor = node.inputs[0]

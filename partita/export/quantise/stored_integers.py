@@ -18,7 +18,16 @@ from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.stored_formats import AffineWeight, Parts, StoredFloats, affine, container
 from partita.export.checkpoint.weight_files import OpenFiles
 from partita.export.quantise.quantisers import Grid, Packing, Quantised
-from partita.export.weights.origins import Leaves, Origin, Places, Reader, Region, ReorderedOrigin, TensorInfo, blocks
+from partita.export.weights.origins import (
+    IndexReader,
+    LeafReader,
+    Origin,
+    Reader,
+    Region,
+    ReorderedOrigin,
+    TensorInfo,
+    blocks,
+)
 
 QUANTISER = "as stored"
 """The recorded quantiser name."""
@@ -140,7 +149,7 @@ def _rows_of_blocks(origin: Origin, rows: Iterable[int], files: Reader) -> torch
     """The block number of every value in some rows, int64 [R, K]."""
     weights = {info: affine(info) for info in origin.tensors()}
     along = {info: (each.axis, each.blocks_along(files)) for info, each in weights.items() if each is not None}
-    reader = Places(weights, along)
+    reader = IndexReader(weights, along)
     width = origin.shape[1]
     return torch.cat([origin.read(((row, row + 1), (0, width)), reader) for row in rows])
 
@@ -164,7 +173,7 @@ def rows(checkpoint: Checkpoint, origin: Origin, packing: Packing) -> Iterator[t
         for region in blocks(origin.shape, ROWS_ELEMENTS):
             part = partial(_part, files, {})
             integers, scales, zeros = (
-                origin.read(region, Leaves(partial(part, name))).reshape(-1, width // size, size)
+                origin.read(region, LeafReader(partial(part, name))).reshape(-1, width // size, size)
                 for name in Quantised._fields
             )
             first, zero = scales[..., :1], zeros[..., :1]

@@ -127,8 +127,8 @@ class InColumns(Layout):
             room = np.memmap(file, np.uint8, "r", shape=(weight.rows, weight.width))
             step = max(2, SLICE_BYTES // weight.rows) & ~1  # two rows of 4 bits always end at a byte boundary
             for first in range(0, weight.width, step):
-                turned = torch.from_numpy(np.ascontiguousarray(room[:, first : first + step].T))
-                yield 0, pack(_signed(turned, weight).reshape(1, -1), grid.bits)
+                transposed = torch.from_numpy(np.ascontiguousarray(room[:, first : first + step].T))
+                yield 0, pack(_signed(transposed, weight).reshape(1, -1), grid.bits)
             del room
         yield 1, torch.cat(scales).T.contiguous()
         if not grid.symmetric:

@@ -2,7 +2,7 @@
 
 An origin has a shape and reads any region of itself, with only the data that the region needs, e.g. one expert of a
 stack. Equal origins have equal values. The leaves are tensors of the checkpoint (`TensorInfo`); a reader may put other
-values in their place (`Leaves`).
+values in their place (`LeafReader`).
 """
 
 from __future__ import annotations
@@ -354,7 +354,7 @@ def _with_values(arguments: Any, files: Reader) -> Any:
     return [_with_values(a, files) for a in arguments] if isinstance(arguments, tuple) else arguments
 
 
-class Leaves(Reader):
+class LeafReader(Reader):
     """Reads something else for the checkpoint tensors of an origin: a function of tensor and region."""
 
     def __init__(self, value: Callable[[TensorInfo, Region], torch.Tensor]) -> None:
@@ -366,7 +366,7 @@ class Leaves(Reader):
         return self.value(info, region)
 
 
-class Places(Reader):
+class IndexReader(Reader):
     """A reader that returns indices instead of values: read through an origin, they show the source of each value.
 
     `along`: tensor -> an axis, and the numbers that replace the indices of this axis.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from partita.errors import UsageError
-from partita.foreign.folder import AS_IT_IS, open_folder
+from partita.foreign.folder import NO_CHOICE, open_folder
 from partita.observations.facts import SpeculationFact
 from partita.options.generation import SpeculationOptions
 from partita.package.folder import Manifest
@@ -68,7 +68,7 @@ def check_speculation(folder: Path, manifest: Manifest, speculation: Speculation
             f"use `speculate={NGRAM}`, or export with `batch_size=1`"
         )
     other = Path(speculation.draft)
-    draft = open_folder(other, AS_IT_IS)
+    draft = open_folder(other, NO_CHOICE)
     found = differing((folder, manifest.graph.vocab_size), (other, draft.graph.vocab_size))
     if found is not None:
         raise UsageError(

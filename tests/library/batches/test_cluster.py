@@ -21,7 +21,7 @@ import partita
 from partita.cli import run
 from partita.commands.batch import RowBar
 from partita.errors import GenerationError, PackageError
-from partita.foreign.folder import AS_IT_IS, open_folder
+from partita.foreign.folder import NO_CHOICE, open_folder
 from partita.library.batches import cluster as cluster_module
 from partita.library.batches.batch_run import run_file
 from partita.library.batches.cluster import Cluster, Setup, Worker, setup_of
@@ -76,7 +76,7 @@ class Files:
     def setup(self) -> Setup:
         manifest = open_folder(self.package)
         return replace(
-            setup_of(self.package, manifest, ProviderChain(providers="cpu", threads=1), AS_IT_IS), token_ids=True
+            setup_of(self.package, manifest, ProviderChain(providers="cpu", threads=1), NO_CHOICE), token_ids=True
         )
 
     def answer(self, setup: Setup) -> None:

@@ -40,7 +40,7 @@ class _Changed(Origin):
 
 @dataclass(frozen=True)
 class LowRank(_Changed):
-    """A weight [N, K], or [K, N] if `turned`, plus the product of two low-rank matrices.
+    """A weight [N, K], or [K, N] if `transposed`, plus the product of two low-rank matrices.
 
     The rows are scaled by magnitudes for DoRA.
     """
@@ -50,7 +50,7 @@ class LowRank(_Changed):
     up: TensorInfo
     """B [N, r]."""
     scale: float
-    turned: bool = False
+    transposed: bool = False
     """The weight is stored as [K, N]: an embedding [V, H], or a Conv1D of GPT-2."""
     magnitude: TensorInfo | None = None
     """m [N] of DoRA."""
@@ -60,15 +60,15 @@ class LowRank(_Changed):
             return self._sum(region, files)
         if self not in files.computed:
             files.computed[self] = self._factors(files)
-        (start, stop) = region[1 if self.turned else 0]
+        (start, stop) = region[1 if self.transposed else 0]
         factors = files.computed[self][start:stop]
-        return self._sum(region, files) * (factors if self.turned else factors.unsqueeze(-1))
+        return self._sum(region, files) * (factors if self.transposed else factors.unsqueeze(-1))
 
     def _sum(self, region: Region, files: Reader) -> torch.Tensor:
         """W + s B A in `region`."""
-        rows, columns = (slice(*span) for span in (reversed(region) if self.turned else region))
+        rows, columns = (slice(*span) for span in (reversed(region) if self.transposed else region))
         added = self.up.read_all(files).float()[rows] @ self.down.read_all(files).float()[:, columns] * self.scale
-        return self.base.read(region, files).to(torch.float32) + (added.T if self.turned else added)
+        return self.base.read(region, files).to(torch.float32) + (added.T if self.transposed else added)
 
     def _factors(self, files: Reader) -> torch.Tensor:
         """m / |W + s B A| [N], computed a few rows at a time."""
@@ -78,7 +78,7 @@ class LowRank(_Changed):
         for start in range(0, self.base.shape[0], step):
             rows = (start, min(start + step, self.base.shape[0]))
             part = self._sum((rows, (0, self.base.shape[1])), files).square()
-            if self.turned:
+            if self.transposed:
                 squares += part.sum(0)
             else:
                 squares[rows[0] : rows[1]] = part.sum(1)
@@ -114,7 +114,7 @@ WITHOUT_EFFECT = frozenset(
 """Training settings, and target settings that the tensor names state."""
 CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """LoRA initialisations that change the weights of the base model."""
-INSTEAD = "merge it with peft (merge_and_unload) and export the merged model"
+ALTERNATIVE = "merge it with peft (merge_and_unload) and export the merged model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ def _refuse_kind(path: Path, raw: Mapping[str, Any]) -> None:
         raise CheckpointError(f"{path}: damaged: peft_type is missing")
     if kind != "LORA":
         raise UnsupportedModelError(
-            f"{path}: adapter type {kind}: only LoRA and DoRA are supported; if it modifies weights, {INSTEAD}"
+            f"{path}: adapter type {kind}: only LoRA and DoRA are supported; if it modifies weights, {ALTERNATIVE}"
         )
     began = str(raw.get("init_lora_weights") or "").lower()
     if began.startswith(CHANGES_BASE):
@@ -192,7 +192,7 @@ def _refuse_kind(path: Path, raw: Mapping[str, Any]) -> None:
         if value and key not in HANDLED and key not in WITHOUT_EFFECT:
             raise UnsupportedModelError(
                 f"{path}: {key[:SHOWN_CHARACTERS]} is set, which is not supported and may change the result of the "
-                f"adapter; {INSTEAD}"
+                f"adapter; {ALTERNATIVE}"
             )
     if raw.get("lora_bias") and raw.get("use_dora"):
         raise UnsupportedModelError(

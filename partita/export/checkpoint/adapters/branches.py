@@ -25,15 +25,15 @@ import torch
 
 from partita import dtypes
 from partita.errors import CheckpointError, UnsupportedModelError
-from partita.export.checkpoint.adapters import INSTEAD, Adapter
+from partita.export.checkpoint.adapters import ALTERNATIVE, Adapter
 from partita.export.checkpoint.adapters.merge import Site, base_note, sites
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.weight_files import OpenFiles, few
 from partita.export.passes.base import take_names
-from partita.export.quantise.calibrate.reference import moves
+from partita.export.quantise.calibrate.reference import only_rearranges
 from partita.export.quantise.products import weight_of_product
 from partita.export.weights import of_ir
-from partita.export.weights.origins import Places
+from partita.export.weights.origins import IndexReader
 from partita.export.weights.sources import FloatSource
 from partita.package.contract import AdapterInput
 from partita.package.folder import AdapterRecord
@@ -122,7 +122,7 @@ def add_branches(
     apart = None if batch == 1 else batch if fixed else ROWS
     for node in list(model.graph):
         plain = weight_of_product(node)
-        if plain is None or not moves(plain.origin):
+        if plain is None or not only_rearranges(plain.origin):
             continue
         modules = _modules(plain, adapters)
         if modules:
@@ -134,7 +134,7 @@ def add_branches(
         if unplaced := sorted(set(each.sites) - placed):
             raise UnsupportedModelError(
                 f"{each.adapter.folder}: cannot be switched: no plain product of the graph reads the weights of "
-                f"{few(unplaced)}; merge it with `adapter`, or {INSTEAD}",
+                f"{few(unplaced)}; merge it with `adapter`, or {ALTERNATIVE}",
                 option="with_adapters",
             )
     return made
@@ -154,9 +154,9 @@ def _modules(plain: FloatSource, adapters: Sequence[SwitchableAdapter]) -> dict[
 def _rows(plain: FloatSource, site: Site) -> torch.Tensor | None:
     """The index of each row of a weight in the joined weight; None where the rows are not stored whole."""
     count, width = plain.origin.shape
-    rows = site.base.shape[1 if site.turned else 0]
-    row, column = (1, rows) if site.turned else (width, 1)
-    places = Places(plain.origin.tensors())
+    rows = site.base.shape[1 if site.transposed else 0]
+    row, column = (1, rows) if site.transposed else (width, 1)
+    places = IndexReader(plain.origin.tensors())
     first = next((start for info, start in places.first.items() if info.name == site.base.name), None)
     if first is None:
         return None
@@ -279,7 +279,7 @@ def add_to(model: Any, each: SwitchableAdapter) -> None:
                 @ matrices.down.read_all(files).float()
                 * each.adapter.config.scale(module)
             )
-            owner.weight.add_(added.T if site.turned else added)
+            owner.weight.add_(added.T if site.transposed else added)
 
 
 def weights_text(placed: object, prompts: object, adapter: SwitchableAdapter | None) -> str:

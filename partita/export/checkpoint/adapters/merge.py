@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from partita.errors import CheckpointError, UnsupportedModelError
-from partita.export.checkpoint.adapters import INSTEAD, Adapter, LowRank, Matrices, Shifted
+from partita.export.checkpoint.adapters import ALTERNATIVE, Adapter, LowRank, Matrices, Shifted
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.naming import Sources, match_names
 from partita.export.weights.origins import Origin, TensorInfo
@@ -27,7 +27,7 @@ class Site:
     """The tensor in the checkpoint."""
     name: str
     """The name of the merged tensor: that of `base`, or of the parameter where `base` is tied to it."""
-    turned: bool = False
+    transposed: bool = False
     """The module reads it as [K, N]."""
     embedding: bool = False
 
@@ -84,8 +84,8 @@ def _merge_module(work: _Merging, name: str, matrices: Matrices) -> None:
     site = _site_of_module(work, name, matrices)
     assert matrices.down is not None and matrices.up is not None
     scale = work.adapter.config.scale(name)
-    turned = site.turned or site.embedding
-    merged = LowRank(site.base, matrices.down, matrices.up, scale, turned, matrices.magnitude)
+    transposed = site.transposed or site.embedding
+    merged = LowRank(site.base, matrices.down, matrices.up, scale, transposed, matrices.magnitude)
     _place(work, f"{name}.weight", site, merged)
     if matrices.bias is None:
         return
@@ -105,7 +105,7 @@ def _site_of_module(work: _Merging, name: str, matrices: Matrices) -> Site:
     if site.embedding != matrices.embedding:
         kind = "an embedding" if site.embedding else "not an embedding"
         raise work.of_another_model(f"{name} is {kind} in the model, but not in the adapter")
-    shape = tuple(reversed(site.base.shape)) if site.turned or site.embedding else site.base.shape
+    shape = tuple(reversed(site.base.shape)) if site.transposed or site.embedding else site.base.shape
     shapes = f"{name} has lora_A {list(matrices.down.shape)} and lora_B {list(matrices.up.shape)}"
     _check_shape(work, shapes, (matrices.up.shape[0], matrices.down.shape[1]), shape)
     if matrices.magnitude is not None:
@@ -139,7 +139,7 @@ def _site(work: _Merging, name: str) -> Site:
     if origin is not None and not isinstance(origin, TensorInfo):
         raise UnsupportedModelError(
             f"{work.adapter.folder}: the adapter changes {name}, which transformers computes from several tensors of "
-            f"the checkpoint; {INSTEAD}"
+            f"the checkpoint; {ALTERNATIVE}"
         )
     if origin is not None:
         module = work.model.get_submodule(name.rpartition(".")[0])
@@ -148,7 +148,7 @@ def _site(work: _Merging, name: str) -> Site:
         return Site(
             work.merged.get(place, origin),
             place,
-            turned=isinstance(module, Conv1D) and len(origin.shape) == 2,
+            transposed=isinstance(module, Conv1D) and len(origin.shape) == 2,
             embedding=isinstance(module, torch.nn.Embedding),
         )
     if name in work.checkpoint.tensors and name not in work.sources.unmatched_tensors:
@@ -166,7 +166,7 @@ def _place(work: _Merging, name: str, site: Site, values: Origin) -> None:
     if work.adapter.config.keeps_ties:
         raise UnsupportedModelError(
             f"{work.adapter.folder}: ensure_weight_tying is set for {name}, which the model ties to "
-            f"{', '.join(sorted(partners))}; this is not supported; {INSTEAD}"
+            f"{', '.join(sorted(partners))}; this is not supported; {ALTERNATIVE}"
         )
     for partner in partners:
         if partner not in work.sources.origins and name in work.sources.origins:

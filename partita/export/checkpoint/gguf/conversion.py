@@ -193,7 +193,7 @@ OF_THE_FILE = frozenset(
     }
 )
 """Settings that follow from the tensors and their shapes, where transformers does not read them."""
-NOTHING = ("", "none", 0, 0.0, False, ())
+UNSET = ("", "none", 0, 0.0, False, ())
 """Values that set nothing."""
 USUAL = {"attention.causal": (True,), "expert_gating_func": (0, 1)}
 """Values equal to the default; 1 is a softmax."""
@@ -238,7 +238,7 @@ ORIGINAL_LENGTH = "rope.scaling.original_context_length"
 """The reference length for scaling; every phi3 has it, scaled or not."""
 LARGEST = {"gemma2": 46, "gemma3": 62}
 """Number of layers of the 27 B models, by which llama.cpp detects them."""
-INSTEAD = "export the checkpoint that the file was converted from"
+ALTERNATIVE = "export the checkpoint that the file was converted from"
 
 
 def mapped_as(architecture: str) -> str:
@@ -260,7 +260,7 @@ def complete_config(header: Header, raw: Mapping[str, Any]) -> tuple[dict[str, A
     unapplied = {
         name: value
         for name, value in given.items()
-        if name not in read | OF_THE_FILE and value not in USUAL.get(name, NOTHING)
+        if name not in read | OF_THE_FILE and value not in USUAL.get(name, UNSET)
     }
     _check_scaling(header, unapplied)
     for name in list(unapplied):
@@ -274,11 +274,11 @@ def complete_config(header: Header, raw: Mapping[str, Any]) -> tuple[dict[str, A
         raise UnsupportedModelError(
             f"{header.path}: it has {few([_pair(name, unapplied[name]) for name in wrong])}, which "
             f"transformers' reader of {header.architecture} ignores, but which change the outputs of the "
-            f"model; {INSTEAD}"
+            f"model; {ALTERNATIVE}"
         )
     read = {f"{TOKENIZER}{name}" for part in ("", "_config") for name in tables[f"tokenizer{part}"]["tokenizer"]}
     unapplied |= {name: value for name, value in header.settings.items() if name.startswith(TOKENIZER)}
-    unread = sorted(name for name in unapplied.keys() - read.union(END_TOKENS) if unapplied[name] not in NOTHING)
+    unread = sorted(name for name in unapplied.keys() - read.union(END_TOKENS) if unapplied[name] not in UNSET)
     note = f"settings of the GGUF file that transformers does not read: {few(unread)}"
     return made, (note,) if unread else ()
 
@@ -304,7 +304,7 @@ def _check_scaling(header: Header, unapplied: dict[str, Any]) -> None:
         raise UnsupportedModelError(
             f"{header.path}: its rotary embedding is scaled "
             f"({few([_pair(name, unapplied[name]) for name in scaled])}), which transformers' reader of "
-            f"{header.architecture} ignores; {INSTEAD}"
+            f"{header.architecture} ignores; {ALTERNATIVE}"
         )
 
 
@@ -384,7 +384,7 @@ def _check_rotated(header: Header, given: Mapping[str, Any], raw: Mapping[str, A
         if value != rotated:
             raise UnsupportedModelError(
                 f"{header.path}: {name} is {value:,}, but transformers' model rotates {rotated:,} numbers "
-                f"of each head; {INSTEAD}"
+                f"of each head; {ALTERNATIVE}"
             )
 
 

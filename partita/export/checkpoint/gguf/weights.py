@@ -220,11 +220,11 @@ def _run(
     turn: Any,
 ) -> _ProcessedWeights:
     """Run a processor on the row numbers [..., 1], or on the indices in a vector."""
-    made, parsed = _ProcessedWeights(), _Noting()
+    made, parsed = _ProcessedWeights(), _AccessedTensors()
     for name, tensor in tensors.items():
         shape = (*tensor.shape[:-1], 1) if len(tensor.shape) > 1 else tensor.shape
         numbers = turn(np.arange(_lines(tensor), dtype=np.float64) + firsts[name]).reshape(shape)
-        parsed.noted.clear()
+        parsed.accessed.clear()
         try:
             _processed(processor, numbers, name, mapping, parsed)
         except (ValueError, ArithmeticError, IndexError, RuntimeError) as error:
@@ -232,25 +232,25 @@ def _run(
                 f"{path}: settings and tensors do not match: transformers' reader makes no weight from "
                 f"{name}, which is {list(tensor.shape)} ({first_line(error)}); download the file again"
             ) from error
-        for key in parsed.noted:
+        for key in parsed.accessed:
             made.sources.setdefault(key, []).append(tensor)
     made.values = {key: value.numpy() for key, value in parsed.items()}
     return made
 
 
-class _Noting(dict[str, torch.Tensor]):
+class _AccessedTensors(dict[str, torch.Tensor]):
     """The outputs of a processor by name, with the names read or written since the last reset."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.noted: dict[str, None] = {}
+        self.accessed: dict[str, None] = {}
 
     def __getitem__(self, key: str) -> torch.Tensor:
-        self.noted[key] = None
+        self.accessed[key] = None
         return super().__getitem__(key)
 
     def __setitem__(self, key: str, value: torch.Tensor) -> None:
-        self.noted[key] = None
+        self.accessed[key] = None
         super().__setitem__(key, value)
 
 

@@ -106,7 +106,7 @@ class AffineWeight(StoredWeight):
 
 
 @dataclass(slots=True)
-class Sources:
+class StoredTensors:
     """The tensors of a quantised checkpoint, with its quantisation settings."""
 
     folder: Path
@@ -182,7 +182,7 @@ class Integers:
 
     info: TensorInfo
     bits: int
-    turned: bool = False
+    transposed: bool = False
     """Stored as [K, N]."""
     across: bool = False
     """A word has integers of one column; False: of one row."""
@@ -197,7 +197,7 @@ class Integers:
         """The integers in a region, uint8 [rows, columns]; an axis of size 1 stays so. Raises CheckpointError."""
         packed = is_packed(self.info)
         if not packed:
-            found = read_matrix(self.info, rows, columns, files, turned=self.turned)
+            found = read_matrix(self.info, rows, columns, files, transposed=self.transposed)
         else:
             found = self._unpacked(columns, rows, files).T if self.across else self._unpacked(rows, columns, files)
         if not self.offset:
@@ -211,7 +211,7 @@ class Integers:
         """Integers [others, packed] of words."""
         first = packed[0] // WORD  # 32 integers start at a word boundary for any number of bits
         places = first * self.bits, -(-packed[1] * self.bits // WORD)
-        in_rows = self.across == self.turned
+        in_rows = self.across == self.transposed
         found = files.read(self.info, (others, places) if in_rows else (places, others))
         begin, end = packed[0] - first * WORD, packed[1] - first * WORD
         if not self.order:
@@ -226,14 +226,16 @@ def is_packed(info: TensorInfo) -> bool:
     return bool(re.fullmatch(INT32, info.dtype))
 
 
-def read_matrix(info: TensorInfo, rows: Span, columns: Span, files: Reader, *, turned: bool = False) -> torch.Tensor:
-    """A region of a stored matrix, [K, N] if `turned`. Axes of size 1, and missing last ones, have size 1 in it."""
-    spans = (columns, rows) if turned else (rows, columns)
+def read_matrix(
+    info: TensorInfo, rows: Span, columns: Span, files: Reader, *, transposed: bool = False
+) -> torch.Tensor:
+    """A region of a stored matrix, [K, N] if `transposed`. Axes of size 1, and missing last ones, have size 1 in it."""
+    spans = (columns, rows) if transposed else (rows, columns)
     found = files.read(
         info, tuple((0, 1) if size == 1 else span for size, span in zip(info.shape, spans, strict=False))
     )
     found = found.reshape((*found.shape, *[1] * (2 - found.ndim)))
-    return found.T if turned else found
+    return found.T if transposed else found
 
 
 def words(packed: torch.Tensor, bits: int, start: int, stop: int) -> torch.Tensor:
@@ -256,7 +258,7 @@ class GroupedWeight(AffineWeight):
 
     integers: Integers
     scales: TensorInfo
-    """[N, G], or [G, N] if the integers are turned; axes of size 1 are shared."""
+    """[N, G], or [G, N] if the integers are transposed; axes of size 1 are shared."""
     zeros: Integers | None
     """None: the middle of the range."""
     g_idx: TensorInfo | None = None
@@ -267,7 +269,7 @@ class GroupedWeight(AffineWeight):
         rows, (begin, end) = region
         groups = self._groups((begin, end), files)
         span = (int(groups.min()), int(groups.max()) + 1) if len(groups) else (0, 0)
-        scales = read_matrix(self.scales, rows, span, files, turned=self.integers.turned).float()
+        scales = read_matrix(self.scales, rows, span, files, transposed=self.integers.transposed).float()
         scales, zeros = (
             each if each.shape[1] == 1 else each[:, groups - span[0]]
             for each in (scales, self._zero_points(rows, span, files))
@@ -344,7 +346,7 @@ def read(folder: Path, found: DetectedMethod, tensors: Mapping[str, TensorInfo])
     """The tensors of a quantised checkpoint as floats. Raises UnsupportedModelError, CheckpointError."""
     if not found.method.reader:
         raise refusal(folder, found.method, found.evidence)
-    sources = Sources(folder, found.method.name, found.settings, tensors)
+    sources = StoredTensors(folder, found.method.name, found.settings, tensors)
     reader = importlib.import_module(f"{__name__}.{found.method.reader}")
     every: list[StoredWeight | None] = reader.read(sources)
     weights = {weight.name: weight for weight in every if weight is not None}

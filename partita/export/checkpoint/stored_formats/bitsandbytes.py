@@ -34,7 +34,7 @@ from partita.export.checkpoint.stored_formats import (
     GroupedWeight,
     Integers,
     Parts,
-    Sources,
+    StoredTensors,
     StoredWeight,
 )
 from partita.export.checkpoint.weight_files import OpenFiles
@@ -118,7 +118,7 @@ class _Rows(GroupedWeight):
         return (integers.float() - zeros.float()) * largest * LARGEST
 
 
-def read(sources: Sources) -> list[StoredWeight | None]:
+def read(sources: StoredTensors) -> list[StoredWeight | None]:
     """The weights of a bitsandbytes checkpoint."""
     weights = [_table(sources, f"{stem}.weight") for stem in sources.stems(".weight.absmax")]
     weights += [_rows(sources, stem) for stem in sources.stems(".SCB")]
@@ -127,7 +127,7 @@ def read(sources: Sources) -> list[StoredWeight | None]:
     return weights
 
 
-def _check_layout(sources: Sources, name: str) -> None:
+def _check_layout(sources: StoredTensors, name: str) -> None:
     """Raise UnsupportedModelError for integers that are not row-major."""
     info = sources.take(name)
     assert info is not None
@@ -141,7 +141,7 @@ def _check_layout(sources: Sources, name: str) -> None:
         )
 
 
-def _rows(sources: Sources, stem: str) -> StoredWeight | None:
+def _rows(sources: StoredTensors, stem: str) -> StoredWeight | None:
     data, largest = sources.take(f"{stem}.weight", SIGNED_BYTE), sources.take(f"{stem}.SCB", FLOAT)
     if data is None or largest is None:
         return None
@@ -151,7 +151,7 @@ def _rows(sources: Sources, stem: str) -> StoredWeight | None:
     return _Rows(data.name, data.shape, (data, largest), "float16", 8, 1, data.shape[1], stored, largest, None)
 
 
-def _table(sources: Sources, name: str) -> StoredWeight | None:
+def _table(sources: StoredTensors, name: str) -> StoredWeight | None:
     stored = sources.tensors.get(name)
     if stored is not None and re.fullmatch(FLOAT, stored.dtype):
         raise sources.unsupported_error(
@@ -197,7 +197,7 @@ def _number(settings: Mapping[str, Any], key: str) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
-def _state(sources: Sources, info: TensorInfo) -> dict[str, Any]:
+def _state(sources: StoredTensors, info: TensorInfo) -> dict[str, Any]:
     """The JSON in a tensor. Raises CheckpointError where it is invalid."""
     with OpenFiles() as files:
         data = files.read(info, tuple((0, size) for size in info.shape))

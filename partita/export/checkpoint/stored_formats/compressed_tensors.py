@@ -27,7 +27,7 @@ from partita.export.checkpoint.stored_formats import (
     WORD,
     GroupedWeight,
     Integers,
-    Sources,
+    StoredTensors,
     StoredWeight,
     is_packed,
 )
@@ -38,7 +38,7 @@ from partita.export.weights.origins import TensorInfo
 BITS = (2, 3, 4, 8)
 
 
-def read(sources: Sources) -> list[StoredWeight | None]:
+def read(sources: StoredTensors) -> list[StoredWeight | None]:
     """The weights of a compressed-tensors checkpoint."""
     sparse, transform = sources.settings.get("sparsity_config"), sources.settings.get("transform_config")
     if isinstance(sparse, Mapping) and sparse.get("format", "dense") not in ("dense", None):
@@ -72,7 +72,7 @@ def read(sources: Sources) -> list[StoredWeight | None]:
     return weights
 
 
-def _check_groups(sources: Sources, weight: StoredWeight, scales: TensorInfo) -> None:
+def _check_groups(sources: StoredTensors, weight: StoredWeight, scales: TensorInfo) -> None:
     """Raise CheckpointError where a weight has another number of scales per row than all settings."""
     groups, width = _groups_with(sources.settings, "weights"), weight.shape[-1]
     sizes = [each.get("group_size") for each in groups]
@@ -84,7 +84,7 @@ def _check_groups(sources: Sources, weight: StoredWeight, scales: TensorInfo) ->
         )
 
 
-def _packed(sources: Sources, stem: str) -> StoredWeight | None:
+def _packed(sources: StoredTensors, stem: str) -> StoredWeight | None:
     """A weight of packed integers. Its shape is stored, because the last word of a row may be padded."""
     packed, scales = sources.take(f"{stem}.weight_packed"), sources.take(f"{stem}.weight_scale")
     stored = sources.take(f"{stem}.weight_shape", INTEGER)
@@ -112,7 +112,7 @@ def _packed(sources: Sources, stem: str) -> StoredWeight | None:
 
 
 def _of_module(
-    sources: Sources, stem: str, integers: TensorInfo, scales: TensorInfo, bits: int, shape: tuple[int, ...]
+    sources: StoredTensors, stem: str, integers: TensorInfo, scales: TensorInfo, bits: int, shape: tuple[int, ...]
 ) -> StoredWeight:
     """A weight of integers with its zero points and groups, which the settings may require."""
     groups = _groups_with(sources.settings, "weights")
@@ -124,7 +124,7 @@ def _of_module(
 
 
 def of_integers(
-    sources: Sources,
+    sources: StoredTensors,
     name: str,
     shape: tuple[int, ...],
     bits: int,

@@ -23,7 +23,7 @@ from partita.export.checkpoint.stored_formats import (
     WORD,
     GroupedWeight,
     Integers,
-    Sources,
+    StoredTensors,
     StoredWeight,
 )
 from partita.export.checkpoint.weight_files import matches
@@ -37,7 +37,7 @@ AMBIGUOUS = (
 )
 
 
-def read(sources: Sources) -> list[StoredWeight | None]:
+def read(sources: StoredTensors) -> list[StoredWeight | None]:
     """The weights of a GPTQ checkpoint."""
     stored = str(sources.settings.get("checkpoint_format") or sources.settings.get("format") or "")
     if stored not in (*PLAIN, *SECOND):
@@ -46,7 +46,7 @@ def read(sources: Sources) -> list[StoredWeight | None]:
     return [_weight(sources, stem, offset) for stem in sources.stems(".qweight", INT32)]
 
 
-def _weight(sources: Sources, stem: str, offset: int) -> StoredWeight | None:
+def _weight(sources: StoredTensors, stem: str, offset: int) -> StoredWeight | None:
     settings = _settings_of(sources, stem)
     if settings["sym"]:
         sources.symmetric[f"{stem}.weight"] = "sym"
@@ -54,7 +54,13 @@ def _weight(sources: Sources, stem: str, offset: int) -> StoredWeight | None:
 
 
 def packed_weight(
-    sources: Sources, stem: str, bits: int | None, size: int | None, *, order: tuple[int, ...] = (), offset: int = 0
+    sources: StoredTensors,
+    stem: str,
+    bits: int | None,
+    size: int | None,
+    *,
+    order: tuple[int, ...] = (),
+    offset: int = 0,
 ) -> StoredWeight | None:
     """A weight of packed integers with `size` inputs per group (-1: all); None where a tensor is missing.
 
@@ -93,13 +99,13 @@ def packed_weight(
     if g_idx is not None and g_idx.shape != (width,):
         raise sources.tensor_error(g_idx.name, f"is {list(g_idx.shape)}, but {qweight.name} has {width} inputs")
     tensors = (qweight, scales, qzeros, *([] if g_idx is None else [g_idx]))
-    integers = Integers(qweight, bits, turned=True, across=bool(order), order=order)
-    zeros = Integers(qzeros, bits, turned=True, across=True, order=order, offset=offset, excess=AMBIGUOUS)
+    integers = Integers(qweight, bits, transposed=True, across=bool(order), order=order)
+    zeros = Integers(qzeros, bits, transposed=True, across=True, order=order, offset=offset, excess=AMBIGUOUS)
     name, dtype = f"{stem}.weight", scales.dtype
     return GroupedWeight(name, (rows, width), tensors, dtype, bits, 1, group, integers, scales, zeros, g_idx)
 
 
-def _settings_of(sources: Sources, stem: str) -> dict[str, Any]:
+def _settings_of(sources: StoredTensors, stem: str) -> dict[str, Any]:
     """Settings of a module. GPTQModel's "dynamic" maps regular expressions to settings ("-:": not quantised)."""
     found: dict[str, Any] = {"bits": sources.number("bits"), "group_size": sources.number("group_size", least=-1)}
     found["sym"] = sources.settings.get("sym")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from partita.export.checkpoint.stored_formats import BYTE, AffineWeight, Parts, Sources, StoredWeight
+from partita.export.checkpoint.stored_formats import BYTE, AffineWeight, Parts, StoredTensors, StoredWeight
 from partita.export.weights import unpack
 from partita.export.weights.origins import Reader, Region, TensorInfo
 
@@ -49,12 +49,12 @@ class _Weight(AffineWeight):
         return torch.tensor(MIDDLE, dtype=torch.uint8)
 
 
-def read(sources: Sources) -> list[StoredWeight | None]:
+def read(sources: StoredTensors) -> list[StoredWeight | None]:
     """The weights of an MXFP4 checkpoint."""
     return [_weight(sources, stem) for stem in sources.stems(BLOCKS, BYTE)]
 
 
-def _weight(sources: Sources, stem: str) -> _Weight | None:
+def _weight(sources: StoredTensors, stem: str) -> _Weight | None:
     data, scales = sources.take(stem + BLOCKS, BYTE), sources.take(stem + SCALES, BYTE)
     if data is None or scales is None:
         return None

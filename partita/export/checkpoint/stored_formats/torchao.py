@@ -31,7 +31,7 @@ from partita.export.checkpoint.stored_formats import (
     FLOAT,
     FLOAT8,
     SIGNED_BYTE,
-    Sources,
+    StoredTensors,
     StoredWeight,
 )
 from partita.export.checkpoint.stored_formats.compressed_tensors import of_integers
@@ -77,7 +77,7 @@ class _PlainInt4(StoredWeight):
         return found[:, torch.arange(begin, end) // self.group - low]
 
 
-def read(sources: Sources) -> list[StoredWeight | None]:
+def read(sources: StoredTensors) -> list[StoredWeight | None]:
     """The weights of a torchao checkpoint."""
     weights: list[StoredWeight | None] = []
     declared = _declared(sources)
@@ -113,13 +113,13 @@ def _section(settings: Any, key: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _is_plain(sources: Sources, stem: str, kind: Mapping[str, Any]) -> bool:
+def _is_plain(sources: StoredTensors, stem: str, kind: Mapping[str, Any]) -> bool:
     """Whether the packing is plain int4: by the header, or by float zero points where it names no type."""
     zeros = sources.tensors.get(f"{stem}._weight_zero_point")
     return kind.get("_type", PLAIN) == PLAIN and zeros is not None and bool(re.fullmatch(FLOAT, zeros.dtype))
 
 
-def _plain_int4(sources: Sources, stem: str, name: str) -> StoredWeight | None:
+def _plain_int4(sources: StoredTensors, stem: str, name: str) -> StoredWeight | None:
     """A weight of plain int4. Raises CheckpointError when the tensors do not match each other."""
     data, scale = sources.take(stem + DATA, f"{BYTE}|{SIGNED_BYTE}"), sources.take(f"{stem}._weight_scale", FLOAT)
     zero = sources.take(f"{stem}._weight_zero_point", FLOAT)
@@ -139,7 +139,7 @@ def _plain_int4(sources: Sources, stem: str, name: str) -> StoredWeight | None:
     return _PlainInt4(name, (rows, width), (data, scale, zero), scale.dtype, width // groups, kind)
 
 
-def _declared(sources: Sources) -> dict[str, Mapping[str, Any]]:
+def _declared(sources: StoredTensors) -> dict[str, Mapping[str, Any]]:
     """Weight name -> the description in the file headers; empty without a readable one."""
     found: dict[str, Mapping[str, Any]] = {}
     for path in sorted({info.file for info in sources.tensors.values() if info.file.suffix == ".safetensors"}):

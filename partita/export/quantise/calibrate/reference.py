@@ -21,10 +21,10 @@ from partita.export.quantise.weight_source import restored
 from partita.export.weights import memory_map
 from partita.export.weights.origins import (
     ComputedOrigin,
+    IndexReader,
     JoinedOrigin,
-    Leaves,
+    LeafReader,
     Origin,
-    Places,
     RescaledOrigin,
     TensorInfo,
     blocks,
@@ -41,7 +41,7 @@ def movable(sources: Sources) -> Callable[[FloatSource], bool]:
     stacked = [_names_of(origin) for origin in sources.origins.values() if _rearranged(origin)]
 
     def fits(plain: FloatSource) -> bool:
-        if not moves(plain.origin):
+        if not only_rearranges(plain.origin):
             return False
         covered = single.union(*(names for names in stacked if names <= plain.tensors))
         return plain.tensors <= single or (_is_whole(plain.origin) and plain.tensors <= covered)
@@ -56,7 +56,7 @@ def _names_of(origin: Origin) -> frozenset[str]:
 
 def _rearranged(origin: Origin) -> bool:
     """Whether a parameter is a permutation of several whole tensors, e.g. a stack of experts."""
-    return not isinstance(origin, TensorInfo) and moves(origin) and _is_whole(origin)
+    return not isinstance(origin, TensorInfo) and only_rearranges(origin) and _is_whole(origin)
 
 
 def _is_whole(origin: Origin) -> bool:
@@ -64,14 +64,14 @@ def _is_whole(origin: Origin) -> bool:
     return math.prod(origin.shape) == sum(math.prod(info.shape) for info in set(origin.tensors()))
 
 
-def moves(origin: Origin) -> bool:
+def only_rearranges(origin: Origin) -> bool:
     """Whether an origin only moves values."""
     if isinstance(origin, ComputedOrigin | RescaledOrigin):
         return False
     if isinstance(origin, JoinedOrigin):
-        return all(moves(part) for part in origin.parts)
+        return all(only_rearranges(part) for part in origin.parts)
     whole = getattr(origin, "source", None)
-    return whole is None or moves(whole)
+    return whole is None or only_rearranges(whole)
 
 
 def round_weights(model: Any, placed: Iterable[PlacedWeight], sources: Sources) -> None:
@@ -158,7 +158,7 @@ def _put_rows_back(origin: Origin, start: int, rows: torch.Tensor, targets: Mapp
                 _put_rows_back(part, begin - offset, rows[begin - start : end - start], targets)
             offset += part.shape[0]
         return
-    places = Places(origin.tensors())
+    places = IndexReader(origin.tensors())
     index = origin.read(((start, start + len(rows)), (0, origin.shape[1])), places)
     for info, first in places.first.items():
         is_here = (index >= first) & (index < first + math.prod(info.shape))
@@ -171,13 +171,13 @@ def _put_stacks_back(
 ) -> None:
     """`put_back` for parameters from several tensors: fill these, then read the parameters through their origins."""
     origin = placed.packed.origin
-    places = Places(origin.tensors())
+    places = IndexReader(origin.tensors())
     flat = torch.empty(sum(math.prod(info.shape) for info in places.first))
     for start, rows in rows_of:
         index = origin.read(((start, start + len(rows)), (0, placed.packed.width)), places)
         flat[index.reshape(-1)] = rows.reshape(-1)
     values = {info: flat[first:][: math.prod(info.shape)].view(info.shape) for info, first in places.first.items()}
-    tensors = Leaves(lambda info, region: values[info][tuple(slice(begin, end) for begin, end in region)])
+    tensors = LeafReader(lambda info, region: values[info][tuple(slice(begin, end) for begin, end in region)])
     for info, value in values.items():
         for name in names.single.get(info.name, ()):
             model.get_parameter(name).detach().copy_(value)
