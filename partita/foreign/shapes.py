@@ -202,7 +202,7 @@ class Shapes:
             if found is None and place == axis:
                 found = window_of(pair, self.graph) if rolls(pair, self.graph) else self.length
             if found is None and place == of_batch:
-                found = self.batch * self._folded_heads(size)
+                found = self.batch
             if found is None:
                 found = self._by_configuration(pair, place, declared)
             if found is None:
@@ -231,11 +231,6 @@ class Shapes:
                     pair, f"the contract gives it the shape {shown}, and axis {axis} is {fixed}", CORRECT
                 )
         return found
-
-    def _folded_heads(self, size: Size) -> int:
-        """Factor of the batch axis: some old exports have batch x heads there."""
-        folded = isinstance(size, str) and "head" in size.lower()
-        return self.evidence.heads or 1 if folded else 1
 
     def _by_configuration(self, pair: Pair, place: int, declared: Sequence[Size]) -> int | None:
         """A size of keys and values [B, KV heads, T, head size] that the graph leaves open."""

@@ -97,7 +97,7 @@ def by_config(folder: Path, config: Mapping[str, Any]) -> DetectedMethod | None:
     for where, settings in (*_sections(config, "config.json"), *_files(folder)):
         declared = isinstance(settings, Mapping)
         method = _named(settings) if declared else UNKNOWN if settings else None
-        if method is None or (declared and _is_of_the_cache(method, settings)):
+        if method is None:
             continue
         if found is None:
             found = DetectedMethod(method, where, settings if isinstance(settings, Mapping) else {})
@@ -154,18 +154,6 @@ def _named(settings: Mapping[str, Any]) -> Method | None:
     present = {key for key, value in settings.items() if value is not None}
     by_keys = (m for m in METHODS if any(present.issuperset(group.split()) for group in m.keys))
     return next(by_keys, UNKNOWN) if present else None
-
-
-def _is_of_the_cache(method: Method, settings: Mapping[str, Any]) -> bool:
-    """Whether settings of compressed-tensors quantise only the cache."""
-    sparse = settings.get("sparsity_config")
-    form = sparse.get("format") if isinstance(sparse, Mapping) else sparse
-    return (
-        "compressed-tensors" in method.methods
-        and bool(settings.get("kv_cache_scheme"))
-        and not any(settings.get(key) for key in ("config_groups", "transform_config"))
-        and (not form or form == "dense")
-    )
 
 
 def _stored(method: Method, tensors: Mapping[str, TensorInfo]) -> TensorInfo | None:

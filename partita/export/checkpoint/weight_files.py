@@ -12,7 +12,6 @@ import re
 import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +35,6 @@ LAYOUTS = (
 """A single file, and the index of a sharded one, in order of preference."""
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 """The first bytes of a Git LFS pointer file."""
-ZIP = b"PK\x03\x04"
-"""The first bytes of files that torch writes since 1.6."""
 SHOWN_CHARACTERS = 120
 """Maximum characters of a name from a file in a message."""
 MAPPED_BYTES = 32 << 20
@@ -213,17 +210,6 @@ def _described(name: str, path: Path, tensor: torch.Tensor) -> TensorInfo:
     )
 
 
-def _load_bin(path: Path) -> dict[str, torch.Tensor]:
-    """Tensors of a .bin file, loaded with weights_only."""
-    about = path.stat()
-    with path.open("rb") as stream:
-        is_archive = stream.read(len(ZIP)) == ZIP
-    if not is_archive:
-        return _load_whole(path, about.st_mtime_ns)
-    _check_records(path, about.st_size)
-    return _load(path, mapped=True)
-
-
 def _check_records(path: Path, size_bytes: int) -> None:
     """Refuse an archive with missing or compressed records: torch maps the file without checking their sizes."""
     try:
@@ -231,7 +217,8 @@ def _check_records(path: Path, size_bytes: int) -> None:
             records = archive.infolist()
     except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError) as error:
         raise CheckpointError(
-            f"{path}: damaged or truncated at {size_bytes:,} bytes ({first_line(error)}); download the checkpoint again"
+            f"{path}: damaged or truncated at {size_bytes:,} bytes, or written by torch before 1.6 "
+            f"({first_line(error)}); download the checkpoint again, or use safetensors files"
         ) from error
     packed = [entry.filename for entry in records if entry.compress_type != zipfile.ZIP_STORED]
     if packed:
@@ -247,17 +234,13 @@ def _check_records(path: Path, size_bytes: int) -> None:
         )
 
 
-@lru_cache(maxsize=1)
-def _load_whole(path: Path, changed: int) -> dict[str, torch.Tensor]:
-    """The tensors of a file that cannot be mapped, cached. `changed`: modification time, part of the cache key."""
-    return _load(path, mapped=False)
-
-
-def _load(path: Path, *, mapped: bool) -> dict[str, torch.Tensor]:
+def _load_bin(path: Path) -> dict[str, torch.Tensor]:
+    """Tensors of a .bin file, mapped and loaded with weights_only."""
+    _check_records(path, path.stat().st_size)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:
         raise CheckpointError(
             f"{path}: cannot be read as plain weights ({first_line(error)}); use safetensors files"

@@ -108,8 +108,6 @@ def test_missing_and_replaced_files(adapter: Path, tmp_path: Path) -> None:
 def test_a_pickled_adapter_is_read_without_running_what_is_in_it(
     adapter: Path, tiny_checkpoint: TinyCheckpoint
 ) -> None:
-    import pickle
-
     import torch
     from safetensors.torch import load_file
 
@@ -122,7 +120,7 @@ def test_a_pickled_adapter_is_read_without_running_what_is_in_it(
         def __reduce__(self) -> Any:
             return print, ("run",)
 
-    (adapter / "adapter_model.bin").write_bytes(pickle.dumps({"a": Bomb()}))
+    torch.save({"a": Bomb()}, adapter / "adapter_model.bin")
     with pytest.raises(CheckpointError, match="cannot be read as plain weights"):
         read_adapter(adapter)
 

@@ -203,30 +203,12 @@ def test_all_rows_may_have_one_zero_point(shape: tuple[int, ...], tmp_path: Path
         assert set(weight.zero_points(files).reshape(-1).tolist()) == {128 + 3}
 
 
-def test_the_first_rule_that_fits_a_module_counts(tmp_path: Path) -> None:
-    """As in GPTQModel, one that says that a module is not quantised too."""
+def test_modules_with_settings_of_their_own(tmp_path: Path) -> None:
+    """GPTQModel's `dynamic`: bits and group size are those of the shapes."""
     settings, tensors = tensors_of("gptq_4")
-    wrong, right = {"bits": 8}, {"bits": 4}
-    for bits, dynamic, fine in (
-        (8, {"X": right, "+:.*": wrong}, True),
-        (4, {"-:X": {}, ".*": wrong}, True),
-        (4, {"-:Y": {}, ".*": wrong}, False),
-        (4, {".*": wrong, "X": right}, False),
-    ):
-        with nullcontext() if fine else pytest.raises(CheckpointError, match="of 8 bits in groups of 32 requires"):
-            opened(tmp_path, {**settings, "bits": bits, "dynamic": dynamic}, tensors)
-
-
-def test_settings_of_the_cache_alone(tmp_path: Path) -> None:
-    """llm-compressor's, of a model whose weights are floats."""
-    cache = {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": {"num_bits": 8}}
-    for more, quantised in (
-        ({}, False),
-        ({"sparsity_config": {"format": "dense"}}, False),
-        ({"sparsity_config": {"format": "sparse-24-bitmask"}}, True),
-        ({"config_groups": {"group_0": {"weights": {"num_bits": 8}}}}, True),
-    ):
-        assert (by_config(tmp_path, {"quantization_config": {**cache, **more}}) is not None) is quantised
+    more = {"dynamic": {"X": {"bits": 4, "group_size": 32}}}
+    (weight,) = opened(tmp_path, {**settings, "bits": 8, "group_size": 128, **more}, tensors).weights.values()
+    assert isinstance(weight, AffineWeight) and (weight.bits, weight.block) == (4, 32)
 
 
 def one_group(**weights: Any) -> dict[str, Any]:
@@ -240,7 +222,6 @@ def one_group(**weights: Any) -> dict[str, Any]:
     [
         ("gptq_4", {"sym": True}, "X.qzeros contradicts the setting sym: not all of its zero points are 2^(bits-1)"),
         ("gptq_4_symmetric", {"checkpoint_format": "gptq_v2"}, "X.qzeros contradicts the setting sym"),
-        ("gptq_4", {"dynamic": {"X": {"sym": True}}}, "X.qzeros contradicts the setting sym"),
         ("awq", {"zero_point": False}, "X.qzeros contradicts the setting zero_point false"),
         (
             "compressed_w4a16_asymmetric",
