@@ -2,8 +2,27 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+
+def edit_config(folder: Path, **settings: Any) -> Path:
+    """Change settings of config.json; returns the folder."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **settings}))
+    return folder
+
+
+def edit_tensors(folder: Path, change: Callable[[dict[str, Any]], object], name: str = "model.safetensors") -> Path:
+    """Change the tensors of a weight file in place; returns the folder."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / name)
+    change(tensors)
+    save_file({key: value.contiguous() for key, value in tensors.items()}, folder / name, metadata={"format": "pt"})
+    return folder
 
 
 def save_random_model(

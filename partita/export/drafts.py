@@ -33,10 +33,10 @@ from partita.export.progress import Stage, stage
 from partita.export.quantise import Keep
 from partita.export.quantise.calibrate import calibration
 from partita.export.quantise.calibrate.reference import movable, round_weights
+from partita.export.quantise.experts import stack_tensors
 from partita.export.quantise.plan import Plan
-from partita.export.quantise.write.experts import stack_tensors
-from partita.export.quantise.write.rewrite import Outcome, check_blocks, quantise, summary, without_weights
-from partita.export.quantise.write.rewrite import notes as packing_notes
+from partita.export.quantise.rewrite import Outcome, check_blocks, quantise, summary, without_weights
+from partita.export.quantise.rewrite import notes as packing_notes
 from partita.export.target import GraphVariant, NodeSupport, Target
 from partita.export.trace.attention import Lowering, lowering
 from partita.export.trace.fake_model import FakeModel

@@ -16,7 +16,6 @@ from partita.errors import ParityError, ResourceError, UnsupportedModelError
 from partita.export.checkpoint.companions import Reader, stop_tokens
 from partita.export.checkpoint.description import Checkpoint, has_weights, open_checkpoint, open_config
 from partita.export.checkpoint.gguf.conversion import gguf_file
-from partita.export.checkpoint.weight_files import TensorInfo
 from partita.export.exporters import Attempts, Exported, ReadFolder, Work, add_note, native, optimum
 from partita.export.options import (
     AUTO,
@@ -49,6 +48,7 @@ from partita.export.verify.smoke_run import (
     nothing_runs,
 )
 from partita.export.weights.external_data import translate_space
+from partita.export.weights.origins import TensorInfo
 from partita.export.writing import Summary, write
 
 EXPORTERS: dict[str, Callable[[Checkpoint, Work, Target | None], Attempts]] = {
@@ -161,7 +161,7 @@ def planned_graphs(work: Work, target: Target | None) -> tuple[Checkpoint, Expor
             checkpoint = open_config(given, work.progress)
             fake = build_fake_model(checkpoint.config, options.computing.dtype, 1, max_length(options, checkpoint))
             named = fake.module.named_parameters()
-            tensors = {name: TensorInfo(name, "", tuple(value.shape), "bfloat16") for name, value in named}
+            tensors = {name: TensorInfo(name, Path(), tuple(value.shape), "bfloat16") for name, value in named}
             checkpoint = replace(checkpoint, tensors=tensors)
     _resolve_options(work, checkpoint, target, None)
     exported = native.attempts(checkpoint, work, target).best()

@@ -43,7 +43,7 @@ KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 HIDDEN = ("hidden_size", "n_embd", "d_model")
 WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "attention_window_size")
 CAUSAL = ("CausalLM", "LMHead", "ForCausal")
-OTHERS = ("encoder", "vision", "speech", "embedding")
+OTHER_COMPONENTS = ("encoder", "vision", "speech", "embedding")
 """Sections of genai_config.json for parts other than a text decoder."""
 WITHOUT_SLIDING = Remedy("export the model without it, or run the folder with onnxruntime-genai")
 
@@ -158,7 +158,7 @@ def genai_evidence(path: Path, raw: Mapping[str, Any]) -> Evidence:
         raise PackageError(
             f"{path}: section 'decoder' is missing, so the file does not describe a decoder", remedy=GET_AGAIN
         )
-    others = [name for name in OTHERS if model.get(name) is not None]
+    others = [name for name in OTHER_COMPONENTS if model.get(name) is not None]
     if others:
         raise PackageError(
             f"{path}: the model {model.get('type', '')!r} has a component {others[0]!r} besides its decoder, which "
@@ -264,7 +264,7 @@ class Written(Record):
         return None
 
 
-NOTHING = Written()
+EMPTY_CONTRACT = Written()
 
 
 def read_written(path: Path) -> Written:

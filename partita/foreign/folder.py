@@ -35,7 +35,7 @@ class Choice(ForeignFolder):
             raise UsageError(f"`{name}` is only for foreign folders; omit it for a file")
 
 
-AS_IT_IS = Choice()
+NO_CHOICE = Choice()
 
 
 def is_foreign(folder: Path) -> bool:
@@ -49,7 +49,7 @@ def is_foreign(folder: Path) -> bool:
         raise unreadable(folder) from error
 
 
-def open_folder(folder: Path, choice: Choice = AS_IT_IS) -> Manifest:
+def open_folder(folder: Path, choice: Choice = NO_CHOICE) -> Manifest:
     """The manifest of a package, or an inferred one. Raises PackageError, UsageError for other settings."""
     if not is_foreign(folder):
         if choice.setting_names and (folder / MANIFEST).is_file():

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field, replace
 
 from partita.errors import PackageError
 from partita.foreign import GraphFacts, PortFact, Size
-from partita.foreign.dataflow import GQA, frequencies_change_at
-from partita.foreign.evidence import LAYER, NOTHING, Evidence, Written
+from partita.foreign.evidence import EMPTY_CONTRACT, LAYER, Evidence, Written
 from partita.foreign.layouts import MERGED, Phase
 from partita.foreign.ports import INTEGERS, Meaning, by_name, called_otherwise, fits, logits_of, tokens_by_use
 from partita.foreign.shapes import CORRECT, Shapes, ShorterLimit, batch_axis, length_of, longest_of
-from partita.foreign.states import Pair, layer_in, pair_up, rolls, rows_axis, window_of
+from partita.foreign.states import GQA, Pair, frequencies_change_at, layer_in, pair_up, rolls, rows_axis, window_of
 from partita.observations.text_format import listing, plural
 from partita.package.contract import Contract, Dimension, GraphFile, Port, Role, State
 from partita.package.records import PortSource
@@ -57,7 +56,7 @@ class Inference:
     """The folder, for messages."""
     graphs: Sequence[tuple[GraphFacts, Phase]]
     evidence: Evidence
-    written: Written = NOTHING
+    written: Written = EMPTY_CONTRACT
     max_length: int | None = None
     """As requested by the user."""
     sources: dict[str, PortSource] = field(default_factory=dict)

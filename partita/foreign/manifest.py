@@ -9,8 +9,8 @@ from pathlib import Path, PurePosixPath
 from pydantic import ValidationError
 
 from partita.errors import PackageError, UsageError
-from partita.foreign import GraphFacts
-from partita.foreign.evidence import CONFIG, NOTHING, Evidence, Written, read_evidence, read_json, read_written
+from partita.foreign import GraphFacts, read_graph
+from partita.foreign.evidence import CONFIG, EMPTY_CONTRACT, Evidence, Written, read_evidence, read_json, read_written
 from partita.foreign.inference import Inference, InferredContract
 from partita.foreign.layouts import (
     GENAI_CONFIG,
@@ -22,7 +22,6 @@ from partita.foreign.layouts import (
     onnx_files,
     refuse_other_models,
 )
-from partita.foreign.onnx_facts import read_graph
 from partita.foreign.ports import adapter_files, adapter_inputs, adapter_records
 from partita.foreign.shapes import LONGEST
 from partita.observations.text_format import listing
@@ -38,7 +37,7 @@ TOKENIZERS: Mapping[str, TokenizerKind] = {
     "vocab.json": "transformers",
 }
 """Tokenizer file -> library; the first existing file counts."""
-TABLED = "com.microsoft.MatMulBnb4"
+TABLE_PRODUCT = "com.microsoft.MatMulBnb4"
 WHOLE = ("MatMulInteger", "com.microsoft.DynamicQuantizeMatMul", "QLinearMatMul")
 """Operators on quantised weights: 4-bit table codes, 8-bit integers."""
 
@@ -47,7 +46,7 @@ def infer_manifest(
     folder: Path, names: Sequence[str], variant: str | None, contract: Path | None, max_length: int | None
 ) -> Manifest:
     """The manifest of a folder with files `names`; the others as in `Choice`. Raises as `open_folder`."""
-    written = NOTHING if contract is None else read_written(contract)
+    written = EMPTY_CONTRACT if contract is None else read_written(contract)
     if max_length is not None and not 1 <= max_length <= LONGEST:
         raise UsageError(f"`max_length` is {max_length}; it must be between 1 and {LONGEST:,}")
     evidence = read_evidence(folder)
@@ -154,7 +153,7 @@ def precision_of(graph: GraphFacts) -> str:
     stored = graph.weights
     if graph.quantised_products:
         return f"int{max(graph.quantised_products, key=lambda bits: (graph.quantised_products[bits], -bits))}"
-    if TABLED in graph.operators:
+    if TABLE_PRODUCT in graph.operators:
         return "int4"
     packed = {"int4": ("int4", "uint4"), "int8": ("int8", "uint8")}
     floats = max((count for name, count in stored.items() if "float" in name), default=0)

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from partita import dtypes
 from partita.errors import PackageError
 from partita.foreign import GraphFacts, PortFact, Size
-from partita.foreign.dataflow import carried
 from partita.foreign.evidence import Evidence, Written, WrittenStates
-from partita.foreign.states import ROWS_AXIS, Pair, appends, growing_axis, rolls, shares_buffer, window_of
+from partita.foreign.states import ROWS_AXIS, Pair, appends, carried, growing_axis, rolls, shares_buffer, window_of
 from partita.package.contract import State
 from partita.remedies import Remedy
 
@@ -22,8 +21,8 @@ LONGEST = 1 << 24
 """The maximum of a requested length."""
 WIDTH_AXIS = 3
 """Axis of the head size in keys and values [B, KV heads, N, head size]."""
-SAY_AXIS = Remedy("specify its growing axis or its shape in a file", options=("--contract", "FILE.toml"))
-SAY_HOW = Remedy(
+SPECIFY_AXIS = Remedy("specify its growing axis or its shape in a file", options=("--contract", "FILE.toml"))
+SPECIFY_WRITING = Remedy(
     "specify in a file that it is written at the cursor (grows = false), or that it is not a key or value (kind)",
     options=("--contract", "FILE.toml"),
 )
@@ -180,7 +179,7 @@ class Shapes:
             raise self._state_error(
                 pair,
                 f"it has a fixed length, and the position of new rows in {pair.present.name!r} is unknown",
-                SAY_HOW,
+                SPECIFY_WRITING,
             )
 
     def _window(self, pair: Pair) -> int | None:
@@ -203,7 +202,7 @@ class Shapes:
             if found is None and place == axis:
                 found = window_of(pair, self.graph) if rolls(pair, self.graph) else self.length
             if found is None and place == of_batch:
-                found = self.batch * self._folded_heads(size)
+                found = self.batch
             if found is None:
                 found = self._by_configuration(pair, place, declared)
             if found is None:
@@ -233,11 +232,6 @@ class Shapes:
                 )
         return found
 
-    def _folded_heads(self, size: Size) -> int:
-        """Factor of the batch axis: some old exports have batch x heads there."""
-        folded = isinstance(size, str) and "head" in size.lower()
-        return self.evidence.heads or 1 if folded else 1
-
     def _by_configuration(self, pair: Pair, place: int, declared: Sequence[Size]) -> int | None:
         """A size of keys and values [B, KV heads, T, head size] that the graph leaves open."""
         if pair.kind not in ("key", "value") or len(declared) != WIDTH_AXIS + 1:
@@ -247,6 +241,6 @@ class Shapes:
             return self.evidence.head_size // 2 if packed else self.evidence.head_size
         return self.evidence.kv_heads or None if place == 1 else None
 
-    def _state_error(self, pair: Pair, what: str, remedy: Remedy = SAY_AXIS) -> PackageError:
+    def _state_error(self, pair: Pair, what: str, remedy: Remedy = SPECIFY_AXIS) -> PackageError:
         """The error for a state."""
         return PackageError(f"{self.folder_path}: the cache input {pair.past.declared}: {what}", remedy=remedy)

@@ -8,7 +8,7 @@ from typing import overload
 
 from partita.compare.rows import Comparison
 from partita.errors import PackageError, UsageError
-from partita.foreign.folder import AS_IT_IS, Choice, open_folder
+from partita.foreign.folder import NO_CHOICE, Choice, open_folder
 from partita.foreign_paths import recognise
 from partita.inspection.records import Inspection
 from partita.library.api import from_fields
@@ -76,7 +76,7 @@ def choice_of_other(options: InspectOptions) -> Choice:
     return Choice(variant=options.against_variant, contract=contract)
 
 
-def read(path: Path, choice: Choice = AS_IT_IS, *, hashes: bool = False) -> Inspection:
+def read(path: Path, choice: Choice = NO_CHOICE, *, hashes: bool = False) -> Inspection:
     """The inspection of a path. Raises PackageError if it is no package, no ONNX file, and no folder with one."""
     from partita.runtime.contents.build import graphs_in
     from partita.runtime.contents.build import inspect as look

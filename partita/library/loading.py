@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import get_args
 
 from partita.errors import UsageError
-from partita.foreign.folder import AS_IT_IS, Choice, open_folder
+from partita.foreign.folder import NO_CHOICE, Choice, open_folder
 from partita.library.api import LOGGER, QUIET, Audience, from_fields
 from partita.library.chain import Target, read_chain
 from partita.library.engine.base import Engine
@@ -59,7 +59,7 @@ def open_engine(
     folder: Path,
     manifest: Manifest,
     target: Target,
-    choice: Choice = AS_IT_IS,
+    choice: Choice = NO_CHOICE,
     *,
     observe: bool = True,
     process: Process = "auto",

@@ -16,7 +16,7 @@ from typing import Any
 
 from partita.check.requirements import Limits
 from partita.errors import GenerationError, PackageError, UsageError
-from partita.foreign.folder import AS_IT_IS, Choice
+from partita.foreign.folder import NO_CHOICE, Choice
 from partita.library.api import Audience
 from partita.library.chain import Target
 from partita.library.engine.base import Engine, ReportRequest, Restarts
@@ -75,7 +75,7 @@ class Serving:
     """Options of served packages."""
 
     target: Target
-    choice: Choice = AS_IT_IS
+    choice: Choice = NO_CHOICE
     batch: BatchOptions = BatchOptions()
     """Without the prefix, which each package has for itself."""
     from_checkpoint: bool = False

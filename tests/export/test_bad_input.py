@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from partita.cli import run
 from partita.errors import PartitaError
 from partita.export.checkpoint.description import open_checkpoint
+from tests.checkpoints import edit_config, edit_tensors
 from tests.conftest import TinyCheckpoint
 
 Copy = Callable[[Path], Path]
@@ -32,19 +32,6 @@ def refused(folder: Path, tmp_path: Path, capsys: Captured) -> str:
     return err
 
 
-def edited(folder: Path, **changes: Any) -> Path:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **changes}))
-    return folder
-
-
-def rewritten(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> Path:
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
-
-
 # config and weights that disagree
 
 
@@ -58,7 +45,7 @@ def test_all_three_kinds_in_one_message(
         for index in range(7):
             tensors[f"adapter.{index}.weight"] = torch.ones(2)
 
-    error = refused(rewritten(own_copy(tiny_checkpoint("llama")), change), tmp_path, capsys)
+    error = refused(edit_tensors(own_copy(tiny_checkpoint("llama")), change), tmp_path, capsys)
     assert (
         "weights and config.json do not match: missing from the weight files: model.layers.1.input_layernorm.we"
         in error
@@ -77,7 +64,7 @@ def test_extra_tensors_alone_are_a_note(
         tensors["model.layers.7.mlp.weight"] = torch.ones(2)
         tensors["model.norm.extra"] = torch.ones(2)
 
-    folder = rewritten(own_copy(tiny_checkpoint("llama")), change)
+    folder = edit_tensors(own_copy(tiny_checkpoint("llama")), change)
     assert run(["export", str(folder), str(tmp_path / "out"), "--max-length", "64", "--no-verify"]) == 0
     err = capsys.readouterr().err
     told = "vision_tower (3 tensors, 117 KiB), model.layers.7 (1 tensor, 8 B), model.norm.extra"
@@ -127,7 +114,7 @@ def test_rope_settings_of_a_layer_type(
     rope = json.loads((folder / "config.json").read_text())["rope_parameters"]
     rope["sliding_attention"].update(change)
     with pytest.raises(PartitaError, match=re.escape(words)):
-        open_checkpoint(str(edited(folder, rope_parameters=rope)))
+        open_checkpoint(str(edit_config(folder, rope_parameters=rope)))
 
 
 def test_rope_settings_of_a_models_own_are_known(tiny_checkpoint: TinyCheckpoint) -> None:
@@ -148,7 +135,7 @@ def test_code_that_calls_itself_by_a_known_type(
     tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured
 ) -> None:
     """transformers would load it as a plain llama, and the comparison with that would agree."""
-    folder = edited(
+    folder = edit_config(
         own_copy(tiny_checkpoint("llama")),
         architectures=["TwistedForCausalLM"],
         auto_map={"AutoModelForCausalLM": "someone/twisted--modeling_twisted.TwistedForCausalLM"},
@@ -160,9 +147,9 @@ def test_code_that_calls_itself_by_a_known_type(
 
 def test_a_known_model_that_also_ships_its_code(tiny_checkpoint: TinyCheckpoint, own_copy: Copy) -> None:
     code = {"AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}
-    folder = edited(own_copy(tiny_checkpoint("llama")), auto_map=code)
+    folder = edit_config(own_copy(tiny_checkpoint("llama")), auto_map=code)
     assert open_checkpoint(str(folder)).architecture == "LlamaForCausalLM"
-    seeing = edited(folder, architectures=["LlavaForConditionalGeneration"])
+    seeing = edit_config(folder, architectures=["LlavaForConditionalGeneration"])
     assert open_checkpoint(str(seeing)).architecture == "LlavaForConditionalGeneration"
 
 
@@ -171,7 +158,7 @@ def test_an_auto_map_of_another_kind(
     tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured, auto_map: object
 ) -> None:
     folder = own_copy(tiny_checkpoint("llama"))
-    refused(edited(folder, model_type="evil", auto_map=auto_map), tmp_path, capsys)
+    refused(edit_config(folder, model_type="evil", auto_map=auto_map), tmp_path, capsys)
 
 
 # tokenizer

@@ -20,8 +20,9 @@ from partita.export.checkpoint.description import open_checkpoint
 from partita.export.checkpoint.weight_files import OpenFiles, list_tensors
 from partita.foreign.evidence import read_evidence
 from partita.runtime.generate.text.tokens import load_text, stop_token_ids
+from tests.checkpoints import edit_config, edit_tensors
 from tests.conftest import TinyCheckpoint
-from tests.export.test_bad_input import Captured, Copy, edited, refused, rewritten
+from tests.export.test_bad_input import Captured, Copy, refused
 
 NORM = "model.norm.weight"
 Said = Callable[[], str]
@@ -73,7 +74,7 @@ NAMES = ["evil\n\x1b[31mred", "nul\x00", "", "..", "x" * 100_000, "model.layers.
 
 @pytest.mark.parametrize("name", NAMES, ids=["control", "nul", "empty", "dots", "long", "superscript", "digits"])
 def test_names_of_tensors(folder: Path, said: Said, name: str) -> None:
-    rewritten(folder, lambda tensors: tensors.update({name: torch.ones(1)}))
+    edit_tensors(folder, lambda tensors: tensors.update({name: torch.ones(1)}))
     error = said()
     assert f"contains a tensor with the invalid name {name[:120]!r}" in error and len(error) < 1000
 
@@ -83,14 +84,14 @@ def test_a_name_that_is_also_a_module(folder: Path, said: Said) -> None:
         tensors |= {"model": torch.ones(1), "model.layers": torch.ones(1), f"{NORM}.weight": torch.ones(2)}
         del tensors[NORM]
 
-    rewritten(folder, change)
+    edit_tensors(folder, change)
     error = said()
     assert f"missing from the weight files: {NORM}; not in the model: model, model.layers, {NORM}.weight" in error
 
 
 @pytest.mark.parametrize("shape", [(0,), (), (64, 1), (0, 0)])
 def test_tensors_without_values(folder: Path, said: Said, shape: tuple[int, ...]) -> None:
-    rewritten(folder, lambda tensors: tensors.update({NORM: torch.ones(shape)}))
+    edit_tensors(folder, lambda tensors: tensors.update({NORM: torch.ones(shape)}))
     assert f"{NORM} is {list(shape)}, but config.json requires [64]" in said()
 
 
@@ -147,7 +148,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("kind", sorted(CONFIGS))
 def test_configs(folder: Path, said: Said, kind: str) -> None:
     changes, words = CONFIGS[kind]
-    edited(folder, **changes)
+    edit_config(folder, **changes)
     assert words in said()
 
 
@@ -155,7 +156,9 @@ def test_more_experts_than_weights(
     tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured
 ) -> None:
     folder = own_copy(tiny_checkpoint("mixtral", tokenizer=False, num_local_experts=4))
-    assert "num_local_experts is 1,000,000,000" in refused(edited(folder, num_local_experts=10**9), tmp_path, capsys)
+    assert "num_local_experts is 1,000,000,000" in refused(
+        edit_config(folder, num_local_experts=10**9), tmp_path, capsys
+    )
 
 
 MADE: dict[str, Callable[[], torch.Tensor]] = {
@@ -207,7 +210,7 @@ def test_a_compressed_record_is_no_weight(name: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=rf"{name}: its records are compressed.*data/0; save it again with torch"):
         list_tensors(tmp_path, name)
     (info, _) = list_tensors(tmp_path, packed_again(tmp_path / "plain", tmp_path / "b.bin", lambda entry: 0).name)
-    with OpenFiles(tmp_path) as files:
+    with OpenFiles() as files:
         assert files.read(info, ((5, 7),)).tolist() == [5.0, 6.0]
 
 
@@ -248,8 +251,7 @@ def test_a_text_of_absurd_size_in_a_checkpoint(name: str, folder: Path) -> None:
 @pytest.mark.parametrize("key", ["vocab_size", "num_key_value_heads", "intermediate_size"])
 def test_a_size_for_which_there_are_no_bytes(key: str, folder: Path) -> None:
     """The model was built first, which took as much memory as the setting asked for, or failed for want of it."""
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, key: 1 << 31}))
+    edit_config(folder, **{key: 1 << 31})
     with pytest.raises(CheckpointError, match=rf"do not match: {key} is 2,147,483,648, but the weight files have"):
         open_checkpoint(str(folder))
 

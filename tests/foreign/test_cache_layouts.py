@@ -5,12 +5,9 @@ What follows a token is the sum of all tokens up to it, modulo 64, so that every
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-import onnx
 import pytest
-from onnx import parser
 
 from partita.errors import PackageError
 from partita.foreign.folder import Choice, open_folder
@@ -59,21 +56,6 @@ GROWING = {
     ),
 }
 SHAPES = {"fused": (1, 2048, 2), "gpt2": (2, 1, 1, 2048, 1)}
-FOLDED = (
-    """<ir_version: 10, opset_import: ["": 17]>
-g (int64[batch,S] input_ids, float[folded,1,past_length] past_key_values_0_key)
-  => (float[batch,1,64] logits, float[folded,1,total_length] present_0_key)
-<int64[1] zero = {0}, int64 depth = {64}, float[2] values = {0, 1}, int64[2] single = {1, 1}, float heads = {2}>
-{
-  numbers = Cast<to = 1>(input_ids)
-  u = Unsqueeze(numbers, zero)
-  new = Concat<axis = 0>(u, u)
-  present_0_key = Concat<axis = 2>(past_key_values_0_key, new)
-  all = ReduceSum<keepdims = 0>(present_0_key)
-  each = Div(all, heads)
-  flat = Reshape(each, single)"""
-    + LOGITS
-)
 
 
 @pytest.mark.parametrize("chunk", [100, 3])
@@ -83,21 +65,6 @@ def test_keys_and_values_in_one_tensor(layout: str, chunk: int, tmp_path: Path) 
     (state,) = open_folder(folder).graph.states
     assert (state.shape, state.in_place) == (SHAPES[layout], False)
     assert tokens(folder, [PROMPT], Choice(), chunk) == [adding(PROMPT, 6)]
-
-
-def test_heads_in_the_axis_of_the_batch(tmp_path: Path) -> None:
-    """Old exports of bloom have batch x heads there; how many heads is in the configuration."""
-    model = parser.parse_model(FOLDED)
-    for port in (model.graph.input[1], model.graph.output[1]):
-        port.type.tensor_type.shape.dim[0].dim_param = "batch_size * num_heads"
-    folder = tmp_path / "folded"
-    folder.mkdir()
-    onnx.save(model, folder / "model.onnx")
-    config = {"architectures": ["BloomForCausalLM"], "n_head": 2, "n_layer": 1, "vocab_size": 64, "seq_length": 32}
-    (folder / "config.json").write_text(json.dumps(config))
-    (state,) = open_folder(folder).graph.states
-    assert (state.shape, state.growing_axis) == ((2, 1, 32), 2)
-    assert tokens(folder, [PROMPT], Choice(), 3) == [adding(PROMPT, 6)]
 
 
 def fixed(present: str, cursor: str = "position_ids") -> str:

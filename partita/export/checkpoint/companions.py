@@ -105,7 +105,7 @@ RANDOM_SEQUENCES, SEQUENCE_TOKENS = 64, 24
 
 
 @dataclass(frozen=True, slots=True)
-class Probed:
+class TokenizerProbe:
     """The result of probing a tokenizer."""
 
     kind: TokenizerKind
@@ -113,25 +113,25 @@ class Probed:
     """Whether transformers can load it; False without a tokenizer."""
 
 
-def probe_tokenizer(folder: Path, names: tuple[str, ...], notes: list[str]) -> Probed:
+def probe_tokenizer(folder: Path, names: tuple[str, ...], notes: list[str]) -> TokenizerProbe:
     """Compare `tokenizers` with transformers on the tokenizer in `folder` of files `names`; adds `notes`."""
     if not of_tokenizer(names):
         notes.append("the checkpoint has no tokenizer: generate will need token ids")
-        return Probed("none", loads=False)
+        return TokenizerProbe("none", loads=False)
     from tokenizers import Tokenizer
 
     try:
         with quiet(), translate_errors("loading the tokenizer"):
             full, _ = load_full(folder)
             if "tokenizer.json" not in names:
-                return Probed("transformers", loads=True)
+                return TokenizerProbe("transformers", loads=True)
             plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
             plain.no_truncation()  # as at run time
             plain.no_padding()
-            return Probed("tokenizers" if _matches(full, plain) else "transformers", loads=True)
+            return TokenizerProbe("tokenizers" if _matches(full, plain) else "transformers", loads=True)
     except PartitaError as error:
         notes.append(f"the checkpoint's tokenizer cannot be loaded ({error}): generate will need token ids")
-        return Probed("transformers", loads=False)
+        return TokenizerProbe("transformers", loads=False)
 
 
 def _matches(full: Any, plain: Any) -> bool:

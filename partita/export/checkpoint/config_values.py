@@ -27,7 +27,7 @@ from partita.export.checkpoint.weight_files import read_json
 from partita.export.trace.fake_model import quiet
 from partita.untrusted_files import is_number
 
-HOW_TO_RUN = frozenset(
+RUN_SETTINGS = frozenset(
     (
         *("return_dict", "use_return_dict", "output_attentions", "output_hidden_states", "output_router_logits"),
         *("use_cache", "torchscript", "gradient_checkpointing"),
@@ -53,7 +53,7 @@ ROPE = ("rope_parameters", "rope_scaling")
 
 def read_config(folder: Path, raw: Mapping[str, Any]) -> PreTrainedConfig:
     """The config in `folder`, whose JSON is `raw`, without overridden settings. Raises as transformers does."""
-    settings = _without_how_to_run(raw)
+    settings = _without_run_settings(raw)
     if settings == raw:
         return _loaded(folder)
     with tempfile.TemporaryDirectory(prefix="partita-config-") as name:
@@ -65,7 +65,7 @@ def read_config(folder: Path, raw: Mapping[str, Any]) -> PreTrainedConfig:
 
 def without_overridden_settings(folder: Path) -> str | None:
     """The text of config.json without overridden settings; None where transformers can read the file as it is."""
-    settings = _without_how_to_run(raw := read_json(folder / "config.json"))
+    settings = _without_run_settings(raw := read_json(folder / "config.json"))
     if settings == raw:
         return None
     try:
@@ -84,12 +84,12 @@ def _loaded(folder: Path) -> PreTrainedConfig:
     return config
 
 
-def _without_how_to_run(raw: Mapping[str, Any]) -> dict[str, Any]:
+def _without_run_settings(raw: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that describe the model, in sub-configs too."""
     return {
-        key: _without_how_to_run(value) if isinstance(value, dict) and key.endswith("_config") else value
+        key: _without_run_settings(value) if isinstance(value, dict) and key.endswith("_config") else value
         for key, value in raw.items()
-        if key not in HOW_TO_RUN
+        if key not in RUN_SETTINGS
         and (key not in DTYPES or value is None or isinstance(getattr(torch, str(value), None), torch.dtype))
     }
 

@@ -24,7 +24,6 @@ from partita.export.checkpoint.quantisation_method import METHOD_FILES, Detected
 from partita.export.checkpoint.stored_formats import QuantisedTensors
 from partita.export.checkpoint.weight_files import (
     LAYOUTS,
-    TensorInfo,
     find_tensors,
     first_line,
     read_json,
@@ -34,6 +33,7 @@ from partita.export.checkpoint.weight_files import (
 )
 from partita.export.hub import HUB_ID, check_model, download, hub_error
 from partita.export.progress import Progress
+from partita.export.weights.origins import TensorInfo
 from partita.package.folder import COMPANIONS, MANIFEST, check_folder, is_of_others
 from partita.untrusted_files import check_size
 

@@ -22,7 +22,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
 from partita.export.checkpoint.description import Checkpoint
-from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
+from partita.export.checkpoint.weight_files import OpenFiles
 from partita.export.trace.fake_model import FakeModel
 from partita.export.weights import CHECKPOINT, to_torch
 from partita.export.weights.origins import (
@@ -32,7 +32,7 @@ from partita.export.weights.origins import (
     Origin,
     PickedOrigin,
     SlicedOrigin,
-    StoredTensor,
+    TensorInfo,
     blocks,
 )
 
@@ -84,7 +84,7 @@ def match_names(model: torch.nn.Module, stored: Mapping[str, TensorInfo]) -> Sou
         if name not in state:
             (ignored if _is_buffer(stored[source]) and ignores.search(name) else unmatched).append(source)
         elif pattern is None:
-            found.setdefault(name, StoredTensor(stored[source]))
+            found.setdefault(name, stored[source])
         else:
             collected.setdefault(name, (by_pattern[pattern], []))[1].append((pattern, stored[source]))
     failed = {}
@@ -140,14 +140,14 @@ class Pending(torch.Tensor):
 def _remembered(operator: Any, arguments: Any, keywords: dict[str, Any]) -> Any:
     """The operator's results as deferred operations; a run on the meta device gives the shapes."""
     if keywords:
-        raise NotImplementedError(f"{operator} with {sorted(keywords)}")
+        raise ValueError(f"{operator} with {', '.join(sorted(keywords))} is not supported")
     result = operator(*_replaced(arguments, lambda p: torch.empty(p.shape, dtype=p.dtype, device="meta")))
     kept = _replaced(arguments, lambda p: p.origin, tuple)
     if isinstance(result, torch.Tensor):
         return Pending.of(ComputedOrigin(operator, kept, None, tuple(result.shape)), result.dtype)
     if isinstance(result, list | tuple) and all(isinstance(r, torch.Tensor) for r in result):
         return [Pending.of(ComputedOrigin(operator, kept, i, tuple(r.shape)), r.dtype) for i, r in enumerate(result)]
-    raise NotImplementedError(f"{operator} does not return tensors")
+    raise ValueError(f"{operator} does not return tensors")
 
 
 def _replaced(arguments: Any, change: Callable[[Pending], Any], kind: type = list) -> Any:
@@ -181,7 +181,7 @@ def _split(tensor: Pending, size: int, dim: int = 0) -> list[Origin]:
 def _slice(tensor: Pending, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Origin:
     axis = _axis(tensor, dim)
     if step != 1:
-        raise NotImplementedError(f"a slice with step {step} is not supported")
+        raise ValueError(f"a slice with step {step} is not supported")
     begin, stop, _ = slice(start, end).indices(tensor.shape[axis])
     return SlicedOrigin(tensor.origin, axis, begin, max(begin, stop))
 
@@ -226,7 +226,7 @@ def convert(
     for pattern, info in collected:
         # a dtype other than floats is refused later
         seen_as = to_torch(info.dtype) if info.dtype in CHECKPOINT else torch.float32
-        pending = Pending.of(StoredTensor(info), seen_as)
+        pending = Pending.of(info, seen_as)
         converter.add_tensor(name, info.name, pattern, pending)  # type: ignore[arg-type]
     try:
         results = converter.convert(name, model=model, config=model.config)
@@ -268,7 +268,7 @@ def _equal(one: Origin, other: Origin, checkpoint: Checkpoint) -> bool:
     """Whether two weights have the same shape and float32 values."""
     if one.shape != other.shape:
         return False
-    with OpenFiles(checkpoint.folder) as files:
+    with OpenFiles() as files:
         return all(
             torch.equal(one.read(region, files).float(), other.read(region, files).float())
             for region in blocks(one.shape, BLOCK_ELEMENTS)

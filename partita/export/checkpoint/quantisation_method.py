@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from partita.errors import UnsupportedModelError
-from partita.export.checkpoint.weight_files import TensorInfo, read_json
+from partita.export.checkpoint.weight_files import read_json
+from partita.export.weights.origins import TensorInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Method:
     """The module of `stored_formats` that reads it; empty: it is refused."""
 
 
-ANY, BYTE, UNSIGNED = ".*", r"[IU]8|torch\.u?int8", r"U8|torch\.uint8"
+ANY, BYTE = ".*", r"[IU]8|torch\.u?int8"
 INTEGER, FLOAT8 = r"[IU](8|16|32|64)|torch\.u?int.*", r"F8_.*|torch\.float8.*"
 METHODS = (
     Method(
@@ -55,7 +56,6 @@ METHODS = (
         ((".qweight", INTEGER), (".qzeros", INTEGER), (".scales", ANY)),
         reader="awq",
     ),
-    Method("EXL2 (ExLlama)", ("exl2", "exl3"), (), ((".q_weight", INTEGER), (".q_scale", ANY))),
     Method("MXFP4", ("mxfp4",), (), (("_blocks", BYTE), ("_scales", BYTE)), reader="mxfp4"),
     Method("NVFP4", ("nvfp4",), (), ((".weight_scale_2", ANY), (".weight", BYTE))),
     Method(
@@ -68,22 +68,11 @@ METHODS = (
     Method("ModelOpt", ("modelopt",), ("quant_algo",)),
     Method("FBGEMM fp8", ("fbgemm_fp8",), ("activation_scale_ub",), reader="fp8"),
     Method("fp8", ("fp8", "mxfp8"), ("activation_scheme", "weight_block_size"), (("", FLOAT8),), reader="fp8"),
-    Method("HQQ", ("hqq",), (), ((".W_q", ANY),)),
-    Method("Quanto", ("quanto",), (), (("._data._data ._data", ANY), ("._scale", ANY))),
-    Method("AQLM", ("aqlm",), ("in_group_size num_codebooks",), ((".codes", ANY), (".codebooks", ANY))),
-    Method("VPTQ", ("vptq",), (), ((".centroids.weight", ANY), (".indices", ANY))),
-    Method("EETQ", ("eetq",), (), ((".weight_scales", ANY), (".weight", BYTE))),
     Method("TorchAO", ("torchao",), (), ((":qdata _weight_qdata", ANY),), reader="torchao"),
-    Method("BitNet", ("bitnet",), (), ((".weight_scale", ANY), (".weight", UNSIGNED))),
-    Method("SpQR", ("spqr",), (), ((".dense_weights", ANY), (".col_vals", ANY))),
-    Method("HIGGS", ("higgs",)),
-    Method("AutoRound", ("auto-round", "intel/auto-round")),
-    Method("Quark", ("quark",)),
-    Method("FP-Quant", ("fp_quant",), (), ((".qweight .dqweight", ANY), (".forward_hadamard_matrix", ANY))),
     Method("MLX", ("mlx",), ("bits group_size",), ((".weight", INTEGER), (".scales", ANY), (".biases", ANY))),
-    Method("int8", ("int8",), (), ((".weight_scale .weight_scale_inv", ANY), (".weight", BYTE))),
 )
-"""In order of specificity: of two matches the first counts."""
+"""In order of specificity: of two matches the first counts. Without a reader: methods that look like one that is read,
+or whose settings do not name them."""
 UNKNOWN = Method("an unknown method")
 SECTIONS = ("quantization_config", "compression_config", "quantization")
 """Keys of quantisation settings in config.json and its sub-configs; the last is MLX's."""
@@ -108,7 +97,7 @@ def by_config(folder: Path, config: Mapping[str, Any]) -> DetectedMethod | None:
     for where, settings in (*_sections(config, "config.json"), *_files(folder)):
         declared = isinstance(settings, Mapping)
         method = _named(settings) if declared else UNKNOWN if settings else None
-        if method is None or (declared and _is_of_the_cache(method, settings)):
+        if method is None:
             continue
         if found is None:
             found = DetectedMethod(method, where, settings if isinstance(settings, Mapping) else {})
@@ -165,18 +154,6 @@ def _named(settings: Mapping[str, Any]) -> Method | None:
     present = {key for key, value in settings.items() if value is not None}
     by_keys = (m for m in METHODS if any(present.issuperset(group.split()) for group in m.keys))
     return next(by_keys, UNKNOWN) if present else None
-
-
-def _is_of_the_cache(method: Method, settings: Mapping[str, Any]) -> bool:
-    """Whether settings of compressed-tensors quantise only the cache."""
-    sparse = settings.get("sparsity_config")
-    form = sparse.get("format") if isinstance(sparse, Mapping) else sparse
-    return (
-        "compressed-tensors" in method.methods
-        and bool(settings.get("kv_cache_scheme"))
-        and not any(settings.get(key) for key in ("config_groups", "transform_config"))
-        and (not form or form == "dense")
-    )
 
 
 def _stored(method: Method, tensors: Mapping[str, TensorInfo]) -> TensorInfo | None:

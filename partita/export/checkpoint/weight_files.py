@@ -12,10 +12,8 @@ import re
 import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import regex
 import torch
@@ -24,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from partita import dtypes
 from partita.errors import CheckpointError
 from partita.export.weights import CHECKPOINT, of_torch
+from partita.export.weights.origins import Reader, Region, TensorInfo
 from partita.remedies import Remedy, permission
 from partita.untrusted_files import check_size, irregular
 
@@ -36,8 +35,6 @@ LAYOUTS = (
 """A single file, and the index of a sharded one, in order of preference."""
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 """The first bytes of a Git LFS pointer file."""
-ZIP = b"PK\x03\x04"
-"""The first bytes of files that torch writes since 1.6."""
 SHOWN_CHARACTERS = 120
 """Maximum characters of a name from a file in a message."""
 MAPPED_BYTES = 32 << 20
@@ -60,29 +57,6 @@ def matches(pattern: str, name: str) -> bool:
         raise CheckpointError(
             f"the pattern {pattern[:SHOWN_CHARACTERS]!r} takes more than {PATTERN_SECONDS:g} s for {name}; simplify it"
         ) from error
-
-
-class LazyArray(Protocol):
-    """Values that are read by region: a stored or computed weight, or an `Origin`."""
-
-    def read(self, region: tuple[tuple[int, int], ...], files: OpenFiles) -> torch.Tensor:
-        """The values in `region` (start and stop of every axis), float. Raises CheckpointError."""
-
-
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """A tensor of the checkpoint. `dtype`: ONNX name of a float dtype, otherwise the name in the file.
-
-    A quantised one has the name of the unquantised weight and the dtype of its scales. An adapted weight is float32.
-    """
-
-    name: str
-    file: str
-    shape: tuple[int, ...]
-    dtype: str
-    size_bytes: int = 0
-    decoder: LazyArray | None = field(default=None, compare=False, repr=False)
-    """Computes the values; None where the file stores them."""
 
 
 def first_line(error: BaseException) -> str:
@@ -176,7 +150,7 @@ def _read_sharded(folder: Path, index: str) -> tuple[dict[str, TensorInfo], tupl
         for info in list_tensors(folder, name):
             if info.name in tensors:
                 raise CheckpointError(
-                    f"{folder}: tensor {info.name} is in both {tensors[info.name].file} and {name}; "
+                    f"{folder}: tensor {info.name} is in both {tensors[info.name].file.name} and {name}; "
                     "download the checkpoint again"
                 )
             tensors[info.name] = info
@@ -188,9 +162,9 @@ def list_tensors(folder: Path, file: str) -> list[TensorInfo]:
     path = folder / file
     refuse_pointer(path)
     if file.endswith(".bin"):
-        found = [_described(name, file, tensor) for name, tensor in _load_bin(path).items()]
+        found = [_described(name, path, tensor) for name, tensor in _load_bin(path).items()]
     else:
-        found = _list_safetensors(path, file)
+        found = _list_safetensors(path)
     for info in found:
         if not is_name(info.name):
             raise CheckpointError(
@@ -206,7 +180,7 @@ def is_name(name: str) -> bool:
     return name.isprintable() and len(name) <= 500 and all(p and (p.isascii() or not p.isdigit()) for p in parts)
 
 
-def _list_safetensors(path: Path, file: str) -> list[TensorInfo]:
+def _list_safetensors(path: Path) -> list[TensorInfo]:
     try:
         with safe_open(str(path), framework="pt") as handle:
             found = []
@@ -214,7 +188,7 @@ def _list_safetensors(path: Path, file: str) -> list[TensorInfo]:
                 part = handle.get_slice(name)
                 dtype, shape = str(part.get_dtype()), tuple(part.get_shape())
                 size = _size_bytes(dtype, shape)
-                found.append(TensorInfo(name, file, shape, FLOATS.get(dtype, dtype), size))
+                found.append(TensorInfo(name, path, shape, FLOATS.get(dtype, dtype), size))
             return found
     except (SafetensorError, OSError) as error:
         size = path.stat().st_size
@@ -229,22 +203,11 @@ def _size_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     return (int(digits) if digits.isdigit() else 8) * math.prod(shape) // 8
 
 
-def _described(name: str, file: str, tensor: torch.Tensor) -> TensorInfo:
+def _described(name: str, path: Path, tensor: torch.Tensor) -> TensorInfo:
     dtype = of_torch(tensor.dtype)
     return TensorInfo(
-        name, file, tuple(tensor.shape), dtype if dtype in CHECKPOINT else str(tensor.dtype), tensor.nbytes
+        name, path, tuple(tensor.shape), dtype if dtype in CHECKPOINT else str(tensor.dtype), tensor.nbytes
     )
-
-
-def _load_bin(path: Path) -> dict[str, torch.Tensor]:
-    """Tensors of a .bin file, loaded with weights_only."""
-    about = path.stat()
-    with path.open("rb") as stream:
-        is_archive = stream.read(len(ZIP)) == ZIP
-    if not is_archive:
-        return _load_whole(path, about.st_mtime_ns)
-    _check_records(path, about.st_size)
-    return _load(path, mapped=True)
 
 
 def _check_records(path: Path, size_bytes: int) -> None:
@@ -254,7 +217,8 @@ def _check_records(path: Path, size_bytes: int) -> None:
             records = archive.infolist()
     except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError) as error:
         raise CheckpointError(
-            f"{path}: damaged or truncated at {size_bytes:,} bytes ({first_line(error)}); download the checkpoint again"
+            f"{path}: damaged or truncated at {size_bytes:,} bytes, or written by torch before 1.6 "
+            f"({first_line(error)}); download the checkpoint again, or use safetensors files"
         ) from error
     packed = [entry.filename for entry in records if entry.compress_type != zipfile.ZIP_STORED]
     if packed:
@@ -270,17 +234,13 @@ def _check_records(path: Path, size_bytes: int) -> None:
         )
 
 
-@lru_cache(maxsize=1)
-def _load_whole(path: Path, changed: int) -> dict[str, torch.Tensor]:
-    """The tensors of a file that cannot be mapped, cached. `changed`: modification time, part of the cache key."""
-    return _load(path, mapped=False)
-
-
-def _load(path: Path, *, mapped: bool) -> dict[str, torch.Tensor]:
+def _load_bin(path: Path) -> dict[str, torch.Tensor]:
+    """Tensors of a .bin file, mapped and loaded with weights_only."""
+    _check_records(path, path.stat().st_size)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:
         raise CheckpointError(
             f"{path}: cannot be read as plain weights ({first_line(error)}); use safetensors files"
@@ -297,15 +257,14 @@ def _is_plain(value: Any) -> bool:
     return value.device.type == "cpu" and not value.is_quantized
 
 
-class OpenFiles:
-    """Reads regions of tensors. Use as a context manager: computed values are cached until it closes."""
+class OpenFiles(Reader):
+    """Reads checkpoint files. Use as a context manager: computed values are cached until it closes."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.computed: dict[Any, torch.Tensor] = {}
-        self._loaded: dict[str, Mapping[str, torch.Tensor]] = {}
-        self._mapped: tuple[str, Any] = "", None
-        """Name and handle of the open safetensors file."""
+    def __init__(self) -> None:
+        super().__init__()
+        self._loaded: dict[Path, Mapping[str, torch.Tensor]] = {}
+        self._mapped: tuple[Path | None, Any] = None, None
+        """Path and handle of the open safetensors file."""
         self._mapped_bytes = 0
 
     def __enter__(self) -> OpenFiles:
@@ -314,22 +273,22 @@ class OpenFiles:
     def __exit__(self, *details: Any) -> None:
         self.computed.clear()
         self._loaded.clear()
-        self._mapped = "", None
+        self._mapped = None, None
 
-    def read(self, info: TensorInfo, region: tuple[tuple[int, int], ...]) -> torch.Tensor:
-        """The elements of a tensor in `region` (start and stop of every axis). Raises CheckpointError."""
+    def read(self, info: TensorInfo, region: Region) -> torch.Tensor:
+        """The elements of a tensor in `region`. Raises CheckpointError."""
         if info.decoder is not None:
             return info.decoder.read(region, self)
-        path = self.folder / info.file
+        path = info.file
         index: Any = tuple(slice(start, stop) for start, stop in region) or ...
-        if info.file.endswith(".bin"):
-            if info.file not in self._loaded:
-                self._loaded[info.file] = _load_bin(path)
-            return self._loaded[info.file][info.name][index]
+        if path.suffix == ".bin":
+            if path not in self._loaded:
+                self._loaded[path] = _load_bin(path)
+            return self._loaded[path][info.name][index]
         try:
-            if self._mapped[0] != info.file or self._mapped_bytes > MAPPED_BYTES:
-                self._mapped = "", None
-                self._mapped, self._mapped_bytes = (info.file, safe_open(str(path), framework="pt")), 0
+            if self._mapped[0] != path or self._mapped_bytes > MAPPED_BYTES:
+                self._mapped = None, None
+                self._mapped, self._mapped_bytes = (path, safe_open(str(path), framework="pt")), 0
             self._mapped_bytes += info.size_bytes
             return torch.as_tensor(self._mapped[1].get_slice(info.name)[index])
         except (OSError, SafetensorError) as error:

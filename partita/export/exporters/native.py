@@ -25,8 +25,8 @@ from partita.export.quantise import Keep, paths
 from partita.export.quantise.calibrate import calibration
 from partita.export.quantise.mixed_precision import check_size, search
 from partita.export.quantise.plan import make_plan, prefill_plan
-from partita.export.quantise.write.rewrite import summary
-from partita.export.quantise.write.stored_integers import AsStored
+from partita.export.quantise.rewrite import summary
+from partita.export.quantise.stored_integers import AsStored
 from partita.export.resolve import check_merged, takes_stored
 from partita.export.target import Target
 from partita.export.trace.attention import GROWING

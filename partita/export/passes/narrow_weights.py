@@ -27,18 +27,17 @@ from partita.dtypes import PRECISIONS, Precision
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.naming import Sources
 from partita.export.checkpoint.stored_formats import StoredFloats
-from partita.export.checkpoint.weight_files import TensorInfo
 from partita.export.passes.base import Pass, PassContext, drop_unused_initializers, over, take_names
 from partita.export.passes.cleaning import MODULE
 from partita.export.passes.manager import question as node_question
 from partita.export.passes.manager import run as run_passes
 from partita.export.quantise.calibrate.reference import parameter_names
 from partita.export.quantise.plan import Plan
-from partita.export.quantise.write.rewrite import Narrowed, Outcome, modules_of
+from partita.export.quantise.rewrite import Narrowed, Outcome, modules_of
 from partita.export.target import NodeSupport, Question
 from partita.export.weights import to_ir, to_torch
 from partita.export.weights.memory_map import let_go
-from partita.export.weights.origins import RescaledOrigin
+from partita.export.weights.origins import RescaledOrigin, TensorInfo
 from partita.export.weights.sources import FloatSource, StoredPart, weight_part
 from partita.package.records import HalfPrecisionWeights
 

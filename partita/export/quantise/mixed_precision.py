@@ -25,8 +25,8 @@ from partita.export.progress import Stage, stage
 from partita.export.quantise import Keep, paths
 from partita.export.quantise.calibrate.reference import Parameters, parameter_names, put_back, untie
 from partita.export.quantise.plan import Plan
-from partita.export.quantise.write.rewrite import PlacedWeight
-from partita.export.quantise.write.weight_source import QuantisedSource
+from partita.export.quantise.rewrite import PlacedWeight
+from partita.export.quantise.weight_source import QuantisedSource
 from partita.export.trace.fake_model import quiet, translate_errors
 from partita.export.verify import known_answer
 from partita.export.verify.quality import measured_tokens, perplexity

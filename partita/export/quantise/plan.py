@@ -1,22 +1,30 @@
-"""The quantisation plan: precision of the package, and settings of single modules."""
+"""The quantisation plan: precision of the package, and settings of single modules.
+
+The target is probed for a form of quantised weights before the model is traced. A probe contains the nodes that the
+form would write, with zero weights. A provider that dequantises the whole matrix in every run, as the CPU provider does
+at some levels, counts as one without a kernel.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
 
 from partita.errors import ProviderError, UsageError
 from partita.export.options import BLOCK_SIZES, INTEGERS, ExportOptions
-from partita.export.quantise import Keep, check_modules, read_keep
+from partita.export.passes.base import added
+from partita.export.quantise import Keep, check_modules, experts, read_keep
 from partita.export.quantise.calibrate import CalibratedWeights
-from partita.export.quantise.form_probes import PROBED_WIDTH, experts_model, lookup_model, product_model, refusal
-from partita.export.quantise.forms import Form, candidates
+from partita.export.quantise.forms import Form, Place, Weight, candidates
 from partita.export.quantise.quantisers import Grid, without_text
-from partita.export.quantise.write.experts import OPERATOR
-from partita.export.quantise.write.stored_integers import AsStored
-from partita.export.quantise.write.weight_source import Packing
+from partita.export.quantise.stored_integers import AsStored
+from partita.export.quantise.weight_source import Layout, Packing
 from partita.export.target import AUTO, Kernels, Target
 from partita.export.trace.attention import lowering
+from partita.export.weights import to_ir
 
 USUAL = frozenset({32, 64})
 """Smaller blocks that are assumed to be supported without a probe."""
@@ -164,7 +172,7 @@ def make_plan(
             reason = refusal(target, experts_model(form, plan.kernels, all_products(plan), dtype))
         plan = replace(plan, kernels=replace(plan.kernels, experts=not reason))
         if reason:
-            note(f"experts stay floats; {OPERATOR} on {target.provider}: {reason}")
+            note(f"experts stay floats; {experts.OPERATOR} on {target.provider}: {reason}")
     if form.one_scale:
         return plan
     smaller = _smaller_blocks(target, plan, products, lookups, dtype)
@@ -300,3 +308,102 @@ def _fitting(forms: tuple[Form, ...], options: ExportOptions, keep: tuple[Keep, 
             if each.bits is not None and each.bits not in form.bits:
                 raise UsageError(f"`keep={each.pattern}={each.precision}`: {form.summary} supports only int8 weights")
     return found
+
+
+PROBED_WIDTH = 256
+"""K and N of probed nodes: a multiple of every block size."""
+RESTORES = "dequantises the whole matrix in every run on this machine, which is slower than fp32"
+PROBED_EXPERTS = 4
+PROBED_ATTRIBUTES: Mapping[str, str | int | float] = {
+    "activation_type": "swiglu",
+    "swiglu_fusion": 1,
+    "activation_alpha": 1.0,
+    "activation_beta": 0.0,
+    "k": 2,
+    "normalize_routing_weights": 1,
+}
+"""Attributes of probed experts."""
+PROBED_OPSET, PROBED_IR_VERSION = 21, 10
+PROBED_SIZES: Mapping[str, tuple[int, ...]] = {
+    "x": (1, 1, PROBED_WIDTH),
+    "ids": (1, 1),
+    "hidden": (1, PROBED_WIDTH),
+    "scores": (1, PROBED_EXPERTS),
+}
+"""Input shapes of the probes."""
+
+
+def refusal(target: Target, model: bytes, *, restores: bool = False) -> str:
+    """Why `target` does not run a probe; empty when it does. `restores`: dequantising a whole matrix is a reason."""
+    assert target.ask is not None
+    result = target.ask(model, PROBED_SIZES)
+    if result.failure or result.unsupported:
+        return result.failure or f"leaves {', '.join(sorted(result.unsupported))} to another provider"
+    return RESTORES if restores and target.unpacks is not None and target.unpacks(model, PROBED_SIZES) else ""
+
+
+def experts_model(form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str) -> bytes:
+    """A model with one layer's gated experts for every packing."""
+    kind, width = to_ir(dtype), PROBED_WIDTH
+    place, hidden = _new_graph("hidden", kind, kernels, PROBED_SIZES["hidden"])
+    scores = ir.Value(name="scores", shape=ir.Shape(PROBED_SIZES["scores"]), type=ir.TensorType(kind))
+    stack = ir.Value(name="stack", shape=ir.Shape([PROBED_EXPERTS, 2 * width, width]))
+    node = ir.node(experts.PLAIN, [hidden, scores, stack], attributes=dict(PROBED_ATTRIBUTES), domain=experts.DOMAIN)
+    place.graph.inputs.append(scores)
+    made = []
+    for index, packing in enumerate(packings):
+        up, down = (
+            _zeros(place, f"w{index}.{rows}", form.product.layout, packing, kind, rows, width)
+            for rows in (2 * PROBED_EXPERTS * width, PROBED_EXPERTS * width)
+        )
+        made.append(experts.write(place, node, up, down))
+    return _serialised(place, made)
+
+
+def product_model(form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str) -> bytes:
+    """A model with products of x [1, 1, width] and weights [width, width] of every packing."""
+    place, hidden = _new_graph("x", to_ir(dtype), kernels, PROBED_SIZES["x"])
+    made = []
+    for index, packing in enumerate(packings):
+        weight = _zeros(place, f"w{index}", form.product.layout, packing, to_ir(dtype), PROBED_WIDTH, PROBED_WIDTH)
+        made.append(form.product.write(place, hidden, None, weight))
+    return _serialised(place, made)
+
+
+def lookup_model(form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str) -> bytes:
+    """A model with a row lookup for every packing."""
+    place, ids = _new_graph("ids", ir.DataType.INT64, kernels, PROBED_SIZES["ids"])
+    made = []
+    for index, packing in enumerate(packings):
+        weight = _zeros(place, f"w{index}", form.look_up.layout, packing, to_ir(dtype), PROBED_WIDTH, PROBED_WIDTH)
+        made.append(form.look_up.write(place, ids, weight))
+    return _serialised(place, made)
+
+
+def _new_graph(name: str, dtype: ir.DataType, kernels: Kernels, shape: tuple[int, ...]) -> tuple[Place, ir.Value]:
+    """A graph with one input, and a place at its end."""
+    value = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
+    graph = ir.Graph([value], [], nodes=[], opset_imports={"": PROBED_OPSET, "com.microsoft": 1}, name="packed")
+    return Place(graph, None, kernels), value
+
+
+def _zeros(
+    place: Place, name: str, layout: Layout, packing: Packing, dtype: ir.DataType, rows: int, width: int
+) -> Weight:
+    """A weight of zeros; its scales are 1."""
+    values = []
+    for part in layout.parts(packing, dtype, rows, width):
+        array = np.ones(part.shape) if part.dtype.is_floating_point() else np.zeros(part.shape)
+        tensor = ir.tensor(array.astype(part.dtype.numpy()), dtype=part.dtype)
+        values.append(added(place.graph, tensor, f"{name}.{part.label}" if part.label else name))
+    return Weight(tuple(values), rows, width, packing)
+
+
+def _serialised(place: Place, outputs: Sequence[ir.Value]) -> bytes:
+    """The serialised model, with names for all nodes and values."""
+    for index, node in enumerate(place.graph):
+        node.name = f"{node.op_type}_{index}"
+        for value in node.outputs:
+            value.name = f"{node.name}.output"
+    place.graph.outputs.extend(outputs)
+    return bytes(ir.to_proto(ir.Model(place.graph, ir_version=PROBED_IR_VERSION)).SerializeToString())

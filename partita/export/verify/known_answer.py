@@ -29,7 +29,7 @@ from partita.errors import PartitaError, ResourceError, UnsupportedModelError
 from partita.export.checkpoint import auto_class, of_text
 from partita.export.checkpoint.config_values import read_config
 from partita.export.checkpoint.description import Checkpoint
-from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo, read_json
+from partita.export.checkpoint.weight_files import OpenFiles, read_json
 from partita.export.trace.fake_model import quiet, translate_errors
 from partita.export.trace.hooks import MaskFunction, first_hidden, mask_functions
 from partita.export.trace.plug_cache import CACHE_ARGUMENTS, cache_argument
@@ -37,6 +37,7 @@ from partita.export.trace.replacements import is_table
 from partita.export.trace.rope import static_up_to
 from partita.export.trace.state import text_config
 from partita.export.weights import memory_map
+from partita.export.weights.origins import TensorInfo
 from partita.observations.text_format import human_bytes
 from partita.package.folder import KNOWN_ANSWER, Manifest
 from partita.process import address_space_free, give_back
@@ -369,7 +370,7 @@ def _load_dequantised(checkpoint: Checkpoint, config: PreTrainedConfig) -> Any:
     """The model in float32 with its default attention, and transformers' loading info. Raises as transformers does."""
     with torch.device("meta"):
         kind = type(auto_class(config).from_config(config))
-    with OpenFiles(checkpoint.folder) as files:
+    with OpenFiles() as files:
         return kind.from_pretrained(
             None,
             config=config,

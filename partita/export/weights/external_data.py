@@ -9,9 +9,8 @@ import errno
 import hashlib
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -19,11 +18,11 @@ import torch
 from partita.errors import CheckpointError, PartitaError, ResourceError
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.naming import Sources
-from partita.export.checkpoint.weight_files import SHOWN_CHARACTERS, OpenFiles, TensorInfo, few, unreadable
+from partita.export.checkpoint.weight_files import SHOWN_CHARACTERS, OpenFiles, few, unreadable
 from partita.export.progress import Stage
 from partita.export.publish import is_written, scratch_in
 from partita.export.weights import CHECKPOINT, COMPUTING, to_ir
-from partita.export.weights.origins import Origin, StoredTensor
+from partita.export.weights.origins import Origin, TensorInfo
 from partita.export.weights.sources import StoredPart, WeightSource, checkpoint_weight, weight_part
 from partita.observations.text_format import human_bytes, plural
 from partita.package.folder import WEIGHTS
@@ -56,10 +55,10 @@ def attach(model: ir.Model, checkpoint: Checkpoint, sources: Sources, buffers: M
         elif problem := _misfit(origin, tuple(value.shape.numpy()), value.dtype):
             wrong.append(problem)
         elif value.dtype in COMPUTED_IN:
-            known_as = origin.info.name if isinstance(origin, StoredTensor) else name
+            known_as = origin.name if isinstance(origin, TensorInfo) else name
             value.const_value = checkpoint_weight(checkpoint, origin, value.dtype, name=known_as, parameter=name)
         else:
-            with OpenFiles(checkpoint.folder) as files:
+            with OpenFiles() as files:
                 value.const_value = ir.tensor(origin.read_all(files).contiguous(), name=name)
     if missing or wrong:
         strange = [name for name in sources.unmatched_tensors if not name.endswith(COMPUTED)]
@@ -141,39 +140,91 @@ def planned_bytes(models: Iterable[ir.Model]) -> int:
     return sum({w.key: w.nbytes for m in models for w in _weights(m)}.values())
 
 
+@dataclass(slots=True)
+class _FileLayout:
+    """The distinct tensors of a data file, and their places in it."""
+
+    contents: list[tuple[WeightSource | ir.TensorProtocol, tuple[int, ...]]] = field(default_factory=list)
+    """In order: a weight or constant, and the offset of each part."""
+    places: dict[object, tuple[int, int]] = field(default_factory=dict)
+    """Key of a tensor -> offset and length. Tensors with equal keys have equal bytes."""
+    values: list[tuple[ir.Value, object]] = field(default_factory=list)
+    """The initializers in the file, with the keys of their tensors."""
+    size_bytes: int = 0
+
+    @classmethod
+    def of(cls, models: Iterable[ir.Model]) -> _FileLayout:
+        """The layout of the data file of `models`."""
+        layout = cls()
+        for value in (value for model in models for value in model.graph.initializers.values()):
+            tensor = value.const_value
+            assert tensor is not None, value.name
+            if isinstance(tensor, StoredPart):
+                source = tensor.source
+                layout.values.append((value, tensor.key))
+                layout._add(source, {(source.key, index): part.size_bytes for index, part in enumerate(source.parts)})
+            elif tensor.nbytes >= INLINE_BYTES:
+                key = hashlib.sha256(tensor.tobytes()).hexdigest()
+                layout.values.append((value, key))
+                layout._add(tensor, {key: tensor.nbytes})
+        return layout
+
+    def _add(self, content: WeightSource | ir.TensorProtocol, sizes: Mapping[object, int]) -> None:
+        """Append a weight or constant with the sizes of its parts, unless it has a place."""
+        if sizes.keys() <= self.places.keys():
+            return
+        for key, size in sizes.items():
+            self.size_bytes += -self.size_bytes % (ALIGNMENT if size >= ALIGNMENT else 64)
+            self.places[key] = self.size_bytes, size
+            self.size_bytes += size
+        self.contents.append((content, tuple(self.places[key][0] for key in sizes)))
+
+    def pieces(self, stage: Stage) -> Iterator[bytes | memoryview]:
+        """The bytes of the file in order, padding included. Raises CheckpointError."""
+        position = 0
+        for content, offsets in self.contents:
+            if isinstance(content, WeightSource):
+                end = offsets[-1] + content.parts[-1].size_bytes
+                for index, piece in content.pieces():
+                    yield b"\0" * (offsets[index] - position)
+                    # little-endian bytes without a copy; numpy lacks bfloat16
+                    yield piece.reshape(-1).view(torch.uint8).numpy().data
+                    position = max(position, offsets[index]) + piece.nbytes
+                    stage.advance(piece.nbytes)
+            else:
+                yield b"\0" * (offsets[0] - position)
+                yield content.tobytes()
+                position = end = offsets[0] + content.nbytes
+            if position != end:
+                raise ValueError(f"{content.name}: its last part ends at byte {position:,}, not at {end:,}")
+
+
 def file_bytes(models: Iterable[ir.Model]) -> int:
     """Size of the external data file in bytes."""
-    position, placed = 0, set()
-    for value in (value for model in models for value in model.graph.initializers.values()):
-        tensor, part = value.const_value, weight_part(value)
-        assert tensor is not None, value.name
-        key: object = tensor.tobytes() if part is None and tensor.nbytes >= INLINE_BYTES else None
-        if part is not None:
-            key = part.source.key
-        if key is None or key in placed:
-            continue
-        placed.add(key)
-        for size in [tensor.nbytes] if part is None else [each.size_bytes for each in part.source.parts]:
-            position += _filling(position, size) + size
-    return position
-
-
-def _filling(position: int, size: int) -> int:
-    """Padding in bytes before a tensor of `size` bytes."""
-    return -position % (ALIGNMENT if size >= ALIGNMENT else 64)
+    return _FileLayout.of(models).size_bytes
 
 
 def write_data(models: Sequence[ir.Model], folder: Path, stage: Stage) -> DataFile:
     """Write large initializers to `folder`/model.onnx.data, and refer to it. Raises ResourceError."""
     try:
         with (folder / WEIGHTS).open("wb") as stream, scratch_in(folder):
-            writer = _Writer(stream, stage)
-            for model in models:
-                for value in model.graph.initializers.values():
-                    writer.place(value, folder)
-            return DataFile(writer.position, writer.digest.hexdigest())
+            layout, digest = _FileLayout.of(models), hashlib.sha256()
+            for piece in layout.pieces(stage):
+                stream.write(piece)
+                digest.update(piece)
     except OSError as error:
         raise translate_space(error, folder) from error
+    for value in (value for model in models for value in model.graph.initializers.values()):
+        if isinstance(tensor := value.const_value, ir.ExternalTensor) and tensor.nbytes < INLINE_BYTES:
+            value.const_value = ir.tensor(tensor.numpy(), dtype=tensor.dtype, name=value.name)  # of another exporter
+    for value, key in layout.values:
+        tensor, (offset, length) = value.const_value, layout.places[key]
+        assert tensor is not None
+        shape, name = ir.Shape(tensor.shape.numpy()), value.name or ""
+        value.const_value = ir.ExternalTensor(
+            WEIGHTS, offset, length, tensor.dtype, shape=shape, name=name, base_dir=folder
+        )
+    return DataFile(layout.size_bytes, digest.hexdigest())
 
 
 def translate_space(error: OSError, folder: Path) -> PartitaError:
@@ -186,73 +237,3 @@ def translate_space(error: OSError, folder: Path) -> PartitaError:
     if isinstance(error.filename, str) and not is_written(Path(error.filename), folder):
         return unreadable(error, Path(error.filename))
     return ResourceError(f"{folder.parent}: cannot write the package ({error.strerror or error})")
-
-
-class _Writer:
-    """Appends aligned tensors to a stream, each distinct one once."""
-
-    def __init__(self, stream: Any, stage: Stage) -> None:
-        self.stream, self.stage = stream, stage
-        self.position = 0
-        self.digest = hashlib.sha256()
-        self.placed: dict[object, tuple[int, int]] = {}
-
-    def place(self, value: ir.Value, folder: Path) -> None:
-        tensor = value.const_value
-        assert tensor is not None, value.name
-        part = weight_part(value)
-        if part is not None:
-            if part.key not in self.placed:
-                self._append_weight(part.source)
-            offset, length = self.placed[part.key]
-        elif tensor.nbytes < INLINE_BYTES:
-            if isinstance(tensor, ir.ExternalTensor):  # a file of another exporter
-                value.const_value = ir.tensor(tensor.numpy(), dtype=tensor.dtype, name=value.name)
-            return
-        else:
-            offset, length = self._append_constant(tensor.tobytes())
-        value.const_value = ir.ExternalTensor(
-            WEIGHTS,
-            offset,
-            length,
-            tensor.dtype,
-            shape=ir.Shape(tensor.shape.numpy()),
-            name=value.name or "",
-            base_dir=folder,
-        )
-
-    def _append_weight(self, source: WeightSource) -> None:
-        """Write the parts of a weight in the order of its source."""
-        starts, written = [self.position] * len(source.parts), [0] * len(source.parts)
-        current = -1
-        for index, piece in source.pieces():
-            if index != current:
-                self._align(source.parts[index].size_bytes)
-                starts[index], current = self.position, index
-            # little-endian bytes without a copy; numpy lacks bfloat16
-            self._write(piece.reshape(-1).view(torch.uint8).numpy().data)
-            written[index] += piece.nbytes
-            self.stage.advance(piece.nbytes)
-        for index, part in enumerate(source.parts):
-            if written[index] != part.size_bytes:
-                raise ValueError(
-                    f"{source.name}: part {index} has {part.size_bytes} bytes, but {written[index]} were written"
-                )
-            self.placed[source.key, index] = starts[index], written[index]
-
-    def _append_constant(self, data: bytes) -> tuple[int, int]:
-        key = hashlib.sha256(data).hexdigest()
-        if key not in self.placed:
-            self._align(len(data))
-            self.placed[key] = self.position, len(data)
-            self._write(data)
-        return self.placed[key]
-
-    def _align(self, size: int) -> None:
-        """Pad to the alignment of a tensor of `size` bytes."""
-        self._write(b"\0" * _filling(self.position, size))
-
-    def _write(self, data: bytes | memoryview) -> None:
-        self.stream.write(data)
-        self.digest.update(data)
-        self.position += len(data)

@@ -21,7 +21,7 @@ import torch
 from transformers import core_model_loading
 
 from partita.errors import ResourceError
-from partita.export.checkpoint.weight_files import TensorInfo
+from partita.export.weights.origins import TensorInfo
 from partita.process import trim
 
 LEAST_PARAMETERS = 64 << 20
@@ -32,12 +32,12 @@ SETTER = "set_param_for_module"
 """The function of transformers 5 that assigns a loaded parameter to a module."""
 WRITTEN_BYTES = TRIMMED_BYTES = 64 << 20
 """Bytes written at once, and loaded between calls that return freed memory to the system."""
-WAITS = "HF_DEACTIVATE_ASYNC_LOAD"
+SYNCHRONOUS_LOADING = "HF_DEACTIVATE_ASYNC_LOAD"
 """An environment variable with which transformers loads weights one by one."""
 LAYER = re.compile(r".*?\.\d+\.")
 """The beginning of a parameter name up to the layer number."""
 PAGES = "_partita_pages"
-CAN = hasattr(mmap.mmap, "madvise") and hasattr(mmap, "MADV_DONTNEED") and hasattr(core_model_loading, SETTER)
+IS_SUPPORTED = hasattr(mmap.mmap, "madvise") and hasattr(mmap, "MADV_DONTNEED") and hasattr(core_model_loading, SETTER)
 """Whether the system is Linux or macOS, and the installed transformers has `SETTER`."""
 
 
@@ -54,7 +54,7 @@ def resident_parameters(tensors: Mapping[str, TensorInfo], scratch: Path | None,
 
 def _spills(parameters: int, scratch: Path | None, written: int = 0) -> bool:
     """Whether a model of this size is stored in a file in `scratch`. `written`: bytes written there before."""
-    if scratch is None or not CAN or parameters < LEAST_PARAMETERS:
+    if scratch is None or not IS_SUPPORTED or parameters < LEAST_PARAMETERS:
         return False
     try:
         return shutil.disk_usage(scratch).free - written >= parameters * 4 * SPACE_MARGIN
@@ -90,17 +90,17 @@ def spilling(tensors: Mapping[str, TensorInfo], scratch: Path | None) -> Iterato
                 trim()
             return setter(model, name, value, *others, **named)
 
-        before = os.environ.get(WAITS)
-        os.environ[WAITS] = "1"
+        before = os.environ.get(SYNCHRONOUS_LOADING)
+        os.environ[SYNCHRONOUS_LOADING] = "1"
         setattr(core_model_loading, SETTER, put)
         try:
             yield
         finally:
             setattr(core_model_loading, SETTER, setter)
             if before is None:
-                del os.environ[WAITS]
+                del os.environ[SYNCHRONOUS_LOADING]
             else:
-                os.environ[WAITS] = before
+                os.environ[SYNCHRONOUS_LOADING] = before
 
 
 def watch(model: torch.nn.Module) -> None:

@@ -1,7 +1,8 @@
 """The origin of a weight: checkpoint tensors, joined, sliced and transposed lazily.
 
 An origin has a shape and reads any region of itself, with only the data that the region needs, e.g. one expert of a
-stack. Equal origins have equal values.
+stack. Equal origins have equal values. The leaves are tensors of the checkpoint (`TensorInfo`); a reader may put other
+values in their place (`LeafReader`).
 """
 
 from __future__ import annotations
@@ -9,35 +10,43 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import torch
-
-from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
 
 Region = tuple[tuple[int, int], ...]
 """Start and stop of every axis."""
 
 
+class Reader(ABC):
+    """Gives the values of checkpoint tensors."""
+
+    def __init__(self) -> None:
+        self.computed: dict[Any, torch.Tensor] = {}
+        """Results of origins that are computed once."""
+
+    @abstractmethod
+    def read(self, info: TensorInfo, region: Region) -> torch.Tensor:
+        """The elements of a tensor in `region`. Raises CheckpointError."""
+
+
 class Origin(ABC):
     """Values of a fixed shape that can be read by region."""
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the tensor."""
-        return self._shape()
+    shape: tuple[int, ...]
 
+    @abstractmethod
     def tensors(self) -> Iterator[TensorInfo]:
         """The checkpoint tensors that it reads."""
-        return self._tensors()
 
-    def read(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """The values in `region`, in the dtype of the checkpoint."""
+    def read(self, region: Region, files: Reader) -> torch.Tensor:
+        """The values in `region`, in the dtype of the checkpoint or float32. Raises CheckpointError."""
         return self._read(region, files)
 
-    def read_all(self, files: OpenFiles) -> torch.Tensor:
+    def read_all(self, files: Reader) -> torch.Tensor:
         """All values."""
         return self._read(_whole_region(self.shape), files)
 
@@ -50,13 +59,7 @@ class Origin(ABC):
         return InterleavedOrigin(self, axis)
 
     @abstractmethod
-    def _shape(self) -> tuple[int, ...]: ...
-
-    @abstractmethod
-    def _tensors(self) -> Iterator[TensorInfo]: ...
-
-    @abstractmethod
-    def _read(self, region: Region, files: OpenFiles) -> torch.Tensor: ...
+    def _read(self, region: Region, files: Reader) -> torch.Tensor: ...
 
     def _permuted(self, order: tuple[int, ...]) -> Origin:
         return PermutedOrigin(self, order)
@@ -81,20 +84,27 @@ def blocks(shape: tuple[int, ...], elements: int) -> Iterator[Region]:
             yield (*((i, i + 1) for i in outer), middle, *_whole_region(shape[axis + 1 :]))
 
 
-@dataclass(frozen=True)
-class StoredTensor(Origin):
-    """One tensor of the checkpoint."""
+@dataclass(frozen=True, slots=True)
+class TensorInfo(Origin):
+    """A tensor of the checkpoint. `dtype`: ONNX name of a float dtype, otherwise the name in the file.
 
-    info: TensorInfo
+    A quantised one has the name of the unquantised weight and the dtype of its scales. An adapted weight is float32.
+    """
 
-    def _shape(self) -> tuple[int, ...]:
-        return self.info.shape
+    name: str
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str
+    size_bytes: int = 0
+    decoder: Origin | None = field(default=None, compare=False, repr=False)
+    """Computes the values; None where the file stores them."""
 
-    def _tensors(self) -> Iterator[TensorInfo]:
-        yield self.info
+    def tensors(self) -> Iterator[TensorInfo]:
+        """Itself: `decoder` may read others."""
+        yield self
 
-    def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        return files.read(self.info, region)
+    def _read(self, region: Region, files: Reader) -> torch.Tensor:
+        return files.read(self, region)
 
 
 @dataclass(frozen=True)
@@ -102,12 +112,17 @@ class _DerivedOrigin(Origin):
     """A view of another origin."""
 
     source: Origin
+    shape: tuple[int, ...] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", self._shape())
+
+    def tensors(self) -> Iterator[TensorInfo]:
+        """Those of its source."""
+        return self.source.tensors()
 
     def _shape(self) -> tuple[int, ...]:
         return self.source.shape
-
-    def _tensors(self) -> Iterator[TensorInfo]:
-        return self.source.tensors()
 
 
 @dataclass(frozen=True)
@@ -119,11 +134,12 @@ class PermutedOrigin(_DerivedOrigin):
     def __post_init__(self) -> None:
         if sorted(self.order) != list(range(len(self.source.shape))):
             raise ValueError(f"{self.order} is no order of the axes of {list(self.source.shape)}")
+        super().__post_init__()
 
     def _shape(self) -> tuple[int, ...]:
         return tuple(self.source.shape[axis] for axis in self.order)
 
-    def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
+    def _read(self, region: Region, files: Reader) -> torch.Tensor:
         below = tuple(region[self.order.index(axis)] for axis in range(len(self.order)))
         return self.source.read(below, files).permute(self.order)
 
@@ -140,8 +156,9 @@ class InterleavedOrigin(_DerivedOrigin):
     def __post_init__(self) -> None:
         if not 0 <= self.axis < len(self.source.shape) or self.source.shape[self.axis] % 2:
             raise ValueError(f"axis {self.axis} of {list(self.source.shape)} has no two halves")
+        super().__post_init__()
 
-    def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
+    def _read(self, region: Region, files: Reader) -> torch.Tensor:
         start, stop = region[self.axis]
         half = self.shape[self.axis] // 2
         even = self._part(region, (start + 1) // 2, (stop + 1) // 2, files)
@@ -152,7 +169,7 @@ class InterleavedOrigin(_DerivedOrigin):
         rows[1 - start % 2 :: 2] = odd.movedim(self.axis, 0)
         return mixed
 
-    def _part(self, region: Region, start: int, stop: int, files: OpenFiles) -> torch.Tensor:
+    def _part(self, region: Region, start: int, stop: int, files: Reader) -> torch.Tensor:
         return self.source.read((*region[: self.axis], (start, stop), *region[self.axis + 1 :]), files)
 
     def _permuted(self, order: tuple[int, ...]) -> Origin:
@@ -171,7 +188,7 @@ class SlicedOrigin(_DerivedOrigin):
         whole = self.source.shape
         return (*whole[: self.axis], self.stop - self.start, *whole[self.axis + 1 :])
 
-    def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
+    def _read(self, region: Region, files: Reader) -> torch.Tensor:
         start, stop = region[self.axis]
         moved = (start + self.start, stop + self.start)
         return self.source.read((*region[: self.axis], moved, *region[self.axis + 1 :]), files)
@@ -187,7 +204,7 @@ class PickedOrigin(_DerivedOrigin):
     def _shape(self) -> tuple[int, ...]:
         return (*self.source.shape[: self.axis], *self.source.shape[self.axis + 1 :])
 
-    def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
+    def _read(self, region: Region, files: Reader) -> torch.Tensor:
         below = (*region[: self.axis], (self.index, self.index + 1), *region[self.axis :])
         return self.source.read(below, files).squeeze(self.axis)
 
@@ -201,7 +218,7 @@ class ExpandedOrigin(_DerivedOrigin):
     def _shape(self) -> tuple[int, ...]:
         return (*self.source.shape[: self.axis], 1, *self.source.shape[self.axis :])
 
-    def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
+    def _read(self, region: Region, files: Reader) -> torch.Tensor:
         return self.source.read((*region[: self.axis], *region[self.axis + 1 :]), files).unsqueeze(self.axis)
 
 
@@ -212,7 +229,7 @@ class ReorderedOrigin(_DerivedOrigin):
     axis: int
     order: tuple[int, ...]
 
-    def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
+    def _read(self, region: Region, files: Reader) -> torch.Tensor:
         start, stop = region[self.axis]
         everything = (*region[: self.axis], (0, self.shape[self.axis]), *region[self.axis + 1 :])
         index = torch.tensor(self.order[start:stop], dtype=torch.int64)
@@ -226,12 +243,13 @@ class FlattenedOrigin(_DerivedOrigin):
     def __post_init__(self) -> None:
         if len(self.source.shape) != 3:
             raise ValueError(f"{list(self.source.shape)} is no stack of matrices")
+        super().__post_init__()
 
     def _shape(self) -> tuple[int, ...]:
         count, rows, width = self.source.shape
         return count * rows, width
 
-    def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
+    def _read(self, region: Region, files: Reader) -> torch.Tensor:
         (start, stop), columns = region
         height = self.source.shape[1]
         pieces = []
@@ -252,7 +270,7 @@ class RescaledOrigin(_DerivedOrigin):
     factor: float
     offset: float
 
-    def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
+    def _read(self, region: Region, files: Reader) -> torch.Tensor:
         return self.source.read(region, files).to(torch.float32) * self.factor + self.offset
 
     def _permuted(self, order: tuple[int, ...]) -> Origin:
@@ -265,10 +283,7 @@ class JoinedOrigin(Origin):
 
     parts: tuple[Origin, ...]
     axis: int
-    size: tuple[int, ...]
-
-    def _shape(self) -> tuple[int, ...]:
-        return self.size
+    shape: tuple[int, ...]
 
     @classmethod
     def of(cls, parts: tuple[Origin, ...], axis: int) -> JoinedOrigin:
@@ -281,11 +296,12 @@ class JoinedOrigin(Origin):
         total = sum(part.shape[axis] for part in parts)
         return cls(parts, axis, (*first[:axis], total, *first[axis + 1 :]))
 
-    def _tensors(self) -> Iterator[TensorInfo]:
+    def tensors(self) -> Iterator[TensorInfo]:
+        """Those of all parts."""
         for part in self.parts:
             yield from part.tensors()
 
-    def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
+    def _read(self, region: Region, files: Reader) -> torch.Tensor:
         start, stop = region[self.axis]
         pieces: list[torch.Tensor] = []
         offset = 0
@@ -308,16 +324,14 @@ class ComputedOrigin(Origin):
     """Positional arguments; origins stand for tensors, tuples for lists."""
     output: int | None
     """The index of the result; None for a single result."""
-    size: tuple[int, ...]
+    shape: tuple[int, ...]
 
-    def _shape(self) -> tuple[int, ...]:
-        return self.size
-
-    def _tensors(self) -> Iterator[TensorInfo]:
+    def tensors(self) -> Iterator[TensorInfo]:
+        """Those of all arguments."""
         for origin in _origins(self.arguments):
             yield from origin.tensors()
 
-    def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
+    def _read(self, region: Region, files: Reader) -> torch.Tensor:
         if self not in files.computed:
             result = self.operator(*_with_values(self.arguments, files))
             files.computed[self] = result if self.output is None else result[self.output]
@@ -333,17 +347,18 @@ def _origins(arguments: Any) -> Iterator[Origin]:
             yield from _origins(argument)
 
 
-def _with_values(arguments: Any, files: OpenFiles) -> Any:
+def _with_values(arguments: Any, files: Reader) -> Any:
     """The arguments with tensors in place of origins."""
     if isinstance(arguments, Origin):
         return arguments.read_all(files)
     return [_with_values(a, files) for a in arguments] if isinstance(arguments, tuple) else arguments
 
 
-class Leaves(OpenFiles):
+class LeafReader(Reader):
     """Reads something else for the checkpoint tensors of an origin: a function of tensor and region."""
 
     def __init__(self, value: Callable[[TensorInfo, Region], torch.Tensor]) -> None:
+        super().__init__()
         self.value = value
 
     def read(self, info: TensorInfo, region: Region) -> torch.Tensor:
@@ -351,7 +366,7 @@ class Leaves(OpenFiles):
         return self.value(info, region)
 
 
-class Places(OpenFiles):
+class IndexReader(Reader):
     """A reader that returns indices instead of values: read through an origin, they show the source of each value.
 
     `along`: tensor -> an axis, and the numbers that replace the indices of this axis.
@@ -360,6 +375,7 @@ class Places(OpenFiles):
     def __init__(
         self, infos: Iterable[TensorInfo], along: Mapping[TensorInfo, tuple[int, torch.Tensor]] | None = None
     ) -> None:
+        super().__init__()
         self.along = along or {}
         self.first: dict[TensorInfo, int] = {}
         total = 0

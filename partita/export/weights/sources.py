@@ -19,7 +19,7 @@ from partita.errors import CheckpointError
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.weight_files import OpenFiles
 from partita.export.weights import of_ir, to_torch
-from partita.export.weights.origins import JoinedOrigin, Origin, StoredTensor, blocks
+from partita.export.weights.origins import JoinedOrigin, Origin, Reader, blocks
 
 SLICE_BYTES = 32 << 20
 """Weights are read, cast and written in pieces of about this size, in bytes."""
@@ -79,7 +79,7 @@ class WeightSource(ABC):
 
     def rows_restored(self) -> Iterator[tuple[int, torch.Tensor]]:
         """The index of the first row, and some rows float32 from there; all rows in order."""
-        with OpenFiles(self.checkpoint.folder) as files:
+        with OpenFiles() as files:
             for region in blocks(self.origin.shape, SLICE_BYTES // 4):
                 yield region[0][0], self.origin.read(region, files).to(torch.float32)
 
@@ -101,7 +101,7 @@ class FloatSource(WeightSource):
     def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
         """The values in consecutive pieces. Raises CheckpointError for a value outside the range of the dtype."""
         target = to_torch(of_ir(self.dtype))
-        with OpenFiles(self.checkpoint.folder) as files:
+        with OpenFiles() as files:
             for region in blocks(self.origin.shape, SLICE_BYTES // target.itemsize):
                 piece = self.origin.read(region, files)
                 cast = piece.to(target)
@@ -120,7 +120,7 @@ class FloatSource(WeightSource):
                 yield 0, cast.contiguous()
 
 
-def non_finite_message(origin: Origin, name: str, files: OpenFiles) -> str:
+def non_finite_message(origin: Origin, name: str, files: Reader) -> str:
     """A message on the tensor of the weight `name` that holds NaN or infinity."""
     for info in dict.fromkeys(origin.tensors()):
         for region in blocks(info.shape, SLICE_BYTES // 4):
@@ -222,6 +222,6 @@ def checkpoint_weight(
     parameter: str | None = None,
 ) -> StoredPart:
     """A plain weight of a tensor or origin, as `dtype`. `parameter`: its name in the model, if another."""
-    origin = StoredTensor(checkpoint.tensors[source]) if isinstance(source, str) else source
+    origin: Origin = checkpoint.tensors[source] if isinstance(source, str) else source
     name = name or min(info.name for info in origin.tensors())
     return StoredPart(FloatSource(checkpoint, origin, dtype, name, (parameter or name,)))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from partita.errors import GenerationError, ReportError, UsageError
 from partita.files import refuse_same, reserve
-from partita.foreign.folder import AS_IT_IS, Choice, is_foreign, open_folder
+from partita.foreign.folder import NO_CHOICE, Choice, is_foreign, open_folder
 from partita.library.chain import Target, read_chain
 from partita.library.engine.requests import prompt_rows
 from partita.options.bench import BenchOptions
@@ -137,7 +137,7 @@ class Subject:
     manifest: Manifest
     prompts: tuple[tuple[int, ...], ...]
     """Token ids of each row."""
-    choice: Choice = AS_IT_IS
+    choice: Choice = NO_CHOICE
     """The user's choices about a foreign folder."""
 
 
@@ -146,7 +146,7 @@ def read_subjects(options: BenchOptions) -> tuple[Subject, ...]:
     manifests = []
     packages, choice = packages_of(options), Choice.of(options)
     foreign = [is_foreign(path) for path in packages]
-    choices = [choice if theirs or not any(foreign) else AS_IT_IS for theirs in foreign]
+    choices = [choice if theirs or not any(foreign) else NO_CHOICE for theirs in foreign]
     for path, choice in zip(packages, choices, strict=True):
         manifests.append(open_folder(path, choice))
         check_files(path, manifests[-1], hashes=False)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from partita.check.requirements import Limits
 from partita.errors import GenerationError, PartitaError, ReportError, ResourceError, UsageError
-from partita.foreign.folder import AS_IT_IS, Choice, open_folder
+from partita.foreign.folder import NO_CHOICE, Choice, open_folder
 from partita.library.api import QUIET, Audience
 from partita.library.chain import Target
 from partita.library.engine.base import (
@@ -62,7 +62,7 @@ class LocalEngine(Scheduler):
         folder: Path,
         manifest: Manifest,
         target: Target,
-        choice: Choice = AS_IT_IS,
+        choice: Choice = NO_CHOICE,
         *,
         observe: bool = True,
         refusal_seconds: float = REFUSAL_SECONDS,
@@ -294,7 +294,7 @@ class Drafters:
         if path in self._drafts:
             return self._drafts[path]
         folder = Path(path)
-        manifest = open_folder(folder, AS_IT_IS)
+        manifest = open_folder(folder, NO_CHOICE)
         try:
             runner = load_runner(
                 folder,

@@ -16,7 +16,7 @@ from threading import Condition, Lock, get_ident
 from typing import Any
 
 from partita.errors import GenerationError, PartitaError, ProviderError
-from partita.foreign.folder import AS_IT_IS, Choice
+from partita.foreign.folder import NO_CHOICE, Choice
 from partita.library.api import QUIET, Audience
 from partita.library.chain import Target
 from partita.library.engine.base import (
@@ -68,7 +68,7 @@ class RemoteEngine(Engine):
         folder: Path,
         manifest: Manifest,
         target: Target,
-        choice: Choice = AS_IT_IS,
+        choice: Choice = NO_CHOICE,
         *,
         observe: bool = True,
         refusal_seconds: float,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.errors import UsageError
-from partita.foreign.folder import AS_IT_IS, open_folder
+from partita.foreign.folder import NO_CHOICE, open_folder
 from partita.observations.facts import SpeculationFact
 from partita.options.generation import SpeculationOptions
 from partita.package.folder import Manifest
@@ -38,7 +38,7 @@ def check_speculation(folder: Path, manifest: Manifest, options: SpeculationOpti
             "use `speculate=ngram`, or export with `batch_size=1`"
         )
     other = Path(options.draft)
-    draft = open_folder(other, AS_IT_IS)
+    draft = open_folder(other, NO_CHOICE)
     ours, theirs = _vocabulary(folder), _vocabulary(other)
     if ours is None or theirs is None:  # then their numbers of logits are compared
         ours, theirs = manifest.graph.vocab_size, draft.graph.vocab_size

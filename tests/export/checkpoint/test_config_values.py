@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from dataclasses import replace
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from transformers import AutoConfig
 
 from partita.errors import CheckpointError, UnsupportedModelError, UsageError
@@ -18,6 +19,7 @@ from partita.export.checkpoint.description import open_checkpoint
 from partita.export.options import max_length
 from partita.export.pipeline import ExportOptions, Summary, export
 from partita.library.exporting import replay, smoke
+from tests.checkpoints import edit_config
 from tests.conftest import TinyCheckpoint
 
 NAN, INFINITY = float("nan"), float("inf")
@@ -28,12 +30,6 @@ def checkpoint(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> Path:
     """A copy of its own."""
     folder = tmp_path / "checkpoint"
     shutil.copytree(tiny_checkpoint("llama", num_hidden_layers=1), folder)
-    return folder
-
-
-def changed(folder: Path, **settings: Any) -> Path:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **settings}))
     return folder
 
 
@@ -52,7 +48,7 @@ def refused(folder: Path, *words: str) -> None:
 
 def test_settings_that_say_how_to_run_are_overridden(checkpoint: Path) -> None:
     summary = exported(
-        changed(
+        edit_config(
             checkpoint,
             return_dict=False,
             attn_implementation="flash_attention_2",
@@ -92,15 +88,15 @@ def test_settings_that_say_how_to_run_are_overridden(checkpoint: Path) -> None:
     ],
 )
 def test_a_bad_value_is_refused_by_the_name_of_its_field(checkpoint: Path, name: str, value: Any) -> None:
-    refused(changed(checkpoint, **{name: value}), name, "config.json")
+    refused(edit_config(checkpoint, **{name: value}), name, "config.json")
 
 
 def test_bad_values_in_the_text_part_are_seen(checkpoint: Path) -> None:
-    refused(changed(checkpoint, text_config={"rms_norm_eps": NAN}), "text_config.rms_norm_eps")
+    refused(edit_config(checkpoint, text_config={"rms_norm_eps": NAN}), "text_config.rms_norm_eps")
 
 
 def test_a_model_of_one_position_has_no_room_for_an_answer(checkpoint: Path) -> None:
-    refused(changed(checkpoint, max_position_embeddings=1), "max_position_embeddings in config.json is 1", "take 2")
+    refused(edit_config(checkpoint, max_position_embeddings=1), "max_position_embeddings in config.json is 1", "take 2")
 
 
 def test_a_checkpoint_in_the_current_folder_is_called_as_the_folder_is(
@@ -110,34 +106,25 @@ def test_a_checkpoint_in_the_current_folder_is_called_as_the_folder_is(
     assert open_checkpoint(".").source_name == open_checkpoint(str(checkpoint)).source_name == "checkpoint"
 
 
-def as_bin(folder: Path, *, zipped: bool) -> None:
-    """The weights as torch.save wrote them before and since torch 1.6."""
-    import torch
-    from safetensors.torch import load_file
-
-    torch.save(
-        load_file(folder / "model.safetensors"), folder / "pytorch_model.bin", _use_new_zipfile_serialization=zipped
-    )
-    (folder / "model.safetensors").unlink()
-
-
 @pytest.mark.parametrize("zipped", [True, False])
 def test_weights_of_torch_save_old_and_new(checkpoint: Path, zipped: bool) -> None:
-    as_bin(checkpoint, zipped=zipped)
-    assert exported(checkpoint).manifest.verification.status == "verified"
+    """Before torch 1.6 they were no archives."""
+    weights, target = checkpoint / "model.safetensors", checkpoint / "pytorch_model.bin"
+    torch.save(load_file(weights), target, _use_new_zipfile_serialization=zipped)
+    weights.unlink()
+    if zipped:
+        assert exported(checkpoint).manifest.verification.status == "verified"
+    else:
+        refused(checkpoint, "pytorch_model.bin", "written by torch before 1.6", "use safetensors files")
 
 
-@pytest.mark.parametrize("zipped", [True, False])
-def test_pickled_code_is_not_run(checkpoint: Path, tmp_path: Path, zipped: bool) -> None:
-    import torch
-
+def test_pickled_code_is_not_run(checkpoint: Path, tmp_path: Path) -> None:
     class Trap:
         def __reduce__(self) -> Any:
             return os.mkdir, (str(tmp_path / "trapped"),)
 
     (checkpoint / "model.safetensors").unlink()
-    target = checkpoint / "pytorch_model.bin"
-    torch.save({"model.norm.weight": Trap()}, target, _use_new_zipfile_serialization=zipped)
+    torch.save({"model.norm.weight": Trap()}, checkpoint / "pytorch_model.bin")
     refused(checkpoint, "plain weights")
     assert not (tmp_path / "trapped").exists()
 
@@ -170,14 +157,14 @@ def test_an_adapter_in_the_folder_of_its_model_is_told(tiny_checkpoint: TinyChec
 )
 def test_the_config_in_the_package_can_be_loaded(checkpoint: Path, settings: dict[str, Any]) -> None:
     with pytest.raises(Exception, match=r"."):
-        AutoConfig.from_pretrained(changed(checkpoint, **settings))
+        AutoConfig.from_pretrained(edit_config(checkpoint, **settings))
     out = checkpoint.parent / "out"
     exported(checkpoint, attention="gqa", verify=False)
     assert AutoConfig.from_pretrained(out).hidden_size == 64
 
 
 def test_a_config_that_can_be_loaded_is_copied_as_it_is(checkpoint: Path) -> None:
-    changed(checkpoint, attn_implementation="flash_attention_2", use_cache=False)
+    edit_config(checkpoint, attn_implementation="flash_attention_2", use_cache=False)
     assert config_values.without_overridden_settings(checkpoint) is None
 
 

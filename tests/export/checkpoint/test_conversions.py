@@ -29,7 +29,7 @@ from partita.export.checkpoint.weight_files import OpenFiles
 from partita.export.progress import Silent, stage
 from partita.export.weights import sources as weight_sources
 from partita.export.weights.external_data import write_data
-from partita.export.weights.origins import ComputedOrigin, StoredTensor
+from partita.export.weights.origins import ComputedOrigin, TensorInfo
 from partita.export.weights.sources import checkpoint_weight
 from partita.package.folder import WEIGHTS
 from tests.conftest import TinyCheckpoint
@@ -206,7 +206,7 @@ def test_one_tensor_can_hold_several(
 def test_a_renamed_tensor_is_one_tensor(tiny_checkpoint: TinyCheckpoint) -> None:
     _, sources = matched(tiny_checkpoint("gpt_neox", tokenizer=False))
     head = sources.of("lm_head.weight")
-    assert isinstance(head, StoredTensor) and head.info.name == "embed_out.weight"
+    assert isinstance(head, TensorInfo) and head.name == "embed_out.weight"
 
 
 def test_an_expert_that_is_missing(tiny_checkpoint: TinyCheckpoint, own_copy: Copy) -> None:

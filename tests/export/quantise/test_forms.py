@@ -16,15 +16,15 @@ from partita.export.progress import Silent, stage
 from partita.export.quantise.calibrate.reference import written_rows
 from partita.export.quantise.forms import Form, Place, Weight, form
 from partita.export.quantise.quantisers import Grid
-from partita.export.quantise.write.rewrite import PlacedWeight
-from partita.export.quantise.write.weight_source import Packing, QuantisedSource
+from partita.export.quantise.rewrite import PlacedWeight
+from partita.export.quantise.weight_source import Packing, QuantisedSource
 from partita.export.target import Kernels
 from partita.export.weights import external_data as weights
 from partita.export.weights.sources import initializers
 from partita.runtime.cpu.settings import EXACT, supports_exact
 from tests.conftest import TinyCheckpoint
 from tests.export.integers import wide_integers
-from tests.export.quantise.write.test_weight_source import plain
+from tests.export.quantise.test_weight_source import plain
 
 WIDTH, ROWS = 96, 64
 

@@ -22,8 +22,8 @@ from partita.export.quantise.calibrate.reference import parameter_names
 from partita.export.quantise.forms import form
 from partita.export.quantise.mixed_precision import FULL, Mixes, Unit, keep_of, ordered_steps, units
 from partita.export.quantise.plan import Plan
-from partita.export.quantise.write.rewrite import PlacedWeight
-from partita.export.quantise.write.weight_source import QuantisedSource
+from partita.export.quantise.rewrite import PlacedWeight
+from partita.export.quantise.weight_source import QuantisedSource
 from partita.export.target import Kernels
 from partita.export.verify import known_answer, quality
 from partita.export.verify.known_answer import load

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import partita
-from partita.demo import heldout_path
 from partita.export.checkpoint.description import open_checkpoint
 from partita.export.verify.known_answer import load
 from partita.package.folder import read_manifest
@@ -37,14 +36,6 @@ FORMATS: dict[str, tuple[dict[str, Any], formats.Packer]] = {
 INTEGERS = ("llm_int8", "compressed_w4a16", "gptq_act_order", "awq", "torchao_int8")
 """Packages have their integers, whose products round activations to 8 bits, except in the verified float copy."""
 PROMPT, TOKENS = [5, 17, 9, 40, 3], 8
-
-
-@pytest.fixture(scope="module")
-def short_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Enough of a text to measure quality on."""
-    path = tmp_path_factory.mktemp("text-") / "short.txt"
-    path.write_text(heldout_path().read_text()[:1500])
-    return path
 
 
 @pytest.mark.parametrize(

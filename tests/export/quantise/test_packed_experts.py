@@ -20,14 +20,14 @@ from partita.export.progress import SilentStage
 from partita.export.quantise import Keep
 from partita.export.quantise.calibrate import CalibratedWeights
 from partita.export.quantise.calibrate.calibration import calibrate
+from partita.export.quantise.experts import flatten_stack
 from partita.export.quantise.forms import form
 from partita.export.quantise.mixed_precision import units
 from partita.export.quantise.plan import Plan, make_plan
+from partita.export.quantise.products import routes
 from partita.export.quantise.quantisers import Grid
-from partita.export.quantise.write.experts import flatten_stack
-from partita.export.quantise.write.products import routes
-from partita.export.quantise.write.rewrite import PlacedWeight
-from partita.export.quantise.write.weight_source import Packing, QuantisedSource, restored
+from partita.export.quantise.rewrite import PlacedWeight
+from partita.export.quantise.weight_source import Packing, QuantisedSource, restored
 from partita.export.target import Kernels
 from partita.export.trace.experts.standard import Experts
 from partita.export.verify.known_answer import load
@@ -170,7 +170,7 @@ def test_experts_are_rounded_by_the_tokens_that_are_sent_to_them(
     errors = {"gptq": [0.0, 0.0], "refit": [0.0, 0.0]}
     for place, name in enumerate(("gate_up_proj", "down_proj")):
         plain = stack(checkpoint, name=name)
-        with OpenFiles(checkpoint) as files:
+        with OpenFiles() as files:
             whole = plain.origin.read_all(files).float().view(one.experts.count, -1, plain.origin.shape[1])
         fitted = QuantisedSource.of(plain, Packing(Grid(4, symmetric=False), 32, "refit"))
         free = torch.cat([restored(each) for _, each in fitted.rows_quantised()]).view(whole.shape)

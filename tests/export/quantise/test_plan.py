@@ -16,8 +16,8 @@ from partita.export.options import ExportOptions
 from partita.export.quantise import Keep, check_modules
 from partita.export.quantise.forms.blocks import GATHER, MATMUL
 from partita.export.quantise.plan import make_plan
-from partita.export.quantise.write.rewrite import Outcome, PlacedWeight, check_blocks, notes
-from partita.export.quantise.write.weight_source import QuantisedSource
+from partita.export.quantise.rewrite import Outcome, PlacedWeight, check_blocks, notes
+from partita.export.quantise.weight_source import QuantisedSource
 from partita.export.target import Kernels, ProbeResult, Target
 from partita.export.weights.origins import SlicedOrigin
 from partita.export.weights.sources import FloatSource, checkpoint_weight

@@ -26,14 +26,6 @@ from tests.conftest import Exported, TinyCheckpoint
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-@pytest.fixture(scope="session")
-def short_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The beginning of the embedded text, for tests that the quality itself is not the point of."""
-    path = tmp_path_factory.mktemp("text") / "short.txt"
-    path.write_text(heldout_path().read_text(encoding="utf-8")[:1200], encoding="utf-8")
-    return path
-
-
 def operators(package: Path, file: str = "model.onnx") -> Counter[str]:
     """Nodes by operator."""
     return Counter(node.op_type for node in onnx.load(package / file, load_external_data=False).graph.node)

@@ -86,7 +86,7 @@ def test_a_disk_that_fills_up_is_told(
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(ResourceError, match="no space for the float32 weights of the source model.*No space left"):
         known_answer.load(open_checkpoint(str(tiny_checkpoint("llama"))), tmp_path)
-    assert memory_map.WAITS not in os.environ  # as it was before, also after an error
+    assert memory_map.SYNCHRONOUS_LOADING not in os.environ  # as it was before, also after an error
 
 
 def test_a_model_larger_than_the_memory_needs_a_layer_at_a_time(

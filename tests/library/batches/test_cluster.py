@@ -21,7 +21,7 @@ import partita
 from partita.cli import run
 from partita.commands.batch import RowBar
 from partita.errors import GenerationError, PackageError
-from partita.foreign.folder import AS_IT_IS, open_folder
+from partita.foreign.folder import NO_CHOICE, open_folder
 from partita.library.batches import cluster as cluster_module
 from partita.library.batches.batch_run import run_file
 from partita.library.batches.cluster import Cluster, Setup, Worker, setup_of
@@ -77,7 +77,7 @@ class Files:
     def setup(self) -> Setup:
         manifest = open_folder(self.package)
         chain = ProviderChain(providers="cpu", threads=1)
-        return setup_of(self.package, manifest, chain, AS_IT_IS, BatchOptions(), token_ids=True)
+        return setup_of(self.package, manifest, chain, NO_CHOICE, BatchOptions(), token_ids=True)
 
     def answer(self, setup: Setup) -> None:
         rows = scan_file(self.source)

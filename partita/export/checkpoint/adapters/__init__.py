@@ -8,87 +8,69 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from partita.errors import CheckpointError, UnsupportedModelError
-from partita.export.checkpoint.weight_files import (
-    SHOWN_CHARACTERS,
-    OpenFiles,
-    TensorInfo,
-    few,
-    list_tensors,
-    matches,
-    read_json,
-)
+from partita.export.checkpoint.weight_files import SHOWN_CHARACTERS, OpenFiles, few, list_tensors, matches, read_json
 from partita.export.weights import CHECKPOINT
-from partita.export.weights.origins import Region, blocks
+from partita.export.weights.origins import Origin, Reader, Region, TensorInfo, blocks
 from partita.package.folder import COMPANIONS, AdapterRecord, check_folder, record_file
 from partita.untrusted_files import is_number
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterTensor:
-    """A tensor of an adapter, read whole and cached while the files are open."""
-
-    folder: Path
-    info: TensorInfo
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape as stored."""
-        return self.info.shape
-
-    def read(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """The values in `region`, float32."""
-        return self.read_all(files)[tuple(slice(start, stop) for start, stop in region)]
-
-    def read_all(self, files: OpenFiles) -> torch.Tensor:
-        """All values, float32."""
-        if self not in files.computed:
-            region = tuple((0, size) for size in self.info.shape)
-            with OpenFiles(self.folder) as own:
-                files.computed[self] = own.read(self.info, region).to(torch.float32)
-        return files.computed[self]
-
-
-@dataclass(frozen=True, slots=True)
-class LowRank:
-    """A weight plus the product of two low-rank matrices, with rows scaled by magnitudes for DoRA."""
+@dataclass(frozen=True)
+class _Changed(Origin):
+    """A tensor of the checkpoint with a change by an adapter, float32."""
 
     base: TensorInfo
-    """[N, K], or [K, N] if `turned`."""
-    down: AdapterTensor
+    shape: tuple[int, ...] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", self.base.shape)
+
+    def tensors(self) -> Iterator[TensorInfo]:
+        """The tensor of the checkpoint."""
+        yield self.base
+
+
+@dataclass(frozen=True)
+class LowRank(_Changed):
+    """A weight [N, K], or [K, N] if `transposed`, plus the product of two low-rank matrices.
+
+    The rows are scaled by magnitudes for DoRA.
+    """
+
+    down: TensorInfo
     """A [r, K]."""
-    up: AdapterTensor
+    up: TensorInfo
     """B [N, r]."""
     scale: float
-    turned: bool = False
+    transposed: bool = False
     """The weight is stored as [K, N]: an embedding [V, H], or a Conv1D of GPT-2."""
-    magnitude: AdapterTensor | None = None
+    magnitude: TensorInfo | None = None
     """m [N] of DoRA."""
 
-    def read(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """The values in `region`, float32."""
+    def _read(self, region: Region, files: Reader) -> torch.Tensor:
         if self.magnitude is None:
             return self._sum(region, files)
         if self not in files.computed:
             files.computed[self] = self._factors(files)
-        (start, stop) = region[1 if self.turned else 0]
+        (start, stop) = region[1 if self.transposed else 0]
         factors = files.computed[self][start:stop]
-        return self._sum(region, files) * (factors if self.turned else factors.unsqueeze(-1))
+        return self._sum(region, files) * (factors if self.transposed else factors.unsqueeze(-1))
 
-    def _sum(self, region: Region, files: OpenFiles) -> torch.Tensor:
+    def _sum(self, region: Region, files: Reader) -> torch.Tensor:
         """W + s B A in `region`."""
-        (first, last), (begin, end) = reversed(region) if self.turned else region
-        added = self.up.read_all(files)[first:last] @ self.down.read_all(files)[:, begin:end] * self.scale
-        return files.read(self.base, region).to(torch.float32) + (added.T if self.turned else added)
+        rows, columns = (slice(*span) for span in (reversed(region) if self.transposed else region))
+        added = self.up.read_all(files).float()[rows] @ self.down.read_all(files).float()[:, columns] * self.scale
+        return self.base.read(region, files).to(torch.float32) + (added.T if self.transposed else added)
 
-    def _factors(self, files: OpenFiles) -> torch.Tensor:
+    def _factors(self, files: Reader) -> torch.Tensor:
         """m / |W + s B A| [N], computed a few rows at a time."""
         assert self.magnitude is not None
         squares = torch.zeros(self.up.shape[0])
@@ -96,24 +78,22 @@ class LowRank:
         for start in range(0, self.base.shape[0], step):
             rows = (start, min(start + step, self.base.shape[0]))
             part = self._sum((rows, (0, self.base.shape[1])), files).square()
-            if self.turned:
+            if self.transposed:
                 squares += part.sum(0)
             else:
                 squares[rows[0] : rows[1]] = part.sum(1)
-        return self.magnitude.read_all(files).reshape(-1) / squares.sqrt()
+        return self.magnitude.read_all(files).float().reshape(-1) / squares.sqrt()
 
 
-@dataclass(frozen=True, slots=True)
-class Shifted:
+@dataclass(frozen=True)
+class Shifted(_Changed):
     """A bias plus that of an adapter (lora_bias)."""
 
-    base: TensorInfo
-    bias: AdapterTensor
+    bias: TensorInfo
     scale: float
 
-    def read(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """The values in `region`, float32."""
-        return files.read(self.base, region).to(torch.float32) + self.bias.read(region, files) * self.scale
+    def _read(self, region: Region, files: Reader) -> torch.Tensor:
+        return self.base.read(region, files).to(torch.float32) + self.bias.read(region, files).float() * self.scale
 
 
 CONFIG = "adapter_config.json"
@@ -134,7 +114,7 @@ WITHOUT_EFFECT = frozenset(
 """Training settings, and target settings that the tensor names state."""
 CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """LoRA initialisations that change the weights of the base model."""
-INSTEAD = "merge it with peft (merge_and_unload) and export the merged model"
+ALTERNATIVE = "merge it with peft (merge_and_unload) and export the merged model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +180,7 @@ def _refuse_kind(path: Path, raw: Mapping[str, Any]) -> None:
         raise CheckpointError(f"{path}: damaged: peft_type is missing")
     if kind != "LORA":
         raise UnsupportedModelError(
-            f"{path}: adapter type {kind}: only LoRA and DoRA are supported; if it modifies weights, {INSTEAD}"
+            f"{path}: adapter type {kind}: only LoRA and DoRA are supported; if it modifies weights, {ALTERNATIVE}"
         )
     began = str(raw.get("init_lora_weights") or "").lower()
     if began.startswith(CHANGES_BASE):
@@ -212,7 +192,7 @@ def _refuse_kind(path: Path, raw: Mapping[str, Any]) -> None:
         if value and key not in HANDLED and key not in WITHOUT_EFFECT:
             raise UnsupportedModelError(
                 f"{path}: {key[:SHOWN_CHARACTERS]} is set, which is not supported and may change the result of the "
-                f"adapter; {INSTEAD}"
+                f"adapter; {ALTERNATIVE}"
             )
     if raw.get("lora_bias") and raw.get("use_dora"):
         raise UnsupportedModelError(
@@ -258,12 +238,12 @@ ORIGINAL = re.compile(r"\.original_module(?=\.)")
 class Matrices:
     """The tensors of an adapter for one module."""
 
-    down: AdapterTensor | None = None
+    down: TensorInfo | None = None
     """A."""
-    up: AdapterTensor | None = None
+    up: TensorInfo | None = None
     """B."""
-    bias: AdapterTensor | None = None
-    magnitude: AdapterTensor | None = None
+    bias: TensorInfo | None = None
+    magnitude: TensorInfo | None = None
     embedding: bool = False
 
     @property
@@ -285,7 +265,7 @@ class Adapter:
     config: AdapterConfig
     modules: Mapping[str, Matrices]
     """Module name in the model -> tensors."""
-    replaced_tensors: Mapping[str, AdapterTensor]
+    replaced_tensors: Mapping[str, TensorInfo]
     """Parameter name in the model -> the tensor that replaces it."""
 
     @property
@@ -335,12 +315,12 @@ def read_adapter(folder: Path) -> Adapter:
 
 def _check_numbers(folder: Path, tensors: list[TensorInfo]) -> None:
     """Raise CheckpointError for NaN or infinity."""
-    with OpenFiles(folder) as files:
+    with OpenFiles() as files:
         for info in tensors:
             for region in blocks(info.shape, PIECE):
                 if not bool(torch.isfinite(files.read(info, region)).all()):
                     raise CheckpointError(
-                        f"{folder / info.file}: tensor {info.name} contains NaN or infinity; the adapter "
+                        f"{info.file}: tensor {info.name} contains NaN or infinity; the adapter "
                         "is damaged: save it again, or download it again"
                     )
 
@@ -348,7 +328,7 @@ def _check_numbers(folder: Path, tensors: list[TensorInfo]) -> None:
 def _by_module(folder: Path, file: str, config: AdapterConfig, tensors: list[TensorInfo]) -> Adapter:
     """The adapter with its tensors by module. Raises CheckpointError for unknown tensor names."""
     modules: dict[str, Matrices] = {}
-    whole: dict[str, AdapterTensor] = {}
+    whole: dict[str, TensorInfo] = {}
     odd = [info.name for info in tensors if not info.name.startswith(PREFIX)]
     odd += [f"{info.name} ({info.dtype})" for info in tensors if info.dtype not in CHECKPOINT]
     if odd:
@@ -357,19 +337,19 @@ def _by_module(folder: Path, file: str, config: AdapterConfig, tensors: list[Ten
             f"and types must be floats: {few(odd)}"
         )
     for info in tensors:
-        tensor, name = AdapterTensor(folder, info), info.name.removeprefix(PREFIX)
+        name = info.name.removeprefix(PREFIX)
         if ORIGINAL.search(name):
             continue
         if found := MATRIX.fullmatch(name):
             module, embedding, letter, kind = found.groups()
-            field = "bias" if kind == "bias" else {"A": "down", "B": "up"}[letter]
+            part = "bias" if kind == "bias" else {"A": "down", "B": "up"}[letter]
         elif found := MAGNITUDE.fullmatch(name):
-            module, embedding, field = found[1], None, "magnitude"
+            module, embedding, part = found[1], None, "magnitude"
         else:
-            whole[WHOLE.sub("", name)] = tensor
+            whole[WHOLE.sub("", name)] = info
             continue
         known = modules.get(module, Matrices())
-        changed: dict[str, Any] = {field: tensor, "embedding": known.embedding or embedding is not None}
+        changed: dict[str, Any] = {part: info, "embedding": known.embedding or embedding is not None}
         modules[module] = replace(known, **changed)
     problems = {name: _problem(each, config.rank_of(name), dora=config.dora) for name, each in modules.items()}
     if broken := [name for name, problem in problems.items() if problem]:

@@ -25,15 +25,15 @@ import torch
 
 from partita import dtypes
 from partita.errors import CheckpointError, UnsupportedModelError
-from partita.export.checkpoint.adapters import INSTEAD, Adapter
+from partita.export.checkpoint.adapters import ALTERNATIVE, Adapter
 from partita.export.checkpoint.adapters.merge import Site, base_note, sites
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.weight_files import OpenFiles, few
 from partita.export.passes.base import take_names
-from partita.export.quantise.calibrate.reference import moves
-from partita.export.quantise.write.products import weight_of_product
+from partita.export.quantise.calibrate.reference import only_rearranges
+from partita.export.quantise.products import weight_of_product
 from partita.export.weights import of_ir
-from partita.export.weights.origins import Places
+from partita.export.weights.origins import IndexReader
 from partita.export.weights.sources import FloatSource
 from partita.package.contract import AdapterInput
 from partita.package.folder import AdapterRecord
@@ -122,7 +122,7 @@ def add_branches(
     apart = None if batch == 1 else batch if fixed else ROWS
     for node in list(model.graph):
         plain = weight_of_product(node)
-        if plain is None or not moves(plain.origin):
+        if plain is None or not only_rearranges(plain.origin):
             continue
         modules = _modules(plain, adapters)
         if modules:
@@ -134,7 +134,7 @@ def add_branches(
         if unplaced := sorted(set(each.sites) - placed):
             raise UnsupportedModelError(
                 f"{each.adapter.folder}: cannot be switched: no plain product of the graph reads the weights of "
-                f"{few(unplaced)}; merge it with `adapter`, or {INSTEAD}",
+                f"{few(unplaced)}; merge it with `adapter`, or {ALTERNATIVE}",
                 option="with_adapters",
             )
     return made
@@ -154,9 +154,9 @@ def _modules(plain: FloatSource, adapters: Sequence[SwitchableAdapter]) -> dict[
 def _rows(plain: FloatSource, site: Site) -> torch.Tensor | None:
     """The index of each row of a weight in the joined weight; None where the rows are not stored whole."""
     count, width = plain.origin.shape
-    rows = site.base.shape[1 if site.turned else 0]
-    row, column = (1, rows) if site.turned else (width, 1)
-    places = Places(plain.origin.tensors())
+    rows = site.base.shape[1 if site.transposed else 0]
+    row, column = (1, rows) if site.transposed else (width, 1)
+    places = IndexReader(plain.origin.tensors())
     first = next((start for info, start in places.first.items() if info.name == site.base.name), None)
     if first is None:
         return None
@@ -237,7 +237,7 @@ def _input(graph: ir.Graph, port: AdapterInput) -> ir.Value:
 def parameters(each: SwitchableAdapter, branches: Iterable[Branch]) -> dict[str, npt.NDArray[Any]]:
     """The values of an adapter for the graphs' inputs, by name. Raises CheckpointError outside of the dtype."""
     found: dict[str, npt.NDArray[Any]] = {}
-    with OpenFiles(each.adapter.folder) as files:
+    with OpenFiles() as files:
         for branch in branches:
             rank = each.rank(branch.modules)
             if not rank:
@@ -250,8 +250,8 @@ def parameters(each: SwitchableAdapter, branches: Iterable[Branch]) -> dict[str,
                 if matrices is None or matrices.down is None or matrices.up is None:
                     continue
                 stop = start + matrices.rank
-                down[:, start:stop] = matrices.down.read_all(files).T
-                up[start:stop, places] = matrices.up.read_all(files).T * each.adapter.config.scale(module)
+                down[:, start:stop] = matrices.down.read_all(files).float().T
+                up[start:stop, places] = matrices.up.read_all(files).float().T * each.adapter.config.scale(module)
                 start = stop
             for name, value in ((branch.down, down), (branch.up, up)):
                 found[name] = (
@@ -266,7 +266,7 @@ def parameters(each: SwitchableAdapter, branches: Iterable[Branch]) -> dict[str,
 
 def add_to(model: Any, each: SwitchableAdapter) -> None:
     """Add an adapter to the float32 weights of a transformers model, in place."""
-    with torch.no_grad(), OpenFiles(each.adapter.folder) as files:
+    with torch.no_grad(), OpenFiles() as files:
         for module, site in each.sites.items():
             matrices = each.adapter.modules[module]
             assert matrices.down is not None and matrices.up is not None
@@ -274,8 +274,12 @@ def add_to(model: Any, each: SwitchableAdapter) -> None:
             shared = [name for name, p in model.named_parameters(remove_duplicate=False) if p is owner.weight]
             if len(shared) > 1:
                 owner.weight = torch.nn.Parameter(owner.weight.detach().clone(), requires_grad=False)
-            added = matrices.up.read_all(files) @ matrices.down.read_all(files) * each.adapter.config.scale(module)
-            owner.weight.add_(added.T if site.turned else added)
+            added = (
+                matrices.up.read_all(files).float()
+                @ matrices.down.read_all(files).float()
+                * each.adapter.config.scale(module)
+            )
+            owner.weight.add_(added.T if site.transposed else added)
 
 
 def weights_text(placed: object, prompts: object, adapter: SwitchableAdapter | None) -> str:

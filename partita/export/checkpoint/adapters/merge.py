@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from partita.errors import CheckpointError, UnsupportedModelError
-from partita.export.checkpoint.adapters import INSTEAD, Adapter, LowRank, Matrices, Shifted
+from partita.export.checkpoint.adapters import ALTERNATIVE, Adapter, LowRank, Matrices, Shifted
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.naming import Sources, match_names
-from partita.export.checkpoint.weight_files import LazyArray, TensorInfo
-from partita.export.weights.origins import StoredTensor
+from partita.export.weights.origins import Origin, TensorInfo
 
 Shape = tuple[int, ...]
 
@@ -27,7 +27,7 @@ class Site:
     """The tensor in the checkpoint."""
     name: str
     """The name of the merged tensor: that of `base`, or of the parameter where `base` is tied to it."""
-    turned: bool = False
+    transposed: bool = False
     """The module reads it as [K, N]."""
     embedding: bool = False
 
@@ -84,9 +84,9 @@ def _merge_module(work: _Merging, name: str, matrices: Matrices) -> None:
     site = _site_of_module(work, name, matrices)
     assert matrices.down is not None and matrices.up is not None
     scale = work.adapter.config.scale(name)
-    turned = site.turned or site.embedding
-    decoder = LowRank(site.base, matrices.down, matrices.up, scale, turned, matrices.magnitude)
-    _place(work, f"{name}.weight", site, decoder)
+    transposed = site.transposed or site.embedding
+    merged = LowRank(site.base, matrices.down, matrices.up, scale, transposed, matrices.magnitude)
+    _place(work, f"{name}.weight", site, merged)
     if matrices.bias is None:
         return
     if f"{name}.bias" not in work.names:
@@ -105,7 +105,7 @@ def _site_of_module(work: _Merging, name: str, matrices: Matrices) -> Site:
     if site.embedding != matrices.embedding:
         kind = "an embedding" if site.embedding else "not an embedding"
         raise work.of_another_model(f"{name} is {kind} in the model, but not in the adapter")
-    shape = tuple(reversed(site.base.shape)) if site.turned or site.embedding else site.base.shape
+    shape = tuple(reversed(site.base.shape)) if site.transposed or site.embedding else site.base.shape
     shapes = f"{name} has lora_A {list(matrices.down.shape)} and lora_B {list(matrices.up.shape)}"
     _check_shape(work, shapes, (matrices.up.shape[0], matrices.down.shape[1]), shape)
     if matrices.magnitude is not None:
@@ -134,21 +134,21 @@ def _site(work: _Merging, name: str) -> Site:
     """The location of a parameter by its name in the adapter. Raises CheckpointError, UnsupportedModelError."""
     if name not in work.names and name not in work.checkpoint.tensors:
         # an earlier transformers called it so
-        name = next(iter(match_names(work.model, {name: TensorInfo(name, "", (1, 1), "float32")}).origins), name)
+        name = next(iter(match_names(work.model, {name: TensorInfo(name, Path(), (1, 1), "float32")}).origins), name)
     origin = work.sources.of(name)
-    if origin is not None and not isinstance(origin, StoredTensor):
+    if origin is not None and not isinstance(origin, TensorInfo):
         raise UnsupportedModelError(
             f"{work.adapter.folder}: the adapter changes {name}, which transformers computes from several tensors of "
-            f"the checkpoint; {INSTEAD}"
+            f"the checkpoint; {ALTERNATIVE}"
         )
     if origin is not None:
         module = work.model.get_submodule(name.rpartition(".")[0])
         own = name in work.sources.origins
-        place = origin.info.name if own else name
+        place = origin.name if own else name
         return Site(
-            work.merged.get(place, origin.info),
+            work.merged.get(place, origin),
             place,
-            turned=isinstance(module, Conv1D) and len(origin.shape) == 2,
+            transposed=isinstance(module, Conv1D) and len(origin.shape) == 2,
             embedding=isinstance(module, torch.nn.Embedding),
         )
     if name in work.checkpoint.tensors and name not in work.sources.unmatched_tensors:
@@ -156,22 +156,22 @@ def _site(work: _Merging, name: str) -> Site:
     raise work.of_another_model(f"{name} is not in the model")
 
 
-def _place(work: _Merging, name: str, site: Site, decoder: LazyArray) -> None:
-    """Replace a parameter with the output of `decoder`. Tied parameters keep the stored weight."""
+def _place(work: _Merging, name: str, site: Site, values: Origin) -> None:
+    """Replace a parameter with `values`. Tied parameters keep the stored weight."""
     base = site.base
-    work.merged[site.name] = TensorInfo(site.name, base.file, base.shape, "float32", base.size_bytes, decoder)
+    work.merged[site.name] = TensorInfo(site.name, base.file, base.shape, "float32", base.size_bytes, values)
     partners = work.sources.tied_names.get(name, frozenset()) - {name}
     if not partners:
         return
     if work.adapter.config.keeps_ties:
         raise UnsupportedModelError(
             f"{work.adapter.folder}: ensure_weight_tying is set for {name}, which the model ties to "
-            f"{', '.join(sorted(partners))}; this is not supported; {INSTEAD}"
+            f"{', '.join(sorted(partners))}; this is not supported; {ALTERNATIVE}"
         )
     for partner in partners:
         if partner not in work.sources.origins and name in work.sources.origins:
             stored = work.checkpoint.tensors[site.name]
-            same = TensorInfo(partner, stored.file, stored.shape, stored.dtype, 0, StoredTensor(stored))
+            same = TensorInfo(partner, stored.file, stored.shape, stored.dtype, 0, stored)
             work.merged.setdefault(partner, same)
     if partners <= {*(f"{module}.weight" for module in work.adapter.modules), *work.adapter.replaced_tensors}:
         return

@@ -1,6 +1,10 @@
 """Open a GGUF file as a checkpoint folder, with config and tokenizer in transformers' formats.
 
 The folder is temporary, contains a link to the file, and lasts as long as the checkpoint object.
+
+The config that transformers reads from the file is completed. The source model of the comparison is built from the same
+config, so that verification cannot detect a missing setting. Therefore unknown settings are refused by name. Settings
+are written by llama.cpp's `conversion/` and read by its `llama-model.cpp`.
 """
 
 from __future__ import annotations
@@ -20,11 +24,11 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, modeling_g
 from partita.errors import PartitaError, UnsupportedModelError
 from partita.export.checkpoint.gguf import dequantised
 from partita.export.checkpoint.gguf.header import MAGIC, GgufTensor, Header, read_header
-from partita.export.checkpoint.gguf.settings import complete_config, mapped_as
 from partita.export.checkpoint.gguf.weights import weights_of
 from partita.export.checkpoint.stored_formats import QuantisedTensors, StoredFloats
 from partita.export.checkpoint.weight_files import LAYOUTS, few
 from partita.export.trace.fake_model import quiet, translate_errors
+from partita.package.contract import CONTEXT_LENGTHS
 
 SUFFIX = ".gguf"
 FACTORS = "rope_freqs.weight"
@@ -116,7 +120,7 @@ def prepare(path: Path) -> ConvertedFile:
 def read(prepared: ConvertedFile, config: PreTrainedConfig) -> QuantisedTensors:
     """The weights of a GGUF file as a quantised checkpoint. Raises as `weights_of` does."""
     with quiet(), translate_errors(f"{prepared.header.path}: finding its tensors in the model"):
-        weights = weights_of(prepared.header, config, prepared.file)
+        weights = weights_of(prepared.header, config)
     packed = {name: weight for name, weight in weights.items() if not isinstance(weight, StoredFloats)}
     tensors = {name: weight.info for name, weight in weights.items()}
     return QuantisedTensors(_method(prepared.header), tensors, packed)
@@ -164,3 +168,226 @@ def _tokenizer(header: Header, folder: Path, file: str) -> tuple[str, ...]:
         "texts get other tokens than in training; pass token ids, or export the checkpoint that the file "
         "was converted from",
     )
+
+
+SIZES = {
+    "attention.key_length": "head_dim",
+    "attention.key_length_swa": "head_dim",
+    "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
+"""Sizes that transformers does not read for every architecture -> config keys."""
+ROTATED = {"rope.dimension_count": "full_attention", "rope.dimension_count_swa": "sliding_attention"}
+"""Numbers of rotated dimensions per head, and the layer type where these differ; compared with the config."""
+OF_THE_FILE = frozenset(
+    {
+        "vocab_size",
+        "attention.value_length",
+        "attention.value_length_swa",
+        "attention.head_count_kv",
+        "feed_forward_length",
+        "use_parallel_residual",
+        *SIZES,
+        *ROTATED,
+    }
+)
+"""Settings that follow from the tensors and their shapes, where transformers does not read them."""
+UNSET = ("", "none", 0, 0.0, False, ())
+"""Values that set nothing."""
+USUAL = {"attention.causal": (True,), "expert_gating_func": (0, 1)}
+"""Values equal to the default; 1 is a softmax."""
+COPIED = {
+    "attention.layer_norm_epsilon": ("layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps"),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "norm_eps"),
+    "attention.shared_kv_layers": ("num_kv_shared_layers",),
+    "attention.sliding_window": ("sliding_window",),
+    "attn_logit_softcapping": ("attn_logit_softcapping",),
+    "context_length": CONTEXT_LENGTHS,
+    "expert_weights_norm": ("norm_topk_prob",),
+    "final_logit_softcapping": ("final_logit_softcapping",),
+}
+"""Settings -> config keys; the first that the config has is set."""
+BASES = {
+    "rope.freq_base": "full_attention",
+    "rope.global.freq_base": "full_attention",
+    "rope.freq_base_swa": "sliding_attention",
+    "rope.local.freq_base": "sliding_attention",
+}
+"""Bases of the rotary embedding, and the layer type where these differ. Two are Ollama's names."""
+PATTERN = "attention.sliding_window_pattern"
+"""Per layer, whether it has a window, or the period of layers without one; compared with the config."""
+HARMLESS = frozenset(
+    {
+        "attention.layer_norm_epsilon",  # the epsilon of a norm that the model does not have
+        "attention.layer_norm_rms_epsilon",
+        "classifier.output_labels",
+        "context_length",  # the model has no maximum length
+        "decoder_block_count",  # encoder-decoders are refused
+        "embedding_length_out",
+        "features_length",
+        "pooling_type",
+        "tensor_data_layout",
+    }
+)
+"""Settings that do not change the logits; a note names them."""
+TOKENIZER = "tokenizer."
+END_TOKENS = tuple(f"{TOKENIZER}ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
+"""Settings with end-of-generation tokens."""
+ORIGINAL_LENGTH = "rope.scaling.original_context_length"
+"""The reference length for scaling; every phi3 has it, scaled or not."""
+LARGEST = {"gemma2": 46, "gemma3": 62}
+"""Number of layers of the 27 B models, by which llama.cpp detects them."""
+ALTERNATIVE = "export the checkpoint that the file was converted from"
+
+
+def mapped_as(architecture: str) -> str:
+    """transformers' name of an architecture in its GGUF tables."""
+    names = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "gpt-oss": "gpt_oss", "minimax-m2": "minimax_m2"}
+    return names.get(architecture, architecture)
+
+
+def complete_config(header: Header, raw: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """`raw` with the settings that transformers does not read, and a note. Raises UnsupportedModelError."""
+    prefix = f"{header.architecture}."
+    given = {name.removeprefix(prefix): value for name, value in header.settings.items() if name.startswith(prefix)}
+    tables: Any = modeling_gguf_pytorch_utils.GGUF_TO_TRANSFORMERS_MAPPING
+    known: Mapping[str, str | None] = tables["config"].get(mapped_as(header.architecture), {})
+    read = {name for name, key in known.items() if key is not None}  # None: transformers ignores it
+    read -= {"context_length"}  # read for gpt2 as n_ctx, which its config does not use
+    sizes = {key: given[name] for name, key in SIZES.items() if name not in read and isinstance(given.get(name), int)}
+    made = {key: sizes.get(key, value) for key, value in raw.items()}
+    unapplied = {
+        name: value
+        for name, value in given.items()
+        if name not in read | OF_THE_FILE and value not in USUAL.get(name, UNSET)
+    }
+    _check_scaling(header, unapplied)
+    for name in list(unapplied):
+        put = _config_change(made, name, unapplied[name])
+        if put is not None:
+            made |= put
+            del unapplied[name]
+    made |= _attention_scale(header, made) | _ends(header, raw)
+    _check_rotated(header, given, made)
+    if wrong := sorted(set(unapplied) - HARMLESS):
+        raise UnsupportedModelError(
+            f"{header.path}: it has {few([_pair(name, unapplied[name]) for name in wrong])}, which "
+            f"transformers' reader of {header.architecture} ignores, but which change the outputs of the "
+            f"model; {ALTERNATIVE}"
+        )
+    read = {f"{TOKENIZER}{name}" for part in ("", "_config") for name in tables[f"tokenizer{part}"]["tokenizer"]}
+    unapplied |= {name: value for name, value in header.settings.items() if name.startswith(TOKENIZER)}
+    unread = sorted(name for name in unapplied.keys() - read.union(END_TOKENS) if unapplied[name] not in UNSET)
+    note = f"settings of the GGUF file that transformers does not read: {few(unread)}"
+    return made, (note,) if unread else ()
+
+
+def _ends(header: Header, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The end-of-generation tokens of llama.cpp: those of the settings, and those known by their text."""
+    ids = [header.settings[name] for name in END_TOKENS if isinstance(header.settings.get(name), int)]
+    own = raw.get("eos_token_id")
+    if isinstance(own, list):  # transformers knows all of some architectures
+        ids += own
+    elif own is not None and END_TOKENS[0] not in header.settings:
+        ids.append(own)
+    found = list(dict.fromkeys((*ids, *header.ends)))
+    return {"eos_token_id": found if len(found) > 1 else found[0]} if found else {}
+
+
+def _check_scaling(header: Header, unapplied: dict[str, Any]) -> None:
+    """Raise UnsupportedModelError for a scaled rotary embedding. Removes settings without effect from `unapplied`."""
+    scaled = sorted(name for name in unapplied if name.startswith(("rope.scaling.", "rope.scale")))
+    if scaled == [ORIGINAL_LENGTH] and not any(name.startswith("rope_factors") for name in header.tensors):
+        del unapplied[ORIGINAL_LENGTH]
+    elif scaled:
+        raise UnsupportedModelError(
+            f"{header.path}: its rotary embedding is scaled "
+            f"({few([_pair(name, unapplied[name]) for name in scaled])}), which transformers' reader of "
+            f"{header.architecture} ignores; {ALTERNATIVE}"
+        )
+
+
+def _config_change(raw: Mapping[str, Any], name: str, value: Any) -> dict[str, Any] | None:
+    """The config change that a setting requires; None where the config has no key for it."""
+    if name == PATTERN:
+        return {} if _is_pattern(raw, value) else None
+    if not isinstance(value, int | float):
+        return None
+    if name in BASES:
+        return _with_base(raw, BASES[name], value)
+    if name == "attention.sliding_window" and raw.get("use_sliding_window") is False:
+        return None  # a config without a layer pattern ignores the window
+    key = next((key for key in COPIED.get(name, ()) if key in raw), None)
+    return None if key is None else {key: value}
+
+
+def _is_pattern(raw: Mapping[str, Any], value: Any) -> bool:
+    """Whether the config has sliding windows in the layers that the file names."""
+    layers = raw.get("layer_types")
+    if not isinstance(layers, list):
+        return False
+    if isinstance(value, int):
+        value = [bool((layer + 1) % value) for layer in range(len(layers))]
+    return isinstance(value, list | tuple) and layers == [
+        "sliding_attention" if windowed else "full_attention" for windowed in value
+    ]
+
+
+def _rope(raw: Mapping[str, Any], layers: str) -> Mapping[str, Any] | None:
+    """The rotary settings of some layers; None where the config has none."""
+    rope = raw.get("rope_parameters")
+    if not isinstance(rope, Mapping):
+        return None
+    nested = [rope.get(key) for key in ("full_attention", "sliding_attention")]
+    if any(isinstance(each, Mapping) for each in nested):
+        found = rope.get(layers)
+        return found if isinstance(found, Mapping) else None
+    return rope if layers == "full_attention" else None
+
+
+def _with_base(raw: Mapping[str, Any], layers: str, value: float) -> dict[str, Any] | None:
+    """The rotary settings with another base in some layers."""
+    rope = _rope(raw, layers)
+    if rope is None:
+        return None
+    whole, changed = raw["rope_parameters"], {**rope, "rope_theta": value}
+    return {"rope_parameters": changed if rope is whole else {**whole, layers: changed}}
+
+
+def _attention_scale(header: Header, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """query_pre_attn_scalar of gemma, which is not in the file."""
+    if header.architecture not in LARGEST or "query_pre_attn_scalar" not in raw:
+        return {}
+    largest = raw.get("num_hidden_layers") == LARGEST[header.architecture]
+    size = _head({**raw, "head_dim": None} if largest else raw)
+    return {} if size is None else {"query_pre_attn_scalar": size}
+
+
+def _head(raw: Mapping[str, Any]) -> int | None:
+    """The head size; None where the config does not contain it."""
+    head, hidden, heads = (raw.get(key) for key in ("head_dim", "hidden_size", "num_attention_heads"))
+    if isinstance(head, int) and head > 0:
+        return head
+    return hidden // heads if isinstance(hidden, int) and isinstance(heads, int) and heads > 0 else None
+
+
+def _check_rotated(header: Header, given: Mapping[str, Any], raw: Mapping[str, Any]) -> None:
+    """Raise UnsupportedModelError where config and file differ in the number of rotated dimensions per head."""
+    for name, layers in ROTATED.items():
+        value, rope, head = given.get(name), _rope(raw, layers), _head(raw)
+        if not isinstance(value, int) or not value or rope is None or head is None:
+            continue
+        if rope.get("rope_type", "default") != "default":
+            continue  # "proportional" rotates the whole head, some dimensions by an angle of 0
+        rotated = int(head * (rope.get("partial_rotary_factor") or 1.0))
+        if value != rotated:
+            raise UnsupportedModelError(
+                f"{header.path}: {name} is {value:,}, but transformers' model rotates {rotated:,} numbers "
+                f"of each head; {ALTERNATIVE}"
+            )
+
+
+def _pair(name: str, value: Any) -> str:
+    """`name = value` for a message."""
+    return f"{name} = {'an array' if value is None or isinstance(value, tuple) else value}"

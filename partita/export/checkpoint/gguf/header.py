@@ -40,7 +40,7 @@ ENDS = frozenset(
 """End-of-generation tokens of llama.cpp (llama-vocab.cpp, special_eog_ids)."""
 HARMONY = frozenset({"<|return|>", "<|call|>", "<|end|>"})
 """In a vocabulary with all of them, <|end|> ends a message, not the generation."""
-BESIDE_TOKENS = ("tokenizer.ggml.scores", "tokenizer.ggml.token_type")
+PER_TOKEN_ARRAYS = ("tokenizer.ggml.scores", "tokenizer.ggml.token_type")
 """Arrays with one value per token."""
 MOST_TENSORS, MOST_SETTINGS, MOST_VALUES = 1 << 14, 1 << 12, 1 << 21
 """Maximum counts; values are those of all arrays together. Real files have fewer than 2,000 tensors, 100 settings and
@@ -233,7 +233,7 @@ class _Reader:
     def _check_settings(self, found: Mapping[str, Any]) -> None:
         if not isinstance(found.get("general.architecture"), str):
             raise self.damage_error("general.architecture is missing")
-        for name in BESIDE_TOKENS:
+        for name in PER_TOKEN_ARRAYS:
             if self.counts.get(name, self.counts.get(TOKENS)) != self.counts.get(TOKENS):
                 raise self.damage_error(
                     f"it has {plural(self.counts.get(TOKENS, 0), 'token')}, but {name} has "

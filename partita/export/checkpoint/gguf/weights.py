@@ -23,8 +23,8 @@ from partita.export.checkpoint import auto_class
 from partita.export.checkpoint.gguf import AFFINE, BlockType, Bytes, dequantised
 from partita.export.checkpoint.gguf.header import GgufTensor, Header
 from partita.export.checkpoint.stored_formats import AffineWeight, Parts, StoredFloats, StoredWeight
-from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo, few, first_line
-from partita.export.weights.origins import Region
+from partita.export.checkpoint.weight_files import few, first_line
+from partita.export.weights.origins import Reader, Region, TensorInfo
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,8 +71,7 @@ class RowWeight(StoredWeight):
 
     rows: Rows
 
-    def read(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """The values in `region`, float32."""
+    def _read(self, region: Region, files: Reader) -> torch.Tensor:
         begin, end = region[-1]
         found = torch.empty(math.prod(stop - start for start, stop in region[:-1]), end - begin)
         for here, raw, kind in self.rows.read(region, self.shape) if found.numel() else ():
@@ -91,7 +90,7 @@ class AffineRows(AffineWeight):
 
     rows: Rows
 
-    def parts(self, region: Region, files: OpenFiles) -> Parts:
+    def parts(self, region: Region, files: Reader) -> Parts:
         """Integers, scales and the zero point in `region`."""
         sizes, affine = [stop - start for start, stop in region], AFFINE[self.rows.tensors[0].type.name]
         integers, scales = torch.empty(math.prod(sizes[:-1]), sizes[-1], dtype=torch.uint8), torch.empty(sizes)
@@ -104,7 +103,7 @@ class AffineRows(AffineWeight):
         zero = torch.tensor(1 << (self.bits - 1), dtype=torch.uint8)
         return Parts(integers.reshape(sizes), scales.reshape(sizes), zero)
 
-    def zero_points(self, files: OpenFiles) -> torch.Tensor:
+    def zero_points(self, files: Reader) -> torch.Tensor:
         """The zero point of all blocks, [1] uint8."""
         return torch.tensor([1 << (self.bits - 1)], dtype=torch.uint8)
 
@@ -120,8 +119,7 @@ class WholeWeight(StoredFloats):
     tensor: GgufTensor
     process: Process
 
-    def read(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """The values in `region`, float32; computed once while the files are open."""
+    def _read(self, region: Region, files: Reader) -> torch.Tensor:
         if self not in files.computed:
             raw = dequantised(_mapped(self.path, self.tensor), self.tensor.type.number)
             made = self.process(raw.reshape(self.tensor.shape))
@@ -156,8 +154,8 @@ class _ProcessedWeights:
     sources: dict[str, list[GgufTensor]] = field(default_factory=dict)
 
 
-def weights_of(header: Header, config: PreTrainedConfig, file: str) -> dict[str, StoredWeight]:
-    """Parameter name -> its weight in `file`. Raises UnsupportedModelError without a mapping, CheckpointError."""
+def weights_of(header: Header, config: PreTrainedConfig) -> dict[str, StoredWeight]:
+    """Parameter name -> its weight. Raises UnsupportedModelError without a mapping, CheckpointError."""
     with torch.device("meta"):
         model = auto_class(config).from_config(config)
     settings = {**config.to_dict(), "num_attention_heads": getattr(config, "num_attention_heads", None)}
@@ -175,7 +173,7 @@ def weights_of(header: Header, config: PreTrainedConfig, file: str) -> dict[str,
             "change the outputs of the model"
         )
     infos = {
-        name: TensorInfo(name, file, tensor.shape, tensor.type.floats or tensor.type.name, tensor.size_bytes)
+        name: TensorInfo(name, header.path, tensor.shape, tensor.type.floats or tensor.type.name, tensor.size_bytes)
         for name, tensor in tensors.items()
     }
     shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
@@ -222,11 +220,11 @@ def _run(
     turn: Any,
 ) -> _ProcessedWeights:
     """Run a processor on the row numbers [..., 1], or on the indices in a vector."""
-    made, parsed = _ProcessedWeights(), _Noting()
+    made, parsed = _ProcessedWeights(), _AccessedTensors()
     for name, tensor in tensors.items():
         shape = (*tensor.shape[:-1], 1) if len(tensor.shape) > 1 else tensor.shape
         numbers = turn(np.arange(_lines(tensor), dtype=np.float64) + firsts[name]).reshape(shape)
-        parsed.noted.clear()
+        parsed.accessed.clear()
         try:
             _processed(processor, numbers, name, mapping, parsed)
         except (ValueError, ArithmeticError, IndexError, RuntimeError) as error:
@@ -234,25 +232,25 @@ def _run(
                 f"{path}: settings and tensors do not match: transformers' reader makes no weight from "
                 f"{name}, which is {list(tensor.shape)} ({first_line(error)}); download the file again"
             ) from error
-        for key in parsed.noted:
+        for key in parsed.accessed:
             made.sources.setdefault(key, []).append(tensor)
     made.values = {key: value.numpy() for key, value in parsed.items()}
     return made
 
 
-class _Noting(dict[str, torch.Tensor]):
+class _AccessedTensors(dict[str, torch.Tensor]):
     """The outputs of a processor by name, with the names read or written since the last reset."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.noted: dict[str, None] = {}
+        self.accessed: dict[str, None] = {}
 
     def __getitem__(self, key: str) -> torch.Tensor:
-        self.noted[key] = None
+        self.accessed[key] = None
         return super().__getitem__(key)
 
     def __setitem__(self, key: str, value: torch.Tensor) -> None:
-        self.noted[key] = None
+        self.accessed[key] = None
         super().__setitem__(key, value)
 
 

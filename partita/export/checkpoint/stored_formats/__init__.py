@@ -12,8 +12,8 @@ from __future__ import annotations
 import importlib
 import math
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,9 +22,9 @@ import torch
 
 from partita.errors import CheckpointError, UnsupportedModelError
 from partita.export.checkpoint.quantisation_method import DetectedMethod, refusal
-from partita.export.checkpoint.weight_files import SHOWN_CHARACTERS, OpenFiles, TensorInfo, few
+from partita.export.checkpoint.weight_files import SHOWN_CHARACTERS, OpenFiles, few
 from partita.export.weights import unpack
-from partita.export.weights.origins import Region
+from partita.export.weights.origins import Origin, Reader, Region, TensorInfo
 
 INTEGER = r"[IU](8|16|32|64)|torch\.u?int(8|16|32|64)"
 INT32, BYTE, SIGNED_BYTE = r"I32|torch\.int32", r"U8|torch\.uint8", r"I8|torch\.int8"
@@ -50,26 +50,26 @@ class Parts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class StoredWeight(ABC):
-    """One weight of a quantised checkpoint."""
+class StoredWeight(Origin):
+    """One weight of a quantised checkpoint, which computes its values in float32."""
 
     name: str
     """The name of the unquantised weight."""
     shape: tuple[int, ...]
-    tensors: tuple[TensorInfo, ...]
-    """Its stored tensors; the first is the largest."""
+    stored_tensors: tuple[TensorInfo, ...]
+    """The first is the largest."""
     dtype: str
     """The dtype after dequantisation by the format's own library: usually that of the scales."""
 
-    @abstractmethod
-    def read(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """The values in `region`, float32. Raises CheckpointError."""
+    def tensors(self) -> Iterator[TensorInfo]:
+        """Its stored tensors."""
+        yield from self.stored_tensors
 
     @property
     def info(self) -> TensorInfo:
         """The weight as a tensor of the checkpoint."""
-        size = sum(each.size_bytes for each in self.tensors)
-        return TensorInfo(self.name, self.tensors[0].file, self.shape, self.dtype, size, self)
+        size = sum(each.size_bytes for each in self.stored_tensors)
+        return TensorInfo(self.name, self.stored_tensors[0].file, self.shape, self.dtype, size, self)
 
 
 @dataclass(frozen=True)
@@ -89,25 +89,24 @@ class AffineWeight(StoredWeight):
     """Elements per block, before reordering."""
 
     @abstractmethod
-    def parts(self, region: Region, files: OpenFiles) -> Parts:
+    def parts(self, region: Region, files: Reader) -> Parts:
         """The stored parts of the elements in `region`. Raises CheckpointError."""
 
-    def read(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """s * (q - z) in float32, exact for 16-bit scales."""
+    def _read(self, region: Region, files: Reader) -> torch.Tensor:  # exact for 16-bit scales
         integers, scales, zeros = self.parts(region, files)
         return (integers.float() - zeros.float()) * scales
 
-    def blocks_along(self, files: OpenFiles) -> torch.Tensor:
+    def blocks_along(self, files: Reader) -> torch.Tensor:
         """For each index along `axis`, the number of its block, int64."""
         return torch.arange(self.shape[self.axis]) // self.block
 
     @abstractmethod
-    def zero_points(self, files: OpenFiles) -> torch.Tensor:
+    def zero_points(self, files: Reader) -> torch.Tensor:
         """The zero points of all blocks, uint8 of any shape. Raises CheckpointError."""
 
 
 @dataclass(slots=True)
-class Sources:
+class StoredTensors:
     """The tensors of a quantised checkpoint, with its quantisation settings."""
 
     folder: Path
@@ -183,7 +182,7 @@ class Integers:
 
     info: TensorInfo
     bits: int
-    turned: bool = False
+    transposed: bool = False
     """Stored as [K, N]."""
     across: bool = False
     """A word has integers of one column; False: of one row."""
@@ -194,11 +193,11 @@ class Integers:
     excess: str = "has integers that exceed the {bits} bits of its settings; correct them, or download it again"
     """The end of the error for an integer beyond the range, whose largest is `top`."""
 
-    def read(self, rows: Span, columns: Span, files: OpenFiles) -> torch.Tensor:
+    def read(self, rows: Span, columns: Span, files: Reader) -> torch.Tensor:
         """The integers in a region, uint8 [rows, columns]; an axis of size 1 stays so. Raises CheckpointError."""
         packed = is_packed(self.info)
         if not packed:
-            found = read_matrix(self.info, rows, columns, files, turned=self.turned)
+            found = read_matrix(self.info, rows, columns, files, transposed=self.transposed)
         else:
             found = self._unpacked(columns, rows, files).T if self.across else self._unpacked(rows, columns, files)
         if not self.offset:
@@ -208,11 +207,11 @@ class Integers:
             raise CheckpointError(f"quantised tensor {self.info.name} {self.excess.format(bits=self.bits, top=top)}")
         return moved.to(torch.uint8)
 
-    def _unpacked(self, others: Span, packed: Span, files: OpenFiles) -> torch.Tensor:
+    def _unpacked(self, others: Span, packed: Span, files: Reader) -> torch.Tensor:
         """Integers [others, packed] of words."""
         first = packed[0] // WORD  # 32 integers start at a word boundary for any number of bits
         places = first * self.bits, -(-packed[1] * self.bits // WORD)
-        in_rows = self.across == self.turned
+        in_rows = self.across == self.transposed
         found = files.read(self.info, (others, places) if in_rows else (places, others))
         begin, end = packed[0] - first * WORD, packed[1] - first * WORD
         if not self.order:
@@ -227,14 +226,16 @@ def is_packed(info: TensorInfo) -> bool:
     return bool(re.fullmatch(INT32, info.dtype))
 
 
-def read_matrix(info: TensorInfo, rows: Span, columns: Span, files: OpenFiles, *, turned: bool = False) -> torch.Tensor:
-    """A region of a stored matrix, [K, N] if `turned`. Axes of size 1, and missing last ones, have size 1 in it."""
-    spans = (columns, rows) if turned else (rows, columns)
+def read_matrix(
+    info: TensorInfo, rows: Span, columns: Span, files: Reader, *, transposed: bool = False
+) -> torch.Tensor:
+    """A region of a stored matrix, [K, N] if `transposed`. Axes of size 1, and missing last ones, have size 1 in it."""
+    spans = (columns, rows) if transposed else (rows, columns)
     found = files.read(
         info, tuple((0, 1) if size == 1 else span for size, span in zip(info.shape, spans, strict=False))
     )
     found = found.reshape((*found.shape, *[1] * (2 - found.ndim)))
-    return found.T if turned else found
+    return found.T if transposed else found
 
 
 def words(packed: torch.Tensor, bits: int, start: int, stop: int) -> torch.Tensor:
@@ -257,38 +258,38 @@ class GroupedWeight(AffineWeight):
 
     integers: Integers
     scales: TensorInfo
-    """[N, G], or [G, N] if the integers are turned; axes of size 1 are shared."""
+    """[N, G], or [G, N] if the integers are transposed; axes of size 1 are shared."""
     zeros: Integers | None
     """None: the middle of the range."""
     g_idx: TensorInfo | None = None
     """The group of each column [K]; None: in order."""
 
-    def parts(self, region: Region, files: OpenFiles) -> Parts:
+    def parts(self, region: Region, files: Reader) -> Parts:
         """Integers, and the scales and zero points of their groups."""
         rows, (begin, end) = region
         groups = self._groups((begin, end), files)
         span = (int(groups.min()), int(groups.max()) + 1) if len(groups) else (0, 0)
-        scales = read_matrix(self.scales, rows, span, files, turned=self.integers.turned).float()
+        scales = read_matrix(self.scales, rows, span, files, transposed=self.integers.transposed).float()
         scales, zeros = (
             each if each.shape[1] == 1 else each[:, groups - span[0]]
             for each in (scales, self._zero_points(rows, span, files))
         )
         return Parts(self.integers.read(rows, (begin, end), files), scales, zeros)
 
-    def zero_points(self, files: OpenFiles) -> torch.Tensor:
+    def zero_points(self, files: Reader) -> torch.Tensor:
         """All zero points, [N, G]; one axis or both may have size 1."""
         return self._zero_points((0, self.shape[0]), (0, -(-self.shape[1] // self.block)), files)
 
-    def _zero_points(self, rows: Span, groups: Span, files: OpenFiles) -> torch.Tensor:
+    def _zero_points(self, rows: Span, groups: Span, files: Reader) -> torch.Tensor:
         if self.zeros is None:
             return torch.full((1, 1), 1 << (self.bits - 1), dtype=torch.uint8)
         return self.zeros.read(rows, groups, files)
 
-    def blocks_along(self, files: OpenFiles) -> torch.Tensor:
+    def blocks_along(self, files: Reader) -> torch.Tensor:
         """The group of each column, int64 [K]."""
         return self._groups((0, self.shape[1]), files)
 
-    def _groups(self, columns: Span, files: OpenFiles) -> torch.Tensor:
+    def _groups(self, columns: Span, files: Reader) -> torch.Tensor:
         """The groups of some columns."""
         in_order = torch.arange(*columns) // self.block
         if self.g_idx is None or not len(in_order):
@@ -345,7 +346,7 @@ def read(folder: Path, found: DetectedMethod, tensors: Mapping[str, TensorInfo])
     """The tensors of a quantised checkpoint as floats. Raises UnsupportedModelError, CheckpointError."""
     if not found.method.reader:
         raise refusal(folder, found.method, found.evidence)
-    sources = Sources(folder, found.method.name, found.settings, tensors)
+    sources = StoredTensors(folder, found.method.name, found.settings, tensors)
     reader = importlib.import_module(f"{__name__}.{found.method.reader}")
     every: list[StoredWeight | None] = reader.read(sources)
     weights = {weight.name: weight for weight in every if weight is not None}
@@ -355,13 +356,13 @@ def read(folder: Path, found: DetectedMethod, tensors: Mapping[str, TensorInfo])
             f"{folder}: the checkpoint is quantised: {found.method.name} ({found.evidence}), but none of its tensors "
             "is in this format; correct config.json, or download the weights again"
         )
-    with OpenFiles(folder) as files:
+    with OpenFiles() as files:
         for weight in weights.values():
             setting = sources.symmetric.get(weight.name)
             if setting is None or not isinstance(weight, AffineWeight):
                 continue
             if not bool((weight.zero_points(files) == 1 << (weight.bits - 1)).all()):
-                name = next((info.name for info in weight.tensors if "zero" in info.name), weight.name)
+                name = next((info.name for info in weight.stored_tensors if "zero" in info.name), weight.name)
                 raise sources.tensor_error(
                     name,
                     f"contradicts the setting {setting}: not all of its zero points are 2^(bits-1); correct the "

@@ -13,14 +13,14 @@ X.scales without integers divide the output of an activation (awq/modules/act.py
 
 from __future__ import annotations
 
-from partita.export.checkpoint.stored_formats import INT32, Sources, StoredWeight
+from partita.export.checkpoint.stored_formats import INT32, StoredTensors, StoredWeight
 from partita.export.checkpoint.stored_formats.gptq import packed_weight
 
 BITS = 4
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
-def read(sources: Sources) -> list[StoredWeight | None]:
+def read(sources: StoredTensors) -> list[StoredWeight | None]:
     """The weights of an AWQ checkpoint."""
     version = str(sources.settings.get("version") or "gemm").lower()
     if version != "gemm":

@@ -23,7 +23,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -34,11 +34,11 @@ from partita.export.checkpoint.stored_formats import (
     GroupedWeight,
     Integers,
     Parts,
-    Sources,
+    StoredTensors,
     StoredWeight,
 )
-from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
-from partita.export.weights.origins import Region
+from partita.export.checkpoint.weight_files import OpenFiles
+from partita.export.weights.origins import Reader, Region, TensorInfo
 
 STATE = ".quant_state.bitsandbytes__"
 KINDS = ("nf4", "fp4")
@@ -57,14 +57,11 @@ class _Table(StoredWeight):
     rounded: torch.dtype
     """The dtype of the library's output."""
     table: tuple[float, ...]
-    style: str
-    """nf4 or fp4."""
-    bits: ClassVar[int] = 4
 
     @property
     def fits(self) -> bool:
         """Whether the tensors have the number of elements that the shape requires."""
-        data, absmax, table, *others = self.tensors
+        data, absmax, table, *others = self.stored_tensors
         elements = math.prod(self.shape)
         held, scales = -(-elements // 2), -(-elements // self.block)
         outer = [(-(-scales // self.nested_blocks),), (256,)] if self.nested_blocks else []
@@ -76,13 +73,13 @@ class _Table(StoredWeight):
             and bool(re.fullmatch(BYTE if self.nested_blocks else FLOAT, absmax.dtype))
         )
 
-    def read(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        numbers = torch.tensor(self.table)[self.codes(region, files).long()]
-        return (numbers * self.scales(region, files)).to(self.rounded).float()
+    def _read(self, region: Region, files: Reader) -> torch.Tensor:
+        numbers = torch.tensor(self.table)[self._codes(region, files).long()]
+        return (numbers * self._scales(region, files)).to(self.rounded).float()
 
-    def codes(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """Codes (indices into the table) in `region`."""
-        width, data = self.shape[-1], self.tensors[0]
+    def _codes(self, region: Region, files: Reader) -> torch.Tensor:
+        """Indices into the table."""
+        width, data = self.shape[-1], self.stored_tensors[0]
         (first, last), (begin, end) = region
         start, stop = first * width, last * width
         low, high = start // 2, -(-stop // 2)
@@ -93,10 +90,10 @@ class _Table(StoredWeight):
         places = torch.stack([found >> 4, found & 15], -1).reshape(-1)[start - 2 * low : stop - 2 * low]
         return places.reshape(last - first, width)[:, begin:end]
 
-    def scales(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """The scale of every element in `region`."""
+    def _scales(self, region: Region, files: Reader) -> torch.Tensor:
+        """The scale of every element."""
         width = self.shape[-1]
-        _, absmax, _, *others = self.tensors
+        _, absmax, _, *others = self.stored_tensors
         (first, last), (begin, end) = region
         low, high = first * width // self.block, -(-last * width // self.block)
         scales = files.read(absmax, ((low, high),))
@@ -111,17 +108,17 @@ class _Table(StoredWeight):
 class _Rows(GroupedWeight):
     """8-bit integers [N, K] with the largest magnitude of each row."""
 
-    def parts(self, region: Region, files: OpenFiles) -> Parts:
+    def parts(self, region: Region, files: Reader) -> Parts:
         found = super().parts(region, files)
         return found._replace(scales=found.scales * LARGEST)
 
-    def read(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """Dequantise in the library's order of multiplications, which rounds differently from integer times scale."""
+    def _read(self, region: Region, files: Reader) -> torch.Tensor:
+        # the library's order of multiplications, which rounds differently from integer times scale
         integers, largest, zeros = super().parts(region, files)
         return (integers.float() - zeros.float()) * largest * LARGEST
 
 
-def read(sources: Sources) -> list[StoredWeight | None]:
+def read(sources: StoredTensors) -> list[StoredWeight | None]:
     """The weights of a bitsandbytes checkpoint."""
     weights = [_table(sources, f"{stem}.weight") for stem in sources.stems(".weight.absmax")]
     weights += [_rows(sources, stem) for stem in sources.stems(".SCB")]
@@ -130,11 +127,11 @@ def read(sources: Sources) -> list[StoredWeight | None]:
     return weights
 
 
-def _check_layout(sources: Sources, name: str) -> None:
+def _check_layout(sources: StoredTensors, name: str) -> None:
     """Raise UnsupportedModelError for integers that are not row-major."""
     info = sources.take(name)
     assert info is not None
-    with OpenFiles(sources.folder) as files:
+    with OpenFiles() as files:
         found = files.read(info, tuple((0, size) for size in info.shape))
     if bool(found.any()):
         raise sources.unsupported_error(
@@ -144,7 +141,7 @@ def _check_layout(sources: Sources, name: str) -> None:
         )
 
 
-def _rows(sources: Sources, stem: str) -> StoredWeight | None:
+def _rows(sources: StoredTensors, stem: str) -> StoredWeight | None:
     data, largest = sources.take(f"{stem}.weight", SIGNED_BYTE), sources.take(f"{stem}.SCB", FLOAT)
     if data is None or largest is None:
         return None
@@ -154,7 +151,7 @@ def _rows(sources: Sources, stem: str) -> StoredWeight | None:
     return _Rows(data.name, data.shape, (data, largest), "float16", 8, 1, data.shape[1], stored, largest, None)
 
 
-def _table(sources: Sources, name: str) -> StoredWeight | None:
+def _table(sources: StoredTensors, name: str) -> StoredWeight | None:
     stored = sources.tensors.get(name)
     if stored is not None and re.fullmatch(FLOAT, stored.dtype):
         raise sources.unsupported_error(
@@ -179,13 +176,13 @@ def _table(sources: Sources, name: str) -> StoredWeight | None:
         raise sources.tensor_error(state_tensor.name, f"has shape {str(shape)[:40]} and blocks of {str(block)[:20]}")
     assert isinstance(shape, list)
     tensors = (data, absmax, table, *(each for each in others if each is not None))
-    with OpenFiles(sources.folder) as files:  # the table, as far as it is stored as a vector
+    with OpenFiles() as files:  # the table, as far as it is stored as a vector
         stored_table = (
             files.read(table, ((0, 16),)) if len(table.shape) == 1 <= table.shape[0] // 16 else torch.empty(0)
         )
     numbers = tuple(stored_table.float().tolist())
-    kind, style = str(settings["dtype"]), state_tensor.name.removeprefix(f"{name}{STATE}")
-    found = _Table(name, (shape[0], shape[1]), tensors, kind, block, nested, float(offset), rounded, numbers, style)
+    dtype = str(settings["dtype"])
+    found = _Table(name, (shape[0], shape[1]), tensors, dtype, block, nested, float(offset), rounded, numbers)
     if not found.fits:
         shapes = ", ".join(str(list(each.shape)) for each in tensors)
         raise sources.tensor_error(
@@ -200,9 +197,9 @@ def _number(settings: Mapping[str, Any], key: str) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
-def _state(sources: Sources, info: TensorInfo) -> dict[str, Any]:
+def _state(sources: StoredTensors, info: TensorInfo) -> dict[str, Any]:
     """The JSON in a tensor. Raises CheckpointError where it is invalid."""
-    with OpenFiles(sources.folder) as files:
+    with OpenFiles() as files:
         data = files.read(info, tuple((0, size) for size in info.shape))
     try:
         found = json.loads(bytes(data.reshape(-1).tolist()).decode("utf-8"))

@@ -27,17 +27,18 @@ from partita.export.checkpoint.stored_formats import (
     WORD,
     GroupedWeight,
     Integers,
-    Sources,
+    StoredTensors,
     StoredWeight,
     is_packed,
 )
 from partita.export.checkpoint.stored_formats.fp8 import BLOCK, note_activations, scaled_weight
-from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
+from partita.export.checkpoint.weight_files import OpenFiles
+from partita.export.weights.origins import TensorInfo
 
 BITS = (2, 3, 4, 8)
 
 
-def read(sources: Sources) -> list[StoredWeight | None]:
+def read(sources: StoredTensors) -> list[StoredWeight | None]:
     """The weights of a compressed-tensors checkpoint."""
     sparse, transform = sources.settings.get("sparsity_config"), sources.settings.get("transform_config")
     if isinstance(sparse, Mapping) and sparse.get("format", "dense") not in ("dense", None):
@@ -71,7 +72,7 @@ def read(sources: Sources) -> list[StoredWeight | None]:
     return weights
 
 
-def _check_groups(sources: Sources, weight: StoredWeight, scales: TensorInfo) -> None:
+def _check_groups(sources: StoredTensors, weight: StoredWeight, scales: TensorInfo) -> None:
     """Raise CheckpointError where a weight has another number of scales per row than all settings."""
     groups, width = _groups_with(sources.settings, "weights"), weight.shape[-1]
     sizes = [each.get("group_size") for each in groups]
@@ -83,7 +84,7 @@ def _check_groups(sources: Sources, weight: StoredWeight, scales: TensorInfo) ->
         )
 
 
-def _packed(sources: Sources, stem: str) -> StoredWeight | None:
+def _packed(sources: StoredTensors, stem: str) -> StoredWeight | None:
     """A weight of packed integers. Its shape is stored, because the last word of a row may be padded."""
     packed, scales = sources.take(f"{stem}.weight_packed"), sources.take(f"{stem}.weight_scale")
     stored = sources.take(f"{stem}.weight_shape", INTEGER)
@@ -93,7 +94,7 @@ def _packed(sources: Sources, stem: str) -> StoredWeight | None:
         raise sources.unsupported_error(
             f"in 4-bit floats (tensor {packed.name} is {packed.dtype})", "only packed integers and fp8 are supported"
         )
-    with OpenFiles(sources.folder) as files:
+    with OpenFiles() as files:
         shape = tuple(files.read(stored, tuple((0, size) for size in stored.shape)).reshape(-1).tolist())
     if len(shape) != 2 or min(shape) < 1 or len(packed.shape) != 2 or packed.shape[0] != shape[0]:
         raise sources.tensor_error(packed.name, f"is {list(packed.shape)}, but {stored.name} is {list(shape)}")
@@ -111,7 +112,7 @@ def _packed(sources: Sources, stem: str) -> StoredWeight | None:
 
 
 def _of_module(
-    sources: Sources, stem: str, integers: TensorInfo, scales: TensorInfo, bits: int, shape: tuple[int, ...]
+    sources: StoredTensors, stem: str, integers: TensorInfo, scales: TensorInfo, bits: int, shape: tuple[int, ...]
 ) -> StoredWeight:
     """A weight of integers with its zero points and groups, which the settings may require."""
     groups = _groups_with(sources.settings, "weights")
@@ -123,7 +124,7 @@ def _of_module(
 
 
 def of_integers(
-    sources: Sources,
+    sources: StoredTensors,
     name: str,
     shape: tuple[int, ...],
     bits: int,

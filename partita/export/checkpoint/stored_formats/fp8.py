@@ -16,9 +16,8 @@ from dataclasses import dataclass
 
 import torch
 
-from partita.export.checkpoint.stored_formats import FLOAT8, Sources, StoredWeight
-from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
-from partita.export.weights.origins import Region
+from partita.export.checkpoint.stored_formats import FLOAT8, StoredTensors, StoredWeight
+from partita.export.weights.origins import Reader, Region, TensorInfo
 
 BLOCK = 128
 ENDS = ("_scale_inv", "_scale")
@@ -39,12 +38,11 @@ class ScaledWeight(StoredWeight):
     blocks: tuple[int, ...]
     """Elements per scale along each axis."""
 
-    def read(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """Weight times scale, float32."""
+    def _read(self, region: Region, files: Reader) -> torch.Tensor:
         return files.read(self.weight, region).float() * expand_scales(self.factors, self.blocks, region, files)
 
 
-def expand_scales(scales: TensorInfo, blocks: Sequence[int], region: Region, files: OpenFiles) -> torch.Tensor:
+def expand_scales(scales: TensorInfo, blocks: Sequence[int], region: Region, files: Reader) -> torch.Tensor:
     """The scale of every element in `region`, float32, in a shape that broadcasts to it."""
     shape = (*scales.shape, *[1] * (len(blocks) - len(scales.shape)))
     some = [
@@ -60,7 +58,7 @@ def expand_scales(scales: TensorInfo, blocks: Sequence[int], region: Region, fil
 
 
 def blocks_of(
-    sources: Sources, weight: TensorInfo, scales: TensorInfo, expected: Sequence[int], *, declared: bool = False
+    sources: StoredTensors, weight: TensorInfo, scales: TensorInfo, expected: Sequence[int], *, declared: bool = False
 ) -> tuple[int, ...]:
     """Elements per scale along each axis; `declared`: `expected` is that of the settings. Raises CheckpointError."""
     shape, grid = weight.shape, (*scales.shape, *[1] * (len(weight.shape) - len(scales.shape)))
@@ -90,7 +88,7 @@ def blocks_of(
 
 
 def scaled_weight(
-    sources: Sources,
+    sources: StoredTensors,
     weight: TensorInfo,
     scales: TensorInfo,
     expected: Sequence[int],
@@ -104,7 +102,7 @@ def scaled_weight(
     return ScaledWeight(name or weight.name, weight.shape, (weight, scales), dtype, weight, scales, blocks)
 
 
-def note_activations(sources: Sources, *, declared: bool) -> None:
+def note_activations(sources: StoredTensors, *, declared: bool) -> None:
     """Mark the scales of activations as used, and add a note where there are any, or the settings have them."""
     found = [stem + end for end in OF_ACTIVATIONS for stem in sources.stems(end)]
     sources.weight_tensors.update(found)
@@ -112,7 +110,7 @@ def note_activations(sources: Sources, *, declared: bool) -> None:
         sources.notes.append(ACTIVATIONS.format(sources.method))
 
 
-def read(sources: Sources) -> list[StoredWeight | None]:
+def read(sources: StoredTensors) -> list[StoredWeight | None]:
     """The weights of a checkpoint of 8-bit floats."""
     expected = sources.settings.get("weight_block_size") or (BLOCK, BLOCK)
     if not isinstance(expected, list | tuple) or not all(isinstance(n, int) and n > 0 for n in expected):

@@ -13,20 +13,15 @@ all ones is refused: kernels differ in reading it as 0 or 2^bits.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from typing import Any
-
 from partita.export.checkpoint.stored_formats import (
     FLOAT,
     INT32,
     WORD,
     GroupedWeight,
     Integers,
-    Sources,
+    StoredTensors,
     StoredWeight,
 )
-from partita.export.checkpoint.weight_files import matches
 
 BITS = (2, 3, 4, 8)
 PLAIN, SECOND = ("gptq", ""), ("gptq_v2",)
@@ -37,24 +32,28 @@ AMBIGUOUS = (
 )
 
 
-def read(sources: Sources) -> list[StoredWeight | None]:
+def read(sources: StoredTensors) -> list[StoredWeight | None]:
     """The weights of a GPTQ checkpoint."""
     stored = str(sources.settings.get("checkpoint_format") or sources.settings.get("format") or "")
     if stored not in (*PLAIN, *SECOND):
         raise sources.unsupported_error(f"in the format {stored[:40]}", "save it in the format gptq or gptq_v2")
-    offset = 0 if stored in SECOND else 1
-    return [_weight(sources, stem, offset) for stem in sources.stems(".qweight", INT32)]
-
-
-def _weight(sources: Sources, stem: str, offset: int) -> StoredWeight | None:
-    settings = _settings_of(sources, stem)
-    if settings["sym"]:
-        sources.symmetric[f"{stem}.weight"] = "sym"
-    return packed_weight(sources, stem, settings["bits"], settings["group_size"], offset=offset)
+    stems = sources.stems(".qweight", INT32)
+    bits, size = sources.number("bits"), sources.number("group_size", least=-1)
+    if sources.settings.get("dynamic"):  # other settings of some modules (GPTQModel), which the shapes show
+        bits = size = None
+    elif sources.settings.get("sym"):
+        sources.symmetric |= {f"{stem}.weight": "sym" for stem in stems}
+    return [packed_weight(sources, stem, bits, size, offset=0 if stored in SECOND else 1) for stem in stems]
 
 
 def packed_weight(
-    sources: Sources, stem: str, bits: int | None, size: int | None, *, order: tuple[int, ...] = (), offset: int = 0
+    sources: StoredTensors,
+    stem: str,
+    bits: int | None,
+    size: int | None,
+    *,
+    order: tuple[int, ...] = (),
+    offset: int = 0,
 ) -> StoredWeight | None:
     """A weight of packed integers with `size` inputs per group (-1: all); None where a tensor is missing.
 
@@ -93,34 +92,7 @@ def packed_weight(
     if g_idx is not None and g_idx.shape != (width,):
         raise sources.tensor_error(g_idx.name, f"is {list(g_idx.shape)}, but {qweight.name} has {width} inputs")
     tensors = (qweight, scales, qzeros, *([] if g_idx is None else [g_idx]))
-    integers = Integers(qweight, bits, turned=True, across=bool(order), order=order)
-    zeros = Integers(qzeros, bits, turned=True, across=True, order=order, offset=offset, excess=AMBIGUOUS)
+    integers = Integers(qweight, bits, transposed=True, across=bool(order), order=order)
+    zeros = Integers(qzeros, bits, transposed=True, across=True, order=order, offset=offset, excess=AMBIGUOUS)
     name, dtype = f"{stem}.weight", scales.dtype
     return GroupedWeight(name, (rows, width), tensors, dtype, bits, 1, group, integers, scales, zeros, g_idx)
-
-
-def _settings_of(sources: Sources, stem: str) -> dict[str, Any]:
-    """Settings of a module. GPTQModel's "dynamic" maps regular expressions to settings ("-:": not quantised)."""
-    found: dict[str, Any] = {"bits": sources.number("bits"), "group_size": sources.number("group_size", least=-1)}
-    found["sym"] = sources.settings.get("sym")
-    dynamic = sources.settings.get("dynamic")
-    for pattern, override in (dynamic if isinstance(dynamic, Mapping) else {}).items():
-        excludes = pattern.startswith("-:")
-        if not isinstance(override, Mapping) and not excludes:
-            continue
-        try:
-            fits = matches(pattern.removeprefix("-:" if excludes else "+:"), stem)
-        except re.error as error:
-            if excludes:
-                continue  # a module with integers is quantised
-            raise sources.unsupported_error(
-                f"(dynamic has {pattern[:60]!r}: {error})", "correct config.json"
-            ) from error
-        if fits:
-            own = override if isinstance(override, Mapping) and not excludes else {}
-            found |= {key: value for key, value in own.items() if key in found and isinstance(value, int)}
-            break
-    size = found["group_size"]
-    if size is not None and (size == 0 or size < -1):
-        raise sources.tensor_error(f"{stem}.qweight", f"has a group size of {size}")
-    return found

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 
 import torch
 
-from partita.export.checkpoint.stored_formats import BYTE, AffineWeight, Parts, Sources, StoredWeight
-from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
+from partita.export.checkpoint.stored_formats import BYTE, AffineWeight, Parts, StoredTensors, StoredWeight
 from partita.export.weights import unpack
-from partita.export.weights.origins import Region
+from partita.export.weights.origins import Reader, Region, TensorInfo
 
 TWICE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """E2M1 values times 2."""
@@ -34,7 +33,7 @@ class _Weight(AffineWeight):
     data: TensorInfo
     scales: TensorInfo
 
-    def parts(self, region: Region, files: OpenFiles) -> Parts:
+    def parts(self, region: Region, files: Reader) -> Parts:
         experts, (begin, end), rows = region
         low, high = begin // BLOCK, -(-end // BLOCK)
         data = files.read(self.data, (experts, rows, (low, high), (0, BYTES)))
@@ -46,16 +45,16 @@ class _Weight(AffineWeight):
         middle = torch.full((1, 1, 1), MIDDLE, dtype=torch.uint8)
         return Parts(integers[..., inside].transpose(1, 2), scales[..., inside].transpose(1, 2), middle)
 
-    def zero_points(self, files: OpenFiles) -> torch.Tensor:
+    def zero_points(self, files: Reader) -> torch.Tensor:
         return torch.tensor(MIDDLE, dtype=torch.uint8)
 
 
-def read(sources: Sources) -> list[StoredWeight | None]:
+def read(sources: StoredTensors) -> list[StoredWeight | None]:
     """The weights of an MXFP4 checkpoint."""
     return [_weight(sources, stem) for stem in sources.stems(BLOCKS, BYTE)]
 
 
-def _weight(sources: Sources, stem: str) -> _Weight | None:
+def _weight(sources: StoredTensors, stem: str) -> _Weight | None:
     data, scales = sources.take(stem + BLOCKS, BYTE), sources.take(stem + SCALES, BYTE)
     if data is None or scales is None:
         return None

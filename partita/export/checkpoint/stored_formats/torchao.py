@@ -31,14 +31,14 @@ from partita.export.checkpoint.stored_formats import (
     FLOAT,
     FLOAT8,
     SIGNED_BYTE,
-    Sources,
+    StoredTensors,
     StoredWeight,
 )
 from partita.export.checkpoint.stored_formats.compressed_tensors import of_integers
 from partita.export.checkpoint.stored_formats.fp8 import scaled_weight
-from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo, first_line
+from partita.export.checkpoint.weight_files import first_line
 from partita.export.weights import to_torch
-from partita.export.weights.origins import Region
+from partita.export.weights.origins import Reader, Region, TensorInfo
 
 DATA = "._weight_qdata"
 BEFORE = "._weight_act_pre_scale"
@@ -55,40 +55,29 @@ class _PlainInt4(StoredWeight):
 
     group: int
     """Elements per scale along the last axis."""
-    bits: int
     computed: torch.dtype
     """The dtype to which every step is rounded."""
 
-    def read(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """Dequantise with every step in the format's dtype."""
-        numbers = torch.tensor(SIGNED)[self.codes(region, files).long()].to(self.computed)
-        scales, zeros = (each.to(self.computed) for each in (self.scales(region, files), self.zeros(region, files)))
-        return (numbers * scales - zeros).float()
-
-    def codes(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """Codes (indices into `SIGNED`) in `region`."""
+    def _read(self, region: Region, files: Reader) -> torch.Tensor:
         rows, (begin, end) = region
+        data, scales, zeros = self.stored_tensors
         first = begin // 2
-        found = files.read(self.tensors[0], (rows, (first, -(-end // 2)))).contiguous().view(torch.uint8)
-        both = torch.stack([found & 15, found >> 4], -1).reshape(len(found), -1)
-        return both[:, begin - 2 * first : end - 2 * first]
+        packed = files.read(data, (rows, (first, -(-end // 2)))).contiguous().view(torch.uint8)
+        codes = torch.stack([packed & 15, packed >> 4], -1).reshape(len(packed), -1)[
+            :, begin - 2 * first : end - 2 * first
+        ]
+        numbers = torch.tensor(SIGNED)[codes.long()].to(self.computed)
+        return (numbers * self._of_groups(scales, region, files) + self._of_groups(zeros, region, files)).float()
 
-    def scales(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """The scale of every element in `region`."""
-        return self._of_groups(self.tensors[1], region, files)
-
-    def zeros(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """The zero points to subtract: the stored ones negated."""
-        return -self._of_groups(self.tensors[2], region, files)
-
-    def _of_groups(self, info: TensorInfo, region: Region, files: OpenFiles) -> torch.Tensor:
+    def _of_groups(self, info: TensorInfo, region: Region, files: Reader) -> torch.Tensor:
+        """The number of every element's group."""
         rows, (begin, end) = region
         low = begin // self.group
-        found = files.read(info, ((low, -(-end // self.group)), rows)).T.to(self.computed).float()
+        found = files.read(info, ((low, -(-end // self.group)), rows)).T.to(self.computed)
         return found[:, torch.arange(begin, end) // self.group - low]
 
 
-def read(sources: Sources) -> list[StoredWeight | None]:
+def read(sources: StoredTensors) -> list[StoredWeight | None]:
     """The weights of a torchao checkpoint."""
     weights: list[StoredWeight | None] = []
     declared = _declared(sources)
@@ -124,13 +113,13 @@ def _section(settings: Any, key: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _is_plain(sources: Sources, stem: str, kind: Mapping[str, Any]) -> bool:
+def _is_plain(sources: StoredTensors, stem: str, kind: Mapping[str, Any]) -> bool:
     """Whether the packing is plain int4: by the header, or by float zero points where it names no type."""
     zeros = sources.tensors.get(f"{stem}._weight_zero_point")
     return kind.get("_type", PLAIN) == PLAIN and zeros is not None and bool(re.fullmatch(FLOAT, zeros.dtype))
 
 
-def _plain_int4(sources: Sources, stem: str, name: str) -> StoredWeight | None:
+def _plain_int4(sources: StoredTensors, stem: str, name: str) -> StoredWeight | None:
     """A weight of plain int4. Raises CheckpointError when the tensors do not match each other."""
     data, scale = sources.take(stem + DATA, f"{BYTE}|{SIGNED_BYTE}"), sources.take(f"{stem}._weight_scale", FLOAT)
     zero = sources.take(f"{stem}._weight_zero_point", FLOAT)
@@ -147,14 +136,13 @@ def _plain_int4(sources: Sources, stem: str, name: str) -> StoredWeight | None:
     if zero.shape != scale.shape:
         raise sources.tensor_error(zero.name, f"is {list(zero.shape)}, but {scale.name} is {list(scale.shape)}")
     kind = to_torch(scale.dtype)
-    return _PlainInt4(name, (rows, width), (data, scale, zero), scale.dtype, width // groups, 4, kind)
+    return _PlainInt4(name, (rows, width), (data, scale, zero), scale.dtype, width // groups, kind)
 
 
-def _declared(sources: Sources) -> dict[str, Mapping[str, Any]]:
+def _declared(sources: StoredTensors) -> dict[str, Mapping[str, Any]]:
     """Weight name -> the description in the file headers; empty without a readable one."""
     found: dict[str, Mapping[str, Any]] = {}
-    for file in sorted({info.file for info in sources.tensors.values() if info.file.endswith(".safetensors")}):
-        path = sources.folder / file
+    for path in sorted({info.file for info in sources.tensors.values() if info.file.suffix == ".safetensors"}):
         try:
             with safe_open(str(path), framework="pt") as handle:
                 metadata = handle.metadata() or {}

@@ -15,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from partita.export.checkpoint.weight_files import TensorInfo
 from partita.export.quantise.quantisers import Grid, Quantised
-from partita.export.weights.origins import Leaves, Origin, Region, blocks
+from partita.export.weights.origins import LeafReader, Origin, Region, TensorInfo, blocks
 
 ROWS_ELEMENTS = 1 << 22
 """Elements per read."""
@@ -48,12 +47,12 @@ class CalibratedWeights:
         self._stacks.clear()
         self._complete.clear()
 
-    def add(self, tensor: str, grid: Grid, size: int, found: Quantised, *, turned: bool) -> None:
-        """Store the result for a tensor [N, K], or [K, N] if `turned`."""
+    def add(self, tensor: str, grid: Grid, size: int, found: Quantised, *, transposed: bool) -> None:
+        """Store the result for a tensor [N, K], or [K, N] if `transposed`."""
         key = tensor, grid, size
         for name, part in zip(found._fields, found, strict=True):
             np.save(self._file(key, name), part.flatten(1).contiguous().numpy())
-        self._transposed[key] = turned
+        self._transposed[key] = transposed
 
     def add_rows(self, origin: Origin, grid: Grid, size: int, start: int, found: Quantised) -> None:
         """Store consecutive rows of a weight [N, K] that is quantised whole; available after `complete`."""
@@ -85,7 +84,7 @@ class CalibratedWeights:
         count = -(-width // size)
         for region in blocks(origin.shape, ROWS_ELEMENTS):
             integers, scales, zeros = (
-                origin.read(region, Leaves(partial(self._part, files, (grid, size), name)))
+                origin.read(region, LeafReader(partial(self._part, files, (grid, size), name)))
                 for name in Quantised._fields
             )
             integers = torch.nn.functional.pad(integers, (0, count * size - width), value=0)
@@ -114,8 +113,8 @@ class CalibratedWeights:
     ) -> torch.Tensor:
         """For every value of a tensor in `region` its integer, its block's scale or its block's zero point."""
         grid, size = packing
-        turned = self._transposed[info.name, grid, size]
-        (row, last), (begin, end) = reversed(region) if turned else region
+        transposed = self._transposed[info.name, grid, size]
+        (row, last), (begin, end) = reversed(region) if transposed else region
         array = files[info.name][name]
         if name == "integers":
             found = torch.from_numpy(np.array(array[row:last, begin:end]))
@@ -123,4 +122,4 @@ class CalibratedWeights:
             some = torch.from_numpy(np.array(array[row:last, begin // size : -(-end // size)]))
             first = begin // size * size
             found = some.repeat_interleave(size, 1)[:, begin - first : end - first]
-        return found.T if turned else found
+        return found.T if transposed else found

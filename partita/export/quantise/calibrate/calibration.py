@@ -29,15 +29,15 @@ from partita.export.quantise.calibrate import CalibratedWeights
 from partita.export.quantise.calibrate.lockstep import run_lockstep
 from partita.export.quantise.calibrate.reference import ROWS_ELEMENTS, Parameters, parameter_names, put_back
 from partita.export.quantise.quantisers import Round, quantiser
-from partita.export.quantise.write.rewrite import PlacedWeight
-from partita.export.quantise.write.weight_source import Packing, QuantisedSource, in_parts, restored
+from partita.export.quantise.rewrite import PlacedWeight
+from partita.export.quantise.weight_source import Packing, QuantisedSource, in_parts, restored
 from partita.export.trace.experts import STACKED
 from partita.export.trace.experts.standard import Experts
 from partita.export.trace.fake_model import quiet, translate_errors
 from partita.export.verify import texts
 from partita.export.verify.known_answer import MEMORY_MARGIN, free_bytes
 from partita.export.verify.texts import Text
-from partita.export.weights.origins import Origin, Places, StoredTensor, blocks
+from partita.export.weights.origins import IndexReader, Origin, TensorInfo, blocks
 from partita.observations.text_format import human_bytes
 from partita.process import give_back
 
@@ -157,13 +157,13 @@ class _ModuleQuantiser:
         """Quantise the weights of a module by its inputs `given`; False where it is not a product with them."""
         weight = module.weight.detach()
         self.refuse_overflow(given, tensor)
-        turned = _is_transposed(module, given[0])
-        if turned is None:
+        transposed = _is_transposed(module, given[0])
+        if transposed is None:
             return False
-        found = in_parts(self._round(packing, given), weight.T.contiguous() if turned else weight)
-        self.rounded.add(tensor, packing.grid, packing.block_size, found, turned=turned)
-        values = restored(found)[:, : weight.shape[0 if turned else 1]]
-        weight.copy_(values.T if turned else values)
+        found = in_parts(self._round(packing, given), weight.T.contiguous() if transposed else weight)
+        self.rounded.add(tensor, packing.grid, packing.block_size, found, transposed=transposed)
+        values = restored(found)[:, : weight.shape[0 if transposed else 1]]
+        weight.copy_(values.T if transposed else values)
         return True
 
     def refuse_overflow(self, given: Sequence[torch.Tensor], what: str) -> None:
@@ -232,9 +232,9 @@ def _weights_to_quantise(
 
 def _keeps_columns(origin: Origin) -> bool:
     """Whether rows of a weight are whole rows, or whole columns, of tensors in order."""
-    if isinstance(origin, StoredTensor):
+    if isinstance(origin, TensorInfo):
         return True
-    places = Places(origin.tensors())
+    places = IndexReader(origin.tensors())
     for region in blocks(origin.shape, ROWS_ELEMENTS):
         index = origin.read(region, places)
         for info, first in places.first.items():
@@ -257,13 +257,13 @@ def _is_transposed(module: Any, given: torch.Tensor) -> bool | None:
     some = given.flatten(0, -2)[:TRIED_TOKENS]
     with torch.no_grad():
         computed = module.forward(some)
-        for turned in (False, True):
-            oriented = weight.T if turned else weight
+        for transposed in (False, True):
+            oriented = weight.T if transposed else weight
             if some.shape[1] != oriented.shape[1] or computed.shape[1:] != oriented.shape[:1]:
                 continue
             expected = torch.nn.functional.linear(some, oriented, bias)
             if float((computed - expected).abs().max()) <= SAME * float(expected.abs().max()):
-                return turned
+                return transposed
     return None
 
 
@@ -329,7 +329,7 @@ def _round(
     packing, height, few = packed.packing, packed.rows // count, set()
     calibrated = quantiser(packing.quantiser).calibrate
     assert calibrated is not None
-    with OpenFiles(packed.checkpoint.folder) as files, torch.no_grad():
+    with OpenFiles() as files, torch.no_grad():
         for number in range(count):
             region = (number * height, (number + 1) * height), (0, packed.width)
             weights = packed.origin.read(region, files).to(torch.float32)

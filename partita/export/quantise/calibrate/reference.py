@@ -16,17 +16,17 @@ import onnx_ir as ir
 import torch
 
 from partita.export.checkpoint.naming import Sources
-from partita.export.quantise.write.rewrite import PlacedWeight
-from partita.export.quantise.write.weight_source import restored
+from partita.export.quantise.rewrite import PlacedWeight
+from partita.export.quantise.weight_source import restored
 from partita.export.weights import memory_map
 from partita.export.weights.origins import (
     ComputedOrigin,
+    IndexReader,
     JoinedOrigin,
-    Leaves,
+    LeafReader,
     Origin,
-    Places,
     RescaledOrigin,
-    StoredTensor,
+    TensorInfo,
     blocks,
 )
 from partita.export.weights.sources import FloatSource
@@ -37,11 +37,11 @@ ROWS_ELEMENTS = 1 << 22
 
 def movable(sources: Sources) -> Callable[[FloatSource], bool]:
     """Whether every value of a weight is a value of one parameter, so that it can be put back."""
-    single = {origin.info.name for origin in sources.origins.values() if isinstance(origin, StoredTensor)}
+    single = {origin.name for origin in sources.origins.values() if isinstance(origin, TensorInfo)}
     stacked = [_names_of(origin) for origin in sources.origins.values() if _rearranged(origin)]
 
     def fits(plain: FloatSource) -> bool:
-        if not moves(plain.origin):
+        if not only_rearranges(plain.origin):
             return False
         covered = single.union(*(names for names in stacked if names <= plain.tensors))
         return plain.tensors <= single or (_is_whole(plain.origin) and plain.tensors <= covered)
@@ -56,7 +56,7 @@ def _names_of(origin: Origin) -> frozenset[str]:
 
 def _rearranged(origin: Origin) -> bool:
     """Whether a parameter is a permutation of several whole tensors, e.g. a stack of experts."""
-    return not isinstance(origin, StoredTensor) and moves(origin) and _is_whole(origin)
+    return not isinstance(origin, TensorInfo) and only_rearranges(origin) and _is_whole(origin)
 
 
 def _is_whole(origin: Origin) -> bool:
@@ -64,14 +64,14 @@ def _is_whole(origin: Origin) -> bool:
     return math.prod(origin.shape) == sum(math.prod(info.shape) for info in set(origin.tensors()))
 
 
-def moves(origin: Origin) -> bool:
+def only_rearranges(origin: Origin) -> bool:
     """Whether an origin only moves values."""
     if isinstance(origin, ComputedOrigin | RescaledOrigin):
         return False
     if isinstance(origin, JoinedOrigin):
-        return all(moves(part) for part in origin.parts)
+        return all(only_rearranges(part) for part in origin.parts)
     whole = getattr(origin, "source", None)
-    return whole is None or moves(whole)
+    return whole is None or only_rearranges(whole)
 
 
 def round_weights(model: Any, placed: Iterable[PlacedWeight], sources: Sources) -> None:
@@ -118,7 +118,7 @@ def parameter_names(model: Any, sources: Sources) -> Parameters:
         # A checkpoint may store a tied weight under each of its names.
         all_names = (name, *sorted(sources.tied_names.get(name, frozenset()) - {name}))
         origins = [sources.origins[each] for each in all_names if each in sources.origins]
-        stored = dict.fromkeys(each.info.name for each in origins if isinstance(each, StoredTensor))
+        stored = dict.fromkeys(each.name for each in origins if isinstance(each, TensorInfo))
         for tensor in stored:
             single.setdefault(tensor, []).append(name)
         if origins and not stored and _rearranged(origins[0]):
@@ -146,8 +146,8 @@ def put_back(model: Any, placed: PlacedWeight, names: Parameters, rows_of: Rows)
 
 def _put_rows_back(origin: Origin, start: int, rows: torch.Tensor, targets: Mapping[str, list[torch.Tensor]]) -> None:
     """Write `rows` of an origin, whole rows from `start`, into the parameters of its checkpoint tensors."""
-    if isinstance(origin, StoredTensor):
-        for parameter in targets[origin.info.name]:
+    if isinstance(origin, TensorInfo):
+        for parameter in targets[origin.name]:
             parameter[start : start + len(rows)] = rows
         return
     if isinstance(origin, JoinedOrigin) and origin.axis == 0:
@@ -158,7 +158,7 @@ def _put_rows_back(origin: Origin, start: int, rows: torch.Tensor, targets: Mapp
                 _put_rows_back(part, begin - offset, rows[begin - start : end - start], targets)
             offset += part.shape[0]
         return
-    places = Places(origin.tensors())
+    places = IndexReader(origin.tensors())
     index = origin.read(((start, start + len(rows)), (0, origin.shape[1])), places)
     for info, first in places.first.items():
         is_here = (index >= first) & (index < first + math.prod(info.shape))
@@ -171,13 +171,13 @@ def _put_stacks_back(
 ) -> None:
     """`put_back` for parameters from several tensors: fill these, then read the parameters through their origins."""
     origin = placed.packed.origin
-    places = Places(origin.tensors())
+    places = IndexReader(origin.tensors())
     flat = torch.empty(sum(math.prod(info.shape) for info in places.first))
     for start, rows in rows_of:
         index = origin.read(((start, start + len(rows)), (0, placed.packed.width)), places)
         flat[index.reshape(-1)] = rows.reshape(-1)
     values = {info: flat[first:][: math.prod(info.shape)].view(info.shape) for info, first in places.first.items()}
-    tensors = Leaves(lambda info, region: values[info][tuple(slice(begin, end) for begin, end in region)])
+    tensors = LeafReader(lambda info, region: values[info][tuple(slice(begin, end) for begin, end in region)])
     for info, value in values.items():
         for name in names.single.get(info.name, ()):
             model.get_parameter(name).detach().copy_(value)

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from partita.export.passes.base import added, take_names
-from partita.export.quantise.write.weight_source import Layout, Packing
+from partita.export.quantise.weight_source import Layout, Packing
 from partita.export.target import Kernels
 from partita.export.weights.sources import weight_part
 

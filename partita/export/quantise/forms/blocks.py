@@ -26,9 +26,9 @@ import math
 import numpy as np
 import onnx_ir as ir
 
+from partita.export.quantise import experts
 from partita.export.quantise.forms import Form, LookUp, Place, Product, Weight, last
-from partita.export.quantise.write import experts
-from partita.export.quantise.write.weight_source import InBlocks, InColumns, InRows
+from partita.export.quantise.weight_source import InBlocks, InColumns, InRows
 
 DOMAIN = "com.microsoft"
 MATMUL, GATHER = "MatMulNBits", "GatherBlockQuantized"

@@ -22,7 +22,7 @@ import onnx_ir as ir
 
 from partita.export.quantise.forms import Form, Place, Product, Weight, last
 from partita.export.quantise.forms.blocks import DOMAIN, LOOK_UP
-from partita.export.quantise.write.weight_source import InColumns
+from partita.export.quantise.weight_source import InColumns
 
 STANDARD, FUSED = "MatMulInteger", "MatMulIntegerToFloat"
 QUANTIZE = "QuantizeLinear"

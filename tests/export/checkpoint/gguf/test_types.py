@@ -49,7 +49,8 @@ def test_any_region_is_that_of_the_whole(name, tmp_path):
     from partita.export.checkpoint.gguf.header import GgufTensor
     from partita.export.checkpoint.gguf.weights import Rows, row_weight
     from partita.export.checkpoint.stored_formats import AffineWeight
-    from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
+    from partita.export.checkpoint.weight_files import OpenFiles
+    from partita.export.weights.origins import TensorInfo
 
     raw, width = random_rows(name)
     kind = gguf.GGMLQuantizationType[name]
@@ -58,12 +59,12 @@ def test_any_region_is_that_of_the_whole(name, tmp_path):
     assert found is not None
     tensor = GgufTensor("a", (7, width), found, 32)
     order = np.random.default_rng(1).permutation(7)
-    info = TensorInfo("a", "file", (7, width), name)
+    info = TensorInfo("a", tmp_path / "file", (7, width), name)
     weight = row_weight("a.weight", (7, width), Rows(tmp_path / "file", (tensor,), order), (info,))
     typed = raw.view({"F32": np.float32, "F16": np.float16}.get(name, np.uint8))
     whole = torch.from_numpy(np.array(gguf.quants.dequantize(typed, kind), np.float32))[torch.from_numpy(order)]
     assert isinstance(weight, AffineWeight) is (name in AFFINE)
-    with OpenFiles(tmp_path) as files:
+    with OpenFiles() as files:
         if isinstance(weight, AffineWeight):
             assert int(weight.parts(((0, 7), (0, width)), files).integers.max()) < 1 << weight.bits
         for rows, columns in (((0, 7), (0, width)), ((2, 5), (3, 40)), ((6, 7), (width - 1, width)), ((3, 3), (0, 5))):

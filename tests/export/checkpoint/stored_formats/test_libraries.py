@@ -47,7 +47,7 @@ def test_the_numbers_are_those_of_the_library(tmp_path: Path, name: str) -> None
     quantised, expected = stored(name, tmp_path)
     (weight,) = quantised.weights.values()
     assert weight.name == "X.weight" and weight.shape == tuple(expected.shape)
-    with OpenFiles(tmp_path) as files:
+    with OpenFiles() as files:
         found = weight.read(tuple((0, size) for size in weight.shape), files)
         assert torch.equal(found.to(expected.dtype), expected)
         # Any region is the same part of the whole: what crosses words, groups and blocks, too.
@@ -68,7 +68,7 @@ def test_the_integers_are_the_numbers(tmp_path: Path, name: str) -> None:
     if not isinstance(weight, AffineWeight):
         return
     whole = tuple((0, size) for size in weight.shape)
-    with OpenFiles(tmp_path) as files:
+    with OpenFiles() as files:
         integers, scales, zeros = (part.expand(weight.shape) for part in weight.parts(whole, files))
         values, along = weight.read(whole, files), weight.blocks_along(files)
         assert set(zeros.unique().tolist()) <= set(weight.zero_points(files).unique().tolist())
@@ -92,6 +92,6 @@ def test_a_format_is_recognised_by_its_tensors(tmp_path: Path, name: str) -> Non
     assert found is not None and not found.settings
     (weight,) = read(tmp_path, found, tensors).weights.values()
     assert quantised.method.startswith(found.method.name)
-    with OpenFiles(tmp_path) as files:
+    with OpenFiles() as files:
         values = weight.read(tuple((0, size) for size in weight.shape), files)
     assert torch.equal(values.to(expected.dtype), expected)

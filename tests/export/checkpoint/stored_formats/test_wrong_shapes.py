@@ -104,7 +104,7 @@ def test_integers_beyond_what_the_file_says(tmp_path: Path) -> None:
         quantised = opened(tmp_path, settings, {**tensors, "X._weight_qdata": data}, said=said)
         (weight,) = quantised.weights.values()
         assert isinstance(weight, AffineWeight) and weight.bits == 4
-        with OpenFiles(tmp_path) as files, nullcontext() if fine else pytest.raises(CheckpointError, match="4 bits"):
+        with OpenFiles() as files, nullcontext() if fine else pytest.raises(CheckpointError, match="4 bits"):
             weight.parts(((0, 32), (0, 64)), files)
     for text in (
         "[",
@@ -126,7 +126,7 @@ def test_one_weight_in_both_forms_of_gptq(tmp_path: Path) -> None:
     for form, second in (("gptq", False), ("gptq_v2", True)):
         packed = {f"X{key}": value for key, value in formats.gptq(second=second)(weight).items()}
         (found,) = opened(tmp_path, {**settings, "checkpoint_format": form}, packed).weights.values()
-        with OpenFiles(tmp_path) as files:
+        with OpenFiles() as files:
             values.append(found.read(((0, 32), (0, 64)), files))
         values.append(packed["X.qzeros"])
     assert torch.equal(values[0], values[2]) and not torch.equal(values[1], values[3])
@@ -141,11 +141,11 @@ def test_packed_integers_in_the_order_of_activations(tmp_path: Path) -> None:
     groups = (torch.arange(64) // (64 // tensors["X.weight_scale"].shape[1])).to(torch.int32)[order]
     (plain,) = opened(tmp_path, tensors_of("compressed_w4a16")[0], tensors).weights.values()
     region = ((0, 32), (0, 64))
-    with OpenFiles(tmp_path) as files:
+    with OpenFiles() as files:
         integers = plain.parts(region, files).integers  # type: ignore[attr-defined]
     (found,) = opened(tmp_path, settings, {**tensors, "X.weight_g_idx": groups}).weights.values()
     wanted = (integers.float() - 8) * tensors["X.weight_scale"].float()[:, groups.long()]
-    with OpenFiles(tmp_path) as files:
+    with OpenFiles() as files:
         assert torch.equal(found.read(region, files), wanted)
         assert torch.equal(found.read(((3, 9), (5, 41)), files), wanted[3:9, 5:41])
     with pytest.raises(CheckpointError, match=r"X\.weight_g_idx is \[63\], but X\.weight_packed has 64 inputs"):
@@ -185,7 +185,7 @@ def test_a_scale_for_each_row_may_have_one_axis(name: str, tmp_path: Path) -> No
     for shape in ((-1, 1), (-1,)):
         changed = {**tensors, "X.weight_scale": tensors["X.weight_scale"].reshape(shape)}
         (weight,) = opened(tmp_path, settings, changed).weights.values()
-        with OpenFiles(tmp_path) as files:
+        with OpenFiles() as files:
             found.append([weight.read(region, files) for region in (((0, 32), (0, 64)), ((3, 9), (5, 41)))])
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
@@ -197,36 +197,18 @@ def test_all_rows_may_have_one_zero_point(shape: tuple[int, ...], tmp_path: Path
     (weight,) = opened(tmp_path, settings, {**tensors, **more}).weights.values()
     assert isinstance(weight, AffineWeight)
     expected = (tensors["X.weight"].float() - 3) * tensors["X.weight_scale"].float()
-    with OpenFiles(tmp_path) as files:
+    with OpenFiles() as files:
         assert torch.equal(weight.read(((0, 32), (0, 64)), files), expected)
         assert torch.equal(weight.read(((3, 9), (5, 41)), files), expected[3:9, 5:41])
         assert set(weight.zero_points(files).reshape(-1).tolist()) == {128 + 3}
 
 
-def test_the_first_rule_that_fits_a_module_counts(tmp_path: Path) -> None:
-    """As in GPTQModel, one that says that a module is not quantised too."""
+def test_modules_with_settings_of_their_own(tmp_path: Path) -> None:
+    """GPTQModel's `dynamic`: bits and group size are those of the shapes."""
     settings, tensors = tensors_of("gptq_4")
-    wrong, right = {"bits": 8}, {"bits": 4}
-    for bits, dynamic, fine in (
-        (8, {"X": right, "+:.*": wrong}, True),
-        (4, {"-:X": {}, ".*": wrong}, True),
-        (4, {"-:Y": {}, ".*": wrong}, False),
-        (4, {".*": wrong, "X": right}, False),
-    ):
-        with nullcontext() if fine else pytest.raises(CheckpointError, match="of 8 bits in groups of 32 requires"):
-            opened(tmp_path, {**settings, "bits": bits, "dynamic": dynamic}, tensors)
-
-
-def test_settings_of_the_cache_alone(tmp_path: Path) -> None:
-    """llm-compressor's, of a model whose weights are floats."""
-    cache = {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": {"num_bits": 8}}
-    for more, quantised in (
-        ({}, False),
-        ({"sparsity_config": {"format": "dense"}}, False),
-        ({"sparsity_config": {"format": "sparse-24-bitmask"}}, True),
-        ({"config_groups": {"group_0": {"weights": {"num_bits": 8}}}}, True),
-    ):
-        assert (by_config(tmp_path, {"quantization_config": {**cache, **more}}) is not None) is quantised
+    more = {"dynamic": {"X": {"bits": 4, "group_size": 32}}}
+    (weight,) = opened(tmp_path, {**settings, "bits": 8, "group_size": 128, **more}, tensors).weights.values()
+    assert isinstance(weight, AffineWeight) and (weight.bits, weight.block) == (4, 32)
 
 
 def one_group(**weights: Any) -> dict[str, Any]:
@@ -240,7 +222,6 @@ def one_group(**weights: Any) -> dict[str, Any]:
     [
         ("gptq_4", {"sym": True}, "X.qzeros contradicts the setting sym: not all of its zero points are 2^(bits-1)"),
         ("gptq_4_symmetric", {"checkpoint_format": "gptq_v2"}, "X.qzeros contradicts the setting sym"),
-        ("gptq_4", {"dynamic": {"X": {"sym": True}}}, "X.qzeros contradicts the setting sym"),
         ("awq", {"zero_point": False}, "X.qzeros contradicts the setting zero_point false"),
         (
             "compressed_w4a16_asymmetric",

@@ -14,7 +14,6 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from partita.demo import heldout_path
 from partita.errors import CheckpointError, PartitaError, ResourceError, UsageError
@@ -24,13 +23,14 @@ from partita.export.progress import SilentStage
 from partita.export.quantise.calibrate import CalibratedWeights, calibration
 from partita.export.quantise.calibrate.lockstep import run_lockstep
 from partita.export.quantise.quantisers import Grid
-from partita.export.quantise.write.rewrite import PlacedWeight
-from partita.export.quantise.write.weight_source import Packing, QuantisedSource, restored
+from partita.export.quantise.rewrite import PlacedWeight
+from partita.export.quantise.weight_source import Packing, QuantisedSource, restored
 from partita.export.verify import known_answer
 from partita.export.verify.known_answer import load
 from partita.export.verify.texts import Text
 from partita.export.weights.sources import FloatSource, checkpoint_weight
 from partita.package.folder import read_manifest
+from tests.checkpoints import edit_tensors
 from tests.conftest import Exported, TinyCheckpoint
 from tests.export.quantise.test_precision import checked, export_to
 
@@ -204,9 +204,7 @@ def test_what_is_no_number_is_named(
     said: str,
 ) -> None:
     folder = own_copy(tiny_checkpoint("llama"))
-    tensors = load_file(folder / "model.safetensors")
-    tensors[tensor] = torch.full_like(tensors[tensor].float(), value)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    edit_tensors(folder, lambda tensors: tensors[tensor].fill_(value))
     with pytest.raises(CheckpointError, match=said):
         calibrated(folder, (DOWN,), tmp_path / "found")
 

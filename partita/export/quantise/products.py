@@ -14,10 +14,10 @@ import onnx_ir as ir
 
 from partita.errors import UnsupportedModelError, UsageError
 from partita.export.passes.base import only_consumer
+from partita.export.quantise import experts
 from partita.export.quantise.forms import Place
 from partita.export.quantise.plan import Plan, supports_stored_lookup
-from partita.export.quantise.write import experts
-from partita.export.quantise.write.stored_integers import NotAsStoredError, StoredPacking
+from partita.export.quantise.stored_integers import NotAsStoredError, StoredPacking
 from partita.export.weights.origins import ReorderedOrigin
 from partita.export.weights.sources import FloatSource, StoredPart, weight_part
 
@@ -45,15 +45,15 @@ def weight_of_product(node: ir.Node) -> FloatSource | None:
     plain = None if weight is None else _matrix(weight)
     if plain is None:
         return None
-    turned = False
+    transposed = False
     if node.op_type == "Gemm":
         numbers = [node.attributes.get_float(name, 1.0) for name in ("alpha", "beta")]
         bias = node.inputs[2] if len(node.inputs) > 2 else None
         fits = bias is None or (bias.shape is not None and bias.shape.rank() == 1)
         if numbers != [1.0, 1.0] or node.attributes.get_int("transA", 0) != 0 or not fits:
             return None
-        turned = bool(node.attributes.get_int("transB", 0))
-    return plain if turned else replace(plain, origin=plain.origin.permuted((1, 0)))
+        transposed = bool(node.attributes.get_int("transB", 0))
+    return plain if transposed else replace(plain, origin=plain.origin.permuted((1, 0)))
 
 
 def views_around(node: ir.Node) -> tuple[ir.Node, ir.Node] | None:
@@ -96,7 +96,7 @@ def routes(node: ir.Node) -> bool:
 
 
 ORDERED = "ordered"
-INSTEAD = (
+ALTERNATIVE = (
     "add `requantise=True` to quantise the weights a second time, or set `precision` to fp16 or bf16 to keep "
     "their values"
 )
@@ -128,7 +128,7 @@ def stored_packing(
         names, joined = " and ".join(plain.name for plain in weights), use == "product" and len(first.tensors) > 1
         separate = f"; `without_pass={PACKED_ATTENTION}` keeps queries, keys and values apart" if joined else ""
         raise UnsupportedModelError(
-            f"{first.checkpoint.location}: {names} cannot be stored unchanged: {error}{separate}; {INSTEAD}"
+            f"{first.checkpoint.location}: {names} cannot be stored unchanged: {error}{separate}; {ALTERNATIVE}"
         ) from error
     setting = plan.setting(modules)
     if setting is not None and setting.bits not in (None, grid.bits):

@@ -22,19 +22,18 @@ from partita.errors import UsageError
 from partita.export.passes.base import Pass, PassContext, drop_unused_initializers, over, replace
 from partita.export.passes.cleaning import MODULE
 from partita.export.passes.manager import run as run_passes
-from partita.export.quantise import Keep, paths
+from partita.export.quantise import Keep, experts, paths
 from partita.export.quantise.forms import Place, Weight
 from partita.export.quantise.plan import Plan
-from partita.export.quantise.write import experts
-from partita.export.quantise.write.products import (
+from partita.export.quantise.products import (
     reordered,
     routes,
     stored_packing,
     views_around,
     weight_of_product,
 )
-from partita.export.quantise.write.stored_integers import StoredPacking, is_stored
-from partita.export.quantise.write.weight_source import Layout, Packing, QuantisedSource
+from partita.export.quantise.stored_integers import StoredPacking, is_stored
+from partita.export.quantise.weight_source import Layout, Packing, QuantisedSource
 from partita.export.weights import of_ir
 from partita.export.weights.origins import ReorderedOrigin
 from partita.export.weights.sources import FloatSource, initializers, weight_part

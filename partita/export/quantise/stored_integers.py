@@ -16,9 +16,18 @@ import torch
 from partita.errors import CheckpointError
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.stored_formats import AffineWeight, Parts, StoredFloats, affine, container
-from partita.export.checkpoint.weight_files import OpenFiles, TensorInfo
+from partita.export.checkpoint.weight_files import OpenFiles
 from partita.export.quantise.quantisers import Grid, Packing, Quantised
-from partita.export.weights.origins import Leaves, Origin, Places, Region, ReorderedOrigin, blocks
+from partita.export.weights.origins import (
+    IndexReader,
+    LeafReader,
+    Origin,
+    Reader,
+    Region,
+    ReorderedOrigin,
+    TensorInfo,
+    blocks,
+)
 
 QUANTISER = "as stored"
 """The recorded quantiser name."""
@@ -61,7 +70,7 @@ class AsStored:
     def packings(self) -> list[Packing]:
         """One packing per number of bits, and with zero points or not, in the smallest stored blocks."""
         found: dict[tuple[int, bool], int] = {}
-        with OpenFiles(self.checkpoint.folder) as files:
+        with OpenFiles() as files:
             for weight in self._weights():
                 bits = container(weight)
                 key = bits, self._is_symmetric(weight, bits, files)
@@ -77,7 +86,7 @@ class AsStored:
     def take(self, origins: Sequence[Origin], *, whole_rows: bool = False) -> StoredPacking:
         """The packing of weights [N, K]. `whole_rows`: one scale per row. Raises NotAsStoredError."""
         stored = [_affine(origin) for origin in origins]
-        with OpenFiles(self.checkpoint.folder) as files:
+        with OpenFiles() as files:
             sorted_origins = tuple(self._in_order(origin, files) for origin in origins)
             fitting = [self._fitting(origin, files, whole_rows=whole_rows) for origin in sorted_origins]
             bits = max(container(weight) for weights in stored for weight in weights)
@@ -95,14 +104,14 @@ class AsStored:
             if isinstance(weight, AffineWeight):
                 yield weight
 
-    def _is_symmetric(self, weight: AffineWeight, bits: int, files: OpenFiles) -> bool:
+    def _is_symmetric(self, weight: AffineWeight, bits: int, files: Reader) -> bool:
         key = weight.name, bits
         if key not in self.symmetric:
             middle = Grid(bits, symmetric=True).middle
             self.symmetric[key] = bool((weight.zero_points(files) == middle).all())
         return self.symmetric[key]
 
-    def _in_order(self, origin: Origin, files: OpenFiles) -> Origin:
+    def _in_order(self, origin: Origin, files: Reader) -> Origin:
         """The weight with its columns sorted by group, where they are not in order."""
         first = _rows_of_blocks(origin, [0], files)[0]
         changes = int((first[1:] != first[:-1]).sum())
@@ -112,7 +121,7 @@ class AsStored:
         groups = torch.tensor([known[block] for block in first.tolist()])
         return ReorderedOrigin(origin, 1, tuple(groups.argsort(stable=True).tolist()))
 
-    def _fitting(self, origin: Origin, files: OpenFiles, *, whole_rows: bool) -> list[int]:
+    def _fitting(self, origin: Origin, files: Reader, *, whole_rows: bool) -> list[int]:
         """Block sizes whose blocks lie within one stored block, the best first."""
         rows, width = origin.shape
         step = max(1, rows // SAMPLED_ROWS)
@@ -136,17 +145,17 @@ def _affine(origin: Origin) -> list[AffineWeight]:
     return found
 
 
-def _rows_of_blocks(origin: Origin, rows: Iterable[int], files: OpenFiles) -> torch.Tensor:
+def _rows_of_blocks(origin: Origin, rows: Iterable[int], files: Reader) -> torch.Tensor:
     """The block number of every value in some rows, int64 [R, K]."""
     weights = {info: affine(info) for info in origin.tensors()}
     along = {info: (each.axis, each.blocks_along(files)) for info, each in weights.items() if each is not None}
-    reader = Places(weights, along)
+    reader = IndexReader(weights, along)
     width = origin.shape[1]
     return torch.cat([origin.read(((row, row + 1), (0, width)), reader) for row in rows])
 
 
 def _part(
-    files: OpenFiles, known: dict[tuple[str, Region], Parts], name: str, info: TensorInfo, region: Region
+    files: Reader, known: dict[tuple[str, Region], Parts], name: str, info: TensorInfo, region: Region
 ) -> torch.Tensor:
     """The integer, scale or zero point of every value of a stored weight in `region`; `known`: a cache."""
     weight = affine(info)
@@ -160,11 +169,11 @@ def _part(
 def rows(checkpoint: Checkpoint, origin: Origin, packing: Packing) -> Iterator[tuple[int, Quantised]]:
     """First row and rows of a weight [N, K] as stored, in order. Raises CheckpointError for mixed blocks."""
     size, grid, width = packing.block_size, packing.grid, origin.shape[1]
-    with OpenFiles(checkpoint.folder) as files:
+    with OpenFiles() as files:
         for region in blocks(origin.shape, ROWS_ELEMENTS):
             part = partial(_part, files, {})
             integers, scales, zeros = (
-                origin.read(region, Leaves(partial(part, name))).reshape(-1, width // size, size)
+                origin.read(region, LeafReader(partial(part, name))).reshape(-1, width // size, size)
                 for name in Quantised._fields
             )
             first, zero = scales[..., :1], zeros[..., :1]

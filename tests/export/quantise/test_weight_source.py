@@ -9,9 +9,9 @@ import onnx_ir as ir
 import pytest
 
 from partita.export.checkpoint.description import open_checkpoint
+from partita.export.quantise import weight_source as packed_module
 from partita.export.quantise.quantisers import Grid
-from partita.export.quantise.write import weight_source as packed_module
-from partita.export.quantise.write.weight_source import Packing, QuantisedSource
+from partita.export.quantise.weight_source import Packing, QuantisedSource
 from partita.export.weights.sources import FloatSource, StoredPart, checkpoint_weight
 from tests.conftest import TinyCheckpoint
 

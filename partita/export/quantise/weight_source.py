@@ -20,9 +20,9 @@ import torch
 from partita.errors import CheckpointError
 from partita.export.checkpoint.weight_files import OpenFiles
 from partita.export.publish import unnamed_file
+from partita.export.quantise import stored_integers
 from partita.export.quantise.calibrate import CalibratedWeights
 from partita.export.quantise.quantisers import Grid, Packing, Quantised, Round, quantiser, without_text
-from partita.export.quantise.write import stored_integers
 from partita.export.weights import of_ir, pack, to_torch, unpack
 from partita.export.weights.origins import blocks
 from partita.export.weights.sources import SLICE_BYTES, FloatSource, Part, WeightSource, non_finite_message
@@ -127,8 +127,8 @@ class InColumns(Layout):
             room = np.memmap(file, np.uint8, "r", shape=(weight.rows, weight.width))
             step = max(2, SLICE_BYTES // weight.rows) & ~1  # two rows of 4 bits always end at a byte boundary
             for first in range(0, weight.width, step):
-                turned = torch.from_numpy(np.ascontiguousarray(room[:, first : first + step].T))
-                yield 0, pack(_signed(turned, weight).reshape(1, -1), grid.bits)
+                transposed = torch.from_numpy(np.ascontiguousarray(room[:, first : first + step].T))
+                yield 0, pack(_signed(transposed, weight).reshape(1, -1), grid.bits)
             del room
         yield 1, torch.cat(scales).T.contiguous()
         if not grid.symmetric:
@@ -252,7 +252,7 @@ class QuantisedSource(WeightSource):
         if self.rounded is not None and self.rounded.has(self.origin, *self._form):
             yield from self.rounded.rows(self.origin, *self._form)
             return
-        with OpenFiles(self.checkpoint.folder) as files, workers() as (_, pool):
+        with OpenFiles() as files, workers() as (_, pool):
             for region in blocks(self.origin.shape, SLICE_BYTES // 4):
                 start, _ = region[0]
                 parts = torch.split(self.origin.read(region, files), max(1, WORKING_ELEMENTS // self.width))

@@ -1,1 +1,0 @@
-"""Quantised weights in a graph: layouts, operators, and stored integers."""
