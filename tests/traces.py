@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from partita.export.passes.base import TracedGraph
     from partita.export.progress import Stage
     from partita.export.trace.attention import Lowering
     from partita.export.trace.fake_model import FakeModel
     from partita.export.trace.ports import TraceSpec
-    from partita.export.trace.tracing import TracedGraph
 
 
 TRACED = ("partita.export", "torch", "transformers")

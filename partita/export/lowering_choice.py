@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from partita.errors import UnsupportedModelError
 from partita.export.drafts import Draft, Graphs
 from partita.export.exporters import Attempts, Exported
+from partita.export.passes.base import TracedGraph
 from partita.export.progress import stage
 from partita.export.target import (
     AUTO,
@@ -29,7 +30,6 @@ from partita.export.trace import CONTRIB
 from partita.export.trace.attention import by_preference
 from partita.export.trace.ports import TOTAL
 from partita.export.trace.recurrence import used_by
-from partita.export.trace.tracing import TracedGraph
 from partita.package.records import TargetRecord, Verification
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from partita.export.passes import write_after_read
 from partita.package.contract import State
-from tests.export.nets import Net
+from tests.export.nets import Net, run_passes
 from tests.export.test_passes import NOTHING_KNOWN
 
 PAST, PRESENT = "before", "after"
@@ -71,7 +71,7 @@ def test_a_late_reader_is_waited_for(view: str | None) -> None:
     past = np.arange(6, dtype=np.float32).reshape(2, 3)
     assert not np.array_equal(wrong, past * 4), "ONNX Runtime does not overwrite it: the case shows nothing"
     made = model(reader_first=False, view=view)
-    assert write_after_read.run(made, STATES) == 1
+    assert run_passes(made, [write_after_read.PASS], STATES) == {"write_after_read": 1}
     producer = made.graph.outputs[1].producer()
     assert producer is not None and made.graph.outputs[1].name == PRESENT
     before = {node.op_type for node in write_after_read.upstream(producer)}
@@ -85,10 +85,10 @@ def test_a_reader_that_a_fusion_moves_is_waited_for() -> None:
     wrong, _ = run_in_place(turned(), ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
     assert not np.array_equal(wrong, wanted), "ONNX Runtime does not overwrite it: the case shows nothing"
     made = turned()
-    assert write_after_read.run(made, STATES) == 1
+    assert run_passes(made, [write_after_read.PASS], STATES) == {"write_after_read": 1}
     out, _ = run_in_place(made, ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
     assert np.array_equal(out, wanted)
 
 
 def test_readers_upstream_need_nothing() -> None:
-    assert write_after_read.run(model(reader_first=True), STATES) == 0
+    assert run_passes(model(reader_first=True), [write_after_read.PASS], STATES) == {"write_after_read": 0}

@@ -198,15 +198,15 @@ def _graph_files(graphs: Graphs, rows: int | str) -> tuple[GraphFile, ...]:
     batch = graphs.draft.work.options.batch_size
     return tuple(
         GraphFile(
-            file=file,
-            phase=phase,
-            sequence_length=length,
+            file=item.file,
+            phase=item.phase,
+            sequence_length=item.spec.sequence_length,
             nodes=len(list(item.model.graph)),
             inputs=_by_row(item.inputs, batch, rows),
             outputs=_by_row(item.outputs, batch, rows),
             adapter_inputs=tuple(port for branch in graphs.branches.values() for port in branch.inputs),
         )
-        for (file, phase, length), item in zip(graphs.phases, graphs.traced_graphs, strict=True)
+        for item in graphs.traced_graphs
     )
 
 

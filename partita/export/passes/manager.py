@@ -11,14 +11,14 @@ if one is then rejected, they run again on a new copy with the known answers.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx_ir as ir
 
 from partita.errors import PartitaError
-from partita.export.passes.base import OverNodeError, Pass, PassContext
+from partita.export.passes.base import OverNodeError, Pass, TracedGraph, copied
 from partita.export.passes.cleaning import MODULE
 from partita.export.target import NodeSupport, Question
 from partita.export.weights.sources import weight_part
@@ -46,25 +46,26 @@ def _node_text(node: ir.Node) -> str | None:
     return node.name if (node.name or "").startswith(module) else f"{module}/{node.op_type}"
 
 
-def run(model: ir.Model, passes: Sequence[Pass], context: PassContext) -> dict[str, int]:
+def run(traced: TracedGraph, passes: Sequence[Pass]) -> dict[str, int]:
     """Run `passes` in order; returns the number of changes per pass. Raises PassError."""
     counts: dict[str, int] = {}
-    face = _face_of(model.graph)
+    graph = traced.graph
+    face = _face_of(graph)
     for each in passes:
-        counts[each.name] = _run_one(model, each, context)
-        broken = next(_broken_invariants(model.graph, face), None)
+        counts[each.name] = _run_one(traced, each)
+        broken = next(_broken_invariants(graph, face), None)
         if broken is not None:  # perhaps only the order of the nodes
-            _put_in_order(model.graph, each.name)
-            broken = next(_broken_invariants(model.graph, face), None)
+            _put_in_order(graph, each.name)
+            broken = next(_broken_invariants(graph, face), None)
         if broken is not None:
             raise PassError(each.name, broken)
     return counts
 
 
-def _run_one(model: ir.Model, each: Pass, context: PassContext) -> int:
+def _run_one(traced: TracedGraph, each: Pass) -> int:
     """Run one pass. A PartitaError passes through; other exceptions become PassError."""
     try:
-        return each.run(model, context)
+        return each.run(traced)
     except PartitaError:
         raise
     except OverNodeError as error:
@@ -138,8 +139,6 @@ def _named_twice(graph: ir.Graph) -> Iterator[str]:
 IR_VERSION = 10
 SMALL = 64
 """Constants with at most this number of elements are part of a probe: sizes and axes decide which kernel is used."""
-Run = Callable[[ir.Model, PassContext], dict[str, int]]
-"""Runs passes in place; returns the number of changes per pass."""
 
 
 @dataclass(slots=True)
@@ -161,15 +160,15 @@ class Supposing:
         return True
 
 
-def rewritten(
-    model: ir.Model, context: PassContext, run: Run, takes: NodeSupport | None
-) -> tuple[ir.Model, dict[str, int]]:
+def run_on_copy(
+    traced: TracedGraph, passes: Sequence[Pass], takes: NodeSupport | None
+) -> tuple[TracedGraph, dict[str, int]]:
     """Run passes on a copy: the copy, and changes per pass. `takes`: probes the provider; None: no support."""
     known: dict[bytes, bool] = {}
     while True:
-        supposing = Supposing(context.spec.opset, known)
-        attempt = model.clone()
-        counts = run(attempt, context if takes is None else replace(context, supports=supposing))
+        supposing = Supposing(traced.spec.opset, known)
+        attempt = copied(traced)
+        counts = run(attempt if takes is None else replace(attempt, supports=supposing), passes)
         if takes is None or not supposing.supposed:
             return attempt, counts
         answers = takes(list(supposing.supposed.values()))

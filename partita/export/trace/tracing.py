@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch._dynamo.exc import UserError, UserErrorType
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from partita.errors import UnsupportedModelError
+from partita.export.passes.base import TracedGraph
 from partita.export.passes.cleaning import ROOT, clean, name_axes, name_nodes
 from partita.export.progress import SilentStage, Stage
 from partita.export.trace import DOMAINS
@@ -43,28 +44,13 @@ from partita.export.trace.replacements import ComplexAsPairs, rows_by_position
 from partita.export.trace.rope import rope_by_length
 from partita.export.trace.state import layer_count
 from partita.export.weights import to_torch
-from partita.package.contract import Port, State
+from partita.package.contract import State
 
 EXAMPLE_TOKENS, EXAMPLE_ROWS, EXAMPLE_PAST = 3, 2, 5
 SMALL_SIZES = 130
 """All sizes below are tested against a trace's guards: more than any usual chunk."""
 TORCH_KEEPS = "_FAKE_TENSOR_ID_TO_PROXY_MAP_FOR_EXPORT"
 """Nodes of the last trace, which torch 2.13 keeps alive in a module, with the whole graph."""
-
-
-@dataclass(frozen=True, slots=True)
-class TracedGraph:
-    """A graph with its inputs, outputs and states."""
-
-    model: ir.Model
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
-    states: tuple[State, ...]
-    spec: TraceSpec
-    has_router: bool
-    """It has experts and a router."""
-    notes: tuple[str, ...]
-    """Notes for the user."""
 
 
 class FixedLengthError(UnsupportedModelError):
@@ -174,8 +160,16 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec, progress: Stage 
         _drop_unused_inputs(model)
         name_axes(model)
         name_nodes(model)
+    inputs, outputs = ports_of(model, lowering, spec, fake)
     return TracedGraph(
-        model, *ports_of(model, lowering, spec, fake), states, spec, bool(forms.chosen), tuple(forms.notes)
+        model,
+        inputs,
+        outputs,
+        states,
+        spec,
+        fused=lowering.fused,
+        has_router=bool(forms.chosen),
+        notes=tuple(forms.notes),
     )
 
 
