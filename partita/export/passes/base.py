@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from dataclasses import replace as replace_fields
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import onnx_ir as ir
 
-from partita.errors import PartitaError
 from partita.export.trace.attention import Fused
 from partita.package.contract import Port, Role, State
 
@@ -100,32 +98,12 @@ def copied(traced: TracedGraph) -> TracedGraph:
     return replace_fields(traced, model=traced.model.clone())
 
 
-class OverNodeError(Exception):
-    """An error while a pass handled one node; its cause is the exception."""
-
-    def __init__(self, node: ir.Node) -> None:
-        super().__init__(f"node {node.name!r} ({node.op_type})")
-        self.node = node
-
-
-@contextmanager
-def over(node: ir.Node) -> Iterator[None]:
-    """Record that an error in the block occurred at `node`; the innermost node counts."""
-    try:
-        yield
-    except (PartitaError, OverNodeError):
-        raise
-    except Exception as error:
-        raise OverNodeError(node) from error
-
-
 def rewrite_nodes(graph: ir.Graph, operators: Collection[str], change: Callable[[ir.Node], int]) -> int:
     """Call `change` with every node of these operators that is still in the graph. Returns the sum of its results."""
     count = 0
     for node in [node for node in graph if node.op_type in operators]:
         if node.graph is graph:
-            with over(node):
-                count += change(node)
+            count += change(node)
     drop_unused_initializers(graph)
     return count
 

@@ -1,4 +1,4 @@
-"""Runs passes in order, names the pass and node of an error, and checks the invariants after every pass.
+"""Runs passes in order, names the pass of an error, and checks the invariants after every pass.
 
 A pass may change nodes and weights. Inputs and outputs keep their types and shapes, every read value has a producer,
 and names are unique. The checks take milliseconds.
@@ -18,8 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from partita.errors import PartitaError
-from partita.export.passes.base import OverNodeError, Pass, TracedGraph, copied
-from partita.export.passes.cleaning import MODULE
+from partita.export.passes.base import Pass, TracedGraph, copied
 from partita.export.target import NodeSupport, Question
 from partita.export.weights.sources import weight_part
 
@@ -30,20 +29,10 @@ Face = tuple[tuple[str | None, str, str], ...]
 class PassError(PartitaError):
     """A pass failed or broke an invariant."""
 
-    def __init__(self, name: str, what: str, node: ir.Node | None = None) -> None:
-        over = "" if node is None else f" over node {_node_text(node)!r} ({node.op_type})"
+    def __init__(self, name: str, what: str) -> None:
         super().__init__(
-            f"pass {name} failed{over}: {what}; this is a bug in Partita; please report the model and the traceback"
+            f"pass {name} failed: {what}; this is a bug in Partita; please report the model and the traceback"
         )
-        self.name = name
-        self.node = None if node is None else _node_text(node)
-        """The name of the node at which it failed; None where unknown."""
-
-
-def _node_text(node: ir.Node) -> str | None:
-    """The name of a node for users: module and operator where the node has no final name yet."""
-    module = node.metadata_props.get(MODULE, "")
-    return node.name if (node.name or "").startswith(module) else f"{module}/{node.op_type}"
 
 
 def run(traced: TracedGraph, passes: Sequence[Pass]) -> dict[str, int]:
@@ -52,41 +41,18 @@ def run(traced: TracedGraph, passes: Sequence[Pass]) -> dict[str, int]:
     graph = traced.graph
     face = _face_of(graph)
     for each in passes:
-        counts[each.name] = _run_one(traced, each)
+        try:
+            counts[each.name] = each.run(traced)
+            graph.sort()
+        except PartitaError:
+            raise
+        except Exception as error:
+            what = ": ".join(filter(None, (type(error).__name__, " ".join(str(error).split()))))
+            raise PassError(each.name, what) from error
         broken = next(_broken_invariants(graph, face), None)
-        if broken is not None:  # perhaps only the order of the nodes
-            _put_in_order(graph, each.name)
-            broken = next(_broken_invariants(graph, face), None)
         if broken is not None:
             raise PassError(each.name, broken)
     return counts
-
-
-def _run_one(traced: TracedGraph, each: Pass) -> int:
-    """Run one pass. A PartitaError passes through; other exceptions become PassError."""
-    try:
-        return each.run(traced)
-    except PartitaError:
-        raise
-    except OverNodeError as error:
-        cause = error.__cause__
-        assert cause is not None
-        raise PassError(each.name, _one_line(cause), error.node) from error
-    except Exception as error:
-        raise PassError(each.name, _one_line(error)) from error
-
-
-def _put_in_order(graph: ir.Graph, name: str) -> None:
-    """Sort nodes after their producers, otherwise in the current order. Raises PassError for a cycle."""
-    try:
-        graph.sort()
-    except ValueError as error:
-        raise PassError(name, "its nodes form a cycle") from error
-
-
-def _one_line(error: BaseException) -> str:
-    """An exception in one line."""
-    return ": ".join(text for text in (type(error).__name__, " ".join(str(error).split())) if text)
 
 
 def _face_of(graph: ir.Graph) -> Face:

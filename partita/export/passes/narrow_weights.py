@@ -28,7 +28,7 @@ from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.naming import Sources
 from partita.export.checkpoint.stored_formats import StoredFloats
 from partita.export.checkpoint.weight_files import TensorInfo
-from partita.export.passes.base import Pass, TracedGraph, drop_unused_initializers, over, take_names
+from partita.export.passes.base import Pass, TracedGraph, drop_unused_initializers, take_names
 from partita.export.passes.cleaning import MODULE
 from partita.export.passes.manager import question as node_question
 from partita.export.passes.manager import run as run_passes
@@ -87,8 +87,8 @@ def _is_float(info: TensorInfo) -> bool:
     return info.decoder is None or isinstance(info.decoder, StoredFloats)
 
 
-Found = tuple[ir.Value, StoredPart, ir.Node, Narrow]
-"""A weight to store in 16 bits: its value and part, a node that reads it, and how."""
+Found = tuple[ir.Value, StoredPart, Narrow]
+"""A weight to store in 16 bits: its value and part, and how."""
 
 
 def store_narrow(traced: TracedGraph, how: Narrow) -> dict[str, int]:
@@ -98,7 +98,7 @@ def store_narrow(traced: TracedGraph, how: Narrow) -> dict[str, int]:
         for value in graph.initializers.values():
             part = weight_part(value)
             if part is not None and _fits(part, how):
-                yield value, part, next(iter(value.uses())).node, how
+                yield value, part, how
 
     return _store(traced, find)
 
@@ -108,9 +108,8 @@ def _store(traced: TracedGraph, find: Callable[[ir.Graph], Iterable[Found]]) -> 
 
     def run(traced: TracedGraph) -> int:
         found = list(find(traced.graph))  # all of them before the first change
-        for value, part, reader, how in found:
-            with over(reader):
-                behind_cast(traced.graph, value, part, how)
+        for value, part, how in found:
+            behind_cast(traced.graph, value, part, how)
         drop_unused_initializers(traced.graph)
         return len(found)
 
@@ -252,7 +251,7 @@ def keep_narrow(traced: TracedGraph, plan: Plan, outcome: Outcome, takes: NodeSu
             setting = plan.setting(modules)
             if setting is not None and (kind := setting.stored) is not None:
                 outcome.half_precision[part.source.key] = Narrowed(part.source.tensors, modules, kind)
-                yield value, part, nodes[0], ways[kind]
+                yield value, part, ways[kind]
 
     return _store(traced, find)
 

@@ -32,7 +32,6 @@ from partita.export.passes.base import (
     drop_unused_initializers,
     integers,
     only_consumer,
-    over,
     remove_unread,
     replace,
     rewrite_nodes,
@@ -65,9 +64,8 @@ def run(traced: TracedGraph) -> int:
         maker = end.producer()
         if maker is None or maker.graph is not graph:
             continue
-        with over(maker):
-            for found in list(_embeddings_in(end, touched, positions, traced.spec.max_length)):
-                count += _as_operator(graph, found, positions, traced)
+        for found in list(_embeddings_in(end, touched, positions, traced.spec.max_length)):
+            count += _as_operator(graph, found, positions, traced)
     drop_unused_initializers(graph)
     return count
 

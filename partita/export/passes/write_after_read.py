@@ -13,7 +13,7 @@ import math
 
 import onnx_ir as ir
 
-from partita.export.passes.base import Pass, TracedGraph, integers, over
+from partita.export.passes.base import Pass, TracedGraph, integers
 
 VIEWS = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity", "Transpose", "Cast"})
 """Operators whose output may share the memory of their input, or that ONNX Runtime fuses into their consumer (the last
@@ -27,12 +27,11 @@ def run(traced: TracedGraph) -> int:
         writer = present.producer()
         if writer is None:
             continue
-        with over(writer):
-            before = upstream(writer)
-            late = [node for node in _readers(past) if node not in before]
-            if late:
-                _wait(traced.graph, present, late)
-                count += 1
+        before = upstream(writer)
+        late = [node for node in _readers(past) if node not in before]
+        if late:
+            _wait(traced.graph, present, late)
+            count += 1
     return count
 
 

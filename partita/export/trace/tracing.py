@@ -28,7 +28,6 @@ from partita.export.trace.emitter import CACHE_LENGTH, DOMAIN, ROLLED, Emitter, 
 from partita.export.trace.experts import experts_form
 from partita.export.trace.fake_model import FakeModel, quiet, translate_errors
 from partita.export.trace.hooks import connect_plug
-from partita.export.trace.plug_cache import PlugCache, call
 from partita.export.trace.ports import (
     TORCH_POSITIONS,
     TraceSpec,
@@ -40,9 +39,8 @@ from partita.export.trace.ports import (
     state_table,
 )
 from partita.export.trace.recurrence import read_states, replace_recurrences
-from partita.export.trace.replacements import ComplexAsPairs, rows_by_position
-from partita.export.trace.rope import rope_by_length
-from partita.export.trace.state import layer_count
+from partita.export.trace.replacements import ComplexAsPairs, rope_by_length, rows_by_position
+from partita.export.trace.state import PlugCache, call, layer_count
 from partita.export.weights import to_torch
 from partita.package.contract import State
 

@@ -19,7 +19,7 @@ from dataclasses import replace as replace_fields
 import onnx_ir as ir
 
 from partita.errors import UsageError
-from partita.export.passes.base import Pass, TracedGraph, drop_unused_initializers, over, replace
+from partita.export.passes.base import Pass, TracedGraph, drop_unused_initializers, replace
 from partita.export.passes.cleaning import MODULE
 from partita.export.passes.manager import run as run_passes
 from partita.export.quantise import Keep, paths
@@ -157,20 +157,18 @@ class _Rewriter:
         heads: dict[str, Packing] = {}
         count = 0
         for node in list(self.graph):
-            with over(node):
-                count += self._experts(node)
-                plain = weight_of_product(node)
-                later = plain is not None and self.rest is not None and self._is_for(self.rest, node, plain)
-                if plain is not None and not routes(node) and not later:
-                    found = self._packing(node, plain)
-                    if found is not None:
-                        heads[_tensor(plain)] = found.packing
-                        layout = self.plan.form.product.layout
-                        self._product(node, self._quantised_weight(plain, found, layout))
-                        count += 1
+            count += self._experts(node)
+            plain = weight_of_product(node)
+            later = plain is not None and self.rest is not None and self._is_for(self.rest, node, plain)
+            if plain is not None and not routes(node) and not later:
+                found = self._packing(node, plain)
+                if found is not None:
+                    heads[_tensor(plain)] = found.packing
+                    layout = self.plan.form.product.layout
+                    self._product(node, self._quantised_weight(plain, found, layout))
+                    count += 1
         for node in list(self.graph) if self.rest is None else ():
-            with over(node):
-                count += self._replace_lookup(node, tokens, heads)
+            count += self._replace_lookup(node, tokens, heads)
         self._settle_values()
         drop_unused_initializers(self.graph)
         if self.rest is None:
