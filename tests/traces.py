@@ -2,7 +2,7 @@
 
 The graph of a trace is stored under everything that it depends on, and every export gets its own copy. A test that
 replaces an attribute of the exporter, torch or transformers (`monkeypatch`) shares no trace: the replacement may be in
-its graph. torch's table of ONNX functions, which torch builds for every trace, is built once.
+its graph.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -106,20 +105,4 @@ def share(item: pytest.Item) -> None:
         return
     if not isinstance(drafts.trace, Traces):
         drafts.trace = Traces(drafts.trace)
-        share_onnx_functions()
     drafts.trace.on, drafts.trace.item = True, item
-
-
-def share_onnx_functions() -> None:
-    """Build torch's table of ONNX functions once per opset: it takes a quarter of the time of a tiny trace."""
-    from torch.onnx._internal.exporter._registration import ONNXRegistry
-
-    build = cache(ONNXRegistry.from_torchlib)
-
-    def copied(*arguments: Any, **options: Any) -> ONNXRegistry:
-        built, own = build(*arguments, **options), ONNXRegistry()
-        own._opset_version = built.opset_version
-        own.functions = {target: list(functions) for target, functions in built.functions.items()}
-        return own
-
-    ONNXRegistry.from_torchlib = staticmethod(copied)  # type: ignore[method-assign]

@@ -155,7 +155,6 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec, progress: Stage 
         model.opset_imports.update({"": spec.opset, **dict(lowering.domains), **dict(DOMAINS[spec.form])})
         clean(model)
         _check_placeholders(model)
-        _drop_unused_inputs(model)
         name_axes(model)
         name_nodes(model)
     inputs, outputs = ports_of(model, lowering, spec, fake)
@@ -304,18 +303,10 @@ def _detached_copy(made: ir.Model) -> ir.Model:
 
 
 def without_unread(item: TracedGraph) -> TracedGraph:
-    """The graph without inputs that no node reads, e.g. positions."""
-    states = {state.past for state in item.states}
-    gone = {v.name for v in item.model.graph.inputs if not v.uses() and v.name not in states}
-    for value in [v for v in item.model.graph.inputs if v.name in gone]:
-        item.model.graph.inputs.remove(value)
+    """The graph without inputs that no node reads, e.g. positions. Raises UnsupportedModelError where it is tokens."""
+    gone = {v.name for v in item.graph.inputs if not v.uses()} - {state.past for state in item.states}
+    if "input_ids" in gone:
+        raise UnsupportedModelError("the traced graph does not read its tokens, so the model cannot be exported")
+    for value in [v for v in item.graph.inputs if v.name in gone]:
+        item.graph.inputs.remove(value)
     return replace(item, inputs=tuple(port for port in item.inputs if port.name not in gone))
-
-
-def _drop_unused_inputs(model: ir.Model) -> None:
-    """Remove unused inputs, e.g. positions of a model without any."""
-    graph = model.graph
-    for value in [v for v in graph.inputs if not v.uses()]:
-        if value.name == "input_ids":
-            raise UnsupportedModelError("the traced graph does not read its tokens, so the model cannot be exported")
-        graph.inputs.remove(value)

@@ -80,7 +80,7 @@ def check_memory(
     cache_bytes: int,
     beside_bytes: int = 0,
     *,
-    use: str = "for its known answer",
+    use: str = "to verify the package",
     needed: bool = False,
 ) -> None:
     """Raise ResourceError when the source model, or the cache of the replay, does not fit into memory.

@@ -16,7 +16,8 @@ from partita.errors import CheckpointError, UnsupportedModelError, UsageError
 from partita.export.checkpoint import config_values
 from partita.export.checkpoint.description import open_checkpoint
 from partita.export.options import max_length
-from partita.export.pipeline import ExportOptions, Summary, export
+from partita.export.pipeline import ExportOptions, export
+from partita.export.publish import ExportResult
 from partita.library.exporting import replay, smoke
 from tests.conftest import TinyCheckpoint
 
@@ -37,7 +38,7 @@ def changed(folder: Path, **settings: Any) -> Path:
     return folder
 
 
-def exported(folder: Path, **options: Any) -> Summary:
+def exported(folder: Path, **options: Any) -> ExportResult:
     wanted = ExportOptions(str(folder), folder.parent / "out", max_length=64, **options)
     return export(wanted, replay=replay, smoke=smoke)
 
