@@ -11,7 +11,6 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -50,7 +49,7 @@ class Traces:
             self.made += 1
             self.kept[key] = self.trace(fake, lowering, spec, progress)
         traced: TracedGraph = self.kept[key]
-        return replace(traced, model=traced.model.clone())
+        return traced.copy()
 
 
 def what_decides(fake: FakeModel) -> tuple[Any, ...]:

@@ -24,7 +24,7 @@ from partita.export.checkpoint.naming import Sources, match_names
 from partita.export.exporters import Work, add_note
 from partita.export.options import DEFAULT_PREFILL_CHUNK, RECURRENT_PREFILL_CHUNK, WINDOW
 from partita.export.passes import ORDER, run_all
-from partita.export.passes.base import TracedGraph, copied
+from partita.export.passes.base import TracedGraph
 from partita.export.passes.cleaning import name_nodes
 from partita.export.passes.narrow_weights import Narrow, keep_narrow, round_kept, rounded_weights, store_narrow
 from partita.export.progress import Stage, stage
@@ -353,7 +353,7 @@ def _store(graphs: Graphs) -> None:
     fits = movable(draft.sources)
     repeats = plan is not None and (draft.work.options.searches or draft.prefill_plan is not None)
     for index, unpacked in enumerate(graphs.unpacked):
-        traced = copied(unpacked) if repeats else unpacked
+        traced = unpacked.copy() if repeats else unpacked
         graphs.traced_graphs[index] = traced
         if plan is not None:  # after nodes have names: settings are by module
             _count(graphs, quantise(traced, plan, graphs.packing, fits))
@@ -379,7 +379,7 @@ def _add_prefill(graphs: Graphs, own_plan: Plan, fits: Callable[[FloatSource], b
     plan, shared, own = graphs.draft.plan, Outcome(), Outcome()
     assert plan is not None
     reason = _only_one(graphs)
-    traced = copied(graphs.unpacked[0])
+    traced = graphs.unpacked[0].copy()
     if not reason:
         _count(graphs, quantise(traced, own_plan, own, fits, rest=plan))
         _count(graphs, quantise(traced, plan, shared, fits))

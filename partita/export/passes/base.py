@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from dataclasses import replace as replace_fields
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -51,6 +51,10 @@ class TracedGraph:
         """The graph of the model."""
         return self.model.graph
 
+    def copy(self) -> TracedGraph:
+        """The same facts about a copy of the model."""
+        return dataclasses.replace(self, model=self.model.clone())
+
     def input(self, role: Role) -> ir.Value | None:
         """The graph input of that role; None where there is none."""
         names = {port.name for port in self.inputs if port.role == role}
@@ -91,11 +95,6 @@ class Pass:
     def summary(self) -> str:
         """The first sentence of the description, without the full stop."""
         return " ".join(self.description.partition("\n\n")[0].split()).partition(". ")[0].rstrip(".")
-
-
-def copied(traced: TracedGraph) -> TracedGraph:
-    """A graph whose model is a copy."""
-    return replace_fields(traced, model=traced.model.clone())
 
 
 def rewrite_nodes(graph: ir.Graph, operators: Collection[str], change: Callable[[ir.Node], int]) -> int:

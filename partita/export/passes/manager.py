@@ -18,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from partita.errors import PartitaError
-from partita.export.passes.base import Pass, TracedGraph, copied
+from partita.export.passes.base import Pass, TracedGraph
 from partita.export.target import NodeSupport, Question
 from partita.export.weights.sources import weight_part
 
@@ -133,7 +133,7 @@ def run_on_copy(
     known: dict[bytes, bool] = {}
     while True:
         supposing = Supposing(traced.spec.opset, known)
-        attempt = copied(traced)
+        attempt = traced.copy()
         counts = run(attempt if takes is None else replace(attempt, supports=supposing), passes)
         if takes is None or not supposing.supposed:
             return attempt, counts
