@@ -2,7 +2,7 @@
 
 The graph of a trace is stored under everything that it depends on, and every export gets its own copy. A test that
 replaces an attribute of the exporter, torch or transformers (`monkeypatch`) shares no trace: the replacement may be in
-its graph. torch's table of ONNX functions, which torch builds for every trace, is built once.
+its graph.
 """
 
 from __future__ import annotations
@@ -11,18 +11,16 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import replace
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
+    from partita.export.passes.base import TracedGraph
     from partita.export.progress import Stage
     from partita.export.trace.attention import Lowering
     from partita.export.trace.fake_model import FakeModel
     from partita.export.trace.ports import TraceSpec
-    from partita.export.trace.tracing import TracedGraph
 
 
 TRACED = ("partita.export", "torch", "transformers")
@@ -51,7 +49,7 @@ class Traces:
             self.made += 1
             self.kept[key] = self.trace(fake, lowering, spec, progress)
         traced: TracedGraph = self.kept[key]
-        return replace(traced, model=traced.model.clone())
+        return traced.copy()
 
 
 def what_decides(fake: FakeModel) -> tuple[Any, ...]:
@@ -106,20 +104,4 @@ def share(item: pytest.Item) -> None:
         return
     if not isinstance(drafts.trace, Traces):
         drafts.trace = Traces(drafts.trace)
-        share_onnx_functions()
     drafts.trace.on, drafts.trace.item = True, item
-
-
-def share_onnx_functions() -> None:
-    """Build torch's table of ONNX functions once per opset: it takes a quarter of the time of a tiny trace."""
-    from torch.onnx._internal.exporter._registration import ONNXRegistry
-
-    build = cache(ONNXRegistry.from_torchlib)
-
-    def copied(*arguments: Any, **options: Any) -> ONNXRegistry:
-        built, own = build(*arguments, **options), ONNXRegistry()
-        own._opset_version = built.opset_version
-        own.functions = {target: list(functions) for target, functions in built.functions.items()}
-        return own
-
-    ONNXRegistry.from_torchlib = staticmethod(copied)  # type: ignore[method-assign]

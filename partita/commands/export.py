@@ -7,24 +7,21 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import partita
 from partita import dtypes
-from partita.commands.results import ExportResult
+from partita.commands import results
 from partita.commands.terminal import TERMINAL, Bars, Spinner, draws_progress, fold, note, print_record, write_stdout
 from partita.dtypes import EXACT
 from partita.errors import UsageError
 from partita.export.hub import HUB_ID, upload
+from partita.export.publish import ExportResult
 from partita.library.exporting import own_compile_cache, run_export
 from partita.observations.text_format import human_bytes, nats, plural
 from partita.options.export import ExportCommand, PushCommand
 from partita.options.fields import with_flags
 from partita.package.folder import Manifest, check_files, read_manifest
 from partita.package.records import PackedWeights
-
-if TYPE_CHECKING:
-    from partita.export.writing import Summary
 
 PACKED_WEIGHTS, NARROW_WEIGHTS = "packed_weights", "narrow_weights"
 """Name of the last change of a graph in the counts of passes."""
@@ -61,18 +58,18 @@ def _fixed_state_bytes(manifest: Manifest) -> int:
     return sum(dtypes.size_bytes(state.dtype, state.shape) for state in states)
 
 
-def _as_record(summary: Summary) -> ExportResult:
+def _as_record(summary: ExportResult) -> results.ExportResult:
     """The summary for `--json`."""
-    return ExportResult.copy_of(
+    return results.ExportResult.copy_of(
         summary,
-        package=str(summary.out),
+        package=str(summary.path),
         cache_bytes_per_token=_cache_bytes_per_token(summary.manifest),
         fixed_state_bytes=_fixed_state_bytes(summary.manifest),
         seconds={name: round(value, 3) for name, value in summary.seconds.items()},
     )
 
 
-def describe(summary: Summary) -> list[str]:
+def describe(summary: ExportResult) -> list[str]:
     """The summary as text."""
     manifest, checked = summary.manifest, summary.manifest.verification
     copy = ""
@@ -87,7 +84,7 @@ def describe(summary: Summary) -> list[str]:
         *_checks(manifest),
         *_costs(summary),
     ]
-    head = f"{summary.out}: {manifest.source.architecture} exported, {checked.headline}{copy}"
+    head = f"{summary.path}: {manifest.source.architecture} exported, {checked.headline}{copy}"
     return [head, *(f"  {label:<{LABEL - 3}} {text}" for label, text in rows)]
 
 
@@ -184,14 +181,14 @@ def _checks(manifest: Manifest) -> Iterator[tuple[str, str]]:
         )
 
 
-def _costs(summary: Summary) -> Iterator[tuple[str, str]]:
+def _costs(summary: ExportResult) -> Iterator[tuple[str, str]]:
     """Time and memory of the export, and a command that generates text with the package."""
     longest = sorted(summary.seconds.items(), key=lambda item: -item[1])[:LONG_STAGES]
     stages = ", ".join(f"{name} {value:.1f}" for name, value in longest)
     total = f"{sum(summary.seconds.values()):.1f} s ({stages})"
     yield "took", f"{total}; peak memory {human_bytes(summary.peak_rss_bytes)}"
     prompt = "1,2,3 --token-ids" if summary.manifest.tokenizer == "none" else '"Once upon a time"'
-    yield "next", f"partita generate {shlex.quote(str(summary.out))} {prompt}"
+    yield "next", f"partita generate {shlex.quote(str(summary.path))} {prompt}"
 
 
 def pass_lines(passes: Mapping[str, int], manifest: Manifest | None = None) -> list[str]:

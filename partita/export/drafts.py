@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
-
-import onnx_ir as ir
+from typing import Any
 
 from partita.errors import UnsupportedModelError
 from partita.export.checkpoint.adapters.branches import (
@@ -24,9 +22,9 @@ from partita.export.checkpoint.adapters.branches import (
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.naming import Sources, match_names
 from partita.export.exporters import Work, add_note
-from partita.export.options import DEFAULT_PREFILL_CHUNK, RECURRENT_PREFILL_CHUNK, WINDOW, ExportOptions
+from partita.export.options import DEFAULT_PREFILL_CHUNK, RECURRENT_PREFILL_CHUNK, WINDOW
 from partita.export.passes import ORDER, run_all
-from partita.export.passes.base import PassContext
+from partita.export.passes.base import TracedGraph
 from partita.export.passes.cleaning import name_nodes
 from partita.export.passes.narrow_weights import Narrow, keep_narrow, round_kept, rounded_weights, store_narrow
 from partita.export.progress import Stage, stage
@@ -42,8 +40,8 @@ from partita.export.trace.attention import Lowering, lowering
 from partita.export.trace.fake_model import FakeModel
 from partita.export.trace.ports import TraceSpec
 from partita.export.trace.recurrence import used_by
-from partita.export.trace.state import ModelStates, text_config
-from partita.export.trace.tracing import FixedLengthError, TracedGraph, layers, trace, without_unread
+from partita.export.trace.state import text_config
+from partita.export.trace.tracing import FixedLengthError, layers, trace, without_unread
 from partita.export.verify import known_answer
 from partita.export.verify.texts import Text
 from partita.export.weights import external_data as weights
@@ -52,32 +50,27 @@ from partita.export.weights.sources import FloatSource
 from partita.package.folder import not_exported
 from partita.package.records import Calibration, PackedKind
 
-Phase = tuple[str, Literal["any", "prefill", "decode"], int | None]
-"""File name, phase and fixed S of a graph."""
-ONE_GRAPH: Phase = ("model.onnx", "any", None)
 
-
-def continuing(work: Work, wanted: list[Phase], traced: list[TracedGraph]) -> tuple[list[Phase], list[TracedGraph]]:
+def continuing(work: Work, traced: list[TracedGraph]) -> list[TracedGraph]:
     """The graphs that read every state they get. A second prompt chunk of the others would ignore the first."""
     forgets = [name for item in traced for name in _unread_states(item)]
-    kept = [(phase, item) for phase, item in zip(wanted, traced, strict=True) if not _unread_states(item)]
+    kept = [item for item in traced if not _unread_states(item)]
     if not kept:
         raise UnsupportedModelError(
             f"the model writes the state {forgets[0]} but never reads it, so it cannot be exported"
         )
-    if len(wanted) == 1:
-        return wanted, traced
-    if len(kept) < len(wanted):
+    if len(traced) == 1:
+        return traced
+    if len(kept) < len(traced):
         add_note(work, "its recurrent state advances one token per step, so prompts are prefilled one token at a time")
-        (_, _, length), item = kept[-1]
-        return [("model.onnx", "any", length)], [item]
-    chunk = wanted[0][2]
+        return [replace(kept[-1], file="model.onnx", phase="any")]
+    chunk = traced[0].spec.sequence_length
     add_note(
         work,
         f"the model has convolution or recurrent states: prompts are prefilled {chunk} tokens at a time, "
         "the rest one by one",
     )
-    return wanted, traced
+    return traced
 
 
 def _unread_states(item: TracedGraph) -> list[str]:
@@ -93,9 +86,8 @@ class Graphs:
     draft: Draft
     variant: GraphVariant
     chosen: Lowering
-    phases: list[Phase]
     traced_graphs: list[TracedGraph]
-    """One per phase."""
+    """One per file."""
     passes: dict[str, int]
     unused: list[str] = field(default_factory=list)
     """Checkpoint tensors that no graph uses, by module."""
@@ -105,7 +97,7 @@ class Graphs:
     """The outcome of quantisation for weights of the prefill graph alone."""
     branches: dict[str, Branch] = field(default_factory=dict)
     """Name of input A -> adapter branch."""
-    unpacked: list[tuple[ir.Model, PassContext]] = field(default_factory=list)
+    unpacked: list[TracedGraph] = field(default_factory=list)
     """The graphs from before quantisation; copies where it may be repeated."""
     fewer_rows: bool | None = None
     """Whether they also run smaller batches; None until tested."""
@@ -165,7 +157,9 @@ class Draft:
         first: Callable[[Any], object] | None = None,
     ) -> known_answer.KnownAnswer:
         """The outputs of the source model with the package's weights and `adapter`; cached. `first` gets the model."""
-        chunk = max((length or 0 for _, phase, length in graphs.phases if phase == "prefill"), default=0)
+        chunk = max(
+            (item.spec.sequence_length or 0 for item in graphs.traced_graphs if item.phase == "prefill"), default=0
+        )
         tokens = max(known_answer.PROMPT_TOKENS, 2 * chunk + 1 if self.fake.probed.recurs else 0)
         placed, prompts = graphs.packing.placed, graphs.prompts.placed
         narrowed = graphs.packing.half_precision
@@ -230,7 +224,7 @@ class Draft:
             work.progress, "trace", work.seconds, len(layers(self.fake.module)), "layers", of=str(way)
         ) as current:
             try:
-                wanted, traced = self._trace_phases(way, current)
+                traced = self._trace_phases(way, current)
             except UnsupportedModelError as error:
                 if not (outside := self.fake.probed.outside_cache):
                     raise
@@ -240,19 +234,19 @@ class Draft:
                     option=error.option,
                 ) from error
         if self.fake.probed.recurs:
-            wanted, traced = continuing(work, wanted, traced)
+            traced = continuing(work, traced)
         for note in (note for item in traced for note in item.notes):
             add_note(work, note)
         if not self.fake.probed.length_as_tensor:
             add_note(
                 work, "the model's code needs the number of cached tokens as a Python int, so it was traced with 0"
             )
-        graphs = Graphs(self, way, chosen, wanted, traced, {})
+        graphs = Graphs(self, way, chosen, traced, {})
         with stage(work.progress, "rewrite", work.seconds, of=str(way)):
             _rewrite(graphs)
         return graphs
 
-    def _trace_phases(self, way: GraphVariant, current: Stage) -> tuple[list[Phase], list[TracedGraph]]:
+    def _trace_phases(self, way: GraphVariant, current: Stage) -> list[TracedGraph]:
         """One graph for any number of tokens where the model's code can be traced so, a static pair otherwise."""
         probed = self.fake.probed
         loops = any(extra.kind == "recurrent" for extra in probed.extras)  # over tokens, in standard operators
@@ -272,9 +266,9 @@ class Draft:
             )
         return self._trace_all(way, current, fixed=True)
 
-    def _trace_all(self, way: GraphVariant, current: Stage, *, fixed: bool) -> tuple[list[Phase], list[TracedGraph]]:
+    def _trace_all(self, way: GraphVariant, current: Stage, *, fixed: bool) -> list[TracedGraph]:
+        """One graph for any number of tokens; `fixed`: one for a chunk, and one for a token."""
         options = self.work.options
-        wanted = phases(options, self.fake.probed, self.max_length, fixed=fixed)
         if fixed and (options.prefill_chunk or 0) > self.max_length:
             add_note(
                 self.work,
@@ -286,32 +280,35 @@ class Draft:
         plans = [self.plan, self.prefill_plan]
         oldest = max((plan.form.opset for plan in plans if plan is not None), default=1)
         opset, rolls = options.opset or max(oldest, chosen.opset), options.cache == WINDOW
-        sizes = options.batch_size, self.max_length
-        specs = [TraceSpec(*sizes, length, opset, way.form, rolls=rolls) for _, _, length in wanted]
-        return wanted, [trace(self.fake, chosen, each, current) for each in specs]
+
+        def graph(length: int | None) -> TracedGraph:
+            spec = TraceSpec(options.batch_size, self.max_length, length, opset, way.form, rolls=rolls)
+            return trace(self.fake, chosen, spec, current)
+
+        if not fixed:
+            return [graph(None)]
+        default = RECURRENT_PREFILL_CHUNK if self.fake.probed.recurs else DEFAULT_PREFILL_CHUNK
+        chunk = min(options.prefill_chunk or default, self.max_length)
+        return as_pair(graph(chunk), graph(1))
 
 
-def phases(options: ExportOptions, probed: ModelStates, max_length: int, *, fixed: bool) -> list[Phase]:
-    """The phases of a package: one graph for any number of tokens, or one for a fixed chunk and one for a token."""
-    if not fixed:
-        return [ONE_GRAPH]
-    default = RECURRENT_PREFILL_CHUNK if probed.recurs else DEFAULT_PREFILL_CHUNK
-    chunk = min(options.prefill_chunk or default, max_length)
-    return [("prefill.onnx", "prefill", chunk), ("decode.onnx", "decode", 1)]
+def as_pair(prefill: TracedGraph, decode: TracedGraph) -> list[TracedGraph]:
+    """A graph for prompts, and one for single tokens."""
+    return [
+        replace(prefill, file="prefill.onnx", phase="prefill"),
+        replace(decode, file="decode.onnx", phase="decode"),
+    ]
 
 
 def quantise_again(graphs: Graphs, keep: Sequence[Keep]) -> Graphs:
     """The same graphs, quantised with more settings of modules."""
-    plan, phases, traced = graphs.draft.plan, graphs.phases, list(graphs.traced_graphs)
+    plan = graphs.draft.plan
     assert plan is not None
-    if len(traced) > len(graphs.unpacked):  # the separate prefill graph is written again
-        phases, traced = [ONE_GRAPH], traced[1:]
     of_traces = {each.name for each in ORDER}
     again = replace(
         graphs,
         draft=replace(graphs.draft, plan=replace(plan, keep=(*plan.keep, *keep))),
-        phases=phases,
-        traced_graphs=traced,
+        traced_graphs=list(graphs.unpacked),  # `_store` replaces them
         passes={name: count for name, count in graphs.passes.items() if name in of_traces},
         packing=Outcome(kept_for_selection=graphs.packing.kept_for_selection),
         prompts=Outcome(),
@@ -328,16 +325,14 @@ def _rewrite(graphs: Graphs) -> None:
     sources = draft.sources
     for index, item in enumerate(graphs.traced_graphs):
         weights.attach(item.model, checkpoint, sources, fake.stored_buffers())
-        ports = item.inputs, item.outputs, item.states
-        context = PassContext(*ports, item.spec, graphs.chosen.fused)
-        model, counts = run_all(item.model, context, draft.supports, work.options.without_pass)
+        rewritten, counts = run_all(item, draft.supports, work.options.without_pass)
         _count(graphs, counts)
-        graphs.traced_graphs[index] = without_unread(replace(item, model=model))
+        graphs.traced_graphs[index] = traced = without_unread(rewritten)
         if draft.adapters.switched:
             fixed = item.spec.sequence_length is not None
-            graphs.branches |= add_branches(model, draft.adapters.switched, item.spec.batch, fixed=fixed)
-        name_nodes(model)
-        graphs.unpacked.append((model, context))
+            graphs.branches |= add_branches(traced.model, draft.adapters.switched, item.spec.batch, fixed=fixed)
+        name_nodes(traced.model)
+        graphs.unpacked.append(traced)
     graphs.packing.kept_for_selection = stack_tensors(item.model for item in graphs.traced_graphs)
     _store(graphs)
     if draft.plan is not None:
@@ -357,15 +352,15 @@ def _store(graphs: Graphs) -> None:
     draft, plan = graphs.draft, graphs.draft.plan
     fits = movable(draft.sources)
     repeats = plan is not None and (draft.work.options.searches or draft.prefill_plan is not None)
-    for index, (unpacked, context) in enumerate(graphs.unpacked):
-        model = unpacked.clone() if repeats else unpacked
-        graphs.traced_graphs[index] = replace(graphs.traced_graphs[index], model=model)
+    for index, unpacked in enumerate(graphs.unpacked):
+        traced = unpacked.copy() if repeats else unpacked
+        graphs.traced_graphs[index] = traced
         if plan is not None:  # after nodes have names: settings are by module
-            _count(graphs, quantise(model, context, plan, graphs.packing, fits))
-            _count(graphs, keep_narrow(model, context, plan, graphs.packing, draft.supports))
+            _count(graphs, quantise(traced, plan, graphs.packing, fits))
+            _count(graphs, keep_narrow(traced, plan, graphs.packing, draft.supports))
         if draft.half_weights is not None:
-            _count(graphs, store_narrow(model, context, draft.half_weights))
-        name_nodes(model)
+            _count(graphs, store_narrow(traced, draft.half_weights))
+        name_nodes(traced.model)
     if draft.half_weights is not None:
         models = [item.model for item in graphs.traced_graphs]
         graphs.packing.half_precision |= rounded_weights(draft.half_weights, models, fits)
@@ -384,27 +379,25 @@ def _add_prefill(graphs: Graphs, own_plan: Plan, fits: Callable[[FloatSource], b
     plan, shared, own = graphs.draft.plan, Outcome(), Outcome()
     assert plan is not None
     reason = _only_one(graphs)
-    (unpacked, context), item = graphs.unpacked[0], graphs.traced_graphs[0]
-    model = unpacked.clone()
+    traced = graphs.unpacked[0].copy()
     if not reason:
-        _count(graphs, quantise(model, context, own_plan, own, fits, rest=plan))
-        _count(graphs, quantise(model, context, plan, shared, fits))
+        _count(graphs, quantise(traced, own_plan, own, fits, rest=plan))
+        _count(graphs, quantise(traced, plan, shared, fits))
     if not own.placed:
         option = f"`prefill_precision={graphs.draft.work.options.prefill_precision}`"
         cause = reason or "no matrix product of the model can be quantised this way"
         raise UnsupportedModelError(f"{option}: {cause}; omit it", option="prefill_precision")
-    _count(graphs, keep_narrow(model, context, plan, shared, graphs.draft.supports))
-    name_nodes(model)
+    _count(graphs, keep_narrow(traced, plan, shared, graphs.draft.supports))
+    name_nodes(traced.model)
     graphs.prompts = own
-    graphs.phases = [("prefill.onnx", "prefill", None), ("decode.onnx", "decode", None)]
-    graphs.traced_graphs = [replace(item, model=model), item]
+    graphs.traced_graphs = as_pair(traced, graphs.traced_graphs[0])
 
 
 def _only_one(graphs: Graphs) -> str:
     """The reason why there can be no separate prefill graph; empty where there can."""
     if graphs.draft.fake.probed.recurs:
         return "the model has convolution or recurrent states, so it is written as one graph"
-    if len(graphs.traced_graphs) > 1 or graphs.phases[0][2] is not None:
+    if len(graphs.traced_graphs) > 1 or graphs.traced_graphs[0].spec.sequence_length is not None:
         return "the model's graphs take a fixed number of tokens"
     if any(port.role == "rope_length" for port in graphs.traced_graphs[0].inputs):
         return "the model's rotary frequencies depend on the length of the text"

@@ -16,7 +16,18 @@ from partita.errors import ParityError, ResourceError, UnsupportedModelError
 from partita.export.checkpoint.companions import Reader, stop_tokens
 from partita.export.checkpoint.description import Checkpoint, has_weights, open_checkpoint, open_config
 from partita.export.checkpoint.gguf.conversion import gguf_file
-from partita.export.exporters import Attempts, Exported, ReadFolder, Work, add_note, native, optimum
+from partita.export.exporters import (
+    Attempts,
+    Exported,
+    Locate,
+    ReadFolder,
+    Replay,
+    Work,
+    WriteAdapter,
+    add_note,
+    native,
+    optimum,
+)
 from partita.export.options import (
     AUTO,
     OPTIMUM,
@@ -30,26 +41,22 @@ from partita.export.options import (
 )
 from partita.export.passes import cache_rounding
 from partita.export.progress import Progress, Silent, stage
-from partita.export.publish import reserve
+from partita.export.publish import ExportResult, reserve
 from partita.export.resolve import in_question, notes, resolve, with_activations
 from partita.export.target import NodeSupport, Smoke, Target
 from partita.export.trace.attention import GROWING
 from partita.export.trace.fake_model import build_fake_model
 from partita.export.verify.quality import OpenScorer
 from partita.export.verify.smoke_run import (
-    Locate,
     MismatchError,
     NotRunningError,
-    Replay,
     RoundingParityError,
-    Runtime,
     TargetParityError,
-    WriteAdapter,
     nothing_runs,
 )
 from partita.export.weights.external_data import translate_space
 from partita.export.weights.origins import TensorInfo
-from partita.export.writing import Summary, write
+from partita.export.writing import write
 
 EXPORTERS: dict[str, Callable[[Checkpoint, Work, Target | None], Attempts]] = {
     "native": native.attempts,
@@ -57,7 +64,7 @@ EXPORTERS: dict[str, Callable[[Checkpoint, Work, Target | None], Attempts]] = {
 }
 Offer = Callable[[optimum.Refusal, Checkpoint, ExportOptions], optimum.Refusal]
 """Adds to the error for a model another way to export it."""
-__all__ = ["ExportOptions", "Summary", "TargetParityError", "check_options", "export"]
+__all__ = ["ExportOptions", "TargetParityError", "check_options", "export"]
 
 
 def export(
@@ -76,7 +83,7 @@ def export(
     offer: Offer | None = None,
     read_folder: ReadFolder | None = None,
     asked: Asked | None = None,
-) -> Summary:
+) -> ExportResult:
     """Export a checkpoint to a package.
 
     `replay`, `smoke` and `scorer` run the package on the CPU provider; `takes` probes that provider without a `target`;
@@ -94,11 +101,23 @@ def export(
         except OSError as error:
             raise ResourceError(f"{options.folder.parent}: cannot create a folder there ({error.strerror})") from error
         try:
-            work = Work(options, progress or Silent(), place.folder, asked)
-            work.notes, work.supports, work.cleanup = place.notes, takes, cleanup
-            work.read_folder = read_folder
-            runtime = Runtime(replay, smoke, reader, scorer, write_adapter, locate)
-            summary = _run(work, runtime, target, quality_text, offer)
+            work = Work(
+                options,
+                progress or Silent(),
+                place.folder,
+                asked,
+                notes=place.notes,
+                supports=takes,
+                read_folder=read_folder,
+                replay=replay,
+                smoke=smoke,
+                reader=reader,
+                scorer=scorer,
+                write_adapter=write_adapter,
+                locate=locate,
+                cleanup=cleanup,
+            )
+            summary = _run(work, target, quality_text, offer)
             place.publish()
         except OSError as error:
             raise translate_space(error, place.folder) from error
@@ -111,13 +130,11 @@ def export(
     return summary
 
 
-def _run(
-    work: Work, runtime: Runtime, target: Target | None, quality_text: Path | None, offer: Offer | None
-) -> Summary:
+def _run(work: Work, target: Target | None, quality_text: Path | None, offer: Offer | None) -> ExportResult:
     with stage(work.progress, "read checkpoint", work.seconds):
         checkpoint = open_checkpoint(str(work.options.checkpoint), work.progress)
         max_length(work.options, checkpoint)
-        stop_tokens(runtime.reader, checkpoint.folder)  # raises for a damaged file
+        stop_tokens(work.reader, checkpoint.folder)  # raises for a damaged file
     _resolve_options(work, checkpoint, target, quality_text)
     options = work.options
     try:
@@ -126,7 +143,7 @@ def _run(
     except UnsupportedModelError as error:
         raise error if offer is None else offer(error, checkpoint, options) from error
     try:
-        return _first_that_runs(attempts, first, work, runtime)
+        return _first_that_runs(attempts, first, work)
     except ParityError as error:
         if offer is None or isinstance(error, TargetParityError):  # the graph is correct on the CPU provider
             raise
@@ -169,12 +186,12 @@ def planned_graphs(work: Work, target: Target | None) -> tuple[Checkpoint, Expor
     return checkpoint, exported
 
 
-def _first_that_runs(attempts: Attempts, exported: Exported | None, work: Work, runtime: Runtime) -> Summary:
+def _first_that_runs(attempts: Attempts, exported: Exported | None, work: Work) -> ExportResult:
     """Write the best variant that opens, runs and is verified. Raises the errors if there is none."""
     failed: list[NotRunningError | MismatchError] = []
     while exported is not None:
         try:
-            return write(exported, work, runtime, attempts)
+            return write(exported, work, attempts)
         except (NotRunningError, MismatchError) as error:
             failed.append(error)
             attempts.reject(exported, error.detail, ran=isinstance(error, MismatchError))

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 
 from partita.errors import PackageError
 from partita.files import files_in, resolve_path
-from partita.package.folder import MANIFEST, SCHEMA
+from partita.package.folder import MANIFEST, SCHEMA, Manifest
 from partita.remedies import Remedy, is_temporary
 from partita.signals import hold_signals
 from partita.untrusted_files import read_json_value
@@ -34,6 +34,27 @@ PARTIAL, OLD = ".partial-", ".old-"
 TAKEN = Remedy("choose another folder", alternative=Remedy("replace the package", options=("--force",)))
 UNIQUE = "[a-z0-9_]{8}"
 """The random part of names by tempfile."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ExportResult:
+    """The exported package: its manifest, and the duration of the export."""
+
+    path: Path
+    manifest: Manifest
+    attention_reason: str
+    """Reasons for the attention and cache layout."""
+    passes: Mapping[str, int]
+    """Number of changes of the graph per pass."""
+    seconds: Mapping[str, float]
+    """Seconds by stage."""
+    peak_rss_bytes: int
+    notes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        graph = self.manifest.graph
+        status = self.manifest.verification.headline
+        return f"<partita.ExportResult {self.path}: {graph.precision}, attention {graph.attention}, {status}>"
 
 
 class OutputExistsError(Exception):

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -24,25 +24,25 @@ from partita.export.checkpoint.config_values import without_overridden_settings
 from partita.export.checkpoint.description import Checkpoint, source_files
 from partita.export.checkpoint.weight_files import refuse_pointer
 from partita.export.exporters import Attempts, Exported, Work, add_note
-from partita.export.options import ExportOptions, most_positions
+from partita.export.options import ExportOptions
 from partita.export.passes import cache_rounding
 from partita.export.progress import stage
+from partita.export.publish import ExportResult
 from partita.export.verify import changed_copy, known_answer, quality, self_check
 from partita.export.verify.known_answer import KnownAnswer
 from partita.export.verify.quality import SourceLogits
-from partita.export.verify.smoke_run import CPU, RoundingParityError, Runtime, opened_and_run, run_all, run_on_cpu
+from partita.export.verify.smoke_run import CPU, RoundingParityError, opened_and_run, run_all, run_on_cpu
 from partita.export.verify.texts import Text
 from partita.export.weights import external_data as weights
 from partita.export.weights import memory_map
 from partita.observations.text_format import human_bytes
 from partita.options.fields import path_of
-from partita.package.contract import Contract, state_bytes
+from partita.package.contract import state_bytes
 from partita.package.folder import (
     KNOWN_ANSWER,
     QUALITY,
     WEIGHTS,
     FileRecord,
-    Graph,
     Manifest,
     Source,
     TokenizerKind,
@@ -64,42 +64,30 @@ SAME_TEXT = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """The result of an export."""
-
-    out: Path
-    manifest: Manifest
-    attention_reason: str
-    passes: dict[str, int]
-    seconds: dict[str, float]
-    peak_rss_bytes: int
-    notes: tuple[str, ...]
-
-
-def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) -> Summary:
+def write(exported: Exported, work: Work, attempts: Attempts) -> ExportResult:
     """Write the package into the work folder, run and verify it. Raises ParityError, NotRunningError."""
-    checkpoint, contract, options = exported.checkpoint, exported.contract, work.options
-    text = _quality_text(exported, work, runtime)
+    checkpoint, graph, options = exported.checkpoint, exported.graph, work.options
+    text = _quality_text(exported, work)
     source_logits = _source_logits(text, exported, work)
     rounded = _rounded_parameters(exported)  # one byte each, until they are written
     if options.verify:
-        held = memory_map.resident_parameters(checkpoint.tensors, work.scratch, contract.weight_bytes)
-        _check_memory_of_answer(exported, options, held)
-        if source_logits is not None:
-            _check_memory_of_quality(exported, held, source_logits, needed=options.quantises)
-    parent, needed = options.folder.parent, contract.weight_bytes + rounded
+        held = memory_map.resident_parameters(checkpoint.tensors, work.scratch, graph.weight_bytes)
+        cache = state_bytes(graph.states, options.computing.cpu_dtype)
+        # where the logits of the text do not fit on disk, package and source model are in memory together
+        packed_twice = 0 if source_logits is None or source_logits.fits else 2 * graph.weight_bytes
+        known_answer.check_memory(held, cache, packed_twice, needed=options.quantises)
+    parent, needed = options.folder.parent, graph.weight_bytes + rounded
     if needed > (free := shutil.disk_usage(parent).free):
         raise ResourceError(
             f"{parent}: no space left: the package needs {human_bytes(needed)}, but {human_bytes(int(free))} are free"
         )
     with (
         _calibrate_weights(exported, work) as exported,
-        stage(work.progress, "write weights", work.seconds, contract.weight_bytes) as current,
+        stage(work.progress, "write weights", work.seconds, graph.weight_bytes) as current,
     ):
         data = weights.write_data(exported.models, work.folder, current)
     with stage(work.progress, "write graph", work.seconds):
-        for file, model in zip(contract.files, exported.models, strict=True):
+        for file, model in zip(graph.files, exported.models, strict=True):
             ir.save(model, work.folder / file.file)
         for name in checkpoint.companions():
             refuse_pointer(checkpoint.folder / name)
@@ -108,33 +96,31 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
             (work.folder / "config.json").write_text(config, encoding="utf-8")
         if GENERATION not in checkpoint.companions():
             write_generation(checkpoint.config, work.folder)
-        work.notes += stop_notes(runtime.reader, work.folder, contract.vocab_size)
+        work.notes += stop_notes(work.reader, work.folder, graph.vocab_size)
         source = _source(checkpoint, options, exported)
         for each in exported.switched:
-            assert runtime.write_adapter is not None
-            runtime.write_adapter(work.folder / adapter_file(each.record.name), each.parameters())
+            assert work.write_adapter is not None
+            work.write_adapter(work.folder / adapter_file(each.record.name), each.parameters())
         tokenizer = probe_tokenizer(work.folder, checkpoint.companions(), work.notes)
         if tokenizer.loads:
-            work.notes += chat_notes(runtime.reader, work.folder, tokenizer.kind)
+            work.notes += chat_notes(work.reader, work.folder, tokenizer.kind)
     found = None if exported.packed is None else exported.packed.calibration
     if found is not None and text is not None and found.text_sha256 == text.sha256:
         add_note(work, SAME_TEXT)
-    manifest = _manifest(exported, work, source, _graph(exported, options, data.size_bytes), data, tokenizer.kind)
-    manifest = _verify(exported, work, manifest, runtime)
-    if options.cache_precision is not None and runtime.scorer is not None:
+    manifest = _manifest(exported, work, source, data, tokenizer.kind)
+    manifest = _verify(exported, work, manifest)
+    if options.cache_precision is not None and work.scorer is not None:
         with stage(work.progress, "round cache", work.seconds) as current:
             chosen = "quality-text" in work.recorded_options
             words = cache_rounding.read_text(options, checkpoint, manifest, chosen=chosen)
-            manifest = cache_rounding.apply(work.folder, manifest, words, runtime.scorer, current)
+            manifest = cache_rounding.apply(work.folder, manifest, words, work.scorer, current)
     measured = text is not None
-    manifest, (result, smoke) = _run(
-        work, manifest, lambda m: run_all(work, m, runtime.smoke, attempts.target, measured=measured)
-    )
-    manifest = _with_quality(exported, work, manifest, text, runtime)
+    manifest, (result, smoke) = _run(work, manifest, lambda m: run_all(work, m, attempts.target, measured=measured))
+    manifest = _with_quality(exported, work, manifest, text)
     _refuse_ratio(work, manifest)
     manifest = manifest.model_copy(update={"target": attempts.record(result), "smoke": smoke})
     write_manifest(work.folder, manifest)
-    return Summary(
+    return ExportResult(
         options.folder,
         manifest,
         attempts.reason(exported),
@@ -143,12 +129,6 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
         peak_rss_bytes(),
         tuple(dict.fromkeys(work.notes)),
     )
-
-
-def _check_memory_of_answer(exported: Exported, options: ExportOptions, held: int) -> None:
-    """Raise ResourceError where the source model does not fit into memory. `held`: its parameters in memory."""
-    cpu_dtype = options.computing.cpu_dtype  # keeps its whole cache in its own dtype
-    known_answer.check_memory(held, state_bytes(exported.contract.states, cpu_dtype), needed=options.quantises)
 
 
 def _rounded_parameters(exported: Exported) -> int:
@@ -173,16 +153,16 @@ def _calibrate_weights(exported: Exported, work: Work) -> Iterator[Exported]:
         yield replace(exported, packed=exported.packed.model_copy(update={"calibration": found, "kinds": kinds}))
 
 
-def _quality_text(exported: Exported, work: Work, runtime: Runtime) -> Text | None:
+def _quality_text(exported: Exported, work: Work) -> Text | None:
     """The text for the quality measurement, read before anything is written; None without a measurement."""
-    path, contract = path_of(work.options.quality_text), exported.contract
-    if runtime.scorer is None or not work.options.measures or path is None:
+    path, graph = path_of(work.options.quality_text), exported.graph
+    if work.scorer is None or not work.options.measures or path is None:
         return None
     return quality.read_text(
         path,
         exported.checkpoint,
-        contract.vocab_size,
-        contract.max_length,
+        graph.vocab_size,
+        graph.max_length,
         quality.measured_tokens(work.options, exported.original_parameters),
         partial(add_note, work),
         chosen="quality-text" in work.recorded_options,
@@ -192,14 +172,14 @@ def _quality_text(exported: Exported, work: Work, runtime: Runtime) -> Text | No
 def _source_logits(text: Text | None, exported: Exported, work: Work) -> SourceLogits | None:
     """The file for the source model's logits on the text, kept for later attempts; None without a text."""
     if text is not None and work.source_logits is None:
-        work.source_logits = SourceLogits(text, exported.contract.vocab_size, work.scratch)
+        work.source_logits = SourceLogits(text, exported.graph.vocab_size, work.scratch)
         work.cleanup.callback(work.source_logits.close)
     return work.source_logits
 
 
-def _with_quality(exported: Exported, work: Work, manifest: Manifest, text: Text | None, runtime: Runtime) -> Manifest:
+def _with_quality(exported: Exported, work: Work, manifest: Manifest, text: Text | None) -> Manifest:
     """The manifest with the quality, where anything is rounded."""
-    scorer, source, variant = runtime.scorer, _source_logits(text, exported, work), None
+    scorer, source, variant = work.scorer, _source_logits(text, exported, work), None
     if text is None or scorer is None or source is None:
         return manifest
     if work.options.computing.cpu_dtype is not None:
@@ -212,7 +192,7 @@ def _with_quality(exported: Exported, work: Work, manifest: Manifest, text: Text
             )
         except (PartitaError, RuntimeError, ValueError) as error:
             if not isinstance(error, ResourceError):
-                run_on_cpu(work, manifest, runtime.smoke)  # raises where the graph fails on any text
+                run_on_cpu(work, manifest)  # raises where the graph fails on any text
             if not isinstance(error, GenerationError):
                 raise
             raise UnsupportedModelError(
@@ -222,13 +202,6 @@ def _with_quality(exported: Exported, work: Work, manifest: Manifest, text: Text
             ) from error
     files = (*manifest.files, record_file(work.folder, QUALITY))
     return manifest.model_copy(update={"files": files, "quality": found})
-
-
-def _check_memory_of_quality(exported: Exported, held: int, source: SourceLogits, *, needed: bool) -> None:
-    """Raise ResourceError when source model (`held` parameters in memory) and package do not fit into memory."""
-    packed_twice = 0 if source.fits else 2 * exported.contract.weight_bytes
-    cache = state_bytes(exported.contract.states)
-    known_answer.check_memory(held, cache, packed_twice, use="to measure what rounding costs", needed=needed)
 
 
 def _refuse_ratio(work: Work, manifest: Manifest) -> None:
@@ -262,30 +235,15 @@ def _source(checkpoint: Checkpoint, options: ExportOptions, exported: Exported) 
     )
 
 
-def _graph(exported: Exported, options: ExportOptions, weight_bytes: int) -> Graph:
-    """The manifest record of all graphs."""
-    contract = exported.contract.model_copy(
-        update={"weight_bytes": weight_bytes, "model_positions": most_positions(exported.checkpoint)}
-    )
-    return Graph(
-        **{name: getattr(contract, name) for name in Contract.model_fields},
-        opsets=dict(exported.models[0].opset_imports),
-        attention=exported.attention,
-        precision=options.precision,
-        without_passes=tuple(options.without_pass),
-        cache_bytes=state_bytes(contract.states),
-    )
-
-
 def _manifest(
-    exported: Exported, work: Work, source: Source, graph: Graph, data: weights.DataFile, tokenizer: TokenizerKind
+    exported: Exported, work: Work, source: Source, data: weights.DataFile, tokenizer: TokenizerKind
 ) -> Manifest:
     files = [FileRecord(name=WEIGHTS, size_bytes=data.size_bytes, sha256=data.sha256)]
     files += [record_file(work.folder, p.name) for p in sorted(work.folder.iterdir()) if p.name != WEIGHTS]
     return Manifest(
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         source=source,
-        graph=graph,
+        graph=exported.graph.model_copy(update={"weight_bytes": data.size_bytes}),
         files=tuple(files),
         tokenizer=tokenizer,
         toolchain={**_toolchain(), **exported.tools},
@@ -345,11 +303,12 @@ def _toolchain() -> dict[str, str]:
     return versions
 
 
-def _verify(exported: Exported, work: Work, manifest: Manifest, runtime: Runtime) -> Manifest:
+def _verify(exported: Exported, work: Work, manifest: Manifest) -> Manifest:
     """Replay the known answer, and return the manifest with the result. Raises ParityError on a mismatch."""
     if not work.options.verify:
         return manifest
-    computing, replay = work.options.computing, runtime.replay
+    computing, replay = work.options.computing, work.replay
+    assert replay is not None
     source = work.source_logits
     if source is not None and (source.is_complete or not source.fits):
         source = None
@@ -373,16 +332,16 @@ def _verify(exported: Exported, work: Work, manifest: Manifest, runtime: Runtime
         manifest, result = _run(work, manifest, replayed, lambda result: result.status == "verified")
     if result.status != "verified":
         with stage(work.progress, "look for cause", work.seconds):
-            raise _other_results(exported, work, answer, result, partial(_locate, exported, work, manifest, runtime))
+            raise _other_results(exported, work, answer, result, partial(_locate, exported, work, manifest))
     return manifest.model_copy(update={"verification": result})
 
 
-def _locate(exported: Exported, work: Work, manifest: Manifest, runtime: Runtime) -> str:
+def _locate(exported: Exported, work: Work, manifest: Manifest) -> str:
     """Where a wrong graph first differs from the source model, as the end of a sentence."""
     computing = work.options.computing
-    if runtime.locate is None or computing.cpu_dtype is not None or computing.bits is not None:
+    if work.locate is None or computing.cpu_dtype is not None or computing.bits is not None:
         return ""  # another graph than the package's was verified
-    return f"; {runtime.locate(work.folder, manifest, exported.checkpoint)}"
+    return f"; {work.locate(work.folder, manifest, exported.checkpoint)}"
 
 
 def _other_results(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from partita.errors import UsageError
 from partita.export.hub import at_revision
 from partita.export.options import ExportOptions, check
 from partita.export.progress import Progress, Silent, stage
+from partita.export.publish import ExportResult as ExportResult
 from partita.extras import checked_versions
 from partita.files import temporary_directory
 from partita.library.api import LOGGER, QUIET, Audience, from_fields
@@ -27,26 +28,6 @@ if TYPE_CHECKING:
     from partita.export.checkpoint.companions import Reader
     from partita.export.target import Target
     from partita.export.verify.quality import Scorer
-    from partita.export.writing import Summary
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class ExportResult:
-    """The exported package: its manifest, and the duration of the export."""
-
-    path: Path
-    manifest: Manifest
-    attention_reason: str
-    """Reasons for the attention and cache layout."""
-    notes: tuple[str, ...]
-    seconds: Mapping[str, float]
-    """Seconds by stage."""
-    peak_rss_bytes: int
-
-    def __repr__(self) -> str:
-        graph = self.manifest.graph
-        status = self.manifest.verification.headline
-        return f"<partita.ExportResult {self.path}: {graph.precision}, attention {graph.attention}, {status}>"
 
 
 @from_fields(Options)
@@ -59,20 +40,13 @@ def export(options: Options) -> ExportResult:
     UnsupportedModelError, ParityError when the graph's logits differ from the model's, ProviderError when the target
     cannot be probed, ResourceError, and InstallationError without the extra `export`. A failed export leaves no files.
     """
-    summary = run_export(options)
-    for line in summary.notes:
+    result = run_export(options)
+    for line in result.notes:
         LOGGER.warning(line)
-    return ExportResult(
-        path=summary.out,
-        manifest=summary.manifest,
-        attention_reason=summary.attention_reason,
-        notes=tuple(summary.notes),
-        seconds=dict(summary.seconds),
-        peak_rss_bytes=summary.peak_rss_bytes,
-    )
+    return result
 
 
-def run_export(given: Options, progress: Progress | None = None, audience: Audience = QUIET) -> Summary:
+def run_export(given: Options, progress: Progress | None = None, audience: Audience = QUIET) -> ExportResult:
     """Find the target, and export for it. Raises a PartitaError."""
     check_before_loading(given)
     given = _at_revision(given)

@@ -267,12 +267,12 @@ def _checkpoint(
             raise type(error)(text.replace(source, given).replace(scratch, given), remedy=error.remedy) from error
         return Planned(
             kind="checkpoint" if checkpoint.files else "config",
-            contract=found.contract,
+            contract=found.graph,
             models=[onnx.load_from_string(skeleton(model)) for model in found.models],
             model_type=checkpoint.model_type,
             parameters=found.parameters,
             precision=work.options.precision,
-            attention=found.attention,
+            attention=found.graph.attention,
             context_limit=most_positions(checkpoint),
             batch_limit=None,
             notes=tuple(work.notes),

@@ -30,9 +30,9 @@ from partita.bench.comparison import sentences
 from partita.bench.records import Bench
 from partita.check.measures import exceeded_limits
 from partita.check.requirements import Limits
-from partita.commands.results import ExportResult
+from partita.commands import results
 from partita.drift.records import Drift
-from partita.export.writing import Summary
+from partita.export.publish import ExportResult
 from partita.machine.records import MachineReport
 from partita.observations.codes import ReasonCode
 from partita.observations.facts import RunFacts, SessionFacts
@@ -113,11 +113,11 @@ def why_not(provider: Provider, reason: str, evidence: str | None) -> Failure:
     return failure(provider, cast("ReasonCode", reason), evidence or "")
 
 
-def exported(name: str) -> Summary:
+def exported(name: str) -> ExportResult:
     """What an export did."""
-    found = ExportResult.model_validate(raw(name))
-    return Summary(
-        out=Path(found.package),
+    found = results.ExportResult.model_validate(raw(name))
+    return ExportResult(
+        path=Path(found.package),
         manifest=found.manifest,
         attention_reason=found.attention_reason,
         passes=found.passes,

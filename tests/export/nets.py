@@ -16,8 +16,8 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 import onnxruntime as ort
 
-from partita.export.passes.base import Pass, PassContext
-from partita.export.passes.manager import run as run_passes
+from partita.export.passes import manager
+from partita.export.passes.base import Pass, TracedGraph
 from partita.export.trace.attention import Fused
 from partita.export.trace.ports import TraceSpec
 from partita.export.weights.sources import StoredPart
@@ -28,6 +28,14 @@ LENGTH = 32
 """N of the graphs."""
 LATEST = {"contrib": 21, "standard": 24, "none": 21}
 """Operator set of the graphs, by the operators that a pass may write."""
+
+
+EMPTY = ir.Model(ir.Graph([], [], nodes=[]), ir_version=10)
+
+
+def run_passes(model: ir.Model, passes: Sequence[Pass], told: TracedGraph) -> dict[str, int]:
+    """Run `passes` on `model`, of which `told` has the facts: the number of changes per pass."""
+    return manager.run(replace(told, model=model), passes)
 
 
 class Net:
@@ -134,7 +142,7 @@ def context(
     refused: Collection[str] = (),
     refuses: Callable[[ir.Node], bool] = lambda node: False,
     asked: list[str] | None = None,
-) -> PassContext:
+) -> TracedGraph:
     """What a pass is told beside a provider that takes every operator but those that are `refused`, and every node but
     those that it `refuses`.
 
@@ -148,8 +156,7 @@ def context(
 
     spec = TraceSpec(1, LENGTH, None, LATEST[fused], "contrib")
     ports = (Port(name="positions", role="positions", shape=(1, "s"), dtype="int32"),)
-    told = PassContext(ports, (), (), spec, fused)
-    return replace(told, supports=takes)
+    return TracedGraph(EMPTY, ports, (), (), spec, fused, takes)
 
 
 def run(model: ir.Model, folder: Path, feed: dict[str, Array]) -> list[Array]:
@@ -168,7 +175,7 @@ def rewritten(
     tested: Pass,
     folder: Path,
     feed: dict[str, Array],
-    told: PassContext,
+    told: TracedGraph,
     tolerance: float = 2e-5,
 ) -> ir.Model:
     """The model of `make` after the pass, which has changed one place, kept its promises and no value."""
@@ -180,7 +187,7 @@ def rewritten(
     return model
 
 
-def left_alone(make: Callable[[], Net], tested: Pass, told: PassContext) -> None:
+def left_alone(make: Callable[[], Net], tested: Pass, told: TracedGraph) -> None:
     """The pass changes nothing in the model of `make`, and no value believes that anything else reads it."""
     model = make().model()
     before = operators(model)

@@ -13,7 +13,7 @@ import pytest
 
 from partita.export.passes.activations import PASS
 from partita.export.passes.arithmetic import UnknownError, compute_values
-from tests.export.nets import Array, Net, context, left_alone, operators, random, rewritten
+from tests.export.nets import Array, Net, context, left_alone, operators, random, rewritten, run_passes
 
 FEED = {"x": 4 * random(1, 7, 16), "up": random(1, 7, 16, seed=1)}
 
@@ -66,7 +66,7 @@ def test_activations(tmp_path: Path, form: str) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_in_standard_operators(form: str) -> None:
     model = net(form, 24).model()
-    assert PASS.run(model, context("standard")) == 1
+    assert run_passes(model, [PASS], context("standard")) == {"activations": 1}
     assert operators(model) == ["Swish" if FORMS[form] == "QuickGelu" else "Gelu", "Mul"]
 
 

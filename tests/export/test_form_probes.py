@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import onnx
 import onnx_ir as ir
 
 from partita.export.passes import run_all
+from partita.export.passes.base import TracedGraph, nothing
 from partita.export.passes.manager import question
 from partita.export.target import Question
 from partita.library.place.target import supported_by_cpu
@@ -42,31 +44,31 @@ def net() -> ir.Model:
     return made.model()
 
 
+def told(model: ir.Model) -> TracedGraph:
+    return replace(context("contrib"), model=model)
+
+
 def test_all_questions_are_put_at_once_and_each_once() -> None:
     provider, model = Provider(), net()
-    after, counts = run_all(model, context("contrib"), provider.supports)
+    after, counts = run_all(told(model), provider.supports)
     assert provider.asked == [["QuickGelu", "SkipLayerNormalization"]]
     assert (counts["activations"], counts["skip_norms"]) == (2, 2)
-    assert operators(after) == ["SkipLayerNormalization", "QuickGelu"] * 2
+    assert operators(after.model) == ["SkipLayerNormalization", "QuickGelu"] * 2
     assert operators(model) == ["Add", "LayerNormalization", "Sigmoid", "Mul"] * 2, "the graph itself is as it was"
 
 
 def test_what_is_refused_is_not_written() -> None:
     provider = Provider("QuickGelu")
-    after, counts = run_all(net(), context("contrib"), provider.supports)
+    after, counts = run_all(told(net()), provider.supports)
     assert provider.asked == [["QuickGelu", "SkipLayerNormalization"]], "nothing is asked twice"
     assert (counts["activations"], counts["skip_norms"]) == (0, 2)
-    assert operators(after) == ["SkipLayerNormalization", "Sigmoid", "Mul"] * 2
+    assert operators(after.model) == ["SkipLayerNormalization", "Sigmoid", "Mul"] * 2
 
 
 def test_where_nobody_can_be_asked_nothing_is_supposed() -> None:
-    from dataclasses import replace
-
-    from partita.export.passes.base import nothing
-
-    after, counts = run_all(net(), replace(context("contrib"), supports=nothing), None)
+    after, counts = run_all(replace(told(net()), supports=nothing), None)
     assert (counts["activations"], counts["skip_norms"]) == (0, 0)
-    assert operators(after) == operators(net())
+    assert operators(after.model) == operators(net())
 
 
 def test_the_cpu_provider_answers() -> None:

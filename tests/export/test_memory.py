@@ -5,12 +5,10 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import modeling_utils
 
 from partita.errors import ResourceError
 from partita.export.checkpoint.description import open_checkpoint
@@ -19,7 +17,6 @@ from partita.export.trace.fake_model import build_fake_model, translate_errors
 from partita.export.trace.ports import TraceSpec
 from partita.export.trace.tracing import trace
 from partita.export.verify import quality
-from partita.export.verify.known_answer import load
 from tests.conftest import TinyCheckpoint
 
 
@@ -35,27 +32,6 @@ def test_nothing_of_torchs_own_graph_outlives_a_trace(tiny_checkpoint: TinyCheck
     graph = trace(fake, lowering("gqa"), TraceSpec(1, 64, None, 21, "contrib")).model.graph
     assert len(graph) > 10
     assert traced_nodes() <= before
-
-
-@pytest.mark.parametrize("knows", [True, False])
-def test_weights_of_the_original_are_read_and_not_mapped(
-    tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch, knows: bool
-) -> None:
-    opened: list[str] = []
-    module: Any = modeling_utils
-    real = module.safe_open
-
-    def spy(*args: Any, **kwargs: Any) -> Any:
-        opened.append(kwargs["backend"])
-        if not knows and kwargs["backend"] == "pread":
-            raise TypeError("unexpected keyword argument")
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(module, "safe_open", spy)
-    model = load(open_checkpoint(str(tiny_checkpoint("llama", shards=2))))
-    assert opened == (["pread"] * 2 if knows else ["pread", "mmap"] * 2)
-    assert module.safe_open is spy  # as it was
-    assert all(bool(torch.isfinite(each).all()) for each in model.parameters())
 
 
 @pytest.mark.parametrize("block", [1, 3, 64])

@@ -11,7 +11,6 @@ import pytest
 
 from partita.export.checkpoint.description import Checkpoint, open_checkpoint
 from partita.export.passes import fused_norms, head_norms, skip_norms
-from partita.export.passes.manager import run as run_passes
 from partita.export.weights.sources import checkpoint_weight
 from tests.conftest import TinyCheckpoint
 from tests.export.nets import (
@@ -25,6 +24,7 @@ from tests.export.nets import (
     random,
     rewritten,
     run,
+    run_passes,
 )
 
 WIDTH = 64
@@ -222,7 +222,7 @@ def test_a_scale_that_cannot_be_read_stays(checkpoint: Checkpoint) -> None:
         return net
 
     model = make().model()
-    fused_norms.PASS.run(model, context("contrib"))
+    run_passes(model, [fused_norms.PASS], context("contrib"))
     assert operators(model) == ["SimplifiedLayerNormalization", "Mul"], "the norm without it is one"
 
 

@@ -10,11 +10,10 @@ import onnx_ir as ir
 import pytest
 
 from partita.export.checkpoint.description import Checkpoint, open_checkpoint
-from partita.export.passes.manager import run as run_passes
 from partita.export.passes.packed_attention import PASS
 from partita.export.weights.sources import checkpoint_weight, weight_part
 from tests.conftest import TinyCheckpoint
-from tests.export.nets import Array, Net, attention, attention_feed, context, operators, random, run
+from tests.export.nets import Array, Net, attention, attention_feed, context, operators, random, run, run_passes
 
 HIDDEN, HEADS, KV_HEADS, WIDTH = 64, 4, 2, 16
 SIZES = {"q": HEADS * WIDTH, "k": KV_HEADS * WIDTH, "v": KV_HEADS * WIDTH}

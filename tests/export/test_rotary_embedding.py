@@ -10,7 +10,6 @@ import onnx_ir as ir
 import pytest
 
 from partita.export.passes import views
-from partita.export.passes.manager import run as run_passes
 from partita.export.passes.rotary_embedding import PASS
 from tests.export.nets import (
     LATEST,
@@ -25,6 +24,7 @@ from tests.export.nets import (
     random,
     rewritten,
     run,
+    run_passes,
 )
 
 HEADS, KV_HEADS, WIDTH = 4, 2, 32

@@ -12,7 +12,8 @@ import onnx
 import pytest
 
 from partita.errors import ParityError, ProviderError, UnsupportedModelError
-from partita.export.pipeline import ExportOptions, Summary, export
+from partita.export.pipeline import ExportOptions, export
+from partita.export.publish import ExportResult
 from partita.export.target import ProbeResult, Target, candidates, describe, rank, usual
 from partita.export.trace import attention
 from partita.library.exporting import replay as replay_on_cpu
@@ -62,7 +63,7 @@ class Provider:
         return Target("there", "--target", preferred, "directly", self.ask, self.replay)
 
 
-Exporting = Callable[..., Summary]
+Exporting = Callable[..., ExportResult]
 
 
 @pytest.fixture
@@ -71,7 +72,7 @@ def exporting(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> Exporting:
 
     def run(
         target: Target | None, model: str = "llama", overrides: dict[str, Any] | None = None, **options: Any
-    ) -> Summary:
+    ) -> ExportResult:
         checkpoint = tiny_checkpoint(model, **{"num_hidden_layers": 1, **(overrides or {})})
         wanted = ExportOptions(str(checkpoint), tmp_path / "out", max_length=64, **options)
         return export(wanted, replay=replay_on_cpu, target=target)
@@ -86,7 +87,7 @@ def test_the_first_lowering_that_is_taken_whole_ends_the_questions(exporting: Ex
     assert summary.manifest.graph.attention == "gqa"
     nodes = summary.manifest.graph.files[0].nodes
     assert summary.attention_reason == f"auto: there supports {nodes} of {nodes} nodes"
-    target = read_manifest(summary.out).target
+    target = read_manifest(summary.path).target
     assert target is not None
     assert (target.provider, target.source, target.probe_method) == ("there", "--target", "directly")
     assert (target.verification, target.detail) == ("verified", "10 steps match")
@@ -151,7 +152,7 @@ def test_a_lowering_that_it_computes_wrongly_is_set_aside_and_the_next_asked_abo
     assert any(note.startswith("`attention=gqa` was tried and rejected: first difference") for note in summary.notes)
     target = summary.manifest.target
     assert target is not None and [bool(entry.mismatch) for entry in target.probed] == [True, False, False]
-    assert sorted(path.name for path in summary.out.iterdir()) == sorted(
+    assert sorted(path.name for path in summary.path.iterdir()) == sorted(
         [*(file.name for file in summary.manifest.files), "manifest.json"]
     )
 
@@ -282,9 +283,9 @@ def test_experts_are_written_for_the_target_whatever_the_lowering(exporting: Exp
     provider.takes_experts = False
     summary = exporting(provider.target(), "mixtral")
     assert provider.asked == ["gqa 1", "gqa 0"], "gqa is asked about once more, with experts in standard operators"
-    manifest = read_manifest(summary.out)
+    manifest = read_manifest(summary.path)
     assert (manifest.graph.attention, manifest.verification.status) == ("gqa", "verified")
-    operators = {node.op_type for node in onnx.load(summary.out / "model.onnx", load_external_data=False).graph.node}
+    operators = {node.op_type for node in onnx.load(summary.path / "model.onnx", load_external_data=False).graph.node}
     assert "GroupQueryAttention" in operators and "MoE" not in operators
     assert manifest.target is not None
     assert [(entry.attention, entry.form, dict(entry.unsupported)) for entry in manifest.target.probed] == [
@@ -297,7 +298,7 @@ def test_experts_are_written_for_the_target_whatever_the_lowering(exporting: Exp
 def test_experts_that_are_taken_stay_as_they_are(exporting: Exporting) -> None:
     provider = Provider({})
     summary = exporting(provider.target(), "mixtral")
-    operators = {node.op_type for node in onnx.load(summary.out / "model.onnx", load_external_data=False).graph.node}
+    operators = {node.op_type for node in onnx.load(summary.path / "model.onnx", load_external_data=False).graph.node}
     assert provider.asked == ["gqa"] and "MoE" in operators
 
 
@@ -331,9 +332,9 @@ def test_experts_are_one_operator_beside_a_standard_attention_where_the_target_t
     provider = CountsExperts({"gqa": 6})
     summary = exporting(provider.target(), "mixtral")
     assert provider.asked == ["gqa 1", "onnx24 0", "onnx24 1"], "in both forms, as standard attention has either"
-    manifest = read_manifest(summary.out)
+    manifest = read_manifest(summary.path)
     assert (manifest.graph.attention, manifest.verification.status) == ("onnx24", "verified")
-    operators = {node.op_type for node in onnx.load(summary.out / "model.onnx", load_external_data=False).graph.node}
+    operators = {node.op_type for node in onnx.load(summary.path / "model.onnx", load_external_data=False).graph.node}
     assert {"Attention", "MoE"} <= operators and "GroupQueryAttention" not in operators
     assert manifest.target is not None
     assert [(entry.attention, entry.form) for entry in manifest.target.probed] == [

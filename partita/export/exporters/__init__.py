@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import onnx_ir as ir
 
+    from partita.export.checkpoint.companions import Reader
     from partita.export.checkpoint.description import Checkpoint
     from partita.export.options import Asked, ExportOptions
     from partita.export.progress import Progress, Stage
-    from partita.export.target import GraphVariant, NodeSupport, Target
+    from partita.export.target import GraphVariant, NodeSupport, Smoke, Target
     from partita.export.verify.known_answer import KnownAnswer
-    from partita.export.verify.quality import SourceLogits
-    from partita.package.contract import Contract
-    from partita.package.folder import AdapterRecord, Graph
+    from partita.export.verify.quality import OpenScorer, SourceLogits
+    from partita.package.folder import AdapterRecord, Graph, Manifest
     from partita.package.records import (
         Calibration,
         HalfPrecisionWeights,
@@ -38,6 +38,12 @@ if TYPE_CHECKING:
 
 ReadFolder = Callable[[Path, int, int], "Graph"]
 """Reads the graphs of another exporter: (folder, batch size, max length) -> graph record. Raises PackageError."""
+Replay = Callable[[Path, "Manifest"], "Verification"]
+"""Replays the known answer of an unpublished package on the CPU provider: folder, manifest -> result."""
+Locate = Callable[[Path, "Manifest", "Checkpoint"], str]
+"""Returns where the results of an unpublished package first differ from the source model's."""
+WriteAdapter = Callable[[Path, Mapping[str, "npt.NDArray[Any]"]], None]
+"""Writes an adapter file of ONNX Runtime: path, values of graph inputs by name."""
 
 
 @dataclass(slots=True)
@@ -55,6 +61,18 @@ class Work:
     supports: NodeSupport | None = None
     """Probes the CPU provider with nodes of passes, where there is no target; None: no probes."""
     read_folder: ReadFolder | None = None
+    replay: Replay | None = None
+    """Runs the known answer on the CPU provider; None only where nothing is written."""
+    smoke: Smoke | None = None
+    """Runs a written package; None: only the known answer runs."""
+    reader: Reader | None = None
+    """Reads the files that only generate reads; None: they are not checked."""
+    scorer: OpenScorer | None = None
+    """None: no quality is measured."""
+    write_adapter: WriteAdapter | None = None
+    """None: no switchable adapters are written."""
+    locate: Locate | None = None
+    """None: a mismatch is not located."""
     source_logits: SourceLogits | None = None
     """Logits of the source model for the quality text, for all attempts."""
     cleanup: ExitStack = field(default_factory=ExitStack)
@@ -89,13 +107,11 @@ class Exported:
 
     label: str
     """The option that selects this variant, e.g. `--attention gqa`."""
-    attention: str
-    """Name of the lowering of attention and cache."""
     checkpoint: Checkpoint
     models: tuple[ir.Model, ...]
-    """One per file of the contract. Weights may be lazy sources or tensors."""
-    contract: Contract
-    """Its weight_bytes are unknown before the weights are written."""
+    """One per file of the record. Weights may be lazy sources or tensors."""
+    graph: Graph
+    """The manifest record; its weight_bytes are those planned before the weights are written."""
     parameters: int
     """Weights that the graphs use; a tied weight counts once."""
     original_parameters: int
@@ -142,7 +158,7 @@ class Attempts:
 
     def reject(self, exported: Exported, detail: str, *, ran: bool) -> None:
         """Reject a variant: it does not run, or it `ran` and computed wrong results."""
-        self.rejected.append(f"{exported.attention} {detail}")
+        self.rejected.append(f"{exported.graph.attention} {detail}")
 
     def rejections(self) -> list[str]:
         """The rejected variants with their reasons."""
@@ -154,4 +170,4 @@ class Attempts:
 
     def record(self, result: Verification | None) -> TargetRecord | None:
         """The manifest record of the target; None without one. `result`: of the known answer on it."""
-        return target_record(self.target, result, how=f"{self.exported.attention} writes one graph")
+        return target_record(self.target, result, how=f"{self.exported.graph.attention} writes one graph")

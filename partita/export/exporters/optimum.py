@@ -17,7 +17,7 @@ from partita.errors import InstallationError, PackageError, ParityError, Partita
 from partita.export import optimum_child
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.exporters import Attempts, Exported, Work
-from partita.export.options import AUTO, OPTIMUM, ExportOptions, check_options, max_length
+from partita.export.options import AUTO, OPTIMUM, ExportOptions, check_options, max_length, most_positions
 from partita.export.progress import stage
 from partita.export.target import Target
 from partita.export.verify import known_answer
@@ -59,11 +59,16 @@ def attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Attem
     crossed = options.verify_length or known_answer.CROSSED_TOKENS
     exported = Exported(
         label="`exporter=optimum`",
-        attention=OPTIMUM,
         checkpoint=checkpoint,
         models=(model,),
-        contract=graph.model_copy(
-            update={"max_length_limit": None, "weight_bytes": sum(tensor.nbytes for tensor in tensors)}
+        graph=graph.model_copy(
+            update={
+                "max_length_limit": None,
+                "weight_bytes": sum(tensor.nbytes for tensor in tensors),
+                "model_positions": most_positions(checkpoint),
+                "attention": OPTIMUM,
+                "precision": options.precision,
+            }
         ),
         parameters=count,
         original_parameters=count,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 from partita.errors import UsageError
 from partita.export.passes import (
@@ -18,12 +17,9 @@ from partita.export.passes import (
     views,
     write_after_read,
 )
-from partita.export.passes.base import Pass, PassContext
-from partita.export.passes.manager import rewritten, run
+from partita.export.passes.base import Pass, TracedGraph
+from partita.export.passes.manager import run_on_copy
 from partita.export.target import NodeSupport
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 ORDER: tuple[Pass, ...] = (
     rotary_tables.PASS,
@@ -55,8 +51,7 @@ def check_skipped(names: Collection[str]) -> None:
 
 
 def run_all(
-    model: ir.Model, context: PassContext, takes: NodeSupport | None, without: Collection[str] = ()
-) -> tuple[ir.Model, dict[str, int]]:
+    traced: TracedGraph, takes: NodeSupport | None, without: Collection[str] = ()
+) -> tuple[TracedGraph, dict[str, int]]:
     """Run the passes on a copy: the copy, and changes per pass. `takes`: probes the provider. Raises PassError."""
-    order = tuple(each for each in ORDER if each.name not in without)
-    return rewritten(model, context, lambda copy, told: run(copy, order, told), takes)
+    return run_on_copy(traced, [each for each in ORDER if each.name not in without], takes)

@@ -19,7 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from partita.export.passes.arithmetic import Array, UnknownError, above, below, compute_values, subgraphs_around
-from partita.export.passes.base import PassContext, node_pass, stand_in
+from partita.export.passes.base import TracedGraph, node_pass, stand_in
 
 CURVES = frozenset({"Sigmoid", "Tanh", "Erf"})
 """Every known activation contains one of these."""
@@ -75,7 +75,7 @@ KNOWN = (
 )
 
 
-def _rewritten(graph: ir.Graph, curve: ir.Node, context: PassContext) -> bool:
+def _rewritten(graph: ir.Graph, curve: ir.Node, traced: TracedGraph) -> bool:
     """Rewrite the activation around a node; False where there is none."""
     if curve.inputs[0] is None:
         return False
@@ -85,11 +85,11 @@ def _rewritten(graph: ir.Graph, curve: ir.Node, context: PassContext) -> bool:
         found = match_activation(nodes, source, result)
         if found is None:
             continue
-        new = (found.contrib if context.fused == "contrib" else found.standard)(context.spec.opset)
+        new = (found.contrib if traced.fused == "contrib" else found.standard)(traced.spec.opset)
         if new is None:
             return False
         new.replace_input_with(0, source)
-        if not context.accepts(new):
+        if not traced.accepts(new):
             return False
         stand_in(graph, result, new)
         return True

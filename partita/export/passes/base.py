@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import onnx_ir as ir
 
-from partita.errors import PartitaError
 from partita.export.trace.attention import Fused
 from partita.package.contract import Port, Role, State
 
@@ -28,9 +27,10 @@ def nothing(node: ir.Node) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class PassContext:
-    """Facts about a graph for passes. Passes match roles and states, never names."""
+class TracedGraph:
+    """A graph of a package, and the facts about it. Passes match roles and states, never names."""
 
+    model: ir.Model
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     states: tuple[State, ...]
@@ -39,11 +39,26 @@ class PassContext:
     """The operators that a pass may fuse nodes into."""
     supports: Callable[[ir.Node], bool] = nothing
     """Whether the provider of the package supports a node."""
+    has_router: bool = False
+    """It has experts and a router."""
+    notes: tuple[str, ...] = ()
+    """Notes for the user."""
+    file: str = "model.onnx"
+    phase: Literal["any", "prefill", "decode"] = "any"
 
-    def input(self, graph: ir.Graph, role: Role) -> ir.Value | None:
+    @property
+    def graph(self) -> ir.Graph:
+        """The graph of the model."""
+        return self.model.graph
+
+    def copy(self) -> TracedGraph:
+        """The same facts about a copy of the model."""
+        return dataclasses.replace(self, model=self.model.clone())
+
+    def input(self, role: Role) -> ir.Value | None:
         """The graph input of that role; None where there is none."""
         names = {port.name for port in self.inputs if port.role == role}
-        return next((value for value in graph.inputs if value.name in names), None)
+        return next((value for value in self.graph.inputs if value.name in names), None)
 
     def accepts(self, new: ir.Node, old: ir.Node | None = None) -> bool:
         """Whether the provider supports `new`, or neither it nor `old`; otherwise `new` is disconnected."""
@@ -52,10 +67,10 @@ class PassContext:
         discard(new)
         return False
 
-    def state_values(self, graph: ir.Graph) -> Iterator[tuple[State, ir.Value, ir.Value]]:
+    def state_values(self) -> Iterator[tuple[State, ir.Value, ir.Value]]:
         """Every state of the graph with its input and output values, which share a buffer."""
-        pasts = {value.name: value for value in graph.inputs}
-        presents = {value.name: value for value in graph.outputs}
+        pasts = {value.name: value for value in self.graph.inputs}
+        presents = {value.name: value for value in self.graph.outputs}
         for state in self.states:
             if state.past in pasts and state.present in presents:
                 yield state, pasts[state.past], presents[state.present]
@@ -66,7 +81,7 @@ class Pass:
     """A graph rewrite that does not change the values that the graph computes."""
 
     name: str
-    run: Callable[[ir.Model, PassContext], int]
+    run: Callable[[TracedGraph], int]
     """Changes the model in place; returns the number of changes."""
     required: bool = False
     """It cannot be skipped, because the graph may compute wrong values without it."""
@@ -82,37 +97,17 @@ class Pass:
         return " ".join(self.description.partition("\n\n")[0].split()).partition(". ")[0].rstrip(".")
 
 
-class OverNodeError(Exception):
-    """An error while a pass handled one node; its cause is the exception."""
-
-    def __init__(self, node: ir.Node) -> None:
-        super().__init__(f"node {node.name!r} ({node.op_type})")
-        self.node = node
-
-
-@contextmanager
-def over(node: ir.Node) -> Iterator[None]:
-    """Record that an error in the block occurred at `node`; the innermost node counts."""
-    try:
-        yield
-    except (PartitaError, OverNodeError):
-        raise
-    except Exception as error:
-        raise OverNodeError(node) from error
-
-
-def rewrite_nodes(model: ir.Model, operators: Collection[str], change: Callable[[ir.Node], int]) -> int:
+def rewrite_nodes(graph: ir.Graph, operators: Collection[str], change: Callable[[ir.Node], int]) -> int:
     """Call `change` with every node of these operators that is still in the graph. Returns the sum of its results."""
     count = 0
-    for node in [node for node in model.graph if node.op_type in operators]:
-        if node.graph is model.graph:
-            with over(node):
-                count += change(node)
-    drop_unused_initializers(model.graph)
+    for node in [node for node in graph if node.op_type in operators]:
+        if node.graph is graph:
+            count += change(node)
+    drop_unused_initializers(graph)
     return count
 
 
-Change = Callable[[ir.Graph, ir.Node, PassContext], int]
+Change = Callable[[ir.Graph, ir.Node, TracedGraph], int]
 """Rewrites the place around one node; returns the number of changes."""
 
 
@@ -122,10 +117,10 @@ def node_pass(name: str, operators: Collection[str], change: Change, *fused: Fus
     `change` is in the module that describes the pass.
     """
 
-    def run(model: ir.Model, context: PassContext) -> int:
-        if fused and context.fused not in fused:
+    def run(traced: TracedGraph) -> int:
+        if fused and traced.fused not in fused:
             return 0
-        return rewrite_nodes(model, operators, lambda node: change(model.graph, node, context))
+        return rewrite_nodes(traced.graph, operators, lambda node: change(traced.graph, node, traced))
 
     run.__module__ = change.__module__
     return Pass(name, run)

@@ -11,7 +11,6 @@ Name the nodes of a traced graph by module and operator.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import onnx_ir as ir
 import onnx_ir.passes.common as common
@@ -66,36 +65,16 @@ PAST = 2, "past_sequence_length"
 
 def name_axes(model: ir.Model) -> None:
     """Rename every symbolic size of `model`, in expressions (`2*s70`), too."""
-    names = {}
+    from torch.onnx._internal.exporter._ir_passes import rename_axis
+
+    names: dict[str | ir.SymbolicDim, str] = {}
     for value in model.graph.inputs:
         if value.shape is not None and (value.name in AXES or len(value.shape) == 4):
             axis, name = AXES.get(value.name or "", PAST)
             size = value.shape[axis]
             if isinstance(size, ir.SymbolicDim) and size.value is not None:
                 names[str(size.value)] = name
-    if not names:
-        return
-    pattern = re.compile(r"\b(" + "|".join(map(re.escape, names)) + r")\b")
-    for value in _values(model):
-        if value.shape is not None and any(isinstance(size, ir.SymbolicDim) for size in value.shape):
-            value.shape = ir.Shape([_renamed(size, names, pattern) for size in value.shape])
-
-
-def _renamed(size: int | ir.SymbolicDim, names: dict[str, str], pattern: re.Pattern[str]) -> int | str | None:
-    """The new name of one size."""
-    if isinstance(size, int):
-        return size
-    return None if size.value is None else pattern.sub(lambda found: names[found.group(1)], str(size.value))
-
-
-def _values(model: ir.Model) -> Iterator[ir.Value]:
-    """Every value with a shape, in subgraphs too."""
-    yield from model.graph.inputs
-    for node in ir.traversal.RecursiveGraphIterator(model.graph):
-        yield from node.outputs
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.GRAPH:
-                yield from attribute.as_graph().inputs
+    rename_axis(model, names)
 
 
 MODULE, CLASS, SOURCE = "partita.module", "partita.class", "partita.source"

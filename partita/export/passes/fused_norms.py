@@ -34,7 +34,7 @@ from partita.export.passes.arithmetic import (
     subgraphs_around,
     weights_in,
 )
-from partita.export.passes.base import PassContext, added, constant, node_pass, stand_in
+from partita.export.passes.base import TracedGraph, added, constant, node_pass, stand_in
 from partita.export.weights.origins import RescaledOrigin
 from partita.export.weights.sources import weight_part
 
@@ -67,7 +67,7 @@ class Norm:
     shift: ir.Value | None
 
 
-def _rewritten(graph: ir.Graph, reduce: ir.Node, context: PassContext) -> bool:
+def _rewritten(graph: ir.Graph, reduce: ir.Node, traced: TracedGraph) -> bool:
     """Rewrite the norm around a reduction; False where there is none."""
     first = reduce.inputs[0]
     if first is None or first.shape is None or not _takes_last_axis(reduce, first.shape.rank()):
@@ -77,7 +77,7 @@ def _rewritten(graph: ir.Graph, reduce: ir.Node, context: PassContext) -> bool:
     for source, result, nodes in subgraphs_around(reduce, sources, results, MOST_NODES):
         norm = match_norm(nodes, source, result)
         if norm is not None:
-            return _replace_nodes(graph, source, result, norm, context)
+            return _replace_nodes(graph, source, result, norm, traced)
     return False
 
 
@@ -151,16 +151,16 @@ def _equal(one: Array, other: Array) -> bool:
     return bool(np.abs(one - other).max() <= TOLERANCE * max(1e-3, np.abs(other).max()))
 
 
-def _replace_nodes(graph: ir.Graph, source: ir.Value, result: ir.Value, norm: Norm, context: PassContext) -> bool:
+def _replace_nodes(graph: ir.Graph, source: ir.Value, result: ir.Value, norm: Norm, traced: TracedGraph) -> bool:
     """Replace the nodes by the operator; False where the target does not support it."""
     scale, shift = _scale(source, norm), norm.shift
     if scale is None or (shift is not None and shift.dtype != source.dtype):
         return False
-    operator = "SimplifiedLayerNormalization" if context.fused == "contrib" else "RMSNormalization"
+    operator = "SimplifiedLayerNormalization" if traced.fused == "contrib" else "RMSNormalization"
     attributes = {"axis": -1, "epsilon": norm.epsilon, "stash_type": 1}
     inputs = [source, scale, *([shift] if shift is not None else [])]
     new = ir.node("LayerNormalization" if norm.is_centred else operator, inputs, attributes)
-    if not context.accepts(new):
+    if not traced.accepts(new):
         return False
     if scale.const_value is not None and graph.initializers.get(scale.name or "") is not scale:
         new.replace_input_with(1, added(graph, scale.const_value, scale.name or ""))

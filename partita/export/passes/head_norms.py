@@ -14,7 +14,7 @@ import onnx_ir as ir
 from partita.export.passes.arithmetic import last_size
 from partita.export.passes.base import (
     ATTENTION,
-    PassContext,
+    TracedGraph,
     node_pass,
     only_consumer,
     remove_unread,
@@ -26,10 +26,10 @@ HeadNorm = tuple[ir.Value, ir.Value, ir.Node]
 """The source and the result of a norm of heads, both [B, S, H*D], and the norm."""
 
 
-def _rewritten(graph: ir.Graph, attention: ir.Node, context: PassContext) -> int:
+def _rewritten(graph: ir.Graph, attention: ir.Node, traced: TracedGraph) -> int:
     """Rewrite the head norms of queries and keys; returns their number."""
     norms = [_norm_of(value) for value in attention.inputs[:2]]
-    return sum(_by_branches(graph, *norm, context) for norm in norms if norm is not None)
+    return sum(_by_branches(graph, *norm, traced) for norm in norms if norm is not None)
 
 
 def _norm_of(value: ir.Value | None) -> HeadNorm | None:
@@ -49,7 +49,7 @@ def _norm_of(value: ir.Value | None) -> HeadNorm | None:
     return source, value, norm
 
 
-def _by_branches(graph: ir.Graph, source: ir.Value, result: ir.Value, norm: ir.Node, context: PassContext) -> bool:
+def _by_branches(graph: ir.Graph, source: ir.Value, result: ir.Value, norm: ir.Node, traced: TracedGraph) -> bool:
     """Normalise the heads in one node; False where the target does not support it."""
     width, whole, scale = last_size(norm.outputs[0]), last_size(source), norm.inputs[1]
     if width is None or whole is None or scale is None:
@@ -57,7 +57,7 @@ def _by_branches(graph: ir.Graph, source: ir.Value, result: ir.Value, norm: ir.N
     epsilon = norm.attributes.get_float("epsilon", 1e-5)
     attributes = [ir.AttrInt64("num_branches", whole // width), ir.AttrFloat32("epsilon", epsilon)]
     new = ir.Node("com.microsoft", "BranchwiseRMSNorm", [source, scale], attributes)
-    if not context.accepts(new):
+    if not traced.accepts(new):
         return False
     stand_in(graph, result, new)
     take_names(new, norm)

@@ -1,4 +1,4 @@
-"""Runs passes in order, names the pass and node of an error, and checks the invariants after every pass.
+"""Runs passes in order, names the pass of an error, and checks the invariants after every pass.
 
 A pass may change nodes and weights. Inputs and outputs keep their types and shapes, every read value has a producer,
 and names are unique. The checks take milliseconds.
@@ -11,15 +11,14 @@ if one is then rejected, they run again on a new copy with the known answers.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx_ir as ir
 
 from partita.errors import PartitaError
-from partita.export.passes.base import OverNodeError, Pass, PassContext
-from partita.export.passes.cleaning import MODULE
+from partita.export.passes.base import Pass, TracedGraph
 from partita.export.target import NodeSupport, Question
 from partita.export.weights.sources import weight_part
 
@@ -30,62 +29,30 @@ Face = tuple[tuple[str | None, str, str], ...]
 class PassError(PartitaError):
     """A pass failed or broke an invariant."""
 
-    def __init__(self, name: str, what: str, node: ir.Node | None = None) -> None:
-        over = "" if node is None else f" over node {_node_text(node)!r} ({node.op_type})"
+    def __init__(self, name: str, what: str) -> None:
         super().__init__(
-            f"pass {name} failed{over}: {what}; this is a bug in Partita; please report the model and the traceback"
+            f"pass {name} failed: {what}; this is a bug in Partita; please report the model and the traceback"
         )
-        self.name = name
-        self.node = None if node is None else _node_text(node)
-        """The name of the node at which it failed; None where unknown."""
 
 
-def _node_text(node: ir.Node) -> str | None:
-    """The name of a node for users: module and operator where the node has no final name yet."""
-    module = node.metadata_props.get(MODULE, "")
-    return node.name if (node.name or "").startswith(module) else f"{module}/{node.op_type}"
-
-
-def run(model: ir.Model, passes: Sequence[Pass], context: PassContext) -> dict[str, int]:
+def run(traced: TracedGraph, passes: Sequence[Pass]) -> dict[str, int]:
     """Run `passes` in order; returns the number of changes per pass. Raises PassError."""
     counts: dict[str, int] = {}
-    face = _face_of(model.graph)
+    graph = traced.graph
+    face = _face_of(graph)
     for each in passes:
-        counts[each.name] = _run_one(model, each, context)
-        broken = next(_broken_invariants(model.graph, face), None)
-        if broken is not None:  # perhaps only the order of the nodes
-            _put_in_order(model.graph, each.name)
-            broken = next(_broken_invariants(model.graph, face), None)
+        try:
+            counts[each.name] = each.run(traced)
+            graph.sort()
+        except PartitaError:
+            raise
+        except Exception as error:
+            what = ": ".join(filter(None, (type(error).__name__, " ".join(str(error).split()))))
+            raise PassError(each.name, what) from error
+        broken = next(_broken_invariants(graph, face), None)
         if broken is not None:
             raise PassError(each.name, broken)
     return counts
-
-
-def _run_one(model: ir.Model, each: Pass, context: PassContext) -> int:
-    """Run one pass. A PartitaError passes through; other exceptions become PassError."""
-    try:
-        return each.run(model, context)
-    except PartitaError:
-        raise
-    except OverNodeError as error:
-        cause = error.__cause__
-        assert cause is not None
-        raise PassError(each.name, _one_line(cause), error.node) from error
-    except Exception as error:
-        raise PassError(each.name, _one_line(error)) from error
-
-
-def _put_in_order(graph: ir.Graph, name: str) -> None:
-    """Sort nodes after their producers, otherwise in the current order. Raises PassError for a cycle."""
-    try:
-        graph.sort()
-    except ValueError as error:
-        raise PassError(name, "its nodes form a cycle") from error
-
-
-def _one_line(error: BaseException) -> str:
-    """An exception in one line."""
-    return ": ".join(text for text in (type(error).__name__, " ".join(str(error).split())) if text)
 
 
 def _face_of(graph: ir.Graph) -> Face:
@@ -138,8 +105,6 @@ def _named_twice(graph: ir.Graph) -> Iterator[str]:
 IR_VERSION = 10
 SMALL = 64
 """Constants with at most this number of elements are part of a probe: sizes and axes decide which kernel is used."""
-Run = Callable[[ir.Model, PassContext], dict[str, int]]
-"""Runs passes in place; returns the number of changes per pass."""
 
 
 @dataclass(slots=True)
@@ -161,15 +126,15 @@ class Supposing:
         return True
 
 
-def rewritten(
-    model: ir.Model, context: PassContext, run: Run, takes: NodeSupport | None
-) -> tuple[ir.Model, dict[str, int]]:
+def run_on_copy(
+    traced: TracedGraph, passes: Sequence[Pass], takes: NodeSupport | None
+) -> tuple[TracedGraph, dict[str, int]]:
     """Run passes on a copy: the copy, and changes per pass. `takes`: probes the provider; None: no support."""
     known: dict[bytes, bool] = {}
     while True:
-        supposing = Supposing(context.spec.opset, known)
-        attempt = model.clone()
-        counts = run(attempt, context if takes is None else replace(context, supports=supposing))
+        supposing = Supposing(traced.spec.opset, known)
+        attempt = traced.copy()
+        counts = run(attempt if takes is None else replace(attempt, supports=supposing), passes)
         if takes is None or not supposing.supposed:
             return attempt, counts
         answers = takes(list(supposing.supposed.values()))

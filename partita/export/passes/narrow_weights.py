@@ -27,7 +27,7 @@ from partita.dtypes import PRECISIONS, Precision
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.naming import Sources
 from partita.export.checkpoint.stored_formats import StoredFloats
-from partita.export.passes.base import Pass, PassContext, drop_unused_initializers, over, take_names
+from partita.export.passes.base import Pass, TracedGraph, drop_unused_initializers, take_names
 from partita.export.passes.cleaning import MODULE
 from partita.export.passes.manager import question as node_question
 from partita.export.passes.manager import run as run_passes
@@ -86,34 +86,33 @@ def _is_float(info: TensorInfo) -> bool:
     return info.decoder is None or isinstance(info.decoder, StoredFloats)
 
 
-Found = tuple[ir.Value, StoredPart, ir.Node, Narrow]
-"""A weight to store in 16 bits: its value and part, a node that reads it, and how."""
+Found = tuple[ir.Value, StoredPart, Narrow]
+"""A weight to store in 16 bits: its value and part, and how."""
 
 
-def store_narrow(model: ir.Model, context: PassContext, how: Narrow) -> dict[str, int]:
-    """Store every matrix of `model` in 16 bits, in place. Returns the pass name with their number."""
+def store_narrow(traced: TracedGraph, how: Narrow) -> dict[str, int]:
+    """Store every matrix of a graph in 16 bits, in place. Returns the pass name with their number."""
 
     def find(graph: ir.Graph) -> Iterator[Found]:
         for value in graph.initializers.values():
             part = weight_part(value)
             if part is not None and _fits(part, how):
-                yield value, part, next(iter(value.uses())).node, how
+                yield value, part, how
 
-    return _store(model, context, find)
+    return _store(traced, find)
 
 
-def _store(model: ir.Model, context: PassContext, find: Callable[[ir.Graph], Iterable[Found]]) -> dict[str, int]:
+def _store(traced: TracedGraph, find: Callable[[ir.Graph], Iterable[Found]]) -> dict[str, int]:
     """Run the pass over the weights that `find` returns."""
 
-    def run(model: ir.Model, context: PassContext) -> int:
-        found = list(find(model.graph))  # all of them before the first change
-        for value, part, reader, how in found:
-            with over(reader):
-                behind_cast(model.graph, value, part, how)
-        drop_unused_initializers(model.graph)
+    def run(traced: TracedGraph) -> int:
+        found = list(find(traced.graph))  # all of them before the first change
+        for value, part, how in found:
+            behind_cast(traced.graph, value, part, how)
+        drop_unused_initializers(traced.graph)
         return len(found)
 
-    return run_passes(model, (Pass("narrow_weights", run),), context)
+    return run_passes(traced, (Pass("narrow_weights", run),))
 
 
 def kept_narrow(how: Narrow, models: Sequence[ir.Model], narrowed: Mapping[object, Narrowed]) -> HalfPrecisionWeights:
@@ -234,9 +233,7 @@ def question(operator: str, dtype: str) -> Question:
     return requested
 
 
-def keep_narrow(
-    model: ir.Model, context: PassContext, plan: Plan, outcome: Outcome, takes: NodeSupport | None
-) -> dict[str, int]:
+def keep_narrow(traced: TracedGraph, plan: Plan, outcome: Outcome, takes: NodeSupport | None) -> dict[str, int]:
     """Store the weights that the plan names in 16 bits. Returns pass name -> their number. Raises PassError."""
     kinds = {keep.stored for keep in plan.keep if keep.stored is not None}
     if not kinds:
@@ -253,9 +250,9 @@ def keep_narrow(
             setting = plan.setting(modules)
             if setting is not None and (kind := setting.stored) is not None:
                 outcome.half_precision[part.source.key] = Narrowed(part.source.tensors, modules, kind)
-                yield value, part, nodes[0], ways[kind]
+                yield value, part, ways[kind]
 
-    return _store(model, context, find)
+    return _store(traced, find)
 
 
 def round_kept(model: Any, narrowed: Mapping[object, Narrowed], sources: Sources) -> None:

@@ -21,7 +21,7 @@ import onnx_ir as ir
 from partita.export.passes.arithmetic import UnknownError, above, compute_values, last_size, nodes_between
 from partita.export.passes.base import (
     ATTENTION,
-    PassContext,
+    TracedGraph,
     added,
     discard,
     integers,
@@ -50,12 +50,12 @@ class Projection:
     result: ir.Value
 
 
-def _rewritten(graph: ir.Graph, node: ir.Node, context: PassContext) -> bool:
+def _rewritten(graph: ir.Graph, node: ir.Node, traced: TracedGraph) -> bool:
     """Join the projections before an attention node; False where there are none."""
-    return _pack_inputs(graph, node, context) or _split_after_norms(graph, node)
+    return _pack_inputs(graph, node, traced) or _split_after_norms(graph, node)
 
 
-def _pack_inputs(graph: ir.Graph, node: ir.Node, context: PassContext) -> bool:
+def _pack_inputs(graph: ir.Graph, node: ir.Node, traced: TracedGraph) -> bool:
     """Give the node all three in one input; False where they are not projections, or the target does not support it."""
     three = node.inputs[:3]
     whole = _uncut(three) if None not in three else None
@@ -70,7 +70,7 @@ def _pack_inputs(graph: ir.Graph, node: ir.Node, context: PassContext) -> bool:
         list(node.attributes.values()),
         num_outputs=len(node.outputs),
     )
-    if given is None or not context.accepts(new, node):
+    if given is None or not traced.accepts(new, node):
         return False
     before = [value.producer() for value in three if value is not None]
     if products is not None:

@@ -27,12 +27,11 @@ from partita.export.passes.arithmetic import Array, last_size
 from partita.export.passes.base import (
     ATTENTION,
     Pass,
-    PassContext,
+    TracedGraph,
     discard,
     drop_unused_initializers,
     integers,
     only_consumer,
-    over,
     remove_unread,
     replace,
     rewrite_nodes,
@@ -52,31 +51,30 @@ HEADS_IN, HALVES_IN = 16, 8
 """Required divisors of the head size and of a table row, checked by ONNX Runtime 1.31.1 at run time."""
 
 
-def run(model: ir.Model, context: PassContext) -> int:
+def run(traced: TracedGraph) -> int:
     """Rewrite every rotary embedding that the target has an operator for; returns the number of rewritten nodes."""
-    graph, positions = model.graph, context.input(model.graph, "positions")
-    if positions is None or context.fused == "none":
+    graph, positions = traced.graph, traced.input("positions")
+    if positions is None or traced.fused == "none":
         return 0
     count = 0
-    if context.fused == "contrib":
-        count = rewrite_nodes(model, (ATTENTION,), lambda node: _fused_in_attention(graph, node, positions, context))
+    if traced.fused == "contrib":
+        count = rewrite_nodes(graph, (ATTENTION,), lambda node: _fused_in_attention(graph, node, positions, traced))
     touched = _touched(graph, positions)
     for end in _ends(graph, touched):
         maker = end.producer()
         if maker is None or maker.graph is not graph:
             continue
-        with over(maker):
-            for found in list(_embeddings_in(end, touched, positions, context.spec.max_length)):
-                count += _as_operator(graph, found, positions, context)
+        for found in list(_embeddings_in(end, touched, positions, traced.spec.max_length)):
+            count += _as_operator(graph, found, positions, traced)
     drop_unused_initializers(graph)
     return count
 
 
-def _fused_in_attention(graph: ir.Graph, node: ir.Node, positions: ir.Value, context: PassContext) -> bool:
+def _fused_in_attention(graph: ir.Graph, node: ir.Node, positions: ir.Value, traced: TracedGraph) -> bool:
     """Move the rotation of query and key into their attention; False where that is impossible or not supported."""
     if node.attributes.get_int("do_rotary", 0):
         return False
-    length = context.spec.max_length
+    length = traced.spec.max_length
     found = [rotation_of(end, positions, length) for index in (0, 1) if (end := _viewed_value(node, index)) is not None]
     pair = [each for each in found if each is not None]
     if len(pair) != 2 or len({each.interleaved for each in pair}) != 1 or not _fits(pair[0]):
@@ -96,7 +94,7 @@ def _fused_in_attention(graph: ir.Graph, node: ir.Node, positions: ir.Value, con
         ],
         num_outputs=len(node.outputs),
     )
-    if not context.accepts(new, node):
+    if not traced.accepts(new, node):
         return False
     take_names(new, node)
     replace(graph, node, new)
@@ -172,12 +170,12 @@ def _embeddings_in(value: ir.Value, touched: set[ir.Value], positions: ir.Value,
                 yield from _embeddings_in(each, touched, positions, length)
 
 
-def _as_operator(graph: ir.Graph, found: Rotation, positions: ir.Value, context: PassContext) -> bool:
+def _as_operator(graph: ir.Graph, found: Rotation, positions: ir.Value, traced: TracedGraph) -> bool:
     """Replace an embedding by the operator; False where the target does not support it."""
     tables = [table_in(graph, label, array, found) for label, array in (("cos", found.cos), ("sin", found.sin))]
     before = _reordered(graph, found)
     source = found.source if before is None else before.outputs[0]
-    if context.fused == "standard":
+    if traced.fused == "standard":
         rows = [
             _once(graph, positions, "Gather", [table, positions], {"axis": 0}, table.dtype, table.shape)
             for table in tables  # [B, S, R/2] at the positions
@@ -190,7 +188,7 @@ def _as_operator(graph: ir.Graph, found: Rotation, positions: ir.Value, context:
             [source, _int64_positions(graph, positions), *tables],
             _attributes(found),
         )
-    if not all(context.supports(node) for node in (before, new) if node is not None):
+    if not all(traced.supports(node) for node in (before, new) if node is not None):
         made = [each.producer() for each in new.inputs[1:] if each is not None]
         discard(new)
         if before is not None:

@@ -23,7 +23,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from partita.export.passes.arithmetic import nodes_between
-from partita.export.passes.base import Pass, PassContext, added, drop_unused_initializers, over, stand_in
+from partita.export.passes.base import Pass, TracedGraph, added, drop_unused_initializers, stand_in
 from partita.export.weights.sources import weight_part
 
 OPERATORS = frozenset(
@@ -74,10 +74,10 @@ class ScatterElements(OpRun):
         return (result,)
 
 
-def run(model: ir.Model, context: PassContext) -> int:
+def run(traced: TracedGraph) -> int:
     """Replace every value that is a cosine or sine of the positions; returns their number."""
-    graph, positions = model.graph, context.input(model.graph, "positions")
-    if positions is None or any(state.growing_axis is not None for state in context.states):
+    graph, positions = traced.graph, traced.input("positions")
+    if positions is None or any(state.growing_axis is not None for state in traced.states):
         return 0  # a growing cache may exceed the N positions of a table
     found: list[tuple[ir.Value, npt.NDArray[Any]]] = []
     covered = set[ir.Node]()
@@ -86,7 +86,7 @@ def run(model: ir.Model, context: PassContext) -> int:
             continue
         nodes = nodes_between({positions}, value, len(graph)) or []
         if not {"Cos", "Sin"}.isdisjoint(node.op_type for node in nodes):
-            table = _tabulated(model, positions, value, context.spec.max_length)
+            table = _tabulated(graph, positions, value, traced.spec.max_length)
             if table is not None:
                 found.append((value, table))
                 covered.update(nodes)
@@ -118,24 +118,21 @@ def _is_row(value: ir.Value, positions: ir.Value) -> bool:
     return [str(size) for size in (shape[0], shape[1])] == [str(size) for size in (wanted[0], wanted[1])]
 
 
-def _tabulated(model: ir.Model, positions: ir.Value, value: ir.Value, length: int) -> npt.NDArray[Any] | None:
+def _tabulated(graph: ir.Graph, positions: ir.Value, value: ir.Value, length: int) -> npt.NDArray[Any] | None:
     """The rows [N, D] of `value` for every position; None where a row depends on more than its position."""
-    maker = value.producer()
-    assert maker is not None
-    with over(maker):
-        part = ir.Model(ir.convenience.extract(model.graph, [positions], [value]), ir_version=10)
-        compute = ReferenceEvaluator(ir.to_proto(part), new_ops=[ScatterElements])
-        numbers = np.arange(length)
-        table = _rows_at(compute, positions, numbers)
-        drawn = np.random.default_rng(0).permutation(length)[: -(-length // 2)]
-        for others in (numbers[::-1], drawn):
-            rows = None if table is None else _rows_at(compute, positions, others)
-            if table is None or rows is None or rows.shape != table[others].shape:
-                return None
-            # rounding depends on the number of rows per run
-            if float(np.abs(rows - table[others]).max(initial=0.0)) > TOLERANCE:
-                return None
-        return None if table is None else np.ascontiguousarray(table)
+    part = ir.Model(ir.convenience.extract(graph, [positions], [value]), ir_version=10)
+    compute = ReferenceEvaluator(ir.to_proto(part), new_ops=[ScatterElements])
+    numbers = np.arange(length)
+    table = _rows_at(compute, positions, numbers)
+    drawn = np.random.default_rng(0).permutation(length)[: -(-length // 2)]
+    for others in (numbers[::-1], drawn):
+        rows = None if table is None else _rows_at(compute, positions, others)
+        if table is None or rows is None or rows.shape != table[others].shape:
+            return None
+        # rounding depends on the number of rows per run
+        if float(np.abs(rows - table[others]).max(initial=0.0)) > TOLERANCE:
+            return None
+    return None if table is None else np.ascontiguousarray(table)
 
 
 def _rows_at(compute: ReferenceEvaluator, positions: ir.Value, numbers: npt.NDArray[Any]) -> npt.NDArray[Any] | None:

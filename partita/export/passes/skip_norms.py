@@ -13,7 +13,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from partita.export.passes.arithmetic import same_type
-from partita.export.passes.base import PassContext, node_pass, only_consumer, remove_unread, take_names
+from partita.export.passes.base import TracedGraph, node_pass, only_consumer, remove_unread, take_names
 
 FUSED = {
     "SimplifiedLayerNormalization": "SkipSimplifiedLayerNormalization",
@@ -23,7 +23,7 @@ SUM = 3
 """Output index of the sum in the fused operators."""
 
 
-def _rewritten(graph: ir.Graph, norm: ir.Node, context: PassContext) -> bool:
+def _rewritten(graph: ir.Graph, norm: ir.Node, traced: TracedGraph) -> bool:
     """Rewrite the sum before a norm; False where there is none, or the target has no fused operator."""
     total = norm.inputs[0]
     add = None if total is None else total.producer()
@@ -44,7 +44,7 @@ def _rewritten(graph: ir.Graph, norm: ir.Node, context: PassContext) -> bool:
         [ir.AttrFloat32("epsilon", norm.attributes.get_float("epsilon", 1e-5))],
         outputs=[ir.Value(), ir.Value(name=""), ir.Value(name=""), ir.Value()][: SUM + 1 if wants_sum else 1],
     )
-    if not context.accepts(new):
+    if not traced.accepts(new):
         return False
     take_names(new, norm)
     graph.insert_before(add, new)

@@ -22,7 +22,7 @@ import math
 import onnx_ir as ir
 
 from partita.export.passes.base import (
-    PassContext,
+    TracedGraph,
     constant,
     integers,
     node_pass,
@@ -33,7 +33,7 @@ from partita.export.passes.base import (
 from partita.export.weights.sources import StoredPart, weight_part
 
 
-def _fold(graph: ir.Graph, node: ir.Node, context: PassContext) -> bool:
+def _fold(graph: ir.Graph, node: ir.Node, traced: TracedGraph) -> bool:
     """Fold one node, or the interleaving that starts with it, into its weight; False where that is impossible."""
     value = node.inputs[0]
     weight = weight_part(value)

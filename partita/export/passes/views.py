@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from partita.export.passes.arithmetic import Array, UnknownError, compute_values
-from partita.export.passes.base import PassContext, integers, node_pass, remove_unread, stand_in
+from partita.export.passes.base import TracedGraph, integers, node_pass, remove_unread, stand_in
 
 VIEWS = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity"})
 CHOICES = ((2, 3), (5, 7))
@@ -23,7 +23,7 @@ MOST_ELEMENTS = 1 << 20
 """Larger tensors are not changed; tests with few tokens stay far below."""
 
 
-def _shortened(graph: ir.Graph, last: ir.Node, context: PassContext) -> bool:
+def _shortened(graph: ir.Graph, last: ir.Node, traced: TracedGraph) -> bool:
     """Shorten the chain that ends with `last`; False where it is minimal, or continues."""
     result = last.outputs[0]
     if result.is_graph_output() or all(use.node.op_type in VIEWS for use in result.uses()):

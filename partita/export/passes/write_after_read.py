@@ -13,26 +13,25 @@ import math
 
 import onnx_ir as ir
 
-from partita.export.passes.base import Pass, PassContext, integers, over
+from partita.export.passes.base import Pass, TracedGraph, integers
 
 VIEWS = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity", "Transpose", "Cast"})
 """Operators whose output may share the memory of their input, or that ONNX Runtime fuses into their consumer (the last
 two)."""
 
 
-def run(model: ir.Model, context: PassContext) -> int:
+def run(traced: TracedGraph) -> int:
     """Make every state wait for its readers; returns the number of changed states."""
     count = 0
-    for _, past, present in list(context.state_values(model.graph)):
+    for _, past, present in list(traced.state_values()):
         writer = present.producer()
         if writer is None:
             continue
-        with over(writer):
-            before = upstream(writer)
-            late = [node for node in _readers(past) if node not in before]
-            if late:
-                _wait(model.graph, present, late)
-                count += 1
+        before = upstream(writer)
+        late = [node for node in _readers(past) if node not in before]
+        if late:
+            _wait(traced.graph, present, late)
+            count += 1
     return count
 
 

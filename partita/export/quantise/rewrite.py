@@ -19,7 +19,7 @@ from dataclasses import replace as replace_fields
 import onnx_ir as ir
 
 from partita.errors import UsageError
-from partita.export.passes.base import Pass, PassContext, drop_unused_initializers, over, replace
+from partita.export.passes.base import Pass, TracedGraph, drop_unused_initializers, replace
 from partita.export.passes.cleaning import MODULE
 from partita.export.passes.manager import run as run_passes
 from partita.export.quantise import Keep, experts, paths
@@ -94,27 +94,26 @@ class Outcome:
 
 
 def quantise(
-    model: ir.Model,
-    context: PassContext,
+    traced: TracedGraph,
     plan: Plan,
     outcome: Outcome,
     movable: Callable[[FloatSource], bool],
     *,
     rest: Plan | None = None,
 ) -> dict[str, int]:
-    """Quantise the weights of `model` by `plan`, in place: changes per pass. Raises PassError.
+    """Quantise the weights of a graph by `plan`, in place: changes per pass. Raises PassError.
 
     `rest`: a plan that runs afterwards: now only products that it would quantise, too, except the head. `movable`:
     whether the source model can get the same rounded weight, without which the graph cannot be verified.
     """
 
-    def run(model: ir.Model, context: PassContext) -> int:
-        count = _Rewriter(model.graph, context, plan, outcome, movable, rest).run()
+    def run(traced: TracedGraph) -> int:
+        count = _Rewriter(traced.graph, traced, plan, outcome, movable, rest).run()
         for domain in plan.form.domains if count else ():
-            model.opset_imports.setdefault(domain, VERSION)
+            traced.model.opset_imports.setdefault(domain, VERSION)
         return count
 
-    return run_passes(model, (Pass("packed_weights", run),), context)
+    return run_passes(traced, (Pass("packed_weights", run),))
 
 
 def check_blocks(plan: Plan, outcome: Outcome) -> None:
@@ -140,7 +139,7 @@ class _Rewriter:
     """The state of rewriting one graph."""
 
     graph: ir.Graph
-    context: PassContext
+    traced: TracedGraph
     plan: Plan
     outcome: Outcome
     movable: Callable[[FloatSource], bool]
@@ -153,24 +152,22 @@ class _Rewriter:
 
     def run(self) -> int:
         """Replace every node that reads a weight to quantise; returns their number."""
-        tokens = self.context.input(self.graph, "tokens")
+        tokens = self.traced.input("tokens")
         heads: dict[str, Packing] = {}
         count = 0
         for node in list(self.graph):
-            with over(node):
-                count += self._experts(node)
-                plain = weight_of_product(node)
-                later = plain is not None and self.rest is not None and self._is_for(self.rest, node, plain)
-                if plain is not None and not routes(node) and not later:
-                    found = self._packing(node, plain)
-                    if found is not None:
-                        heads[_tensor(plain)] = found.packing
-                        layout = self.plan.form.product.layout
-                        self._product(node, self._quantised_weight(plain, found, layout))
-                        count += 1
+            count += self._experts(node)
+            plain = weight_of_product(node)
+            later = plain is not None and self.rest is not None and self._is_for(self.rest, node, plain)
+            if plain is not None and not routes(node) and not later:
+                found = self._packing(node, plain)
+                if found is not None:
+                    heads[_tensor(plain)] = found.packing
+                    layout = self.plan.form.product.layout
+                    self._product(node, self._quantised_weight(plain, found, layout))
+                    count += 1
         for node in list(self.graph) if self.rest is None else ():
-            with over(node):
-                count += self._replace_lookup(node, tokens, heads)
+            count += self._replace_lookup(node, tokens, heads)
         self._settle_values()
         drop_unused_initializers(self.graph)
         if self.rest is None:
@@ -181,7 +178,7 @@ class _Rewriter:
         """Whether a product is left to the plan that runs afterwards: one that stays a float there, or the head."""
         if rest.packing(modules_of(node, plain), plain.origin.shape[1]) is None:
             return True
-        logits = {port.name for port in self.context.outputs if port.role == "logits"}
+        logits = {port.name for port in self.traced.outputs if port.role == "logits"}
         near = [node]
         for _ in range(AFTER_HEAD):
             values = [value for each in near for value in each.outputs]

@@ -21,7 +21,7 @@ from partita.errors import PartitaError, ResourceError, UnsupportedModelError
 from partita.export.checkpoint import auto_class
 from partita.export.trace import experts
 from partita.export.trace.hooks import IMPLEMENTATION, register
-from partita.export.trace.rope import recompute_above, rope_by_length, static_up_to
+from partita.export.trace.replacements import recompute_above, rope_by_length, static_up_to
 from partita.export.trace.state import ModelStates, probe, text_config
 from partita.export.weights import to_torch
 

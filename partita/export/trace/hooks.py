@@ -1,7 +1,7 @@
 """The attention and mask functions registered with transformers.
 
 transformers passes attention calls to `AttentionInterface`, masks to `AttentionMaskInterface`, and keys, values and
-other states to a `Cache` (`plug_cache.py`). Replacing these three captures a decoder's use of its cache without naming
+other states to a `Cache` (`state.py`). Replacing these three captures a decoder's use of its cache without naming
 models. Models that choose attention by class use transformers' default, whose calls of torch's
 scaled_dot_product_attention are replaced.
 

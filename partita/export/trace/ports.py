@@ -15,7 +15,7 @@ from partita.errors import UnsupportedModelError, UsageError
 from partita.export.trace.attention import Cursor, Lowering
 from partita.export.trace.emitter import Key
 from partita.export.trace.fake_model import FakeModel
-from partita.export.trace.rope import static_up_to
+from partita.export.trace.replacements import static_up_to
 from partita.export.weights import of_ir, of_torch
 from partita.observations.text_format import listing
 from partita.package.contract import Port, State

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch._dynamo.exc import UserError, UserErrorType
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from partita.errors import UnsupportedModelError
+from partita.export.passes.base import TracedGraph
 from partita.export.passes.cleaning import ROOT, clean, name_axes, name_nodes
 from partita.export.progress import SilentStage, Stage
 from partita.export.trace import DOMAINS
@@ -27,7 +28,6 @@ from partita.export.trace.emitter import CACHE_LENGTH, DOMAIN, ROLLED, Emitter, 
 from partita.export.trace.experts import experts_form
 from partita.export.trace.fake_model import FakeModel, quiet, translate_errors
 from partita.export.trace.hooks import connect_plug
-from partita.export.trace.plug_cache import PlugCache, call
 from partita.export.trace.ports import (
     TORCH_POSITIONS,
     TraceSpec,
@@ -39,32 +39,16 @@ from partita.export.trace.ports import (
     state_table,
 )
 from partita.export.trace.recurrence import read_states, replace_recurrences
-from partita.export.trace.replacements import ComplexAsPairs, rows_by_position
-from partita.export.trace.rope import rope_by_length
-from partita.export.trace.state import layer_count
+from partita.export.trace.replacements import ComplexAsPairs, rope_by_length, rows_by_position
+from partita.export.trace.state import PlugCache, call, layer_count
 from partita.export.weights import to_torch
-from partita.package.contract import Port, State
+from partita.package.contract import State
 
 EXAMPLE_TOKENS, EXAMPLE_ROWS, EXAMPLE_PAST = 3, 2, 5
 SMALL_SIZES = 130
 """All sizes below are tested against a trace's guards: more than any usual chunk."""
 TORCH_KEEPS = "_FAKE_TENSOR_ID_TO_PROXY_MAP_FOR_EXPORT"
 """Nodes of the last trace, which torch 2.13 keeps alive in a module, with the whole graph."""
-
-
-@dataclass(frozen=True, slots=True)
-class TracedGraph:
-    """A graph with its inputs, outputs and states."""
-
-    model: ir.Model
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
-    states: tuple[State, ...]
-    spec: TraceSpec
-    has_router: bool
-    """It has experts and a router."""
-    notes: tuple[str, ...]
-    """Notes for the user."""
 
 
 class FixedLengthError(UnsupportedModelError):
@@ -171,11 +155,18 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec, progress: Stage 
         model.opset_imports.update({"": spec.opset, **dict(lowering.domains), **dict(DOMAINS[spec.form])})
         clean(model)
         _check_placeholders(model)
-        _drop_unused_inputs(model)
         name_axes(model)
         name_nodes(model)
+    inputs, outputs = ports_of(model, lowering, spec, fake)
     return TracedGraph(
-        model, *ports_of(model, lowering, spec, fake), states, spec, bool(forms.chosen), tuple(forms.notes)
+        model,
+        inputs,
+        outputs,
+        states,
+        spec,
+        fused=lowering.fused,
+        has_router=bool(forms.chosen),
+        notes=tuple(forms.notes),
     )
 
 
@@ -312,18 +303,10 @@ def _detached_copy(made: ir.Model) -> ir.Model:
 
 
 def without_unread(item: TracedGraph) -> TracedGraph:
-    """The graph without inputs that no node reads, e.g. positions."""
-    states = {state.past for state in item.states}
-    gone = {v.name for v in item.model.graph.inputs if not v.uses() and v.name not in states}
-    for value in [v for v in item.model.graph.inputs if v.name in gone]:
-        item.model.graph.inputs.remove(value)
+    """The graph without inputs that no node reads, e.g. positions. Raises UnsupportedModelError where it is tokens."""
+    gone = {v.name for v in item.graph.inputs if not v.uses()} - {state.past for state in item.states}
+    if "input_ids" in gone:
+        raise UnsupportedModelError("the traced graph does not read its tokens, so the model cannot be exported")
+    for value in [v for v in item.graph.inputs if v.name in gone]:
+        item.graph.inputs.remove(value)
     return replace(item, inputs=tuple(port for port in item.inputs if port.name not in gone))
-
-
-def _drop_unused_inputs(model: ir.Model) -> None:
-    """Remove unused inputs, e.g. positions of a model without any."""
-    graph = model.graph
-    for value in [v for v in graph.inputs if not v.uses()]:
-        if value.name == "input_ids":
-            raise UnsupportedModelError("the traced graph does not read its tokens, so the model cannot be exported")
-        graph.inputs.remove(value)

@@ -13,7 +13,6 @@ loss by quantised activations is part of the package's quality.
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import tempfile
@@ -26,6 +25,7 @@ import numpy as np
 import onnx_ir as ir
 
 from partita.errors import ResourceError
+from partita.export.exporters import Replay
 from partita.export.quantise.forms import form
 from partita.export.verify.known_answer import KnownAnswer, save
 from partita.export.verify.quality import OpenScorer, Scorer
@@ -33,14 +33,10 @@ from partita.package.folder import KNOWN_ANSWER, WEIGHTS, Manifest, record_file
 from partita.package.records import Verification
 
 Result = TypeVar("Result")
-NO_LINKS = (errno.EPERM, errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
-"""Errors of file systems without hard links, e.g. on USB sticks."""
 EXACT_DETAIL = "products in {} over the quantised weights, without 8-bit activations"
 NARROW, WIDE = (ir.DataType.BFLOAT16, ir.DataType.FLOAT16), ir.DataType.FLOAT
 WIDE_DETAIL = "float32 arithmetic over the bfloat16 weights, because the CPU provider has no bfloat16 kernels"
 PROOF = "float32 arithmetic over the same weights, so that the same experts as in the source model are selected"
-Replay = Callable[[Path, Manifest], Verification]
-"""Replays the known answer of a folder."""
 Rounded = Callable[[], KnownAnswer | None]
 """The known answer with weights rounded to 16 bits; None where it cannot be computed."""
 
@@ -60,9 +56,7 @@ def changed_folder(
                 continue
             try:
                 os.link(folder / shared, copy / shared)
-            except OSError as error:
-                if error.errno not in NO_LINKS:
-                    raise
+            except OSError:  # a file system without hard links, e.g. on a USB stick
                 shutil.copyfile(folder / shared, copy / shared)
         files = [graph.file for graph in manifest.graph.files]
         for file in files:

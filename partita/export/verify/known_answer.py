@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,6 @@ import psutil
 import torch
 import transformers
 from safetensors.numpy import save as serialised
-from transformers import PreTrainedConfig, modeling_utils
 
 from partita.errors import PartitaError, ResourceError, UnsupportedModelError
 from partita.export.checkpoint import auto_class, of_text
@@ -32,10 +32,8 @@ from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.weight_files import OpenFiles, read_json
 from partita.export.trace.fake_model import quiet, translate_errors
 from partita.export.trace.hooks import MaskFunction, first_hidden, mask_functions
-from partita.export.trace.plug_cache import CACHE_ARGUMENTS, cache_argument
-from partita.export.trace.replacements import is_table
-from partita.export.trace.rope import static_up_to
-from partita.export.trace.state import text_config
+from partita.export.trace.replacements import is_table, static_up_to
+from partita.export.trace.state import CACHE_ARGUMENTS, cache_argument, text_config
 from partita.export.weights import memory_map
 from partita.export.weights.origins import TensorInfo
 from partita.observations.text_format import human_bytes
@@ -83,7 +81,7 @@ def check_memory(
     cache_bytes: int,
     beside_bytes: int = 0,
     *,
-    use: str = "for its known answer",
+    use: str = "to verify the package",
     needed: bool = False,
 ) -> None:
     """Raise ResourceError when the source model, or the cache of the replay, does not fit into memory.
@@ -143,6 +141,24 @@ def clear_for(checkpoint: Checkpoint) -> None:
         give_back()
 
 
+READING = threading.Lock()
+"""transformers loads in several threads, and `OpenFiles` is for one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Unread:
+    """A lazy tensor of the checkpoint, which transformers reads with `tensor[...]`."""
+
+    info: TensorInfo
+    files: OpenFiles
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        with READING:
+            whole = self.files.read(self.info, tuple((0, size) for size in self.info.shape))
+        taken = whole if index is Ellipsis else whole[index]
+        return taken.contiguous()  # parameters keep the strides of their input
+
+
 def load(checkpoint: Checkpoint, scratch: Path | None = None) -> Any:
     """The source model: float32, dequantised, adapters merged; `scratch`: on disk. Raises UnsupportedModelError."""
     clear_for(checkpoint)  # earlier data, sessions included
@@ -150,22 +166,19 @@ def load(checkpoint: Checkpoint, scratch: Path | None = None) -> Any:
     with (
         quiet(),
         translate_errors("loading the source model"),
-        _read_and_not_mapped(),
         memory_map.spilling(checkpoint.tensors, scratch),
+        OpenFiles() as files,
     ):
-        if any(info.decoder is not None for info in checkpoint.tensors.values()):
-            loaded = _load_dequantised(checkpoint, config)
-        else:
-            loaded = auto_class(checkpoint.config).from_pretrained(
-                str(checkpoint.folder),
-                config=config,
-                dtype=torch.float32,
-                attn_implementation=None,  # the default of its type
-                local_files_only=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-            )
-    model, info = loaded
+        with torch.device("meta"):
+            kind = type(auto_class(config).from_config(config))
+        model, info = kind.from_pretrained(
+            None,
+            config=config,
+            state_dict={name: _Unread(info, files) for name, info in checkpoint.tensors.items()},
+            dtype=torch.float32,
+            attn_implementation=None,  # the default of its type
+            output_loading_info=True,
+        )
     if info.get("missing_keys"):
         raise UnsupportedModelError(
             f"{checkpoint.location} has no weights for {sorted(info['missing_keys'])[:5]}; "
@@ -173,28 +186,6 @@ def load(checkpoint: Checkpoint, scratch: Path | None = None) -> Any:
         )
     memory_map.watch(model)
     return model
-
-
-@contextmanager
-def _read_and_not_mapped() -> Iterator[None]:
-    """Have transformers read weights one by one instead of memory-mapping, as on Windows, in the block."""
-    module: Any = modeling_utils
-    opener = getattr(module, "safe_open", None)
-    if opener is None:
-        yield
-        return
-
-    def reading(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return opener(*args, **{**kwargs, "backend": "pread"})
-        except TypeError:  # a safetensors before 0.8
-            return opener(*args, **kwargs)
-
-    module.safe_open = reading
-    try:
-        yield
-    finally:
-        module.safe_open = opener
 
 
 def compute(
@@ -351,31 +342,3 @@ def _prompt(checkpoint: Checkpoint, vocab_size: int, length: int) -> npt.NDArray
         spread = np.random.Generator(np.random.PCG64(0)).integers(0, vocab_size, length - len(ids))
         ids = [*ids, *spread.tolist()]
     return np.array(ids, np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class _Unread:
-    """A lazy tensor of the checkpoint, which transformers reads with `tensor[...]`."""
-
-    info: TensorInfo
-    files: OpenFiles
-
-    def __getitem__(self, index: Any) -> torch.Tensor:
-        whole = self.files.read(self.info, tuple((0, size) for size in self.info.shape))
-        taken = whole if index is Ellipsis else whole[index]
-        return taken.contiguous()  # parameters keep the strides of their input
-
-
-def _load_dequantised(checkpoint: Checkpoint, config: PreTrainedConfig) -> Any:
-    """The model in float32 with its default attention, and transformers' loading info. Raises as transformers does."""
-    with torch.device("meta"):
-        kind = type(auto_class(config).from_config(config))
-    with OpenFiles() as files:
-        return kind.from_pretrained(
-            None,
-            config=config,
-            state_dict={name: _Unread(info, files) for name, info in checkpoint.tensors.items()},
-            dtype=torch.float32,
-            attn_implementation=None,
-            output_loading_info=True,
-        )

@@ -7,53 +7,23 @@ folder may not import it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy.typing as npt
 
 from partita.errors import GenerationError, ParityError, PartitaError, ProviderError, ResourceError
-from partita.export.checkpoint.companions import Reader
-from partita.export.checkpoint.description import Checkpoint
 from partita.export.exporters import Work, add_note
 from partita.export.progress import stage
 from partita.export.target import Smoke, Target
 from partita.export.verify import changed_copy, known_answer
-from partita.export.verify.quality import OpenScorer
 from partita.package.folder import Manifest
 from partita.package.records import SmokeRecord, Verification
 
-Replay = Callable[[Path, Manifest], Verification]
-"""Replays the known answer of an unpublished package on the CPU provider: folder, manifest -> result."""
-Locate = Callable[[Path, Manifest, Checkpoint], str]
-"""Returns where the results of an unpublished package first differ from the source model's."""
-WriteAdapter = Callable[[Path, Mapping[str, npt.NDArray[Any]]], None]
-"""Writes an adapter file of ONNX Runtime: path, values of graph inputs by name."""
 CPU = "cpu"
 BY_REPLAY = "the known answer was replayed on it"
 BY_QUALITY = "its quality was measured on it"
 COPY_RAN = "its float32 copy ran"
 LONGEST = 400
-
-
-@dataclass(frozen=True, slots=True)
-class Runtime:
-    """Functions to run and read a written package on the CPU provider."""
-
-    replay: Replay
-    smoke: Smoke | None = None
-    """None: only the known answer runs."""
-    reader: Reader | None = None
-    """None: files that only generate reads are not checked."""
-    scorer: OpenScorer | None = None
-    """None: no quality is measured."""
-    write_adapter: WriteAdapter | None = None
-    """None: no switchable adapters are written."""
-    locate: Locate | None = None
-    """None: a mismatch is not located."""
 
 
 class RejectedError(PartitaError):
@@ -106,14 +76,14 @@ def opened_and_run(provider: str, folder: Path) -> Iterator[None]:
 
 
 def run_all(
-    work: Work, manifest: Manifest, smoke: Smoke | None, target: Target | None, *, measured: bool = False
+    work: Work, manifest: Manifest, target: Target | None, *, measured: bool = False
 ) -> tuple[Verification | None, tuple[SmokeRecord, ...]]:
     """The smoke runs on the CPU provider and the target, and the known answer there. Raises TargetParityError."""
     has_copy = work.options.computing.cpu_dtype is not None
     verified = manifest.verification.status == "verified" and manifest.verification.converted_copy is None
     same = target is not None and target.provider == CPU and not has_copy
     by_quality = measured and not manifest.graph.symbolic_batch
-    first = () if same and not verified else (run_on_cpu(work, manifest, smoke, by_quality=by_quality),)
+    first = () if same and not verified else (run_on_cpu(work, manifest, by_quality=by_quality),)
     if target is None:
         return None, first
     try:
@@ -123,9 +93,9 @@ def run_all(
     return result, (record,) if same else (*first, record)
 
 
-def run_on_cpu(work: Work, manifest: Manifest, smoke: Smoke | None, *, by_quality: bool = False) -> SmokeRecord:
+def run_on_cpu(work: Work, manifest: Manifest, *, by_quality: bool = False) -> SmokeRecord:
     """The smoke run on the CPU provider, of the float32 copy where that is verified. Raises NotRunningError."""
-    has_copy = work.options.computing.cpu_dtype is not None
+    has_copy, smoke = work.options.computing.cpu_dtype is not None, work.smoke
     packed = work.options.quantises  # then another graph was replayed
     if manifest.verification.status == "verified" and not packed:
         detail = f"{BY_REPLAY}, with its float32 copy" if has_copy else BY_REPLAY

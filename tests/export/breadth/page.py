@@ -15,7 +15,7 @@ _NOTES = {
     r"number of cached tokens as a Python int": "The model code needs the number of cached tokens as a Python int, "
     "which a graph does not have. Chunked prefill differs from the model. "
     "`--exporter optimum` exports six of these types: [from_optimum.md](from_optimum.md#optimums-exporter).",
-    r"contradicts itself": "transformers' logits with a cache differ from its logits without one, "
+    r"is inconsistent": "transformers' logits with a cache differ from its logits without one, "
     "so there is no reference.",
     r"has no cache argument": "The model class has no cache argument.",
     r"of its own and is not compatible|accesses the layers of transformers' cache": "The model requires its own "

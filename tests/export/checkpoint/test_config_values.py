@@ -17,7 +17,8 @@ from partita.errors import CheckpointError, UnsupportedModelError, UsageError
 from partita.export.checkpoint import config_values
 from partita.export.checkpoint.description import open_checkpoint
 from partita.export.options import max_length
-from partita.export.pipeline import ExportOptions, Summary, export
+from partita.export.pipeline import ExportOptions, export
+from partita.export.publish import ExportResult
 from partita.library.exporting import replay, smoke
 from tests.checkpoints import edit_config
 from tests.conftest import TinyCheckpoint
@@ -33,7 +34,7 @@ def checkpoint(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> Path:
     return folder
 
 
-def exported(folder: Path, **options: Any) -> Summary:
+def exported(folder: Path, **options: Any) -> ExportResult:
     wanted = ExportOptions(str(folder), folder.parent / "out", max_length=64, **options)
     return export(wanted, replay=replay, smoke=smoke)
 

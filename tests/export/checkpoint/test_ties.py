@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from partita.export.pipeline import ExportOptions, Summary, export
+from partita.export.pipeline import ExportOptions, export
+from partita.export.publish import ExportResult
 from partita.library.exporting import replay
 from tests.conftest import TinyCheckpoint
 from tests.export.quantise.test_precision import checked, export_to
@@ -27,7 +28,7 @@ def with_head(folder: Path, copy: Path, change: str, **more: Any) -> Path:
     return copy
 
 
-def exported(folder: Path, out: Path, **options: Any) -> Summary:
+def exported(folder: Path, out: Path, **options: Any) -> ExportResult:
     return export(ExportOptions(str(folder), out, max_length=64, **options), replay=replay)
 
 

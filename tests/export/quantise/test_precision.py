@@ -319,9 +319,7 @@ def test_memory_that_is_too_small_for_the_quality_is_refused_before_anything_is_
     monkeypatch.setattr(known_answer, "free_bytes", lambda: held * 4 * known_answer.MEMORY_MARGIN + 1000)
     monkeypatch.setattr(weights, "write_data", no_write)
     monkeypatch.setattr(quality, "KEPT_BYTES", 1)  # so that the package is open while the original reads
-    said = (
-        r"the source model needs about .* to measure what rounding costs, but .* are free; free memory, or make space"
-    )
+    said = r"the source model needs about .* to verify the package, but .* are free; free memory, or make space"
     with pytest.raises(ResourceError, match=said) as caught:
         export_to(tmp_path / "package", checkpoint, precision="int4")
     assert "`verify=False`" not in str(caught.value), "which would be refused"

@@ -1,8 +1,9 @@
-"""What an export leaves out of torch's exporter changes no graph."""
+"""What an export leaves out of torch's exporter changes no graph, and what a trace assumes of sizes is found."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 
 from partita.errors import UnsupportedModelError
 from partita.export.trace.replacements import ComplexAsPairs, rows_by_position
+from partita.export.trace.tracing import RecordedGuards, broken_guard
 from tests.conftest import TinyCheckpoint
 
 
@@ -146,3 +148,38 @@ def test_what_is_not_known_is_refused() -> None:
             pairs.conj()
         with pytest.raises(UnsupportedModelError, match=r"complex numbers \(abs\)"):
             torch.abs(pairs)
+
+
+class Planted(torch.nn.Module):
+    """Computes something else for some sizes."""
+
+    def __init__(self, odd: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.odd, self.recorded_guards = odd, RecordedGuards()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        size: Any = x.shape[1]
+        self.recorded_guards.shapes.append(size.node.shape_env)
+        return x * 2 if self.odd(size) else x
+
+
+def exported(odd: Callable[[Any], Any]) -> RecordedGuards:
+    made = Planted(odd)
+    torch.export.export(
+        made,
+        (torch.zeros(1, 3),),
+        dynamic_shapes={"x": {1: torch.export.Dim("size", min=1, max=4096)}},
+        strict=False,
+        prefer_deferred_runtime_asserts_over_guards=True,
+    )
+    assert made.recorded_guards.shapes, "the trace was not symbolic"
+    return made.recorded_guards
+
+
+@pytest.mark.parametrize("odd", [lambda size: size % 64 == 0, lambda size: size % 4 == 3, lambda size: size**2 > 100])
+def test_a_branch_that_depends_on_the_size_is_found(odd: Callable[[Any], Any]) -> None:
+    assert broken_guard(exported(odd), 4096)
+
+
+def test_what_holds_for_every_size_is_no_guard() -> None:
+    assert broken_guard(exported(lambda size: size * 64 < size), 4096) is None

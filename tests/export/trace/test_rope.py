@@ -18,7 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding  # noq
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding  # noqa: E402
 from transformers.models.phimoe.modeling_phimoe import PhimoeRotaryEmbedding  # noqa: E402
 
-from partita.export.trace.rope import recompute_above, rope_by_length, rotaries, static_up_to  # noqa: E402
+from partita.export.trace.replacements import recompute_above, rope_by_length, rotaries, static_up_to  # noqa: E402
 
 CONTEXT = 16
 SIZES: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}

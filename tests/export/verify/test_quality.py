@@ -32,8 +32,6 @@ from partita.export.progress import Silent
 from partita.export.resolve import resolve
 from partita.export.verify import quality
 from partita.export.verify.quality import Logits, Scorer, kept_tokens, measured_tokens, read_text
-from partita.export.verify.smoke_run import Runtime
-from partita.library.exporting import replay
 from partita.package.folder import QUALITY, Manifest, check_files, read_manifest, record_file, write_manifest
 from partita.package.records import Evaluation, Verification
 from partita.providers.resolve import parse_chain
@@ -262,12 +260,12 @@ def test_a_package_that_cannot_read_the_text_is_not_published(
         yield Overflowing()
 
     checkpoint, manifest = open_checkpoint(str(tiny_checkpoint("llama", num_hidden_layers=1))), read_manifest(half)
-    work = Work(ExportOptions(checkpoint.source_name, tmp_path, precision="fp16"), Silent(), tmp_path)
-    made: Any = SimpleNamespace(checkpoint=checkpoint, contract=manifest.graph)
+    work = Work(ExportOptions(checkpoint.source_name, tmp_path, precision="fp16"), Silent(), tmp_path, scorer=opened)
+    made: Any = SimpleNamespace(checkpoint=checkpoint, graph=manifest.graph)
     text = read_text(heldout_path(), checkpoint, manifest.graph.vocab_size, 64, 512)
     said = r"fp16 fails on heldout\.txt.*not finite; nothing was written; choose another `precision`, e\.g\. bf16"
     with work.cleanup, pytest.raises(UnsupportedModelError, match=said):
-        writing._with_quality(made, work, manifest, text, Runtime(replay, scorer=opened))
+        writing._with_quality(made, work, manifest, text)
 
 
 def test_infinite_logits_are_heard_of() -> None:

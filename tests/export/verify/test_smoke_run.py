@@ -11,7 +11,8 @@ import pytest
 
 from partita import cli
 from partita.errors import GenerationError, ParityError, PartitaError, ProviderError
-from partita.export.pipeline import ExportOptions, Summary, export
+from partita.export.pipeline import ExportOptions, export
+from partita.export.publish import ExportResult
 from partita.export.target import ProbeResult, Target
 from partita.export.verify import known_answer
 from partita.library.exporting import replay as replay_on_cpu
@@ -23,14 +24,14 @@ from tests.conftest import TinyCheckpoint
 
 ODD = 6
 """No multiple of 8, which GroupQueryAttention wants of a head on the CPU provider."""
-Exporting = Callable[..., Summary]
+Exporting = Callable[..., ExportResult]
 
 
 @pytest.fixture
 def exporting(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> Exporting:
     """Export a tiny llama of one layer, as the verb does."""
 
-    def run(target: Target | None = None, head_dim: int = 16, **options: Any) -> Summary:
+    def run(target: Target | None = None, head_dim: int = 16, **options: Any) -> ExportResult:
         checkpoint = tiny_checkpoint("llama", num_hidden_layers=1, head_dim=head_dim)
         wanted = ExportOptions(str(checkpoint), tmp_path / "out", max_length=64, **options)
         return export(wanted, replay=replay_on_cpu, smoke=smoke_on_cpu, target=target)
@@ -83,7 +84,7 @@ def test_what_one_lowering_rounds_too_much_another_may_not(tiny_checkpoint: Tiny
     checkpoint, target = tiny_checkpoint("llama", num_hidden_layers=1), There({}).target()
     options = ExportOptions(str(checkpoint), tmp_path / "out", max_length=64, precision="fp16")
     summary = export(options, replay=beyond("gqa"), target=target)
-    assert read_manifest(summary.out).graph.attention == "onnx24"
+    assert read_manifest(summary.path).graph.attention == "onnx24"
     assert "`attention=gqa` was tried and rejected: first difference in decode 5" in summary.notes
     assert "gqa does not match: first difference in decode 5" in summary.attention_reason
     asked, exact = replace(options, attention="gqa"), replace(options, precision="fp32")
@@ -98,10 +99,10 @@ def test_what_one_lowering_rounds_too_much_another_may_not(tiny_checkpoint: Tiny
 def test_auto_finds_a_lowering_that_runs(exporting: Exporting, asked: bool, verify: bool) -> None:
     target = find_target("cpu", {}, default_allowed=False, libraries={}) if asked else None
     summary = exporting(target, ODD, verify=verify)
-    manifest = read_manifest(summary.out)
+    manifest = read_manifest(summary.path)
     assert manifest.graph.attention == "onnx24"
     assert [(entry.chain, entry.status) for entry in manifest.smoke] == [("cpu", "ran")]
-    assert smoke_on_cpu(summary.out, manifest).status == "ran", "what was published runs"
+    assert smoke_on_cpu(summary.path, manifest).status == "ran", "what was published runs"
     (note,) = [note for note in summary.notes if "gqa` was tried and rejected" in note]
     assert "does not run on cpu" in note and "head_size" in note and ".partial" not in note
     assert "gqa does not run on cpu" in summary.attention_reason
