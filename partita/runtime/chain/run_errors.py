@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from partita.errors import INTERRUPTED, GenerationError, PartitaError, ProviderError, ResourceError
-from partita.observations.names import CPU
+from partita.observations.names import CPU, RENAMED
 from partita.observations.text_format import listing, plural
 from partita.remedies import Remedy
 from partita.runtime.ort.errors import LACKS, one_line
@@ -22,8 +22,6 @@ OF_DEVICE = re.compile(r"device does not support", re.IGNORECASE)
 """Matches a message about a feature that the device lacks for every node of the type."""
 NO_VALUE = re.compile(r"Unsupported OrtValue type")
 """ONNX Runtime's message for an output on a device that no node has computed."""
-RENAMED = re.compile(r"(_token_\d+)+$")
-"""Suffix of a node whose layout ONNX Runtime changed."""
 LEAVE = Remedy("run the node on the CPU", options=("--provider-option", "{now}"))
 WITHOUT_PROVIDER = Remedy("run it without that provider", options=("--provider", "{chain}"))
 WITHOUT_OUTPUT = Remedy("remove the output from the graph, or use another provider")

@@ -181,7 +181,7 @@ def explore_surroundings(
         for subject in subjects
         if subject.variants and subject.variants[0].outcome == "supported"
         for key in subject.nodes[:MOST_ALIKE]
-        for words, model in neighbourhoods(graphs[key[0]], key[1])
+        for words, model in neighbourhoods(graphs[key[0]], key[1], inside=lab.compiles)
     ]
     found = _run(work, lab, complete=False)
     rejected = {each.node: each for each, trial in reversed(found) if trial.outcome == "rejected"}
