@@ -130,9 +130,8 @@ def notes_on_gaps(sessions: Iterable[SessionFacts]) -> Iterator[str]:
             if probe.missing_probes and name not in nodes.setdefault(probe.missing_probes, []):
                 nodes[probe.missing_probes].append(name)
     for ground, names in nodes.items():
-        more = len(names) - MOST_NAMED
-        named = ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-        yield f"experiments on {plural(len(names), 'node')} are missing or incomplete: {ground}: {named}"
+        count, named = plural(len(names), "node"), name_some(names, MOST_NAMED)
+        yield f"experiments on {count} are missing or incomplete: {ground}: {named}"
 
 
 def probe_refusal(error: ChainError, model: OnnxModel, sizes: Sizes, seconds: float) -> ProviderError:
