@@ -20,4 +20,4 @@ def render(result: GateResult, console: Console) -> None:
             page.put(f"FAILED {outcome.check}: {outcome.detail}")
 
 
-VIEW = terminal_view("text", "the result of a check, one line per failed requirement", render)
+VIEW = terminal_view("text", render)

@@ -330,15 +330,7 @@ def _spread(was: Row | None, now: Row | None) -> Mapping[str, str | None]:
 
 def _context(report: Report) -> Mapping[str, Mapping[str, object]]:
     """Subject -> name -> value of the run, without figures and values that differ in every run."""
-    env, package, model, request, played = (
-        report.environment,
-        report.package,
-        report.model,
-        report.request,
-        report.dry_run,
-    )
-    failed = [check.name for check in report.checks if not check.passed]
-    rejected = [f"{', '.join(part.nodes)} ({part.file})" for part in report.rejected_parts]
+    env, request = report.environment, report.request
     found: dict[str, Mapping[str, object]] = {
         "environment": {
             "onnxruntime": env.onnxruntime_version,
@@ -350,47 +342,43 @@ def _context(report: Report) -> Mapping[str, Mapping[str, object]]:
             "operating_system": env.operating_system,
             "processor": env.cpu,
             "logical_cores": env.logical_cores,
-        },
-        "package": {}
-        if package is None
-        else {
-            "manifest_sha256": package.manifest_sha256[:12],
-            **package.model_dump(include={"name", "model_type", "attention", "precision", "batch_size", "max_length"}),
-            "verification": package.verification,
-        },
-        "model": {}
-        if model is None
-        else {
+        }
+    }
+    if (package := report.package) is not None:
+        names = {"name", "model_type", "attention", "precision", "batch_size", "max_length", "verification"}
+        found["package"] = {"manifest_sha256": package.manifest_sha256[:12], **package.model_dump(include=names)}
+    if (model := report.model) is not None:
+        found["model"] = {
             "file": model.file,
             "sha256": model.sha256[:12],
             "ir_version": model.ir_version,
             **{f"opset {domain or 'ai.onnx'}": version for domain, version in model.opsets.items()},
             "nodes": model.nodes,
             **{f"input {port.name}": port.declared for port in model.inputs},
-        },
-        "request": {
-            "chain": ",".join(short_provider(name) for name in request.chain),
-            **{f"option {name}": value for name, value in request.options.items()},
-            **request.model_dump(
-                include={"verb", "threads", "prompt_tokens", "max_new_tokens", "prefill_chunk_tokens", "runs"}
-            ),
-        },
-        "chain": {
-            entry.provider: f"{entry.status}{f': {entry.reason}' if entry.reason else ''}" for entry in report.chain
-        },
-        "dry_run": {}
-        if played is None
-        else {
-            "device": played.device,
-            "provider_library": f"{played.provider_library} of ONNX Runtime {played.onnxruntime_version}",
-            "cuda_version": played.cuda_version,
-        },
-        "checks": {
-            "checks_failed": "; ".join(failed) or None,
-            "limits_exceeded": len(report.exceeded_limits) or None,
-            "conflicting_sources": len({entry.node for entry in report.conflicts}) or None,
-            "rejected": "; ".join(rejected) or None,
-        },
+        }
+    found["request"] = {
+        "chain": ",".join(short_provider(name) for name in request.chain),
+        **{f"option {name}": value for name, value in request.options.items()},
+        **request.model_dump(
+            include={"verb", "threads", "prompt_tokens", "max_new_tokens", "prefill_chunk_tokens", "runs"}
+        ),
+    }
+    found["chain"] = {
+        entry.provider: f"{entry.status}{f': {entry.reason}' if entry.reason else ''}" for entry in report.chain
+    }
+    if (dry_run := report.dry_run) is not None:
+        found["dry_run"] = {
+            "device": dry_run.device,
+            "provider_library": f"{dry_run.provider_library} of ONNX Runtime {dry_run.onnxruntime_version}",
+            "cuda_version": dry_run.cuda_version,
+        }
+    failed = [check.name for check in report.checks if not check.passed]
+    rejected = [f"{', '.join(part.nodes)} ({part.file})" for part in report.rejected_parts]
+    found["checks"] = {
+        "checks_failed": "; ".join(failed) or None,
+        "limits_exceeded": len(report.exceeded_limits) or None,
+        "conflicting_sources": len({entry.node for entry in report.conflicts}) or None,
+        "rejected": "; ".join(rejected) or None,
     }
     return found
 

@@ -11,7 +11,7 @@ from partita.diagnosis.precedence import explain, findings
 from partita.diagnosis.probe_conclusions import fullest
 from partita.diagnosis.reasons.table import REASONS
 from partita.diagnosis.records import Fallback, SkippedProvider, VariantRecord
-from partita.diagnosis.session_index import EVERY_PHASE, SessionIndex, choose_provider, index_session
+from partita.diagnosis.session_index import EVERY_PHASE, SessionIndex, index_session
 from partita.observations.facts import FAILED, AssignedNode, RejectedPart, SessionFacts
 from partita.observations.names import CPU, INLINED, UNKNOWN
 from partita.observations.records import ChainEntry, PhaseName
@@ -21,9 +21,7 @@ def find_fallbacks(index: SessionIndex, phase: PhaseName, chain: tuple[ChainEntr
     """Nodes that are not on the first provider of `chain`, in execution order; an unknown provider counts."""
     if not chain:
         return ()
-    main = [
-        (name, index.op_type(name), choose_provider(index.providers_by_source[name]) or UNKNOWN) for name in index.order
-    ]
+    main = [(name, index.op_type(name), index.provider(name) or UNKNOWN) for name in index.order]
     inner = [(node.name, node.op_type, node.provider) for node in _subgraph_nodes(index)]
     there = {(name, provider) for name, _, provider in main}
     return tuple(
@@ -182,7 +180,7 @@ def nodes_to_probe(index: SessionIndex, chain: Sequence[ChainEntry], entry: Chai
 
     A fused node is replaced by its file nodes; a node without a name stays.
     """
-    placed = [(name, index.op_type(name), choose_provider(index.providers_by_source[name])) for name in index.order]
+    placed = [(name, index.op_type(name), index.provider(name)) for name in index.order]
     inner = (node for node in _subgraph_nodes(index) if node.name not in index.same_name_nodes)
     placed += [(node.name, node.op_type, node.provider) for node in inner]
     undecided = {reason.code for reason in REASONS.values() if reason.needs_probes}

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from partita.diagnosis import naming
 from partita.observations.facts import AssignedNode, GraphNode
-from partita.observations.names import CPU
+from partita.observations.names import CPU, RENAMED
 
 MEMCPY_OPS = frozenset({"MemcpyFromHost", "MemcpyToHost"})
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "BeamSearch", "GreedySearch", "Sampling", "WhisperBeamSearch"})
@@ -254,15 +254,13 @@ def file_nodes(
 ) -> dict[str, tuple[str, ...]]:
     """The file nodes in each compiled node that are not executed themselves.
 
-    A listed node may be the result of an earlier fusion: its name begins with the name of a file node. Fused nodes that
-    are not listed belong to the compiled node if all their producers and consumers do.
+    A listed node may be the result of an earlier fusion, whose name begins with the name of a file node, or of a change
+    of layout, which appends a number to the name. Other nodes that are not executed belong to the compiled node if all
+    their producers and consumers do; a DequantizeLinear if its consumers do, a QuantizeLinear if its producer does.
     """
     listed: dict[str, list[str]] = {}
     for name, nodes in compiled.items():
-        names = (
-            naming.replaced_by(each.name, exported) if each.name not in exported else [each.name] for each in nodes
-        )
-        listed[name] = list(dict.fromkeys(each for found in names for each in found))
+        listed[name] = list(dict.fromkeys(each for node in nodes for each in _file_nodes_of(node, exported)))
     home = {each: name for name, names in listed.items() for each in names}
     gone = {
         name: (*filter(None, node.inputs), *filter(None, node.outputs))
@@ -274,8 +272,26 @@ def file_nodes(
         before = {makers[tensor] for name in group for tensor in exported[name].inputs if tensor in makers}
         before = {name for name in before.difference(group) if exported[name].op_type not in FOLDED}
         after = {each for name in group for tensor in exported[name].outputs for each in readers.get(tensor, ())}
-        homes = {home.get(name) for name in before | after.difference(group)}
-        if before and after.difference(group) and len(homes) == 1 and (owner := homes.pop()) is not None:
+        after -= {*group}
+        operators = {exported[name].op_type for name in group}
+        if operators == {"DequantizeLinear"}:
+            around = after
+        elif operators == {"QuantizeLinear"}:
+            around = before
+        else:
+            around = before | after if before and after else set()
+        homes = {home.get(name) for name in around}
+        if len(homes) == 1 and (owner := homes.pop()) is not None:
             listed[owner] += group
     found = {name: tuple(each for each in names if each not in order) for name, names in listed.items()}
     return {name: names for name, names in found.items() if names}
+
+
+def _file_nodes_of(node: AssignedNode, exported: Mapping[str, GraphNode]) -> tuple[str, ...]:
+    """The file nodes of a listed node: that of its name, of its name before a change of layout, or of its fusion."""
+    plain = RENAMED.sub("", node.name)
+    if node.name in exported:
+        return (node.name,)
+    if plain in exported and exported[plain].op_type == node.op_type:
+        return (plain,)
+    return naming.replaced_by(node.name, exported)

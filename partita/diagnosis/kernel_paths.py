@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from partita.diagnosis import native_log
 from partita.diagnosis.graphs import COMPILED
-from partita.diagnosis.session_index import SessionIndex, choose_provider
+from partita.diagnosis.session_index import SessionIndex
 from partita.observations.codes import EvidenceKind
 from partita.observations.facts import NodeEvent
 from partita.observations.kernel_rows import ABSENT, KernelRow
@@ -44,7 +44,7 @@ def find_paths(index: SessionIndex, phase: str) -> Iterator[FoundPath]:
             events.setdefault(event.name, []).append(event)
     lines = index.facts.run_log.get(phase)
     for name in index.order:
-        provider, operator = choose_provider(index.providers_by_source[name]), index.op_type(name)
+        provider, operator = index.provider(name), index.op_type(name)
         if provider is not None and operator == COMPILED:
             yield FoundPath(name, provider, None, "none", IN_COMPILED)
         rows = index.facts.of(provider).kernels if provider is not None else ()

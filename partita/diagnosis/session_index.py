@@ -7,6 +7,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from partita.diagnosis import inlined_nodes, naming, native_log, subgraph_nodes
+from partita.diagnosis.execution import (
+    ProvidersBySource,
+    choose_provider,
+    collect_providers,
+    execution_order,
+    main_graph_events,
+    providers_by_device,
+)
 from partita.diagnosis.graphs import (
     COMPILED,
     CONTROL_FLOW,
@@ -18,19 +26,17 @@ from partita.diagnosis.graphs import (
     index_graph,
 )
 from partita.diagnosis.inlined_nodes import inlined_branches
-from partita.diagnosis.join import ExecutedNode, join_graphs, join_in_order
+from partita.diagnosis.join import ExecutedNode, JoinedNodes, join_graphs, join_in_order
 from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
 from partita.observations.log_pattern import LogPattern
-from partita.observations.names import CPU, INLINED
+from partita.observations.names import INLINED
 from partita.observations.records import PhaseName, Source
 
 PHASES: tuple[PhaseName, ...] = ("prefill", "decode")
 """Phases of a generation, in order."""
-HOST_DEVICE = "0"
-"""ONNX Runtime's device type of the CPU."""
 EVERY_PHASE: tuple[PhaseName, ...] = (*PHASES, "run")
-ProvidersBySource = dict[Source, frozenset[str]]
-"""Source -> providers that it names for one node; a source may name several."""
+FileNodes = Mapping[str, tuple[str, ...]]
+"""Executed node -> file nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +104,10 @@ class SessionIndex:
         known = graphs or self.assignments.get(name) or self.memcpy.get(name)
         return known.op_type if known else None
 
+    def provider(self, name: str) -> str | None:
+        """Provider of a node of the order, from the strongest source; None without a source."""
+        return choose_provider(self.providers_by_source[name])
+
     def exported_op(self, name: str) -> str:
         """Operator of a file node, in the main graph or a control-flow subgraph; `unknown` for other names."""
         node = self.file_nodes.get(name) or self.subgraph_nodes.get(name)
@@ -156,56 +166,24 @@ class SessionIndex:
 
 def index_session(facts: SessionFacts) -> SessionIndex:
     """Index the facts of one session by node name."""
-    facts, copies = subgraph_nodes.with_file_names(facts)
-    facts = inlined_nodes.with_names(facts, _main_graph_events(facts.events)[0])
-    exported = {node.name: node for node in facts.graph if node.name}
-    events, inner_names = _main_graph_events(facts.events)
-    order, order_source = _execution_order(facts, events)
-    if facts.subgraph_nodes:
-        inside = [event for event in facts.events if event.name in inner_names and event.name not in order]
-        facts = subgraph_nodes.with_names(facts, inside, order)
-        events, inner_names = _main_graph_events(facts.events)
-    present = frozenset(order)
-    compiled = compiled_subgraphs(facts.assigned or (), dict.fromkeys(order), exported)
-    optimised = index_graph(facts.optimised, facts.graph) if facts.optimised is not None else None
-    inputs = frozenset(port.name for port in facts.ports if port.direction == "input")
-    op_types = {**{node.name: node.op_type for node in facts.graph}, **{event.name: event.op_type for event in events}}
-    logged = native_log.memcpy_lines(facts.log, order, op_types)
-    branches = inlined_branches(facts, order)
-    whole = file_nodes(compiled, exported, order)
+    run = _name_nodes(facts)
+    facts, order, exported = run.facts, run.order, run.exported
     functions = inlined_nodes.may_be_part_of(facts, order)
-    if optimised is not None:
-        candidates = {**dict.fromkeys((*branches, *compiled), ()), **functions}
-        joined = join_graphs(order, exported, optimised, inputs, whole, candidates)
-        unfolded = {name: joined.file_nodes_of[name] for name in functions if name in joined.file_nodes_of}
-    else:
-        unfolded = inlined_nodes.functions_expanded(facts, order)
+    branches = inlined_branches(facts, order)
+    joined = _join_graphs(run, functions, branches)
+    unfolded = _unfolded_functions(run, functions, joined)
     unnamed_owners = subgraph_nodes.owners(facts, order, unfolded) if facts.subgraph_nodes else {}
-    seen_inside = inner_names - {event.name for event in events}
-    listed = subgraph_nodes.split_list(
-        facts,
-        _main_graph(facts, events, order, compiled, {name: line.op_type for name, line in logged.items()}),
-        unnamed_owners,
-        seen_inside,
-        copies.names,
-    )
+    seen_inside = run.inner_names - {event.name for event in run.events}
+    listed = subgraph_nodes.split_list(facts, _main_graph(run), unnamed_owners, seen_inside, run.copies.names)
     assigned = {node.name: node for node in (*listed.in_subgraphs, *listed.main_graph)}
     ours = set(map(id, listed.main_graph))
-    providers_by_node = _collect_providers(facts, events, order, compiled, listed.main_graph)
+    providers_by_node = collect_providers(facts, run.events, order, run.compiled, listed.main_graph)
     parts = {name: unfolded.get(name) or owners for name, owners in functions.items() if not name.startswith(INLINED)}
     parts |= unnamed_owners
     by_name = subgraph_nodes.owners_by_name(facts, order, unfolded)
-    unfolded |= {name: owners for name, owners in by_name.items() if name not in copies.names}
-    within = {**copies.owners, **{copies.names[name]: own for name, own in by_name.items() if name in copies.names}}
+    unfolded |= {name: owners for name, owners in by_name.items() if name not in run.copies.names}
     unfolded |= {name: owners for name, owners in unnamed_owners.items() if len(owners) == 1}
-    if optimised is None:
-        joined = join_in_order(
-            _executed(order, events, providers_by_node),
-            exported,
-            {node.name: node.provider for node in listed.main_graph},
-            {**unfolded, **whole},
-            dict.fromkeys((*branches, *compiled, *parts), ()),
-        )
+    joined = joined or _join_in_order(run, providers_by_node, listed.main_graph, unfolded, {*branches, *parts})
     stands_for = {**_fused_in_subgraphs(facts, {*order, *exported}), **unfolded, **joined.file_nodes_of, **branches}
     return SessionIndex(
         facts=facts,
@@ -217,40 +195,123 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         listed_in_subgraphs=listed.in_subgraphs,
         listed_in_either=tuple(node for node in listed.in_subgraphs if id(node) in ours),
         same_name_nodes=inlined_nodes.called_in_subgraphs(
-            facts, order, present.intersection(node.name for node in listed.in_subgraphs)
+            facts, order, run.present.intersection(node.name for node in listed.in_subgraphs)
         ),
-        events=events,
+        events=run.events,
         subgraphs=seen_inside,
-        ran={event.name: event for event in events},
+        ran={event.name: event for event in run.events},
         order=order,
-        present=present,
-        order_source=order_source,
+        present=run.present,
+        order_source=run.order_source,
         providers_by_source=providers_by_node,
         log=subgraph_nodes.log_lines(
-            native_log.lines_by_node(facts.log, {*order, *exported, *assigned, *copies.names}), copies
+            native_log.lines_by_node(facts.log, {*order, *exported, *assigned, *run.copies.names}), run.copies
         ),
         graph_log=native_log.lines_about_the_graph(facts.log, _every_pattern(facts)),
-        memcpy=logged if optimised is None else _copied_tensors(optimised),
-        optimised=optimised,
-        compiled=compiled,
+        memcpy=run.memcpy if run.optimised is None else _copied_tensors(run.optimised),
+        optimised=run.optimised,
+        compiled=run.compiled,
         file_nodes_of=stands_for,
         rewritten_with=joined.rewritten_with,
         replacement_candidates=_ambiguous(
-            {name: exported[name] for name in exported if name not in present},
+            {name: exported[name] for name in exported if name not in run.present},
             {**functions, **joined.ambiguous},
             stands_for,
-            (node.name for node in listed.main_graph if optimised is None),
+            (node.name for node in listed.main_graph if run.optimised is None),
         ),
         possible_functions=parts,
-        blank_log={
-            provider: inlined_nodes.blank_lines(
-                facts.log, known.patterns, _unnamed_fallback_nodes(provider, parts, providers_by_node, assigned)
-            )
-            for provider, known in facts.providers.items()
+        blank_log=_blank_log(facts, parts, providers_by_node, assigned),
+        function_of={
+            **run.copies.owners,
+            **{run.copies.names[name]: own for name, own in by_name.items() if name in run.copies.names},
         },
-        function_of=within,
-        copied_as=copies.copied_as,
+        copied_as=run.copies.copied_as,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One session, with the same node names in every source. For the fields see `SessionIndex`."""
+
+    facts: SessionFacts
+    copies: subgraph_nodes.Copies
+    exported: dict[str, GraphNode]
+    events: tuple[NodeEvent, ...]
+    inner_names: frozenset[str]
+    """Names of nodes that ran inside control flow."""
+    order: tuple[str, ...]
+    order_source: Source
+    optimised: OptimisedGraph | None
+    compiled: dict[str, tuple[AssignedNode, ...]]
+    memcpy: dict[str, native_log.MemcpyLine]
+    """From the native log."""
+
+    @property
+    def present(self) -> frozenset[str]:
+        """The names in `order`."""
+        return frozenset(self.order)
+
+    @property
+    def compiled_file_nodes(self) -> dict[str, tuple[str, ...]]:
+        """Compiled node -> its file nodes."""
+        return file_nodes(self.compiled, self.exported, self.order)
+
+
+def _name_nodes(facts: SessionFacts) -> _Run:
+    """Give nodes the same names in every source, and find the main graph and its order."""
+    facts, copies = subgraph_nodes.with_file_names(facts)
+    facts = inlined_nodes.with_names(facts, main_graph_events(facts.events)[0])
+    exported = {node.name: node for node in facts.graph if node.name}
+    events, inner_names = main_graph_events(facts.events)
+    order, order_source = execution_order(facts, events)
+    if facts.subgraph_nodes:
+        inside = [event for event in facts.events if event.name in inner_names and event.name not in order]
+        facts = subgraph_nodes.with_names(facts, inside, order)
+        events, inner_names = main_graph_events(facts.events)
+    op_types = {**{node.name: node.op_type for node in facts.graph}, **{event.name: event.op_type for event in events}}
+    return _Run(
+        facts,
+        copies,
+        exported,
+        events,
+        inner_names,
+        order,
+        order_source,
+        index_graph(facts.optimised, facts.graph) if facts.optimised is not None else None,
+        compiled_subgraphs(facts.assigned or (), dict.fromkeys(order), exported),
+        native_log.memcpy_lines(facts.log, order, op_types),
+    )
+
+
+def _join_graphs(run: _Run, functions: FileNodes, branches: FileNodes) -> JoinedNodes | None:
+    """The join with the optimised graph; None without one."""
+    if run.optimised is None:
+        return None
+    inputs = frozenset(port.name for port in run.facts.ports if port.direction == "input")
+    candidates = {**dict.fromkeys((*branches, *run.compiled), ()), **functions}
+    return join_graphs(run.order, run.exported, run.optimised, inputs, run.compiled_file_nodes, candidates)
+
+
+def _unfolded_functions(run: _Run, functions: FileNodes, joined: JoinedNodes | None) -> dict[str, tuple[str, ...]]:
+    """Node of an inlined function -> the file node that is the function, if known."""
+    if joined is None:
+        return inlined_nodes.functions_expanded(run.facts, run.order)
+    return {name: joined.file_nodes_of[name] for name in functions if name in joined.file_nodes_of}
+
+
+def _join_in_order(
+    run: _Run,
+    providers_by_node: Mapping[str, ProvidersBySource],
+    listed: Iterable[AssignedNode],
+    unfolded: FileNodes,
+    known: Iterable[str],
+) -> JoinedNodes:
+    """The join without an optimised graph. `known`: executed nodes that need no join."""
+    operators = {event.name: event.op_type for event in run.events}
+    executed = [ExecutedNode(name, operators.get(name), choose_provider(providers_by_node[name])) for name in run.order]
+    providers = {node.name: node.provider for node in listed}
+    candidates = dict.fromkeys((*known, *run.compiled), ())
+    return join_in_order(executed, run.exported, providers, {**unfolded, **run.compiled_file_nodes}, candidates)
 
 
 def _ambiguous(
@@ -276,24 +337,20 @@ def _ambiguous(
     return found
 
 
-def _main_graph(
-    facts: SessionFacts,
-    events: Sequence[NodeEvent],
-    order: Sequence[str],
-    compiled: Mapping[str, tuple[AssignedNode, ...]],
-    copies: Mapping[str, str],
-) -> subgraph_nodes.MainGraph:
-    """The main graph from other sources than the assignment list. `copies`: operators of its Memcpy nodes."""
-    op_types: dict[str, str | None] = {**copies, **{node.name: node.op_type for node in facts.assigned or ()}}
+def _main_graph(run: _Run) -> subgraph_nodes.MainGraph:
+    """The main graph from other sources than the assignment list."""
+    facts, order = run.facts, run.order
+    op_types: dict[str, str | None] = {name: line.op_type for name, line in run.memcpy.items()}
+    op_types |= {node.name: node.op_type for node in facts.assigned or ()}
     op_types |= {node.name: node.op_type for node in (*facts.graph, *(facts.optimised or ()))}
-    op_types |= {event.name: event.op_type for event in events} | dict.fromkeys(compiled, COMPILED)
+    op_types |= {event.name: event.op_type for event in run.events} | dict.fromkeys(run.compiled, COMPILED)
     holders = {*CONTROL_FLOW, COMPILED, None}
-    ran_on = {event.name: event.provider for event in events}
+    ran_on = {event.name: event.provider for event in run.events}
     return subgraph_nodes.MainGraph(
         counts=Counter(order if facts.plan is None else (name for stream in facts.plan for name in stream)),
         op_types=op_types,
-        providers=_providers_by_device(facts) | ran_on,
-        compiled=frozenset(node for nodes in compiled.values() for node in nodes),
+        providers=providers_by_device(facts) | ran_on,
+        compiled=frozenset(node for nodes in run.compiled.values() for node in nodes),
         has_subgraphs=any(op_types.get(name) in holders for name in order),
     )
 
@@ -318,28 +375,25 @@ def _every_pattern(facts: SessionFacts) -> tuple[LogPattern, ...]:
     return tuple(dict.fromkeys(pattern for known in facts.providers.values() for pattern in known.patterns))
 
 
-def _unnamed_fallback_nodes(
-    provider: str,
+def _blank_log(
+    facts: SessionFacts,
     parts: Iterable[str],
     providers_by_node: Mapping[str, ProvidersBySource],
     assigned: Mapping[str, AssignedNode],
-) -> list[str]:
-    """Nodes without a name that no source places on `provider`; nodes in subgraphs are only in the list."""
+) -> dict[str, dict[str, tuple[str, ...]]]:
+    """See `SessionIndex`. The lines are about the nodes of `parts` that no source places on the provider."""
     homes = {
         name: {each for providers in providers_by_node[name].values() for each in providers}
         if name in providers_by_node
-        else {assigned[name].provider}
+        else {assigned[name].provider}  # in a subgraph
         for name in parts
     }
-    return [name for name, providers in homes.items() if provider not in providers]
-
-
-def _executed(
-    order: Iterable[str], events: Iterable[NodeEvent], providers_by_node: Mapping[str, ProvidersBySource]
-) -> tuple[ExecutedNode, ...]:
-    """The nodes of the order with their operators and providers."""
-    operators = {event.name: event.op_type for event in events}
-    return tuple(ExecutedNode(name, operators.get(name), choose_provider(providers_by_node[name])) for name in order)
+    return {
+        provider: inlined_nodes.blank_lines(
+            facts.log, known.patterns, [name for name, providers in homes.items() if provider not in providers]
+        )
+        for provider, known in facts.providers.items()
+    }
 
 
 def _copied_tensors(graph: OptimisedGraph) -> dict[str, native_log.MemcpyLine]:
@@ -349,111 +403,3 @@ def _copied_tensors(graph: OptimisedGraph) -> dict[str, native_log.MemcpyLine]:
         for name, node in graph.nodes.items()
         if node.op_type in MEMCPY_OPS and node.inputs
     }
-
-
-def _main_graph_events(events: Iterable[NodeEvent]) -> tuple[tuple[NodeEvent, ...], frozenset[str]]:
-    """Events of the main graph in order, and the names of nodes that ran inside control flow."""
-    ordered = sorted(events, key=lambda event: (event.run, event.order))
-    frames = _outermost(event for event in ordered if event.op_type in CONTROL_FLOW)
-    if not frames:
-        return tuple(ordered), frozenset()
-    main, subgraph_nodes = [], set()
-    for event in ordered:
-        if any(_is_inside(event, frame) for frame in frames.get(event.run, ())):
-            subgraph_nodes.add(event.name)
-        else:
-            main.append(event)
-    return tuple(main), frozenset(subgraph_nodes)
-
-
-def _outermost(events: Iterable[NodeEvent]) -> dict[int, list[NodeEvent]]:
-    """Run -> the outermost control-flow nodes; nested nodes, possibly thousands, are inside them."""
-    frames: dict[int, list[NodeEvent]] = {}
-    for event in sorted(events, key=lambda event: (event.start_us, -event.host_us)):
-        known = frames.setdefault(event.run, [])
-        if not any(_is_inside(event, frame) for frame in known):
-            known.append(event)
-    return frames
-
-
-def _is_inside(event: NodeEvent, frame: NodeEvent) -> bool:
-    """Whether `event` began within the time of the control-flow node `frame`.
-
-    Times are whole microseconds: an event before `frame` may have the same start if its duration is 0.
-    """
-    if event.run != frame.run or event is frame or event.name == frame.name:
-        return False
-    began_within = frame.start_us <= event.start_us < frame.start_us + frame.host_us
-    return began_within and (event.host_us > 0 or event.order > frame.order)
-
-
-def _execution_order(facts: SessionFacts, events: tuple[NodeEvent, ...]) -> tuple[tuple[str, ...], Source]:
-    """Every node once, in execution order, and the source of the nodes.
-
-    Streams of a plan run in parallel, so with several streams the last observed run gives the order.
-    """
-    if facts.plan is not None:
-        plan = tuple(dict.fromkeys(name for stream in facts.plan for name in stream))
-        if len(facts.plan) < 2 or not events:
-            return plan, "plan_file"
-        last = max(event.run for event in events)
-        seen = {event.name: event.order for event in reversed(events) if event.run == last}
-        ran = sorted((name for name in plan if name in seen), key=seen.__getitem__)
-        return (*ran, *(name for name in plan if name not in seen)), "plan_file"
-    if events:
-        return tuple(dict.fromkeys(event.name for event in events)), "profile"
-    if facts.assigned:
-        return tuple(dict.fromkeys(node.name for node in facts.assigned)), "assignment"
-    return tuple(dict.fromkeys(node.name for node in facts.graph)), "model_file"
-
-
-def _collect_providers(
-    facts: SessionFacts,
-    events: tuple[NodeEvent, ...],
-    order: tuple[str, ...],
-    compiled: Mapping[str, tuple[AssignedNode, ...]],
-    assigned: Iterable[AssignedNode],
-) -> dict[str, ProvidersBySource]:
-    """Providers by source for each node of `order`, strongest first. `assigned`: listed nodes of the main graph."""
-    by_source: dict[Source, dict[str, set[str]]] = {"profile": {}, "assignment": {}}
-    for event in events:
-        by_source["profile"].setdefault(event.name, set()).add(event.provider)
-    for node in assigned:
-        by_source["assignment"].setdefault(node.name, set()).add(node.provider)
-    for name, nodes in compiled.items():
-        by_source["assignment"].setdefault(name, set()).update(node.provider for node in nodes)
-    by_device = _providers_by_device(facts)
-    by_source["plan_file"] = {
-        name: {by_device[name]}
-        for name in order
-        if name in by_device and not any(name in by_node for by_node in by_source.values())
-    }
-    return {
-        name: {source: frozenset(by_node[name]) for source, by_node in by_source.items() if name in by_node}
-        for name in order
-    }
-
-
-def _providers_by_device(facts: SessionFacts) -> dict[str, str]:
-    """Providers of nodes by the devices of the plan's streams, if the chain has one other provider than the CPU.
-
-    Without another provider all nodes are on the CPU. Empty with several other providers, or with one that computes on
-    the CPU and shares its stream.
-    """
-    others = [name for name in facts.registered if name != CPU]
-    if facts.registered and not others:
-        return {name: CPU for stream in facts.plan or () for name in stream}
-    if len(others) != 1 or not facts.plan or not facts.plan_devices or set(facts.plan_devices) == {HOST_DEVICE}:
-        return {}
-    return {
-        name: CPU if device == HOST_DEVICE else others[0]
-        for stream, device in zip(facts.plan, facts.plan_devices, strict=False)
-        for name in stream
-    }
-
-
-def choose_provider(by_source: ProvidersBySource) -> str | None:
-    """The provider from the strongest source: profile, assignment, plan; None without a source."""
-    for providers in by_source.values():
-        return min(providers)
-    return None

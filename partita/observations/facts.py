@@ -25,10 +25,9 @@ class GraphNode:
     domain: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    module: str | None
+    module: str | None = None
     """Module path in the source model, e.g. model.layers.0.mlp."""
-    module_class: str | None
-    source: str | None
+    source: str | None = None
     """file:line of the modelling code that produced the node."""
     subgraph_nodes: tuple[GraphNode, ...] = ()
     """Nodes in its control-flow subgraphs at any depth; set for nodes of an optimised graph only."""

@@ -143,13 +143,10 @@ def _judge(caused: Sequence[Copy], part: float | None, phase: Phase, preferred: 
 class TimeSplit:
     """Shares of the node time of one phase, 0 .. 1."""
 
-    node_us: float
     copies: float
     """Memcpy nodes: wait for queued device work, and copy."""
     on_fallback: float
     """Fallback nodes."""
-    provider_nodes: float
-    """Nodes on the preferred provider: computation, or enqueueing on an asynchronous device."""
     fallback_nodes: int
     fallback_providers: tuple[str, ...]
     """Providers of the fallback nodes."""
@@ -162,15 +159,11 @@ def split_time(phase: Phase, preferred: str) -> TimeSplit | None:
         return None
     memcpy = [node for node in phase.nodes if is_memcpy(node)]
     copied = {node.name for node in memcpy}
-    rest = [node for node in phase.nodes if not is_memcpy(node)]
-    fallbacks = [node for node in rest if node.provider != preferred]
-    copies, on_fallback, own = (
-        share_of(total_us(nodes) or 0.0, whole) or 0.0
-        for nodes in (memcpy, fallbacks, [node for node in rest if node.provider == preferred])
-    )
+    fallbacks = [node for node in phase.nodes if node.provider != preferred and not is_memcpy(node)]
+    copies, on_fallback = (share_of(total_us(nodes) or 0.0, whole) or 0.0 for nodes in (memcpy, fallbacks))
     providers = tuple(dict.fromkeys(node.provider or UNKNOWN for node in fallbacks))
     count = sum(provider_of(row) != preferred and row.name not in copied for row in report_rows(phase))
-    return TimeSplit(whole, copies, on_fallback, own, count, providers)
+    return TimeSplit(copies, on_fallback, count, providers)
 
 
 def whole_percent(part: float) -> str:

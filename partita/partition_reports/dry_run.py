@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from partita.diagnosis.graphs import CONTROL_FLOW
-from partita.diagnosis.session_index import SessionIndex, choose_provider
+from partita.diagnosis.session_index import SessionIndex
 from partita.observations.facts import GraphNode, RunFacts
 from partita.observations.names import CPU
 from partita.partition_reports.groups import provider_of
@@ -141,8 +141,7 @@ def _values_known(
         return not unknown.intersection(inputs)
     if node.op_type in RANDOM or node.op_type in BY_VALUES or not known_values.issuperset(inputs):
         return False
-    providers = index.providers_by_source.get(node.name)
-    return providers is None or choose_provider(providers) == CPU
+    return node.name not in index.present or index.provider(node.name) == CPU
 
 
 WHY: dict[BlockingCause, str] = {

@@ -45,4 +45,4 @@ def _result(node: FileNode, preferred: str | None, reason: str | None) -> dict[s
     return {"value": f"{name}: {reason}" if reason else name, "bgColor": FALLBACK}
 
 
-VIEW = View("model-explorer", ".json", "placement as node data for Model Explorer", to_text, file_kind="node data")
+VIEW = View("model-explorer", ".json", to_text, file_kind="node data")

@@ -13,7 +13,7 @@ from typing import Literal
 
 from partita import dtypes
 from partita.diagnosis.graphs import MEMCPY_OPS, OptimisedGraph, edges
-from partita.diagnosis.session_index import SessionIndex, choose_provider
+from partita.diagnosis.session_index import SessionIndex
 from partita.observations.facts import NodeEvent, PortFact
 from partita.observations.records import PhaseName
 from partita.partition_reports.groups import provider_of
@@ -285,8 +285,8 @@ def _cause_in_file(
     if line.op_type != TO_HOST and maker is not None:
         return Cause((maker,))
     found = dict.fromkeys(runs_as[each] for each in readers.get(line.tensor, ()) if each in runs_as)
-    own = choose_provider(index.providers_by_source[name])
-    others = tuple(each for each in found if choose_provider(index.providers_by_source[each]) != own)
+    own = index.provider(name)
+    others = tuple(each for each in found if index.provider(each) != own)
     if others:
         return Cause(others)
     return Cause((), f"no node of the ONNX file on another provider reads or produces {line.tensor}")

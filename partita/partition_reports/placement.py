@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from partita import dtypes
 from partita.diagnosis import naming, native_log
 from partita.diagnosis.evidence import name_in, names_a_node
+from partita.diagnosis.execution import HOST_DEVICE, ProvidersBySource
 from partita.diagnosis.graphs import COMPILED, CONTROL_FLOW
-from partita.diagnosis.session_index import HOST_DEVICE, ProvidersBySource, SessionIndex, choose_provider
+from partita.diagnosis.session_index import SessionIndex
 from partita.observations.facts import AssignedNode, GraphNode
 from partita.observations.names import CPU
 from partita.observations.records import PhaseName, Source
@@ -31,7 +32,7 @@ def _place_node(
         position=position,
         name=name,
         op_type=index.op_type(name),
-        provider=choose_provider(index.providers_by_source[name]),
+        provider=index.provider(name),
         module=module,
         layer=naming.layer_of(module),
         host_us_per_run=times.host_us.get(name),
@@ -212,7 +213,7 @@ def _spans_devices(index: SessionIndex, listed: Iterable[AssignedNode]) -> bool:
     A provider whose nodes of the main graph are on the CPU device uses CPU memory.
     """
     facts = index.facts
-    main = {choose_provider(providers) for providers in index.providers_by_source.values()} - {None}
+    main = {*map(index.provider, index.order)} - {None}
     inside = {node.provider for node in listed} if facts.assigned is not None else {*facts.registered}
     on_host = {CPU, *(main if set(facts.plan_devices or ()) == {HOST_DEVICE} else ())}
     return len({CPU if provider in on_host else provider for provider in (*main, *inside)}) > 1

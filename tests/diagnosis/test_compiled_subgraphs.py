@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.diagnosis.test_join_regions import CHAIN, IN, NPU, OUT, index_of, listed, node
@@ -45,6 +47,25 @@ def test_what_was_fused_before_compiling_belongs_to_its_subgraph():
     cut = listed((NPU, "m.a/Add m.ln/LayerNormalization m.fc/MatMul/MatMulAddFusion"), (CPU, "m.out/Relu"))
     index = index_of(graph, plan=(f"{NPU}_part_0", "m.out/Relu"), assigned=cut)
     assert "m.fc/Add" not in index.replaces(f"{NPU}_part_0"), "its reader is elsewhere, so nobody can tell"
+
+
+def test_a_quantised_node_in_another_layout_belongs_to_its_subgraph():
+    """Both DequantizeLinear nodes have new names, and so has the Conv."""
+    graph = (
+        node("in/QuantizeLinear", "x", "q"),
+        node("in/DequantizeLinear", "q", "d"),
+        node("conv/Conv", "d w", "c"),
+        node("out/QuantizeLinear", "c", "o"),
+        node("out/DequantizeLinear", "o", "y"),
+    )
+    names = "DequantizeLinear_token_3 conv/Conv_token_1 out/QuantizeLinear"
+    entries = [replace(each, op_type="Conv") if "Conv" in each.name else each for each in listed((NPU, names))]
+    plan = ("in/QuantizeLinear", f"{NPU}_part_0", "DequantizeLinear_token_4")
+    index = index_of(graph, plan=plan, assigned=entries)
+    assert index.replaces(plan[1]) == ("conv/Conv", "out/QuantizeLinear", "in/DequantizeLinear")
+    on_cpu = [replace(each, provider=CPU) if "Conv" in each.name else each for each in entries]
+    index = index_of(graph, plan=(plan[0], "conv/Conv_token_1", *plan[1:]), assigned=on_cpu)
+    assert index.replaces(plan[1]) == ("out/QuantizeLinear",)
 
 
 def test_a_report_on_compiled_subgraphs_counts_the_operators_and_names_the_borders():

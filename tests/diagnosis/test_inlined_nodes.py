@@ -26,7 +26,7 @@ FORCED_LINE = "Force fallback to CPU execution for node:  because the CPU execut
 
 
 def node(name: str, op_type: str, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> GraphNode:
-    return GraphNode(name, op_type, "", inputs, outputs, None, None, None)
+    return GraphNode(name, op_type, "", inputs, outputs)
 
 
 GRAPH = (

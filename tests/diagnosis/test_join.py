@@ -31,9 +31,6 @@ def nodes(text: str) -> tuple[GraphNode, ...]:
             each["domain"] or "",
             names(each["inputs"]),
             names(each["outputs"]),
-            None,
-            None,
-            None,
         )
         for each in found
     )

@@ -30,8 +30,6 @@ def node(name: str, inputs: str, outputs: str, op: str | None = None) -> GraphNo
         tuple(inputs.split()),
         tuple(outputs.split()),
         module if slash else None,
-        None,
-        None,
     )
 
 

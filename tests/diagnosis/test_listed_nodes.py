@@ -18,7 +18,7 @@ CLIP = "_inlfunc_F_clip"
 
 
 def node(name: str, op: str, inputs: str = "x", outputs: str = "y", **changes: Any) -> GraphNode:
-    return replace(GraphNode(name, op, "", tuple(inputs.split()), tuple(outputs.split()), None, None, None), **changes)
+    return replace(GraphNode(name, op, "", tuple(inputs.split()), tuple(outputs.split())), **changes)
 
 
 def listed(*entries: tuple[str, str, str]) -> tuple[AssignedNode, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -260,12 +260,6 @@ def test_a_node_over_which_the_provider_breaks_is_rejected_in_its_own_words(outc
         assert says in shown.evidence and "SIGSEGV" in shown.evidence
 
 
-def test_every_outcome_can_be_told():
-    for outcome in set(get_args(Outcome)) - {"placed"}:  # which only a changed node can be
-        shown = conclude(probe(changed("as_is", outcome, ""), changed("type", "supported")))
-        assert shown is None or shown.evidence
-
-
 # --- a node and what it replaces -----------------------------------------------------------------------------------
 
 
@@ -286,39 +280,45 @@ def test_of_several_nodes_the_first_with_a_conclusion_speaks():
 TAKEN_AS_FLOAT = (LEFT, changed("type", "supported", "float32 in place of int64"))
 
 
-def test_a_log_line_on_a_missing_kernel_gives_way_to_the_cause_of_it():
-    reason, finding = explain(context(log=(NO_KERNEL,), probe=probe(*TAKEN_AS_FLOAT)))
-    assert (reason.code, finding.kind) == ("no_kernel_type", "probed")
-    for factor, expected in CODES.items():
-        found = explain(context(log=(NO_KERNEL,), probe=probe(LEFT, changed(factor, "supported"))))
-        assert (found[0].code, found[1].kind) == (expected, "probed")
+KERNEL_LINE = "CUDA kernel not found in registries for Op type: Gather"
+LEFT_BY_LINE = replace(LEFT, message=KERNEL_LINE)
+TRUSTED_LINE = {"node": CONCAT, "op_type": "Concat", "log": (PREFERRED,)}
+# Fields of the node besides `probe`, the experiments, and the reason with its kind of evidence that decides.
+DECIDING: dict[str, tuple[dict[str, Any], NodeProbe | None, tuple[str, str]]] = {
+    "a line gives way to the cause": ({}, probe(*TAKEN_AS_FLOAT), ("no_kernel_type", "probed")),
+    **{
+        f"a line gives way to {factor}": ({}, probe(LEFT, changed(factor, "supported")), (code, "probed"))
+        for factor, code in CODES.items()
+    },
+    "no experiments": ({}, None, ("no_kernel_op", "logged")),
+    "no experiment was made": ({}, probe(), ("no_kernel_op", "logged")),
+    "incomplete experiments": ({}, probe(LEFT, unprobed=TIME), ("no_kernel_op", "logged")),
+    "incomplete, with the provider's line": ({}, probe(LEFT_BY_LINE, unprobed=TIME), ("no_kernel_op", "logged")),
+    "nothing helps": ({}, probe(LEFT, NOT_TYPE), ("no_kernel_op", "probed")),
+    "a node that is left makes nothing fail": ({"log": ()}, probe(LEFT_BY_LINE, NOT_TYPE), ("no_kernel_op", "probed")),
+    "a line that names the cause, a type helps": (TRUSTED_LINE, probe(*TAKEN_AS_FLOAT), ("cpu_preferred", "logged")),
+    "a line that names the cause, nothing helps": (TRUSTED_LINE, probe(LEFT, NOT_TYPE), ("cpu_preferred", "logged")),
+    "a line that names the cause, supported alone": (
+        TRUSTED_LINE,
+        probe(changed("as_is", "supported", "")),
+        ("cpu_preferred", "logged"),
+    ),
+}
 
 
-def test_without_a_cause_the_line_stands():
-    for known in (None, probe(), probe(LEFT, unprobed="the time was up")):
-        reason, finding = explain(context(log=(NO_KERNEL,), probe=known))
-        assert (reason.code, finding.kind) == ("no_kernel_op", "logged")
-
-
-def test_experiments_in_which_nothing_helps_confirm_the_line():
-    reason, finding = explain(context(log=(NO_KERNEL,), probe=probe(LEFT, changed("type", "rejected"))))
-    assert (reason.code, finding.kind) == ("no_kernel_op", "probed")
-    assert "--probe-seconds" in reason.remedy and "--probe-seconds" not in (finding.remedy or reason.remedy)
-
-
-@pytest.mark.parametrize(
-    "trials", [TAKEN_AS_FLOAT, (LEFT, changed("type", "rejected")), (changed("as_is", "supported", ""),)]
-)
-def test_what_a_line_says_of_the_cause_itself_stands(trials):
-    preferred = context(node=CONCAT, op_type="Concat", log=(PREFERRED,), probe=replace(probe(*trials), node=CONCAT))
-    reason, finding = explain(preferred)
-    assert (reason.code, finding.kind) == ("cpu_preferred", "logged")
+@pytest.mark.parametrize("case", DECIDING)
+def test_a_log_line_or_an_experiment_decides(case):
+    fields, made, expected = DECIDING[case]
+    reason, finding = explain(context(**{"log": (NO_KERNEL,), **fields}, probe=made))
+    assert (reason.code, finding.kind) == expected
+    assert "fail" not in finding.evidence
+    if expected[1] == "probed":
+        assert "--probe-seconds" not in (finding.remedy or reason.remedy), "they were made"
 
 
 def test_a_line_on_attributes_stands_against_an_experiment_on_types():
     given = EXAMPLES["attribute_unsupported"]
-    example = replace(given, probe=NodeProbe(given.node, TAKEN_AS_FLOAT))
-    reason, finding = explain(example)
+    reason, finding = explain(replace(given, probe=NodeProbe(given.node, TAKEN_AS_FLOAT)))
     assert (reason.code, finding.kind) == ("attribute_unsupported", "logged")
 
 
@@ -400,7 +400,7 @@ def test_the_rejected_part_is_in_the_report_and_explains_every_node():
         9,
     )
     assert find_rejected([session], ()) == ()
-    entry = replace_entry(NO_GPU_CHAIN[0], reason="subgraph_rejected", evidence="vkCreateDevice failed")
+    entry = NO_GPU_CHAIN[0].model_copy(update={"reason": "subgraph_rejected", "evidence": "vkCreateDevice failed"})
     found = {entry.node: entry for entry in find_fallbacks(index_session(session), "decode", (entry, *CPU_CHAIN))}
     assert {entry.reason for entry in found.values() if entry.node in (DET, GATHER)} == {"subgraph_rejected"}
     assert "this node is in it" in found[DET].evidence
@@ -442,29 +442,7 @@ def test_parts_that_were_not_tried_are_told_with_the_part_that_was_found():
     assert "parts of it not tested: the time was up" in evidence and "no part" not in evidence
 
 
-def replace_entry(entry: ChainEntry, **changes) -> ChainEntry:
-    return entry.model_copy(update=changes)
-
-
-def nodes_of(session):
-    return report_of(with_session(mixed_facts()), GPU_CHAIN).phases[-1].nodes
-
-
 # --- what was found in review ----------------------------------------------------------------------------------------
-
-KERNEL_LINE = "CUDA kernel not found in registries for Op type: Gather"
-
-
-def test_experiments_that_are_not_complete_prove_no_missing_operator():
-    left = NodeProbe(GATHER, (ProbeRun("as_is", "", "rejected", KERNEL_LINE),), "the time for experiments ran out")
-    reason, finding = explain(context(probe=left, log=(NO_KERNEL,)))
-    assert (reason.code, finding.kind) == ("no_kernel_op", "logged")
-
-
-def test_a_node_that_is_left_does_not_make_the_provider_fail():
-    left = NodeProbe(GATHER, (ProbeRun("as_is", "", "rejected", KERNEL_LINE), changed("type", "rejected")))
-    reason, finding = explain(context(probe=left, log=()))
-    assert reason.code == "no_kernel_op" and "fail" not in finding.evidence
 
 
 def test_a_node_that_no_source_places_is_neither_tried_nor_explained():

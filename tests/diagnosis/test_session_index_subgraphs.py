@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from partita.diagnosis.session_index import _main_graph_events
+from partita.diagnosis.execution import main_graph_events
 from partita.observations.facts import NodeEvent
 
 CPU = "CPUExecutionProvider"
@@ -27,13 +27,13 @@ def looped(run: int, turns: int) -> list[NodeEvent]:
 
 
 def test_what_ran_in_a_loop_and_in_what_is_in_it_is_of_bodies() -> None:
-    main, bodies = _main_graph_events(looped(0, 3) + looped(1, 3))
+    main, bodies = main_graph_events(looped(0, 3) + looped(1, 3))
     assert [entry.name for entry in main] == ["Relu_0", "Loop_0", "Relu_1"] * 2
     assert bodies == {"If_0", "Neg_0", "Add_0"}
 
 
 def test_a_long_loop_takes_no_longer_for_each_event() -> None:
     began = time.process_time()
-    main, _ = _main_graph_events([entry for run in range(3) for entry in looped(run, 5000)])
+    main, _ = main_graph_events([entry for run in range(3) for entry in looped(run, 5000)])
     assert len(main) == 9
     assert time.process_time() - began < 5, "to compare every event with every If took minutes"

@@ -35,7 +35,7 @@ from partita.partition_reports import storage as reports
 from partita.partition_reports.render.show import load_view, view_names
 from partita.runtime.generate.prefix_file import PrefixContent, read_content, read_prefix, write_prefix
 from partita.runtime.generate.request import Prefix
-from partita.runtime.place.model_file import CLASSES, SCOPES, SOURCE, STACK, read_model_file
+from partita.runtime.place.model_file import SCOPES, SOURCE, STACK, read_model_file
 from partita.runtime.place.onnx_model import read_onnx
 from tests.conftest import DEMO_CHECKPOINT, REPOSITORY
 from tests.fuzz.mutations import byte_texts, json_texts
@@ -264,7 +264,7 @@ def test_onnx_metadata(home: Path, data: st.DataObject) -> None:
         model = onnx.ModelProto.FromString(written)
         for _ in range(data.draw(st.integers(1, 4))):
             node = model.graph.node[data.draw(st.integers(0, len(model.graph.node) - 1))]
-            key = data.draw(st.sampled_from((SCOPES, CLASSES, SOURCE, STACK, "partita.module")))
+            key = data.draw(st.sampled_from((SCOPES, SOURCE, STACK, "partita.module")))
             node.metadata_props.add(key=key, value=data.draw(METADATA))
         path.write_bytes(model.SerializeToString())
     else:

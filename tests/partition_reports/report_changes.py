@@ -71,7 +71,7 @@ def each_phase(report: Report, change: Callable[[Phase], dict[str, Any]]) -> Rep
 
 
 def _file_node(name: str, op_type: str | None, module: str | None) -> GraphNode:
-    return GraphNode(name, op_type or "", "", (), (), module, None, None)
+    return GraphNode(name, op_type or "", "", (), (), module)
 
 
 def with_cost(phase: Phase, **changes: Any) -> PhaseCost:

@@ -179,9 +179,7 @@ def session_facts(*, of: str = GPU, **changes: Any) -> SessionFacts:
 def exported(name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], source: str | None = None) -> GraphNode:
     """An exported node; module and operator are read off its name."""
     module, _, op = name.partition("/")
-    return GraphNode(
-        name, op.partition("_")[0], "", inputs, outputs, module or None, "Module" if module else None, source
-    )
+    return GraphNode(name, op.partition("_")[0], "", inputs, outputs, module or None, source)
 
 
 def event(run: int, order: int, name: str, op_type: str, provider: str, **changes: Any) -> NodeEvent:

@@ -50,11 +50,11 @@ def optimised(*changes: tuple[str, str, str, str]) -> tuple[GraphNode, ...]:
         "lm_head/MatMul": ("scaled head", "logits"),
     }
     made = {
-        name: GraphNode(name, op, "", tuple(rows[name][0].split()), tuple(rows[name][1].split()), None, None, None)
+        name: GraphNode(name, op, "", tuple(rows[name][0].split()), tuple(rows[name][1].split()))
         for name, op, _ in MIXED_PLAN
     }
     for name, op, inputs, outputs in changes:
-        made[name] = GraphNode(name, op, "", tuple(inputs.split()), tuple(outputs.split()), None, None, None)
+        made[name] = GraphNode(name, op, "", tuple(inputs.split()), tuple(outputs.split()))
     return tuple(made.values())
 
 
@@ -251,7 +251,7 @@ def test_tensors_that_only_exist_after_fusion_have_a_name_at_the_border():
 
 
 def test_a_node_that_only_one_graph_has_is_a_disagreement():
-    extra = (*optimised()[:-1], GraphNode("lost", "Relu", "", ("scaled",), ("logits",), None, None, None))
+    extra = (*optimised()[:-1], GraphNode("lost", "Relu", "", ("scaled",), ("logits",)))
     found = {entry.node: entry.detail for entry in report_with(extra).conflicts}
     assert found == {
         "lm_head/MatMul": "in the plan but not in the optimised graph",

@@ -66,7 +66,7 @@ def times_in(value, path=""):
 
 
 def node(name, op, inputs, outputs):
-    return GraphNode(name, op, "", tuple(inputs), tuple(outputs), None, None, None)
+    return GraphNode(name, op, "", tuple(inputs), tuple(outputs))
 
 
 def sized(*graph, constants=(), fixed=(), providers=None, **changes):

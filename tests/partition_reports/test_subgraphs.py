@@ -35,9 +35,7 @@ COPY = f"[I:onnxruntime:, transformer_memcpy.cc:470 AddCopyNode] Add MemcpyToHos
 
 
 def node(name: str, op: str, inputs: str, outputs: str, body: str = "") -> GraphNode:
-    return GraphNode(
-        name, op, "", tuple(inputs.split()), tuple(outputs.split()), None, None, None, subgraph_attribute=body
-    )
+    return GraphNode(name, op, "", tuple(inputs.split()), tuple(outputs.split()), subgraph_attribute=body)
 
 
 def listed(*entries: tuple[str, str, str]) -> tuple[AssignedNode, ...]:

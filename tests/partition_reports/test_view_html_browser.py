@@ -41,7 +41,6 @@ REPORTS = {
     "openvino": lambda: recorded("openvino"),
     "dry": lambda: recorded("cuda_dry_run"),
 }
-FOCUS = "document.activeElement"
 
 
 @pytest.fixture(scope="module")

@@ -279,8 +279,7 @@ def _whole_graph(part: RejectedPart, context: Context) -> str:
         return (
             f"the provider opens other graphs and fails on this one, but on no part extracted from it: {part.message}"
         )
-    more = len(part.nodes) - MOST_NAMED
-    named = ", ".join(part.nodes[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    named = name_some(part.nodes, MOST_NAMED)
     fails = "fails with only an added Neg" if part.neg_added else "fails alone"
     size = f"the smallest part that {fails}" if part.minimal else "the smallest failing part found in time"
     if part.minimal and part.untested:
@@ -298,7 +297,7 @@ def _whole_graph(part: RejectedPart, context: Context) -> str:
 
 def _rest_of_graph(part: RejectedPart) -> str:
     """The other rejected parts, and whether the provider opens the graph without all of them."""
-    others = [", ".join(other.nodes[:MOST_NAMED]) for other in part.other_parts]
+    others = [name_some(other.nodes, MOST_NAMED) for other in part.other_parts]
     also = f"; other parts that fail: {'; '.join(others)}" if others else ""
     if part.rest_opens:
         return f"{also}; the provider opens the graph without {'these parts' if others else 'this part'}"

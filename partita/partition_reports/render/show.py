@@ -48,32 +48,20 @@ class Views:
         if name == "json":
             from partita.partition_reports.storage import to_json
 
-            return View(name, ".json", "as JSON", to_json)
+            return View(name, ".json", to_json)
         if name == "markdown":
             from partita.partition_reports.render import markdown
 
-            return View(
-                name,
-                ".md",
-                "as Markdown",
-                lambda record: markdown.write_document(self.document(record), unfold=self.unfold),
-            )
+            return View(name, ".md", lambda record: markdown.write_document(self.document(record), unfold=self.unfold))
         if name == "html":
             from partita.partition_reports.render import html
 
-            return View(
-                name,
-                ".html",
-                "as one HTML page",
-                lambda record: html.write_document(self.document(record)),
-                file_kind="page",
-            )
+            return View(name, ".html", lambda record: html.write_document(self.document(record)), file_kind="page")
         from partita.partition_reports.render import blocks
         from partita.partition_reports.render.terminal import Page, terminal_view
 
         show = blocks.show_brief if name == "brief" else blocks.show_document
-        summary = "in at most ten lines" if name == "brief" else "for a terminal"
-        return terminal_view(name, summary, lambda record, console: show(Page(console), self.document(record)))
+        return terminal_view(name, lambda record, console: show(Page(console), self.document(record)))
 
 
 def _views(where: str) -> Views:

@@ -204,7 +204,7 @@ def _stripped(text: Text) -> Text:
     return text
 
 
-def terminal_view(name: str, summary: str, render: Callable[[Any, Console], None]) -> View:
+def terminal_view(name: str, render: Callable[[Any, Console], None]) -> View:
     """The view that `render` prints to a console, or to a file without colour."""
 
     def to_text(record: Any) -> str:
@@ -213,4 +213,4 @@ def terminal_view(name: str, summary: str, render: Callable[[Any, Console], None
         render(record, plain)
         return stream.getvalue()
 
-    return View(name, ".txt", summary, to_text, print_to=render)
+    return View(name, ".txt", to_text, print_to=render)

@@ -17,7 +17,6 @@ class View:
     name: str
     suffix: str
     """File name suffix, e.g. .json."""
-    summary: str
     to_text: Callable[[Any], str]
     """Record -> text with a trailing newline. Raises ReportError if the record lacks the required data."""
     print_to: Callable[[Any, Console], None] | None = None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from partita.errors import INTERRUPTED, GenerationError, PartitaError, ProviderError, ResourceError
-from partita.observations.names import CPU
+from partita.observations.names import CPU, RENAMED
 from partita.observations.text_format import listing, plural
 from partita.remedies import Remedy
 from partita.runtime.ort.errors import LACKS, one_line
@@ -20,8 +20,6 @@ SIZES = re.compile(r"\b(shapes?|dimensions?|dims?|rank|broadcast\w*|sizes?|axis|
 """Matches a message about sizes: other sizes may help."""
 OF_DEVICE = re.compile(r"device does not support", re.IGNORECASE)
 """Matches a message about a feature that the device lacks for every node of the type."""
-RENAMED = re.compile(r"(_token_\d+)+$")
-"""Suffix of a node whose layout ONNX Runtime changed."""
 LEAVE = Remedy("run the node on the CPU", options=("--provider-option", "{now}"))
 WITHOUT_PROVIDER = Remedy("run it without that provider", options=("--provider", "{chain}"))
 RUN_ERRORS = (GenerationError, ProviderError, ResourceError)

@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,18 +25,14 @@ from partita.observations.facts import (
 from partita.observations.text_format import plural
 from partita.providers.base import Option
 from partita.runtime.chain.provider_check import PROBE_MODEL
-from partita.runtime.lab.change import Variation, operator_of
+from partita.runtime.lab.change import Variation
 from partita.runtime.lab.factors import MOST_COMBINED, combine_factors, factors, single_changes, unchanged
-from partita.runtime.lab.forms import Form, TypedForm, as_example, assignments, plainest_forms
 from partita.runtime.lab.graph import Graph, cut_proto
 from partita.runtime.lab.laboratory import BUDGET, Lab, ModelOutcome
 from partita.runtime.lab.neighbours import holder_models, neighbourhoods, quantised_groups
-from partita.runtime.lab.schema import OUTPUT_TYPES, Operator, element_in, types_of
+from partita.runtime.lab.other_nodes import other_nodes
 from partita.runtime.lab.variant import (
-    NODE,
     Variant,
-    add_detached,
-    fingerprint,
     node_variant,
     to_run,
     variant_model,
@@ -56,13 +51,6 @@ MOST_FORMS_WITH_OPTION = 3
 """Maximum other nodes of the operator to test with another provider option."""
 MOST_ALIKE = 4
 """Maximum number of equal nodes to test with their neighbours."""
-MOST_TYPES = 10
-"""Maximum number of other types for the plainest form of an operator."""
-MOST_COMPILED = 6
-"""Maximum number of other nodes of the operator on a compiling provider."""
-MOST_NAMED = 3
-TENSORS = frozenset({"tensor_type"})
-USUAL = frozenset({"tensor(float)", "tensor(float16)", "tensor(int32)", "tensor(int64)", "tensor(uint8)"})
 Node = tuple[int, str]
 """Index of the session, and name."""
 
@@ -146,7 +134,7 @@ def explore(subjects: Sequence[Subject], lab: Lab) -> None:
         ],
         lab,
     )
-    forms = [(subject, tuple(_other_forms(subject, lab))) for subject in _open(subjects)]
+    forms = [(subject, _other_nodes(subject, lab)) for subject in _open(subjects)]
     used = _try_options_with_changes(forms, lab)
     last: list[Experiment] = []
     for subject, others in ((subject, others) for subject, others in forms if subject.is_unresolved):
@@ -181,7 +169,7 @@ def explore_surroundings(
         for subject in subjects
         if subject.variants and subject.variants[0].outcome == "supported"
         for key in subject.nodes[:MOST_ALIKE]
-        for words, model in neighbourhoods(graphs[key[0]], key[1])
+        for words, model in neighbourhoods(graphs[key[0]], key[1], inside=lab.compiles)
     ]
     found = _run(work, lab, complete=False)
     rejected = {each.node: each for each, trial in reversed(found) if trial.outcome == "rejected"}
@@ -270,6 +258,13 @@ def _experiment(subject: Subject, variation: Variation, lab: Lab) -> Experiment:
     elif variation.factor != AS_IS:
         model = to_run(model, variation.variant)
     return Experiment(subject, model, trial)
+
+
+def _other_nodes(subject: Subject, lab: Lab) -> list[Experiment]:
+    """The experiments with other nodes of the operator."""
+    failed = subject.variants[0].outcome in FAILED
+    found = other_nodes(subject.variant, failed=failed, compiles=lab.compiles)
+    return [Experiment(subject, model, trial) for model, trial in found]
 
 
 def _run(experiments: Sequence[Experiment], lab: Lab, *, complete: bool = True) -> list[tuple[Experiment, ProbeRun]]:
@@ -396,99 +391,3 @@ def _elements(variant: Variant) -> Iterator[str]:
         element = element_of(kind)
         if element:
             yield dtypes.dtype_numbered(element).name
-
-
-# --- other nodes of the operator -----------------------------------------------------------------------------------
-
-
-def _other_forms(subject: Subject, lab: Lab) -> Iterator[Experiment]:
-    """Experiments with other nodes of the operator, in the node's version; nodes in its own types first."""
-    failed = subject.variants[0].outcome in FAILED
-    if failed and any(True for _ in subgraphs_of(subject.variant.node)):
-        return  # the provider fails on the subgraphs, which other nodes of the operator do not have
-    operator = operator_of(subject.variant)
-    if operator is None:
-        return
-    node, feeds = subject.variant.node, subject.variant.feeds
-    kinds = {**tensor_types(variant_model(subject.variant)), **{feed.name: feed.kind for feed in feeds}}
-    own = types_of(node, operator, kinds)
-    slots = [operator.input(index) for index, name in enumerate(node.input) if name]
-    slots += [operator.output(index) for index, name in enumerate(node.output) if name]
-    bound = {slot.variable for slot in slots if slot is not None and len(slot.types) > 1}
-    known = {fingerprint(variant_model(subject.variant, auxiliary=auxiliary)) for auxiliary in (False, True)}
-    values = _value_kinds(variant_model(subject.variant), node.name)
-    found: list[Experiment] = []
-    for typed in _typed_forms(operator, own):
-        model = variant_model(typed.build(), auxiliary=lab.compiles)
-        if lab.compiles and len(model.graph.node) == 1:
-            model.graph.output.add(name=add_detached(model.graph))
-        if (key := fingerprint(model)) not in known:
-            known.add(key)
-            types = _all_types(typed)
-            # A subgraph is written for types that no type variable shows: only kinds other than tensors can be equal.
-            if typed.form.node:
-                same = values > TENSORS and _value_kinds(model, NODE) == values
-            else:  # an unknown type is not equal
-                same = all(own.get(name) == kind for name, kind in types.items() if name in bound)
-            trial = replace(
-                _pending_outcome(OTHER_FORM, _form_text(typed.form, types, node)),
-                factors=() if same else ("type",),
-                neg_added=len(model.graph.node) > 1,
-            )
-            found.append(Experiment(subject, model, trial))
-    if lab.compiles:
-        found = sorted(found[:MOST_COMPILED], key=lambda each: bool(each.trial.factors))
-    # After a failure only the node's own types are conclusive.
-    yield from (each for each in found if not each.trial.factors or not (failed and lab.compiles))
-
-
-def _value_kinds(model: onnx.ModelProto, name: str) -> frozenset[str]:
-    """Kinds of the values that a node reads and writes, as ONNX names them: `tensor_type`, `sequence_type`."""
-    types = tensor_types(model)
-    node = next(node for node in model.graph.node if node.name == name)
-    found = (types[each].WhichOneof("value") for each in (*node.input, *node.output) if each in types)
-    return frozenset(filter(None, found))
-
-
-def _typed_forms(operator: Operator, own: dict[str, str]) -> Iterator[TypedForm]:
-    """Forms in the node's types, then in their examples' types, then the plainest form in other types."""
-    listed = plainest_forms(operator)
-    for form in listed:
-        example = as_example(form)
-        if form.node:  # subgraphs are written for their types
-            yield example
-            continue
-        some = dict(next(iter(assignments(form)[0]), ())) | dict(example.types)
-        yield TypedForm(form, tuple((name, own.get(name, kind)) for name, kind in some.items()), "types")
-    yield from map(as_example, listed)
-    for form in listed[:1]:
-        usual = (types for types in assignments(form)[0] if all(kind in USUAL for _, kind in types))
-        yield from (TypedForm(form, types, "types") for types in islice(usual, MOST_TYPES))
-
-
-def _all_types(typed: TypedForm) -> dict[str, str]:
-    """The types of a typed form, including an output type set by an attribute of its example."""
-    types, form = dict(typed.types), typed.form
-    output = form.operator.output(0)
-    if output is not None and output.variable not in types and len(output.types) > 1:
-        numbers = [form.attributes[name] for name in OUTPUT_TYPES if isinstance(form.attributes.get(name), int)]
-        if numbers and numbers[0]:
-            types[output.variable] = f"tensor({dtypes.dtype_numbered(numbers[0]).onnx_name.lower()})"
-    return types
-
-
-def _form_text(form: Form, types: dict[str, str], node: onnx.NodeProto) -> str:
-    """`T1 float32, T2 int64; with bias; mode=cubic`: types, optional inputs that only one of the form and the node has,
-    then differences from the plainest form.
-    """
-    named = {name: element.name if (element := element_in(kind)) is not None else kind for name, kind in types.items()}
-    kinds = ", ".join(f"{name} {kind}" for name, kind in named.items() if "(" not in name)
-    own = form.note or ", ".join(sorted(form.factors - plainest_forms(form.operator)[0].factors)[:MOST_NAMED])
-    here = {position for position, name in enumerate(node.input) if name}
-    there = {position for position, port in enumerate(form.inputs) if port is not None}
-    both = [
-        f"{word} {', '.join(form.name_of(position) for position in sorted(positions))}"
-        for word, positions in (("with", there - here), ("without", here - there))
-        if positions and not form.operator.inputs[-1].variadic
-    ]
-    return "; ".join(part for part in (kinds, *both, own) if part)

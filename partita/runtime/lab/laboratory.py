@@ -45,7 +45,7 @@ AHEAD = 32
 LEAST_SECONDS = 0.5
 """Minimum seconds left to start a worker."""
 LONGEST_MESSAGE = 600
-FORMAT = 11
+FORMAT = 12
 """Increment when experiments change, to invalidate stored answers."""
 KIND = "probes"
 """Subfolder of the user's cache folder for stored answers."""

@@ -11,8 +11,17 @@ from partita.diagnosis.session_index import SessionIndex
 from partita.observations.facts import Substitution
 from partita.observations.text_format import name_some
 from partita.runtime.lab.change import cast
-from partita.runtime.lab.graph import CannotProbeError, Graph
-from partita.runtime.lab.variant import AUXILIARY, NODE, Variant, finish, part_model, variant_graph, zeros_needed
+from partita.runtime.lab.graph import CannotProbeError, Graph, rename
+from partita.runtime.lab.variant import (
+    AUXILIARY,
+    NODE,
+    Variant,
+    finish,
+    is_signed,
+    part_model,
+    variant_graph,
+    zeros_needed,
+)
 from partita.runtime.place.model_file import all_nodes, subgraphs_of, tensors_read
 from partita.runtime.place.tensor_types import element_of, tensor_type, tensor_types
 
@@ -40,10 +49,11 @@ MOST_RETYPED = 6
 """Maximum number of other types tested in one quantised group."""
 
 
-def neighbourhoods(graph: Graph, name: str) -> Iterator[tuple[str, onnx.ModelProto]]:
+def neighbourhoods(graph: Graph, name: str, *, inside: bool = False) -> Iterator[tuple[str, onnx.ModelProto]]:
     """Descriptions and models of the node with each of up to six neighbours, then with all, and its quantised group.
 
-    For a node in a subgraph: the node that contains it.
+    For a node in a subgraph: the node that contains it. `inside`: tensors that are not inputs or outputs of the graph
+    are not those of the model either.
     """
     nodes = {node.name: node for node in graph.proto.graph.node if node.name}
     if name not in nodes:
@@ -59,8 +69,32 @@ def neighbourhoods(graph: Graph, name: str) -> Iterator[tuple[str, onnx.ModelPro
         if (model := _model(graph, chosen, name)) is not None:
             if zeros_needed([model]) > MOST_BYTES:
                 return
+            if inside:
+                _keep_inside(model.graph, graph)
             others = [f"{own} ({node.op_type})" for own, node in nodes.items() if own in chosen and own != name]
             yield name_some(others, MOST_NAMED), model
+
+
+def _keep_inside(part: onnx.GraphProto, graph: Graph) -> None:
+    """Add a Neg at the signed inputs and outputs of the part that are not those of the graph.
+
+    Some providers treat nodes at the inputs and outputs of a graph differently, e.g. QuantizeLinear.
+    """
+    import onnx
+
+    borders = {port.name for port in graph.proto.graph.input} | graph.outputs
+    for number, port in enumerate([*part.input, *part.output]):
+        if port.name in borders or not is_signed(port.type):
+            continue
+        inner, name = port.name, f"{AUXILIARY}_{port.name}"
+        if number < len(part.input):
+            for node in part.node:
+                rename(node, {inner: name})
+            part.node.insert(0, onnx.helper.make_node("Neg", [inner], [name], name=f"{AUXILIARY}_in{number}"))
+        else:
+            part.node.append(onnx.helper.make_node("Neg", [inner], [name], name=f"{AUXILIARY}_out{number}"))
+            part.value_info.add(name=inner, type=port.type)
+            port.name = name
 
 
 def _with_holder(graph: Graph, nodes: Iterable[onnx.NodeProto], name: str) -> Iterator[tuple[str, onnx.ModelProto]]:

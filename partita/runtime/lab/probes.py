@@ -130,9 +130,8 @@ def notes_on_gaps(sessions: Iterable[SessionFacts]) -> Iterator[str]:
             if probe.missing_probes and name not in nodes.setdefault(probe.missing_probes, []):
                 nodes[probe.missing_probes].append(name)
     for ground, names in nodes.items():
-        more = len(names) - MOST_NAMED
-        named = ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-        yield f"experiments on {plural(len(names), 'node')} are missing or incomplete: {ground}: {named}"
+        count, named = plural(len(names), "node"), name_some(names, MOST_NAMED)
+        yield f"experiments on {count} are missing or incomplete: {ground}: {named}"
 
 
 def probe_refusal(error: ChainError, model: OnnxModel, sizes: Sizes, seconds: float) -> ProviderError:
@@ -174,24 +173,37 @@ def probe_missing_kernel(
     error: NoKernelError, preferred: Resolution, model: OnnxModel, sizes: Sizes, seconds: float
 ) -> ProviderError:
     """The error with its cause (operator, version or type), found by experiments with the node on `preferred`."""
-    if seconds <= 0 or not error.node:
+    if seconds <= 0 or not (error.node or error.op_type):
         return error
-    try:
-        subject = Subject(node_variant(cut_graph(model, sizes), error.node), [(0, error.node)])
-    except CannotProbeError:
-        return error
+    graph, subject = cut_graph(model, sizes), None
     with Lab(preferred, cache_for(preferred), time.monotonic() + seconds) as lab:
-        explore([subject], lab)
-    shown = reason_from_probes(subject.probe(error.node), preferred.provider.ort_name)
-    if shown is None:
+        for each in _subjects_without_kernel(graph, error):
+            explore([each], lab)
+            if each.variants and each.variants[0].outcome in ("rejected", *FAILED):
+                subject = each
+                break
+    shown = reason_from_probes(subject.probe(error.node), preferred.provider.ort_name) if subject is not None else None
+    if subject is None or shown is None:
         return error
     code, evidence = shown
     remedy, message = export_again(error.path, (code,), preferred.provider.ort_name, probing=False), error.message
+    ((_, owner),) = subject.nodes
+    if not error.node:
+        message += f"; the {error.op_type} is in the function of node {owner!r} ({graph.nodes[owner].op_type})"
     if remedy is None:  # the error already explains the node
         message += (
             f"; {preferred.provider.ort_name}: {code}: {evidence.replace(f' ({subject.variants[0].message})', '')}"
         )
-    return NoKernelError(message, error.path, error.node, remedy=remedy)
+    return NoKernelError(message, error.path, error.node, error.op_type, remedy=remedy)
+
+
+def _subjects_without_kernel(graph: Graph, error: NoKernelError) -> Iterator[Subject]:
+    """The node of the error; for an unnamed node, the nodes of its operator in functions of the file's nodes."""
+    functions = Functions(graph)
+    for owner in (error.node,) if error.node else graph.nodes:
+        with contextlib.suppress(CannotProbeError):
+            variant = node_variant(graph, owner) if error.node else functions.variant((owner,), error.op_type, ())
+            yield Subject(variant, [(0, owner)])
 
 
 def probe_not_opened(

@@ -26,7 +26,7 @@ FILE_TROUBLE = re.compile(
     r"ShapeInferenceError|TypeInferenceError|is not a registered function/op|Failed to load model",
     re.IGNORECASE,
 )
-NAMED_NODE = re.compile(r"Could not find an implementation for \S+ node with name '(?P<node>.*)'")
+NAMED_NODE = re.compile(r"Could not find an implementation for (?P<op>\w+)\S* node with name '(?P<node>.*)'")
 UNPLACED = re.compile(r"Provider type for (?P<op>\S+) node with name '(?P<node>[^']*)' is not set")
 """The exception for a node without a kernel in any provider, if a provider prefers another layout."""
 LONGEST = 600
@@ -86,14 +86,14 @@ SHORTER = Remedy(
 class NoKernelError(ProviderError):
     """No provider of the chain has a kernel for a node.
 
-    `node` is empty when ONNX Runtime did not name it.
+    `node` is empty for a node of an inlined function, which has no name; `op_type` is empty if unknown.
     """
 
     path: Path
 
-    def __init__(self, message: str, path: Path, node: str, *, remedy: Remedy | None = None) -> None:
+    def __init__(self, message: str, path: Path, node: str, op_type: str = "", *, remedy: Remedy | None = None) -> None:
         super().__init__(message, path=path, remedy=OTHER_NODE if remedy is None else remedy)
-        self.node = node
+        self.node, self.op_type = node, op_type
 
 
 class NotOpenedError(ProviderError):
@@ -121,8 +121,9 @@ def open_error(path: Path, chain: Sequence[str], error: Exception, log: tuple[st
     if MEMORY.search(text):
         return ResourceError(f"out of memory while loading it: {text}{extra}", path=path, remedy=SMALLER)
     if lacks_kernel(error):
-        node = NAMED_NODE.search(text) or UNPLACED.search(text)
-        return NoKernelError(f"{names} cannot run it: {text}{extra}", path, node["node"] if node else "")
+        found = NAMED_NODE.search(text) or UNPLACED.search(text)
+        node, op_type = (found["node"], found["op"]) if found else ("", "")
+        return NoKernelError(f"{names} cannot run it: {text}{extra}", path, node, op_type)
     if found := NEWER_SET.search(text):
         message = f"it uses operator set {found['set']} of {found['domain']}, but this ONNX Runtime supports up to"
         return PackageError(f"{message} {found['last']}", path=path, remedy=NEWER_RUNTIME)

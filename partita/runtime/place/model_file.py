@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message  # type: ignore[import-untyped]
 
 PROTOBUF_LIMIT_BYTES = 2**31 - 1
-MODULE, CLASS, SOURCE = "partita.module", "partita.class", "partita.source"
-SCOPES, CLASSES = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy"
+MODULE, SOURCE = "partita.module", "partita.source"
+SCOPES = "pkg.torch.onnx.name_scopes"
 STACK = "pkg.torch.onnx.stack_trace"
 LONGEST_LIST = 1 << 14
 """Maximum characters of a list of scopes or classes."""
@@ -279,13 +279,12 @@ def graph_node(node: onnx.NodeProto) -> GraphNode:
         inputs=tuple(node.input),
         outputs=tuple(node.output),
         module=(notes[MODULE] if MODULE in notes else module_in(node.name) or _innermost(notes.get(SCOPES))) or None,
-        module_class=notes.get(CLASS) or _innermost(notes.get(CLASSES)),
         source=notes.get(SOURCE) or _last_frame(notes.get(STACK)),
     )
 
 
 def _innermost(listed: str | None) -> str | None:
-    """The innermost module in torch's list of scopes or classes, whose last entry is the operator."""
+    """The innermost module in torch's list of scopes, whose last entry is the operator."""
     if not listed:
         return None
     try:
