@@ -139,7 +139,7 @@ def _growth(found: Drift) -> Section | None:
         return None
     limit = max(part.tolerance for part in found.layers)
     points = tuple(Point(part.name, part.error) for part in found.layers)
-    plot = Plot("error in the whole graph, by layer", points, limit)
+    plot = Plot("error in the whole graph, by layer", points, limit, "tolerance")
     columns: tuple[Head, ...] = ("layer", *numbers("own error", "in the graph", "largest", "reference"), "")
     shown = table("Errors by layer", columns, map(_row, found.layers), obvious=True, most=ROWS, rest=_more)
     return Section("layers", "Layers", (plot, shown))
