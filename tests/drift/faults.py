@@ -18,6 +18,8 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from partita.drift.graphs import PartedGraph
+from partita.runtime.place.onnx_model import read_onnx
 from tests.conftest import DEMO_CHECKPOINT
 from tests.foreign.conftest import SAMPLES
 
@@ -33,6 +35,7 @@ PACKAGES: dict[str, dict[str, Any]] = {
     "llama-primitives-int4": {**PRIMITIVES, "precision": "int4"},
     "gemma3_text-fp32": {},
     "gemma3_text-primitives-fp32": PRIMITIVES,
+    "gemma3_text-primitives-static-fp16": {**PRIMITIVES, **STATIC, "precision": "fp16"},
     "demo-int4": {"precision": "int4"},
     "demo-fp16": {"precision": "fp16"},
 }
@@ -78,25 +81,33 @@ def export_package(graph: str, export: Callable[..., Path], checkpoint: Callable
 
 
 def faults_of(graph: str, folder: Path) -> list[Fault]:
-    """One fault of each kind for which the graph has a node."""
-    proto = onnx.load(next(iter(folder.glob("*.onnx"))), load_external_data=False)
-    constants = {entry.name for entry in proto.graph.initializer}
-    constants |= {node.output[0] for node in proto.graph.node if node.op_type == "Constant"}
-    found = []
+    """One fault of each kind for which the graph has a node. Nodes of constants, which are folded, have none."""
+    model = read_onnx(next(iter(folder.glob("*.onnx"))))
+    parted, found = PartedGraph(model), []
+    nodes = [parted.nodes[at] for at in parted.compared]
     for kind, row in KINDS.items():
+        if precision_of(graph) not in row.get("only", (precision_of(graph),)):
+            continue
         inputs = {name: _input(row, name) for name in row["operators"]}
-        nodes = [
-            node
-            for node in proto.graph.node
-            if node.op_type in inputs
-            if re.search(row.get("nodes", ""), node.name)
-            if (place := inputs[node.op_type]) is None or node.input[place:][:1] and node.input[place] in constants
-            if not row.get("present") or _has_other(node, *row["attribute"])
-        ]
-        if nodes and precision_of(graph) in row.get("only", (precision_of(graph),)):
-            node = nodes[crc32(f"{graph} {kind}".encode()) % len(nodes)]
-            found.append(_fault(graph, kind, row, node, inputs[node.op_type]))
+        named = [node for node in nodes if node.op_type in inputs and re.search(row.get("nodes", ""), node.name)]
+        first = crc32(f"{graph} {kind}".encode()) % (len(named) or 1)
+        for node in (*named[first:], *named[:first]):
+            fault = _fault(graph, kind, row, node, inputs[node.op_type])
+            if _changes(model.proto, folder, node, row, fault):
+                found.append(fault)
+                break
     return found
+
+
+def _changes(proto: onnx.ModelProto, folder: Path, node: onnx.NodeProto, row: dict[str, Any], fault: Fault) -> bool:
+    """Whether the node has what is changed, and the change is one."""
+    name, value = row.get("attribute", ("", None))
+    if row.get("present") and all(entry.name != name or entry.i == value for entry in node.attribute):
+        return False
+    if "input" not in row:
+        return True
+    array = constant(proto, folder, node.input[fault.input]) if fault.input < len(node.input) else None
+    return array is not None and (bool(name) or not np.array_equal(changed(array, fault), array))
 
 
 def _input(row: dict[str, Any], operator: str) -> int | None:
@@ -104,13 +115,9 @@ def _input(row: dict[str, Any], operator: str) -> int | None:
     return place[operator] if isinstance(place, dict) else place
 
 
-def _has_other(node: onnx.NodeProto, name: str, value: int) -> bool:
-    return any(entry.name == name and entry.i != value for entry in node.attribute)
-
-
 def _fault(graph: str, kind: str, row: dict[str, Any], node: onnx.NodeProto, place: int | None) -> Fault:
     size = 0 if precision_of(graph) == "fp32" else 1
-    change = {name: row[name][size] for name in ("scale", "part") if name in row}
+    change: dict[str, Any] = {name: row[name][size] for name in ("scale", "part") if name in row}
     change |= {name: row[name] for name in ("halves", "reversed", "operator", "finite") if name in row}
     change |= {"attribute": tuple(row["attribute"])} if "attribute" in row else {}
     return Fault(graph, kind, node.name, place or 0, **change)
@@ -122,8 +129,8 @@ def changed(array: np.ndarray[Any, Any], fault: Fault) -> np.ndarray[Any, Any]:
     if fault.halves:
         return np.roll(array, array.shape[-1] // 2, axis=-1)
     if fault.part is not None:
-        columns = slice(max(1, array.shape[-1] // 8))
-        wide[..., columns] = wide[..., columns] * fault.part
+        columns = (..., slice(max(1, array.shape[-1] // 8))) if array.ndim else ()
+        wide[columns] = wide[columns] * fault.part
     if fault.scale is not None:
         wide = wide * fault.scale
     with np.errstate(over="ignore"):
@@ -153,19 +160,18 @@ def plant_file(folder: Path, file: str, fault: Fault, into: Path) -> None:
         del node.attribute[:]
         node.attribute.extend([*others, onnx.helper.make_attribute(*fault.attribute)])
     if fault.scale is not None or fault.part is not None or fault.halves:
-        tensor = onnx.TensorProto()
-        tensor.CopyFrom(constant(proto, node.input[fault.input]))
-        if tensor.external_data:
-            onnx.external_data_helper.load_external_data_for_tensor(tensor, str((folder / file).parent))
-        planted = numpy_helper.from_array(changed(numpy_helper.to_array(tensor), fault), "planted")
+        array = constant(proto, folder, node.input[fault.input])
+        assert array is not None
+        planted = numpy_helper.from_array(changed(array, fault), "planted")
         proto.graph.initializer.append(planted)
         node.input[fault.input] = "planted"
     (into / file).unlink()
     onnx.save(proto, into / file)
 
 
-def constant(proto: onnx.ModelProto, name: str) -> onnx.TensorProto:
+def constant(proto: onnx.ModelProto, folder: Path, name: str) -> np.ndarray[Any, Any] | None:
     """An initializer, or the value of a Constant node."""
     found = next((entry for entry in proto.graph.initializer if entry.name == name), None)
-    made = next((node for node in proto.graph.node if name in node.output), None)
-    return found if found is not None else next(entry.t for entry in made.attribute if entry.name == "value")  # type: ignore[union-attr]
+    made = (node for node in proto.graph.node if node.op_type == "Constant" and name in node.output)
+    found = found or next((entry.t for node in made for entry in node.attribute if entry.name == "value"), None)
+    return None if found is None else numpy_helper.to_array(found, str(folder))

@@ -43,7 +43,8 @@ def compare(folder: Path, faulty: Path, chain: str = "cpu", source: Path | None 
     """Both folders compared, the faulty one on `chain`; of an ONNX file, its folder. `source`: a checkpoint."""
     reference, tested = Side(folder, parse_chain("cpu")), Side(faulty, parse_chain(chain))
     if any(folder.glob("*.json")):
-        steps = package_steps(reference, open_folder(folder, Choice()))
+        manifest = open_folder(folder, Choice())
+        steps = package_steps(reference, manifest)
     else:
         model = read_onnx(next(iter(folder.glob("*.onnx"))))
         steps = [file_step(model, input_shapes(model.inputs, shapes), {})]
@@ -52,7 +53,7 @@ def compare(folder: Path, faulty: Path, chain: str = "cpu", source: Path | None 
         from partita.library.drifting import source_side
 
         with TemporaryDirectory() as scratch:
-            reference = source_side(folder, open_checkpoint(str(source)), steps, Path(scratch))
+            reference = source_side(folder, manifest, open_checkpoint(str(source)), steps, Path(scratch))
             return measure(str(folder), tested, reference, steps, chosen_steps(steps), Settings())
     return measure(str(folder), tested, reference, steps, chosen_steps(steps), Settings())
 
