@@ -69,7 +69,7 @@ def _memory(plan: Plan) -> Section:
         rows.append(("peak of loading", human_bytes(plan.load_bytes), "packed weights and the mapped file together"))
     heads = ("memory", Column("size"), "basis")
     points = tuple(Point(part.name, float(part.size_bytes)) for part in plan.memory)
-    plot = Plot("Memory in bytes; the limit is the device", points, float(plan.device.available_bytes))
+    plot = Plot("Memory in bytes", points, float(plan.device.available_bytes), "available memory")
     return Section("memory", "Memory", (table("Memory at full context", heads, rows), plot))
 
 

@@ -16,6 +16,8 @@ from partita.runtime.verify.comparison import OUTLIERS, RULED_OUT, difference
 
 ROUNDED_TO_INT8 = 4
 """`accuracy_level` of a MatMulNBits that rounds its input to 8 bits."""
+ROUNDING_STEPS = 16
+"""Error that rounded weights may cause, in steps of their numbers. Layers of random weights in int4 have 4 to 8."""
 USUAL_RANGE = 99.0
 """Percentile of magnitudes. A few activations of many models are a hundred times larger than all others."""
 
@@ -47,14 +49,16 @@ def deviation(ours: npt.NDArray[Any], theirs: npt.NDArray[Any]) -> float:
     return difference(a[numbers].astype(np.float32), b[numbers].astype(np.float32), scale) / scale
 
 
-def tolerance_of(nodes: Iterable[onnx.NodeProto], *, half: bool, exact: bool) -> float:
-    """The tolerance of the least precise node: 4- and 8-bit numbers, 16-bit floats (`half`), or 32-bit floats.
+def tolerance_of(nodes: Iterable[onnx.NodeProto], *, half: bool, weight_bits: int | None) -> float:
+    """The tolerance of the least precise node: quantised weights, 16-bit floats (`half`), or 32-bit floats.
 
-    `exact`: the reference's weights are not rounded.
+    `weight_bits`: of weights that are not rounded on the reference, so that errors include their rounding.
     """
     least = PRECISIONS["fp16"].tolerance if half else EXACT.tolerance
-    rounds = any(node.op_type in QUANTISED if exact else _rounds_input(node) for node in nodes)
-    return max(least, PRECISIONS["int4"].tolerance) if rounds else least
+    if not any(_rounds_input(node) if weight_bits is None else node.op_type in QUANTISED for node in nodes):
+        return least
+    rounding = 0.0 if weight_bits is None else ROUNDING_STEPS * 0.5**weight_bits
+    return max(least, PRECISIONS["int4"].tolerance, rounding)
 
 
 def _rounds_input(node: onnx.NodeProto) -> bool:

@@ -52,6 +52,8 @@ def headline(found: Drift) -> str:
     worst = found.worst
     if found.is_within and found.unused_because is not None:
         return f"nothing was compared on {found.provider.partition(',')[0]}: {found.unused_because}"
+    if found.is_within and worst.compared_error == 0:
+        return f"no difference on {sides}"
     if found.is_within:
         return f"no layer over tolerance on {sides}; largest error {error_text(worst.compared_error)} in {worst.name}"
     layer, node = found.layer, found.node
@@ -121,7 +123,8 @@ def _first(found: Drift) -> Section | None:
     }[found.basis]
     rows = [("layer", layer.name)]
     if node is not None:
-        rows += [("node", node.name), ("operator", node.op_type or NOT_KNOWN)]
+        rows += [("node", node.name)]
+        rows += [("operator", node.op_type)] if node.op_type is not None else []
         rows += [("runs on", named_provider(node.provider))] if node.provider is not None else []
     rows += [
         ("error", f"{error_text(shown.compared_error)}, tolerance {shown.tolerance:.0e}"),
@@ -139,7 +142,7 @@ def _growth(found: Drift) -> Section | None:
         return None
     limit = max(part.tolerance for part in found.layers)
     points = tuple(Point(part.name, part.error) for part in found.layers)
-    plot = Plot("error in the whole graph, by layer", points, limit)
+    plot = Plot("error in the whole graph, by layer", points, limit, "tolerance")
     columns: tuple[Head, ...] = ("layer", *numbers("own error", "in the graph", "largest", "reference"), "")
     shown = table("Errors by layer", columns, map(_row, found.layers), obvious=True, most=ROWS, rest=_more)
     return Section("layers", "Layers", (plot, shown))

@@ -7,7 +7,6 @@ not reach it.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from onnx import helper, numpy_helper
 from partita import dtypes
 from partita.runtime.lab.graph import rename
 from partita.runtime.place.model_file import graph_node, subgraphs_of, tensors_read
-from partita.runtime.place.onnx_model import CONTROL_FLOW, OnnxModel
+from partita.runtime.place.onnx_model import OnnxModel
 
 LOCAL = ".local"
 """Suffix of the tensors that a cut part computes."""
@@ -166,16 +165,6 @@ class PartedGraph:
     def module(self, position: int) -> str | None:
         """Module path of a node."""
         return graph_node(self.nodes[position]).module
-
-    @property
-    def random(self) -> list[str]:
-        """Names of nodes with random outputs."""
-        return [node.name for node in self.nodes if node.op_type in RANDOM]
-
-    @property
-    def control_flow(self) -> Counter[str]:
-        """Control-flow operators and the number of their nodes."""
-        return Counter(node.op_type for node in self.nodes if node.op_type in CONTROL_FLOW)
 
     def with_outputs(self, tensors: Collection[str]) -> bytes:
         """The model with these tensors as further outputs."""

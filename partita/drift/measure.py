@@ -15,14 +15,15 @@ from datetime import UTC, datetime
 
 from partita import __version__
 from partita.drift.deviation import deviation, finite
-from partita.drift.graphs import Part, PartedGraph, Values
+from partita.drift.graphs import RANDOM, Part, PartedGraph, Values
 from partita.drift.records import Basis, Drift, NotFinite, PartDrift, PinTrial
 from partita.drift.sides import Side, Step, with_provider
 from partita.drift.step_comparison import Settings, StepComparison
 from partita.errors import PartitaError
 from partita.observations.text_format import name_some, plural, tally
 from partita.providers.resolve import known_providers
-from partita.runtime.place.onnx_model import read_onnx
+from partita.runtime.contents.modules import QUANTISED
+from partita.runtime.place.onnx_model import CONTROL_FLOW, read_onnx
 
 OTHER_WAY = 0.3
 """Error of a layer that no fault has without an effect on the outputs; an embedding without its scale has it."""
@@ -218,11 +219,15 @@ def _worst_of_steps(parts: Sequence[PartDrift]) -> list[PartDrift]:
 def _notes(entries: Sequence[StepComparison]) -> Iterator[str]:
     """Limits of the comparison."""
     yield from dict.fromkeys(note for entry in entries for note in entry.notes)
-    graph = entries[0].graph
-    if graph.random:
+    nodes = entries[0].graph.nodes
+    if entries[0].reference.weight_bits is not None and any(node.op_type in QUANTISED for node in nodes):
+        yield "the package's weights are rounded, the source model's are not: errors include the rounding"
+    random = [node.name for node in nodes if node.op_type in RANDOM]
+    if random:
         yield (
-            f"{plural(len(graph.random), 'node')} with random outputs not compared ({name_some(graph.random, 3)}); "
+            f"{plural(len(random), 'node')} with random outputs not compared ({name_some(random, 3)}); "
             "errors of the whole graph after them have no meaning"
         )
-    if graph.control_flow:
-        yield f"control-flow nodes compared as a whole, not the nodes of their subgraphs: {tally(graph.control_flow)}"
+    control_flow = Counter(node.op_type for node in nodes if node.op_type in CONTROL_FLOW)
+    if control_flow:
+        yield f"control-flow nodes compared as a whole, not the nodes of their subgraphs: {tally(control_flow)}"

@@ -73,6 +73,8 @@ class Side:
     """Name of the environment, if it is another."""
     call: Callable[..., GraphRun] | None = None
     """Calls `run_graph` in another environment; None: this process."""
+    weight_bits: int | None = None
+    """Bits of the tested side's quantised weights, if they are not rounded on this side."""
     runs_graphs = True
     """Whether any graph can be run, and any tensor be read."""
 

@@ -165,7 +165,7 @@ class StepComparison:
         nodes = [self.graph.nodes[at] for at in positions]
         names = {name for node in nodes for name in (*node.input, *node.output)} & theirs.keys()
         half = any(theirs[name].dtype.name == "float16" for name in names)
-        return tolerance_of(nodes, half=half, exact=not self.reference.runs_graphs)
+        return tolerance_of(nodes, half=half, weight_bits=self.reference.weight_bits)
 
     def _not_finite(self, part: Part, theirs: Values, ours: Values) -> NotFinite | None:
         """NaN or infinity in a node's output where the reference has a number; None for several nodes."""
@@ -210,6 +210,8 @@ class StepComparison:
         """Note nodes that run on another provider when tensors of the graph are outputs."""
         before = self.tested_run.placement
         moved = [name for name, provider in tapped.placement.items() if before.get(name, provider) != provider]
+        if not before:
+            self.note(f"placement not checked: ONNX Runtime {tapped.version} does not list these nodes")
         if moved:
             self.note(
                 f"{plural(len(moved), 'node')} run on another provider while intermediate tensors are read: "

@@ -35,6 +35,8 @@ CONFIG = "config.json"
 """A file of every checkpoint."""
 LOCATE_SECONDS = 60
 """Time limit of a comparison that a failed export makes."""
+UNKNOWN_BITS = 8
+"""Bits of quantised weights if the manifest has no precision for them."""
 ORIGINAL = "original"
 """The value of `against` for the source model."""
 
@@ -147,13 +149,10 @@ def compare(
         if isinstance(other, Path):
             side: Side = opened.enter_context(_in_environment(replace(local, chain=tested.chain), other))
         elif other is not None:
-            side = opened.enter_context(_source_model(folder, other, steps))
+            side = opened.enter_context(_source_model(folder, manifest, other, steps))
         else:
             side = local
-        found = measure(str(path), tested, side, steps, chosen_steps(steps), settings)
-    if other is not None and path.is_dir() and isinstance(other, str):
-        found = with_quantisation_note(found, manifest)
-    return found
+        return measure(str(path), tested, side, steps, chosen_steps(steps), settings)
 
 
 def _file_step(options: DriftOptions, path: Path) -> Step:
@@ -188,7 +187,7 @@ def _in_environment(side: Side, python: Path) -> Iterator[Side]:
 
 
 @contextmanager
-def _source_model(folder: Path, checkpoint: str, steps: Sequence[Step]) -> Iterator[Side]:
+def _source_model(folder: Path, manifest: Manifest, checkpoint: str, steps: Sequence[Step]) -> Iterator[Side]:
     """The source model on the text of the steps. Raises InstallationError without torch, and the errors of loading."""
     try:
         from partita.export.checkpoint.description import open_checkpoint
@@ -196,26 +195,18 @@ def _source_model(folder: Path, checkpoint: str, steps: Sequence[Step]) -> Itera
         lacking = explain(error)
         raise lacking if lacking is not None else error from error
     with temporary_directory() as scratch:
-        yield source_side(folder, open_checkpoint(checkpoint), steps, Path(scratch))
+        yield source_side(folder, manifest, open_checkpoint(checkpoint), steps, Path(scratch))
 
 
-def source_side(folder: Path, checkpoint: Checkpoint, steps: Sequence[Step], scratch: Path) -> Side:
+def source_side(folder: Path, manifest: Manifest, checkpoint: Checkpoint, steps: Sequence[Step], scratch: Path) -> Side:
     """The side of the source model."""
     from partita.drift.source_model import SourceModel
     from partita.export.verify.self_check import VERSIONS, SourceOutputs
 
     tokens = [int(token) for step in steps for token in step.tokens]
     model = SourceOutputs(checkpoint, tokens, scratch)
-    return SourceModel(folder, (), run_model=model, label=f"the source model ({VERSIONS})")
-
-
-def with_quantisation_note(found: Drift, manifest: Manifest) -> Drift:
-    """The result with a note if the weights are rounded, which the source model's are not."""
-    bits = precision(manifest.graph.precision).bits
-    if bits is None:
-        return found
-    note = f"the package's weights have {bits} bits, the source model's are not rounded: errors include the rounding"
-    return found.model_copy(update={"notes": (*found.notes, note)})
+    bits = precision(manifest.graph.precision).bits or UNKNOWN_BITS
+    return SourceModel(folder, (), weight_bits=bits, run_model=model, label=f"the source model ({VERSIONS})")
 
 
 def locate(folder: Path, manifest: Manifest, checkpoint: Checkpoint) -> str:
@@ -232,7 +223,7 @@ def locate(folder: Path, manifest: Manifest, checkpoint: Checkpoint) -> str:
     try:
         with temporary_directory() as scratch:
             steps = package_steps(tested, manifest)
-            side = source_side(folder, checkpoint, steps, Path(scratch))
+            side = source_side(folder, manifest, checkpoint, steps, Path(scratch))
             return headline(measure(folder.name, tested, side, steps, chosen_steps(steps), settings))
     except LateError:
         return f"its first difference was not found within {LOCATE_SECONDS} s"

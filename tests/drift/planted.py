@@ -1,26 +1,22 @@
-"""Faults planted in one node of the graph that a provider is given, as a wrong kernel would act: `python -m
-tests.drift.planted CHAIN GRAPH=FOLDER…` prints whether each is found; `source=CHECKPOINT` is the reference instead of
-the CPU provider.
+"""Whether planted faults are found, as a table per environment: `python -m tests.drift.planted [ENVIRONMENT…]`.
 
-`faults.toml` has a table per graph. Changes: `scale` multiplies a constant input, `part` an eighth of its columns;
-`halves` swaps the halves of its last axis; `attribute` and `operator` replace these.
+`--graph`, `--kind`: only these. `--source`: against the source model in place of the CPU provider (main environment).
+Packages are exported to build/drift; environments without torch get their folders.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import shutil
+import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-
-import numpy as np
-import onnx
-from onnx import numpy_helper
 
 from partita.drift.graphs import PartedGraph
 from partita.drift.inputs import chosen_steps, file_step, package_steps
@@ -28,96 +24,27 @@ from partita.drift.measure import measure
 from partita.drift.records import Drift
 from partita.drift.sides import Side
 from partita.drift.step_comparison import Settings
+from partita.errors import PartitaError
 from partita.foreign.folder import Choice, open_folder
 from partita.providers.resolve import parse_chain
 from partita.runtime.place.inputs import input_shapes
 from partita.runtime.place.onnx_model import read_onnx
+from tests.conftest import REPOSITORY
+from tests.contract.expectations import ENVIRONMENTS
+from tests.contract.packages import checkpoint_of, key
+from tests.drift.faults import FOREIGN, GRAPHS, Fault, export_package, faults_of, plant
 
-FAULTS = Path(__file__).with_name("faults.toml")
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A change of one node."""
-
-    graph: str
-    name: str
-    node: str
-    input: int = 1
-    scale: float | None = None
-    part: float | None = None
-    halves: bool = False
-    attribute: tuple[str, Any] | None = None
-    operator: str = ""
-    finite: bool = True
-    """Whether the outputs stay numbers."""
-
-
-def faults() -> list[Fault]:
-    """All faults of the file."""
-    tables = tomllib.loads(FAULTS.read_text(encoding="utf-8"))
-    return [
-        Fault(graph, name, **{**row, **({"attribute": tuple(row["attribute"])} if "attribute" in row else {})})
-        for graph, rows in tables.items()
-        for name, row in rows.items()
-    ]
-
-
-def change(array: np.ndarray[Any, Any], fault: Fault) -> np.ndarray[Any, Any]:
-    """The constant with the fault."""
-    wide: np.ndarray[Any, Any] = array.astype(np.float64 if array.dtype.kind == "f" else np.int64)
-    if fault.halves:
-        return np.roll(array, array.shape[-1] // 2, axis=-1)
-    if fault.part is not None:
-        wide[..., : max(1, array.shape[-1] // 8)] *= fault.part
-    if fault.scale is not None:
-        wide *= fault.scale
-    with np.errstate(over="ignore"):
-        return wide.astype(array.dtype)
-
-
-def plant(folder: Path, fault: Fault, into: Path) -> Path:
-    """A copy of a model's folder with the fault in its graphs."""
-    shutil.copytree(folder, into)
-    for file in folder.glob("*.onnx"):
-        plant_file(folder, file.name, fault, into)
-    return into
-
-
-def plant_file(folder: Path, file: str, fault: Fault, into: Path) -> None:
-    """Write one graph with the fault."""
-    proto = onnx.load(folder / file, load_external_data=False)
-    node = next(node for node in proto.graph.node if node.name == fault.node)
-    if fault.operator:
-        node.op_type = fault.operator
-    if fault.attribute is not None:
-        kept = [entry for entry in node.attribute if entry.name != fault.attribute[0]]
-        del node.attribute[:]
-        node.attribute.extend([*kept, onnx.helper.make_attribute(*fault.attribute)])
-    if fault.scale is not None or fault.part is not None or fault.halves:
-        tensor = onnx.TensorProto()
-        tensor.CopyFrom(constant(proto, node.input[fault.input]))
-        if tensor.external_data:
-            onnx.external_data_helper.load_external_data_for_tensor(tensor, str((folder / file).parent))
-        planted = numpy_helper.from_array(change(numpy_helper.to_array(tensor), fault), "planted")
-        proto.graph.initializer.append(planted)
-        node.input[fault.input] = "planted"
-    (into / file).unlink()
-    onnx.save(proto, into / file)
-
-
-def constant(proto: onnx.ModelProto, name: str) -> onnx.TensorProto:
-    """An initializer, or the value of a Constant node."""
-    found = next((entry for entry in proto.graph.initializer if entry.name == name), None)
-    made = next((node for node in proto.graph.node if name in node.output), None)
-    return found if found is not None else next(entry.t for entry in made.attribute if entry.name == "value")  # type: ignore[union-attr]
+CHAINS = {"main": "cpu", "plugins": "cpu", "webgpu": "webgpu,cpu", "openvino": "openvino,cpu", "qnn": "qnn,cpu"}
+"""Environment -> the tested chain. The providers of the plugins have no device on processors of AMD."""
+OMITTED: dict[str, tuple[str, ...]] = {}
 
 
 def compare(folder: Path, faulty: Path, chain: str = "cpu", source: Path | None = None, **shapes: Any) -> Drift:
     """Both folders compared, the faulty one on `chain`; of an ONNX file, its folder. `source`: a checkpoint."""
     reference, tested = Side(folder, parse_chain("cpu")), Side(faulty, parse_chain(chain))
     if any(folder.glob("*.json")):
-        steps = package_steps(reference, open_folder(folder, Choice()))
+        manifest = open_folder(folder, Choice())
+        steps = package_steps(reference, manifest)
     else:
         model = read_onnx(next(iter(folder.glob("*.onnx"))))
         steps = [file_step(model, input_shapes(model.inputs, shapes), {})]
@@ -126,7 +53,7 @@ def compare(folder: Path, faulty: Path, chain: str = "cpu", source: Path | None 
         from partita.library.drifting import source_side
 
         with TemporaryDirectory() as scratch:
-            reference = source_side(folder, open_checkpoint(str(source)), steps, Path(scratch))
+            reference = source_side(folder, manifest, open_checkpoint(str(source)), steps, Path(scratch))
             return measure(str(folder), tested, reference, steps, chosen_steps(steps), Settings())
     return measure(str(folder), tested, reference, steps, chosen_steps(steps), Settings())
 
@@ -135,8 +62,7 @@ def judge(
     folder: Path, fault: Fault, into: Path, chain: str = "cpu", source: Path | None = None
 ) -> tuple[bool, bool, Drift]:
     """Whether layer and node are right, and the result. Nodes in sequence are right if the fault is among them."""
-    faulty = plant(folder, fault, into)
-    found = compare(folder, faulty, chain, source)
+    found = compare(folder, plant(folder, fault, into), chain, source)
     shutil.rmtree(into)
     graph = PartedGraph(read_onnx(next(iter(folder.glob("*.onnx")))))
     layer = next(part for part in graph.layers() for at in part.nodes if graph.nodes[at].name == fault.node)
@@ -146,34 +72,128 @@ def judge(
     return found.first_layer == layer.name, fault.node in named, found
 
 
-def rows(folders: dict[str, Path], into: Path, chain: str, source: Path | None, only: str) -> Iterator[str]:
-    """A line per fault, the controls, and the counts."""
-    layers = nodes = count = 0
+def rows(chain: str, folders: dict[str, Path], kinds: list[str], sources: dict[str, Path]) -> Iterator[dict[str, Any]]:
+    """A row per control and per fault."""
     for graph, folder in folders.items():
-        control = compare(folder, folder, chain, source)
-        count_on = f"; nodes {control.nodes_by_provider}; unused {control.unused}"
-        yield f"{graph}: control {'within' if control.is_within else f'OVER {control.first_layer}'}{count_on}"
-        for fault in (each for each in faults() if each.graph == graph and only in ("", each.name)):
-            layer, node, found = judge(folder, fault, into / "faulty", chain, source)
-            layers, nodes, count = layers + layer, nodes + node, count + 1
-            exact = node and found.first_node == fault.node
-            wrong = "" if layer and exact else f"  got {found.first_layer} {found.first_node} ({found.basis})"
-            words = ["right" if right else "WRONG" for right in (layer, node)]
-            yield f"{graph}.{fault.name}: layer {words[0]}, node {words[1]}{wrong}"
-    yield f"{count} faults: layer right {layers}, node right {nodes}"
+        try:
+            control = compare(folder, folder, chain, sources.get(graph))
+        except PartitaError as error:
+            yield {"graph": graph, "failure": str(error)}
+            continue
+        nodes = {**control.nodes_by_provider, **control.unused}
+        wrong = (
+            "" if control.is_within else f"{control.first_layer} {control.first_node}: {control.worst.compared_error}"
+        )
+        yield {"graph": graph, "kind": "", "nodes": nodes, "right": [control.is_within] * 2, "found": wrong}
+        for fault in faults_of(graph, folder):
+            if kinds and fault.kind not in kinds:
+                continue
+            with TemporaryDirectory() as scratch:
+                layer, node, found = judge(folder, fault, Path(scratch) / "faulty", chain, sources.get(graph))
+            node = node and (fault.finite or found.not_finite is not None and found.not_finite.node == fault.node)
+            seen = f"{found.first_layer} {found.first_node} ({found.basis}) {found.not_finite or ''}"
+            yield {"graph": graph, "kind": fault.kind, "node": fault.node, "right": [layer, node], "found": seen}
 
 
-def main(arguments: list[str]) -> None:
-    """Print the table for GRAPH=FOLDER…; the first argument is the chain. `fault=NAME`: only this one."""
-    chain, *given = arguments
-    folders = {name: Path(folder) for name, _, folder in (text.partition("=") for text in given)}
-    source, only = folders.pop("source", None), folders.pop("fault", None)
-    with TemporaryDirectory() as made:
-        for line in rows(folders, Path(made), chain, source, "" if only is None else only.name):
-            sys.stdout.write(line + "\n")
-            sys.stdout.flush()
+def ensure_folders(graphs: list[str]) -> tuple[dict[str, Path], dict[str, Path]]:
+    """Folders of the graphs, exported if they are not there, and the checkpoints of packages."""
+    import partita
+
+    home = REPOSITORY / "build" / "drift" / key()
+    (home / "checkpoints").mkdir(parents=True, exist_ok=True)
+    folders, sources = {}, {}
+    for graph in graphs:
+
+        def export(checkpoint: Path, graph: str = graph, **options: Any) -> Path:
+            sources[graph] = checkpoint
+            if not (home / graph).is_dir():
+                partita.export(str(checkpoint), home / graph, **options)
+            return home / graph
+
+        folders[graph] = export_package(graph, export, lambda model: checkpoint_of(model, home / "checkpoints"))
+    return folders, sources
+
+
+def _write(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def print_table(environment: str, lines: Iterator[dict[str, Any]]) -> tuple[int, int, int, int]:
+    """Print the counts of every graph and the rows that are wrong. Returns faults, right layers and nodes, findings of
+    controls.
+    """
+    _write(f"{environment} ({CHAINS[environment]})")
+    count = layers = nodes = findings = 0
+    for graph, entries in groupby(lines, key=lambda row: str(row["graph"])):
+        control, *planted = entries
+        if "failure" in control:
+            _write(f"  {graph}: not run: {control['failure']}")
+            continue
+        layer, node = (sum(row["right"][at] for row in planted) for at in (0, 1))
+        _write(f"  {graph:30} faults {len(planted):3}  layer {layer:3}  node {node:3}  {_control(control)}")
+        count, layers, nodes = count + len(planted), layers + layer, nodes + node
+        findings += not control["right"][0]
+        for row in (control, *planted):
+            if row["right"] != [True, True]:
+                words = ["right" if right else "WRONG" for right in row["right"]]
+                planted_in = (
+                    f"layer {words[0]}, node {words[1]}; planted in {row['node']}" if row["kind"] else "control"
+                )
+                _write(f"    {row['kind']} {planted_in}, found {row['found']}")
+    _write(f"  {'all':30} faults {count:3}  layer {layers:3}  node {nodes:3}  controls with a finding {findings}")
+    return count, layers, nodes, findings
+
+
+def _control(row: dict[str, Any]) -> str:
+    nodes = ", ".join(f"{name.removesuffix('ExecutionProvider')} {count}" for name, count in row["nodes"].items())
+    return f"control {'within' if row['right'][0] else 'OVER'}  nodes {nodes}"
+
+
+def run_environment(
+    environment: str, folders: dict[str, Path], kinds: list[str], venvs: Path
+) -> Iterator[dict[str, Any]]:
+    """The rows of an environment, from a process of its Python."""
+    python = sys.executable if environment == "main" else venvs / environment / "bin" / "python"
+    folders = {graph: folder for graph, folder in folders.items() if graph not in OMITTED.get(environment, ())}
+    words = [f"{graph}={folder}" for graph, folder in folders.items()]
+    command = [str(python), "-m", "tests.drift.planted", "--inside", CHAINS[environment], *words]
+    command += [word for kind in kinds for word in ("--kind", kind)]
+    variables = {**ENVIRONMENTS[environment].variables, **os.environ, "PYTHONPATH": str(REPOSITORY)}
+    with subprocess.Popen(command, cwd=REPOSITORY, env=variables, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            if line.startswith("{"):
+                yield json.loads(line)
+    if child.returncode:
+        raise RuntimeError(f"{environment}: exit code {child.returncode}")
+
+
+def main(arguments: list[str]) -> int:
+    """Print the table; the exit code is 1 if a control has a finding, a layer is wrong or over 5 % of nodes are."""
+    parser = argparse.ArgumentParser(prog="python -m tests.drift.planted")
+    parser.add_argument("environments", nargs="*", default=[*CHAINS])
+    parser.add_argument("--graph", action="append", choices=GRAPHS)
+    parser.add_argument("--kind", action="append", default=[])
+    parser.add_argument("--source", action="store_true")
+    parser.add_argument("--venvs", type=Path, default=REPOSITORY / ".venvs")
+    parser.add_argument("--inside", metavar="CHAIN", help="print JSON lines for GRAPH=FOLDER…")
+    given = parser.parse_args(arguments)
+    if given.inside:
+        folders = {name: Path(folder) for name, _, folder in (text.partition("=") for text in given.environments)}
+        for row in rows(given.inside, folders, given.kind, {}):
+            _write(json.dumps(row))
+        return 0
+    graphs = given.graph or [graph for graph in GRAPHS if not (given.source and graph in FOREIGN)]
+    folders, sources = ensure_folders(graphs)
+    if given.source:
+        counts = [print_table("main", rows("cpu", folders, given.kind, sources))]
+    else:
+        named = [*given.environments]
+        counts = [print_table(name, run_environment(name, folders, given.kind, given.venvs)) for name in named]
+    return int(any(controls or layer < faults or node < 0.95 * faults for faults, layer, node, controls in counts))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
-    os._exit(0)  # SwiftShader may crash while Python unloads it
+    code = main(sys.argv[1:])
+    os._exit(code)  # SwiftShader may crash while Python unloads it

@@ -26,7 +26,8 @@ from partita.drift.step_comparison import Settings
 from partita.foreign.folder import Choice, open_folder
 from partita.providers.resolve import parse_chain
 from partita.runtime.place.onnx_model import read_onnx
-from tests.drift.planted import Fault, compare, plant
+from tests.drift.faults import Fault, plant
+from tests.drift.planted import compare
 from tests.foreign.conftest import SAMPLES
 
 HEAD = '<ir_version: 10, opset_import: ["" : 21]>\n'

@@ -6,64 +6,46 @@ from pathlib import Path
 
 import pytest
 
-from partita.demo import checkpoint_path
-from tests.conftest import Exported, TinyCheckpoint
-from tests.contract.packages import PACKAGES
-from tests.drift.planted import Fault, compare, faults, judge
-from tests.foreign.conftest import SAMPLES
+from tests.conftest import REPOSITORY, Exported, TinyCheckpoint, require
+from tests.drift.faults import export_package, faults_of
+from tests.drift.planted import CHAINS, compare, judge, main
 
-OPTIONS = {
-    **{f"demo-{name}": {"precision": name, "max_length": 256} for name in ("fp32", "int4", "fp16")},
-    **{
-        name: PACKAGES[name]
-        for name in ("demo-primitives-fp32", "demo-primitives-fp16-static", "llama-primitives-fp32")
-    },
+SAMPLE = {
+    "llama-fp32": ("embedding-scale", "rotary-halves", "rotary-interleaved", "projection", "window"),
+    "llama-fp16": ("overflow-down", "activation", "norm-weight"),
+    "llama-int4": ("zero-points", "block-scales-sign", "head-scales"),
+    "gemma3_text-primitives-fp32": ("lost-window-constant", "rotary-swapped-halves", "softmax-axis", "residual-sign"),
+    "genai-int4-cpu": ("block-scales", "product"),
 }
-"""Packages of the embedded or a tiny checkpoint by graph; other graphs are samples of other exporters."""
+"""Graph -> kinds that `make test` plants; `make test-heavy` plants all, in every environment."""
 
 
-def folder_of(graph: str, exported: Exported, tiny_checkpoint: TinyCheckpoint) -> Path:
-    """The folder with a graph."""
-    if graph in OPTIONS:
-        checkpoint = checkpoint_path() if graph.startswith("demo") else tiny_checkpoint("llama")
-        return exported(checkpoint, **OPTIONS[graph])
-    return SAMPLES / graph
-
-
-def marked(name: str, *values: object) -> object:
-    """A case; packages of the embedded checkpoint take a minute to export."""
-    return pytest.param(*values, id=name, marks=[pytest.mark.heavy] if str(values[0]) in OPTIONS else [])
-
-
-@pytest.mark.parametrize("graph", [marked(graph, graph) for graph in sorted({fault.graph for fault in faults()})])
-def test_a_graph_without_a_fault_has_no_finding(
-    graph: str, exported: Exported, tiny_checkpoint: TinyCheckpoint
+@pytest.mark.parametrize("graph", SAMPLE)
+def test_a_fault_is_found_in_its_node_and_none_without_a_fault(
+    graph: str, exported: Exported, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
-    folder = folder_of(graph, exported, tiny_checkpoint)
-    found = compare(folder, folder)
-    assert found.is_within and not found.nodes and found.not_finite is None
-    assert found.layers and all(layer.own_error is not None for layer in found.layers)
-
-
-@pytest.mark.parametrize(
-    ("graph", "fault"), [marked(f"{fault.graph}.{fault.name}", fault.graph, fault) for fault in faults()]
-)
-def test_a_fault_is_found_in_its_node(
-    graph: str, fault: Fault, exported: Exported, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
-) -> None:
-    layer, node, found = judge(folder_of(graph, exported, tiny_checkpoint), fault, tmp_path / "faulty")
-    assert layer and node, (found.first_layer, found.first_node, found.basis)
-    assert (found.not_finite is None) is fault.finite
-    assert fault.finite or found.not_finite is not None and found.not_finite.node == fault.node
+    folder = export_package(graph, exported, tiny_checkpoint)
+    control = compare(folder, folder)
+    assert control.is_within and not control.nodes
+    assert control.layers and all(layer.own_error is not None for layer in control.layers)
+    planted = [fault for fault in faults_of(graph, folder) if fault.kind in SAMPLE[graph]]
+    assert len(planted) == len(SAMPLE[graph])
+    for fault in planted:
+        layer, node, found = judge(folder, fault, tmp_path / "faulty")
+        assert layer and node, (fault, found.first_layer, found.first_node, found.basis)
+        assert (found.not_finite is None) is fault.finite
+        assert fault.finite or found.not_finite is not None and found.not_finite.node == fault.node
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize(
-    "fault", [fault for fault in faults() if fault.graph == "demo-fp32"], ids=lambda each: each.name
-)
-def test_a_fault_is_found_against_the_source_model(
-    fault: Fault, exported: Exported, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
-) -> None:
-    folder = folder_of(fault.graph, exported, tiny_checkpoint)
-    layer, node, found = judge(folder, fault, tmp_path / "faulty", source=checkpoint_path())
-    assert layer and node, (found.first_layer, found.first_node, found.basis)
+@pytest.mark.parametrize("environment", CHAINS)
+def test_every_fault_is_found_in_every_environment(environment: str) -> None:
+    python = REPOSITORY / ".venvs" / environment
+    require(f"the environment {environment} (make env-{environment})", environment == "main" or python.is_dir())
+    assert main([environment]) == 0
+
+
+@pytest.mark.heavy
+def test_every_fault_is_found_against_the_source_model() -> None:
+    """In packages, whose names show the modules of the model."""
+    assert main(["--source"]) == 0

@@ -19,7 +19,8 @@ from partita.export.trace.hooks import MaskRule
 from partita.library import drifting
 from partita.library.exporting import replay
 from tests.conftest import Exported, TinyCheckpoint
-from tests.drift.planted import Fault, compare, judge
+from tests.drift.faults import Fault
+from tests.drift.planted import compare, judge
 
 FAULTS = (
     Fault("tiny", "norm", "model.layers.0.input_layernorm/SimplifiedLayerNormalization", attribute=("epsilon", 0.1)),
@@ -28,7 +29,7 @@ FAULTS = (
 )
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.kind)
 def test_a_fault_is_found_without_another_graph(
     fault: Fault, tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path
 ) -> None:

@@ -10,8 +10,6 @@ from typing import Literal
 from partita.observations.text_format import plural
 from partita.remedies import shell
 
-LOWEST = 1e-9
-"""Lower end of a plot's axis."""
 BARS = "▁▂▃▄▅▆▇█"
 Tone = Literal["plain", "quiet", "good", "mild", "warn", "bad"]
 """Meaning of a text; a view may show it as a colour, but not as a colour only."""
@@ -130,18 +128,23 @@ class Plot:
     caption: str
     points: tuple[Point, ...]
     limit: float
+    limit_name: str
 
     @property
     def heights(self) -> tuple[float, ...]:
-        """Heights of the points from 0 to 1; a value of 0 or below `LOWEST` is 0, an infinite one 1."""
+        """Heights of the points from 0 to 1; a value of 0 is 0, an infinite one 1."""
         return tuple(self.height(point.value) for point in self.points)
 
     def height(self, value: float | None) -> float:
         """Height of a value."""
-        most = max([self.limit, *(point.value or 0.0 for point in self.points)])
-        if value is None:
-            return 1.0
-        return max(0.0, math.log(max(value, LOWEST) / LOWEST) / math.log(most / LOWEST))
+        low, high = self.ends
+        return 1.0 if value is None else math.log(max(value / low, 1.0)) / math.log(high / low)
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Ends of the axis: a tenth of the smallest value that is not 0, and the largest value."""
+        values = [value for value in (self.limit, *(point.value for point in self.points)) if value] or [1.0]
+        return min(values) / 10, max(values)
 
     @property
     def line(self) -> str:
