@@ -26,7 +26,7 @@ from typer.exceptions import Abort, Exit, TyperException
 import partita
 from partita import process
 from partita.commands.build import Verb, group_of
-from partita.errors import INTERRUPTED, PartitaError, ProviderError, ResourceError, public_type
+from partita.errors import INTERRUPTED, PartitaError, ProviderError, out_of_memory, public_type
 from partita.remedies import fix_for, permission
 from partita.signals import TerminatedError, ended_by_exception, received_signal
 
@@ -367,7 +367,7 @@ def _explain_exception(error: BaseException, debug: bool) -> tuple[str, str, int
 
     ours = error if isinstance(error, PartitaError) else extras.explain(error, foreign=True)
     if isinstance(error, MemoryError):
-        ours = ResourceError("out of memory; close other models, or use a smaller one")
+        ours = out_of_memory()
     if ours is not None:
         from partita.options.fields import with_flags
 

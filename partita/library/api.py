@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar, cast, get_args, get_origin
 
-from partita.errors import PartitaError, ResourceError, UsageError
+from partita.errors import PartitaError, ResourceError, UsageError, out_of_memory
 from partita.extras import explain
 from partita.options.fields import DescribedField, check_fields, describe_fields
 from partita.remedies import fix_for
@@ -35,7 +35,7 @@ class ArgumentError(UsageError, ValueError, TypeError):
 def of_system(error: Exception) -> ResourceError | None:
     """The ResourceError for a memory or system error; None for other errors."""
     if isinstance(error, MemoryError):
-        return ResourceError("out of memory; close other models, or use a smaller one")
+        return out_of_memory()
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         remedy = fix_for(error, "check the disk and its permissions")
