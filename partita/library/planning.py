@@ -289,16 +289,16 @@ def _checkpoint(
         )
 
 
-def measured_requirements(folder: Path, manifest: Manifest) -> tuple[Requirements | None, MachineRates | None]:
-    """The memory and work of a package on this machine's CPU, and its rates; None if they are not measured."""
+def measured_requirements(
+    folder: Path, manifest: Manifest, *, on_cpu: bool
+) -> tuple[Requirements | None, MachineRates | None]:
+    """The memory and work of a package, on this machine's CPU if `on_cpu`, and its rates; None for unknown."""
     rates = stored_rates()
-    if rates is None:
-        return None, None
     try:
         models = [read_light(folder / file.file) for file in manifest.graph.files]
     except (OSError, ValueError):  # the run read them; they may be gone
         return None, rates
-    return requirements(manifest.graph, models, rates), rates
+    return replace(requirements(manifest.graph, models, rates), on_cpu=on_cpu), rates
 
 
 def with_what_fits(error: ResourceError, folder: Path, manifest: Manifest, chain: Sequence[Provider]) -> ResourceError:

@@ -255,12 +255,20 @@ def test_a_report_names_what_bounds_each_phase(
     assert all(phase.bound is not None for phase in report.phases)
     phases = [phase.model_copy(update={"overhead_p50_ms": 0.0}) for phase in report.phases]  # a tiny model mostly waits
     report = partita.Report.of(report.model_copy(update={"phases": tuple(phases)}))
-    known = planning.measured_requirements(package, read_manifest(package))
+    known = planning.measured_requirements(package, read_manifest(package), on_cpu=True)
     report = partita.Report.of(with_bounds(report, *known, 1))
     found = [phase.bound for phase in report.phases]
     assert [each.bound_by for each in found if each is not None] == [bound, bound]
     assert all(each is not None and text in each.sentence for each in found)
     assert text in " ".join(report.to_text().split())
+    assert "Work by layer" in report.to_text() and "Work by operator" in report.to_html()
+    for phase in report.phases:
+        assert phase.bound is not None and phase.bound.read_bytes and phase.bound.flops
+        for groups in (phase.by_op_type, phase.by_layer, phase.by_module):
+            assert sum(entry.read_bytes or 0 for entry in groups) == phase.bound.read_bytes
+            assert sum(entry.flops or 0 for entry in groups) == phase.bound.flops
+            timed = [entry.ceiling_share for entry in groups if entry.flops]
+            assert all(timed) if rates is not None and rates.threads == 2 else timed == [None] * len(timed)
 
 
 def test_a_lack_of_memory_names_the_largest_settings_that_fit(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
