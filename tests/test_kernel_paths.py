@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import statistics
 import time
 from collections.abc import Callable
@@ -21,7 +22,7 @@ import partita
 from partita import process
 from tests import kernel_models as models
 
-Make = Callable[[Path], Path]
+Make = Callable[..., Path]
 DYNAMIC = partial(models.packed, constant=False)
 SLOW: dict[str, tuple[Make, Make, str]] = {
     "g_idx": (partial(models.packed, order=True), models.packed, "unpacked weights"),
@@ -80,6 +81,20 @@ def test_a_slow_path_and_its_remedy(name, tmp_path):
     assert {entry.evidence_kind for entry in found} == {"logged" if path == "unpacked weights" else "derived"}
     after = placed(control(tmp_path / "control.onnx"))
     assert not any(entry.is_slow for entry in after.kernel_paths), after.kernel_paths
+
+
+TIMED = ("g_idx", "float zero points", "8 bits, level 0", "4 bits, level 0", "experts")
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_a_slow_path_without_a_log_is_timed(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(process, "own_process", False)
+    slow, _, path = SLOW[name]
+    report = partita.place(str(slow(tmp_path / "slow.onnx", size=1024)), "cpu", probe_seconds=60)
+    (found,) = [entry for entry in report.kernel_paths if entry.is_slow]
+    assert (found.path, found.evidence_kind) == (path, "probed"), found
+    assert re.fullmatch(r"time of one-node sessions: \S+ ms unchanged, \S+ ms with(out)? \S+", found.evidence)
+    assert report.probing is not None and report.probing.experiments == 2
 
 
 FORMS: list[dict[str, Any]] = [

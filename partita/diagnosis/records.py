@@ -85,8 +85,8 @@ class KernelPath(Record):
     is_slow: bool
     """The provider has a faster kernel for another form of the operator."""
     evidence_kind: EvidenceKind
-    """logged: the log of a run or a device program in the profile. derived: a rule about attributes, types and inputs.
-    none: unknown."""
+    """logged: the log of a run or a device program in the profile. probed: a changed node is faster in a
+    one-node session. derived: a rule about attributes, types and inputs. none: unknown."""
     evidence: str
     cause: str
     """Why it is slow; empty for another path."""
