@@ -20,6 +20,7 @@ from onnx import TensorProto
 
 import partita
 from partita import process
+from partita.runtime.cpu import settings
 from tests import kernel_models as models
 
 Make = Callable[..., Path]
@@ -170,6 +171,28 @@ def test_layout_and_integer_products(tmp_path):
     unit = report.cpu[0].integer_unit
     assert paths(report)["MatMulInteger"] == (f"int8 products ({unit})" if unit else "unknown")
     assert not unit or exact
+
+
+@pytest.mark.parametrize(
+    ("unit", "packed", "floats"),
+    [
+        ("avx512_vnni", "use of avx512_vnni (the processor has it; ONNX Runtime does not report it)", None),
+        ("asimddp", "use of KleidiAI (ONNX Runtime does not report it", "use of KleidiAI (ONNX Runtime"),
+        ("", "", None),
+    ],
+)
+def test_what_no_source_reports_is_unknown(unit, packed, floats, tmp_path, monkeypatch):
+    monkeypatch.setattr(settings, "integer_unit", lambda: unit)
+    report = placed(models.packed(tmp_path / "packed.onnx"))
+    (entry,) = report.kernel_paths
+    assert entry.path == "packed weights, int8 products" and entry.unknown.startswith(packed)
+    assert (f"unknown: 1 MatMulNBits node: {packed}" in " ".join(report.to_text().split())) is bool(unit)
+    products = [
+        entry.unknown
+        for entry in placed(models.chain(tmp_path / "chain.onnx", kind=models.FLOAT)).kernel_paths
+        if entry.op_type == "MatMul"
+    ]
+    assert bool(products) is (floats is not None) and all(text.startswith(floats or "") for text in products)
 
 
 def test_a_node_of_another_operator_has_no_path(tmp_path):

@@ -10,7 +10,7 @@ from partita.diagnosis import native_log
 from partita.diagnosis.graphs import COMPILED
 from partita.diagnosis.session_index import SessionIndex, choose_provider
 from partita.observations.codes import EvidenceKind
-from partita.observations.facts import NodeEvent, NodeProbe
+from partita.observations.facts import NodeEvent, NodeProbe, ProviderFacts
 from partita.observations.kernel_rows import ABSENT, KernelRow
 from partita.observations.names import UNKNOWN
 from partita.observations.text_format import decimals
@@ -31,6 +31,8 @@ class FoundPath:
     """None: unknown."""
     evidence_kind: EvidenceKind
     evidence: str
+    unknown: str = ""
+    """A property of the kernel that no source reports."""
 
     @property
     def path(self) -> str:
@@ -48,14 +50,19 @@ def find_paths(index: SessionIndex, phase: str) -> Iterator[FoundPath]:
     lines = index.facts.run_log.get(phase)
     for name in index.order:
         provider, operator = choose_provider(index.providers_by_source[name]), index.op_type(name)
-        if provider is not None and operator == COMPILED:
-            yield FoundPath(name, provider, None, "none", IN_COMPILED)
-        rows = index.facts.of(provider).kernels if provider is not None else ()
-        rows = tuple(row for row in rows if operator in row.operators)
-        if provider is not None and rows:
-            programs = dict.fromkeys(each for event in events.get(name, ()) for each in event.programs)
-            found = _find(name, provider, rows, _facts_of(index, name, events.get(name, ())), [*programs], lines)
-            yield _with_probe(found, index.facts.of(provider).probes.get(name))
+        known = index.facts.of(provider) if provider is not None else ProviderFacts()
+        rows = [row for row in known.kernels if operator in row.operators]
+        if provider is None or not (rows or operator == COMPILED):
+            continue
+        facts = _facts_of(index, name, events.get(name, ()))
+        programs = dict.fromkeys(each for event in events.get(name, ()) for each in event.programs)
+        found = _find(name, provider, rows, facts, [*programs], lines)
+        if operator == COMPILED:
+            yield replace(found, evidence=IN_COMPILED)
+        elif found.row is not None:
+            yield replace(_with_probe(found, known.probes.get(name)), unknown=found.row.unknown.format(**facts))
+        elif not all(row.unknown for row in rows):
+            yield found
 
 
 def _find(

@@ -92,6 +92,8 @@ class KernelPath(Record):
     """Why it is slow; empty for another path."""
     remedy: str
     """Change that selects a faster kernel; empty for another path."""
+    unknown: str = ""
+    """A property of the kernel that no source reports, e.g. its instruction set; empty for none."""
     module: str | None
     host_us_per_run: float | None
     time_share: float | None

@@ -36,6 +36,8 @@ class KernelRow:
     cause: str = ""
     """Why the path is slow, in one sentence; empty for a path that is not slow."""
     remedy: Remedy | None = None
+    unknown: str = ""
+    """A property of the kernel that no source reports, with facts in braces; empty for none."""
     probe: Mapping[str, str] = field(default_factory=dict)
     """Attributes (integers) and inputs (`input3`; ABSENT omits it) with which a node on a slow path may be faster."""
 

@@ -16,6 +16,14 @@ LEVELS = (ABSENT, "0", "1", "2", "3")
 """Values of accuracy_level that compute in float32."""
 UNPACKED = r"unpacked compute mode"
 """MatMulNBits dequantises the whole matrix in every run (contrib_ops/cpu/quantization/matmul_nbits.cc, `Compute`)."""
+INT8 = "packed weights, int8 products"
+FLOATS = ("MatMul", "Gemm", "FusedMatMul", "FusedGemm", "Conv")
+ARM = "asimddp"
+KLEIDIAI = "use of KleidiAI (ONNX Runtime does not report it; compare times with mlas.disable_kleidiai=1)"
+VNNI = "use of {integer_unit} (the processor has it; ONNX Runtime does not report it)"
+UNREPORTED = {**dict.fromkeys(("amx_int8", "avx512_vnni", "avx_vnni"), VNNI), ARM: KLEIDIAI}
+"""Instruction set -> what neither the log nor the profile of ONNX Runtime reports about a product."""
+STRINGS = "1.31.1: strings of the library"
 TIMED = "1.31.1: log and time of one-node sessions"
 TOGGLED = "1.31.1: outputs with and without {}"
 FLASH_OFF, HEADS_FLASH_OFF = "ORT_GQA_DISABLE_FLASH_ATTENTION", "ORT_DISABLE_FLASH_ATTENTION"
@@ -83,7 +91,12 @@ KERNELS = (
         remedy=LEVEL_4,
         probe=PROBE_4,
     ),
-    KernelRow(PACKED, "packed weights, int8 products", TIMED, when={"accuracy_level": ("4",)}),
+    *(
+        KernelRow((operator,), path, TIMED, {"accuracy_level": ("4",), "integer_unit": (unit,)}, unknown=text)
+        for operator, path in (("MatMulNBits", INT8), ("QMoE", "int8 products"))
+        for unit, text in UNREPORTED.items()
+    ),
+    KernelRow(PACKED, INT8, TIMED, when={"accuracy_level": ("4",)}),
     KernelRow(
         ("MatMulBnb4",),
         "dequantised weights",
@@ -147,6 +160,8 @@ KERNELS = (
     ),
     KernelRow(("Conv",), "NCHWc layout", GRAPH, when={"domain": ("com.microsoft.nchwc",)}),
     KernelRow(("ReorderInput", "ReorderOutput"), "layout conversion", GRAPH),
+    # No ARM machine was available: that KleidiAI is not reported is from the strings of the library.
+    KernelRow((*INTEGERS, *FLOATS), "KleidiAI or MLAS", STRINGS, when={"integer_unit": (ARM,)}, unknown=KLEIDIAI),
 )
 
 PROVIDER = Provider(

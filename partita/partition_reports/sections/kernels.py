@@ -25,6 +25,10 @@ def section(report: Report) -> Section | None:
     blocks: list[Block] = [_group(*entry) for entry in slow]
     if not slow:
         blocks.append(Line("No node is known to take a slow path."))
+    for (operator, unknown), entries in grouped(report.kernel_paths, lambda e: (e.op_type, e.unknown)).items():
+        if unknown:
+            count = plural(len({entry.node for entry in entries}), f"{operator} node")
+            blocks.append(Line(f"{count}: {unknown}", "unknown"))
     blocks.append(_every_path(report))
     nodes = {entry.node for _, entries in slow for entry in entries}
     return Section("kernels", "Kernel paths", tuple(blocks), f"{plural(len(nodes), 'node')} slow" if nodes else "")
