@@ -14,14 +14,7 @@ import psutil
 
 import partita
 from partita.capacity.records import DeviceFacts, MachineRates, Plan
-from partita.errors import (
-    CheckpointError,
-    PackageError,
-    PartitaError,
-    ResourceError,
-    UsageError,
-    out_of_memory,
-)
+from partita.errors import CheckpointError, PackageError, PartitaError, ResourceError, UsageError, out_of_memory
 from partita.export.options import ExportOptions
 from partita.export.progress import Progress, Silent, stage
 from partita.extras import checked_versions

@@ -4,8 +4,6 @@ ONNX Runtime 1.31.1 ignores its provider options. The options here are Partita's
 session configuration and environment variables.
 """
 
-from collections.abc import Mapping
-
 from partita.observations.kernel_rows import ABSENT, PRESENT, KernelRow
 from partita.providers.base import Option, PackedWeights, Provider
 from partita.remedies import Remedy
@@ -29,7 +27,7 @@ TOGGLED = "1.31.1: outputs with and without {}"
 FLASH_OFF, HEADS_FLASH_OFF = "ORT_GQA_DISABLE_FLASH_ATTENTION", "ORT_DISABLE_FLASH_ATTENTION"
 SATURATES = "1.31.1: products of pairs do not saturate"
 GRAPH = "1.31.1: optimised graph of a Conv"
-PROBE_4 = {"accuracy_level": "4"}
+PROBE_4 = ("accuracy_level", "4")
 EXPORT = ("partita", "export", "{checkpoint}", "{out}")
 LEVEL_4 = Remedy(
     "set its attribute accuracy_level to 4",
@@ -53,21 +51,28 @@ GROUPED = Remedy(
 )
 
 
-def unpacked(cause: str, remedy: Remedy, probe: Mapping[str, str], **when: tuple[str, ...]) -> KernelRow:
+def unpacked(cause: str, remedy: Remedy, probe: tuple[str, str] | None, **when: tuple[str, ...]) -> KernelRow:
     """MatMulNBits without a kernel for packed weights."""
     cause = f"{cause}, so the whole matrix is dequantised in every run"
     return KernelRow(PACKED, "unpacked weights", TIMED, when, UNPACKED, cause=cause, remedy=remedy, probe=probe)
 
 
+def naive(operators: tuple[str, ...], variable: str, **when: str) -> KernelRow:
+    """Attention that computes all scores at once; `variable` turns flash off."""
+    return KernelRow(
+        operators, "naive", TOGGLED.format(variable), when={name: (value,) for name, value in when.items()}
+    )
+
+
 KERNELS = (
-    unpacked("g_idx has no kernel for packed weights", SORTED, {"input4": ABSENT}, input4=(PRESENT,)),
+    unpacked("g_idx has no kernel for packed weights", SORTED, ("input4", ABSENT), input4=(PRESENT,)),
     unpacked(
         "float zero points have no kernel for packed weights",
         INTEGER_ZEROS,
-        {"input3": ABSENT},
+        ("input3", ABSENT),
         input3=("float32", "float16"),
     ),
-    unpacked("a weight that is not a constant cannot be packed", CONSTANT, {}, constant1=(ABSENT,)),
+    unpacked("a weight that is not a constant cannot be packed", CONSTANT, None, constant1=(ABSENT,)),
     unpacked(
         "8-bit and 2-bit weights have no packed kernel with float32 products",
         LEVEL_4,
@@ -78,7 +83,7 @@ KERNELS = (
     unpacked(
         "2-bit weights have no packed kernel for this block size",
         OTHER_BLOCKS,
-        {},
+        None,
         bits=("2",),
         block_size=("16", "256"),
     ),
@@ -132,18 +137,15 @@ KERNELS = (
         remedy=SINGLE,
     ),
     KernelRow(("Cast",), "cast of the model", "1.31.1: it is in the file"),
-    KernelRow(QUERY, "naive", TOGGLED.format(FLASH_OFF), when={"softcap": (PRESENT,)}),
-    KernelRow(QUERY, "naive", TOGGLED.format(FLASH_OFF), when={"smooth_softmax": ("1",)}),
-    KernelRow(QUERY, "naive", TOGGLED.format(FLASH_OFF), when={"input11": (PRESENT,)}),
-    KernelRow(QUERY, "naive", TOGGLED.format(FLASH_OFF), when={"output0": ("float16",)}),
-    KernelRow(QUERY, "naive", TOGGLED.format(FLASH_OFF), when={"input3": ("float16",)}),
-    KernelRow(QUERY, "naive", TOGGLED.format(FLASH_OFF), when={"attention": ("naive",)}),
+    naive(QUERY, FLASH_OFF, softcap=PRESENT),
+    naive(QUERY, FLASH_OFF, smooth_softmax="1"),
+    naive(QUERY, FLASH_OFF, input11=PRESENT),
+    naive(QUERY, FLASH_OFF, output0="float16"),
+    naive(QUERY, FLASH_OFF, input3="float16"),
+    naive(QUERY, FLASH_OFF, attention="naive"),
     KernelRow(QUERY, "flash", TOGGLED.format(FLASH_OFF)),
-    KernelRow(HEADS, "naive", TOGGLED.format(HEADS_FLASH_OFF), when={"unidirectional": ("1",)}),
-    *(
-        KernelRow(HEADS, "naive", TOGGLED.format(HEADS_FLASH_OFF), when={f"input{place}": (PRESENT,)})
-        for place in (4, 5, 6)
-    ),
+    naive(HEADS, HEADS_FLASH_OFF, unidirectional="1"),
+    *(naive(HEADS, HEADS_FLASH_OFF, **{name: PRESENT}) for name in ("input4", "input5", "input6")),
     KernelRow(HEADS, "flash", TOGGLED.format(HEADS_FLASH_OFF)),
     KernelRow(
         ("Attention",),
@@ -153,7 +155,7 @@ KERNELS = (
         cause="it computes all positions of the cache, also those without a token",
         remedy=GROUPED,
     ),
-    KernelRow(("Attention",), "naive", TOGGLED.format(HEADS_FLASH_OFF), when={"domain": (ABSENT,)}),
+    naive(("Attention",), HEADS_FLASH_OFF, domain=ABSENT),
     *(
         KernelRow(INTEGERS, f"int8 products ({unit})", SATURATES, when={"integer_unit": (unit,)})
         for unit in ("amx_int8", "avx512_vnni", "avx_vnni")

@@ -37,18 +37,19 @@ def measure(threads: int, audience: object = None) -> MachineRates:
     import partita.runtime.generate.runner  # noqa: F401 - a run has them in memory
 
     adds = " ".join(f"y{at + 1} = Add(y{at}, y{at})" for at in range(NODES))
-    node_seconds = _seconds(threads, adds, {"y0": np.ones((1, WIDTH), np.float32)}, f"y{NODES}") / NODES
+    node_seconds = _fastest(_open(threads, adds, {"y0": np.ones((1, WIDTH), np.float32)}, f"y{NODES}")) / NODES
     steps, prompts = _attention(threads, 1), _attention(threads, ROWS)
-    _fastest([_chain(threads, 4, WIDTH, 4, ROWS)])
+    _fastest(_chain(threads, 4, WIDTH, 4, ROWS))
     give_back()
     base = rss_bytes()  # with the code and buffers of kernels that ran
     square, cube = (np.ones(shape, np.float32) for shape in ((ROWS, WIDTH), (64, STREAMED_BYTES >> 8)))
     axes = numpy_helper.from_array(np.array([1], np.int64), "axes")
+    reading = _fastest(_open(threads, "y = ReduceMax(x, axes)", {"x": cube}, "y", [axes]))
     return MachineRates(
         threads=threads,
         onnxruntime=str(ort.__version__),
-        read_bytes_per_second=cube.nbytes / _seconds(threads, "y = ReduceMax(x, axes)", {"x": cube}, "y", [axes]),
-        elementwise_bytes_per_second=2 * square.nbytes / _seconds(threads, "y = Mul(x, x)", {"x": square}, "y"),
+        read_bytes_per_second=cube.nbytes / reading,
+        elementwise_bytes_per_second=2 * square.nbytes / _fastest(_open(threads, "y = Mul(x, x)", {"x": square}, "y")),
         forms={"float32": _form(threads, 32), **{f"int{bits}": _form(threads, bits) for bits in BLOCKS}},
         attention_decode_flops=steps,
         attention_prefill_flops=prompts,
@@ -57,19 +58,7 @@ def measure(threads: int, audience: object = None) -> MachineRates:
     )
 
 
-def _seconds(
-    threads: int,
-    nodes: str,
-    feeds: Mapping[str, Array],
-    output: str,
-    weights: Sequence[Any] = (),
-    in_place: Mapping[str, str] | None = None,
-) -> float:
-    """Seconds of the fastest run of a graph; arguments as of `_open`."""
-    return _fastest([_open(threads, nodes, feeds, output, weights, in_place)])
-
-
-def _fastest(runs: Sequence[Callable[[], object]]) -> float:
+def _fastest(*runs: Callable[[], object]) -> float:
     """Sum of the seconds of the fastest call of each, in turns, after a first round that is not counted.
 
     Other processes only make calls slower, and short calls are rarely interrupted.
@@ -126,16 +115,16 @@ def _form(threads: int, bits: int) -> FormRates:
     gemv = {}
     for count in counts:  # sessions in turns: all of their weights together are the set
         parts = [part for part in (count // PARTS,) * PARTS if part] or [count]
-        seconds = _fastest([_chain(threads, bits, WIDTH, part) for part in parts])
+        seconds = _fastest(*(_chain(threads, bits, WIDTH, part) for part in parts))
         gemv[sum(parts) * size] = sum(parts) * size / seconds
-    rows = _fastest([_chain(threads, bits, WIDTH, counts[0], ROWS)])
+    rows = _fastest(_chain(threads, bits, WIDTH, counts[0], ROWS))
     several = max(2, STREAMED_BYTES // large)
     return FormRates(
         gemv_bytes_per_second=gemv,
         product_bytes=(size, large),
-        large_gemv_bytes_per_second=several * large / _fastest([_chain(threads, bits, LARGE_WIDTH, several)]),
+        large_gemv_bytes_per_second=several * large / _fastest(_chain(threads, bits, LARGE_WIDTH, several)),
         gemm_flops=2 * counts[0] * WIDTH * WIDTH * ROWS / rows,
-        product_seconds=_fastest([_chain(threads, bits, SMALL_WIDTH, NODES)]) / NODES,
+        product_seconds=_fastest(_chain(threads, bits, SMALL_WIDTH, NODES)) / NODES,
     )
 
 
@@ -173,5 +162,5 @@ def _attention(threads: int, tokens: int) -> float:
     feeds |= {"last": np.array([TOTAL - 1], np.int32), "total": np.array(TOTAL, np.int32)}
     operator = f"com.microsoft.GroupQueryAttention <num_heads={HEADS}, kv_num_heads={KV_HEADS}>"
     node = f"y, nk, nv = {operator} ({', '.join(feeds)})"
-    seconds = _seconds(threads, node, feeds, "y", in_place={"nk": "pk", "nv": "pv"})
+    seconds = _fastest(_open(threads, node, feeds, "y", in_place={"nk": "pk", "nv": "pv"}))
     return 4 * HEADS * HEAD_SIZE * tokens * (TOTAL - (tokens - 1) / 2) / seconds
