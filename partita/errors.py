@@ -87,6 +87,11 @@ class ResourceError(PartitaError):
     """Memory or disk space is insufficient for the request."""
 
 
+def out_of_memory() -> ResourceError:
+    """The error for a MemoryError."""
+    return ResourceError("out of memory", remedy=Remedy("close other models, or use a smaller one"))
+
+
 class InstallationError(PartitaError):
     """A required library is not installed or does not load; the message has the command that fixes it."""
 

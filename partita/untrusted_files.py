@@ -52,10 +52,11 @@ def read_capped(path: Path, limit: int = LARGEST_BYTES, *, stream: bool = False)
 
     `stream`: an open pipe is allowed, too (/dev/stdin, /dev/fd/63), because the user named the path.
     """
-    if not (stream and str(path).startswith(OPEN)):
+    pipe = stream and str(path).startswith(OPEN)
+    if not pipe:
         check_size(path, limit)
     with path.open("rb") as file:
-        data = file.read(limit + 1)
+        data = file.read(limit + 1 if pipe else -1)  # a size makes Python allocate it
     if len(data) > limit:
         raise ValueError(f"larger than the limit of {limit:,} bytes")
     return data.decode("utf-8")

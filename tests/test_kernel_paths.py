@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import statistics
 import time
 from collections.abc import Callable
@@ -19,9 +20,10 @@ from onnx import TensorProto
 
 import partita
 from partita import process
+from partita.runtime.cpu import settings
 from tests import kernel_models as models
 
-Make = Callable[[Path], Path]
+Make = Callable[..., Path]
 DYNAMIC = partial(models.packed, constant=False)
 SLOW: dict[str, tuple[Make, Make, str]] = {
     "g_idx": (partial(models.packed, order=True), models.packed, "unpacked weights"),
@@ -80,6 +82,20 @@ def test_a_slow_path_and_its_remedy(name, tmp_path):
     assert {entry.evidence_kind for entry in found} == {"logged" if path == "unpacked weights" else "derived"}
     after = placed(control(tmp_path / "control.onnx"))
     assert not any(entry.is_slow for entry in after.kernel_paths), after.kernel_paths
+
+
+TIMED = ("g_idx", "float zero points", "8 bits, level 0", "4 bits, level 0", "experts")
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_a_slow_path_without_a_log_is_timed(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(process, "own_process", False)
+    slow, _, path = SLOW[name]
+    report = partita.place(str(slow(tmp_path / "slow.onnx", size=1024)), "cpu", probe_seconds=60)
+    (found,) = [entry for entry in report.kernel_paths if entry.is_slow]
+    assert (found.path, found.evidence_kind) == (path, "probed"), found
+    assert re.fullmatch(r"time of one-node sessions: \S+ ms unchanged, \S+ ms with(out)? \S+", found.evidence)
+    assert report.probing is not None and report.probing.experiments == 2
 
 
 FORMS: list[dict[str, Any]] = [
@@ -155,6 +171,28 @@ def test_layout_and_integer_products(tmp_path):
     unit = report.cpu[0].integer_unit
     assert paths(report)["MatMulInteger"] == (f"int8 products ({unit})" if unit else "unknown")
     assert not unit or exact
+
+
+@pytest.mark.parametrize(
+    ("unit", "packed", "floats"),
+    [
+        ("avx512_vnni", "use of avx512_vnni (the processor has it; ONNX Runtime does not report it)", None),
+        ("asimddp", "use of KleidiAI (ONNX Runtime does not report it", "use of KleidiAI (ONNX Runtime"),
+        ("", "", None),
+    ],
+)
+def test_what_no_source_reports_is_unknown(unit, packed, floats, tmp_path, monkeypatch):
+    monkeypatch.setattr(settings, "integer_unit", lambda: unit)
+    report = placed(models.packed(tmp_path / "packed.onnx"))
+    (entry,) = report.kernel_paths
+    assert entry.path == "packed weights, int8 products" and entry.unknown.startswith(packed)
+    assert (f"unknown: 1 MatMulNBits node: {packed}" in " ".join(report.to_text().split())) is bool(unit)
+    products = [
+        entry.unknown
+        for entry in placed(models.chain(tmp_path / "chain.onnx", kind=models.FLOAT)).kernel_paths
+        if entry.op_type == "MatMul"
+    ]
+    assert bool(products) is (floats is not None) and all(text.startswith(floats or "") for text in products)
 
 
 def test_a_node_of_another_operator_has_no_path(tmp_path):

@@ -42,6 +42,7 @@ Shape = tuple[str, tuple[int | str, ...]]
 class Product:
     """A product with a constant matrix [K, N]."""
 
+    node: str
     form: str
     """float32, float16, int8 or int4."""
     stored_bytes: int
@@ -67,10 +68,12 @@ class GraphCosts:
     constant_bytes: int = 0
     """Other constants."""
     nodes: int = 0
-    attention_flops: int = 0
-    """Per new token and cached token, both products."""
+    attention_flops: dict[str, int] = field(default_factory=dict)
+    """Node -> arithmetic per new token and cached token, both products."""
     attention_nodes: list[int] = field(default_factory=list)
     """Their indices."""
+    state_readers: dict[str, str] = field(default_factory=dict)
+    """Past state -> the first node that reads it."""
     activations: dict[Shape, list[tuple[int, int]]] = field(default_factory=dict)
     """Type and shape of activations -> first and last node of each of their buffers."""
     counts: Counter[Shape] = field(default_factory=Counter)
@@ -107,7 +110,8 @@ def graph_costs(model: onnx.ModelProto, contract: Contract, file: GraphFile) -> 
     constants = {tensor.name: tensor for tensor in graph.initializer}
     shapes = {value.name: _shape(value) for value in (*graph.value_info, *graph.output, *graph.input)}
     kept = {port.name for port in (*file.inputs, *file.outputs)}
-    kept |= {name for state in contract.states for name in (state.past, state.present)}
+    pasts = {state.past for state in contract.states}
+    kept |= pasts | {state.present for state in contract.states}
     rows = {port.name for port in file.inputs if port.role in ("logits_rows", "logits_count")}
     used: set[str] = set()
     head: set[str] = set()
@@ -126,10 +130,12 @@ def graph_costs(model: onnx.ModelProto, contract: Contract, file: GraphFile) -> 
         elif node.op_type in LOOK_UPS and len(getattr(constants.get(inputs[0]), "dims", ())) > 1:
             found.tables |= {name: _stored(constants[name]) for name in inputs if name in constants}
             used.update(found.tables)
-        attention = _attention_flops(node, contract)
-        found.attention_nodes += [index] if attention else []
-        found.attention_flops += attention
+        if attention := _attention_flops(node, contract):
+            found.attention_nodes.append(index)
+            found.attention_flops[node.name] = attention
         for name in inputs:
+            if name in pasts:
+                found.state_readers.setdefault(name, node.name)
             last[source.get(name, name)] = index
         for name in filter(None, node.output):
             if node.op_type in VIEWS and inputs:
@@ -165,13 +171,13 @@ def _product(node: onnx.NodeProto, constants: Mapping[str, Any], *, of_head: boo
         width, columns, bits = given["K"], given["N"], given.get("bits", 4)
         packed = packed_bytes(width, columns, bits, given["block_size"])
         kept = stored - _stored(matrix)
-        return Product(f"int{bits}", stored, packed, kept, 2 * width * columns, of_head, names)
+        return Product(node.name, f"int{bits}", stored, packed, kept, 2 * width * columns, of_head, names)
     if len(matrix.dims) != 2:
         return None
     dtype = dtypes.name_of(matrix.data_type)
     columns, width = sorted(matrix.dims, reverse=True)
     item = 1 if dtypes.dtype_named(dtype).bits == 8 else 4  # float16 is converted to float32
-    return Product(dtype, stored, item * width * _padded(columns), 0, 2 * width * columns, of_head, names)
+    return Product(node.name, dtype, stored, item * width * _padded(columns), 0, 2 * width * columns, of_head, names)
 
 
 def packed_bytes(width: int, columns: int, bits: int, block_size: int) -> int:

@@ -7,16 +7,7 @@ from collections.abc import Iterator
 from partita.capacity.records import Estimate, Plan
 from partita.observations.text_format import decimals, human_bytes, plural
 from partita.partition_reports.render.show import Views
-from partita.partition_reports.sections.model import (
-    Column,
-    Document,
-    Line,
-    Pairs,
-    Plot,
-    Point,
-    Section,
-    table,
-)
+from partita.partition_reports.sections.model import Column, Document, Line, Pairs, Plot, Point, Section, table
 
 
 def document(plan: Plan) -> Document:

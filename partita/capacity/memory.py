@@ -53,12 +53,16 @@ class Requirements:
 
     def cache(self, context: int, batch: int) -> int:
         """Bytes of all states, for another context and batch size than those of the contract."""
-        total = 0
+        return sum(self.state_bytes(context, batch).values())
+
+    def state_bytes(self, context: int, batch: int) -> dict[str, int]:
+        """Bytes of each state, by the name of its past."""
+        found = {}
         for state in self.contract.states:
             size = dtypes.size_bytes(state.dtype, state.shape) * batch // self.contract.batch_size
             grows = state.kind in ("key", "value") and not state.rolling
-            total += size * context // self.contract.max_length if grows else size
-        return total
+            found[state.past] = size * context // self.contract.max_length if grows else size
+        return found
 
     def total(self, context: int, batch: int) -> int:
         """Peak memory in bytes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -25,30 +26,55 @@ LAUNCH_SECONDS = 4e-6
 class Work:
     """The work of some runs of a phase, and the seconds that each kind of work takes."""
 
-    read_bytes: int = 0
-    """Weights, and cached keys and values."""
-    flops: int = 0
-    """Of products and attention."""
+    read: Counter[str] = field(default_factory=Counter)
+    """Node -> bytes of weights, and of cached keys and values."""
+    arithmetic: Counter[str] = field(default_factory=Counter)
+    """Node -> operations of products and attention."""
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Node -> seconds of its products and attention at the measured rates of this machine."""
     parts: dict[Bound, float] = field(default_factory=dict)
 
-    def add(self, model: Requirements, rates: MachineRates | Device, batch: int, phase: PhaseName, run: Run) -> None:
-        """Add a run of all rows."""
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of all nodes."""
+        return self.read.total()
+
+    @property
+    def flops(self) -> int:
+        """Operations of all nodes."""
+        return self.arithmetic.total()
+
+    def add(
+        self, model: Requirements, rates: MachineRates | Device | None, batch: int, phase: PhaseName, run: Run
+    ) -> None:
+        """Add a run of all rows. `rates`: None adds no times."""
         tokens, past = run
         file, costs = next(entry for entry in model.graphs if entry[0].phase in (phase, "any"))
-        moved = 2 * costs.written_bytes(symbols(model.contract, file, batch, tokens))  # read once
         seen = past + (tokens + 1) / 2
-        flops = batch * sum(each.flops * (1 if each.of_head else tokens) for each in costs.products)
-        attention = int(costs.attention_flops * batch * tokens * seen)
-        weights = sum(each.packed_bytes if model.on_cpu else each.stored_bytes for each in costs.products)
-        read = weights + model.cache(math.ceil(seen), batch)
-        self.read_bytes, self.flops = self.read_bytes + read, self.flops + flops + attention
+        read, flops = Counter[str](), Counter[str]()
+        for each in costs.products:
+            read[each.node] += each.packed_bytes if model.on_cpu else each.stored_bytes
+            flops[each.node] += batch * each.flops * (1 if each.of_head else tokens)
+        attention = {node: int(each * batch * tokens * seen) for node, each in costs.attention_flops.items()}
+        flops.update(attention)
+        for state, size in model.state_bytes(math.ceil(seen), batch).items():
+            read[costs.state_readers.get(state, "")] += size
+        self.read += read
+        self.arithmetic += flops
+        if rates is None:
+            return
+        moved = 2 * costs.written_bytes(symbols(model.contract, file, batch, tokens))  # read once
         if isinstance(rates, MachineRates):
-            memory, compute = product_seconds(costs.products, rates, batch, tokens)
-            compute += attention / (rates.attention_decode_flops if tokens == 1 else rates.attention_prefill_flops)
+            times = product_seconds(costs.products, rates, batch, tokens)
+            rate = rates.attention_decode_flops if tokens == 1 else rates.attention_prefill_flops
+            times += [(node, 0.0, each / rate) for node, each in attention.items()]
+            for node, reading, computing in times:
+                self.seconds[node] += reading + computing
+            memory, compute = sum(each[1] for each in times), sum(each[2] for each in times)
             launches = costs.nodes * rates.node_seconds + moved / rates.elementwise_bytes_per_second
         else:
             dtype = model.contract.states[0].dtype if model.contract.states else "float32"
-            memory, compute = (read + moved) / rates.bytes_per_second, (flops + attention) / rates.flops(dtype)
+            memory, compute = (read.total() + moved) / rates.bytes_per_second, flops.total() / rates.flops(dtype)
             memory, compute = (memory, 0.0) if memory >= compute else (0.0, compute)  # they overlap
             launches = LAUNCH_SECONDS * costs.nodes
         parts: dict[Bound, float] = {"memory": memory, "compute": compute, "launches": launches}
@@ -64,18 +90,21 @@ Run = tuple[int, float]
 """New tokens of each row, and cached tokens before them."""
 
 
-def product_seconds(products: Sequence[Product], rates: MachineRates, batch: int, tokens: int) -> tuple[float, float]:
-    """Seconds that the products of a run read weights, and compute: a product takes the longer of the two."""
+def product_seconds(
+    products: Sequence[Product], rates: MachineRates, batch: int, tokens: int
+) -> list[tuple[str, float, float]]:
+    """The node of each product in a run, and its seconds of reading weights and of computing: the longer of the two."""
     total = sum(product.packed_bytes for product in products)
-    reading = computing = 0.0
+    found = []
     for product in products:
         form = rates.forms.get(product.form, rates.forms["float32"])
         rows = batch * (1 if product.of_head else tokens)
         read = product.packed_bytes / gemv_rate(form, total, product.packed_bytes)
         compute = product.flops * rows / form.gemm_flops
-        reading += form.product_seconds + (read if rows == 1 or read >= compute else 0.0)
-        computing += compute if rows > 1 and compute > read else product.flops * (rows - 1) / form.gemm_flops
-    return reading, computing
+        reading = form.product_seconds + (read if rows == 1 or read >= compute else 0.0)
+        computing = compute if rows > 1 and compute > read else product.flops * (rows - 1) / form.gemm_flops
+        found.append((product.node, reading, computing))
+    return found
 
 
 def gemv_rate(form: FormRates, total: int, product: int) -> float:

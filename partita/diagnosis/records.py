@@ -85,13 +85,15 @@ class KernelPath(Record):
     is_slow: bool
     """The provider has a faster kernel for another form of the operator."""
     evidence_kind: EvidenceKind
-    """logged: the log of a run or a device program in the profile. derived: a rule about attributes, types and inputs.
-    none: unknown."""
+    """logged: the log of a run or a device program in the profile. probed: a changed node is faster in a
+    one-node session. derived: a rule about attributes, types and inputs. none: unknown."""
     evidence: str
     cause: str
     """Why it is slow; empty for another path."""
     remedy: str
     """Change that selects a faster kernel; empty for another path."""
+    unknown: str = ""
+    """A property of the kernel that no source reports, e.g. its instruction set; empty for none."""
     module: str | None
     host_us_per_run: float | None
     time_share: float | None

@@ -261,6 +261,7 @@ def _kernels(explanation: Explanation) -> Iterator[Section]:
         first, phases = entries[0], in_phases(entry.phase for entry in entries)
         shares = [percent(entry.time_share) for entry in entries]
         rows = [(f"evidence ({first.evidence_kind})", first.evidence), ("cause", first.cause), ("remedy", first.remedy)]
+        rows += [("unknown", first.unknown)]
         rows += [("share of node time", " / ".join(shares))] if first.is_slow else []
         slow = " (slow)" if first.is_slow else ""
         yield Section(f"kernel{number}", f"Kernel path{phases}: {first.path}{slow}", (pairs("Kernel path", rows),))

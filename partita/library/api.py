@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar, cast, get_args, get_origin
 
-from partita.errors import PartitaError, ResourceError, UsageError
+from partita.errors import PartitaError, ResourceError, UsageError, out_of_memory
 from partita.extras import explain
 from partita.options.fields import DescribedField, check_fields, describe_fields
 from partita.remedies import fix_for, permission
@@ -36,7 +36,7 @@ class ArgumentError(UsageError, ValueError, TypeError):
 def of_system(error: Exception) -> ResourceError | None:
     """The ResourceError for a memory or system error; None for other errors."""
     if isinstance(error, MemoryError):
-        return ResourceError("out of memory; close other models, or use a smaller one")
+        return out_of_memory()
     if not isinstance(error, OSError):
         return None
     reason = f"{error.strerror or error}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -13,7 +14,7 @@ import psutil
 
 import partita
 from partita.capacity.records import DeviceFacts, MachineRates, Plan
-from partita.errors import CheckpointError, PackageError, PartitaError, ResourceError, UsageError
+from partita.errors import CheckpointError, PackageError, PartitaError, ResourceError, UsageError, out_of_memory
 from partita.export.options import ExportOptions
 from partita.export.progress import Progress, Silent, stage
 from partita.extras import checked_versions
@@ -263,8 +264,10 @@ def _checkpoint(
         try:
             checkpoint, found = planned_graphs(work, target)
         except PartitaError as error:
-            text = error.problem.replace("`max_length=", "`context=")
-            raise type(error)(text.replace(source, given).replace(scratch, given), remedy=error.remedy) from error
+            text = error.problem.replace("`max_length=", "`context=").replace(source, given).replace(scratch, given)
+            if config is not None:
+                text = re.sub(rf"(?<!\S){re.escape(CONFIG)}\b", Path(given).name, text)
+            raise type(error)(text, remedy=error.remedy) from error
         return Planned(
             kind="checkpoint" if checkpoint.files else "config",
             contract=found.graph,
@@ -279,16 +282,16 @@ def _checkpoint(
         )
 
 
-def measured_requirements(folder: Path, manifest: Manifest) -> tuple[Requirements | None, MachineRates | None]:
-    """The memory and work of a package on this machine's CPU, and its rates; None if they are not measured."""
+def measured_requirements(
+    folder: Path, manifest: Manifest, *, on_cpu: bool
+) -> tuple[Requirements | None, MachineRates | None]:
+    """The memory and work of a package, on this machine's CPU if `on_cpu`, and its rates; None for unknown."""
     rates = stored_rates()
-    if rates is None:
-        return None, None
     try:
         models = [read_light(folder / file.file) for file in manifest.graph.files]
     except (OSError, ValueError):  # the run read them; they may be gone
         return None, rates
-    return requirements(manifest.graph, models, rates), rates
+    return replace(requirements(manifest.graph, models, rates), on_cpu=on_cpu), rates
 
 
 def with_what_fits(error: ResourceError, folder: Path, manifest: Manifest, chain: Sequence[Provider]) -> ResourceError:
@@ -317,8 +320,9 @@ def naming_what_fits(folder: Path, manifest: Manifest, chain: Sequence[Provider]
     """Raise the errors of a lack of memory with the largest settings that fit."""
     try:
         yield
-    except ResourceError as error:
-        raise with_what_fits(error, folder, manifest, chain) from error
+    except (ResourceError, MemoryError) as error:
+        lack = error if isinstance(error, ResourceError) else out_of_memory()
+        raise with_what_fits(lack, folder, manifest, chain) from error
 
 
 def _free_bytes() -> int:

@@ -13,6 +13,7 @@ from partita.errors import ProviderError
 from partita.foreign.folder import Choice
 from partita.library.chain import Target
 from partita.observations.facts import RunFacts
+from partita.observations.names import CPU
 from partita.observations.records import ChainEntry, Environment, PackageFacts
 from partita.package.folder import Manifest
 from partita.partition_reports.build import build_report
@@ -36,7 +37,8 @@ def make_report(
     from partita.library.planning import measured_requirements
 
     report = report_run(facts, chain, environment, request, limits, package=package_facts(folder, manifest))
-    return with_bounds(report, *measured_requirements(folder, manifest), manifest.graph.batch_size)
+    on_cpu = {entry.provider for entry in report.chain if entry.status == "active"} == {CPU}
+    return with_bounds(report, *measured_requirements(folder, manifest, on_cpu=on_cpu), manifest.graph.batch_size)
 
 
 def report_run(

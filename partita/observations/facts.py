@@ -182,6 +182,8 @@ class ProbeRun:
     """Supported only after ONNX Runtime inlined the node's function."""
     neg_added: bool = False
     """The model also has a Neg, because a compiling provider may reject partitions of a single node."""
+    seconds: float | None = None
+    """The fastest of several runs; None without."""
 
     @property
     def after(self) -> str:
@@ -200,7 +202,7 @@ class ProbeRun:
 
 @dataclass(frozen=True, slots=True)
 class NodeProbe:
-    """Probes of a fallback node on a preferred provider."""
+    """Probes of a node on a provider: of a fallback node, or of a node on a slow kernel path."""
 
     node: str
     variants: tuple[ProbeRun, ...]

@@ -160,6 +160,7 @@ def _kernel_paths(index: SessionIndex, phase: Phase, package: PackageFacts | Non
                 evidence=each.evidence,
                 cause=row.cause if row is not None else "",
                 remedy=str(row.remedy.filled(**blanks)) if row is not None and row.remedy is not None else "",
+                unknown=each.unknown,
                 module=node.module,
                 host_us_per_run=node.host_us_per_run,
                 time_share=share_of(node.host_us_per_run, whole),

@@ -107,6 +107,12 @@ class GroupShare(Record):
     nodes_by_provider: dict[str, int]
     host_us_per_run: float | None
     time_share: float | None
+    read_bytes: int | None = None
+    """Weights, and cached keys and values, that one step reads; null if the graph is unknown."""
+    flops: int | None = None
+    """Arithmetic of products and attention in one step; null if the graph is unknown."""
+    ceiling_share: float | None = None
+    """Share of `host_us_per_run` that this work takes at the measured rates of the machine, at most 1."""
 
 
 class BoundaryTensor(Record):
@@ -208,8 +214,9 @@ class PhaseBound(Record):
 
     bound_by: Bound
     read_bytes: int | None
-    """Weights, and cached keys and values, of one step; null without measured rates."""
+    """Weights, and cached keys and values, of one step; null if the graph is unknown."""
     flops: int | None
+    """Arithmetic of products and attention in one step; null if the graph is unknown."""
     shares: dict[Bound, float]
     """Share of a step that each part takes at its measured rate, at most 1."""
     sentence: str

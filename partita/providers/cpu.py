@@ -14,11 +14,20 @@ LEVELS = (ABSENT, "0", "1", "2", "3")
 """Values of accuracy_level that compute in float32."""
 UNPACKED = r"unpacked compute mode"
 """MatMulNBits dequantises the whole matrix in every run (contrib_ops/cpu/quantization/matmul_nbits.cc, `Compute`)."""
+INT8 = "packed weights, int8 products"
+FLOATS = ("MatMul", "Gemm", "FusedMatMul", "FusedGemm", "Conv")
+ARM = "asimddp"
+KLEIDIAI = "use of KleidiAI (ONNX Runtime does not report it; compare times with mlas.disable_kleidiai=1)"
+VNNI = "use of {integer_unit} (the processor has it; ONNX Runtime does not report it)"
+UNREPORTED = {**dict.fromkeys(("amx_int8", "avx512_vnni", "avx_vnni"), VNNI), ARM: KLEIDIAI}
+"""Instruction set -> what neither the log nor the profile of ONNX Runtime reports about a product."""
+STRINGS = "1.31.1: strings of the library"
 TIMED = "1.31.1: log and time of one-node sessions"
 TOGGLED = "1.31.1: outputs with and without {}"
 FLASH_OFF, HEADS_FLASH_OFF = "ORT_GQA_DISABLE_FLASH_ATTENTION", "ORT_DISABLE_FLASH_ATTENTION"
 SATURATES = "1.31.1: products of pairs do not saturate"
 GRAPH = "1.31.1: optimised graph of a Conv"
+PROBE_4 = ("accuracy_level", "4")
 EXPORT = ("partita", "export", "{checkpoint}", "{out}")
 LEVEL_4 = Remedy(
     "set its attribute accuracy_level to 4",
@@ -42,24 +51,41 @@ GROUPED = Remedy(
 )
 
 
-def unpacked(cause: str, remedy: Remedy, **when: tuple[str, ...]) -> KernelRow:
+def unpacked(cause: str, remedy: Remedy, probe: tuple[str, str] | None, **when: tuple[str, ...]) -> KernelRow:
     """MatMulNBits without a kernel for packed weights."""
     cause = f"{cause}, so the whole matrix is dequantised in every run"
-    return KernelRow(PACKED, "unpacked weights", TIMED, when=when, log=UNPACKED, cause=cause, remedy=remedy)
+    return KernelRow(PACKED, "unpacked weights", TIMED, when, UNPACKED, cause=cause, remedy=remedy, probe=probe)
+
+
+def naive(operators: tuple[str, ...], variable: str, **when: str) -> KernelRow:
+    """Attention that computes all scores at once; `variable` turns flash off."""
+    return KernelRow(
+        operators, "naive", TOGGLED.format(variable), when={name: (value,) for name, value in when.items()}
+    )
 
 
 KERNELS = (
-    unpacked("g_idx has no kernel for packed weights", SORTED, input4=(PRESENT,)),
-    unpacked("float zero points have no kernel for packed weights", INTEGER_ZEROS, input3=("float32", "float16")),
-    unpacked("a weight that is not a constant cannot be packed", CONSTANT, constant1=(ABSENT,)),
+    unpacked("g_idx has no kernel for packed weights", SORTED, ("input4", ABSENT), input4=(PRESENT,)),
+    unpacked(
+        "float zero points have no kernel for packed weights",
+        INTEGER_ZEROS,
+        ("input3", ABSENT),
+        input3=("float32", "float16"),
+    ),
+    unpacked("a weight that is not a constant cannot be packed", CONSTANT, None, constant1=(ABSENT,)),
     unpacked(
         "8-bit and 2-bit weights have no packed kernel with float32 products",
         LEVEL_4,
+        PROBE_4,
         bits=("8", "2"),
         accuracy_level=LEVELS,
     ),
     unpacked(
-        "2-bit weights have no packed kernel for this block size", OTHER_BLOCKS, bits=("2",), block_size=("16", "256")
+        "2-bit weights have no packed kernel for this block size",
+        OTHER_BLOCKS,
+        None,
+        bits=("2",),
+        block_size=("16", "256"),
     ),
     KernelRow(
         PACKED,
@@ -68,8 +94,14 @@ KERNELS = (
         when={"bits": (ABSENT, "4"), "accuracy_level": LEVELS},
         cause="accuracy_level below 4 computes in float32, which is slower for few tokens",
         remedy=LEVEL_4,
+        probe=PROBE_4,
     ),
-    KernelRow(PACKED, "packed weights, int8 products", TIMED, when={"accuracy_level": ("4",)}),
+    *(
+        KernelRow((operator,), path, TIMED, {"accuracy_level": ("4",), "integer_unit": (unit,)}, unknown=text)
+        for operator, path in (("MatMulNBits", INT8), ("QMoE", "int8 products"))
+        for unit, text in UNREPORTED.items()
+    ),
+    KernelRow(PACKED, INT8, TIMED, when={"accuracy_level": ("4",)}),
     KernelRow(
         ("MatMulBnb4",),
         "dequantised weights",
@@ -84,6 +116,7 @@ KERNELS = (
         when={"accuracy_level": LEVELS},
         cause="accuracy_level below 4 computes in float32",
         remedy=LEVEL_4,
+        probe=PROBE_4,
     ),
     KernelRow(("QMoE",), "int8 products", "1.31.1: time of one-node sessions", when={"accuracy_level": ("4",)}),
     KernelRow(
@@ -104,18 +137,15 @@ KERNELS = (
         remedy=SINGLE,
     ),
     KernelRow(("Cast",), "cast of the model", "1.31.1: it is in the file"),
-    KernelRow(QUERY, "naive", TOGGLED.format(FLASH_OFF), when={"softcap": (PRESENT,)}),
-    KernelRow(QUERY, "naive", TOGGLED.format(FLASH_OFF), when={"smooth_softmax": ("1",)}),
-    KernelRow(QUERY, "naive", TOGGLED.format(FLASH_OFF), when={"input11": (PRESENT,)}),
-    KernelRow(QUERY, "naive", TOGGLED.format(FLASH_OFF), when={"output0": ("float16",)}),
-    KernelRow(QUERY, "naive", TOGGLED.format(FLASH_OFF), when={"input3": ("float16",)}),
-    KernelRow(QUERY, "naive", TOGGLED.format(FLASH_OFF), when={"attention": ("naive",)}),
+    naive(QUERY, FLASH_OFF, softcap=PRESENT),
+    naive(QUERY, FLASH_OFF, smooth_softmax="1"),
+    naive(QUERY, FLASH_OFF, input11=PRESENT),
+    naive(QUERY, FLASH_OFF, output0="float16"),
+    naive(QUERY, FLASH_OFF, input3="float16"),
+    naive(QUERY, FLASH_OFF, attention="naive"),
     KernelRow(QUERY, "flash", TOGGLED.format(FLASH_OFF)),
-    KernelRow(HEADS, "naive", TOGGLED.format(HEADS_FLASH_OFF), when={"unidirectional": ("1",)}),
-    *(
-        KernelRow(HEADS, "naive", TOGGLED.format(HEADS_FLASH_OFF), when={f"input{place}": (PRESENT,)})
-        for place in (4, 5, 6)
-    ),
+    naive(HEADS, HEADS_FLASH_OFF, unidirectional="1"),
+    *(naive(HEADS, HEADS_FLASH_OFF, **{name: PRESENT}) for name in ("input4", "input5", "input6")),
     KernelRow(HEADS, "flash", TOGGLED.format(HEADS_FLASH_OFF)),
     KernelRow(
         ("Attention",),
@@ -125,13 +155,15 @@ KERNELS = (
         cause="it computes all positions of the cache, also those without a token",
         remedy=GROUPED,
     ),
-    KernelRow(("Attention",), "naive", TOGGLED.format(HEADS_FLASH_OFF), when={"domain": (ABSENT,)}),
+    naive(("Attention",), HEADS_FLASH_OFF, domain=ABSENT),
     *(
         KernelRow(INTEGERS, f"int8 products ({unit})", SATURATES, when={"integer_unit": (unit,)})
         for unit in ("amx_int8", "avx512_vnni", "avx_vnni")
     ),
     KernelRow(("Conv",), "NCHWc layout", GRAPH, when={"domain": ("com.microsoft.nchwc",)}),
     KernelRow(("ReorderInput", "ReorderOutput"), "layout conversion", GRAPH),
+    # No ARM machine was available: that KleidiAI is not reported is from the strings of the library.
+    KernelRow((*INTEGERS, *FLOATS), "KleidiAI or MLAS", STRINGS, when={"integer_unit": (ARM,)}, unknown=KLEIDIAI),
 )
 
 PROVIDER = Provider(

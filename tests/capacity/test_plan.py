@@ -26,6 +26,7 @@ from partita.package.folder import read_manifest
 from partita.process import rss_bytes
 from partita.providers.resolve import parse_chain
 from partita.remedies import Remedy
+from partita.runtime.generate.loop import GenerationLoop
 from tests.capacity.shapes import COMMON, SHAPES, run_package
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
 
@@ -185,6 +186,7 @@ def test_speed_of_a_device_is_an_interval_with_its_basis(package: Path, capsys: 
         (["BROKEN"], 1, "config.json: damaged: not JSON"),
         (["NOTE"], 1, "neither a checkpoint nor a package"),
         (["OTHER"], 1, "OTHER: no model_type in it, so it is not the config.json of a checkpoint"),
+        (["UNKNOWN"], 1, "cannot read UNKNOWN.json of model type 'no_such'"),
         (["RENAMED"], 1, "RENAMED: hidden_size is missing; without it the size of the model is unknown"),
         (["GGUF"], 1, "num_hidden_layers"),
         (["CHECKPOINT", "--context", "4096"], 2, "--context 4096: the model supports at most 256 positions"),
@@ -209,10 +211,11 @@ def test_bad_input_is_one_line(
         places[arguments[0]].mkdir()
         text = '{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}' if arguments[0] == "SIZELESS" else "{"
         (places[arguments[0]] / "config.json").write_text(text)
-    places |= {name: tmp_path / f"{name}.json" for name in ("OTHER", "RENAMED")}
-    if arguments[0] in ("OTHER", "RENAMED"):
-        kept = {"architectures": ["LlamaForCausalLM"]} | ({"model_type": "llama"} if arguments[0] == "RENAMED" else {})
-        places[arguments[0]].write_text(json.dumps(kept))
+    places |= {name: tmp_path / f"{name}.json" for name in ("OTHER", "RENAMED", "UNKNOWN")}
+    if arguments[0] in ("OTHER", "RENAMED", "UNKNOWN"):
+        model_type = {"RENAMED": "llama", "UNKNOWN": "no_such"}.get(arguments[0])
+        config = {"architectures": ["LlamaForCausalLM"], "model_type": model_type}
+        places[arguments[0]].write_text(json.dumps(config))
     if arguments[0] == "NOTE":
         places["NOTE"].write_text("a note")
     if arguments[0] == "GGUF":
@@ -252,12 +255,20 @@ def test_a_report_names_what_bounds_each_phase(
     assert all(phase.bound is not None for phase in report.phases)
     phases = [phase.model_copy(update={"overhead_p50_ms": 0.0}) for phase in report.phases]  # a tiny model mostly waits
     report = partita.Report.of(report.model_copy(update={"phases": tuple(phases)}))
-    known = planning.measured_requirements(package, read_manifest(package))
+    known = planning.measured_requirements(package, read_manifest(package), on_cpu=True)
     report = partita.Report.of(with_bounds(report, *known, 1))
     found = [phase.bound for phase in report.phases]
     assert [each.bound_by for each in found if each is not None] == [bound, bound]
     assert all(each is not None and text in each.sentence for each in found)
     assert text in " ".join(report.to_text().split())
+    assert "Work by layer" in report.to_text() and "Work by operator" in report.to_html()
+    for phase in report.phases:
+        assert phase.bound is not None and phase.bound.read_bytes and phase.bound.flops
+        for groups in (phase.by_op_type, phase.by_layer, phase.by_module):
+            assert sum(entry.read_bytes or 0 for entry in groups) == phase.bound.read_bytes
+            assert sum(entry.flops or 0 for entry in groups) == phase.bound.flops
+            timed = [entry.ceiling_share for entry in groups if entry.flops]
+            assert all(timed) if rates is not None and rates.threads == 2 else timed == [None] * len(timed)
 
 
 def test_a_lack_of_memory_names_the_largest_settings_that_fit(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,6 +281,18 @@ def test_a_lack_of_memory_names_the_largest_settings_that_fit(package: Path, mon
     assert texts[0] == "out of memory; largest that fit 1 B: nothing (see partita plan); free some"
     assert "context 64 with batch 1" in texts[1]
     assert planning.with_what_fits(error, package, manifest, parse_chain("webgpu")) is error
+
+
+@pytest.mark.parametrize("method", ["step", "add_request"])
+def test_a_lack_of_memory_in_a_run_names_what_fits(method: str, package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(GenerationLoop, method, fail)
+    with partita.load(package, providers="cpu", process="this") as model:
+        text = r"out of memory; largest that fit .*: context 64 with batch 1 \(see partita plan\); close other models"
+        with pytest.raises(ResourceError, match=text):
+            model.generate([[5, 6, 7]], max_new_tokens=2).run()
 
 
 def shape(size: str, tiny_checkpoint: TinyCheckpoint) -> Path:

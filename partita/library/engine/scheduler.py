@@ -16,7 +16,7 @@ from contextlib import suppress
 from itertools import islice
 from os.path import commonprefix
 
-from partita.errors import GenerationError, PackageError, PartitaError, UsageError
+from partita.errors import GenerationError, PackageError, PartitaError, UsageError, out_of_memory
 from partita.library.engine.base import (
     BUSY,
     CLOSED,
@@ -150,8 +150,8 @@ class Scheduler(Engine, ABC):
                 step = self._loop.step()
                 if step is None:
                     raise GenerationError("the generation has ended, but some of its requests have not")
-            except PartitaError as error:
-                self._lose(error)
+            except (PartitaError, MemoryError) as error:
+                self._lose(error if isinstance(error, PartitaError) else out_of_memory())
                 return True
             except BaseException:
                 self._lose(None)
@@ -252,13 +252,15 @@ class Scheduler(Engine, ABC):
             if self._loop is None:
                 self._loop = self._open_batch(self._options)
             row = self._loop.add_request(self._request(ticket))
-        except PartitaError as error:
+        except (PartitaError, MemoryError) as raised:
+            error = raised if isinstance(raised, PartitaError) else out_of_memory()
             its_own = isinstance(error, (GenerationError, UsageError, PackageError))  # PackageError: its adapter's file
             if not its_own or (isinstance(error, PackageError) and self._loop is None):
                 self._lose(error)
+                error = self.lost_by or error
             notify_listeners([(ticket, self._over(ticket, "error", error))])
             return
-        except Exception as error:  # e.g. out of memory
+        except Exception as error:
             failure = GenerationError(f"it could not start: {type(error).__name__}: {error}")
             self.lost_by = self.lost_by or failure  # not specific to this request
             notify_listeners([(ticket, self._over(ticket, "error", failure))])

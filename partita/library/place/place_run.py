@@ -41,6 +41,7 @@ from partita.runtime.place.run_phases import (
 
 RUN_SECONDS = 120.0
 """Default time limit of the runs of an ONNX file."""
+NOT_CAPTURED = "graph capture: off in these runs; whether a run is replayed is unknown until `generate` counts replays"
 NO_EXPERIMENTS = "no experiments were made: native code crashed in them as well"
 FAILED_DRY = (
     "a failed run is no evidence in a dry run: values computed on the device read as zeros; sizes known "
@@ -89,6 +90,7 @@ def place(
         opened.placed.facts, opened.placed.resolutions, opened.models, opened.sizes, seconds, audience
     )
     notes = [NO_EXPERIMENTS] if EXPERIMENTS in crashed else []
+    notes += [NOT_CAPTURED] if any(entry.captures for entry in resolutions) else []
     if device is not None:
         facts = with_shapes(facts, opened.models, opened.shapes)
         notes += [FAILED_DRY] if failed and not interrupted else []

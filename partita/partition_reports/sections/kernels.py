@@ -10,6 +10,7 @@ from partita.observations.text_format import in_phases, listing, name_some, perc
 from partita.partition_reports.groups import grouped
 from partita.partition_reports.records import Report
 from partita.partition_reports.sections.model import Block, Column, Group, Line, Section, table
+from partita.partition_reports.sections.shared import first_of
 
 NAMED = 8
 """Maximum families of nodes that are named."""
@@ -25,6 +26,12 @@ def section(report: Report) -> Section | None:
     blocks: list[Block] = [_group(*entry) for entry in slow]
     if not slow:
         blocks.append(Line("No node is known to take a slow path."))
+    for (operator, unknown), entries in grouped(
+        report.kernel_paths, lambda entry: (entry.op_type, entry.unknown)
+    ).items():
+        if unknown:
+            count = plural(len({entry.node for entry in entries}), f"{operator} node")
+            blocks.append(Line(f"{count}: {unknown}", "unknown"))
     blocks.append(_every_path(report))
     nodes = {entry.node for _, entries in slow for entry in entries}
     return Section("kernels", "Kernel paths", tuple(blocks), f"{plural(len(nodes), 'node')} slow" if nodes else "")
@@ -56,7 +63,7 @@ def _group(group: PathGroup, entries: Sequence[KernelPath]) -> Group:
     blocks.append(Line(_cost(last, "{}") or "unknown: no phase measured these nodes", "cost"))
     blocks.append(Line(tally(dict(Counter(entry.op_type or "unknown" for entry in last))), "operators"))
     blocks.append(Line(name_some(dict.fromkeys(entry.node for entry in entries), NAMED), "nodes"))
-    blocks.append(Line(first.evidence, f"evidence ({first.evidence_kind})"))
+    blocks.append(Line(first_of(entry.evidence for entry in entries), f"evidence ({first.evidence_kind})"))
     blocks.append(Line(first.remedy, "remedy", "good"))
     count = len({entry.node for entry in entries})
     phases = in_phases(dict.fromkeys(entry.phase for entry in entries))

@@ -75,6 +75,7 @@ PARTS = (
     arithmetic.quantised_section,
     arithmetic.floats_section,
     placement.layers_section,
+    phases.work_section,
     partitions.section,
     partitions.copies_section,
     phases.cache_section,

@@ -99,7 +99,7 @@ def full_blocks(memory: Range) -> list[int]:
         with PAGEMAP.open("rb") as stream:
             stream.seek(first // PAGE * 8)
             entries = np.frombuffer(stream.read(count * HUGE // PAGE * 8), np.uint64)
-    except OSError:
+    except (OSError, MemoryError):  # huge pages are optional
         return []
     if len(entries) != count * HUGE // PAGE:
         return []

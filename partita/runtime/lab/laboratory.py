@@ -73,7 +73,7 @@ class ModelOutcome(Placement):
     @property
     def is_repeatable(self) -> bool:
         """Whether the answer does not depend on the load of the machine."""
-        if self.outcome == "timed_out" or self.was_killed:
+        if self.outcome == "timed_out" or self.was_killed or self.seconds is not None:
             return False
         return self.outcome not in FAILED or not FULL.search(self.message)
 
@@ -218,7 +218,9 @@ class Lab:
         except BaseException:
             self._end()  # still busy with the model
             raise
-        return ModelOutcome(placed.outcome, cut(placed.message, LONGEST_MESSAGE), placed.replaced_by)
+        return ModelOutcome(
+            placed.outcome, cut(placed.message, LONGEST_MESSAGE), placed.replaced_by, seconds=placed.seconds
+        )
 
     def _start(self) -> bool:
         """Start a worker if none is running; False if the provider does not start or time ran out."""

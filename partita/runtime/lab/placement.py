@@ -13,7 +13,7 @@ import re
 import tempfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,7 +26,7 @@ from partita.observations.names import CPU, INLINED
 from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.cuda_dry_run.stub_build import BUILD_VARIABLE, ensure_child
 from partita.providers.resolve import Resolution, known_providers
-from partita.runtime.lab.variant import AUXILIARY, NODE, ORIGINAL, RUN, ZEROS
+from partita.runtime.lab.variant import AUXILIARY, NODE, ORIGINAL, RUN, TIMED, ZEROS
 
 if TYPE_CHECKING:
     from partita.runtime.ort.session import NativeFailureError, Session
@@ -70,6 +70,8 @@ class Placement:
     replaced_by: ReplacedBy = ""
     """Nodes in place of a supported node: those of its function, none, or (CPU) a node of another type between
     casts."""
+    seconds: float | None = None
+    """The fastest of several runs on ones; None if it was not timed."""
 
 
 class State:
@@ -134,12 +136,9 @@ def _measure(model: bytes, resolution: Resolution, one_node: bool) -> Placement:
         if any(name.startswith(PREFIX) for name in os.environ):
             original = session.metadata(ORIGINAL)
             return _compare(model, json.loads(original)) if original and not found.message else found
-        run_failure = session.failure_of_run(RUN)
-        return (
-            Placement("failed", f"it is assigned the node, but the run fails: {one_line(run_failure)}")
-            if run_failure
-            else found
-        )
+        if run_failure := session.failure_of_run(RUN):
+            return Placement("failed", f"it is assigned the node, but the run fails: {one_line(run_failure)}")
+        return replace(found, seconds=session.seconds_of_run(RUN)) if session.metadata(TIMED) else found
     finally:
         session.close()
 

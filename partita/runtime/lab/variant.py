@@ -52,6 +52,8 @@ ZEROS = "zeros.bin"
 """Sparse file of zeros, the external data of large constants."""
 RUN = "partita.run"
 """Metadata key of a model that is also run if its node is supported: sizes of its inputs, by name, in JSON."""
+TIMED = "partita.timed"
+"""Metadata key of a model whose run is also timed."""
 MOST_RUN = 1 << 24
 """Maximum elements of all inputs and constants of a node that is run."""
 ORIGINAL = "partita.original"
@@ -358,12 +360,14 @@ def finish(
     return model
 
 
-def to_run(model: onnx.ModelProto, variant: Variant) -> onnx.ModelProto:
+def to_run(model: onnx.ModelProto, variant: Variant, *, timed: bool = False) -> onnx.ModelProto:
     """The model of a variant, marked to be run if its sizes are known and small and all inputs are floats."""
     known = _sizes_in_run(variant, variant, MOST_RUN)
     if known is not None and _reads_floats(variant):
         given = {feed.name: known[feed.name] for feed in variant.feeds if feed.constant is None}
         model.metadata_props.add(key=RUN, value=json.dumps(given))
+        if timed:
+            model.metadata_props.add(key=TIMED, value="1")
     return model
 
 

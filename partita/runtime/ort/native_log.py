@@ -1,7 +1,9 @@
 """Captures ONNX Runtime's log lines from the file descriptors, and parses them.
 
 ONNX Runtime writes from native code, so only the descriptors can be redirected, not sys.stderr. While it captures,
-lines of other threads are captured, too.
+lines of other threads are captured, too. `set_default_logger_callback` of ONNX Runtime 1.32 does not replace this: it
+receives neither messages of ONNX Runtime's own threads nor what provider libraries print (QNN's start, CUDA's
+SdpaKernel lines), cannot restore a callback of the user's program, and does not exist in earlier versions.
 """
 
 from __future__ import annotations

@@ -537,11 +537,11 @@ def test_a_request_whose_adapter_is_damaged_is_alone_with_that(tmp_path, opened,
 
 def test_a_request_that_cannot_begin_is_told_of_it(tmp_path, opened, monkeypatch):
     scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
-    monkeypatch.setattr(GenerationLoop, "add_request", lambda *_: (_ for _ in ()).throw(MemoryError("no room")))
+    monkeypatch.setattr(GenerationLoop, "add_request", lambda *_: (_ for _ in ()).throw(ValueError("no room")))
     ticket = scheduler.submit(work(PROMPTS[0], 3))
-    with pytest.raises(MemoryError):
+    with pytest.raises(ValueError):
         scheduler.step()
-    assert ticket.state == "finished" and "MemoryError: no room" in str(ticket.error)
+    assert ticket.state == "finished" and "ValueError: no room" in str(ticket.error)
     assert scheduler.lost_by is ticket.error, "nobody takes it for the request's own"
 
 
