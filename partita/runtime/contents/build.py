@@ -19,6 +19,7 @@ from partita.inspection.records import (
     FileFacts,
     Inspection,
     InspectionFinding,
+    Kind,
     LicenceFacts,
     ModelFacts,
     Provenance,
@@ -47,22 +48,28 @@ def graphs_in(folder: Path) -> tuple[str, ...]:
 
 
 def inspect(
-    path: Path, manifest: Manifest | None, wrong: Sequence[PackageError], *, hashes: bool = False
+    path: Path,
+    manifest: Manifest | None,
+    wrong: Sequence[PackageError],
+    *,
+    hashes: bool = False,
+    variants: Mapping[str, Path | None] | None = None,
 ) -> Inspection:
     """The contents of `path`, a folder or an ONNX file.
 
     `manifest`: of a package, or inferred from a foreign folder; None without one. `wrong`: known faults. `hashes`: hash
-    files that have none. Raises OSError when the folder cannot be read.
+    files that have none. `variants`: ONNX files of a model package, with the folders of their external data. Raises
+    OSError when the folder cannot be read.
     """
     is_file = path.is_file()
     folder = path.parent if is_file else path
     graph = None if manifest is None else manifest.graph
-    there = (path.name,) if is_file else graphs_in(folder)
+    there = tuple(variants or ()) or ((path.name,) if is_file else graphs_in(folder))
     names = there if graph is None else tuple(file.file for file in graph.files)
     findings, read = list(wrong), []
     for name in names:
         try:
-            read.append(read_graph(folder, name, graph))
+            read.append(read_graph(folder, name, graph, (variants or {}).get(name)))
         except PackageError as error:
             findings.append(error)
     findings += [each.data_error for each in read if each.data_error is not None]
@@ -76,10 +83,11 @@ def inspect(
     if manifest is not None and manifest.foreign is not None:
         source = f"inferred from a folder of {manifest.foreign.layout}"
     is_package = on_disk is not None or (folder / MANIFEST).is_file()
+    kind: Kind = "model package" if variants else "package" if is_package else "onnx folder"
     return Inspection(
         partita_version=partita.__version__,
         path=str(path),
-        kind="onnx file" if is_file else "package" if is_package else "onnx folder",
+        kind="onnx file" if is_file else kind,
         findings=tuple(
             InspectionFinding(problem=" ".join(error.problem.split()), remedies=remedy_records(error.remedy))
             for error in findings
@@ -93,7 +101,7 @@ def inspect(
         weights=_weights(read),
         modules=module_precisions(weight for each in read for weight in each.weights),
         adapters=() if manifest is None else manifest.adapters,
-        files=_files(path, folder, on_disk, read, hashes=hashes),
+        files=_files(path, folder, on_disk, read, everything=bool(variants), hashes=hashes),
         provenance=_provenance(folder, manifest),
         tokenizer=tokenizer_of(folder, None if on_disk is None else on_disk.tokenizer),
         licence=licence_of(folder),
@@ -172,21 +180,20 @@ def _weights(read: Sequence[ReadGraph]) -> WeightFacts:
 
 
 def _files(
-    path: Path, folder: Path, manifest: Manifest | None, read: Sequence[ReadGraph], *, hashes: bool
+    path: Path, folder: Path, manifest: Manifest | None, read: Sequence[ReadGraph], *, everything: bool, hashes: bool
 ) -> tuple[FileFacts, ...]:
-    """Files of the manifest or folder; for an ONNX file, with `hashes` only, the file and its external data."""
+    """Files of the manifest or folder, with `everything` also of all its subfolders.
+
+    Of an ONNX file, with `hashes` only, the file and its external data.
+    """
     if path.is_file():
         data = (name for graph in read if graph.data_error is None for name in graph.facts.data_files)
         return tuple(_file(folder, name, None, hashes=True) for name in (path.name, *data)) if hashes else ()
     if manifest is not None:
         return tuple(_file(folder, record.name, record.sha256) for record in manifest.files)
-    names = sorted(
-        path.relative_to(folder).as_posix()
-        for place in PLACES
-        if (folder / place).is_dir()
-        for path in (folder / place).iterdir()
-        if path.is_file()
-    )
+    homes = (folder / place for place in PLACES)
+    paths = folder.rglob("*") if everything else (path for home in homes if home.is_dir() for path in home.iterdir())
+    names = sorted(path.relative_to(folder).as_posix() for path in paths if path.is_file())
     return tuple(_file(folder, name, None, hashes=hashes) for name in names)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from partita.errors import PackageError
@@ -12,7 +12,7 @@ from partita.inspection.records import GraphFacts, OperatorCount, PortFacts
 from partita.package.contract import Contract
 from partita.package.folder import path_inside, refuse_absent, unreadable
 from partita.remedies import FROM_CHECKPOINT
-from partita.runtime.contents.modules import UNKNOWN, TensorEntry, Weight, external_file, initializers, weights_in
+from partita.runtime.contents.modules import UNKNOWN, TensorEntry, Weight, initializers, weights_in
 from partita.runtime.place.model_file import all_nodes, check_external_data, data_files, read_light
 from partita.runtime.place.onnx_model import read_port
 
@@ -35,16 +35,20 @@ class ReadGraph:
     """The error of its external data, if any."""
 
 
-def read_graph(folder: Path, name: str, contract: Contract | None) -> ReadGraph:
-    """Read the ONNX file `name` of a folder. Raises PackageError if it is missing, damaged or unreadable."""
+def read_graph(folder: Path, name: str, contract: Contract | None, data_folder: Path | None = None) -> ReadGraph:
+    """Read the ONNX file `name` of a folder; its external data is in its folder or in `data_folder`.
+
+    Raises PackageError if it is missing, damaged or unreadable.
+    """
     path = path_inside(folder, name)
+    home = (data_folder or path.parent).relative_to(folder).as_posix()
     if not path.is_file():
         raise PackageError(f"{path}: missing from the package", remedy=FROM_CHECKPOINT)
     refuse_absent(path)
     try:
         proto = read_light(path)
-        tensors = tuple(initializers(proto.graph, name))
-        facts = _facts(path, name, proto, contract)
+        tensors = tuple(initializers(proto.graph, name, home))
+        facts = _facts(path, name, home, proto, contract)
         weights = weights_in(proto, tensors)
     except PermissionError as error:
         raise unreadable(path) from error
@@ -52,14 +56,14 @@ def read_graph(folder: Path, name: str, contract: Contract | None) -> ReadGraph:
         raise PackageError(f"{path}: not a readable ONNX file ({error})", remedy=FROM_CHECKPOINT) from error
     data_error = None
     try:
-        check_external_data(proto, path, path.parent)
+        check_external_data(proto, path, folder / home)
     except PackageError as error:
         data_error = error
     return ReadGraph(facts, tuple(tensor for _, tensor in tensors), weights, data_error)
 
 
-def _facts(path: Path, name: str, proto: onnx.ModelProto, contract: Contract | None) -> GraphFacts:
-    """The facts of the file and of its entry in the contract."""
+def _facts(path: Path, name: str, home: str, proto: onnx.ModelProto, contract: Contract | None) -> GraphFacts:
+    """The facts of the file and of its entry in the contract. `home`: folder of the external data."""
     graph = proto.graph
     known = None if contract is None else next((file for file in contract.files if file.file == name), None)
     states = set() if contract is None else {port for state in contract.states for port in (state.past, state.present)}
@@ -83,7 +87,7 @@ def _facts(path: Path, name: str, proto: onnx.ModelProto, contract: Contract | N
         operators=_operators(proto),
         inputs=inputs,
         outputs=outputs,
-        data_files=tuple(sorted(external_file(name, location) for location in data_files(proto))),
+        data_files=tuple(sorted(str(PurePosixPath(home, location)) for location in data_files(proto))),
         metadata={entry.key: entry.value for entry in proto.metadata_props},
     )
 

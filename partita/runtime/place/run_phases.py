@@ -145,9 +145,16 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: OpenOption
     if not where.dry_run:
         check_free_memory(model.inputs, shapes, where.values)
     before = rss_bytes()
-    renamed = model.to_bytes()
     resolutions = without_crashed(resolve(where.chain, available_ort_names(), where.options), where.crashed)
-    session = open_session(model.path, resolutions, threads=where.threads, observe=True, pins=where.pins, model=renamed)
+    session = open_session(
+        model.path,
+        resolutions,
+        threads=where.threads,
+        observe=True,
+        pins=where.pins,
+        model=model.to_bytes(),
+        weights=model.data_folder,
+    )
     with closing(session):
         after = rss_bytes()
         will_repeat(session)
