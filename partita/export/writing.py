@@ -75,6 +75,8 @@ class Summary:
     seconds: dict[str, float]
     peak_rss_bytes: int
     notes: tuple[str, ...]
+    variants: tuple[Summary, ...] = ()
+    """Of a model package for several targets, whose first one this is."""
 
 
 def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) -> Summary:

@@ -21,7 +21,8 @@ from partita.options.export import ExportOptions as Options
 from partita.options.fields import group
 from partita.package.folder import Graph, Manifest, TokenizerKind
 from partita.package.records import SmokeRecord, Verification
-from partita.providers.resolve import parse_chain
+from partita.providers.generic import parse_libraries
+from partita.providers.resolve import all_names, parse_chain
 
 if TYPE_CHECKING:
     from partita.export.checkpoint.companions import Reader
@@ -42,6 +43,8 @@ class ExportResult:
     seconds: Mapping[str, float]
     """Seconds by stage."""
     peak_rss_bytes: int
+    variants: tuple[Manifest, ...] = ()
+    """One for each of several targets, the first of which is `manifest`."""
 
     def __repr__(self) -> str:
         graph = self.manifest.graph
@@ -69,14 +72,17 @@ def export(options: Options) -> ExportResult:
         notes=tuple(summary.notes),
         seconds=dict(summary.seconds),
         peak_rss_bytes=summary.peak_rss_bytes,
+        variants=tuple(each.manifest for each in summary.variants),
     )
 
 
 def run_export(given: Options, progress: Progress | None = None, audience: Audience = QUIET) -> Summary:
-    """Find the target, and export for it. Raises a PartitaError."""
+    """Find the target, and export for it; for several, write a model package. Raises a PartitaError."""
     check_before_loading(given)
     given = _at_revision(given)
     shown = progress or Silent()
+    if given.target is not None and "," in given.target:
+        return _export_variants(given, shown, audience)
     with stage(shown, "load libraries", {}):  # torch and transformers take seconds
         from partita.export.exporters.optimum import with_optimum_remedy
         from partita.export.options import asked_options
@@ -107,6 +113,38 @@ def run_export(given: Options, progress: Progress | None = None, audience: Audie
             read_folder=read_foreign,
             asked=asked_options(given),
         )
+
+
+def _export_variants(given: Options, progress: Progress, audience: Audience) -> Summary:
+    """Export for each target, and write a model package with a variant for each. Raises a PartitaError."""
+    from partita.export.model_package import TargetPackage, publish
+
+    options = group(given, ExportOptions)
+    libraries = parse_libraries(given.target_libraries or {}, all_names(), "target_libraries")
+    providers = {entry.name: entry.ort_name for entry in parse_chain(given.target or "", libraries, argument="target")}
+    summaries = []
+
+    def export_in(folder: Path) -> Iterator[TargetPackage]:
+        for name, ort_name in providers.items():
+            summary = run_export(_for_target(given, name, folder / name), progress, audience)
+            summaries.append(replace(summary, out=options.folder))
+            yield TargetPackage(name, ort_name, summary.out, summary.manifest)
+
+    publish(options, export_in, progress)
+    notes = dict.fromkeys(line for each in summaries for line in each.notes)
+    return replace(summaries[0], notes=tuple(notes), variants=tuple(summaries))
+
+
+def _for_target(given: Options, name: str, out: Path) -> Options:
+    """The options of the export for one of several targets, without options and libraries of the others."""
+    options, libraries = given.target_options, given.target_libraries
+    return replace(
+        given,
+        target=name,
+        out=out,
+        target_options=options and {n: v for n, v in options.items() if n == name or not isinstance(v, Mapping)},
+        target_libraries=libraries and {n: path for n, path in libraries.items() if n == name},
+    )
 
 
 def check_before_loading(options: Options) -> None:

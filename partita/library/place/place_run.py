@@ -127,17 +127,23 @@ def _place_folder(options: PlaceOptions, where: OpenOptions, audience: Audience)
 
 
 def _place_file(options: PlaceOptions, where: OpenOptions, audience: Audience) -> _PlacedModel:
-    """Place an ONNX file, or that of a model package for the first provider of the chain."""
+    """Place an ONNX file, or that of a model package for the first provider of the chain.
+
+    In a model package, symbolic sizes are 1 unless sizes are given.
+    """
     path, data_folder = Path(options.model), None
     notes: tuple[str, ...] = ()
+    shapes = dict(options.shapes or {})
     if path.is_dir():
         variant = choose_variant(path, options.variant, [provider.ort_name for provider in where.chain])
         path, data_folder, notes = variant.path, variant.weights, (f"variant {variant.label} of the model package",)
     model, files = read_onnx(path, data_folder), options.inputs or {}
     model = replace(model, notes=(*notes, *model.notes))
+    if notes and not shapes:
+        shapes = {size: 1 for port in model.inputs for size in port.shape or () if isinstance(size, str)}
     values = read_values(model.inputs, files)
     given = {name: array.shape for name, array in values.items()}
-    sizes = input_shapes(model.inputs, options.shapes or {}, given, files=files)
+    sizes = input_shapes(model.inputs, shapes, given, files=files)
     try:
         placed = place_model(model, sizes, replace(where, values=values))
     except (ChainError, NoKernelError, NotOpenedError) as error:
