@@ -14,7 +14,8 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from typing import Any
 import onnx_ir as ir
 
 from partita.export.options import ExportOptions
-from partita.export.progress import Progress, Stage, stage
+from partita.export.progress import Stage
 from partita.export.publish import PARTIAL, reserve
 from partita.export.weights.external_data import translate_space, write_data
 from partita.package.folder import MANIFEST, SCHEMA, WEIGHTS, Manifest, record_file
@@ -45,20 +46,17 @@ class TargetPackage:
     manifest: Manifest
 
 
-def publish(options: ExportOptions, export_in: Callable[[Path], Iterable[TargetPackage]], progress: Progress) -> None:
-    """Write the packages that `export_in` exports into a temporary folder as one model package, at the output of
-    `options`.
+@contextmanager
+def reserve_for_variants(options: ExportOptions) -> Iterator[tuple[Path, Path]]:
+    """An empty folder that becomes the output of `options`, and a temporary one for the packages of the targets.
 
-    Raises PackageError when the output is taken, ResourceError, and the errors of the exports.
+    Raises PackageError when the output is taken, ResourceError.
     """
     out = options.folder
     try:
         with reserve(out, options.read_paths, force=options.force) as place:
             with tempfile.TemporaryDirectory(dir=place.folder.parent, prefix=f".{out.name}{PARTIAL}") as folder:
-                packages = list(export_in(Path(folder)))
-                size = sum(each.manifest.graph.weight_bytes for each in packages)
-                with stage(progress, "write model package", {}, size) as current:
-                    write_model_package(packages, place.folder, current)
+                yield place.folder, Path(folder)
             place.publish()
     except OSError as error:
         raise translate_space(error, out) from error

@@ -117,22 +117,22 @@ def run_export(given: Options, progress: Progress | None = None, audience: Audie
 
 def _export_variants(given: Options, progress: Progress, audience: Audience) -> Summary:
     """Export for each target, and write a model package with a variant for each. Raises a PartitaError."""
-    from partita.export.model_package import TargetPackage, publish
+    from partita.export.model_package import TargetPackage, reserve_for_variants, write_model_package
 
     options = group(given, ExportOptions)
     libraries = parse_libraries(given.target_libraries or {}, all_names(), "target_libraries")
-    providers = {entry.name: entry.ort_name for entry in parse_chain(given.target or "", libraries, argument="target")}
-    summaries = []
-
-    def export_in(folder: Path) -> Iterator[TargetPackage]:
-        for name, ort_name in providers.items():
-            summary = run_export(_for_target(given, name, folder / name), progress, audience)
-            summaries.append(replace(summary, out=options.folder))
-            yield TargetPackage(name, ort_name, summary.out, summary.manifest)
-
-    publish(options, export_in, progress)
-    notes = dict.fromkeys(line for each in summaries for line in each.notes)
-    return replace(summaries[0], notes=tuple(notes), variants=tuple(summaries))
+    chain = parse_chain(given.target or "", libraries, argument="target")
+    with reserve_for_variants(options) as (place, folder):
+        found = [run_export(_for_target(given, each.name, folder / each.name), progress, audience) for each in chain]
+        packages = [
+            TargetPackage(provider.name, provider.ort_name, summary.out, summary.manifest)
+            for provider, summary in zip(chain, found, strict=True)
+        ]
+        with stage(progress, "write model package", {}) as current:
+            write_model_package(packages, place, current)
+    variants = tuple(replace(summary, out=options.folder) for summary in found)
+    notes = dict.fromkeys(line for each in variants for line in each.notes)
+    return replace(variants[0], notes=tuple(notes), variants=variants)
 
 
 def _for_target(given: Options, name: str, out: Path) -> Options:
