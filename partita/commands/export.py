@@ -40,9 +40,11 @@ def run(options: ExportCommand) -> None:
     if options.as_json:
         print_record(_as_record(summary))
     elif not options.quiet:
-        lines = describe(summary)
-        if options.explain:
-            lines += [*pass_lines(summary.passes, summary.manifest), *mix_lines(summary.manifest.packed)]
+        lines: list[str] = []
+        for each in summary.variants or (summary,):
+            lines += describe(each, variant=bool(summary.variants))
+            if options.explain:
+                lines += [*pass_lines(each.passes, each.manifest), *mix_lines(each.manifest.packed)]
         write_stdout("\n".join(fold(with_flags(line), sys.stdout, LABEL) for line in lines) + "\n")
 
 
@@ -66,11 +68,12 @@ def _as_record(summary: ExportResult) -> results.ExportResult:
         cache_bytes_per_token=_cache_bytes_per_token(summary.manifest),
         fixed_state_bytes=_fixed_state_bytes(summary.manifest),
         seconds={name: round(value, 3) for name, value in summary.seconds.items()},
+        variants=tuple(each.manifest for each in summary.variants),
     )
 
 
-def describe(summary: ExportResult) -> list[str]:
-    """The summary as text."""
+def describe(summary: ExportResult, *, variant: bool = False) -> list[str]:
+    """The summary as text. `variant`: of one target of a model package."""
     manifest, checked = summary.manifest, summary.manifest.verification
     copy = ""
     if checked.converted_copy is not None:  # verified in place of the package
@@ -82,7 +85,7 @@ def describe(summary: ExportResult) -> list[str]:
         *_weights(manifest),
         *_cache(manifest),
         *_checks(manifest),
-        *_costs(summary),
+        *_costs(summary, variant=variant),
     ]
     head = f"{summary.path}: {manifest.source.architecture} exported, {checked.headline}{copy}"
     return [head, *(f"  {label:<{LABEL - 3}} {text}" for label, text in rows)]
@@ -181,14 +184,18 @@ def _checks(manifest: Manifest) -> Iterator[tuple[str, str]]:
         )
 
 
-def _costs(summary: ExportResult) -> Iterator[tuple[str, str]]:
-    """Time and memory of the export, and a command that generates text with the package."""
+def _costs(summary: ExportResult, *, variant: bool) -> Iterator[tuple[str, str]]:
+    """Time and memory of the export, and a command that uses the package."""
     longest = sorted(summary.seconds.items(), key=lambda item: -item[1])[:LONG_STAGES]
     stages = ", ".join(f"{name} {value:.1f}" for name, value in longest)
     total = f"{sum(summary.seconds.values()):.1f} s ({stages})"
     yield "took", f"{total}; peak memory {human_bytes(summary.peak_rss_bytes)}"
     prompt = "1,2,3 --token-ids" if summary.manifest.tokenizer == "none" else '"Once upon a time"'
-    yield "next", f"partita generate {shlex.quote(str(summary.path))} {prompt}"
+    out, target = shlex.quote(str(summary.path)), summary.manifest.target
+    if variant and target is not None:
+        yield "next", f"partita place {out} --provider {target.provider}"
+    else:
+        yield "next", f"partita generate {out} {prompt}"
 
 
 def pass_lines(passes: Mapping[str, int], manifest: Manifest | None = None) -> list[str]:

@@ -204,6 +204,8 @@ class ExportResult(Result):
     peak_rss_bytes: int
     seconds: dict[str, float]
     notes: tuple[str, ...]
+    variants: tuple[Manifest, ...] = ()
+    """One for each of several targets, the first of which is `manifest`."""
 
 
 class ServedModel(Record):

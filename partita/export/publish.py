@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO
 
 from filelock import FileLock, Timeout
@@ -50,6 +50,8 @@ class ExportResult:
     """Seconds by stage."""
     peak_rss_bytes: int
     notes: tuple[str, ...]
+    variants: tuple[ExportResult, ...] = ()
+    """Of a model package for several targets, whose first one this is."""
 
     def __repr__(self) -> str:
         graph = self.manifest.graph
@@ -156,7 +158,10 @@ def _not_a_package(folder: Path) -> str | None:
         return None
     try:
         listed = read_json_value(folder / MANIFEST)
+        if "additional_metadata" in listed:  # a model package for several targets
+            listed = listed["additional_metadata"]["partita"]
         known = {MANIFEST, *(entry["name"] for entry in listed["files"])}
+        known |= {str(parent) for name in known for parent in PurePosixPath(name).parents}
         ours = str(listed["schema"]).startswith(SCHEMA.partition("/")[0] + "/")
     except (FileNotFoundError, KeyError, TypeError):
         return f"has no package manifest {MANIFEST}"

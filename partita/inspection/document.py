@@ -51,7 +51,7 @@ def document(found: Inspection) -> Document:
         _companions(found),
     )
     return Document(
-        kind="Contents of a package" if found.kind == "package" else f"Contents of an {found.kind}",
+        kind=f"Contents of {'an' if found.kind.startswith('onnx') else 'a'} {found.kind}",
         name=found.path,
         headline=(summary(found),),
         opening=tuple(_findings(found)),
@@ -97,6 +97,7 @@ def _graph(graph: GraphFacts) -> Section:
     if phase is not None and graph.sequence_length is not None:
         phase += f", {plural(graph.sequence_length, 'token')} per run"
     rows = [
+        ("variant", graph.variant),
         ("nodes", f"{graph.nodes:,}{inner}{functions}"),
         ("opsets", f"{opsets}; IR version {graph.ir_version}"),
         ("producer", graph.producer or None),
@@ -131,7 +132,7 @@ def _contract(found: Inspection) -> Section | None:
     contract = found.contract
     if contract is None:
         none = "none: no manifest, and the layout could not be inferred"
-        return Section("contract", "Contract", (Line(none),)) if found.kind != "package" else None
+        return Section("contract", "Contract", (Line(none),)) if found.kind.startswith("onnx") else None
     prompts = "in chunks" if contract.appends_chunks else "in one run; later tokens one by one"
     if contract.symbolic_batch:
         prompts = "in chunks, rows independent"
@@ -351,7 +352,12 @@ def summary(found: Inspection) -> str:
     """One-sentence summary."""
     model = found.model
     about = [text for text in (model.architecture or model.model_type, model.precision, model.attention) if text]
-    what = {"package": "a package", "onnx folder": "a folder of ONNX files", "onnx file": "an ONNX file"}[found.kind]
+    what = {
+        "package": "a package",
+        "model package": "a model package of ONNX Runtime",
+        "onnx folder": "a folder of ONNX files",
+        "onnx file": "an ONNX file",
+    }[found.kind]
     if model.layout not in (None, "partita", "onnx"):
         what = f"a folder of {model.layout}"
     nodes = listing(f"{graph.nodes + graph.subgraph_nodes:,}" for graph in found.graphs)

@@ -5,7 +5,7 @@ Schema `partita.inspection/1`; the JSON Schema is published in docs/inspect.sche
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from pydantic import Field
 
@@ -62,6 +62,9 @@ class OperatorCount(Record):
     nodes: int
 
 
+Kind: TypeAlias = Literal["package", "model package", "onnx folder", "onnx file"]
+
+
 class GraphFacts(Record):
     """One ONNX file."""
 
@@ -89,6 +92,8 @@ class GraphFacts(Record):
     """Files with external weights."""
     metadata: dict[str, str]
     """Metadata properties of the file."""
+    variant: str | None = None
+    """Component, variant and provider in a model package of ONNX Runtime."""
 
 
 class ContractFacts(Record):
@@ -232,7 +237,7 @@ class Inspection(Record):
     schema_id: Literal["partita.inspection/1"] = Field(default="partita.inspection/1", alias="schema")
     partita_version: str
     path: str
-    kind: Literal["package", "onnx folder", "onnx file"]
+    kind: Kind
     findings: tuple[InspectionFinding, ...]
     model: ModelFacts
     graphs: tuple[GraphFacts, ...]

@@ -22,7 +22,8 @@ from partita.options.export import ExportOptions as Options
 from partita.options.fields import group
 from partita.package.folder import Graph, Manifest, TokenizerKind
 from partita.package.records import SmokeRecord, Verification
-from partita.providers.resolve import parse_chain
+from partita.providers.generic import parse_libraries
+from partita.providers.resolve import all_names, parse_chain
 
 if TYPE_CHECKING:
     from partita.export.checkpoint.companions import Reader
@@ -47,10 +48,12 @@ def export(options: Options) -> ExportResult:
 
 
 def run_export(given: Options, progress: Progress | None = None, audience: Audience = QUIET) -> ExportResult:
-    """Find the target, and export for it. Raises a PartitaError."""
+    """Find the target, and export for it; for several, write a model package. Raises a PartitaError."""
     check_before_loading(given)
     given = _at_revision(given)
     shown = progress or Silent()
+    if given.target is not None and "," in given.target:
+        return _export_variants(given, shown, audience)
     with stage(shown, "load libraries", {}):  # torch and transformers take seconds
         from partita.export.exporters.optimum import with_optimum_remedy
         from partita.export.options import asked_options
@@ -81,6 +84,38 @@ def run_export(given: Options, progress: Progress | None = None, audience: Audie
             read_folder=read_foreign,
             asked=asked_options(given),
         )
+
+
+def _export_variants(given: Options, progress: Progress, audience: Audience) -> ExportResult:
+    """Export for each target, and write a model package with a variant for each. Raises a PartitaError."""
+    from partita.export.model_package import TargetPackage, reserve_for_variants, write_model_package
+
+    options = group(given, ExportOptions)
+    libraries = parse_libraries(given.target_libraries or {}, all_names(), "target_libraries")
+    chain = parse_chain(given.target or "", libraries, argument="target")
+    with reserve_for_variants(options) as (place, folder):
+        found = [run_export(_for_target(given, each.name, folder / each.name), progress, audience) for each in chain]
+        packages = [
+            TargetPackage(provider.name, provider.ort_name, summary.path, summary.manifest)
+            for provider, summary in zip(chain, found, strict=True)
+        ]
+        with stage(progress, "write model package", {}) as current:
+            write_model_package(packages, place, current)
+    variants = tuple(replace(summary, path=options.folder) for summary in found)
+    notes = dict.fromkeys(line for each in variants for line in each.notes)
+    return replace(variants[0], notes=tuple(notes), variants=variants)
+
+
+def _for_target(given: Options, name: str, out: Path) -> Options:
+    """The options of the export for one of several targets, without options and libraries of the others."""
+    options, libraries = given.target_options, given.target_libraries
+    return replace(
+        given,
+        target=name,
+        out=out,
+        target_options=options and {n: v for n, v in options.items() if n == name or not isinstance(v, Mapping)},
+        target_libraries=libraries and {n: path for n, path in libraries.items() if n == name},
+    )
 
 
 def check_before_loading(options: Options) -> None:

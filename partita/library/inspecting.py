@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import overload
 
 from partita.compare.rows import Comparison
 from partita.errors import PackageError, UsageError
 from partita.foreign.folder import NO_CHOICE, Choice, open_folder
+from partita.foreign.model_package import choose_variant, is_model_package, read_variants
 from partita.foreign_paths import recognise
 from partita.inspection.records import Inspection
 from partita.library.api import from_fields
@@ -90,12 +92,26 @@ def read(path: Path, choice: Choice = NO_CHOICE, *, hashes: bool = False) -> Ins
             if not found.graphs:
                 raise PackageError(found.findings[0].problem)
             return found
+        if is_model_package(path):
+            return _model_package(path, choice, hashes=hashes)
         manifest, wrong = _manifest(path, choice)
         if wrong and not graphs_in(path):
             raise wrong[0]
         return look(path, manifest, wrong, hashes=hashes)
     except PermissionError as error:
         raise unreadable(path) from error
+
+
+def _model_package(path: Path, choice: Choice, *, hashes: bool) -> Inspection:
+    """The inspection of one or all variants of a model package. Raises PackageError, UsageError."""
+    from partita.runtime.contents.build import inspect as look
+
+    replace(choice, variant=None).refuse_for_file()
+    chosen = read_variants(path) if choice.variant is None else (choose_variant(path, choice.variant),)
+    variants = {each.path.relative_to(path).as_posix(): each for each in chosen}
+    found = look(path, None, (), hashes=hashes, variants={name: each.weights for name, each in variants.items()})
+    graphs = (each.model_copy(update={"variant": variants[each.file].label}) for each in found.graphs)
+    return found.model_copy(update={"graphs": tuple(graphs)})
 
 
 def _manifest(path: Path, choice: Choice) -> tuple[Manifest | None, tuple[PackageError, ...]]:

@@ -27,8 +27,8 @@ class TargetOptions:
 
     HELP_GROUP = "Provider"
     target: str | None = option(
-        "Provider to build the package for; it is probed for its best attention lowering. Default: the "
-        "best usable one.",
+        "Provider to build the package for; it is probed for its best attention lowering. Several (cpu,openvino) "
+        "give a model package of ONNX Runtime with a variant for each. Default: the best usable one.",
         metavar="PROVIDER",
         complete="providers",
     )

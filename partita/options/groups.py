@@ -133,7 +133,8 @@ class ForeignFolder:
 
     HELP_GROUP = "Model"
     variant: str | None = option(
-        "Model to use in a folder of another exporter: q4, fp16 or a file name.", metavar="NAME"
+        "Model to use in a folder of another exporter (q4, fp16 or a file name), or variant of a model package.",
+        metavar="NAME",
     )
     contract: PathText | None = option(
         "Meaning of the inputs and outputs of another exporter's model, where it cannot be inferred.",

@@ -49,7 +49,12 @@ class InspectOptions(ForeignFolder):
 
     HELP_GROUP = "Comparison"
     package: Annotated[
-        PathText, Option("Package folder, folder of ONNX files, or ONNX file.", metavar="PACKAGE", positional=True)
+        PathText,
+        Option(
+            "Package folder, model package of ONNX Runtime, folder of ONNX files, or ONNX file.",
+            metavar="PACKAGE",
+            positional=True,
+        ),
     ] = field(kw_only=False)
     against: PathText | None = option("Package, folder or ONNX file to compare with.", metavar="PACKAGE")
     against_variant: str | None = option("--variant for the folder of --against.", metavar="NAME")

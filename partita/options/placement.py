@@ -31,7 +31,8 @@ class ModelOptions:
     model: Annotated[
         PathText,
         Option(
-            "ONNX file, package folder written by `partita export`, or folder of an ONNX decoder of another exporter.",
+            "ONNX file, package folder written by `partita export`, folder of an ONNX decoder of another exporter, or "
+            "model package of ONNX Runtime.",
             metavar="MODEL",
             positional=True,
         ),

@@ -50,8 +50,6 @@ HOW = {"growing": ("--cache", "growing"), "optimum": ("--exporter", "optimum")}
 """The export option of these lowerings; others are values of --attention."""
 KNOWN_ANSWER = "known_answer.safetensors"
 QUALITY = "quality.safetensors"
-MOST_FILES = 8
-"""Maximum number of files in a message."""
 HASH_CHUNK_BYTES = 1 << 20
 COMPANIONS = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
@@ -311,12 +309,7 @@ def read_manifest(folder: Path) -> Manifest:
     except ValueError as error:
         raise PackageError(f"{path}: damaged, not JSON ({error})", remedy=_remove_first(folder)) from error
     if isinstance(raw, dict) and raw.keys() >= {"schema_version", "components"}:
-        files = sorted(str(file.relative_to(folder)) for file in folder.rglob("*.onnx"))
-        listed = ", ".join([*files[:MOST_FILES], *(["..."] if len(files) > MOST_FILES else [])]) or "none here"
-        raise PackageError(
-            f"{folder}: a model package of ONNX Runtime, which Partita does not read; give the ONNX file of one of "
-            f"its variants: {listed}"
-        )
+        raise PackageError(f"{folder}: a model package of ONNX Runtime, which only place and inspect read")
     schema = raw.get("schema") if isinstance(raw, dict) else None
     if schema != SCHEMA:
         raise PackageError(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import partita
 from partita import cli
 from partita.export.progress import Unit
 from tests.adapters import save_adapter
@@ -98,7 +99,6 @@ def test_a_target_that_cannot_be_asked(exporting: Export) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--target", "cuda,cpu"), ("--target cuda,cpu", "name one provider")),
         (("--target", "cpu,cpu"), ("cpu",)),
         (("--target", "nosuchprovider"), ("--target: unknown provider 'nosuchprovider'", "cpu")),
         (("--target", ""), ("--target is empty",)),
@@ -115,6 +115,33 @@ def test_a_target_that_cannot_be_asked(exporting: Export) -> None:
 )
 def test_what_makes_no_sense_is_a_usage_error(exporting: Export, options: tuple[str, ...], words: Any) -> None:
     refused(exporting(*options), 2, *words)
+
+
+def test_several_targets_give_a_model_package_that_force_replaces(exporting: Export, tmp_path: Path) -> None:
+    """One variant for each target, over weights that are stored once; no temporary folder is left."""
+    options = ("--target", "cpu,directml", "--target-default")
+    refused(exporting("--target", "cpu,directml"), 3, "directml", "not_in_build")
+    assert not list(tmp_path.glob(".out*"))
+    found = as_json(exporting(*options, "--json"))
+    assert [each["target"]["provider"] for each in found["variants"]] == ["cpu", "directml"]
+    assert found["manifest"] == found["variants"][0]
+    out = Path(found["package"])
+    inspected = partita.inspect(out)
+    assert [graph.variant for graph in inspected.graphs] == [
+        "decoder/cpu (CPUExecutionProvider)",
+        "decoder/directml (DmlExecutionProvider)",
+    ]
+    assert inspected.findings == () and len({graph.data_files for graph in inspected.graphs}) == 1
+    assert inspected.weights.size_bytes < 2 * found["manifest"]["graph"]["weight_bytes"]
+    for variant in ("cpu", "directml"):
+        placed = partita.place(out, providers="cpu", variant=variant)
+        assert f"variant decoder/{variant}" in placed.notes[0] and not placed.fallbacks
+    refused(exporting(*options), 1, "exists already")
+    code, text, _ = exporting(*options, "--force", "--explain")
+    assert code == 0 and text.count("verified") >= 2 and f"partita place {out} --provider directml" in text
+    assert not list(tmp_path.glob(".out*"))
+    (out / "decoder" / "mine").touch()
+    refused(exporting(*options, "--force"), 1, "files that do not belong to the package (decoder/mine)")
 
 
 def test_a_plugin_library_is_tried_as_the_target(exporting: Export, tmp_path: Path) -> None:

@@ -54,6 +54,13 @@ PACKAGES: dict[str, dict[str, Any]] = {
 with demo, which is the embedded checkpoint.
 """
 
+MODEL_PACKAGE = "demo-variants"
+VARIANTS = {
+    "cpu": ("CPUExecutionProvider", "demo-gqa-fp32"),
+    "openvino": ("OpenVINOExecutionProvider", "demo-primitives-fp32"),
+}
+"""Targets of the model package: ONNX Runtime's name of the provider, and the package that the variant is made from."""
+
 SOURCES = ("partita/export/**/*.py", "partita/package/folder.py", "tests/conftest.py", "tests/contract/packages.py")
 TOOLS = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "numpy")
 EXPORT_SECONDS = 600
@@ -107,10 +114,25 @@ def export_all(folder: Path) -> Path:
         for name, options in PACKAGES.items():
             checkpoint = checkpoint_of(name.partition("-")[0], Path(temporary))
             export(ExportOptions(str(checkpoint), made / name, **options), replay=replay)
+        write_variants(made)
         for old in folder.glob("packages-*"):
             shutil.rmtree(old, ignore_errors=True)
         made.replace(wanted)
     return wanted
+
+
+def write_variants(made: Path) -> None:
+    """Write the model package of the embedded checkpoint, from its packages for cpu and openvino."""
+    from partita.export.model_package import TargetPackage, write_model_package
+    from partita.export.progress import SilentStage
+    from partita.package.folder import read_manifest
+
+    packages = [
+        TargetPackage(target, ort_name, made / name, read_manifest(made / name))
+        for target, (ort_name, name) in VARIANTS.items()
+    ]
+    (made / MODEL_PACKAGE).mkdir()
+    write_model_package(packages, made / MODEL_PACKAGE, SilentStage())
 
 
 def checkpoint_of(model: str, folder: Path) -> Path:

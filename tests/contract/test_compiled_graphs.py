@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import zlib
 
 import pytest
@@ -16,6 +18,16 @@ LIMITED = (
     "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)); "
     "sys.argv = ['partita', *sys.argv[1:]]; runpy.run_module('partita', run_name='__main__')"
 )
+
+
+KILLED = """
+import os, sys, partita
+from partita.runtime.chain import compiled_graphs
+compiled_graphs._checksum = lambda path: os.kill(os.getpid(), 9)
+partita.place(sys.argv[1], providers=sys.argv[2] + ",cpu", provider_options={sys.argv[2]: {"cache_dir": sys.argv[3]}},
+              process="this", probe_seconds=0)
+"""
+"""Ends like a process that is killed when the graph is compiled and its entry is not yet in its place."""
 
 
 def keeping(environment):
@@ -117,6 +129,23 @@ def test_a_broken_or_foreign_entry_is_compiled_again(environment, target, place,
 
 
 @cases("target", keeping)
+def test_the_start_after_a_kill_compiles_again_and_removes_old_remains(environment, target, place, model, tmp_path):
+    kept = tmp_path / "kept"
+    done = execute("-c", KILLED, model("island"), target.provider, kept, folder=tmp_path)
+    assert done.code == -signal.SIGKILL, done
+    (remains,) = kept.iterdir()
+    assert (remains / "entry" / "compiled.onnx").is_file() and not (remains / "entry" / "entry.json").exists()
+    first = place(target, *caching(target, kept))
+    assert placement(first) == placement(place(target))
+    (entry,) = set(kept.iterdir()) - {remains}
+    assert any(f"kept in {entry}" in note for note in first["notes"])
+    shutil.rmtree(entry)
+    os.utime(remains, (0, 0))
+    place(target, *caching(target, kept))
+    assert list(kept.iterdir()) == [entry]
+
+
+@cases("target", keeping)
 def test_changed_weights_are_compiled_and_not_read_from_the_folder(environment, target, partita, model, tmp_path):
     import onnx
 
@@ -146,3 +175,13 @@ def test_a_full_folder_leaves_the_run_and_no_entry(environment, target, model, t
     done = execute("-c", LIMITED, *words, *caching(target, tmp_path / "kept"), folder=tmp_path)
     assert any("compiled graph is not kept: " in note for note in honoured(done).json["notes"])
     assert not list((tmp_path / "kept").iterdir())
+
+
+@cases("target", keeping)
+def test_a_compiled_file_says_what_it_was_compiled_for(environment, target, place, partita, tmp_path):
+    """On x86-64, QNN's plugin does not judge the version string that it wrote itself."""
+    place(target, *caching(target, tmp_path / "kept"))
+    (compiled,) = (tmp_path / "kept").glob("*/compiled.onnx")
+    words = ("place", compiled, "--provider", f"{target.provider},cpu", "--json")
+    (note,) = [note for note in honoured(partita(*words)).json["notes"] if "compiled for" in note]
+    assert note.startswith(f"compiled for {target.ort_name} (v") and "unknown (EP_NOT_APPLICABLE)" in note

@@ -273,13 +273,9 @@ def test_thousands_of_wrong_states_are_a_short_message(folder):
     assert len(refusal(folder)) < 6000
 
 
-def test_a_model_package_of_onnx_runtime_is_named_with_its_files(tmp_path):
-    """The layout that ONNX Runtime 1.32 opens."""
-    file = tmp_path / "main" / "cpu" / "model.onnx"
-    file.parent.mkdir(parents=True)
-    file.touch()
+def test_a_model_package_of_onnx_runtime_is_named(tmp_path):
     variant = {"variant_directory": "main/cpu", "executor_info": {"ort": {"model_file": "model.onnx"}}}
     content = {"schema_version": "1.0", "components": {"main": {"variants": {"cpu": variant}}}}
     (tmp_path / "manifest.json").write_text(json.dumps(content))
-    with pytest.raises(PackageError, match=r"a model package of ONNX Runtime.*: main/cpu/model.onnx"):
+    with pytest.raises(PackageError, match="a model package of ONNX Runtime, which only place and inspect read"):
         read_manifest(tmp_path)

@@ -10,6 +10,7 @@ from pathlib import Path
 from partita.check.requirements import Limits
 from partita.errors import PartitaError
 from partita.foreign.folder import Choice, open_folder
+from partita.foreign.model_package import choose_variant, is_folder
 from partita.library.api import QUIET, Audience
 from partita.library.chain import Target
 from partita.library.engine.jobs import NONE_CRASHED, Crashed
@@ -82,7 +83,7 @@ def place(
         crashed=crashed,
     )
     with printed_kernels(target.chain):
-        opened = (_place_folder if Path(options.model).is_dir() else _place_file)(options, where, audience)
+        opened = (_place_folder if is_folder(Path(options.model)) else _place_file)(options, where, audience)
     error = opened.placed.error
     interrupted, failed = isinstance(error, RunInterruptedError), error is not None
     seconds = 0.0 if interrupted or EXPERIMENTS in crashed else options.probe_seconds
@@ -128,12 +129,23 @@ def _place_folder(options: PlaceOptions, where: OpenOptions, audience: Audience)
 
 
 def _place_file(options: PlaceOptions, where: OpenOptions, audience: Audience) -> _PlacedModel:
-    """Place an ONNX file."""
-    path = Path(options.model)
-    model, files = read_onnx(path), options.inputs or {}
+    """Place an ONNX file, or that of a model package for the first provider of the chain.
+
+    In a model package, symbolic sizes are 1 unless sizes are given.
+    """
+    path, data_folder = Path(options.model), None
+    notes: tuple[str, ...] = ()
+    shapes = dict(options.shapes or {})
+    if path.is_dir():
+        variant = choose_variant(path, options.variant, [provider.ort_name for provider in where.chain])
+        path, data_folder, notes = variant.path, variant.weights, (f"variant {variant.label} of the model package",)
+    model, files = read_onnx(path, data_folder), options.inputs or {}
+    model = replace(model, notes=(*notes, *model.notes))
+    if notes and not shapes:
+        shapes = {size: 1 for port in model.inputs for size in port.shape or () if isinstance(size, str)}
     values = read_values(model.inputs, files)
     given = {name: array.shape for name, array in values.items()}
-    sizes = input_shapes(model.inputs, options.shapes or {}, given, files=files)
+    sizes = input_shapes(model.inputs, shapes, given, files=files)
     try:
         placed = place_model(model, sizes, replace(where, values=values))
     except (ChainError, NoKernelError, NotOpenedError) as error:

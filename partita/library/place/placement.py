@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from partita.check.requirements import Limits, check_limits
 from partita.errors import PartitaError, UsageError
 from partita.foreign.folder import Choice
+from partita.foreign.model_package import is_folder
 from partita.library.api import QUIET, Audience, from_fields
 from partita.library.chain import Target, read_chain
 from partita.library.engine.jobs import despite_crashes, run_job
@@ -46,7 +48,7 @@ def place(options: PlaceOptions) -> Report:
 
 def read_place(options: PlaceOptions) -> Target:
     """The chain of a placement, after checking every option that needs nothing loaded. Raises UsageError."""
-    if Path(options.model).is_dir():
+    if is_folder(Path(options.model)):
         of_files = {
             "shapes": "the sizes of a package are in its manifest",
             "inputs": "a package is run on dummy tokens",
@@ -56,7 +58,8 @@ def read_place(options: PlaceOptions) -> Target:
             if getattr(options, name):
                 raise UsageError(f"`{name}` is for ONNX files; {reason}")
     else:
-        Choice.of(options).refuse_for_file()
+        choice = Choice.of(options)
+        (replace(choice, variant=None) if Path(options.model).is_dir() else choice).refuse_for_file()
     for name in ("device", "graph_capture"):
         if getattr(options, name) not in (None, False) and not options.dry_run:
             raise UsageError(f"`{name}` requires a dry run; add `dry_run=True`")
@@ -100,6 +103,6 @@ def place_model(
             patient=True,
             crashed=crashed,
         ),
-        package=Path(options.model).is_dir(),
+        package=is_folder(Path(options.model)),
     )
     return report, None if options.dry_run else error

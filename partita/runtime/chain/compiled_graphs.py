@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 import zlib
 from collections.abc import Sequence
 from contextlib import closing
@@ -39,6 +40,8 @@ RECORD, GRAPH, WEIGHTS = "entry.json", "compiled.onnx", "weights.data"
 SHORT_KEY = 24
 """Characters of the hash in the name of an entry."""
 BLOCK_BYTES = 1 << 20
+UNFINISHED, DAY_SECONDS = ".compiling-", 86400
+"""Prefix of the folder of a compilation, and the age at which it is that of a killed process."""
 
 
 class Entry(Record):
@@ -113,7 +116,10 @@ def _compile(place: Path, key: str, path: Path, active: Sequence[Resolution], op
     """
     import onnx
 
-    with tempfile.TemporaryDirectory(dir=place.parent, prefix=".compiling-") as temporary:
+    for old in place.parent.glob(f"{UNFINISHED}*"):
+        if time.time() - old.stat().st_mtime > DAY_SECONDS:
+            shutil.rmtree(old, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=place.parent, prefix=UNFINISHED) as temporary:
         unfinished = Path(temporary) / "entry"
         unfinished.mkdir()
         settings = {

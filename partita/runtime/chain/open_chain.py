@@ -81,13 +81,14 @@ def open_session(
     observe: bool,
     pins: Sequence[Pin] = (),
     model: bytes | None = None,
+    weights: Path | None = None,
     attention: Attention | None = None,
 ) -> Session:
     """Open `path` on the active providers of the chain, and on no others.
 
     `threads`: intra-op threads; None: one per usable core. `observe`: enable profiling and the log at INFO. `model`:
-    ONNX bytes to open instead of the file; its external data is in the file's folder. `attention`: attention of the
-    graph. A provider that cannot start is left out if others follow; see the session's `resolutions`.
+    ONNX bytes to open instead of the file. `weights`: folder of their external data; None: the file's. `attention`:
+    attention of the graph. A provider that cannot start is left out if others follow; see the session's `resolutions`.
 
     Raises ProviderError when no provider of the chain starts, a node runs on none of them, or a pin is not honoured;
     UsageError when ONNX Runtime cannot follow the chain, or a pin matches no node; PackageError for a damaged file;
@@ -95,7 +96,8 @@ def open_session(
     """
     chain = register_plugins(resolutions)
     _check_order(chain)
-    opening, marks = pinned_opening(path, Opening(threads=threads, observe=observe, model=model), pins)
+    unpinned = Opening(threads=threads, observe=observe, model=model, weights=weights)
+    opening, marks = pinned_opening(path, unpinned, pins)
     lacking: tuple[Sequence[Resolution], NativeFailureError] | None = None
     cause: Exception | None = None
     while True:
@@ -120,7 +122,7 @@ def open_session(
                 raise open_error(path, ort_names(providers), first.error, first.log) from first.error
             if lacking is None and lacks_kernel(failure.error):
                 lacking = active, failure
-            if pins and opens(path, active, Opening(threads=threads, observe=False, model=model)):
+            if pins and opens(path, active, replace(unpinned, observe=False)):
                 raise _pins_rejected(path, blamed, pins, messages_of(failure)[0]) from failure.error
             chain = without_provider(chain, blamed, messages_of(failure))
             cause = failure.error

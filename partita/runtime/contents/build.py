@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
 import partita
@@ -22,6 +22,7 @@ from partita.inspection.records import (
     GraphFacts,
     Inspection,
     InspectionFinding,
+    Kind,
     LicenceFacts,
     ModelFacts,
     OperatorCount,
@@ -51,7 +52,6 @@ from partita.runtime.contents.modules import (
     UNKNOWN,
     TensorEntry,
     Weight,
-    external_file,
     initializers,
     module_precisions,
     weights_in,
@@ -78,22 +78,28 @@ def graphs_in(folder: Path) -> tuple[str, ...]:
 
 
 def inspect(
-    path: Path, manifest: Manifest | None, wrong: Sequence[PackageError], *, hashes: bool = False
+    path: Path,
+    manifest: Manifest | None,
+    wrong: Sequence[PackageError],
+    *,
+    hashes: bool = False,
+    variants: Mapping[str, Path | None] | None = None,
 ) -> Inspection:
     """The contents of `path`, a folder or an ONNX file.
 
     `manifest`: of a package, or inferred from a foreign folder; None without one. `wrong`: known faults. `hashes`: hash
-    files that have none. Raises OSError when the folder cannot be read.
+    files that have none. `variants`: ONNX files of a model package, with the folders of their external data. Raises
+    OSError when the folder cannot be read.
     """
     is_file = path.is_file()
     folder = path.parent if is_file else path
     graph = None if manifest is None else manifest.graph
-    there = (path.name,) if is_file else graphs_in(folder)
+    there = tuple(variants or ()) or ((path.name,) if is_file else graphs_in(folder))
     names = there if graph is None else tuple(file.file for file in graph.files)
     findings, read = list(wrong), []
     for name in names:
         try:
-            read.append(read_graph(folder, name, graph))
+            read.append(read_graph(folder, name, graph, (variants or {}).get(name)))
         except PackageError as error:
             findings.append(error)
     findings += [each.data_error for each in read if each.data_error is not None]
@@ -107,10 +113,11 @@ def inspect(
     if manifest is not None and manifest.foreign is not None:
         source = f"inferred from a folder of {manifest.foreign.layout}"
     is_package = on_disk is not None or (folder / MANIFEST).is_file()
+    kind: Kind = "model package" if variants else "package" if is_package else "onnx folder"
     return Inspection(
         partita_version=partita.__version__,
         path=str(path),
-        kind="onnx file" if is_file else "package" if is_package else "onnx folder",
+        kind="onnx file" if is_file else kind,
         findings=tuple(
             InspectionFinding(problem=" ".join(error.problem.split()), remedies=remedy_records(error.remedy))
             for error in findings
@@ -124,7 +131,7 @@ def inspect(
         weights=_weights(read),
         modules=module_precisions(weight for each in read for weight in each.weights),
         adapters=() if manifest is None else manifest.adapters,
-        files=_files(path, folder, on_disk, read, hashes=hashes),
+        files=_files(path, folder, on_disk, read, everything=bool(variants), hashes=hashes),
         provenance=_provenance(folder, manifest),
         tokenizer=tokenizer_of(folder, None if on_disk is None else on_disk.tokenizer),
         licence=licence_of(folder),
@@ -203,21 +210,20 @@ def _weights(read: Sequence[ReadGraph]) -> WeightFacts:
 
 
 def _files(
-    path: Path, folder: Path, manifest: Manifest | None, read: Sequence[ReadGraph], *, hashes: bool
+    path: Path, folder: Path, manifest: Manifest | None, read: Sequence[ReadGraph], *, everything: bool, hashes: bool
 ) -> tuple[FileFacts, ...]:
-    """Files of the manifest or folder; for an ONNX file, with `hashes` only, the file and its external data."""
+    """Files of the manifest or folder, with `everything` also of all its subfolders.
+
+    Of an ONNX file, with `hashes` only, the file and its external data.
+    """
     if path.is_file():
         data = (name for graph in read if graph.data_error is None for name in graph.facts.data_files)
         return tuple(_file(folder, name, None, hashes=True) for name in (path.name, *data)) if hashes else ()
     if manifest is not None:
         return tuple(_file(folder, record.name, record.sha256) for record in manifest.files)
-    names = sorted(
-        path.relative_to(folder).as_posix()
-        for place in PLACES
-        if (folder / place).is_dir()
-        for path in (folder / place).iterdir()
-        if path.is_file()
-    )
+    homes = (folder / place for place in PLACES)
+    paths = folder.rglob("*") if everything else (path for home in homes if home.is_dir() for path in home.iterdir())
+    names = sorted(path.relative_to(folder).as_posix() for path in paths if path.is_file())
     return tuple(_file(folder, name, None, hashes=hashes) for name in names)
 
 
@@ -271,16 +277,20 @@ class ReadGraph:
     """The error of its external data, if any."""
 
 
-def read_graph(folder: Path, name: str, contract: Contract | None) -> ReadGraph:
-    """Read the ONNX file `name` of a folder. Raises PackageError if it is missing, damaged or unreadable."""
+def read_graph(folder: Path, name: str, contract: Contract | None, data_folder: Path | None = None) -> ReadGraph:
+    """Read the ONNX file `name` of a folder; its external data is in its folder or in `data_folder`.
+
+    Raises PackageError if it is missing, damaged or unreadable.
+    """
     path = path_inside(folder, name)
+    home = (data_folder or path.parent).relative_to(folder).as_posix()
     if not path.is_file():
         raise PackageError(f"{path}: missing from the package", remedy=FROM_CHECKPOINT)
     refuse_absent(path)
     try:
         proto = read_light(path)
-        tensors = tuple(initializers(proto.graph, name))
-        facts = _graph_facts(path, name, proto, contract)
+        tensors = tuple(initializers(proto.graph, name, home))
+        facts = _graph_facts(path, name, home, proto, contract)
         weights = weights_in(proto, tensors)
     except PermissionError as error:
         raise unreadable(path) from error
@@ -288,14 +298,14 @@ def read_graph(folder: Path, name: str, contract: Contract | None) -> ReadGraph:
         raise PackageError(f"{path}: not a readable ONNX file ({error})", remedy=FROM_CHECKPOINT) from error
     data_error = None
     try:
-        check_external_data(proto, path, path.parent)
+        check_external_data(proto, path, folder / home)
     except PackageError as error:
         data_error = error
     return ReadGraph(facts, tuple(tensor for _, tensor in tensors), weights, data_error)
 
 
-def _graph_facts(path: Path, name: str, proto: onnx.ModelProto, contract: Contract | None) -> GraphFacts:
-    """The facts of the file and of its entry in the contract."""
+def _graph_facts(path: Path, name: str, home: str, proto: onnx.ModelProto, contract: Contract | None) -> GraphFacts:
+    """The facts of the file and of its entry in the contract. `home`: folder of the external data."""
     graph = proto.graph
     known = None if contract is None else next((file for file in contract.files if file.file == name), None)
     states = set() if contract is None else {port for state in contract.states for port in (state.past, state.present)}
@@ -319,7 +329,7 @@ def _graph_facts(path: Path, name: str, proto: onnx.ModelProto, contract: Contra
         operators=_operators(proto),
         inputs=inputs,
         outputs=outputs,
-        data_files=tuple(sorted(external_file(name, location) for location in data_files(proto))),
+        data_files=tuple(sorted(str(PurePosixPath(home, location)) for location in data_files(proto))),
         metadata={entry.key: entry.value for entry in proto.metadata_props},
     )
 

@@ -67,20 +67,23 @@ class TensorEntry:
         return self.elements > 1 if dtypes.is_float(self.dtype) else self.is_packed
 
 
-def initializers(graph: onnx.GraphProto, file: str, scope: str = "") -> Iterator[tuple[str, TensorEntry]]:
-    """Stored tensors of a graph and its subgraphs, by name. `scope`: of a subgraph, for a unique location."""
+def initializers(graph: onnx.GraphProto, file: str, home: str, scope: str = "") -> Iterator[tuple[str, TensorEntry]]:
+    """Stored tensors of a graph and its subgraphs, by name.
+
+    `home`: folder of the external data. `scope`: of a subgraph, for a unique location.
+    """
     for tensor in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)):
-        yield tensor.name, _stored_tensor(tensor, file, scope)
+        yield tensor.name, _stored_tensor(tensor, file, home, scope)
     for node in graph.node:
         if node.op_type == "Constant" and node.output:
             for attribute in node.attribute:
                 if attribute.HasField("t"):
-                    yield node.output[0], _stored_tensor(attribute.t, file, f"{scope}{node.output[0]}")
+                    yield node.output[0], _stored_tensor(attribute.t, file, home, f"{scope}{node.output[0]}")
         for number, body in enumerate(subgraphs_of(node)):
-            yield from initializers(body, file, f"{scope}{node.name}[{number}]/")
+            yield from initializers(body, file, home, f"{scope}{node.name}[{number}]/")
 
 
-def _stored_tensor(tensor: onnx.TensorProto, file: str, scope: str) -> TensorEntry:
+def _stored_tensor(tensor: onnx.TensorProto, file: str, home: str, scope: str) -> TensorEntry:
     """A tensor of the ONNX file `file`."""
     shape = tuple(max(size, 0) for size in tensor.dims)
     dtype = dtypes.name_of(tensor.data_type) or UNKNOWN
@@ -88,13 +91,8 @@ def _stored_tensor(tensor: onnx.TensorProto, file: str, scope: str) -> TensorEnt
     outside = {entry.key: entry.value for entry in tensor.external_data}
     if "location" not in outside:
         return TensorEntry(tensor.name, dtype, shape, size, file, (file, scope, tensor.name))
-    data = external_file(file, outside["location"])
+    data = str(PurePosixPath(home, outside["location"]))
     return TensorEntry(tensor.name, dtype, shape, size, data, (data, outside.get("offset", "0"), size))
-
-
-def external_file(file: str, location: str) -> str:
-    """The path of an external data file of the ONNX file `file`, relative to the folder that `file` is relative to."""
-    return str(PurePosixPath(file).parent / location)
 
 
 class QuantisedInputs(NamedTuple):

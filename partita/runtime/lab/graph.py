@@ -114,7 +114,7 @@ class Graph:
 
 def cut_graph(model: OnnxModel, sizes: Mapping[str, tuple[int, ...]]) -> Graph:
     """Prepare a model for extracting nodes. `sizes`: shapes of its inputs in the run."""
-    return cut_proto(model.proto, model.path.parent, sizes)
+    return cut_proto(model.proto, model.data_folder or model.path.parent, sizes)
 
 
 def cut_proto(proto: onnx.ModelProto, folder: Path, sizes: Mapping[str, tuple[int, ...]]) -> Graph:

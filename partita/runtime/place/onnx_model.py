@@ -81,31 +81,33 @@ class OnnxModel:
     """Tensors of the main graph whose values are in the file."""
     opsets: Mapping[str, int]
     data_files: tuple[str, ...]
+    data_folder: Path | None
+    """Folder of the external data; None: that of the file."""
     weight_bytes: int
     notes: tuple[str, ...]
     """Notes about renamed nodes, and nodes that ONNX Runtime does not list."""
 
     def to_bytes(self) -> bytes | None:
         """The model to open instead of the file; None if the file can be opened."""
-        return self.proto.SerializeToString() if self.renamed else None
+        return self.proto.SerializeToString() if self.renamed or self.data_folder is not None else None
 
 
-def read_onnx(path: Path) -> OnnxModel:
-    """Read and check the ONNX file `path`, without its external data.
+def read_onnx(path: Path, data_folder: Path | None = None) -> OnnxModel:
+    """Read and check the ONNX file `path`, without its external data, which is in its folder or in `data_folder`.
 
-    Raises PackageError when it is missing, damaged or not an ONNX file, or its weights are missing or outside its
+    Raises PackageError when it is missing, damaged or not an ONNX file, or its weights are missing or outside that
     folder.
     """
     proto = _parse(path)
     try:
-        return _describe(path, proto)
+        return _describe(path, proto, data_folder)
     except (TypeError, ValueError, KeyError) as error:  # e.g. a type that ONNX does not define
         raise PackageError(f"{path}: damaged: it can be parsed, but not processed ({error}); {AGAIN}") from error
 
 
-def _describe(path: Path, proto: onnx.ModelProto) -> OnnxModel:
+def _describe(path: Path, proto: onnx.ModelProto, data_folder: Path | None) -> OnnxModel:
     """Structure of a parsed model. Raises PackageError for its weights, TypeError or ValueError if it is damaged."""
-    check_external_data(proto, path, path.parent)
+    check_external_data(proto, path, data_folder or path.parent)
     initializers = {tensor.name for tensor in proto.graph.initializer}
     initializers |= {sparse.values.name for sparse in proto.graph.sparse_initializer}
     notes = tuple(_name_nodes(proto))
@@ -122,6 +124,7 @@ def _describe(path: Path, proto: onnx.ModelProto) -> OnnxModel:
         ),
         opsets={entry.domain: entry.version for entry in proto.opset_import},
         data_files=tuple(sorted(data_files(proto))),
+        data_folder=data_folder,
         weight_bytes=sum(tensor_bytes(tensor) for tensor in all_tensors(proto)),
         notes=(*notes, *_structure_notes(proto)),
     )

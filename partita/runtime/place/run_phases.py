@@ -56,7 +56,7 @@ from partita.runtime.ort.buffers import HOST_MEMORY, Buffer, host_buffer
 from partita.runtime.ort.errors import SHORTER
 from partita.runtime.ort.evidence import parse_profile, unread_profile
 from partita.runtime.ort.native_log import captured_output
-from partita.runtime.ort.registry import available_ort_names
+from partita.runtime.ort.registry import available_ort_names, model_compatibility
 from partita.runtime.ort.session import NativeFailureError, Session, open_native
 from partita.runtime.place.inputs import SEED, Shape, check_free_memory, make_values, not_generated
 from partita.runtime.place.onnx_model import ModelPort, OnnxModel, fixed_shapes
@@ -145,10 +145,15 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], opening: OpenOpti
     if not opening.dry_run:
         check_free_memory(model.inputs, shapes, opening.values)
     before = rss_bytes()
-    renamed = model.to_bytes()
     resolutions = without_crashed(resolve(opening.chain, available_ort_names(), opening.options), opening.crashed)
     session = open_session(
-        model.path, resolutions, threads=opening.threads, observe=True, pins=opening.pins, model=renamed
+        model.path,
+        resolutions,
+        threads=opening.threads,
+        observe=True,
+        pins=opening.pins,
+        model=model.to_bytes(),
+        weights=model.data_folder,
     )
     with closing(session):
         after = rss_bytes()
@@ -194,6 +199,7 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], opening: OpenOpti
             interruptions=("runs",) if isinstance(error, RunInterruptedError) else (),
             notes=(
                 *model.notes,
+                *model_compatibility({entry.key: entry.value for entry in model.proto.metadata_props}),
                 *session.notes,
                 *not_run,
                 *failure_notes(len(steps), opening.runs, error),
