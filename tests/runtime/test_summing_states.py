@@ -10,7 +10,7 @@ import pytest
 from benchmarks.engine_steps import generate
 from partita.package.folder import read_manifest, write_manifest
 from partita.providers.resolve import parse_chain
-from partita.runtime.generate.cache.fixed_states import RecurrentState
+from partita.runtime.generate.cache.states import RecurrentState
 from partita.runtime.generate.choice.sampling import greedy
 from partita.runtime.generate.record.run_facts import run_facts
 from partita.runtime.generate.runner import load_runner

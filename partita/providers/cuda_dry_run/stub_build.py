@@ -211,7 +211,7 @@ def _c_source(library: Library) -> str:
     parts = [f'#line 1 "{COMMON}"', c_text(COMMON)]
     if library.source:
         parts += [f'#line 1 "{library.source}"', library.code()]
-    return "\n".join([*parts, *(f"HARMLESS({name})" for name in library.harmless), ""])
+    return "\n".join([*parts, *(f"HARMLESS({name})" for name in library.harmless.split()), ""])
 
 
 def _build_name(provider_library: Path, sources: Mapping[str, str]) -> str:

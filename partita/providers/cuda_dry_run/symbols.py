@@ -33,8 +33,8 @@ class Library:
     soname: str
     source: str | None
     """C file with its implemented functions; None if there are none."""
-    harmless: tuple[str, ...] = ()
-    """Functions that may return 0 and do nothing."""
+    harmless: str = ""
+    """Functions that may return 0 and do nothing, separated by blanks."""
     lazy: bool = False
     """The provider loads it at run time (dlopen), so its functions are not in the provider's ELF tables."""
 
@@ -49,7 +49,7 @@ class Library:
 
     def names(self) -> frozenset[str]:
         """Every function of the stub."""
-        return frozenset(DEFINITION.findall(self.code())) | frozenset(self.harmless)
+        return frozenset(DEFINITION.findall(self.code())) | frozenset(self.harmless.split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,101 +62,84 @@ class RequiredSymbols:
     """Name, version and library of each undefined symbol; version and library may be None."""
 
 
-def words(text: str) -> tuple[str, ...]:
-    """The words of `text`."""
-    return tuple(text.split())
-
-
 LIBRARIES: tuple[Library, ...] = (
     Library(
         "libcudart.so.13",
         "cudart.c",
-        words(
-            # Kernels exist on the device only and are never launched.
-            "__cudaRegisterFatBinaryEnd __cudaRegisterFunction __cudaRegisterVar __cudaUnregisterFatBinary "
-            "__cudaPushCallConfiguration __cudaLaunchKernel cudaLaunchKernel cudaLaunchKernelExC "
-            "cudaLaunchCooperativeKernel cudaFuncSetAttribute cudaKernelSetAttributeForDevice cudaLibraryUnload "
-            # Work is done when it is queued, so there is nothing to wait for.
-            "cudaEventRecord cudaEventRecordWithFlags cudaEventSynchronize cudaStreamWaitEvent "
-            # Handles own nothing.
-            "cudaEventDestroy cudaGraphDestroy cudaGraphExecDestroy cudaMemPoolDestroy "
-            # Its result is device memory, which is never written.
-            "cudaGraphLaunch "
-            # A pool retains no memory.
-            "cudaMemPoolSetAttribute cudaMemPoolTrimTo "
-        ),
+        # Kernels exist on the device only and are never launched.
+        "__cudaRegisterFatBinaryEnd __cudaRegisterFunction __cudaRegisterVar __cudaUnregisterFatBinary "
+        "__cudaPushCallConfiguration __cudaLaunchKernel cudaLaunchKernel cudaLaunchKernelExC "
+        "cudaLaunchCooperativeKernel cudaFuncSetAttribute cudaKernelSetAttributeForDevice cudaLibraryUnload "
+        # Work is done when it is queued, so there is nothing to wait for.
+        "cudaEventRecord cudaEventRecordWithFlags cudaEventSynchronize cudaStreamWaitEvent "
+        # Handles own nothing.
+        "cudaEventDestroy cudaGraphDestroy cudaGraphExecDestroy cudaMemPoolDestroy "
+        # Its result is device memory, which is never written.
+        "cudaGraphLaunch "
+        # A pool retains no memory.
+        "cudaMemPoolSetAttribute cudaMemPoolTrimTo ",
     ),
     Library(
         "libcublas.so.13",
         "cublas.c",
-        words(
-            # Handles own nothing.
-            "cublasDestroy_v2 "
-            # It returns nothing, and changes only the device or a handle that is never read.
-            "cublasSetMathMode cublasSetStream_v2 "
-            # Its result is device memory, which is never written.
-            "cublasDgeam cublasSgeam cublasDgemm_v2 cublasSgemm_v2 cublasDgemmBatched cublasSgemmBatched "
-            "cublasDgemmStridedBatched cublasSgemmStridedBatched cublasGemmEx cublasGemmBatchedEx "
-            "cublasGemmStridedBatchedEx cublasDgetrfBatched cublasSgetrfBatched cublasDgetriBatched "
-            "cublasSgetriBatched cublasDcopy_v2 cublasScopy_v2 cublasSscal_v2 "
-        ),
+        # Handles own nothing.
+        "cublasDestroy_v2 "
+        # It returns nothing, and changes only the device or a handle that is never read.
+        "cublasSetMathMode cublasSetStream_v2 "
+        # Its result is device memory, which is never written.
+        "cublasDgeam cublasSgeam cublasDgemm_v2 cublasSgemm_v2 cublasDgemmBatched cublasSgemmBatched "
+        "cublasDgemmStridedBatched cublasSgemmStridedBatched cublasGemmEx cublasGemmBatchedEx "
+        "cublasGemmStridedBatchedEx cublasDgetrfBatched cublasSgetrfBatched cublasDgetriBatched "
+        "cublasSgetriBatched cublasDcopy_v2 cublasScopy_v2 cublasSscal_v2 ",
     ),
     Library(
         "libcublasLt.so.13",
         "cublaslt.c",
-        words(
-            # Handles own nothing.
-            "cublasLtDestroy cublasLtMatmulDescDestroy cublasLtMatrixLayoutDestroy cublasLtMatmulPreferenceDestroy "
-            "cublasLtMatrixTransformDescDestroy "
-            # It returns nothing, and changes only the device or a handle that is never read.
-            "cublasLtMatmulDescSetAttribute cublasLtMatrixLayoutSetAttribute cublasLtMatmulPreferenceSetAttribute "
-            "cublasLtMatmulAlgoConfigSetAttribute cublasLtMatmulAlgoInit "
-            # Its result is device memory, which is never written.
-            "cublasLtMatmul cublasLtMatrixTransform "
-        ),
+        # Handles own nothing.
+        "cublasLtDestroy cublasLtMatmulDescDestroy cublasLtMatrixLayoutDestroy cublasLtMatmulPreferenceDestroy "
+        "cublasLtMatrixTransformDescDestroy "
+        # It returns nothing, and changes only the device or a handle that is never read.
+        "cublasLtMatmulDescSetAttribute cublasLtMatrixLayoutSetAttribute cublasLtMatmulPreferenceSetAttribute "
+        "cublasLtMatmulAlgoConfigSetAttribute cublasLtMatmulAlgoInit "
+        # Its result is device memory, which is never written.
+        "cublasLtMatmul cublasLtMatrixTransform ",
     ),
     Library("libcurand.so.10", None),
     Library(
         "libcuda.so.1",
         None,
-        words(
-            # It returns nothing, and changes only the device or a handle that is never read.
-            "cuTensorMapEncodeTiled "
-        ),
+        # It returns nothing, and changes only the device or a handle that is never read.
+        "cuTensorMapEncodeTiled ",
     ),
     Library(
         "libcufft.so.12",
         "cufft.c",
-        words(
-            # Handles own nothing.
-            "cufftDestroy "
-            # It returns nothing, and changes only the device or a handle that is never read.
-            "cufftSetStream "
-            # Its result is device memory, which is never written.
-            "cufftXtExec "
-        ),
+        # Handles own nothing.
+        "cufftDestroy "
+        # It returns nothing, and changes only the device or a handle that is never read.
+        "cufftSetStream "
+        # Its result is device memory, which is never written.
+        "cufftXtExec ",
         lazy=True,
     ),
     Library(
         "libcudnn.so.9",
         "cudnn.c",
-        words(
-            # Handles own nothing.
-            "cudnnDestroy cudnnBackendDestroyDescriptor cudnnDestroyActivationDescriptor "
-            "cudnnDestroyConvolutionDescriptor cudnnDestroyDropoutDescriptor cudnnDestroyFilterDescriptor "
-            "cudnnDestroyLRNDescriptor cudnnDestroyPoolingDescriptor cudnnDestroyReduceTensorDescriptor "
-            "cudnnDestroyRNNDataDescriptor cudnnDestroyRNNDescriptor cudnnDestroyTensorDescriptor "
-            # It returns nothing, and changes only the device or a handle that is never read.
-            "cudnnBackendFinalize cudnnBackendSetAttribute cudnnDeriveBNTensorDescriptor "
-            "cudnnSetActivationDescriptor cudnnSetConvolutionGroupCount cudnnSetConvolutionMathType "
-            "cudnnSetConvolutionNdDescriptor cudnnSetDropoutDescriptor cudnnSetFilterNdDescriptor "
-            "cudnnSetLRNDescriptor cudnnSetPoolingNdDescriptor cudnnSetReduceTensorDescriptor "
-            "cudnnSetRNNDataDescriptor cudnnSetRNNDescriptor_v8 cudnnSetStream cudnnSetTensorNdDescriptor "
-            # Its result is device memory, which is never written.
-            "cudnnActivationForward cudnnAddTensor cudnnBackendExecute cudnnBatchNormalizationForwardInference "
-            "cudnnBatchNormalizationForwardTraining cudnnConvolutionBiasActivationForward cudnnConvolutionForward "
-            "cudnnLRNCrossChannelForward cudnnPoolingForward cudnnReduceTensor cudnnRNNForward cudnnSoftmaxForward "
-        ),
+        # Handles own nothing.
+        "cudnnDestroy cudnnBackendDestroyDescriptor cudnnDestroyActivationDescriptor "
+        "cudnnDestroyConvolutionDescriptor cudnnDestroyDropoutDescriptor cudnnDestroyFilterDescriptor "
+        "cudnnDestroyLRNDescriptor cudnnDestroyPoolingDescriptor cudnnDestroyReduceTensorDescriptor "
+        "cudnnDestroyRNNDataDescriptor cudnnDestroyRNNDescriptor cudnnDestroyTensorDescriptor "
+        # It returns nothing, and changes only the device or a handle that is never read.
+        "cudnnBackendFinalize cudnnBackendSetAttribute cudnnDeriveBNTensorDescriptor "
+        "cudnnSetActivationDescriptor cudnnSetConvolutionGroupCount cudnnSetConvolutionMathType "
+        "cudnnSetConvolutionNdDescriptor cudnnSetDropoutDescriptor cudnnSetFilterNdDescriptor "
+        "cudnnSetLRNDescriptor cudnnSetPoolingNdDescriptor cudnnSetReduceTensorDescriptor "
+        "cudnnSetRNNDataDescriptor cudnnSetRNNDescriptor_v8 cudnnSetStream cudnnSetTensorNdDescriptor "
+        # Its result is device memory, which is never written.
+        "cudnnActivationForward cudnnAddTensor cudnnBackendExecute cudnnBatchNormalizationForwardInference "
+        "cudnnBatchNormalizationForwardTraining cudnnConvolutionBiasActivationForward cudnnConvolutionForward "
+        "cudnnLRNCrossChannelForward cudnnPoolingForward cudnnReduceTensor cudnnRNNForward cudnnSoftmaxForward ",
         lazy=True,
     ),
 )

@@ -137,24 +137,18 @@ def crashed_in_run(model: OnnxModel, how: str, given: Collection[str]) -> Genera
     )
 
 
-def failure_notes(done: int, runs: int, error: PartitaError | None) -> tuple[str, ...]:
-    """The note for a failed run."""
-    if error is None:
-        return ()
-    how = "failed"
-    if isinstance(error, RunInterruptedError):
-        how = "was interrupted"
-    elif isinstance(error, RunLateError):
-        how = "did not end"
-    return (f"run {done + 1} of {runs} {how}, so measurements of complete runs are missing: {error}",)
-
-
-def late_notes(done: int, runs: int, seconds: float, *, still_running: bool) -> tuple[str, ...]:
-    """The note for a run that exceeded the time limit after complete runs; none without complete runs."""
-    if not done:
+def run_notes(
+    done: int, runs: int, error: PartitaError | None, late: float | None = None, *, still_running: bool = False
+) -> tuple[str, ...]:
+    """The note for a run that failed, or that exceeded the time limit of `late` seconds after complete runs."""
+    if error is not None:
+        interrupted = "was interrupted" if isinstance(error, RunInterruptedError) else "failed"
+        how = "did not end" if isinstance(error, RunLateError) else interrupted
+        return (f"run {done + 1} of {runs} {how}, so measurements of complete runs are missing: {error}",)
+    if late is None or not done:
         return ()
     lost = "; times of nodes and copies are missing because ONNX Runtime writes its profile after the last run"
     return (
-        f"run {done + 1} of {runs} exceeded the time limit of {seconds:g} s (`run_seconds`), "
+        f"run {done + 1} of {runs} exceeded the time limit of {late:g} s (`run_seconds`), "
         f"so the measurements are of {plural(done, 'run')}{lost if still_running else ''}",
     )

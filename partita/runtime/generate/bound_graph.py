@@ -20,7 +20,7 @@ from partita.observations.text_format import listing
 from partita.package.contract import Contract, GraphFile, PhaseName
 from partita.remedies import FROM_CHECKPOINT
 from partita.runtime.generate.cache.cache import Cache
-from partita.runtime.generate.cache.fixed_states import Span
+from partita.runtime.generate.cache.states import Span
 from partita.runtime.generate.choice.device_choice import FAILURES, DeviceChoice, LargestLogits, Selection
 from partita.runtime.generate.feeds import (
     BoundInput,

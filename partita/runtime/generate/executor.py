@@ -16,7 +16,7 @@ from partita.runtime.cpu.settings import will_repeat
 from partita.runtime.generate.adapters import NOTHING, Adapters, InputValues, stack_values
 from partita.runtime.generate.bound_graph import SMALL_STEP_TOKENS, BoundGraph, LoadedGraph
 from partita.runtime.generate.cache.cache import Cache
-from partita.runtime.generate.cache.fixed_states import Span
+from partita.runtime.generate.cache.states import Span
 from partita.runtime.generate.choice.device_choice import DeviceChoice
 from partita.runtime.generate.feeds import as_declared, logit_positions, logits_port, port_by_role
 from partita.runtime.generate.planner import Capacity, GraphName, StepPlan

@@ -16,7 +16,7 @@ from partita.runtime.generate.planner import RowView
 
 if TYPE_CHECKING:
     from partita.runtime.generate.cache.cache import Cache
-    from partita.runtime.generate.cache.fixed_states import RowStates
+    from partita.runtime.generate.cache.states import RowStates
 
 
 Tokens = npt.NDArray[np.int64]

@@ -23,7 +23,7 @@ from partita.runtime.chain.rehearsal import rehearse
 from partita.runtime.cpu.attention import attention_path
 from partita.runtime.generate.adapters import Adapters
 from partita.runtime.generate.bound_graph import LoadedGraph
-from partita.runtime.generate.cache.growing_states import moves
+from partita.runtime.generate.cache.states import moves
 from partita.runtime.generate.executor import Runner
 from partita.runtime.generate.graph_capture import recording_session
 from partita.runtime.generate.record.observation import Window

@@ -41,9 +41,8 @@ from partita.runtime.chain.run_errors import (
     RunLateError,
     crashed_in_run,
     failed_run_error,
-    failure_notes,
-    late_notes,
     release_frames,
+    run_notes,
 )
 from partita.runtime.cpu.settings import will_repeat
 from partita.runtime.generate.loop import GenerationLoop
@@ -164,7 +163,7 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], opening: OpenOpti
         crashed = opening.crashed.get(RUN)
         opened_only = bool(not_run or crashed)
         ran, ports = _run_session(model, shapes, session, replace(opening, runs=0) if opened_only else opening)
-        error, steps = ran.error, ran.steps
+        error, steps, late = ran.error, ran.steps, opening.run_seconds if ran.timed_out else None
         if crashed and error is None:
             error = crashed_in_run(model, crashed, opening.values)
         profile = session.end_profiling()
@@ -202,12 +201,7 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], opening: OpenOpti
                 *model_compatibility({entry.key: entry.value for entry in model.proto.metadata_props}),
                 *session.notes,
                 *not_run,
-                *failure_notes(len(steps), opening.runs, error),
-                *(
-                    late_notes(len(steps), opening.runs, opening.run_seconds, still_running=ran.still_running)
-                    if ran.timed_out
-                    else ()
-                ),
+                *run_notes(len(steps), opening.runs, error, late, still_running=ran.still_running),
                 *(unread_profile(len(steps), seen.runs) if not ran.still_running else ()),
             ),
         )
@@ -346,7 +340,7 @@ def place_package(folder: Path, opening: OpenOptions, manifest: Manifest | None 
     ) as runner:
         error = run_package(runner, opening.runs)
         release_frames(error)
-        facts = run_facts(runner, notes=failure_notes(len(runner.steps), 2 * opening.runs, error))
+        facts = run_facts(runner, notes=run_notes(len(runner.steps), 2 * opening.runs, error))
         facts = with_graphs(facts, [entry.session for entry in runner.graphs], error)
         interruptions: tuple[Interruption, ...] = ("runs",) if isinstance(error, RunInterruptedError) else ()
         # The dummy tokens are not a result.

@@ -212,7 +212,7 @@ def test_rows_of_a_device_go_by_way_of_the_host(dtype, kind):
     from dataclasses import replace
 
     from partita.package.contract import State
-    from partita.runtime.generate.cache.fixed_states import FixedState, RecurrentState
+    from partita.runtime.generate.cache.states import FixedState, RecurrentState
     from partita.runtime.ort.buffers import host_buffer
 
     filled = host_buffer((3, 2, 5, 4), dtype)

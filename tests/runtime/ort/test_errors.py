@@ -8,7 +8,7 @@ from pathlib import Path, PureWindowsPath
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, external_data_helper, helper, numpy_helper
+from onnx import external_data_helper, numpy_helper, parser
 
 import partita
 from partita.errors import PackageError, ProviderError
@@ -49,18 +49,10 @@ ESCAPES = (
 """ONNX Runtime 1.24.1's message for a link out of the model's folder."""
 
 
-def identity(path: Path, *, domain: str = "", op_type: str = "Identity", ir_version: int = 10) -> Path:
-    """A model of one operator with one input and one output."""
-    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in ("x", "y")]
-    node = helper.make_node(op_type, ["x"], ["y"], name="n", domain=domain)
-    graph = helper.make_graph([node], "g", ports[:1], ports[1:])
-    opsets = [helper.make_opsetid("", 17), *([helper.make_opsetid(domain, 1)] if domain else [])]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=ir_version), path)
-    return path
-
-
 def test_operators_of_a_custom_library_are_not_said_to_be_in_another_onnx_runtime(tmp_path: Path) -> None:
-    path = identity(tmp_path / "model.onnx", domain="ai.onnx.contrib", op_type="BertTokenizer")
+    path, sets = tmp_path / "model.onnx", '"" : 17, "ai.onnx.contrib" : 1'
+    graph = "g (float[4] x) => (float[4] y) { [n] y = ai.onnx.contrib.BertTokenizer(x) }"
+    onnx.save(parser.parse_model(f"<ir_version: 10, opset_import: [{sets}]> {graph}"), path)
     said = "belongs to onnxruntime-extensions; export it without that operator"
     with pytest.raises(PackageError, match=said) as caught:
         partita.place(path, "cpu")
@@ -81,10 +73,10 @@ def test_links_out_of_the_folder_are_to_be_copied_as_files(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("location", [".\\d.data", "weights\\d.data"])
 def test_a_windows_path_of_external_data_is_said_to_be_one(tmp_path: Path, location: str) -> None:
-    weight = numpy_helper.from_array(np.ones(4, np.float32), "w")
-    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in ("x", "y")]
-    graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "g", ports[:1], ports[1:], [weight])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 17]> g (float[4] x) => (float[4] y) { y = Add(x, w) }'
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(4, np.float32), "w"))
     external_data_helper.set_external_data(model.graph.initializer[0], location)
     model.graph.initializer[0].ClearField("raw_data")
     (tmp_path / "model.onnx").write_bytes(model.SerializeToString())

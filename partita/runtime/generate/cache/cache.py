@@ -6,17 +6,18 @@ from collections.abc import Mapping, Sequence
 
 from partita.observations.facts import StateFact
 from partita.package.contract import State, state_bytes
-from partita.runtime.generate.cache.fixed_states import (
+from partita.runtime.generate.cache.states import (
     KINDS,
     FixedState,
+    GrowingState,
     RecurrentState,
     RollingState,
     RowShapes,
     RowStates,
     Span,
     StoredState,
+    moves,
 )
-from partita.runtime.generate.cache.growing_states import GrowingState, moves
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import HOST_MEMORY, Buffer
 from partita.runtime.ort.session import Session

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from partita.errors import PartitaError
 from partita.observations.text_format import listing, name_some
 from partita.runtime.generate.bound_graph import SMALL_STEP_TOKENS
-from partita.runtime.generate.cache.fixed_states import KINDS
+from partita.runtime.generate.cache.states import KINDS
 from partita.runtime.generate.executor import Runner
 from partita.runtime.generate.planner import RowView, StepPlan, plan_step
 from partita.runtime.generate.request import Row

@@ -26,9 +26,8 @@ class Window:
         self.open = session.profiling
         self._session = session
         self._due = Counter({phase: OBSERVED_RUNS[phase] for phase in phases})
-        self._runs: list[tuple[str, int]] = []
-        self._rows: list[int | None] = []
-        """Rows of the batch in each run; None: all."""
+        self._runs: list[tuple[str, int, int | None]] = []
+        """Phase, new tokens and rows of the batch of each run; rows None: all."""
         self._earlier = 0
         """Runs of generations before the last."""
         self.rehearses = False
@@ -47,8 +46,7 @@ class Window:
 
     def after_run(self, phase: str, new_tokens: int, rows: int | None = None) -> None:
         """Count a profiled run, and close the window when every phase has its runs. `rows`: None for all rows."""
-        self._runs.append((phase, new_tokens))
-        self._rows.append(rows)
+        self._runs.append((phase, new_tokens, rows))
         if self.rehearses:
             self._rehearsed = len(self._runs)
             return
@@ -59,8 +57,7 @@ class Window:
     def cut_short(self, phase: str, new_tokens: int, rows: int | None = None) -> None:
         """Close the window after Ctrl-C during a run; the profile contains the run completely or not at all."""
         if self.open:
-            self._runs.append((phase, new_tokens))
-            self._rows.append(rows)
+            self._runs.append((phase, new_tokens, rows))
         self.close()
 
     def close(self) -> None:
@@ -77,10 +74,10 @@ class Window:
         self.close()
         if not self._profile:
             return (), ()
-        events, runs = parse_profile(self._profile, self._runs)
+        events, runs = parse_profile(self._profile, [run[:2] for run in self._runs])
         own = {run.phase for run in runs[self._earlier :]}
         counted = tuple(
-            replace(run, earlier=index < self._earlier, rows=self._rows[index])
+            replace(run, earlier=index < self._earlier, rows=self._runs[index][2])
             for index, run in enumerate(runs)
             if index >= self._rehearsed and (index >= self._earlier or run.phase not in own)
         )
