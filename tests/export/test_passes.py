@@ -181,32 +181,23 @@ def net(*steps: tuple[str, Any]) -> Net:
 
 
 TURN = ("Transpose", [0, 2, 1, 3])
-NOTHING_LEFT = [
-    (("Reshape", [2, -1, 3, 4]), ("Reshape", [2, -1, 12])),
-    (("Reshape", [2, -1, 3, 4]), TURN, TURN, ("Reshape", [2, -1, 12])),
-    (("Unsqueeze", [1]), ("Squeeze", [1])),
-    (("Reshape", [0, 0, 12]),),
+CHAINS = [
+    ((("Reshape", [2, -1, 3, 4]), ("Reshape", [2, -1, 12])), []),
+    ((("Reshape", [2, -1, 3, 4]), TURN, TURN, ("Reshape", [2, -1, 12])), []),
+    ((("Unsqueeze", [1]), ("Squeeze", [1])), []),
+    ((("Reshape", [0, 0, 12]),), []),
+    ((("Reshape", [2, -1, 3, 4]), ("Reshape", [2, -1, 6, 2])), ["Reshape"]),
+    ((("Reshape", [2, -1, 12, 1]), ("Transpose", [0, 1, 3, 2]), ("Reshape", [2, -1, 2, 6])), ["Reshape"]),
+    ((("Unsqueeze", [0]), ("Unsqueeze", [4])), ["Reshape"]),
 ]
 
 
-@pytest.mark.parametrize("steps", NOTHING_LEFT)
-def test_chains_that_come_back(tmp_path: Path, steps: tuple[tuple[str, Any], ...]) -> None:
-    assert operators(rewritten(lambda: net(*steps), views.PASS, tmp_path, VIEWED, context("none"))) == ["Neg"]
-
-
-ONE_LEFT = [
-    (("Reshape", [2, -1, 3, 4]), ("Reshape", [2, -1, 6, 2])),
-    (("Reshape", [2, -1, 12, 1]), ("Transpose", [0, 1, 3, 2]), ("Reshape", [2, -1, 2, 6])),
-    (("Unsqueeze", [0]), ("Unsqueeze", [4])),
-]
-
-
-@pytest.mark.parametrize("steps", ONE_LEFT)
-def test_chains_become_one_reshape(tmp_path: Path, steps: tuple[tuple[str, Any], ...]) -> None:
-    assert operators(rewritten(lambda: net(*steps), views.PASS, tmp_path, VIEWED, context("none"))) == [
-        "Reshape",
-        "Neg",
-    ]
+@pytest.mark.parametrize(("steps", "left"), CHAINS)
+def test_chains_of_views_become_one_reshape_or_none(
+    tmp_path: Path, steps: tuple[tuple[str, Any], ...], left: list[str]
+) -> None:
+    model = rewritten(lambda: net(*steps), views.PASS, tmp_path, VIEWED, context("none"))
+    assert operators(model) == [*left, "Neg"]
 
 
 STAYS = [
