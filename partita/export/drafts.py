@@ -33,7 +33,7 @@ from partita.export.quantise.calibrate import calibration
 from partita.export.quantise.calibrate.reference import movable, round_weights
 from partita.export.quantise.experts import stack_tensors
 from partita.export.quantise.plan import Plan
-from partita.export.quantise.rewrite import Outcome, check_blocks, quantise, summary, without_weights
+from partita.export.quantise.rewrite import Outcome, quantise, summary, without_weights
 from partita.export.quantise.rewrite import notes as packing_notes
 from partita.export.target import GraphVariant, NodeSupport, Target
 from partita.export.trace.attention import Lowering, lowering
@@ -336,7 +336,6 @@ def _rewrite(graphs: Graphs) -> None:
     graphs.packing.kept_for_selection = stack_tensors(item.model for item in graphs.traced_graphs)
     _store(graphs)
     if draft.plan is not None:
-        check_blocks(draft.plan, graphs.packing)
         for note in packing_notes(draft.plan, graphs.packing):
             add_note(work, note)
         for each in without_weights(draft.plan.keep, graphs.packing):

@@ -18,7 +18,6 @@ from dataclasses import replace as replace_fields
 
 import onnx_ir as ir
 
-from partita.errors import UsageError
 from partita.export.passes.base import Pass, TracedGraph, drop_unused_initializers, replace
 from partita.export.passes.cleaning import MODULE
 from partita.export.passes.manager import run as run_passes
@@ -114,18 +113,6 @@ def quantise(
         return count
 
     return run_passes(traced, (Pass("packed_weights", run),))
-
-
-def check_blocks(plan: Plan, outcome: Outcome) -> None:
-    """Raise UsageError when neither the requested block size nor a smaller one divides a row of any weight."""
-    size = plan.block_size
-    packed = [each.packed for each in outcome.placed.values()]
-    if size is not None and packed and all(each.width % each.packing.block_size for each in packed):
-        shown = ", ".join(map(str, sorted({each.width for each in packed})[:5]))
-        raise UsageError(
-            f"`block_size={size}` divides no row, and neither does a smaller size supported by "
-            f"{plan.form.summary}: the weights have rows of {shown}; omit it"
-        )
 
 
 def without_weights(keep: Sequence[Keep], outcome: Outcome) -> list[Keep]:

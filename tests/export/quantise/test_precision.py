@@ -295,17 +295,6 @@ def export_to(out: Path, checkpoint: Path, **options: object) -> None:
     export(ExportOptions(str(checkpoint), out, max_length=64, **options), replay=replay, scorer=scorer)  # type: ignore[arg-type]
 
 
-def test_a_block_size_that_divides_no_row_is_refused(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    """Nor does a smaller one."""
-    heads: dict[str, Any] = {"num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 8}
-    checkpoint = tiny_checkpoint("llama", hidden_size=40, intermediate_size=56, **heads)
-    with pytest.raises(
-        UsageError, match=r"`block_size=32` divides no row, and neither does a smaller size .* rows of 40, 56; omit"
-    ):
-        export_to(tmp_path / "package", checkpoint, precision="int4", block_size=32)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_memory_that_is_too_small_for_the_quality_is_refused_before_anything_is_written(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
