@@ -63,11 +63,7 @@ def test_a_manifest_of_something_else_beside_the_graph_is_none_of_a_package(samp
 
 def test_a_snapshot_in_the_cache_of_the_hub_is_links_to_blobs(tmp_path: Path) -> None:
     """Graph and weights: `hub download` leaves nothing else. Links to other places are not followed."""
-    (blobs := tmp_path / "models--me--tiny" / "blobs").mkdir(parents=True)
-    (folder := blobs.parent / "snapshots" / "0a1b").mkdir(parents=True)
-    for number, file in enumerate(sorted((SAMPLES / "genai-fp32-cpu").iterdir())):
-        shutil.copy(file, blobs / f"{number:064x}")
-        (folder / file.name).symlink_to(Path("..") / ".." / "blobs" / f"{number:064x}")
+    folder, _ = linked(SAMPLES / "genai-fp32-cpu", tmp_path / "models--me--tiny")
     assert generated(folder) == TOKENS
     (folder / "model.onnx").unlink()
     (folder / "model.onnx").symlink_to(SAMPLES / "genai-fp32-cpu" / "model.onnx")
@@ -208,6 +204,6 @@ def linked(folder: Path, hub: Path) -> tuple[Path, Path]:
     snapshot.mkdir(parents=True)
     blobs.mkdir()
     for index, file in enumerate(sorted(folder.iterdir())):
-        shutil.copy(file, blobs / str(index))
-        (snapshot / file.name).symlink_to(blobs / str(index))
+        shutil.copy(file, blobs / f"{index:064x}")
+        (snapshot / file.name).symlink_to(Path("..") / ".." / "blobs" / f"{index:064x}")
     return snapshot, blobs

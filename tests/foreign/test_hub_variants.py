@@ -106,19 +106,21 @@ def test_a_cache_of_onnxruntime_genai_that_grows(shared: bool, sample: Sample) -
     assert generated(folder) == TOKENS
 
 
+def windowed(model: onnx.ModelProto, **more: int) -> None:
+    """Give attention a window of 4 tokens, and further attributes."""
+    for node in model.graph.node:
+        if node.op_type == "GroupQueryAttention":
+            kept = [attribute for attribute in node.attribute if attribute.name != "local_window_size"]
+            del node.attribute[:]
+            told = {"local_window_size": 4, **more}
+            node.attribute.extend([*kept, *(onnx.helper.make_attribute(*each) for each in told.items())])
+    for port in model.graph.input:
+        if port.name.startswith("past"):
+            port.type.tensor_type.shape.dim[3].dim_value = 16
+
+
 def test_a_window_in_the_graph(sample: Sample) -> None:
-    def narrow(model: onnx.ModelProto) -> None:
-        for node in model.graph.node:
-            if node.op_type == "GroupQueryAttention":
-                kept = [attribute for attribute in node.attribute if attribute.name != "local_window_size"]
-                del node.attribute[:]
-                node.attribute.extend([*kept, onnx.helper.make_attribute("local_window_size", 4)])
-
-        for port in model.graph.input:
-            if port.name.startswith("past"):
-                port.type.tensor_type.shape.dim[3].dim_value = 16
-
-    folder = altered(sample("genai-fp32-cpu"), narrow)
+    folder = altered(sample("genai-fp32-cpu"), windowed)
     assert {state.window for state in open_folder(folder).graph.states} == {4}
     wanted = plain_tokens(folder / "model.onnx", PROMPT, len(TOKENS))
     assert generated(folder) == generated(folder, chunk=3) == wanted != TOKENS
@@ -128,20 +130,15 @@ def test_a_window_in_the_graph(sample: Sample) -> None:
 def test_a_window_that_the_graph_keeps_alone(sample: Sample, rows: int | None) -> None:
     """What is cached then has the size of the window, unless the graph says another."""
 
-    def narrowed(model: onnx.ModelProto, *, alone: bool) -> None:
-        for node in model.graph.node:
-            if node.op_type == "GroupQueryAttention":
-                kept = [attribute for attribute in node.attribute if attribute.name != "local_window_size"]
-                told = {"local_window_size": 4} | ({"sliding_window_cache": 1} if alone else {})
-                del node.attribute[:]
-                node.attribute.extend([*kept, *(onnx.helper.make_attribute(*each) for each in told.items())])
+    def narrowed(model: onnx.ModelProto) -> None:
+        windowed(model, sliding_window_cache=1)
         for port in (*model.graph.input, *model.graph.output):
-            if port.name.startswith(("past", "present")) and alone and rows:
+            if port.name.startswith(("past", "present")) and rows:
                 port.type.tensor_type.shape.dim[2].dim_value = rows
 
-    whole = altered(sample("genai-fp32-cpu"), lambda model: narrowed(model, alone=False))
+    whole = altered(sample("genai-fp32-cpu"), windowed)
     wanted = generated(whole)
-    folder = altered(whole, lambda model: narrowed(model, alone=True))
+    folder = altered(whole, narrowed)
     states = open_folder(folder).graph.states
     assert {(state.rolling, state.shape[2]) for state in states} == {(True, rows or 4)}
     assert generated(folder) == generated(folder, chunk=3) == wanted != TOKENS

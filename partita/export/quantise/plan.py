@@ -19,9 +19,9 @@ from partita.export.passes.base import added
 from partita.export.quantise import Keep, check_modules, experts, read_keep
 from partita.export.quantise.calibrate import CalibratedWeights
 from partita.export.quantise.forms import Form, Place, Weight, candidates
-from partita.export.quantise.quantisers import Grid, without_text
+from partita.export.quantise.quantisers import Grid, Packing, without_text
 from partita.export.quantise.stored_integers import AsStored
-from partita.export.quantise.weight_source import Layout, Packing
+from partita.export.quantise.weight_source import Layout
 from partita.export.target import AUTO, Kernels, Target
 from partita.export.trace.attention import lowering
 from partita.export.weights import to_ir

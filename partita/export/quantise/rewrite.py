@@ -31,8 +31,9 @@ from partita.export.quantise.products import (
     views_around,
     weight_of_product,
 )
+from partita.export.quantise.quantisers import Packing
 from partita.export.quantise.stored_integers import StoredPacking, is_stored
-from partita.export.quantise.weight_source import Layout, Packing, QuantisedSource
+from partita.export.quantise.weight_source import Layout, QuantisedSource
 from partita.export.weights import of_ir
 from partita.export.weights.origins import ReorderedOrigin
 from partita.export.weights.sources import FloatSource, initializers, weight_part

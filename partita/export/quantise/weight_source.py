@@ -27,7 +27,6 @@ from partita.export.weights import of_ir, pack, to_torch, unpack
 from partita.export.weights.origins import blocks
 from partita.export.weights.sources import SLICE_BYTES, FloatSource, Part, WeightSource, non_finite_message
 
-__all__ = ["Packing", "QuantisedSource"]
 WORKING_ELEMENTS = 1 << 18
 """Weights per step of a thread. With a quarter of them, calling each operation takes as long as its computation."""
 SCALES, ZEROS = "scales", "zero_points"

@@ -15,9 +15,9 @@ import torch
 from partita.export.progress import Silent, stage
 from partita.export.quantise.calibrate.reference import written_rows
 from partita.export.quantise.forms import Form, Place, Weight, form
-from partita.export.quantise.quantisers import Grid
+from partita.export.quantise.quantisers import Grid, Packing
 from partita.export.quantise.rewrite import PlacedWeight
-from partita.export.quantise.weight_source import Packing, QuantisedSource
+from partita.export.quantise.weight_source import QuantisedSource
 from partita.export.target import Kernels
 from partita.export.weights import external_data as weights
 from partita.export.weights.sources import initializers

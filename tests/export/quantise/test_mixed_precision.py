@@ -30,7 +30,7 @@ from partita.export.verify.known_answer import load
 from partita.export.verify.texts import Text
 from partita.export.weights.sources import FloatSource, checkpoint_weight
 from partita.package.folder import QUALITY, WEIGHTS, read_manifest
-from partita.package.records import MeasuredMix, PackedWeights, Quality
+from partita.package.records import PackedWeights, Quality
 from tests.conftest import Exported, TinyCheckpoint
 from tests.export.breadth import recipes
 from tests.export.quantise.test_precision import attributes, checked, export_to, nodes
@@ -118,24 +118,6 @@ def test_layers_go_together_where_there_would_be_too_many(
     monkeypatch.setattr(mixed_precision, "MOST_UNITS", 3)
     found = units(placed(tiny_checkpoint("llama")), PLAN)
     assert [unit.patterns for unit in found] == [(NAMES[0], NAMES[2]), (NAMES[1], NAMES[3])]
-
-
-def test_the_smallest_mix_is_found_by_measuring_few() -> None:
-    asked: list[int] = []
-
-    class Curve(Mixes):
-        """Each step divides the divergence."""
-
-        def __init__(self) -> None:
-            asked.clear()
-
-        def measure(self, count: int) -> MeasuredMix:
-            asked.append(count)
-            return MeasuredMix(applied_steps=count, kl_mean=math.exp(-count / 10), perplexity_ratio=1.0)
-
-    assert Curve().smallest(math.exp(-3.75), 100) == 38 and len(asked) <= 8
-    assert Curve().smallest(math.exp(-3.75), 20) == 20, "no more than a size allows"
-    assert Curve().smallest(1e-9, 100) == 100
 
 
 def packed_of(package: Path) -> PackedWeights:

@@ -25,9 +25,9 @@ from partita.export.quantise.forms import form
 from partita.export.quantise.mixed_precision import units
 from partita.export.quantise.plan import Plan, make_plan
 from partita.export.quantise.products import routes
-from partita.export.quantise.quantisers import Grid
+from partita.export.quantise.quantisers import Grid, Packing
 from partita.export.quantise.rewrite import PlacedWeight
-from partita.export.quantise.weight_source import Packing, QuantisedSource, restored
+from partita.export.quantise.weight_source import QuantisedSource, restored
 from partita.export.target import Kernels
 from partita.export.trace.experts.standard import Experts
 from partita.export.verify.known_answer import load

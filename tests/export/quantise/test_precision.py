@@ -47,9 +47,9 @@ def attributes(node: onnx.NodeProto) -> dict[str, object]:
     return {entry.name: onnx.helper.get_attribute_value(entry) for entry in node.attribute}
 
 
-def places(package: Path) -> dict[str, tuple[str, str]]:
+def places(package: Path, file: str = "model.onnx") -> dict[str, tuple[str, str]]:
     """Offset and length of every initializer in the weight file."""
-    model = onnx.load(package / "model.onnx", load_external_data=False)
+    model = onnx.load(package / file, load_external_data=False)
     told = {t.name: {e.key: e.value for e in t.external_data} for t in model.graph.initializer if t.external_data}
     return {name: (entry["offset"], entry["length"]) for name, entry in told.items()}
 

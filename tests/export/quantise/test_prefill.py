@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-import onnx
 import pytest
 
-from partita.demo import heldout_path
 from partita.errors import ProviderError, UnsupportedModelError, UsageError
 from partita.export.quantise.plan import make_plan, prefill_plan
 from partita.export.target import Kernels
@@ -24,35 +21,14 @@ from partita.runtime.verify.quality import open_scorer
 from tests.conftest import Exported, TinyCheckpoint
 from tests.export.integers import wide_integers
 from tests.export.quantise.test_plan import MODULES, Asked, options, target
+from tests.export.quantise.test_precision import operators, places
 
 
 @pytest.fixture(scope="session")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The beginning of the embedded text."""
-    path = tmp_path_factory.mktemp("text") / "short.txt"
-    path.write_text(heldout_path().read_text(encoding="utf-8")[:1200], encoding="utf-8")
-    return path
-
-
-@pytest.fixture(scope="session")
-def pair(tiny_checkpoint: TinyCheckpoint, exported: Exported, text: Path) -> Path:
+def pair(tiny_checkpoint: TinyCheckpoint, exported: Exported, short_text: Path) -> Path:
     """A package with both graphs, of a model whose head is its embedding."""
     checkpoint = tiny_checkpoint("llama", tied=True)
-    return exported(checkpoint, precision="int4", prefill_precision="int8", quality_text=text, batch_size=2)
-
-
-def _graph(package: Path, file: str) -> onnx.ModelProto:
-    return onnx.load(package / file, load_external_data=False)
-
-
-def _operators(package: Path, file: str) -> Counter[str]:
-    return Counter(node.op_type for node in _graph(package, file).graph.node)
-
-
-def _places(package: Path, file: str) -> dict[str, tuple[str, str]]:
-    """Offset and length of every initializer in the weight file."""
-    told = {t.name: {e.key: e.value for e in t.external_data} for t in _graph(package, file).graph.initializer}
-    return {name: (entry["offset"], entry["length"]) for name, entry in told.items() if entry}
+    return exported(checkpoint, precision="int4", prefill_precision="int8", quality_text=short_text, batch_size=2)
 
 
 def test_both_graphs_are_verified_with_the_weights_that_they_have(pair: Path) -> None:
@@ -70,10 +46,10 @@ def test_both_graphs_are_verified_with_the_weights_that_they_have(pair: Path) ->
 def test_the_graph_for_prompts_has_the_head_and_the_embedding_of_the_other(pair: Path) -> None:
     manifest = read_manifest(pair)
     layers = len([state for state in manifest.graph.states if state.kind == "key"])
-    prompts, decode = (_operators(pair, file) for file in ("prefill.onnx", "decode.onnx"))
+    prompts, decode = (operators(pair, file) for file in ("prefill.onnx", "decode.onnx"))
     assert prompts["MatMulIntegerToFloat"] == 5 * layers and prompts["MatMulNBits"] == 1
     assert decode["MatMulNBits"] == 5 * layers + 1 and decode["QuantizeLinear"] == 0
-    first, second = (_places(pair, file) for file in ("prefill.onnx", "decode.onnx"))
+    first, second = (places(pair, file) for file in ("prefill.onnx", "decode.onnx"))
     shared = set(first.values()) & set(second.values())
     assert {first[name] for name in first if name.startswith("model.embed_tokens")} <= shared
     own = [name for name in first if first[name] not in shared]
@@ -107,9 +83,9 @@ def test_quality_is_that_of_a_run_and_of_each_graph(pair: Path, monkeypatch: pyt
 
 
 def test_prompts_go_to_one_graph_and_what_follows_to_the_other(
-    tiny_checkpoint: TinyCheckpoint, exported: Exported, text: Path
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, short_text: Path
 ) -> None:
-    package = exported(tiny_checkpoint("qwen2"), precision="int4", prefill_precision="int8", quality_text=text)
+    package = exported(tiny_checkpoint("qwen2"), precision="int4", prefill_precision="int8", quality_text=short_text)
     with load_runner(package, parse_chain("cpu")) as runner:
         engine = GenerationLoop(runner)
 
@@ -165,8 +141,8 @@ def test_a_package_in_float16_has_no_such_graph() -> None:
 
 @pytest.mark.heavy
 def test_a_model_with_recurrent_states_is_refused_by_name(
-    tiny_checkpoint: TinyCheckpoint, exported: Exported, text: Path
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, short_text: Path
 ) -> None:
     checkpoint = tiny_checkpoint("mamba")
     with pytest.raises(UnsupportedModelError, match=r"`prefill_precision=int8`: .* recurrent states, .*; omit it"):
-        exported(checkpoint, precision="int4", prefill_precision="int8", quality_text=text)
+        exported(checkpoint, precision="int4", prefill_precision="int8", quality_text=short_text)

@@ -10,8 +10,8 @@ import pytest
 
 from partita.export.checkpoint.description import open_checkpoint
 from partita.export.quantise import weight_source as packed_module
-from partita.export.quantise.quantisers import Grid
-from partita.export.quantise.weight_source import Packing, QuantisedSource
+from partita.export.quantise.quantisers import Grid, Packing
+from partita.export.quantise.weight_source import QuantisedSource
 from partita.export.weights.sources import FloatSource, StoredPart, checkpoint_weight
 from tests.conftest import TinyCheckpoint
 

@@ -29,9 +29,9 @@ from partita.export.progress import Stage
 from partita.export.quantise.calibrate import CalibratedWeights
 from partita.export.quantise.calibrate.lockstep import run_lockstep
 from partita.export.quantise.calibrate.reference import ROWS_ELEMENTS, Parameters, parameter_names, put_back
-from partita.export.quantise.quantisers import Round, quantiser
+from partita.export.quantise.quantisers import Packing, Round, quantiser
 from partita.export.quantise.rewrite import PlacedWeight
-from partita.export.quantise.weight_source import Packing, QuantisedSource, in_parts, restored
+from partita.export.quantise.weight_source import QuantisedSource, in_parts, restored
 from partita.export.trace.experts import STACKED
 from partita.export.trace.experts.standard import Experts
 from partita.export.trace.fake_model import quiet, translate_errors

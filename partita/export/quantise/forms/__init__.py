@@ -15,7 +15,8 @@ import numpy as np
 import onnx_ir as ir
 
 from partita.export.passes.base import added, take_names
-from partita.export.quantise.weight_source import Layout, Packing
+from partita.export.quantise.quantisers import Packing
+from partita.export.quantise.weight_source import Layout
 from partita.export.target import Kernels
 from partita.export.weights.sources import weight_part
 

@@ -1,10 +1,6 @@
-"""Quantisers, one file each: blocks of a weight -> integers, a scale and a zero point per block.
+"""Quantisers, one file each: blocks of a weight -> integers q, a scale s and a zero point z per block.
 
-They get a few rows at a time, independent of graphs, files and packing.
-
-The interface of a quantiser: integers q, a scale s and a zero point z per block, so that s * (q - z) is near w.
-
-Quantisation parameters of a weight.
+s * (q - z) is near the weight. Quantisers get a few rows at a time, independent of graphs, files and packing.
 """
 
 from __future__ import annotations
@@ -19,17 +15,6 @@ if TYPE_CHECKING:
     import torch
 
 
-__all__ = [
-    "CALIBRATED",
-    "CALIBRATING",
-    "DEFAULT",
-    "Grid",
-    "Quantised",
-    "Quantiser",
-    "names",
-    "quantiser",
-    "without_text",
-]
 DEFAULT = "refit"
 CALIBRATED = "gptq"
 """The quantiser with a calibration text."""

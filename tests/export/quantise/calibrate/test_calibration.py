@@ -22,9 +22,9 @@ from partita.export.checkpoint.naming import match_names
 from partita.export.progress import SilentStage
 from partita.export.quantise.calibrate import CalibratedWeights, calibration
 from partita.export.quantise.calibrate.lockstep import run_lockstep
-from partita.export.quantise.quantisers import Grid
+from partita.export.quantise.quantisers import Grid, Packing
 from partita.export.quantise.rewrite import PlacedWeight
-from partita.export.quantise.weight_source import Packing, QuantisedSource, restored
+from partita.export.quantise.weight_source import QuantisedSource, restored
 from partita.export.verify import known_answer
 from partita.export.verify.known_answer import load
 from partita.export.verify.texts import Text
