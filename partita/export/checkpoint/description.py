@@ -120,9 +120,7 @@ def open_checkpoint(given: str, progress: Progress | None = None) -> Checkpoint:
         if (file := conversion.gguf_file(folder)) is not None:
             return _open_gguf(given, file)
         config, found = _read_config(folder)
-        _refuse_by_config(folder, config)
         _check_companions(folder)
-        config_values.check_known(folder, config)
         tensors, files = find_tensors(folder)
         found = found or by_tensors(tensors)
         quantised = None if found is None else stored_formats.read(folder, found, tensors)
@@ -159,8 +157,6 @@ def open_config(given: str, progress: Progress | None = None) -> Checkpoint:
         raise CheckpointError(f"{path}: not a checkpoint; name a folder, a GGUF file or a {CONFIG}")
     try:
         config, method = _read_config(folder)
-        _refuse_by_config(folder, config)
-        config_values.check_known(folder, config)
         _check_has_sizes(folder, config)
     except OSError as error:
         raise unreadable(error, path) from error
@@ -202,9 +198,7 @@ def _open_gguf(given: str, file: Path) -> Checkpoint:
     """The checkpoint in a GGUF file."""
     prepared = conversion.prepare(file)
     folder = prepared.folder
-    config, _ = _read_config(folder)
-    _refuse_by_config(file, config)
-    config_values.check_known(file, config)
+    config, _ = _read_config(folder, file)
     _check_sizes(file, config, prepared.header.tensors)  # before the model is built
     quantised = conversion.read(prepared, config)
     tensors = dict(quantised.tensors)
@@ -254,8 +248,8 @@ def _locate(given: str, progress: Progress | None) -> Path:
         raise hub_error(given, error) from error
 
 
-def _read_config(folder: Path) -> tuple[PreTrainedConfig, DetectedMethod | None]:
-    """The config, and the quantisation method that it names."""
+def _read_config(folder: Path, file: Path | None = None) -> tuple[PreTrainedConfig, DetectedMethod | None]:
+    """The config of a supported decoder, and the quantisation method that it names. `file`: the GGUF file it is of."""
     path = folder / "config.json"
     if not path.is_file():
         raise CheckpointError(f"{folder}: not a checkpoint: config.json is missing")
@@ -277,6 +271,8 @@ def _read_config(folder: Path) -> tuple[PreTrainedConfig, DetectedMethod | None]
             f"{folder}: the installed transformers cannot read config.json of model type {model_type!r} "
             f"({first_line(error)}); a newer transformers may support it"
         ) from error
+    _refuse_by_config(file or folder, config)
+    config_values.check_known(file or folder, config)
     return config, found
 
 

@@ -32,6 +32,7 @@ from partita.export.weights.external_data import write_data
 from partita.export.weights.origins import ComputedOrigin, TensorInfo
 from partita.export.weights.sources import checkpoint_weight
 from partita.package.folder import WEIGHTS
+from tests.checkpoints import edit_tensors
 from tests.conftest import TinyCheckpoint
 
 Copy = Callable[[Path], Path]
@@ -184,14 +185,13 @@ def test_one_tensor_can_hold_several(
         targets = [f"self_attn.{name}_proj.weight" for name in "qkv"]
         return [WeightConverter("self_attn.qkv.weight", targets, list(ONE_TO_MANY[kind]))]
 
+    def fuse(tensors: dict[str, torch.Tensor]) -> None:
+        for layer in range(2):
+            fused = torch.cat([tensors.pop(name.replace("0", str(layer))) for name in QKV.values()])
+            tensors[f"model.layers.{layer}.self_attn.qkv.weight"] = fused.T if kind == "transpose" else fused
+
     folder = own_copy(tiny_checkpoint("llama", num_key_value_heads=4, tokenizer=False))
-    tensors = load_file(folder / "model.safetensors")
-    for layer in range(2):
-        parts = [tensors.pop(name.replace("0", str(layer))) for name in QKV.values()]
-        fused = torch.cat(parts)
-        turned = fused.T.contiguous() if kind == "transpose" else fused
-        tensors[f"model.layers.{layer}.self_attn.qkv.weight"] = turned
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    edit_tensors(folder, fuse)
     monkeypatch.setattr(naming, "get_model_conversion_mapping", rules)
     monkeypatch.setattr("transformers.modeling_utils.get_model_conversion_mapping", rules)
     expected = loaded(folder)
@@ -212,15 +212,12 @@ def test_a_renamed_tensor_is_one_tensor(tiny_checkpoint: TinyCheckpoint) -> None
 def test_an_expert_that_is_missing(tiny_checkpoint: TinyCheckpoint, own_copy: Copy) -> None:
     """With one projection of an expert the stack cannot be made; without the whole expert it is too small."""
     folder = own_copy(mixtral(tiny_checkpoint))
-    tensors = load_file(folder / "model.safetensors")
     expert = "model.layers.0.block_sparse_moe.experts.3"
-    del tensors[f"{expert}.w3.weight"]
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    edit_tensors(folder, lambda tensors: tensors.pop(f"{expert}.w3.weight"))
     _, sources = matched(folder)
     assert sources.of(STACK) is None
     assert sources.failures[STACK] == "tensors of the shapes [11, 48, 32] and [12, 48, 32] do not fit together"
-    del tensors[f"{expert}.w1.weight"]
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    edit_tensors(folder, lambda tensors: tensors.pop(f"{expert}.w1.weight"))
     origin = matched(folder)[1].of(STACK)
     assert origin is not None and origin.shape == (11, 96, 32)
 

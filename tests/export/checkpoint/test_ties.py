@@ -11,6 +11,7 @@ import pytest
 from partita.export.pipeline import ExportOptions, export
 from partita.export.publish import ExportResult
 from partita.library.exporting import replay
+from tests.checkpoints import edit_tensors
 from tests.conftest import TinyCheckpoint
 from tests.export.quantise.test_precision import checked, export_to
 
@@ -18,14 +19,13 @@ from tests.export.quantise.test_precision import checked, export_to
 def with_head(folder: Path, copy: Path, change: str, **more: Any) -> Path:
     """The checkpoint with a stored head beside its tied embedding."""
     import torch
-    from safetensors.torch import load_file, save_file
 
-    shutil.copytree(folder, copy)
-    weights = load_file(copy / "model.safetensors")
-    table = weights["model.embed_tokens.weight"]
-    head = {"rounded": table.to(torch.bfloat16), "other": table.flip(0).clone(), "same": table.clone()}[change]
-    save_file({**weights, "lm_head.weight": head, **more}, copy / "model.safetensors", metadata={"format": "pt"})
-    return copy
+    def add(weights: dict[str, Any]) -> None:
+        table = weights["model.embed_tokens.weight"]
+        head = {"rounded": table.to(torch.bfloat16), "other": table.flip(0), "same": table.clone()}[change]
+        weights |= {"lm_head.weight": head, **more}
+
+    return edit_tensors(Path(shutil.copytree(folder, copy)), add)
 
 
 def exported(folder: Path, out: Path, **options: Any) -> ExportResult:
