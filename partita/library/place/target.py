@@ -117,13 +117,11 @@ def _not_usable(
 
 def _one_provider(name: str, libraries: tuple[Provider, ...] = ()) -> Provider:
     """The provider `name`, which may be in `libraries`. Raises UsageError for another, or an unused library."""
-    chain = parse_chain(name, libraries, argument="target")
-    if len(chain) != 1:
-        raise UsageError(f"`target={name}`: name one provider; a package is exported for one and also runs on others")
-    unused = [library.name for library in libraries if library not in chain]
+    (provider,) = parse_chain(name, libraries, argument="target")
+    unused = [library.name for library in libraries if library is not provider]
     if unused:
-        raise UsageError(f"`target_libraries`: {unused[0]} is not the provider named by `target` ({chain[0].name})")
-    return chain[0]
+        raise UsageError(f"`target_libraries`: {unused[0]} is not the provider named by `target` ({provider.name})")
+    return provider
 
 
 def _ask(
