@@ -44,7 +44,7 @@ VERBOSE, INFO, WARNING = 0, 1, 2
 WEIGHTS_FILE = "weights.data"
 EP_CONTEXT = "EPContext"
 """Operator of a compiled subgraph in a file."""
-TIMED_SECONDS = 0.1
+TIMED_SECONDS = 0.05
 SMALL_BYTES = 1024
 """Maximum bytes of constants kept inside the file of an optimised graph."""
 
