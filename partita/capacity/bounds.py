@@ -49,6 +49,8 @@ def _with_bound(
     """The phase with its work and what bounds it; unchanged without times. `reason`: why its rates are not known."""
     if not phase.step_p50_ms or not phase.tokens or report.totals is None:
         return phase
+    if phase.subgraphs is not None:
+        model, reason = None, "nodes in control flow are not counted"
     seconds, totals, work = phase.step_p50_ms / 1e3, report.totals, Work()
     parts: dict[Bound, float] = {"waiting": (phase.overhead_p50_ms or 0.0) / 1e3}
     if phase.cost is not None and phase.cost.host_wait_us_per_run:

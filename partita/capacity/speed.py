@@ -125,16 +125,12 @@ def _between(size: int, sizes: tuple[int, int], rates: tuple[float, float]) -> f
     return 1 / ((1 - share) / rates[0] + share / rates[1])
 
 
-def prompt_runs(model: Requirements, prompt: int) -> list[Run]:
-    """The runs of a prompt."""
-    file = next(file for file, _ in model.graphs if file.phase in ("prefill", "any"))
-    chunk = min(file.sequence_length or CHUNK_TOKENS, prompt)
-    return [(min(chunk, prompt - start), start) for start in range(0, prompt, chunk)]
-
-
 def phase_plans(model: Requirements, rates: MachineRates | Device, batch: int, prompt: int) -> tuple[PhasePlan, ...]:
     """Prefill of a prompt in every row, and one decode step after it."""
-    phases: dict[PhaseName, list[Run]] = {"prefill": prompt_runs(model, prompt), "decode": [(1, prompt)]}
+    file = next(file for file, _ in model.graphs if file.phase in ("prefill", "any"))
+    chunk = min(file.sequence_length or CHUNK_TOKENS, prompt)
+    chunks: list[Run] = [(min(chunk, prompt - start), start) for start in range(0, prompt, chunk)]
+    phases: dict[PhaseName, list[Run]] = {"prefill": chunks, "decode": [(1, prompt)]}
     found = []
     for phase, runs in phases.items():
         work = Work()

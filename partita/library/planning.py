@@ -108,6 +108,8 @@ def plan_of(planned: Planned, name: str, options: PlanOptions, gpu: Device | Non
     facts = device_facts(gpu, rates)
     prefill, decode = phase_plans(model, gpu or rates, batch, prompt)  # type: ignore[arg-type]
     step, required = decode.seconds, model.total(context, batch)
+    shapeless = sum(costs.unknown_shapes for _, costs in model.graphs)
+    unknown = f"{plural(shapeless, 'activation')} without a shape in the file"
     return Plan.copy_of(
         planned,
         partita_version=partita.__version__,
@@ -129,14 +131,8 @@ def plan_of(planned: Planned, name: str, options: PlanOptions, gpu: Device | Non
             update={"value": batch / step.value, "low": batch / step.high, "high": batch / step.low}
         ),
         speed_basis=BASES[gpu is None],
-        notes=(*planned.notes, *_missing(model)),
+        notes=(*planned.notes, *([f"workspace: {unknown} are not counted"] if shapeless else [])),
     )
-
-
-def _missing(model: Requirements) -> Iterator[str]:
-    """A note on activations that are not counted."""
-    if unknown := sum(costs.unknown_shapes for _, costs in model.graphs):
-        yield f"workspace: {plural(unknown, 'activation')} without a shape in the file are not counted"
 
 
 def requirements(contract: Contract, models: Sequence[onnx.ModelProto], rates: MachineRates | None) -> Requirements:

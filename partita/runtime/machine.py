@@ -152,13 +152,13 @@ def nvidia_gpus() -> tuple[Gpu, ...] | None:
     except nvml.NVMLError:
         return None
     try:
-        driver = _text(nvml.nvmlSystemGetDriverVersion())
+        driver = nvml.nvmlSystemGetDriverVersion()
         number = nvml.nvmlSystemGetCudaDriverVersion()  # 13000 for 13.0
         cuda = f"{number // 1000}.{number % 1000 // 10}"
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
         return tuple(
             Gpu(
-                name=_text(nvml.nvmlDeviceGetName(handle)),
+                name=nvml.nvmlDeviceGetName(handle),
                 memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
                 driver=driver,
                 cuda_driver=cuda,
@@ -169,8 +169,3 @@ def nvidia_gpus() -> tuple[Gpu, ...] | None:
         return None
     finally:
         nvml.nvmlShutdown()
-
-
-def _text(value: str | bytes) -> str:
-    """A string of nvidia-ml-py, whose older versions return bytes."""
-    return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else str(value)

@@ -23,6 +23,7 @@ from partita.library import planning
 from partita.library.rates import here_rates
 from partita.options.inspection import PlanOptions
 from partita.package.folder import read_manifest
+from partita.partition_reports.records import Subgraphs
 from partita.process import rss_bytes
 from partita.providers.resolve import parse_chain
 from partita.remedies import Remedy
@@ -269,6 +270,19 @@ def test_a_report_names_what_bounds_each_phase(
             assert sum(entry.flops or 0 for entry in groups) == phase.bound.flops
             timed = [entry.ceiling_share for entry in groups if entry.flops]
             assert all(timed) if rates is not None and rates.threads == 2 else timed == [None] * len(timed)
+
+
+def test_work_in_control_flow_is_unknown(package: Path) -> None:
+    with partita.load(package, providers="cpu") as model:
+        model.generate([[5, 6, 7]], max_new_tokens=20, stop_token_ids=()).run()
+        report = model.report()
+    inner = Subgraphs(nodes=1, copies=0)
+    phases = [phase.model_copy(update={"subgraphs": inner, "by_layer": ()}) for phase in report.phases]
+    report = partita.Report.of(report.model_copy(update={"phases": tuple(phases)}))
+    known = planning.measured_requirements(package, read_manifest(package), on_cpu=True)
+    for phase in with_bounds(report, known[0], RATES, 1).phases:
+        assert phase.bound is not None and phase.bound.read_bytes is phase.bound.flops is None
+        assert phase.bound.bound_by in ("waiting", "indeterminate") and phase.by_layer == ()
 
 
 def test_a_lack_of_memory_names_the_largest_settings_that_fit(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:

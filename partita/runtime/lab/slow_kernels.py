@@ -12,7 +12,7 @@ from partita.providers.resolve import Resolution
 from partita.runtime.lab.change import Change, vary
 from partita.runtime.lab.graph import CannotProbeError, cut_graph
 from partita.runtime.lab.laboratory import Lab
-from partita.runtime.lab.variant import Variant, identity, node_variant, to_run, variant_model
+from partita.runtime.lab.variant import Variant, node_variant, to_run, variant_model
 from partita.runtime.place.onnx_model import OnnxModel
 
 
@@ -40,7 +40,11 @@ def time_slow_kernels(
     for name, probe in slow.items():
         with contextlib.suppress(CannotProbeError):
             variant = node_variant(graph, name)
-            key = identity(variant), probe
+            kinds = [
+                kind.SerializeToString() for kind in (*(feed.kind for feed in variant.feeds), *variant.fixed.values())
+            ]
+            # Times do not depend on the values of constants.
+            key = (probe, variant.node.SerializeToString(deterministic=True), *kinds)
             if key not in times:
                 times[key] = _times(variant, *probe, lab)
             probes[name] = NodeProbe(name, times[key])
