@@ -23,6 +23,7 @@ from partita.library.engine.base import (
     FORKED,
     Chunk,
     Engine,
+    ThisProcess,
 )
 from partita.library.engine.requests import (
     RequestOutput,
@@ -138,7 +139,7 @@ class Scheduler(Engine, ABC):
         with self._stepping:
             if self.closed:
                 return False
-            if self._is_forked:
+            if ThisProcess.id != self._process:
                 raise GenerationError(FORKED)
             did = self._end_cancelled() if self._has_cancelled else 0
             if self._queue:
