@@ -273,8 +273,8 @@ def rows_file(source: Path) -> Iterator[Path]:
         try:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="partita-rows-"))
             file = Path(folder) / "stdin.jsonl"
-            with file.open("wb") as kept:
-                shutil.copyfileobj(sys.stdin.buffer, kept)
+            with file.open("wb") as copy:
+                shutil.copyfileobj(sys.stdin.buffer, copy)
         except OSError as error:
             raise ResourceError(
                 f"--input -: cannot store the rows ({error.strerror}); set TMPDIR to a folder with free "

@@ -14,8 +14,8 @@ def chains(typed: str) -> list[str]:
     from partita.providers.resolve import known_providers
 
     before, comma, begun = typed.rpartition(",")
-    taken = before.split(",") if comma else []
-    return [before + comma + name for name in _beginning(begun, known_providers()) if name not in taken]
+    present = before.split(",") if comma else []
+    return [before + comma + name for name in _beginning(begun, known_providers()) if name not in present]
 
 
 def providers(typed: str) -> list[str]:

@@ -161,10 +161,10 @@ def _bound(now: Evaluation, stored: Quality | None) -> str:
         f"here: lower bound from the {plural(now.kl_tokens, 'likeliest token')} of the source model "
         f"({now.kl_share:.1%} of its probability; all other tokens counted as one)"
     )
-    kept = None if stored is None else stored.likely
-    if kept is None:
+    at_export = None if stored is None else stored.likely
+    if at_export is None:
         return message
-    return f"{message}; at export: {nats(kept.kl_mean)}, 99th percentile {nats(kept.kl_p99, 3)}"
+    return f"{message}; at export: {nats(at_export.kl_mean)}, 99th percentile {nats(at_export.kl_p99, 3)}"
 
 
 def _rows(now: Evaluation, stored: Quality | None) -> list[tuple[str, ...]]:

@@ -45,10 +45,10 @@ def _recording(chain: Sequence[Provider], options: Mapping[str, Mapping[str, str
         raise UsageError(
             f"`graph_capture`: {first.name}, the first provider, does not support graph capture; {able} do"
         )
-    kept = {name: dict(pairs) for name, pairs in options.items()}
-    if kept.setdefault(first.name, {}).setdefault(first.capture_option, "1") != "1":
+    changed = {name: dict(pairs) for name, pairs in options.items()}
+    if changed.setdefault(first.name, {}).setdefault(first.capture_option, "1") != "1":
         raise UsageError(f"`graph_capture`: {first.name}.{first.capture_option} is set to off; omit one of them")
-    return kept
+    return changed
 
 
 @dataclass(frozen=True, slots=True)

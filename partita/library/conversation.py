@@ -63,13 +63,13 @@ class Conversation:
         Raises GenerationError, without a change, for a message that the template rejects and for a conversation longer
         than the cache. Raises UsageError without a chat template.
         """
-        wanted = [*self.messages, {"role": "user", "content": message}]
-        tokens = tuple(self._text.encode_messages(wanted))
+        messages = [*self.messages, {"role": "user", "content": message}]
+        tokens = tuple(self._text.encode_messages(messages))
         seed = self._sampling.seed
         sampling = self._sampling if seed is None else replace(self._sampling, seed=(seed + self.turns) & MAX_SEED)
         ticket = self._begin(tokens, sampling)
         self.turns += 1
-        self.messages = wanted
+        self.messages = messages
         return ticket
 
     def finish(self) -> Ticket:
@@ -100,11 +100,11 @@ class Conversation:
 
         Raises GenerationError, without a change, if the template rejects it.
         """
-        kept = [message for message in self.messages[:1] if message["role"] == "system"]
+        messages = [message for message in self.messages[:1] if message["role"] == "system"]
         if system:
-            kept = [{"role": "system", "content": system}]
-            self._text.encode_messages([*kept, {"role": "user", "content": "1"}])
-        self.messages = [] if system == "" else kept
+            messages = [{"role": "system", "content": system}]
+            self._text.encode_messages([*messages, {"role": "user", "content": "1"}])
+        self.messages = [] if system == "" else messages
         self._forget()
 
     def _begin(self, tokens: tuple[int, ...], sampling: Sampling) -> Ticket:

@@ -67,13 +67,13 @@ class Progress:
         """Queue a prompt."""
         index = len(self.tickets)
 
-        def hear(ticket: Ticket, piece: RequestOutput) -> None:
+        def receive(ticket: Ticket, piece: RequestOutput) -> None:
             self._texts[index], self._tokens[index], _, reason = piece
             if reason is not None:
                 self._finish = (*self._finish[:index], reason, *self._finish[index + 1 :])
                 self.open -= 1
 
-        self.tickets.append(engine.submit(work, hear, self._on_step))
+        self.tickets.append(engine.submit(work, receive, self._on_step))
 
     def _on_step(self, step: Step) -> None:
         steps, texts, tokens = self.steps, self._texts, self._tokens

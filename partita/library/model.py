@@ -321,8 +321,8 @@ class Model:
     def _encode(self, prompts: Prompts, content: PrefixContent | None) -> tuple[Text | None, list[tuple[int, ...]]]:
         """The tokenizer, if there is one or text needs it, and token ids of each row, after a prefix if any."""
         rows = prompt_rows(prompts)
-        wanted = self._with_text and self.manifest.tokenizer != "none"
-        tokenizer = self._tokenizer() if wanted or any(isinstance(row, str) for row in rows) else None
+        has_text = self._with_text and self.manifest.tokenizer != "none"
+        tokenizer = self._tokenizer() if has_text or any(isinstance(row, str) for row in rows) else None
         ids = []
         for row in rows:
             if isinstance(row, str):

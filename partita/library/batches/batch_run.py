@@ -188,7 +188,7 @@ def run_rows(
     def submit(row: InputRow) -> None:
         logprobs: list[TokenLogprobs] = []
 
-        def hear(ticket: Ticket, piece: RequestOutput) -> None:
+        def receive(ticket: Ticket, piece: RequestOutput) -> None:
             logprobs.extend(piece.logprobs)
             if piece.finish_reason is not None:
                 open_tickets.discard(ticket)
@@ -202,7 +202,7 @@ def run_rows(
 
         try:
             work = work_of(row, defaults, text, vocab_size)
-            open_tickets.add(engine.submit(work, hear))
+            open_tickets.add(engine.submit(work, receive))
         except (GenerationError, UsageError) as error:
             if engine.lost_by is None:  # the model was closed
                 done.append(error_row(row, error))

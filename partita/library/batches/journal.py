@@ -234,9 +234,9 @@ class Journal:
     def _write(self, line: bytes) -> int:
         """Write a whole line, or nothing; return its offset."""
         try:
-            left = memoryview(line)
-            while left:
-                left = left[self._file.write(left) :]
+            rest = memoryview(line)
+            while rest:
+                rest = rest[self._file.write(rest) :]
         except OSError as error:
             with suppress(OSError):
                 self._file.truncate(self._end)

@@ -202,12 +202,12 @@ def write_table(file: IO[bytes], lines: Iterable[bytes]) -> None:
             ("logprobs", arrow.list_(arrow.struct([*logprob, ("top", arrow.list_(arrow.struct(logprob)))]))),
         ]
     )
-    taken = 0
+    total_bytes = 0
 
     def block_of(line: bytes) -> int:
-        nonlocal taken
-        taken += len(line)
-        return taken // BLOCK_BYTES
+        nonlocal total_bytes
+        total_bytes += len(line)
+        return total_bytes // BLOCK_BYTES
 
     with parquet.ParquetWriter(file, schema) as writer:
         for _, block in groupby(lines, block_of):

@@ -169,8 +169,8 @@ def _read_prompt(options: BenchOptions, manifests: Sequence[Manifest]) -> tuple[
     """The prompt as token ids, the same for every package. Raises UsageError and GenerationError."""
     longest = min(manifest.graph.max_length for manifest in manifests)
     if options.prompt is None:
-        wanted = options.prompt_tokens or min(PROMPT_TOKENS, max(longest - options.max_new_tokens, 1))
-        ids = [(7 + 31 * position) % manifests[0].graph.vocab_size for position in range(wanted)]
+        length = options.prompt_tokens or min(PROMPT_TOKENS, max(longest - options.max_new_tokens, 1))
+        ids = [(7 + 31 * position) % manifests[0].graph.vocab_size for position in range(length)]
     else:
         rows = prompt_rows(options.prompt)
         if len(rows) != 1:

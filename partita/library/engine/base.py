@@ -158,13 +158,8 @@ class Engine(ABC):
         """Raise GenerationError if it is closed, or in a fork of the process that opened it."""
         if self.closed:
             raise GenerationError(CLOSED)
-        if self._is_forked:
+        if ThisProcess.id != self._process:
             raise GenerationError(FORKED)
-
-    @property
-    def _is_forked(self) -> bool:
-        """Whether this process was forked from the process that opened it."""
-        return ThisProcess.id != self._process
 
     @property
     def is_running(self) -> bool:
@@ -336,7 +331,7 @@ class Engine(ABC):
 
     def close(self) -> None:
         """End all requests and free the sessions. May be called repeatedly, from any thread; does nothing in a fork."""
-        if not self._is_forked:
+        if ThisProcess.id == self._process:
             self.closed = True
             self._close()
 

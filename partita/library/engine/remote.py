@@ -28,6 +28,7 @@ from partita.library.engine.base import (
     PrefixSaved,
     ReportRequest,
     Restarts,
+    ThisProcess,
 )
 from partita.library.engine.jobs import CRASHES, AudienceEvents, crash_error, foreign
 from partita.library.engine.requests import (
@@ -165,7 +166,7 @@ class RemoteEngine(Engine):
 
     def step(self) -> bool:
         """Process the next update of the worker, and pass requests their pieces. False if no request is open."""
-        if self._is_forked:
+        if ThisProcess.id != self._process:
             raise GenerationError(FORKED)
         with self._stepping:
             if self._worker_error is None or self._inbox.events:

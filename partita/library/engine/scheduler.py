@@ -23,6 +23,7 @@ from partita.library.engine.base import (
     FORKED,
     Chunk,
     Engine,
+    ThisProcess,
 )
 from partita.library.engine.requests import (
     RequestOutput,
@@ -138,7 +139,7 @@ class Scheduler(Engine, ABC):
         with self._stepping:
             if self.closed:
                 return False
-            if self._is_forked:
+            if ThisProcess.id != self._process:
                 raise GenerationError(FORKED)
             did = self._end_cancelled() if self._has_cancelled else 0
             if self._queue:
@@ -183,11 +184,11 @@ class Scheduler(Engine, ABC):
         """End all requests with an error."""
         with self._stepping:
             with self._changed:
-                left = [*filter(None, self._rows), *self._queue]
+                tickets = [*filter(None, self._rows), *self._queue]
                 self._queue.clear()
                 self._changed.notify_all()
             self.lost_by = error = GenerationError(CLOSED)
-            pieces = [(ticket, self._over(ticket, "error", error)) for ticket in left if ticket.state != "finished"]
+            pieces = [(ticket, self._over(ticket, "error", error)) for ticket in tickets if ticket.state != "finished"]
             self._rows = [None] * len(self._rows)
             self._loop = None
             with suppress(Exception):  # exceptions of listeners
@@ -332,17 +333,17 @@ class Scheduler(Engine, ABC):
         new = step.tokens[row]
         if step.prefix_tokens:
             ticket.copied_tokens += step.prefix_tokens[row]
-        taken, text = completion.take(new, step.finish[row])
-        if taken and ticket.first_token is None:
+        tokens, text = completion.take(new, step.finish[row])
+        if tokens and ticket.first_token is None:
             ticket.first_token = time.perf_counter()
-        logprobs = step.logprobs[row][: len(taken)] if step.logprobs else ()
+        logprobs = step.logprobs[row][: len(tokens)] if step.logprobs else ()
         if completion.finish is None:
-            return RequestOutput(text, taken, logprobs, None) if taken or text else None
+            return RequestOutput(text, tokens, logprobs, None) if tokens or text else None
         wrong = step.errors[row] if step.errors else None
         self._over(
-            ticket, completion.finish, None if wrong is None else GenerationError(wrong), surplus=len(new) - len(taken)
+            ticket, completion.finish, None if wrong is None else GenerationError(wrong), surplus=len(new) - len(tokens)
         )
-        return RequestOutput(text, taken, logprobs, completion.finish)
+        return RequestOutput(text, tokens, logprobs, completion.finish)
 
     def _over(self, ticket: Ticket, reason: str, error: PartitaError | None = None, surplus: int = 0) -> RequestOutput:
         """End a request, free its row unless it is kept; return its last piece. `surplus`: tokens after its answer."""

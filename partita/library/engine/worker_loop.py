@@ -156,7 +156,7 @@ class Host:
     def submit(self, number: int, work: Work, with_text: bool, with_steps: bool) -> None:
         """Queue a request."""
 
-        def hear(ticket: Ticket, piece: RequestOutput) -> None:
+        def receive(ticket: Ticket, piece: RequestOutput) -> None:
             end = None
             if piece.finish_reason is not None:
                 end = ticket.error, ticket.ended or 0.0, ticket.row, ticket.copied_tokens
@@ -166,7 +166,7 @@ class Host:
 
         try:
             self.engine.use_text(self._text if with_text else None)
-            ticket = self.engine.submit(work, hear, self._on_step if with_steps else None)
+            ticket = self.engine.submit(work, receive, self._on_step if with_steps else None)
         except PartitaError as error:
             self._pieces.append((number, "", (), (), "error", (error, 0.0, None, 0)))
             return
