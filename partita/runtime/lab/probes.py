@@ -355,9 +355,7 @@ def _opens_when_fixed(graph: Graph, lab: Lab) -> bool:
 
 
 def _failing_subgraph_nodes(graph: Graph, part: RejectedPart, lab: Lab) -> tuple[str, ...]:
-    """Subgraph nodes of the part on which the provider fails when they are tested alone; without any, those that it
-    does not support.
-    """
+    """Subgraph nodes of the part on which the provider fails alone; without any, unsupported subgraph nodes."""
     inner = {
         node.name: node
         for name in part.nodes
