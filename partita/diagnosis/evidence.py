@@ -217,10 +217,15 @@ def rejected_alone(context: Context) -> bool:
 
 
 def _rejected_in_part(context: Context) -> bool:
-    """Whether the provider rejects the node in isolation, and fails on a part with it but on no single node of it."""
+    """Whether the provider rejects the node in isolation, and fails on a part with it but on no single node of it.
+
+    For a part of one node: the node is in its control-flow subgraph.
+    """
     part = context.rejected_part
-    several = part is not None and len(part.nodes) > 1 and not set(part.nodes).isdisjoint(context.names)
-    return several and not context.fails_alone and context.outcome == "rejected"
+    if part is None or context.outcome != "rejected":
+        return False
+    several = len(part.nodes) > 1 and not set(part.nodes).isdisjoint(context.names) and not context.fails_alone
+    return several or not set(part.rejected_subgraph_nodes).isdisjoint(context.names)
 
 
 def is_inserted(context: Context) -> bool:

@@ -232,7 +232,8 @@ class RejectedPart:
     other_parts: tuple[RejectedPart, ...] = ()
     """Further disjoint parts; each is rejected in the graph without the previous parts."""
     rejected_subgraph_nodes: tuple[str, ...] = ()
-    """Nodes in its control-flow subgraphs that the provider rejects individually."""
+    """Nodes in its control-flow subgraphs on which the provider fails individually; without any, nodes that it rejects
+    individually."""
     rest_opens: bool = False
     """The provider accepts the graph without this part and `others`; False: unknown."""
 

@@ -285,7 +285,8 @@ def _whole_graph(part: RejectedPart, context: Context) -> str:
     if part.minimal and part.untested:
         size += f", of the parts that could be tested ({part.untested}),"
     if part.rejected_subgraph_nodes:
-        named += f" (in its control-flow subgraph {name_some(part.rejected_subgraph_nodes, MOST_NAMED)} fails, too)"
+        inner = name_some(part.rejected_subgraph_nodes, MOST_NAMED)
+        named += f" (in its control-flow subgraph, {inner} alone fails or is not supported)"
     rest = _rest_of_graph(part)
     shown = next(iter(conclusions(context.probe)), None)
     if shown is not None and is_culprit(context):

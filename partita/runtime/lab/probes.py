@@ -365,7 +365,7 @@ def _opens_when_fixed(graph: Graph, lab: Lab) -> bool:
 
 
 def _failing_subgraph_nodes(graph: Graph, part: RejectedPart, lab: Lab) -> tuple[str, ...]:
-    """Subgraph nodes of the part on which the provider fails when they are tested alone."""
+    """Subgraph nodes of the part on which the provider fails alone; without any, unsupported subgraph nodes."""
     inner = {
         node.name: node
         for name in part.nodes
@@ -379,8 +379,11 @@ def _failing_subgraph_nodes(graph: Graph, part: RejectedPart, lab: Lab) -> tuple
         with contextlib.suppress(CannotProbeError):
             cases[name] = variant_model(node_variant(graph, name), auxiliary=lab.compiles)
     answers = lab.try_all(list(cases.values()))
-    failing = (name for name, each in zip(cases, answers, strict=True) if each is not None and each.outcome in FAILED)
-    return tuple(failing)[:FEW_NODES]
+    outcomes = {name: answer.outcome for name, answer in zip(cases, answers, strict=True) if answer is not None}
+    failing = [name for name, outcome in outcomes.items() if outcome in FAILED]
+    failing = failing or [name for name, outcome in outcomes.items() if outcome == "rejected"]
+    names = {own: name for name, calls in graph.inlined_nodes.items() for own in calls}  # ONNX Runtime's
+    return tuple(dict.fromkeys(names.get(name, name) for name in failing))[:FEW_NODES]
 
 
 def _probe_each(graph: Graph, names: Sequence[str], lab: Lab) -> dict[str, NodeProbe]:
