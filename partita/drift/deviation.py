@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +16,8 @@ from partita.runtime.verify.comparison import OUTLIERS, RULED_OUT, difference
 
 ROUNDED_TO_INT8 = 4
 """`accuracy_level` of a MatMulNBits that rounds its input to 8 bits."""
+ROUNDED_IF_FUSED = {"DequantizeLinear", "MatMul"}
+"""ONNX Runtime may run both as a MatMulNBits that rounds its input to 8 bits."""
 ROUNDING_STEPS = 16
 """Error that rounded weights may cause, in steps of their numbers. Layers of random weights in int4 have 4 to 8."""
 USUAL_RANGE = 99.0
@@ -49,13 +51,15 @@ def deviation(ours: npt.NDArray[Any], theirs: npt.NDArray[Any]) -> float:
     return difference(a[numbers].astype(np.float32), b[numbers].astype(np.float32), scale) / scale
 
 
-def tolerance_of(nodes: Iterable[onnx.NodeProto], *, half: bool, weight_bits: int | None) -> float:
+def tolerance_of(nodes: Sequence[onnx.NodeProto], *, half: bool, weight_bits: int | None) -> float:
     """The tolerance of the least precise node: quantised weights, 16-bit floats (`half`), or 32-bit floats.
 
     `weight_bits`: of weights that are not rounded on the reference, so that errors include their rounding.
     """
     least = PRECISIONS["fp16"].tolerance if half else EXACT.tolerance
-    if not any(_rounds_input(node) if weight_bits is None else node.op_type in QUANTISED for node in nodes):
+    names = {node.op_type for node in nodes}
+    rounds = names >= ROUNDED_IF_FUSED or any(map(_rounds_input, nodes))
+    if not (rounds if weight_bits is None else names & QUANTISED.keys()):
         return least
     rounding = 0.0 if weight_bits is None else ROUNDING_STEPS * 0.5**weight_bits
     return max(least, PRECISIONS["int4"].tolerance, rounding)

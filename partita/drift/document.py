@@ -123,8 +123,7 @@ def _first(found: Drift) -> Section | None:
     }[found.basis]
     rows = [("layer", layer.name)]
     if node is not None:
-        rows += [("node", node.name)]
-        rows += [("operator", node.op_type)] if node.op_type is not None else []
+        rows += [("node", node.name), *([("operator", node.op_type)] if node.op_type else [])]
         rows += [("runs on", named_provider(node.provider))] if node.provider is not None else []
     rows += [
         ("error", f"{error_text(shown.compared_error)}, tolerance {shown.tolerance:.0e}"),

@@ -35,8 +35,6 @@ CONFIG = "config.json"
 """A file of every checkpoint."""
 LOCATE_SECONDS = 60
 """Time limit of a comparison that a failed export makes."""
-UNKNOWN_BITS = 8
-"""Bits of quantised weights if the manifest has no precision for them."""
 ORIGINAL = "original"
 """The value of `against` for the source model."""
 
@@ -182,7 +180,7 @@ def _in_environment(side: Side, python: Path) -> Iterator[Side]:
             yield replace(side, place=str(python.parent.parent), call=partial(worker.call, "run_graph"))
     except WorkerLostError as error:
         raise InstallationError(
-            f"{python}: the process {error.summary}; install Partita's dependencies in that environment"
+            f"{python}: the process {error.summary}; it needs Python 3.11 or newer and Partita's dependencies"
         ) from error
 
 
@@ -205,7 +203,7 @@ def source_side(folder: Path, manifest: Manifest, checkpoint: Checkpoint, steps:
 
     tokens = [int(token) for step in steps for token in step.tokens]
     model = SourceOutputs(checkpoint, tokens, scratch)
-    bits = precision(manifest.graph.precision).bits or UNKNOWN_BITS
+    bits = precision(manifest.graph.precision).bits or 8  # of a foreign graph, if it is not known
     return SourceModel(folder, (), weight_bits=bits, run_model=model, label=f"the source model ({VERSIONS})")
 
 

@@ -129,7 +129,7 @@ def changed(array: np.ndarray[Any, Any], fault: Fault) -> np.ndarray[Any, Any]:
     if fault.halves:
         return np.roll(array, array.shape[-1] // 2, axis=-1)
     if fault.part is not None:
-        columns = (..., slice(max(1, array.shape[-1] // 8))) if array.ndim else ()
+        columns = (..., slice(-max(1, array.shape[-1] // 8), None)) if array.ndim else ()
         wide[columns] = wide[columns] * fault.part
     if fault.scale is not None:
         wide = wide * fault.scale
