@@ -35,6 +35,8 @@ LAYOUTS = (
 """A single file, and the index of a sharded one, in order of preference."""
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 """The first bytes of a Git LFS pointer file."""
+ZIP = b"PK\x03\x04"
+"""The first bytes of files that torch writes since 1.6."""
 SHOWN_CHARACTERS = 120
 """Maximum characters of a name from a file in a message."""
 MAPPED_BYTES = 32 << 20
@@ -217,8 +219,7 @@ def _check_records(path: Path, size_bytes: int) -> None:
             records = archive.infolist()
     except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError) as error:
         raise CheckpointError(
-            f"{path}: damaged or truncated at {size_bytes:,} bytes, or written by torch before 1.6 "
-            f"({first_line(error)}); download the checkpoint again, or use safetensors files"
+            f"{path}: damaged or truncated at {size_bytes:,} bytes ({first_line(error)}); download the checkpoint again"
         ) from error
     packed = [entry.filename for entry in records if entry.compress_type != zipfile.ZIP_STORED]
     if packed:
@@ -235,12 +236,15 @@ def _check_records(path: Path, size_bytes: int) -> None:
 
 
 def _load_bin(path: Path) -> dict[str, torch.Tensor]:
-    """Tensors of a .bin file, mapped and loaded with weights_only."""
-    _check_records(path, path.stat().st_size)
+    """Tensors of a .bin file, loaded with weights_only; mapped, unless torch before 1.6 wrote the file."""
+    with path.open("rb") as stream:
+        is_archive = stream.read(len(ZIP)) == ZIP
+    if is_archive:
+        _check_records(path, path.stat().st_size)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
     except Exception as error:
         raise CheckpointError(
             f"{path}: cannot be read as plain weights ({first_line(error)}); use safetensors files"

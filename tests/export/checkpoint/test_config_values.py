@@ -109,23 +109,22 @@ def test_a_checkpoint_in_the_current_folder_is_called_as_the_folder_is(
 
 @pytest.mark.parametrize("zipped", [True, False])
 def test_weights_of_torch_save_old_and_new(checkpoint: Path, zipped: bool) -> None:
-    """Before torch 1.6 they were no archives."""
+    """Files of torch before 1.6 are not archives."""
     weights, target = checkpoint / "model.safetensors", checkpoint / "pytorch_model.bin"
     torch.save(load_file(weights), target, _use_new_zipfile_serialization=zipped)
     weights.unlink()
-    if zipped:
-        assert exported(checkpoint).manifest.verification.status == "verified"
-    else:
-        refused(checkpoint, "pytorch_model.bin", "written by torch before 1.6", "use safetensors files")
+    assert exported(checkpoint).manifest.verification.status == "verified"
 
 
-def test_pickled_code_is_not_run(checkpoint: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("zipped", [True, False])
+def test_pickled_code_is_not_run(checkpoint: Path, tmp_path: Path, zipped: bool) -> None:
     class Trap:
         def __reduce__(self) -> Any:
             return os.mkdir, (str(tmp_path / "trapped"),)
 
     (checkpoint / "model.safetensors").unlink()
-    torch.save({"model.norm.weight": Trap()}, checkpoint / "pytorch_model.bin")
+    target = checkpoint / "pytorch_model.bin"
+    torch.save({"model.norm.weight": Trap()}, target, _use_new_zipfile_serialization=zipped)
     refused(checkpoint, "plain weights")
     assert not (tmp_path / "trapped").exists()
 
