@@ -48,11 +48,11 @@ def export(options: Options) -> ExportResult:
 
 
 def run_export(given: Options, progress: Progress | None = None, audience: Audience = QUIET) -> ExportResult:
-    """Find the target, and export for it; for several, write a model package. Raises a PartitaError."""
+    """Find the target and export for it, or for each target of a model package. Raises a PartitaError."""
     check_before_loading(given)
     given = _at_revision(given)
     shown = progress or Silent()
-    if given.target is not None and "," in given.target:
+    if given.format == "ort-package":
         return _export_variants(given, shown, audience)
     with stage(shown, "load libraries", {}):  # torch and transformers take seconds
         from partita.export.exporters.optimum import with_optimum_remedy
@@ -111,6 +111,7 @@ def _for_target(given: Options, name: str, out: Path) -> Options:
     options, libraries = given.target_options, given.target_libraries
     return replace(
         given,
+        format="package",
         target=name,
         out=out,
         target_options=options and {n: v for n, v in options.items() if n == name or not isinstance(v, Mapping)},
@@ -121,6 +122,11 @@ def _for_target(given: Options, name: str, out: Path) -> Options:
 def check_before_loading(options: Options) -> None:
     """Check options that need neither torch nor transformers. Raises UsageError, CheckpointError, PackageError."""
     options = _at_revision(options)
+    several = options.target is not None and "," in options.target
+    if options.format == "ort-package" and options.target is None:
+        raise UsageError("`format=ort-package` needs `target`, a provider for each variant; add it")
+    if several and options.format == "package":
+        raise UsageError(f"`target={options.target}`: several targets need `format=ort-package`; add it")
     if options.target is None and options.target_libraries:
         raise UsageError("`target_libraries` needs `target`, the name of its provider; add it")
     if options.target is None and options.target_options:

@@ -27,8 +27,8 @@ class TargetOptions:
 
     HELP_GROUP = "Provider"
     target: str | None = option(
-        "Provider to build the package for; it is probed for its best attention lowering. Several (cpu,openvino) "
-        "give a model package of ONNX Runtime with a variant for each. Default: the best usable one.",
+        "Provider to build the package for; it is probed for its best attention lowering. With --format ort-package "
+        "one or several (cpu,openvino). Default: the best usable one.",
         metavar="PROVIDER",
         complete="providers",
     )
@@ -170,6 +170,11 @@ class ExportOptions(VerificationOptions, GraphOptions, PrecisionOptions, TargetO
         "PEFT adapter (LoRA) to store next to the weights, for `generate --adapter NAME`; repeatable.",
         metavar="NAME=FOLDER",
         text="folders",
+    )
+    format: Literal["package", "ort-package"] = option(
+        "Output: a package, or a model package of ONNX Runtime 1.32 with a variant for each --target.",
+        default="package",
+        group="Output",
     )
     force: bool = option("Replace an existing package.", default=False, short="-f", group="Output")
 

@@ -99,7 +99,9 @@ def test_a_target_that_cannot_be_asked(exporting: Export) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--target", "cpu,cpu"), ("cpu",)),
+        (("--target", "cpu,cuda"), ("--target cpu,cuda", "need --format ort-package")),
+        (("--format", "ort-package"), ("--format ort-package", "needs --target")),
+        (("--format", "ort-package", "--target", "cpu,cpu"), ("cpu",)),
         (("--target", "nosuchprovider"), ("--target: unknown provider 'nosuchprovider'", "cpu")),
         (("--target", ""), ("--target is empty",)),
         (("--provider-library", "mine=/nosuch.so", "--target", "mine"), ("--provider-library", "/nosuch.so")),
@@ -119,8 +121,8 @@ def test_what_makes_no_sense_is_a_usage_error(exporting: Export, options: tuple[
 
 def test_several_targets_give_a_model_package_that_force_replaces(exporting: Export, tmp_path: Path) -> None:
     """One variant for each target, over weights that are stored once; no temporary folder is left."""
-    options = ("--target", "cpu,directml", "--target-default")
-    refused(exporting("--target", "cpu,directml"), 3, "directml", "not_in_build")
+    options = ("--format", "ort-package", "--target", "cpu,directml", "--target-default")
+    refused(exporting(*options[:4]), 3, "directml", "not_in_build")
     assert not list(tmp_path.glob(".out*"))
     found = as_json(exporting(*options, "--json"))
     assert [each["target"]["provider"] for each in found["variants"]] == ["cpu", "directml"]
