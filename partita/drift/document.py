@@ -22,10 +22,8 @@ from partita.partition_reports.sections.model import (
     table,
 )
 
-LARGEST_HALF = 65504.0
-"""Largest number of float16."""
-NEAR = 0.5
-"""Share of it from which a layer is named."""
+NEAR_LARGEST_HALF = 0.5 * 65504.0
+"""Half of the largest float16: layers are named from here on."""
 ROWS = 40
 
 
@@ -91,7 +89,7 @@ def _opening(found: Drift) -> Iterator[Block]:
         yield Line(f"ONNX Runtime {found.versions[0]} against {found.versions[1]}")
     if found.not_finite is not None:
         yield Line(_not_finite_text(found.not_finite), tone="bad")
-    near = [part for part in found.layers if part.dtype == "float16" and (part.largest or 0.0) >= NEAR * LARGEST_HALF]
+    near = [part for part in found.layers if part.dtype == "float16" and (part.largest or 0.0) >= NEAR_LARGEST_HALF]
     if near:
         worst = max(near, key=lambda part: part.largest or 0.0)
         yield Line(

@@ -35,7 +35,7 @@ PACKAGES: dict[str, dict[str, Any]] = {
     "llama-primitives-int4": {**PRIMITIVES, "precision": "int4"},
     "gemma3_text-fp32": {},
     "gemma3_text-primitives-fp32": PRIMITIVES,
-    "gemma3_text-primitives-static-fp16": {**PRIMITIVES, **STATIC, "precision": "fp16"},
+    "demo-primitives-static-fp16": {**PRIMITIVES, **STATIC, "precision": "fp16"},
     "demo-int4": {"precision": "int4"},
     "demo-fp16": {"precision": "fp16"},
 }
@@ -105,7 +105,7 @@ def _changes(proto: onnx.ModelProto, folder: Path, node: onnx.NodeProto, row: di
     if row.get("present") and all(entry.name != name or entry.i == value for entry in node.attribute):
         return False
     if "input" not in row:
-        return True
+        return not fault.reversed or len(node.input) == 2  # more: a shape
     array = constant(proto, folder, node.input[fault.input]) if fault.input < len(node.input) else None
     return array is not None and (bool(name) or not np.array_equal(changed(array, fault), array))
 

@@ -217,7 +217,7 @@ def test_layers_of_dequantised_weights_may_round_their_input(
     exported: Exported, tiny_checkpoint: TinyCheckpoint
 ) -> None:
     """ONNX Runtime runs DequantizeLinear and MatMul as a MatMulNBits that rounds its input to 8 bits, or does not."""
-    package = exported(tiny_checkpoint("llama"), precision="int4", attention="primitives")
-    found = compare(package, package)
+    folder = exported(tiny_checkpoint("llama"), precision="int4", attention="primitives")
+    found = compare(folder, folder)
     tolerances = {layer.name: layer.tolerance for layer in found.layers}
     assert tolerances["model.layers.0"] == 0.1 and tolerances["model.norm"] == 1e-4
