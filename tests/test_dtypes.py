@@ -1,4 +1,4 @@
-"""The table of element types says what the installed onnx, safetensors and numpy say."""
+"""The table of element types matches the installed onnx, safetensors and numpy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import safetensors.numpy
 from partita import dtypes
 
 
-def test_every_type_of_the_installed_onnx_is_known_by_name_and_number() -> None:
+def test_table_has_every_onnx_type_by_name_and_number() -> None:
     theirs = {name: number for name, number in onnx.TensorProto.DataType.items() if number}
     mine = {entry.onnx_name: entry.number for entry in dtypes.ALL}
 
@@ -22,7 +22,7 @@ def test_every_type_of_the_installed_onnx_is_known_by_name_and_number() -> None:
 
 
 @pytest.mark.parametrize("entry", [e for e in dtypes.ALL if e.bits is not None], ids=lambda e: e.name)
-def test_sizes_are_those_that_onnx_writes(entry: dtypes.ElementType) -> None:
+def test_sizes_match_onnx_raw_data(entry: dtypes.ElementType) -> None:
     try:
         kind = onnx.helper.tensor_dtype_to_np_dtype(entry.number)
     except KeyError:
@@ -35,14 +35,14 @@ def test_sizes_are_those_that_onnx_writes(entry: dtypes.ElementType) -> None:
         assert np.dtype(dtypes.storage(entry.name)).itemsize * math.prod(shape) == len(written)
 
 
-def test_what_is_stored_as_the_upper_half_of_a_float32() -> None:
+def test_bfloat16_is_stored_as_upper_half_of_float32() -> None:
     assert [entry.name for entry in dtypes.ALL if entry.upper_half] == ["bfloat16"]
     bits = np.array([1.5, -2.0], np.float32).view(np.uint32) >> 16
     theirs = onnx.helper.tensor_dtype_to_np_dtype(dtypes.dtype_named("bfloat16").number)
     assert bits.astype(dtypes.storage("bfloat16")).view(theirs).astype(np.float32).tolist() == [1.5, -2.0]
 
 
-def test_names_in_safetensors_files() -> None:
+def test_safetensors_names_match_written_header() -> None:
     kinds = ("float16", "float32", "float64", "int8", "int64", "uint16", "bool")
     data = safetensors.numpy.save({kind: np.zeros(1, kind) for kind in kinds})
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
@@ -50,13 +50,13 @@ def test_names_in_safetensors_files() -> None:
     assert {kind: dtypes.dtype_named(kind).safetensors for kind in kinds} == {k: header[k]["dtype"] for k in kinds}
 
 
-def test_what_onnx_runtime_calls_otherwise_is_the_same_type() -> None:
+def test_onnx_runtime_type_names_map_to_usual_names() -> None:
     assert dtypes.dtype_named("float") is dtypes.dtype_named("float32")
     assert dtypes.usual("double") == "float64"
     assert dtypes.usual("opaque") == "opaque"
 
 
-def test_what_is_no_type_is_said() -> None:
+def test_invalid_type_raises_value_error() -> None:
     assert dtypes.find("float31") is None
     for wrong in (
         lambda: dtypes.dtype_named("float31"),
@@ -69,7 +69,7 @@ def test_what_is_no_type_is_said() -> None:
         dtypes.storage("complex128")
 
 
-def test_precisions_of_other_exporters_are_whole_numbers_of_any_width() -> None:
+def test_precision_accepts_integers_of_any_width() -> None:
     assert dtypes.precision("int4") is dtypes.PRECISIONS["int4"]
     assert (dtypes.precision("int2").name, dtypes.precision("int2").bits) == ("int2", 2)
     for wrong in ("int", "int64x", "fp8"):

@@ -1,4 +1,4 @@
-"""The plugin that runs the contract tests of other environments: what is missing, dies or fails is seen and counted."""
+"""The pytest plugin for contract tests of other environments: missing, crashing and failing ones are reported."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def venvs(tmp_path: Path):
     return make
 
 
-def test_an_environment_that_is_not_there_is_skipped_or_a_failure_where_everything_is_required(tmp_path):
+def test_missing_environment_is_skipped_or_fails_if_required(tmp_path):
     code, out = session(TEST, "-k", PICK, "--environments", "webgpu", "--venvs", tmp_path)
     assert code == 0 and "1 skipped" in out, out
     assert "environment webgpu is not installed; run: make env-webgpu" in out
@@ -61,7 +61,7 @@ def test_an_environment_that_is_not_there_is_skipped_or_a_failure_where_everythi
     assert code == 1 and "1 failed" in out and "(ERROR: No matching distribution found)" in out, out
 
 
-def test_a_child_that_dies_fails_its_tests_and_shows_its_last_words(venvs):
+def test_crashed_child_process_fails_its_tests_and_shows_output(venvs):
     folder = venvs("echo last words; exit 7")
     code, out = session(TEST, "-k", PICK, "--environments", "webgpu", "--venvs", folder)
     assert code == 1 and "1 failed" in out, out
@@ -77,7 +77,7 @@ def test_skips(): pytest.skip("because it says so")
 """
 
 
-def test_outcomes_of_a_child_are_those_of_the_session(venvs):
+def test_child_process_outcomes_are_reported_in_session(venvs):
     folder = venvs(f'exec {sys.executable} "$@"')
     build = REPOSITORY / "build"  # a test outside the repository would have no node id
     build.mkdir(exist_ok=True)
@@ -108,8 +108,8 @@ def test_one(number):
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core")
-def test_two_processes_share_the_files_and_each_test_runs_once() -> None:
-    """The first file waits for a test of the last one. A test that stays here runs before those that are waited for."""
+def test_shared_test_files_run_each_test_exactly_once() -> None:
+    """The first file waits for a test of the last file; tests of the parent process run before the waiting ones."""
     with tempfile.TemporaryDirectory(dir=REPOSITORY / "build") as inside:
         folders = [Path(inside) / name for name in "abcd"]
         for folder in folders:

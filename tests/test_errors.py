@@ -45,7 +45,7 @@ def test_exit_codes() -> None:
     assert issubclass(errors.UnsupportedModelError, errors.CheckpointError)
 
 
-def test_a_message_has_a_bounded_length_and_keeps_its_remedy():
+def test_long_message_is_truncated_but_keeps_remedy():
     error = errors.PackageError("x" * 1_500_000, remedy=Remedy("export it again"))
     assert len(str(error)) < 5000 and str(error).endswith("(1,496,000 more characters); export it again")
 
@@ -80,7 +80,7 @@ STORED = (
         ("an open ` and `seed", "an open ` and `seed"),
     ],
 )
-def test_the_command_line_prints_options_as_flags(message: str, printed: str) -> None:
+def test_command_line_messages_show_options_as_flags(message: str, printed: str) -> None:
     assert with_flags(message) == printed
 
 
@@ -93,18 +93,18 @@ def test_the_command_line_prints_options_as_flags(message: str, printed: str) ->
         ("--provider-option=cpu.a=`x`", "`provider_options=cpu.a=`x``: no", "--provider-option cpu.a=`x`: no"),
     ],
 )
-def test_words_of_the_user_stay_as_they_are(typed, message, printed, monkeypatch):
+def test_user_text_in_messages_is_not_rewritten_as_flags(typed, message, printed, monkeypatch):
     monkeypatch.setattr("sys.argv", ["partita", "verb", typed])
     assert with_flags(message) == printed
 
 
-def test_a_row_of_a_prompt_file_names_its_own_fields() -> None:
+def test_prompt_file_errors_use_field_names() -> None:
     message = "`max_new_tokens=0` and `seed`: `chat=True`"
     renamed = rename_options(message, {"max_new_tokens": "max_tokens", "seed": "seed"}, as_field)
     assert renamed == "field max_tokens 0 and field seed: `chat=True`"
 
 
-def test_an_error_ends_with_its_remedy() -> None:
+def test_error_message_ends_with_remedy() -> None:
     remedy = Remedy("try it", options=("--provider", "cpu"), alternative=Remedy("", ("partita", "providers", "--json")))
     error = PartitaError("no", remedy=remedy)
     assert str(error) == "no; try it: --provider cpu, or partita providers --json"
@@ -137,7 +137,7 @@ def flags_in_texts(tree: ast.AST) -> Iterator[int]:
             yield node.lineno
 
 
-def test_messages_name_options_in_backticks() -> None:
+def test_source_messages_name_options_in_backticks() -> None:
     found = [
         f"{path.relative_to(REPOSITORY)}:{line}"
         for path in sources()

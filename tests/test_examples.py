@@ -1,4 +1,4 @@
-"""Examples of README.md, of the pages that it was cut from and of --help are run; on the demo, or a package of it."""
+"""Runs the examples of README.md, the docs pages and --help on the demo model or its package."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def place_of_examples(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_an_example_works(example, place_of_examples, monkeypatch, capsys):
+def test_documentation_example_runs(example, place_of_examples, monkeypatch, capsys):
     before, pipe, after = example.partition("| ")
     words = shlex.split((after if pipe else example).partition(" >> ")[0])
     assert words[0] == "partita", EXAMPLES[example]

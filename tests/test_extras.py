@@ -1,4 +1,4 @@
-"""A library that is not installed: every verb names the command that brings it, and never calls it a bug."""
+"""Missing libraries: every verb names the install command and does not report a bug."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def named(done: subprocess.CompletedProcess[str]) -> str:
     ],
     ids=" ".join,
 )
-def test_without_an_onnx_runtime_every_verb_names_the_extras_that_have_one(package, tmp_path, verb):
+def test_missing_onnx_runtime_error_names_runtime_extras(package, tmp_path, verb):
     arguments = [argument.replace("PACKAGE", str(package)) for argument in verb]
     line = named(without(tmp_path, ("onnxruntime",), WHEELS, *arguments))
     assert 'onnxruntime is not installed; pip install "partita[cpu]"' in line
@@ -84,7 +84,7 @@ def test_without_an_onnx_runtime_every_verb_names_the_extras_that_have_one(packa
     assert "exactly one of" in line
 
 
-def test_export_names_everything_it_lacks_and_one_command(tiny_checkpoint, tmp_path):
+def test_export_error_lists_missing_modules_and_a_single_command(tiny_checkpoint, tmp_path):
     arguments = ("export", tiny_checkpoint("llama"), tmp_path / "p")
     line = named(without(tmp_path, ("torch", "onnx_ir", "onnxscript"), EXPORT, *arguments))
     assert all(name in line for name in ("torch", "onnxscript", "onnx")) and "are not installed" in line
@@ -102,7 +102,7 @@ def declared() -> dict[str, set[str]]:
     return {extra: each for extra, each in names.items() if extra not in FOR_DEVELOPERS}
 
 
-def test_the_table_of_modules_is_that_of_pyproject() -> None:
+def test_module_table_matches_pyproject_extras() -> None:
     every = declared()
     table: dict[str, set[str]] = {extra: set() for extra in every}
     for module, extra in {**extras.EXTRAS, **extras.PLUGINS}.items():
@@ -118,20 +118,20 @@ def test_the_table_of_modules_is_that_of_pyproject() -> None:
 
 
 @pytest.mark.parametrize("module", ["gguf", "pyarrow", "prompt_toolkit", "uvicorn", "ray"])
-def test_the_extra_of_a_module_is_named(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_module_error_names_its_extra(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras, "_is_found", lambda name: name == extras.RUNTIME)
     monkeypatch.setattr(metadata, "distributions", lambda **_: iter(()))
     told = extras.explain(ModuleNotFoundError(f"No module named {module!r}", name=f"{module}.part"))
     assert told is not None and str(told).endswith(f'pip install "partita[{extras.EXTRAS[module]}]"')
 
 
-def test_files_that_are_gone_though_pip_knows_the_wheel(package, tmp_path):
-    """As after installing two wheels of ONNX Runtime and removing one: installing the extra would do nothing."""
+def test_installed_wheel_with_missing_files_suggests_reinstall(package, tmp_path):
+    """Happens after two ONNX Runtime wheels were installed and one removed; pip would skip the extra."""
     line = named(without(tmp_path, ("onnxruntime",), (), "verify", package))
     assert "pip install --force-reinstall --no-deps onnxruntime" in line
 
 
-def test_a_folder_without_files_is_no_onnx_runtime(package, tmp_path):
+def test_empty_onnxruntime_folder_is_not_an_installation(package, tmp_path):
     (tmp_path / "onnxruntime").mkdir()
     script = (
         f"import sys; sys.path[:] = [{str(tmp_path)!r}, {str(REPOSITORY)!r}, *sys.path]\n"
@@ -146,22 +146,22 @@ def test_a_folder_without_files_is_no_onnx_runtime(package, tmp_path):
     assert "onnxruntime" in line and "--force-reinstall" in line
 
 
-def test_what_partita_always_needs(package, tmp_path):
+def test_missing_core_dependency_suggests_installing_partita(package, tmp_path):
     line = named(without(tmp_path, ("tokenizers",), ("tokenizers",), "generate", package, "hi", "--provider", "cpu"))
     assert line == "partita: tokenizers is not installed; pip install partita"
 
 
-def test_a_module_that_nobody_declares_is_no_bug_either():
+def test_undeclared_module_of_foreign_code_is_explained():
     told = extras.explain(ModuleNotFoundError("No module named 'causal_conv1d'", name="causal_conv1d"), foreign=True)
     assert told is not None and "causal_conv1d" in str(told)
     assert extras.explain(ModuleNotFoundError("No module named 'causal_conv1d'", name="causal_conv1d")) is None
 
 
-def test_installed_versions_are_inside_the_declared_bounds():
+def test_installed_versions_are_within_declared_bounds():
     assert extras.unsupported_versions() == ""
 
 
-def test_a_failed_export_begins_with_the_versions_outside_the_bounds(tmp_path, monkeypatch):
+def test_failed_export_error_begins_with_unsupported_versions(tmp_path, monkeypatch):
     installed = metadata.version("transformers")
     monkeypatch.setattr(extras, "_requirements", lambda: ["transformers>=4,<5; extra == 'export'", "numpy>=1"])
     (tmp_path / "config.json").write_text('{"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}')
@@ -172,7 +172,7 @@ def test_a_failed_export_begins_with_the_versions_outside_the_bounds(tmp_path, m
     )
 
 
-def test_an_unexpected_exception_outside_the_bounds_is_an_installation_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_error_with_unsupported_versions_is_installation_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras, "_requirements", lambda: ["transformers<5"])
     message = 'pip install "transformers<5"; AttributeError: no forward'
     with pytest.raises(InstallationError, match=message), extras.checked_versions():

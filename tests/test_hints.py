@@ -1,4 +1,4 @@
-"""What messages name to type can be typed: quoted for a shell, about what was given, and it works when it is run."""
+"""Commands suggested by messages: quoted for a shell, specific to the input, and working when run."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def failed(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) ->
 
 
 @pytest.mark.parametrize("verb", ["generate", "place"])
-def test_the_command_that_shows_a_report_can_be_typed(package, tmp_path, capsys, verb, monkeypatch):
+def test_report_show_command_is_quoted_and_runs(package, tmp_path, capsys, verb, monkeypatch):
     folder = tmp_path / "my reports; $HOME"
     folder.mkdir()
     file = folder / "it's.json"
@@ -86,7 +86,7 @@ def test_the_command_that_shows_a_report_can_be_typed(package, tmp_path, capsys,
     assert run(words) == 0
 
 
-def test_many_inputs_without_sizes_are_few_words_and_options_that_work(tmp_path, capsys):
+def test_missing_input_sizes_error_is_short_with_working_options(tmp_path, capsys):
     model = decoder(tmp_path / "my decoder.onnx", 24)
     given = ["place", str(model), "--provider", "cpu", "--max-copies", "0", "--report", str(tmp_path / "report.json")]
     error = failed(capsys, 2, *given)
@@ -101,7 +101,7 @@ def test_many_inputs_without_sizes_are_few_words_and_options_that_work(tmp_path,
     assert (tmp_path / "report.json").is_file()
 
 
-def test_a_long_line_is_broken_between_words_on_a_terminal_and_nowhere_else(monkeypatch):
+def test_fold_wraps_at_words_only_on_wide_enough_terminal(monkeypatch):
     line = "  attention   gqa (auto: cpu supports 328 of 328 nodes); opset ai.onnx 21, com.microsoft 1"
     monkeypatch.setenv("COLUMNS", "60")
     lines = fold(line, Terminal(), 14).splitlines()
@@ -112,7 +112,7 @@ def test_a_long_line_is_broken_between_words_on_a_terminal_and_nowhere_else(monk
     assert fold(line, Terminal(), 14) == line, "too narrow for any layout"
 
 
-def test_a_page_is_utf_8_whatever_stdout_takes(package, tmp_path, capsys):
+def test_report_pages_on_stdout_are_always_utf_8(package, tmp_path, capsys):
     assert run(["place", str(package), "-e", "cpu", "--report", str(tmp_path / "r.json")]) == 0
     capsys.readouterr()
     for verb in (
@@ -128,7 +128,7 @@ def test_a_page_is_utf_8_whatever_stdout_takes(package, tmp_path, capsys):
         assert len(done.stdout.decode("utf-8")) > 100
 
 
-def test_a_report_of_a_run_that_failed_passes_no_gate(gather, tmp_path, capsys):
+def test_failed_run_report_fails_every_check(gather, tmp_path, capsys):
     file = tmp_path / "report.json"
     np.save(tmp_path / "far.npy", np.array([99], np.int64))
     given = ["--input", f"ids={tmp_path / 'far.npy'}", "--report", file, "--max-copies", 9]
@@ -143,7 +143,7 @@ def test_a_report_of_a_run_that_failed_passes_no_gate(gather, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("process", ["this", "child"])
-def test_a_default_chain_tells_which_installed_provider_could_not_start(gather, monkeypatch, process):
+def test_report_of_default_chain_lists_unavailable_installed_provider(gather, monkeypatch, process):
     from partita.providers.resolve import Resolution, known_providers
     from partita.runtime.chain import provider_check
 
@@ -191,7 +191,7 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 
 @pytest.mark.parametrize("verb", READ_PACKAGES, ids=lambda verb: verb[0])
-def test_a_checkpoint_is_to_be_exported_first(verb, tiny_checkpoint, tmp_path, monkeypatch, capsys):
+def test_checkpoint_error_suggests_working_export_command(verb, tiny_checkpoint, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(tiny_checkpoint("llama"), "my checkpoint")
     line = told(capsys, verb[0], "my checkpoint", *verb[1:], "--provider", "cpu")
@@ -202,7 +202,7 @@ def test_a_checkpoint_is_to_be_exported_first(verb, tiny_checkpoint, tmp_path, m
         assert cli.run([verb[0], command[3], *verb[1:], "--provider", "cpu"]) == 0
 
 
-def test_files_go_to_the_verb_that_reads_them(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_file_kind_error_suggests_matching_verb(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["place", "pkg", "--provider", "cpu", "--report", "run.json"]) == 0
     shutil.copy(package / "model.onnx", "alone.onnx")
     shutil.copy(package / WEIGHTS, WEIGHTS)
@@ -218,16 +218,18 @@ def test_files_go_to_the_verb_that_reads_them(package: Path, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("name", [MANIFEST, "model.onnx"])
-def test_a_file_of_a_package_names_its_folder(package: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_file_inside_package_error_names_package_folder(
+    package: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert "name pkg instead" in told(capsys, "generate", package / name, "hi", "--provider", "cpu")
 
 
-def test_a_folder_of_packages_names_the_package(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parent_folder_error_names_contained_package(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"name {Path().resolve() / 'pkg'} instead" in told(capsys, "generate", Path().resolve(), "hi")
 
 
 @pytest.mark.parametrize("target", ["gone", "link"])
-def test_a_link_that_leads_nowhere_is_called_one(target, tmp_path, monkeypatch, capsys):
+def test_broken_symbolic_link_is_reported_with_target(target, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("link").symlink_to(target)
     for verb in (("generate", "hi"), ("verify",), ("inspect",)):
@@ -235,14 +237,14 @@ def test_a_link_that_leads_nowhere_is_called_one(target, tmp_path, monkeypatch, 
         assert f"link: a broken symbolic link to {target}; name the package's folder" in line
 
 
-def test_a_file_with_the_suffix_of_gguf_and_other_content_is_refused_at_once(tmp_path, capsys):
+def test_gguf_file_with_wrong_magic_is_rejected(tmp_path, capsys):
     file = tmp_path / "model.gguf"
     file.write_bytes(b"<html>not found</html>")
     line = told(capsys, "run", file, "hi")
     assert line.endswith("model.gguf: not a GGUF file: its first bytes are not `GGUF`; download it again")
 
 
-def test_a_name_of_the_hub_is_to_be_exported(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hub_name_error_suggests_export_command(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert remedy_of("verify", "owner/name").command == ("partita", "export", "owner/name", "name-package")
     assert remedy_of("verify", "nothing").command == ("partita", "export", "CHECKPOINT", "nothing")
     assert "no such folder" in told(capsys, "verify", "nothing")
@@ -255,7 +257,7 @@ def test_a_name_of_the_hub_is_to_be_exported(package: Path, capsys: pytest.Captu
     ("verb", "name"),
     [(VERBS[0], MANIFEST), (VERBS[0], WEIGHTS), (VERBS[0], "tokenizer.json"), (VERBS[2], "model.onnx")],
 )
-def test_a_pointer_of_git_lfs_is_to_be_pulled(package, name, verb, capsys):
+def test_git_lfs_pointer_error_suggests_git_lfs_pull(package, name, verb, capsys):
     kept = (package / name).read_bytes()
     (package / name).write_bytes(POINTER)
     line = told(capsys, verb[0], package, *verb[1:], "--provider", "cpu")
@@ -291,8 +293,8 @@ def unprivileged(*arguments: object) -> tuple[int, str]:
         ("place", WEIGHTS),
     ],
 )
-def test_what_may_not_be_read_is_to_be_made_readable(package: Path, verb: str, name: str) -> None:
-    """The command that is named is run, and the complaint is gone."""
+def test_unreadable_file_error_suggests_working_chmod(package: Path, verb: str, name: str) -> None:
+    """Runs the suggested command; the error disappears."""
     path, mode = package / name, (package / name).stat().st_mode
     words = [verb, "pkg", *(["hi"] if verb == "generate" else []), "--provider", "cpu"]
     path.chmod(0o400 if name == "." else 0)
@@ -315,8 +317,8 @@ def test_what_may_not_be_read_is_to_be_made_readable(package: Path, verb: str, n
 # a package that its runtime has no kernels for
 
 
-def test_a_type_without_kernels_is_to_be_exported_in_another(tiny_checkpoint, exported, tmp_path, monkeypatch):
-    """The CPU provider has no kernels for bfloat16: the command is about precision, and its package runs."""
+def test_missing_bfloat16_kernels_error_suggests_fp32_export(tiny_checkpoint, exported, tmp_path, monkeypatch):
+    """The suggested command changes only the precision, and exports a package that runs."""
     checkpoint = tiny_checkpoint("llama")
     package = exported(checkpoint, precision="bf16")
     monkeypatch.chdir(tmp_path)
@@ -330,8 +332,8 @@ def test_a_type_without_kernels_is_to_be_exported_in_another(tiny_checkpoint, ex
 
 
 @pytest.mark.parametrize("verb", ["generate", "inspect"])
-def test_a_repository_of_folders_names_those_with_a_model(verb, tmp_path, capsys):
-    """As those of onnxruntime-genai on the hub are: a folder for each device and precision, and nothing at the top."""
+def test_folder_of_model_variants_error_lists_model_folders(verb, tmp_path, capsys):
+    """Layout of onnxruntime-genai repositories on the hub: a folder per device and precision."""
     samples = Path(__file__).parent / "foreign" / "samples"
     home = tmp_path / "hub"
     for place in ("cpu/int4", "cuda/fp16"):

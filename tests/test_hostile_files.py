@@ -1,4 +1,4 @@
-"""Files of a model folder that are no regular files inside it: an error before they are opened, in every verb."""
+"""Irregular files and outward links in a model folder raise an error before they are opened, in every verb."""
 
 from __future__ import annotations
 
@@ -83,7 +83,9 @@ def package(tiny_checkpoint, exported, tmp_path, monkeypatch) -> Path:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["manifest.json", "model.onnx", "model.safetensors", "tokenizer.json", "vocab.txt"])
-def test_every_kind(name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_folder_rejects_every_kind_of_irregular_file(
+    name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (folder := tmp_path / "model").mkdir()
     (folder / name).write_text("{}")
@@ -95,7 +97,7 @@ def test_every_kind(name: str, kind: str, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(("name", "kind"), [("manifest.json", "fifo"), ("tokenizer.json", "outside")])
-def test_every_verb_that_reads_a_package(package, name, kind, capsys):
+def test_every_verb_rejects_irregular_package_files(package, name, kind, capsys):
     put(package / name, kind)
     chain = ("--provider", "cpu")
     verbs = (("generate", package, "hi"), ("inspect", package), ("place", package), ("verify", package))
@@ -111,7 +113,7 @@ def test_every_verb_that_reads_a_package(package, name, kind, capsys):
         assert f"{package / name}: " in line and KINDS[kind] in line, (verb, line)
 
 
-def test_export_copies_nothing_from_outside(tmp_path, monkeypatch, capsys):
+def test_export_rejects_irregular_checkpoint_files(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     folder = Path(shutil.copytree(checkpoint_path(), tmp_path / "checkpoint"))
     cases = {"chat_template.jinja": "absolute", "special_tokens_map.json": "outside", "model.safetensors": "outside"}
@@ -126,7 +128,7 @@ def test_export_copies_nothing_from_outside(tmp_path, monkeypatch, capsys):
             (folder / name).write_bytes(kept)
 
 
-def test_what_nobody_reads_and_links_within_the_folder_do_not_matter(tmp_path: Path) -> None:
+def test_unread_files_and_links_inside_folder_are_accepted(tmp_path: Path) -> None:
     (folder := tmp_path / "model").mkdir()
     (tmp_path / "elsewhere").write_text("text")
     for name in ("README.md", ".gitattributes", "picture.png"):
@@ -144,7 +146,7 @@ def test_what_nobody_reads_and_links_within_the_folder_do_not_matter(tmp_path: P
 
 
 @pytest.mark.parametrize("place", ["onnx", "additional_chat_templates"])
-def test_folders_within_are_looked_into_and_are_no_way_out(tmp_path: Path, place: str) -> None:
+def test_subfolders_are_checked_and_may_not_link_outside(tmp_path: Path, place: str) -> None:
     (folder := tmp_path / "model").mkdir()
     (tmp_path / "elsewhere").mkdir()
     (folder / place).symlink_to(tmp_path / "elsewhere")
@@ -158,7 +160,7 @@ def test_folders_within_are_looked_into_and_are_no_way_out(tmp_path: Path, place
         check_folder(folder)
 
 
-def test_blobs_of_the_cache_that_the_folder_lies_in(tmp_path: Path) -> None:
+def test_links_to_blobs_of_own_hub_cache_entry_are_accepted(tmp_path: Path) -> None:
     (blobs := tmp_path / "models--me--tiny" / "blobs").mkdir(parents=True)
     (folder := blobs.parent / "snapshots" / "0a1b").mkdir(parents=True)
     (blobs / "0f").write_text("{}")
@@ -172,14 +174,18 @@ def test_blobs_of_the_cache_that_the_folder_lies_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["README.md", "LICENSE"])
-def test_a_model_card_is_read_by_inspect_alone(package: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_inspect_rejects_irregular_model_card(
+    package: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     os.mkfifo(package / name)
     assert f"{name}: a FIFO" in refused(capsys, "inspect", package)
     assert cli.run(["generate", str(package), "1", "--token-ids", "--max-new-tokens", "1", "--provider", "cpu"]) == 0
 
 
-def test_files_that_the_user_names(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A FIFO or a device is no report, prefix or ONNX file; a file that this process has open is one."""
+def test_user_named_irregular_files_are_rejected(
+    package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A FIFO or a device is not a report, prefix or ONNX file; an open file descriptor is accepted."""
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "zero").symlink_to("/dev/zero")
     for path in (tmp_path / "fifo", tmp_path / "zero"):
@@ -211,12 +217,12 @@ DEEP = "[" * 100_000
         (True, False),
     ],
 )
-def test_a_number_is_one_to_compute_with(value: object, number: bool) -> None:
+def test_is_number_accepts_only_finite_numbers(value: object, number: bool) -> None:
     assert is_number(value) is number and not is_number(str(value))
 
 
 @pytest.mark.parametrize("text", [DEEP, "", "{", '{"a": 1} b', "﻿{}"])
-def test_what_is_no_json_is_a_value_error(text: str) -> None:
+def test_parse_json_raises_value_error_on_invalid_json(text: str) -> None:
     with pytest.raises(ValueError):
         parse_json(text)
 
@@ -232,7 +238,7 @@ def test_what_is_no_json_is_a_value_error(text: str) -> None:
         ("talk.json", read_conversation, UsageError),
     ],
 )
-def test_brackets_without_end_are_told_with_the_file(tmp_path, name, read, kind):
+def test_deeply_nested_json_error_names_file(tmp_path, name, read, kind):
     file = tmp_path / name
     file.write_text(DEEP, encoding="utf-8")
     with pytest.raises(kind) as raised:

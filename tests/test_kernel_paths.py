@@ -1,4 +1,4 @@
-"""Kernel paths on the CPU: each slow path with a control that its remedy gives, against ONNX Runtime's behaviour."""
+"""Kernel paths on the CPU provider: each slow path with its control model, checked against ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def paths(report: Any) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", SLOW)
-def test_a_slow_path_and_its_remedy(name, tmp_path):
+def test_slow_path_is_reported_and_absent_in_control_model(name, tmp_path):
     slow, control, path = SLOW[name]
     report = placed(slow(tmp_path / "slow.onnx"))
     found = [entry for entry in report.kernel_paths if entry.is_slow]
@@ -88,7 +88,7 @@ TIMED = ("g_idx", "float zero points", "8 bits, level 0", "4 bits, level 0", "ex
 
 
 @pytest.mark.parametrize("name", TIMED)
-def test_a_slow_path_without_a_log_is_timed(name, tmp_path, monkeypatch):
+def test_slow_path_without_log_is_detected_by_timing(name, tmp_path, monkeypatch):
     monkeypatch.setattr(process, "own_process", False)
     slow, _, path = SLOW[name]
     report = partita.place(str(slow(tmp_path / "slow.onnx", size=1024)), "cpu", probe_seconds=60)
@@ -98,7 +98,7 @@ def test_a_slow_path_without_a_log_is_timed(name, tmp_path, monkeypatch):
     assert report.probing is not None and report.probing.experiments == 2
 
 
-def test_nodes_of_one_shape_are_timed_once(tmp_path):
+def test_nodes_of_the_same_shape_are_timed_once(tmp_path):
     path = models.packed(tmp_path / "slow.onnx", level=0)
     model = onnx.load(path)
     graph = model.graph
@@ -122,8 +122,8 @@ FORMS: list[dict[str, Any]] = [
 ]
 
 
-def test_rules_about_packed_weights_agree_with_the_log(tmp_path, monkeypatch):
-    """What is derived without a log is what ONNX Runtime logs, for every form of MatMulNBits that it opens."""
+def test_packed_weight_rules_match_onnx_runtime_log(tmp_path, monkeypatch):
+    """Derived paths equal the logged paths for every form of MatMulNBits that ONNX Runtime loads."""
     for form in FORMS:
         path = models.packed(tmp_path / "form.onnx", **form)
         logged = placed(path).kernel_paths
@@ -157,8 +157,8 @@ FLASH_OFF = ("ORT_GQA_DISABLE_FLASH_ATTENTION", "ORT_DISABLE_FLASH_ATTENTION")
 
 
 @pytest.mark.parametrize("name", ATTENTION)
-def test_the_attention_path_is_the_one_that_can_be_switched_off(name, tmp_path, monkeypatch):
-    """Only nodes on the flash path compute something else when flash is switched off."""
+def test_flash_attention_path_matches_effect_of_disabling_flash(name, tmp_path, monkeypatch):
+    """Outputs change only for nodes on the flash path when flash attention is disabled."""
     make, path = ATTENTION[name]
     file = make(tmp_path / "attention.onnx")
     first = next(iter(paths(placed(file)).values()))
@@ -172,7 +172,7 @@ def test_the_attention_path_is_the_one_that_can_be_switched_off(name, tmp_path, 
 
 
 @pytest.mark.parametrize("path", ["flash", "naive"])
-def test_the_chosen_path_is_reported(path, tmp_path):
+def test_attention_path_set_by_provider_option_is_reported(path, tmp_path):
     options = {"cpu": {"attention": path}}
     report = partita.place(
         str(models.grouped(tmp_path / "attention.onnx")), "cpu", provider_options=options, probe_seconds=0
@@ -180,7 +180,7 @@ def test_the_chosen_path_is_reported(path, tmp_path):
     assert paths(report) == {"GroupQueryAttention": path}
 
 
-def test_layout_and_integer_products(tmp_path):
+def test_convolution_layout_and_integer_matmul_paths_are_reported(tmp_path):
     found = paths(placed(models.convolution(tmp_path / "conv.onnx")))
     assert found == {"Conv": "NCHWc layout", "ReorderInput": "layout conversion", "ReorderOutput": "layout conversion"}
     file = models.integers(tmp_path / "integers.onnx")
@@ -199,7 +199,7 @@ def test_layout_and_integer_products(tmp_path):
         ("", "", None),
     ],
 )
-def test_what_no_source_reports_is_unknown(unit, packed, floats, tmp_path, monkeypatch):
+def test_unreported_instruction_use_is_unknown(unit, packed, floats, tmp_path, monkeypatch):
     monkeypatch.setattr(settings, "integer_unit", lambda: unit)
     report = placed(models.packed(tmp_path / "packed.onnx"))
     (entry,) = report.kernel_paths
@@ -213,7 +213,7 @@ def test_what_no_source_reports_is_unknown(unit, packed, floats, tmp_path, monke
     assert bool(products) is (floats is not None) and all(text.startswith(floats or "") for text in products)
 
 
-def test_a_node_of_another_operator_has_no_path(tmp_path):
+def test_softmax_node_has_no_kernel_path(tmp_path):
     assert "Softmax" not in paths(placed(models.chain(tmp_path / "chain.onnx", kind=models.FLOAT)))
 
 
@@ -278,7 +278,7 @@ SAMPLE = ("8 bits, level 0", "whole cache")
 @pytest.mark.parametrize(
     "name", [name if name in SAMPLE else pytest.param(name, marks=pytest.mark.heavy) for name in MARGINS]
 )
-def test_a_slow_path_takes_longer(name, tmp_path):
+def test_slow_path_is_slower_than_control_model(name, tmp_path):
     slow, control, _ = SLOW[name]
     sizes, of_control = SIZES.get(name, (LARGE, LARGE))
     found = ratio(slow(tmp_path / "slow.onnx", **sizes), control(tmp_path / "control.onnx", **of_control))

@@ -1,4 +1,4 @@
-"""No verb writes over anything that it reads: every option that names an output, every way to name a file."""
+"""No verb overwrites a file that it reads, for every output option and every way to name a file."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def path_parameters() -> set[str]:
     return found
 
 
-def test_every_path_of_the_command_line_is_known_as_read_or_written() -> None:
+def test_every_path_parameter_is_classified_as_read_or_written() -> None:
     written, read = ({f"{verb} {name}" for verb in each for name in each[verb].split()} for each in (WRITTEN, READ))
     assert path_parameters() == written | read
     tested = {f"{writer.verb} {writer.option.removeprefix('--').replace('-', '_')}" for writer in WRITERS}
@@ -233,7 +233,7 @@ def files(stored: tuple[Path, Path], tmp_path: Path) -> Files:
     ("verb", "option"),
     [("generate", "--report"), ("bench", "--report"), ("inspect", "--out")],
 )
-def test_a_contract_file_is_never_written_over(verb, option, tmp_path, capsys):
+def test_contract_file_is_not_overwritten(verb, option, tmp_path, capsys):
     (tmp_path / "contract.toml").write_text("max_length = 64\n")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "cpu.json").symlink_to(tmp_path / "contract.toml")
@@ -246,7 +246,7 @@ def test_a_contract_file_is_never_written_over(verb, option, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("writer", WRITERS, ids=lambda w: f"{w.verb}-{w.option}-{WRITERS.index(w)}")
-def test_an_output_is_never_something_that_is_read(writer, files, tmp_path, capsys):
+def test_output_equal_to_an_input_is_rejected(writer, files, tmp_path, capsys):
     for number, read in enumerate(writer.reads(files)):
         for way, name in enumerate(WAYS):
             (folder := tmp_path / f"{number}-{way}").mkdir()
@@ -266,7 +266,7 @@ def linked_into(folder: Path, target: Path) -> Path:
     return folder / "reports"
 
 
-def test_the_prompts_file_is_not_written_over(files: Files) -> None:
+def test_prompt_file_on_stdin_is_not_overwritten(files: Files) -> None:
     prompt = files.folder / "prompt.txt"
     prompt.write_text("1,2,3")
     words = WRITERS[0].command(files, prompt)
@@ -284,21 +284,22 @@ def test_the_prompts_file_is_not_written_over(files: Files) -> None:
     assert "the file that stdin reads" in done.stderr
 
 
-def test_what_is_read_may_lie_beside_what_is_written(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
-    """The guard is about files, not about folders of files: the usual places stay allowed, and reports are replaced."""
+def test_output_may_share_folder_with_inputs_and_replace_reports(
+    files: Files, capsys: pytest.CaptureFixture[str]
+) -> None:
     place = WRITERS[3]
     for target in (files.folder / "report.json", files.report, files.folder / "report.json"):
         assert run(place.command(files, target)) == 0, capsys.readouterr().err
         assert json.loads(target.read_text())["schema"] == "partita.report/1"
 
 
-def test_a_link_to_nowhere_is_written_through_and_stays(tmp_path: Path) -> None:
+def test_dangling_link_is_written_through_and_preserved(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "target")
     reserve(tmp_path / "link", "report", [], option="--report").write("text")
     assert (tmp_path / "link").is_symlink() and (tmp_path / "target").read_text() == "text"
 
 
-def test_a_replaced_file_keeps_its_permissions(tmp_path: Path) -> None:
+def test_replaced_file_keeps_its_permissions(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     path.write_text("old")
     path.chmod(0o600)
@@ -307,7 +308,7 @@ def test_a_replaced_file_keeps_its_permissions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["a folder", "no folder", "no permission"])
-def test_what_cannot_be_written_is_said_before_the_work(tmp_path: Path, where: str, monkeypatch) -> None:
+def test_reserve_raises_for_unwritable_path(tmp_path: Path, where: str, monkeypatch) -> None:
     path = {"a folder": tmp_path, "no folder": tmp_path / "absent" / "r.json"}.get(where, tmp_path / "r.json")
     if where == "no permission":
         monkeypatch.setattr(os, "access", lambda *_: False)
@@ -315,7 +316,7 @@ def test_what_cannot_be_written_is_said_before_the_work(tmp_path: Path, where: s
         reserve(path, "report", [], option="--report")
 
 
-def test_a_terminal_may_be_read_and_written() -> None:
+def test_character_device_may_be_both_input_and_output() -> None:
     for stream in (STDIN, Path("/dev/null")):
         reserve(Path("/dev/null"), "report", [stream], option="--report").write("text")
     assert Path("/dev/null").is_char_device()
@@ -332,7 +333,7 @@ def in_shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_report_on_stdout_goes_into_the_next_command(files: Files) -> None:
+def test_report_on_stdout_can_be_piped_to_next_command(files: Files) -> None:
     told = in_shell(
         "partita generate package 1,2 --token-ids --max-new-tokens 3 --provider cpu --report - "
         "| partita report show - --full",
@@ -347,14 +348,14 @@ def test_a_report_on_stdout_goes_into_the_next_command(files: Files) -> None:
     assert not (files.folder / "-").exists()
 
 
-def test_two_texts_do_not_go_to_one_stdout(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_on_stdout_with_json_option_is_rejected(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
     writers = [writer for writer in WRITERS if writer.option == "--report" and writer.verb != "bench"]
     for writer in [writer for writer in writers if "--input" not in writer.command(files, "-")][:2]:
         assert run([*writer.command(files, "-"), "--json"]) == 2
         assert "--report - and --json" in capsys.readouterr().err
 
 
-def test_reports_come_from_stdin(files: Files) -> None:
+def test_report_commands_read_stdin(files: Files) -> None:
     told = in_shell(
         "partita report html - < run.json > page.html && partita report markdown - < run.json > run.md"
         " && partita report diff - run.json --exit-code < run.json"
@@ -369,7 +370,7 @@ def test_reports_come_from_stdin(files: Files) -> None:
     assert once.returncode == 2 and "stdin" in once.stderr
 
 
-def test_dev_stdout_adds_to_what_stdout_has(files: Files) -> None:
+def test_report_to_dev_stdout_is_appended(files: Files) -> None:
     told = in_shell(
         "partita generate package 1,2 --token-ids --max-new-tokens 3 --provider cpu --report /dev/stdout > all.txt",
         files.folder,
@@ -381,8 +382,8 @@ def test_dev_stdout_adds_to_what_stdout_has(files: Files) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.EBUSY, errno.EACCES])
-def test_a_file_whose_folder_takes_nothing_is_written_itself(tmp_path: Path, monkeypatch, code: int) -> None:
-    """One that is mounted by itself in a container cannot be renamed over."""
+def test_file_is_written_in_place_if_replace_fails(tmp_path: Path, monkeypatch, code: int) -> None:
+    """A file that is mounted by itself in a container cannot be replaced by renaming."""
     path = tmp_path / "report.json"
     path.write_text("old")
 
@@ -399,7 +400,7 @@ def test_a_file_whose_folder_takes_nothing_is_written_itself(tmp_path: Path, mon
 # One folder for everything that Partita keeps, and one variable that moves it
 
 
-def test_the_user_says_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cache_variable_sets_or_disables_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     assert cache_folder("probes") == tmp_path / "probes"
     monkeypatch.setenv(CACHE_VARIABLE, "")
@@ -415,7 +416,7 @@ def test_the_user_says_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         (MacOS, None, "Library/Caches/partita"),
     ],
 )
-def test_else_it_is_where_the_system_has_caches(system, variable, folder, monkeypatch, tmp_path) -> None:
+def test_cache_folder_defaults_to_system_cache(system, variable, folder, monkeypatch, tmp_path) -> None:
     for name in (CACHE_VARIABLE, "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(platformdirs, "PlatformDirs", system)
@@ -426,7 +427,7 @@ def test_else_it_is_where_the_system_has_caches(system, variable, folder, monkey
         assert cache_folder(kind) == tmp_path / folder / kind
 
 
-def test_on_windows_it_is_local_application_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cache_folder_on_windows_is_local_appdata(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(CACHE_VARIABLE)
     monkeypatch.setattr(platformdirs, "PlatformDirs", Windows)
     folders = {"CSIDL_LOCAL_APPDATA": str(tmp_path)}
@@ -440,8 +441,8 @@ def test_on_windows_it_is_local_application_data(monkeypatch: pytest.MonkeyPatch
     assert cache_folder("probes") is None
 
 
-def test_a_relative_folder_of_the_system_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An older platformdirs hands on what XDG_CACHE_HOME says; answers must not land where the command was started."""
+def test_relative_system_cache_folder_disables_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older platformdirs return a relative XDG_CACHE_HOME; no cache goes into the working folder."""
     monkeypatch.delenv(CACHE_VARIABLE)
     monkeypatch.setattr(platformdirs, "user_cache_path", lambda *_, **__: Path("caches/partita"))
     assert cache_folder("probes") is None

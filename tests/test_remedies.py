@@ -142,7 +142,7 @@ def remedies_in(value: object, depth: int) -> Iterator[Remedy]:
             yield from remedies_in(entry, depth + 1)
 
 
-def test_a_remedy_is_a_constant_of_its_module() -> None:
+def test_every_remedy_is_a_module_constant() -> None:
     made = made_in_source()
     assert [entry.where for entry in made if not entry.constant and entry.where not in INSIDE] == []
     assert len(every_remedy()) >= sum(entry.constant for entry in made) > 50, "one of them is where nobody finds it"
@@ -154,7 +154,7 @@ REMEDIES = {
 
 
 @pytest.mark.parametrize("name", REMEDIES)
-def test_a_remedy_says_what_to_do_and_its_command_works(name: str) -> None:
+def test_remedy_has_text_or_valid_command(name: str) -> None:
     names = re.findall(r"\{(\w+)\}", repr(REMEDIES[name]))
     remedy = REMEDIES[name].filled(**{each: BLANKS.get(each, each) for each in names})
     assert remedy.text or remedy.command, "it says nothing"
@@ -247,7 +247,7 @@ def project() -> dict[str, Any]:
     return found
 
 
-def test_what_is_said_of_a_wheels_extras_is_so() -> None:
+def test_onnxruntime_gpu_wheel_declares_cuda_and_cudnn_extras() -> None:
     from importlib import metadata
 
     try:
@@ -257,7 +257,7 @@ def test_what_is_said_of_a_wheels_extras_is_so() -> None:
     assert {"cuda", "cudnn"} <= set(told)
 
 
-def test_every_reason_and_every_provider_has_a_remedy() -> None:
+def test_every_reason_and_provider_code_has_a_remedy() -> None:
     for reason in REASONS.values():
         assert reason.remedy
         for step in reason.steps:
@@ -270,8 +270,8 @@ def test_every_reason_and_every_provider_has_a_remedy() -> None:
 # applied
 
 
-def test_a_damaged_package_is_made_again_as_it_was(tiny_checkpoint, exported, tmp_path):
-    """What is given is the checkpoint, which a manifest names only where it is of the hub."""
+def test_damaged_package_remedy_restores_graph_and_source(tiny_checkpoint, exported, tmp_path):
+    """The user supplies the checkpoint; a manifest names it only if it is from the hub."""
     checkpoint = tiny_checkpoint("llama")
     package = shutil.copytree(exported(checkpoint, precision="fp16", attention="primitives"), tmp_path / "pkg")
     before = read_manifest(package)
@@ -284,8 +284,8 @@ def test_a_damaged_package_is_made_again_as_it_was(tiny_checkpoint, exported, tm
     assert (after.graph, after.source) == (before.graph, before.source)
 
 
-def test_a_package_whose_manifest_does_not_list_its_files_is_removed_first(tiny_checkpoint, exported, tmp_path, capsys):
-    """Export replaces no folder that it does not know, so that a command with --force would be refused."""
+def test_unreadable_manifest_remedy_removes_folder_before_export(tiny_checkpoint, exported, tmp_path, capsys):
+    """Export does not replace an unknown folder, even with --force."""
     checkpoint = tiny_checkpoint("llama")
     package = shutil.copytree(exported(checkpoint, precision="fp16", attention="primitives"), tmp_path / "pkg")
     (package / "manifest.json").write_text("{")
@@ -299,8 +299,8 @@ def test_a_package_whose_manifest_does_not_list_its_files_is_removed_first(tiny_
     assert cli.run([*words, *quickly]) == 0
 
 
-def test_a_tokenizer_that_does_not_load_is_not_needed(tiny_checkpoint, exported, tmp_path):
-    """The option that the error names is given, with what it asks for as the prompt."""
+def test_damaged_tokenizer_remedy_generates_from_token_ids(tiny_checkpoint, exported, tmp_path):
+    """Applies the option that the error names, with token ids as the prompt."""
     package = shutil.copytree(
         exported(tiny_checkpoint("llama"), precision="fp16", attention="primitives"), tmp_path / "p"
     )
@@ -312,8 +312,8 @@ def test_a_tokenizer_that_does_not_load_is_not_needed(tiny_checkpoint, exported,
 
 
 @pytest.mark.usefixtures("stand_ins")
-def test_a_refused_chain_is_allowed_with_the_options_that_are_named(tiny_checkpoint, exported) -> None:
-    """GroupQueryAttention has no float32 kernel on CUDA; the command that stands beside them is about the package."""
+def test_rejected_chain_is_accepted_with_suggested_options(tiny_checkpoint, exported) -> None:
+    """GroupQueryAttention has no float32 kernel on CUDA."""
     package = exported(tiny_checkpoint("llama"), attention="gqa")
     given = ["place", str(package), "--dry-run", "--provider", "cuda", "--probe-seconds", "30"]
     assert cli.run(given) == 3
@@ -321,8 +321,8 @@ def test_a_refused_chain_is_allowed_with_the_options_that_are_named(tiny_checkpo
     assert cli.run([*given[:3], *allowed.options, "--probe-seconds", "0"]) == 0
 
 
-def test_a_longer_cache_is_not_longer_than_the_model_supports(tiny_checkpoint, exported, tmp_path):
-    """The command that the error names is carried out; a prompt beyond the model is to be shortened, and that only."""
+def test_long_prompt_remedy_exports_cache_up_to_model_positions(tiny_checkpoint, exported, tmp_path):
+    """Runs the suggested command; beyond the model's positions, shortening the prompt is the only remedy."""
     checkpoint = tiny_checkpoint("llama")
     package = exported(checkpoint)
     graph = read_manifest(package).graph
@@ -346,9 +346,7 @@ def test_a_longer_cache_is_not_longer_than_the_model_supports(tiny_checkpoint, e
     ("damage", "words"),
     [("absent", ["chat"]), ("cut off", ["serve"]), ("absent", ["generate", "hi", "--chat"])],
 )
-def test_verbs_that_need_a_tokenizer_do_not_name_an_option_that_they_lack(
-    damage, words, tiny_checkpoint, exported, tmp_path
-):
+def test_missing_tokenizer_remedy_names_only_supported_options(damage, words, tiny_checkpoint, exported, tmp_path):
     package = shutil.copytree(exported(tiny_checkpoint("llama")), tmp_path / "pkg")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         if damage == "cut off":
@@ -384,11 +382,8 @@ APPLIED_HERE: dict[str, tuple[str, ...]] = {
 
 
 @pytest.mark.parametrize("case", APPLIED_HERE)
-def test_the_command_or_the_options_of_a_remedy_make_the_error_go(
-    case, tiny_checkpoint, exported, tmp_path, monkeypatch
-):
-    """The first alternative that has a command or options is applied; once it has made a package, the first command
-    line is run on that."""
+def test_remedy_command_or_options_resolve_the_error(case, tiny_checkpoint, exported, tmp_path, monkeypatch):
+    """Applies the first alternative with a command or options; after an export, reruns the failed command."""
     monkeypatch.chdir(tmp_path)
     checkpoint = tiny_checkpoint("llama")
     places = {"CHECKPOINT": str(checkpoint), "MADE": "made", "SEVERAL": "several", "FOREIGN": "foreign"}

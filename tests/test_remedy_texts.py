@@ -1,4 +1,4 @@
-"""Remedies in words: a small case raises the problem, applies the remedy, and the problem is gone."""
+"""Text remedies: each case raises the error, applies the remedy and checks that the error is gone."""
 
 from __future__ import annotations
 
@@ -244,14 +244,14 @@ NOT_HERE: dict[Remedy, NotHere] = {
 
 
 @pytest.mark.parametrize("remedy", NOT_HERE, ids=lambda remedy: remedy.text)
-def test_a_remedy_that_cannot_be_applied_here_is_what_a_message_leads_to(remedy: Remedy) -> None:
+def test_provider_start_message_leads_to_expected_remedy(remedy: Remedy) -> None:
     row = NOT_HERE[remedy]
     ((provider, *_), *_) = [parse_chain(row.provider)]
     assert remedy.text in {each.text for each in alternatives(start.explain(provider, [row.message]).remedy)}
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_a_remedy_says_makes_the_error_go(
+def test_text_remedy_resolves_the_error(
     case: str,
     tmp_path: Path,
     sample: Sample,  # noqa: F811
@@ -270,7 +270,7 @@ def test_what_a_remedy_says_makes_the_error_go(
 
 
 @pytest.mark.usefixtures("stand_ins")
-def test_a_node_that_onnx_runtime_inserted_is_gone_with_an_operator_that_needs_none(tmp_path: Path) -> None:
+def test_inserted_cast_disappears_with_supported_operator(tmp_path: Path) -> None:
     planted = next(case.run.model for case in cases.CASES if case.name == "cuda-inserted-cast")
     found = []
     for model in (planted, planted.replace("Asin", "Cos")):
@@ -280,7 +280,7 @@ def test_a_node_that_onnx_runtime_inserted_is_gone_with_an_operator_that_needs_n
     assert found == [True, False]
 
 
-def test_every_reason_of_a_node_has_a_planted_cause_and_a_graph_without_it() -> None:
+def test_every_node_reason_has_a_planted_case_with_control_graph() -> None:
     of_nodes = {reason.code for reason in TABLE.values() if reason.level == "node"}
     planted = {case.expected for case in cases.CASES if case.control}
     assert of_nodes - planted == {"runtime_inserted", "unexplained"}

@@ -1,4 +1,4 @@
-"""What a report says can be done: commands that the command line understands, and that change what they are for."""
+"""Suggested actions of a report: valid commands that resolve the reported problem."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def commands(report: Report, code: str = "no_kernel_op", **changes: Any) -> list
     return [action.words for action in for_reason(report, code, entries)]
 
 
-def test_paths_are_quoted_and_what_is_not_known_stands_in_capitals() -> None:
+def test_command_paths_are_quoted_and_unknown_checkpoint_is_placeholder() -> None:
     report = with_package(pages.mixed_report(), name="my 'model'", checkpoint="folder")
     first = commands(report)[0]
     assert first[2:] == (CHECKPOINT, "my 'model'-for-webgpu", "--target", "webgpu")
@@ -63,7 +63,7 @@ def told(report: Report, code: str, *found: VariantRecord) -> dict[str, str]:
     return {action.title: action.known for action in for_reason(report, code, entries)}
 
 
-def test_a_step_says_whether_an_experiment_shows_it_and_is_not_told_when_it_was_tried_in_vain() -> None:
+def test_action_shows_probe_outcome_and_is_omitted_if_rejected() -> None:
     report = with_package(pages.mixed_report(), precision="fp32", target="")
     half = "Export in float16"
     assert told(report, "no_kernel_type")[half] == "untested"
@@ -75,7 +75,7 @@ def test_a_step_says_whether_an_experiment_shows_it_and_is_not_told_when_it_was_
     assert said[half].endswith("in an experiment webgpu then supports the node")
 
 
-def test_a_command_keeps_the_options_of_the_run_and_that_it_was_a_dry_run() -> None:
+def test_command_repeats_provider_options_and_dry_run_of_the_run() -> None:
     report = pages.mixed_report()
     asked = {"webgpu.enableInt64": "0", "webgpu.preferredLayout": "NCHW", "temperature": "0"}
     report = report.model_copy(update={"request": report.request.model_copy(update={"options": asked})})
@@ -95,8 +95,8 @@ def asked(report: Report, **options: str) -> Report:
     return report.model_copy(update={"request": report.request.model_copy(update={"options": given})})
 
 
-def test_a_command_brings_what_the_model_does_not_open_without() -> None:
-    """Of an ONNX file sizes and values, of a folder what was said of it; plugin libraries and pins of both."""
+def test_command_repeats_options_required_to_open_the_model() -> None:
+    """ONNX file: sizes and inputs; foreign folder: variant, contract, length; both: libraries and pins."""
     libraries = 'WebGpuExecutionProvider="/my libs/ep.so" Other=/ep.so'
     brought = ("--provider-library", "WebGpuExecutionProvider=/my libs/ep.so", "--provider-library", "Other=/ep.so")
     file = asked(REPORTS["many inputs"](), shape="n=2 x=1,3", input='"y=/my files/y.npy"', provider_library=libraries)
@@ -115,7 +115,7 @@ def test_a_command_brings_what_the_model_does_not_open_without() -> None:
 
 
 @pytest.mark.parametrize("verb", ["place", "generate"])
-def test_a_step_on_a_folder_of_another_exporter_opens_it_again(verb, tmp_path, monkeypatch):
+def test_action_on_foreign_model_folder_runs(verb, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = shutil.copytree(SAMPLES / "optimum", tmp_path / "my folder")
     words = ["--token-ids", "-n", "2"] if verb == "generate" else []
@@ -127,7 +127,7 @@ def test_a_step_on_a_folder_of_another_exporter_opens_it_again(verb, tmp_path, m
     assert cli.run(list(step.words[1:])) == 0
 
 
-def test_a_package_is_not_to_be_made_again_as_it_is() -> None:
+def test_action_never_exports_package_with_its_current_options() -> None:
     report = pages.mixed_report()
     assert [words[-2:] for words in commands(report)] == [("--target", "webgpu"), ("--attention", "primitives")]
     assert [words[-2:] for words in commands(with_package(report, target="webgpu"))] == [("--attention", "primitives")]
@@ -137,7 +137,7 @@ def test_a_package_is_not_to_be_made_again_as_it_is() -> None:
     assert [words[-1] for words in half] == ["fp32"]
 
 
-def test_a_provider_that_is_not_there_comes_before_its_nodes() -> None:
+def test_unavailable_provider_remedy_comes_first() -> None:
     report = REPORTS["unavailable"]()
     first, second = remedies(report)
     assert isinstance(first, Line) and first.text == "pip install onnxruntime-webgpu"
@@ -145,8 +145,8 @@ def test_a_provider_that_is_not_there_comes_before_its_nodes() -> None:
 
 
 @pytest.mark.usefixtures("stand_ins")
-def test_the_command_of_a_report_mends_what_it_is_for(tiny_checkpoint, exported, tmp_path, monkeypatch) -> None:
-    """GroupQueryAttention has no float32 kernel on CUDA: the package of the card has no fallback left."""
+def test_suggested_export_removes_fallbacks(tiny_checkpoint, exported, tmp_path, monkeypatch) -> None:
+    """GroupQueryAttention has no float32 kernel on CUDA; the suggested package has no fallback."""
     checkpoint = tiny_checkpoint("llama")
     package = exported(checkpoint, attention="gqa")
     monkeypatch.chdir(tmp_path)
@@ -165,8 +165,8 @@ def test_the_command_of_a_report_mends_what_it_is_for(tiny_checkpoint, exported,
 
 
 @pytest.mark.parametrize("reason", sorted(REASONS))
-def test_a_provider_may_be_missing_for_any_reason(reason: str) -> None:
-    """A provider that fails over one graph has the reason of a node, with steps that name checkpoint and package."""
+def test_actions_for_unavailable_provider_have_no_placeholders(reason: str) -> None:
+    """A provider that fails on a graph carries a node's reason, whose actions name checkpoint and package."""
     report = recorded("webgpu")
     first = report.chain[0].model_copy(update={"status": "unavailable", "reason": reason})
     missing = report.model_copy(update={"chain": (first, *report.chain[1:])})

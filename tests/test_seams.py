@@ -1,4 +1,4 @@
-"""A provider is one file: a user meets it in completion, placement, reports and errors."""
+"""A provider defined in a single file appears in completion, placement, reports and errors."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ print(json.dumps(dict(
 """
 
 
-def test_a_provider_is_one_file(tmp_path: Path) -> None:
+def test_single_file_provider_appears_in_commands_and_errors(tmp_path: Path) -> None:
     onnx.save(parser.parse_model(MODEL), tmp_path / "m.onnx")
     (tmp_path / "lunar.py").write_text(PROVIDER)
     inside = f"import partita.providers\npartita.providers.__path__.append({str(tmp_path)!r})\n"

@@ -101,7 +101,7 @@ def modules() -> Iterator[tuple[str, ast.Module, dict[str, ast.expr]]]:
         yield path.relative_to(root).as_posix(), tree, texts
 
 
-def test_nothing_is_decided_by_a_sentence_of_ours() -> None:
+def test_source_does_not_use_messages_as_data() -> None:
     found = {(file, ast.unparse(text)) for file, tree, texts in modules() for text in used_as_data(tree, texts)}
     assert not found - set(QUOTED), "give what is said a key or a code beside it, and decide by that"
     assert not set(QUOTED) - found, "is no longer read"
@@ -122,7 +122,7 @@ def test_nothing_is_decided_by_a_sentence_of_ours() -> None:
         "x in FROZEN",
     ],
 )
-def test_the_rule_finds_what_is_planted(planted: str) -> None:
+def test_checker_finds_planted_use_of_message(planted: str) -> None:
     top = (
         "WORDS = 'so it is not captured'\nTABLE = {('environment', 'onnxruntime package')}\n"
         "FROZEN = frozenset({'left out', 'x'})\n"
@@ -132,6 +132,6 @@ def test_the_rule_finds_what_is_planted(planted: str) -> None:
 
 
 @pytest.mark.parametrize("fine", ["x == 'left'", "text.split(', ')", "WORDS + x", "say(WORDS)", "f'{WORDS}: {x}'"])
-def test_the_rule_leaves_alone_what_is_no_sentence_or_is_only_said(fine: str) -> None:
+def test_checker_accepts_single_words_and_printed_messages(fine: str) -> None:
     tree = ast.parse(f"WORDS = 'so it is not captured'\n{fine}")
     assert not list(used_as_data(tree, assigned(tree)))

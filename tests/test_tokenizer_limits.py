@@ -1,4 +1,4 @@
-"""Tokenizers that would make far more of a text than it has are refused before they are loaded; real ones are not."""
+"""Tokenizers that could expand a text excessively are rejected before they are loaded; real tokenizers load."""
 
 from __future__ import annotations
 
@@ -107,22 +107,22 @@ def save(folder: Path, changes: dict[str, Any]) -> Path:
 
 @pytest.mark.parametrize("kind", ["tokenizers", "transformers"])
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_tokenizer_beyond_the_limits_is_refused_with_its_part(name, kind, tmp_path, capfd):
+def test_tokenizer_beyond_limits_is_rejected_naming_component(name, kind, tmp_path, capfd):
     changes, said = BOMBS[name]
     with pytest.raises(PackageError) as caught:
         load_text(save(tmp_path, changes), kind)
     assert said in str(caught.value) and "panicked" not in capfd.readouterr().err
 
 
-def test_an_export_goes_on_without_such_a_tokenizer(tmp_path):
+def test_export_skips_tokenizer_beyond_limits_with_note(tmp_path):
     notes: list[str] = []
     folder = save(tmp_path, BOMBS["while it loads"][0])
     assert not probe_tokenizer(folder, ("tokenizer.json", "tokenizer_config.json"), notes).loads
     assert "its normalizer can lengthen text more than 65,536 times" in notes[0]
 
 
-def test_a_part_that_is_there_twice_is_refused(tmp_path):
-    """The tokenizers library would take the one that is no null."""
+def test_duplicate_key_in_tokenizer_is_rejected(tmp_path):
+    """The tokenizers library uses the value that is not null."""
     text = (save(tmp_path, BOMBS["while it loads"][0]) / "tokenizer.json").read_text()
     (tmp_path / "tokenizer.json").write_text(text[:-1] + ', "normalizer": null}')
     with pytest.raises(PackageError, match="a key twice"):
@@ -182,7 +182,7 @@ def test_a_part_that_is_there_twice_is_refused(tmp_path):
     ],
     ids=["byte level", "splits", "sentencepiece", "unigram", "a dozen of replaced characters"],
 )
-def test_real_tokenizers_are_within_the_limits(changes, most, tmp_path):
+def test_real_tokenizers_are_within_limits(changes, most, tmp_path):
     folder = save(tmp_path, changes)
     assert 1 <= growth_of((folder / "tokenizer.json").read_text()) <= most
     text = load_text(folder, "tokenizers", 512)
@@ -199,7 +199,9 @@ def test_real_tokenizers_are_within_the_limits(changes, most, tmp_path):
         ({"pre_tokenizer": split("(a+)+c")}, "a" * 5_000, "retry-limit-in-match over"),
     ],
 )
-def test_a_text_is_refused_within_limits_of_time_and_memory(changes, text, error, kind, tmp_path, monkeypatch, capfd):
+def test_expensive_text_is_rejected_within_time_and_memory_limits(
+    changes, text, error, kind, tmp_path, monkeypatch, capfd
+):
     monkeypatch.setattr("partita.runtime.generate.text.tokens.ENCODE_SECONDS", 1.0)
     loaded = load_text(save(tmp_path, changes), kind, 512)
     began = time.monotonic()
@@ -209,7 +211,7 @@ def test_a_text_is_refused_within_limits_of_time_and_memory(changes, text, error
     assert capfd.readouterr().err == ""
 
 
-def test_padding_of_the_file_pads_nothing(tmp_path):
+def test_padding_setting_of_tokenizer_file_is_ignored(tmp_path):
     padding = {
         "strategy": {"Fixed": 10**12},
         "direction": "Right",
@@ -222,8 +224,8 @@ def test_padding_of_the_file_pads_nothing(tmp_path):
         assert len(load_text(save(tmp_path, {"padding": padding}), kind).encode("hello")) < 10
 
 
-def test_only_generation_asks_whether_a_text_fits(tmp_path):
-    """A program may count the tokens of a document that it is going to cut."""
+def test_length_limit_of_text_applies_only_when_fits_is_true(tmp_path):
+    """A program can count the tokens of a document before truncating it."""
     text = load_text(save(tmp_path, {}), "tokenizers", 16)
     document = "return the value " * 30_000
     assert len(text.encode(document, fits=False)) > 30_000

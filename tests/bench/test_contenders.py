@@ -1,4 +1,4 @@
-"""Medians, ratios, noise and the verdict of a bench, from turns and reports that are made up or recorded."""
+"""Bench medians, ratios, noise and verdict, from synthetic and recorded results."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ SLOW, FAST = [20.0, 25.0, 22.0, 21.0, 24.0], [10.0, 11.0, 9.0, 10.0, 12.0]
 MIXED, ON_CPU = mixed(), report_of(recorded_facts())
 
 
-def test_the_warm_up_is_in_no_figure():
+def test_warm_up_is_excluded_from_statistics():
     (only,) = built(lane("cpu", FAST))
     assert only.decode is not None and only.prefill is not None
     assert only.decode.tokens_per_second.median == pytest.approx(100)
@@ -85,7 +85,7 @@ def test_the_warm_up_is_in_no_figure():
     assert only.first_token_ms == spread([50, 55, 45, 50, 60])
 
 
-def test_a_ratio_is_the_median_of_the_ratios_of_the_rounds():
+def test_ratio_is_median_of_per_round_ratios():
     # The machine slows down by four in the last rounds: the medians of the speeds would give another ratio.
     ours = [turn(n, ms) for n, ms in enumerate([20, 20, 20, 80, 80], start=1)]
     theirs = [turn(n, ms) for n, ms in enumerate([10, 10, 40, 40, 40], start=1)]
@@ -109,7 +109,7 @@ def test_a_ratio_is_the_median_of_the_ratios_of_the_rounds():
         ([10, 20], [81, 90], 2, "differs"),
     ],
 )
-def test_a_difference_needs_ranges_that_are_apart_and_enough_rounds(left, right, rounds, standing):
+def test_difference_requires_disjoint_ranges_and_enough_rounds(left, right, rounds, standing):
     ours, theirs = spread(left), spread(right)
     assert ours is not None and theirs is not None
     assert differ(ours, theirs, rounds) == standing
@@ -128,21 +128,21 @@ def with_decode_times(memcpy_us: float, other_us: float) -> Report:
     return MIXED.model_copy(update={"phases": tuple(phases)})
 
 
-def test_the_verdict_has_figures_and_the_part_with_most_time():
+def test_verdict_names_speeds_and_largest_share_of_time():
     (text,) = sentences(lane("webgpu,cpu", SLOW, observed=MIXED), lane("cpu", FAST, observed=ON_CPU))
     assert text.startswith("webgpu,cpu is 0.48x cpu in decode (45.5 against 100 tokens/s), 0.48x in prefill (")
     # Some microseconds of made-up nodes against steps of milliseconds.
     assert "% of its decode time is outside its nodes" in text
 
 
-def test_waiting_for_copies_is_named_where_it_is_the_most():
+def test_verdict_names_copies_as_largest_share_of_node_time():
     lanes = lane("webgpu,cpu", SLOW, observed=with_decode_times(900_000.0, 10.0)), lane("cpu", FAST, observed=ON_CPU)
     (text,) = sentences(*lanes)
     assert text.endswith(": over 99 % of decode's node time is in copies, which wait for the device")
     assert built(*lanes)[0].node_share == 1
 
 
-def test_no_cause_is_given_for_one_that_is_faster_or_within_noise():
+def test_verdict_gives_cause_only_for_slower_contender():
     faster = sentences(lane("webgpu,cpu", FAST, observed=MIXED), lane("cpu", SLOW, observed=ON_CPU))
     equal = sentences(lane("webgpu,cpu", FAST, observed=MIXED), lane("cpu", FAST[::-1], observed=ON_CPU))
     assert faster[0].startswith("webgpu,cpu is 2.1x cpu in decode") and "% of" not in faster[0]
@@ -152,12 +152,12 @@ def test_no_cause_is_given_for_one_that_is_faster_or_within_noise():
     assert [ratio.significance for ratio in ratios] == ["within_noise", "within_noise"]
 
 
-def test_ranges_of_few_rounds_that_are_near_each_other_may_be_apart_by_chance():
+def test_verdict_reports_too_few_rounds_to_exclude_noise():
     (said,) = sentences(lane("webgpu", SLOW[:2], observed=MIXED), lane("cpu", FAST[:2]))
     assert said.endswith("the ranges do not overlap, but 2 rounds are too few to exclude noise")
 
 
-def test_packages_are_compared_on_one_provider():
+def test_packages_are_compared_on_the_same_provider():
     first = lane("gqa on cpu", SLOW, chain=(CPU,), package="gqa", observed=ON_CPU)
     second = lane("gqa16 on cpu", FAST, chain=(CPU,), package="gqa16", observed=ON_CPU)
     (said,) = sentences(first, second)
@@ -167,13 +167,13 @@ def test_packages_are_compared_on_one_provider():
     assert choose_baseline([first, second], "gqa16 on cpu") == "gqa16 on cpu"
 
 
-def test_two_that_ran_on_the_same_provider_say_nothing_of_providers():
+def test_verdict_reports_both_contenders_ran_on_cpu_only():
     note = "cuda is not used: library_missing: libcublas"
     (said,) = sentences(lane("cuda,cpu", SLOW, observed=ON_CPU, unused=(note,)), lane("cpu", FAST, observed=ON_CPU))
     assert "both ran on CPU only" in said and said.endswith(note)
 
 
-def test_other_tokens_come_before_the_speed():
+def test_verdict_reports_token_difference_before_speed():
     wrong = lane("webgpu", FAST)
     turns = tuple(entry.model_copy(update={"tokens": ((5, 6, 9, 8),)}) for entry in wrong.round_results)
     (said,) = sentences(Lane(name="webgpu", chain=("webgpu",), round_results=turns), lane("cpu", SLOW))
@@ -185,7 +185,7 @@ def test_other_tokens_come_before_the_speed():
     assert (first.difference.position, first.difference.token, first.difference.baseline_token) == (2, 9, 7)
 
 
-def test_tokens_that_change_from_round_to_round_are_said():
+def test_verdict_reports_nondeterministic_tokens():
     shaky = lane("webgpu", SLOW)
     turns = (*shaky.round_results[:-1], shaky.round_results[-1].model_copy(update={"tokens": ((5, 6, 7, 1),)}))
     first, base = built(Lane(name="webgpu", chain=("webgpu",), round_results=turns), lane("cpu", FAST))
@@ -194,14 +194,14 @@ def test_tokens_that_change_from_round_to_round_are_said():
     assert "webgpu is not deterministic: its tokens differ between rounds" in text
 
 
-def test_the_earliest_difference_of_all_rows_counts():
+def test_first_difference_is_earliest_position_across_rows():
     later, shorter = first_difference([(1, 2, 3), (1, 2)], [(1, 2, 4), (1, 3)]), first_difference([(1,)], [(1, 4)])
     assert later is not None and (later.row, later.position, later.token, later.baseline_token) == (1, 1, 2, 3)
     assert shorter is not None and (shorter.position, shorter.token, shorter.baseline_token) == (1, None, 4)
     assert first_difference([(1, 2)], [(1, 2), (5, 6)]) is None, "rows of one package only do not count"
 
 
-def test_the_baseline_is_the_one_asked_for_then_cpu_then_the_first_that_ran():
+def test_baseline_is_requested_then_cpu_then_first_successful():
     lanes = [lane("webgpu", SLOW), lane("cpu", FAST), lane("qnn", FAST, error="it crashed")]
     assert choose_baseline(lanes, None) == "cpu"
     assert choose_baseline(lanes, "webgpu") == "webgpu"
@@ -210,19 +210,19 @@ def test_the_baseline_is_the_one_asked_for_then_cpu_then_the_first_that_ran():
     assert choose_baseline(lanes[2:], None) is None
 
 
-def test_a_round_that_was_cut_off_is_in_nobodys_figures():
+def test_incomplete_round_is_excluded_for_all_contenders():
     cut = [lane("webgpu", SLOW), lane("cpu", FAST[:3])]
     assert complete_rounds(cut) == {1, 2, 3}
     assert [entry.rounds for entry in built(*cut)] == [3, 3]
 
 
-def test_before_a_round_is_complete_everybody_shows_what_there_is():
+def test_partial_results_are_shown_before_first_complete_round():
     fast, slow = built(lane("webgpu", SLOW[:1]), lane("cpu", FAST, round_results=(turn(0, 50.0),)))
     assert (fast.rounds, slow.rounds, fast.ratios) == (1, 0, ())
     assert fast.decode is not None
 
 
-def test_one_that_failed_takes_no_round_from_the_others():
+def test_failed_contender_does_not_reduce_rounds_of_others():
     lanes = [lane("qnn", SLOW[:2], error="its process was killed by SIGSEGV"), lane("webgpu", SLOW), lane("cpu", FAST)]
     assert complete_rounds(lanes) == {1, 2, 3, 4, 5}
     failed, *others = built(*lanes)
@@ -233,12 +233,12 @@ def test_one_that_failed_takes_no_round_from_the_others():
     assert said[1].startswith("webgpu is 0.48x cpu")
 
 
-def test_one_alone_has_no_ratio():
+def test_single_contender_has_no_ratio():
     (said,) = sentences(lane("cpu", FAST, observed=ON_CPU))
     assert said == "cpu: decode 100 (83.3 to 111) tokens/s and prefill 400 (333 to 444) tokens/s"
 
 
-def test_without_a_decode_step_the_ratio_is_that_of_prefill():
+def test_verdict_uses_prefill_ratio_without_decode_steps():
     bare = {"decode_ms": (), "decode_tokens": 0, "decode_outside_ms": 0.0}
     lanes = [
         Lane(name=name, chain=chain_of(name), round_results=tuple(turn(n, ms, **bare) for n in range(6)))
@@ -249,7 +249,7 @@ def test_without_a_decode_step_the_ratio_is_that_of_prefill():
     assert sentences(*lanes)[0].startswith("webgpu is 0.5x cpu in prefill (")
 
 
-def test_time_outside_the_session_runs_is_said_where_it_is_most():
+def test_verdict_names_time_outside_session_runs_as_largest_share():
     slow = lane("webgpu", SLOW, observed=MIXED)
     turns = tuple(
         entry.model_copy(update={"decode_outside_ms": 0.8 * sum(entry.decode_ms)}) for entry in slow.round_results
@@ -258,14 +258,14 @@ def test_time_outside_the_session_runs_is_said_where_it_is_most():
     assert sentences(*lanes)[0].endswith(": 80 % of its decode time is outside the session runs")
 
 
-def test_what_is_not_known_is_said():
+def test_verdict_reports_unknown_placement():
     (said,) = sentences(
         lane("webgpu", SLOW, report_missing_reason="the profiled round failed: it hangs"), lane("cpu", FAST)
     )
     assert said.endswith(": its placement is unknown: the profiled round failed: it hangs")
 
 
-def test_placement_and_copies_are_those_of_the_report():
+def test_contender_summary_matches_partition_report():
     first, _ = built(lane("webgpu,cpu", SLOW, observed=MIXED), lane("cpu", FAST))
     assert first.summary == summarise(MIXED) and first.headline == headline(MIXED)
     assert first.bounds == tuple(phase.bound.sentence for phase in MIXED.phases if phase.bound)
@@ -273,7 +273,7 @@ def test_placement_and_copies_are_those_of_the_report():
     assert alone.node_share is None and alone.summary is not None and alone.summary.phases == ()
 
 
-def test_the_page_fits_a_terminal_and_lets_no_control_character_through():
+def test_text_page_fits_80_columns_and_escapes_control_characters():
     hostile = "evil\x1b[31m\u202e"
     lanes = [lane("webgpu,cpu", SLOW, observed=MIXED, unused=(hostile,)), lane("cpu", FAST, observed=ON_CPU)]
     lanes.append(lane("qnn", SLOW[:1], error=hostile))

@@ -1,4 +1,4 @@
-"""A checkpoint becomes llama.cpp's tensors: each under its name, with its rows where llama.cpp turns them."""
+"""Conversion of a checkpoint to llama.cpp tensors: names, values and row order for rotary embeddings."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def llama(tmp_path_factory):
     return saved(tmp_path_factory.mktemp("llama"), "llama", tie_word_embeddings=False)
 
 
-def test_every_tensor_of_a_llama_is_written_once(llama):
+def test_every_llama_tensor_is_planned_once(llama):
     model, config, source = llama
     plans = planned(list(source), config)
     assert sorted(part for plan in plans for part in plan.parts) == sorted(model.state_dict())
@@ -51,7 +51,7 @@ def test_every_tensor_of_a_llama_is_written_once(llama):
     }
 
 
-def test_values_are_those_that_transformers_has(llama):
+def test_unpermuted_tensors_equal_transformers_weights(llama):
     model, config, source = llama
     for plan in planned(list(source), config):
         if plan.heads is None:
@@ -69,7 +69,7 @@ def turned_in_pairs(rows: np.ndarray, position: int) -> np.ndarray:
     return turned
 
 
-def test_scores_of_attention_are_those_of_transformers(llama):
+def test_attention_scores_match_transformers(llama):
     model, config, source = llama
     plans = {plan.name: plan for plan in planned(list(source), config)}
     state = np.random.default_rng(0).standard_normal((2, HEADS * SIZE)).astype(np.float32)
@@ -90,7 +90,7 @@ def test_scores_of_attention_are_those_of_transformers(llama):
     np.testing.assert_allclose(scores, expected.numpy(), rtol=1e-4, atol=1e-5)
 
 
-def test_other_models_keep_the_order_of_their_rows(tmp_path):
+def test_qwen2_rows_are_not_permuted(tmp_path):
     _, config, source = saved(tmp_path, "qwen2", tie_word_embeddings=True)
     plans = planned(list(source), config)
     assert all(plan.heads is None for plan in plans)
@@ -98,7 +98,7 @@ def test_other_models_keep_the_order_of_their_rows(tmp_path):
     assert {"blk.0.attn_q.bias", "blk.1.attn_v.bias"} <= {plan.name for plan in plans if plan.wide}
 
 
-def test_experts_are_stacked_in_their_order(tmp_path):
+def test_experts_are_stacked_in_order(tmp_path):
     model, config, source = saved(tmp_path, "qwen3_moe", **MIXTURE)
     plans = {plan.name: plan for plan in planned(list(source), config)}
     stack = arranged(plans["blk.1.ffn_down_exps.weight"], source)
@@ -109,11 +109,11 @@ def test_experts_are_stacked_in_their_order(tmp_path):
     assert (found["qwen3moe.expert_count"], found["qwen3moe.expert_used_count"]) == (4, 2)
 
 
-def test_a_tensor_without_counterpart_is_an_error(llama):
+def test_unmapped_tensor_raises_value_error(llama):
     _, config, _ = llama
     with pytest.raises(ValueError, match="rotary_emb"):
         planned(["model.layers.0.self_attn.rotary_emb.weight"], config)
 
 
-def test_pairs_are_halves_interleaved():
+def test_in_pairs_interleaves_halves():
     assert in_pairs(np.arange(8), 2).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]

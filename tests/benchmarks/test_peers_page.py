@@ -1,4 +1,4 @@
-"""Tables, ratios and targets of `make bench-peers`, from records that are written by hand."""
+"""Tables, ratios and contender selection of `make bench-peers`, from handwritten records."""
 
 from __future__ import annotations
 
@@ -81,26 +81,26 @@ def result(*shapes: ShapeResult, disturbed=()) -> PeersResult:
     )
 
 
-def test_a_ratio_is_the_median_of_those_of_the_rounds():
+def test_ratio_is_median_of_per_round_ratios():
     # The machine slowed down by half for the middle round: both took part, so the ratio stays.
     assert ratio(work(1.0, 2.0, 1.0), work(3.0, 6.0, 3.0), decode) == 3.0
     assert ratio(work(1.0, 1.0), work(2.0), decode) == 2.0
 
 
-def test_an_export_on_a_busy_machine_is_marked():
+def test_export_on_busy_machine_is_marked_disturbed():
     slow = Written(command="x", seconds=100, peak_rss_bytes=GIB, others_cores=1.0)
     ours = contender("partita int4-b64", 4, work(1.0), written=slow)
     assert "| 100 (disturbed) |" in page([result(shape(ours))])
 
 
-def test_ours_is_compared_with_each_of_its_width():
+def test_page_compares_contenders_of_equal_bit_width():
     ours = contender("partita int4-b64", 4, work(1.0), work(1.0, prompt=16))
     theirs = contender("genai int4", 4, work(3.0), work(2.0, prompt=16))
     text = page([result(shape(ours, theirs, contender("genai fp32", 32, work(4.0))))])
     assert "| partita int4-b64 / genai int4 | 1.00 / 1.00 | 2.00 / 3.00 |" in text and "/ genai fp32" not in text
 
 
-def test_the_page_tells_speeds_refusals_and_faults():
+def test_page_lists_speeds_errors_and_nonfinite_logits():
     ours = contender("partita int4-b64", 4, work(1.0, 2.0, 4.0), versions={"onnxruntime": "1.31.1"})
     broken = contender("llama q4_0", 4, work(1.0, finite=False), error="ended by signal 11")
     text = page([result(shape(ours, broken))])
@@ -111,13 +111,13 @@ def test_the_page_tells_speeds_refusals_and_faults():
     assert "Disturbed**" not in text
 
 
-def test_a_result_survives_its_file(tmp_path):
+def test_result_round_trips_through_file(tmp_path):
     before = result(shape(contender("genai int4", 4, work(1.0))))
     records.write(before, tmp_path / "deep" / "result.json")
     assert records.read(tmp_path / "deep" / "result.json") == before
 
 
-def test_contenders_are_chosen_by_peer_and_by_form_or_width():
+def test_contenders_are_selected_by_peer_and_precision():
     assert [each.name for each in chosen(["genai"], [])] == ["genai fp32", "genai int4"]
     assert [each.name for each in chosen(["genai", "llama"], ["4"])][:2] == ["genai int4", "llama q4_0"]
     assert [each.name for each in chosen(["llama"], ["q8_0"])] == ["llama q8_0"]
@@ -131,7 +131,7 @@ def test_contenders_are_chosen_by_peer_and_by_form_or_width():
         chosen(["partita"], ["q4_0"], "cuda")
 
 
-def test_every_contender_has_a_child_and_exporters_run_in_the_environment_of_their_peer(tmp_path):
+def test_every_peer_has_child_and_own_export_environment(tmp_path):
     assert {entry.peer for plan in PLANS.values() for entry in plan} == set(PEERS)
     places = Places(tmp_path / "work", tmp_path / "venvs")
     for entry in ENTRIES:
@@ -141,13 +141,13 @@ def test_every_contender_has_a_child_and_exporters_run_in_the_environment_of_the
         assert (command is None) == (entry.peer == "transformers")
 
 
-def test_quality_compares_where_the_original_has_a_loss():
+def test_quality_ignores_positions_without_reference_loss():
     text = {"losses": np.array([[1.0, np.nan, 2.0]]), "best": np.array([[3, 4, 5]])}
     ratio, perplexity, same = compared(text, np.array([[1.5, 9.0, 2.5]]), np.array([[3, 0, 0]]))
     assert ratio == pytest.approx(np.exp(0.5)) and perplexity == pytest.approx(np.exp(2.0)) and same == 0.5
 
 
-def test_the_published_page_is_the_generated_one():
+def test_published_page_starts_with_current_preamble():
     text = (REPOSITORY / "benchmarks" / "results" / "README.md").read_text("utf-8")
     assert text.startswith(PREAMBLE), (
         "write it again: python -m benchmarks.peers --read RESULTS --docs benchmarks/results/README.md"

@@ -1,4 +1,4 @@
-"""Children of `make bench-peers`: their turns, and what becomes of those that refuse, crash or answer too little."""
+"""Child processes of `make bench-peers`: rounds, failures and preparation of model files."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def raced(tmp_path: Path, monkeypatch, *kinds: str, together=True) -> list[Racer
     return racers
 
 
-def test_everybody_answers_every_prompt_in_every_round(tmp_path, monkeypatch):
+def test_every_contender_runs_every_prompt_in_every_round(tmp_path, monkeypatch):
     one, other = raced(tmp_path, monkeypatch, "good", "not finite")
     works = one.works(SETTINGS)
     assert [(each.prompt_tokens, len(each.turns), len(each.tokens)) for each in works] == [(3, 3, 4), (9, 3, 4)]
@@ -64,7 +64,7 @@ def test_everybody_answers_every_prompt_in_every_round(tmp_path, monkeypatch):
     assert one.peak_rss_bytes is not None and one.peak_rss_bytes > 1_000_000
 
 
-def test_who_fails_is_told_and_the_others_go_on(tmp_path, monkeypatch):
+def test_failed_contender_has_error_and_others_continue(tmp_path, monkeypatch):
     good, refused, crashed, short = raced(tmp_path, monkeypatch, "good", "refuse", "crash", "short")
     assert refused.error == "ValueError: no kernel for this" and not refused.starts
     assert crashed.error is not None and crashed.error.startswith("ended by signal 6") and len(crashed.starts) == 3
@@ -72,7 +72,7 @@ def test_who_fails_is_told_and_the_others_go_on(tmp_path, monkeypatch):
     assert [len(each.turns) for each in good.works(SETTINGS)] == [3, 3]
 
 
-def test_children_that_do_not_fit_together_are_opened_for_their_turn(tmp_path, monkeypatch):
+def test_children_exceeding_memory_are_opened_per_turn(tmp_path, monkeypatch):
     opened: list[Racer] = []
     plain = Race._open
 
@@ -124,7 +124,7 @@ print(json.dumps({"seconds": {"trace": 1.5}}))
 """
 
 
-def test_seconds_stages_and_memory_are_those_of_the_exporter(monkeypatch, places):
+def test_prepare_records_stages_and_memory_of_exporter(monkeypatch, places):
     held = bytearray(300 * MIB)  # of this process, which is not to be counted
     exporter(monkeypatch, WRITES)
     written = prepare.prepare(OURS, "tiny", places, 100, 1)
@@ -134,7 +134,7 @@ def test_seconds_stages_and_memory_are_those_of_the_exporter(monkeypatch, places
     assert prepare.file_bytes(places.model("tiny", OURS)) == 1000
 
 
-def test_files_are_made_once_for_a_length(monkeypatch, places):
+def test_files_are_exported_once_per_length(monkeypatch, places):
     exporter(monkeypatch, WRITES)
     first = prepare.prepare(OURS, "tiny", places, 100, 1)
     exporter(monkeypatch, "raise SystemExit('called again')")
@@ -143,7 +143,7 @@ def test_files_are_made_once_for_a_length(monkeypatch, places):
         prepare.prepare(OURS, "tiny", places, 200, 1)
 
 
-def test_a_refusal_is_told_in_the_exporter_s_last_line(monkeypatch, places):
+def test_export_error_is_last_line_of_exporter(monkeypatch, places):
     exporter(monkeypatch, "raise NotImplementedError('The X model is not currently supported.')")
     with pytest.raises(ExportFailedError, match=r"^NotImplementedError: The X model is not currently supported\.$"):
         prepare.prepare(OURS, "tiny", places, 100, 1)

@@ -1,4 +1,4 @@
-"""`partita plan`: memory from the graph that an export writes, what fits, and how errors are worded."""
+"""`partita plan`: memory and speed estimates from the exported graph, largest settings, error messages."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ LOGGED = [
 
 
 @pytest.mark.parametrize(("sizes", "regions"), LOGGED)
-def test_the_arena_grows_as_onnx_runtime_logged(sizes: list[int], regions: list[int]) -> None:
+def test_arena_regions_match_onnx_runtime_log(sizes: list[int], regions: list[int]) -> None:
     arena = Arena()
     for size in sizes:
         arena.allocate(size)
@@ -81,7 +81,7 @@ def test_the_arena_grows_as_onnx_runtime_logged(sizes: list[int], regions: list[
     assert arena.resident == sum(sizes)
 
 
-def test_freed_memory_is_used_again() -> None:
+def test_arena_reuses_freed_memory() -> None:
     arena = Arena()
     for _ in range(3):
         places = [arena.allocate(300 * 1024) for _ in range(3)]
@@ -90,13 +90,13 @@ def test_freed_memory_is_used_again() -> None:
     assert arena.resident <= 3 * 300 * 1024 and len(arena.regions) == 1
 
 
-def test_activations_that_do_not_live_together_share_memory() -> None:
+def test_activations_with_disjoint_lifetimes_share_memory() -> None:
     assert pattern_bytes([Block(100, 0, 1), Block(100, 1, 2), Block(100, 2, 3), Block(100, 3, 4)]) == 200
     assert pattern_bytes([Block(100, 0, 9), Block(100, 1, 9)]) == 200
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int4"])
-def test_weights_and_states_are_those_that_an_export_writes(
+def test_planned_weight_and_cache_sizes_match_export(
     precision: str, tiny_checkpoint: TinyCheckpoint, exported: Exported, known_rates: None
 ) -> None:
     checkpoint = tiny_checkpoint("gemma2", vocab_size=512)
@@ -115,7 +115,7 @@ def test_weights_and_states_are_those_that_an_export_writes(
     assert stored == pytest.approx(written.weight_bytes + shared, rel=0.1)  # the file has padding
 
 
-def test_a_config_alone_gives_the_plan_of_its_checkpoint(
+def test_plan_of_config_file_equals_plan_of_checkpoint(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, known_rates: None
 ) -> None:
     checkpoint = tiny_checkpoint("qwen3")
@@ -128,7 +128,7 @@ def test_a_config_alone_gives_the_plan_of_its_checkpoint(
     assert alone.phases == whole.phases and alone.largest_batch == whole.largest_batch
 
 
-def test_a_state_scales_with_context_unless_its_size_is_fixed(tiny_checkpoint: TinyCheckpoint, exported: Exported):
+def test_rolling_state_does_not_scale_with_context(tiny_checkpoint: TinyCheckpoint, exported: Exported):
     contract = read_manifest(exported(tiny_checkpoint("llama"))).graph
     whole = Requirements(contract, ()).cache(64, 1)
     assert Requirements(contract, ()).cache(128, 3) == 6 * whole
@@ -137,7 +137,7 @@ def test_a_state_scales_with_context_unless_its_size_is_fixed(tiny_checkpoint: T
     assert Requirements(contract, ()).cache(128, 3) == 3 * whole
 
 
-def test_the_largest_settings_fit_and_the_next_do_not(package: Path) -> None:
+def test_largest_batch_and_context_are_maximal(package: Path) -> None:
     contract = read_manifest(package).graph
     options = PlanOptions(package)
     models = planning._package(package, options).models
@@ -151,7 +151,7 @@ def test_the_largest_settings_fit_and_the_next_do_not(package: Path) -> None:
     assert model.largest_context(1, available, 48) == 48 and model.largest_context(1, 1, None) == 0
 
 
-def test_a_model_that_does_not_fit_ends_with_5_and_what_fits(tiny_checkpoint, capsys) -> None:
+def test_oversized_plan_exits_5_and_names_largest_settings(tiny_checkpoint, capsys) -> None:
     code = run(["plan", str(tiny_checkpoint("llama")), "--device", "t4", "--batch", "16000000", "--json", "-q"])
     out, err = capsys.readouterr()
     assert code == 5 and "does not fit: needs" in err and "largest that fit: " in err
@@ -162,7 +162,7 @@ def test_a_model_that_does_not_fit_ends_with_5_and_what_fits(tiny_checkpoint, ca
     assert plan.required_bytes > plan.device.available_bytes == 16 << 30
 
 
-def test_speed_of_a_device_is_an_interval_with_its_basis(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_device_speed_is_interval_from_data_sheet(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", str(package), "--device", "H100"]) == 0
     out = capsys.readouterr().out
     assert "data sheet" in out and "not measured" in out and "tokens/s" in out
@@ -194,7 +194,7 @@ def test_speed_of_a_device_is_an_interval_with_its_basis(package: Path, capsys: 
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_bad_input_is_one_line(
+def test_invalid_input_fails_with_single_line(
     arguments: list[str],
     code: int,
     message: str,
@@ -245,7 +245,7 @@ def test_bad_input_is_one_line(
         (None, "indeterminate", "is indeterminate: the rates of this machine are not measured"),
     ],
 )
-def test_a_report_names_what_bounds_each_phase(
+def test_report_names_bound_of_each_phase(
     changes: dict[str, Any] | None, bound: str, text: str, package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rates = None if changes is None else RATES.model_copy(update=changes)
@@ -285,7 +285,7 @@ def test_work_in_control_flow_is_unknown(package: Path) -> None:
         assert phase.bound.bound_by in ("waiting", "indeterminate") and phase.by_layer == ()
 
 
-def test_a_lack_of_memory_names_the_largest_settings_that_fit(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_error_names_largest_settings(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest, error = read_manifest(package), ResourceError("out of memory", remedy=Remedy("free some"))
     monkeypatch.setattr(planning, "stored_rates", lambda: RATES)
     texts = []
@@ -298,7 +298,9 @@ def test_a_lack_of_memory_names_the_largest_settings_that_fit(package: Path, mon
 
 
 @pytest.mark.parametrize("method", ["step", "add_request"])
-def test_a_lack_of_memory_in_a_run_names_what_fits(method: str, package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_during_run_names_largest_settings(
+    method: str, package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object, **__: object) -> None:
         raise MemoryError("no room")
 
@@ -318,7 +320,7 @@ def shape(size: str, tiny_checkpoint: TinyCheckpoint) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("size", ["25M", *(pytest.param(name, marks=pytest.mark.heavy) for name in ("135M", "0.5B"))])
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("int4", marks=pytest.mark.heavy)])
-def test_peak_memory_is_within_5_percent(
+def test_planned_peak_memory_is_within_5_percent(
     size: str, precision: str, tiny_checkpoint: TinyCheckpoint, exported: Exported
 ) -> None:
     made = exported(shape(size, tiny_checkpoint), precision=precision, max_length=1024, verify=precision != "fp32")
@@ -330,8 +332,10 @@ def test_peak_memory_is_within_5_percent(
 @pytest.mark.slow
 @pytest.mark.heavy
 @pytest.mark.parametrize("size", list(SHAPES))
-def test_decode_is_within_20_percent(size: str, tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
-    """Needs an idle machine: rates and steps are measured in turns, and the fastest of each count."""
+def test_planned_decode_speed_is_within_20_percent(
+    size: str, tiny_checkpoint: TinyCheckpoint, exported: Exported
+) -> None:
+    """Needs an idle machine: rates and decode steps are measured alternately."""
     made = exported(shape(size, tiny_checkpoint), precision="int4", max_length=512)
     ratios = []
     for _ in range(3):

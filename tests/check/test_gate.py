@@ -1,4 +1,4 @@
-"""`report check`: what holds, what does not, and why; what cannot be confirmed does not hold."""
+"""`report check`: requirements, limits and baselines; a value that cannot be confirmed fails."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ def failures(gate, report=None, baseline=None):
         ("provider=webgpu,nodes>=6,share>=0.7", False),
     ],
 )
-def test_what_a_requirement_means(text, holds):
+def test_requirement_conditions_and_measures_are_evaluated(text, holds):
     assert required(text)[0] is holds, required(text)
 
 
-def test_a_requirement_that_fails_gives_the_figure_the_nodes_and_their_reasons():
+def test_failed_requirement_names_value_nodes_and_reasons():
     assert required("op=Gather,provider=webgpu,share>=0.9") == (
         False,
         "share 0.5 in prefill and decode, without model.rotary_emb/Gather (Gather on CPU: no_kernel_op)",
@@ -91,14 +91,14 @@ def test_a_requirement_that_fails_gives_the_figure_the_nodes_and_their_reasons()
     assert said.startswith("nodes 4 in prefill and decode: model.rotary_emb/Gather (Gather on CPU: no_kernel_op), ")
 
 
-def test_a_compiled_node_counts_as_all_that_it_stands_for():
+def test_compiled_node_counts_as_the_nodes_it_replaces():
     gpu = [node.name for node in mixed().phases[0].nodes if node.provider == GPU and "Memcpy" not in node.name]
     report = compiled(1, *gpu)(mixed())
     assert required("provider=webgpu,share>=0.66", report)[0]
     assert required("provider=webgpu,nodes=9", report)[0], "six nodes of the file and three Memcpy nodes"
 
 
-def test_what_is_not_known_does_not_hold():
+def test_unknown_values_fail_requirement():
     lost = each_node(mixed(), lambda n: n.model_copy(update={"provider": None if n.name == QUERY else n.provider}))
     for text in ("op=MatMul,provider=webgpu,share=1", "op=MatMul,provider!=cpu,share=1"):
         assert not required(text, lost)[0]
@@ -107,8 +107,8 @@ def test_what_is_not_known_does_not_hold():
     assert "tokens_per_second cannot be confirmed" in required("tokens_per_second>=0", slow)[1]
 
 
-def test_of_a_module_that_is_in_no_file_nothing_is_confirmed():
-    """It was renamed, or misspelled: that none of its nodes is on the CPU would hold for ever."""
+def test_requirement_on_unknown_module_fails():
+    """A renamed or misspelled module selects no node, so `nodes=0` would always hold."""
     for part in ("provider=cpu", "provider=webgpu", "reason=unexplained"):
         assert required(f"module=self_atn,{part},nodes=0") == (
             False,
@@ -120,13 +120,13 @@ def test_of_a_module_that_is_in_no_file_nothing_is_confirmed():
         assert required(text)[0], "that an operator is not there is what is asked for"
 
 
-def test_nodes_in_bodies_of_control_flow_are_said_to_be_left_out():
+def test_subgraph_nodes_are_reported_as_not_counted():
     report = each_phase(mixed(), lambda phase: {"subgraphs": Subgraphs(nodes=5, copies=None)})
     assert "5 nodes in control-flow subgraphs not counted" in required("provider=webgpu,share>=0.6", report)[1]
     assert not required("copies<=99", report)[0], "nobody counted the copies inside"
 
 
-def test_nodes_of_an_unfolded_function_count_in_its_loop_as_well():
+def test_expanded_function_counts_on_least_preferred_provider():
     parts = tuple(
         SubgraphNode(name=name, op_type=name, provider=place, replaces=("map",))
         for name, place in (("At", GPU), ("Insert", CPU))
@@ -140,7 +140,7 @@ def test_nodes_of_an_unfolded_function_count_in_its_loop_as_well():
     assert required("op=SequenceMap,provider=cpu,nodes=1", report)[0], "on the least preferred of its providers"
 
 
-def test_copies_in_bodies_count_and_are_told_where_the_limit_holds():
+def test_subgraph_copies_count_towards_max_copies():
     report = each_phase(mixed(), lambda phase: {"subgraphs": Subgraphs(nodes=5, copies=2)})
     assert not failures(Gate(limits=Limits(max_copies=5)), report)
     (detail,) = failures(Gate(limits=Limits(max_copies=4)), report).values()
@@ -157,7 +157,7 @@ def test_copies_in_bodies_count_and_are_told_where_the_limit_holds():
         ({"copies": 0, "may_have_more_copies": True}, False, False),
     ],
 )
-def test_what_is_copied_in_bodies_has_no_known_size_and_may_not_be_seen(inside, bytes_hold, copies_hold):
+def test_subgraph_copies_of_unknown_size_or_count_are_unconfirmed(inside, bytes_hold, copies_hold):
     report = each_phase(mixed(), lambda phase: {"subgraphs": Subgraphs(nodes=5, **inside)})
     sizes, copies = failures(SIZES, report), failures(COPIES, report)
     assert not sizes if bytes_hold else "cannot be confirmed in decode" in str(sizes)
@@ -169,7 +169,7 @@ def test_what_is_copied_in_bodies_has_no_known_size_and_may_not_be_seen(inside, 
 SIZES, COPIES = Gate(limits=Limits(max_copy_bytes_per_token=9999)), Gate(limits=Limits(max_copies=99))
 
 
-def test_nodes_in_bodies_that_nobody_listed_may_be_on_the_cpu():
+def test_unlisted_subgraph_nodes_fail_max_cpu_nodes():
     report = each_phase(mixed(), lambda phase: {"subgraphs": Subgraphs(nodes=0, is_known=False, copies=0)})
     (detail,) = failures(Gate(limits=Limits(max_cpu_nodes=99)), report).values()
     assert detail == "cannot be confirmed in decode: nodes in control-flow subgraphs are not listed"
@@ -196,12 +196,12 @@ FUSED = ("model.layers.0.mlp/Mul", "model.layers.0.self_attn.q_proj/MatMul", "lm
         ("op=Mul,module=lm_head,provider=cpu,nodes=0", True),
     ],
 )
-def test_a_node_made_of_several_counts_as_those_of_the_operator_and_module(text, holds):
+def test_compiled_node_counts_per_operator_and_module(text, holds):
     fused = compiled(1, *FUSED, provider=CPU)(mixed())
     assert required(text, fused)[0] is holds, required(text, fused)
 
 
-def test_nodes_that_were_folded_are_in_no_share():
+def test_folded_nodes_are_excluded_from_share():
     folded = {"state": "folded", "provider": None, "ran_as": ()}
     phases = tuple(
         phase.model_copy(
@@ -237,13 +237,13 @@ def test_nodes_that_were_folded_are_in_no_share():
         ("nodes=1,", "is not FIELD OP VALUE"),
     ],
 )
-def test_a_requirement_that_makes_no_sense_is_one_line(text, words):
+def test_invalid_requirement_raises_single_line_usage_error(text, words):
     with pytest.raises(UsageError) as caught:
         parse_requirement(text, WORDS)
     assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_what_holds_is_said_with_its_figures():
+def test_met_checks_report_their_values():
     result = check(
         mixed(),
         Gate(limits=Limits(max_cpu_nodes=4, max_copies=3, max_copy_bytes_per_token=1544), max_unexplained=2),
@@ -261,7 +261,7 @@ def test_what_holds_is_said_with_its_figures():
 UNEXPLAINED = sum(entry.reason == "unexplained" and entry.phase == "decode" for entry in mixed().fallbacks)
 
 
-def test_unexplained_nodes_are_counted_in_the_phase_that_has_most():
+def test_max_unexplained_names_unexplained_nodes():
     assert UNEXPLAINED, "the sample has some"
     found = failures(Gate(max_unexplained=UNEXPLAINED - 1))
     assert "model.layers.0.self_attn/Det (Det)" in found[f"--max-unexplained {UNEXPLAINED - 1}"]
@@ -292,13 +292,13 @@ def cache(**changes):
         (None, "has no cache"),
     ],
 )
-def test_the_cache_has_to_be_seen_in_place(facts, words):
+def test_cache_in_place_must_be_observed(facts, words):
     report = mixed().model_copy(update={"cache": facts})
     found = failures(Gate(cache_in_place=True), report)
     assert found == {} if words is None else words in found["--require-cache-in-place"]
 
 
-def test_speed_is_that_of_decode_and_must_be_known():
+def test_min_tokens_per_second_checks_decode_speed():
     report = each_phase(mixed(), lambda phase: {"tokens_per_second": 5.0 if phase.name == "decode" else 1.0})
     assert failures(Gate(min_tokens_per_second=5), report) == {}
     assert failures(Gate(min_tokens_per_second=5.1), report) == {
@@ -308,8 +308,7 @@ def test_speed_is_that_of_decode_and_must_be_known():
     assert "cannot be confirmed" in failures(Gate(min_tokens_per_second=0), report)["--min-tokens-per-second 0"]
 
 
-def test_a_report_without_a_node_passes_nothing():
-    """A limit on what is not there would hold by itself."""
+def test_report_without_nodes_fails():
     empty = each_phase(mixed(), lambda phase: {"nodes": (), "copies": ()})
     for report in (empty, mixed().model_copy(update={"phases": ()})):
         assert (
@@ -320,14 +319,14 @@ def test_a_report_without_a_node_passes_nothing():
         )
 
 
-def test_a_report_that_does_not_add_up_passes_nothing():
+def test_inconsistent_report_fails():
     report = mixed()
     first, *rest = report.checks
     broken = report.model_copy(update={"checks": (first.model_copy(update={"passed": False}), *rest)})
     assert first.name in failures(Gate(limits=Limits(max_cpu_nodes=99)), broken)["report"]
 
 
-def test_a_node_that_left_a_provider_in_the_middle_of_the_chain_is_behind():
+def test_node_moved_to_less_preferred_provider_is_regression():
     now = moved(QUERY, chain=MISSING_FIRST_CHAIN)
     found = failures(Gate(), now, mixed(MISSING_FIRST_CHAIN))
     assert found["--baseline: nodes"] == f"1 node: {QUERY} (prefill and decode: WebGpu -> CPU: unexplained)"
@@ -346,7 +345,7 @@ def test_a_node_that_left_a_provider_in_the_middle_of_the_chain_is_behind():
         ("AB", "AC", "AB AC"),  # B and C have no order: both come second
     ],
 )
-def test_what_is_preferred_less_follows_from_the_chains(was, now, left):
+def test_provider_preference_follows_both_chains(was, now, left):
     before, after = (
         mixed(tuple(ChainEntry(provider=name, status="active") for name in chain)).model_copy(update={"fallbacks": ()})
         for chain in (was, now)
@@ -356,7 +355,7 @@ def test_what_is_preferred_less_follows_from_the_chains(was, now, left):
     assert is_less_preferred(before, after, "C", None) and not is_less_preferred(before, after, None, "C")
 
 
-def test_another_reason_for_the_same_node_is_not_behind_and_one_for_a_new_node_is():
+def test_only_new_fallback_nodes_are_a_regression():
     report = mixed()
     first, *rest = report.fallbacks
     other = report.model_copy(update={"fallbacks": (first.model_copy(update={"reason": "not_claimed"}), *rest)})
@@ -365,7 +364,7 @@ def test_another_reason_for_the_same_node_is_not_behind_and_one_for_a_new_node_i
     assert first.node in failures(Gate(), report, fewer)["--baseline: reasons"]
 
 
-def test_more_copies_and_more_bytes_are_behind():
+def test_more_copies_and_bytes_are_a_regression():
     def fewer(phase):
         cost = with_cost(phase, copies=3, copy_bytes_at_least=100)
         return {"copies": phase.copies[:-2], "cost": cost}
@@ -376,7 +375,7 @@ def test_more_copies_and_more_bytes_are_behind():
     assert failures(Gate(), each_phase(mixed(), fewer), mixed()) == {}
 
 
-def test_copies_in_bodies_are_behind_where_they_are_more_or_may_be():
+def test_more_or_unknown_subgraph_copies_are_a_regression():
     def inside(**copies):
         return each_phase(mixed(), lambda phase: {"subgraphs": Subgraphs(nodes=5, **copies)})
 
@@ -391,7 +390,7 @@ def test_copies_in_bodies_are_behind_where_they_are_more_or_may_be():
     assert failures(Gate(), unseen, unseen) == {}
 
 
-def test_known_copies_that_grow_are_behind_where_others_have_no_known_size():
+def test_growth_of_known_copies_is_regression_despite_unknown_sizes():
     def with_copies(size, *, more=False):
         def changed(phase):
             first, second, *rest = phase.copies
@@ -412,8 +411,8 @@ def test_known_copies_that_grow_are_behind_where_others_have_no_known_size():
     assert "copies of unknown size (decode: 1 -> 2)" in found
 
 
-def test_nodes_that_may_be_on_the_cpu_count_in_whatever_phase():
-    """The phase with most that are known is another than that with most that are possible."""
+def test_possible_cpu_nodes_count_in_every_phase():
+    """The phase with most known CPU nodes may differ from the phase with most possible ones."""
 
     def unknown(phase):
         if phase.name == "prefill":
@@ -426,11 +425,11 @@ def test_nodes_that_may_be_on_the_cpu_count_in_whatever_phase():
     assert "cannot be confirmed in decode: no source names" in found[f"--max-cpu-nodes {known}"]
 
 
-def test_a_share_in_per_cent_is_the_decimal_that_is_written():
+def test_percent_share_is_parsed_exactly():
     assert parse_requirement("provider=cpu,share>=96.4%", WORDS).measures[0].value == 241 / 250
 
 
-def test_a_cache_that_no_longer_stays_is_behind():
+def test_cache_no_longer_in_place_is_a_regression():
     was, now = (mixed().model_copy(update={"cache": facts}) for facts in (cache(), cache(in_place_states=0)))
     assert "-> NOT in place" in failures(Gate(), now, was)["--baseline: cache"]
     assert failures(Gate(), now, now) == {}, "it was no better before"
@@ -438,8 +437,8 @@ def test_a_cache_that_no_longer_stays_is_behind():
     assert "--baseline: cache" in failures(Gate(), unseen, was) and failures(Gate(), was, unseen) == {}
 
 
-def test_bytes_of_runs_with_other_tokens_hold_only_where_a_token_takes_no_more():
-    """Their sizes are no figure of a diff, and what is not compared is not confirmed."""
+def test_copied_bytes_are_compared_per_token():
+    """Runs with different token counts are compared by bytes per token."""
 
     def run(tokens, each):
         cost = {"tokens_per_run": tokens, "copy_bytes_at_least": tokens * each}
@@ -451,19 +450,19 @@ def test_bytes_of_runs_with_other_tokens_hold_only_where_a_token_takes_no_more()
         assert found == "bytes copied per token (prefill and decode: 100 B -> 101 B)"
 
 
-def test_a_baseline_that_does_not_add_up_is_none():
+def test_inconsistent_baseline_fails():
     report = mixed()
     first, *rest = report.checks
     broken = report.model_copy(update={"checks": (first.model_copy(update={"passed": False}), *rest)})
     assert f"the baseline is inconsistent: {first.name}" in failures(Gate(), report, broken)["report"]
 
 
-def test_a_phase_that_is_not_run_any_more_is_behind():
+def test_missing_phase_is_a_regression():
     found = failures(Gate(), mixed().model_copy(update={"phases": mixed().phases[:1]}), mixed())
     assert found == {"--baseline: phases": "phases (request: prefill, decode -> prefill)"}
 
 
-def test_time_is_compared_only_when_a_tolerance_is_given():
+def test_time_is_compared_only_with_max_slowdown():
     fast = each_phase(mixed(), lambda phase: {"tokens_per_second": 100.0})
     slow = each_phase(mixed(), lambda phase: {"tokens_per_second": 80.0})
     assert failures(Gate(), slow, fast) == {}
@@ -472,7 +471,7 @@ def test_time_is_compared_only_when_a_tolerance_is_given():
     assert found["--max-slowdown 0.2"] == "80.0 tokens/s, 100 in the baseline: 1.25 times the time per token"
 
 
-def test_time_on_another_processor_or_of_another_phase_cannot_be_compared():
+def test_time_on_different_processor_or_phase_is_unconfirmed():
     was, gate = mixed(), Gate(max_slowdown=0.5)
     other = was.model_copy(update={"environment": was.environment.model_copy(update={"cpu": "Another CPU"})})
     assert failures(gate, mixed(), other) == {
@@ -483,7 +482,7 @@ def test_time_on_another_processor_or_of_another_phase_cannot_be_compared():
     assert said == "cannot be confirmed: decode here, prefill in the baseline"
 
 
-def test_the_speed_of_profiled_steps_is_not_compared_with_that_of_others():
+def test_profiled_and_unprofiled_speeds_are_not_compared():
     free, slow = (each_phase(mixed(), lambda _: {"profiled": False}), each_phase(mixed(), lambda _: {"profiled": True}))
     gate = Gate(max_slowdown=0.5)
     for now, was, where in ((free, slow, "in the baseline"), (slow, free, "here")):
@@ -494,7 +493,7 @@ def test_the_speed_of_profiled_steps_is_not_compared_with_that_of_others():
         assert failures(gate, one, one) == failures(gate, one, older) == {}
 
 
-def test_the_speed_of_a_batch_is_not_compared_with_that_of_a_row():
+def test_speeds_with_different_active_rows_are_not_compared():
     def rows(count, **changes):
         report = each_phase(mixed(), lambda _: {"steps": 40, "tokens": round(40 * count)})
         return report.model_copy(update=changes)
@@ -512,12 +511,12 @@ def test_the_speed_of_a_batch_is_not_compared_with_that_of_a_row():
     assert "7.50 in the baseline" in failures(gate, guessed, rows(7.5))["--max-slowdown 0.5"]
 
 
-def test_a_baseline_that_wanted_another_provider_is_none():
+def test_baseline_with_other_preferred_provider_fails():
     baseline = mixed().model_copy(update={"chain": tuple(reversed(GPU_CHAIN))})
     assert f"{CPU} -> {GPU}" in failures(Gate(), mixed(), baseline)["--baseline: preferred provider"]
 
 
-def test_a_baseline_of_another_model_is_an_error():
+def test_baseline_of_another_model_raises_report_error():
     other = report_of(recorded_facts(), package=PACKAGE.model_copy(update={"manifest_sha256": "cd" * 32}))
     with pytest.raises(
         ReportError, match=r"a\.json cannot be a baseline for r\.json: only .*; give a report of the same model"
@@ -526,7 +525,7 @@ def test_a_baseline_of_another_model_is_an_error():
 
 
 @pytest.mark.parametrize("field", FIELDS)
-def test_every_field_is_documented(field):
+def test_every_requirement_field_is_documented(field):
     page = (REPOSITORY / "docs" / "reports.md").read_text(encoding="utf-8")
     table = page.partition("### Conditions")[2].partition("```")[0]
     assert f"`{field}`" in table
@@ -546,7 +545,7 @@ def test_every_field_is_documented(field):
     ],
     ids=["could not start", "not in this build", "there"],
 )
-def test_that_every_installed_provider_started_can_be_asked_for(chain, told):
+def test_unavailable_counts_providers_failing_to_start(chain, told):
     holds, said = required("unavailable=0", report_of(recorded_facts(), chain))
     assert holds is not bool(told) and said.startswith(told)
 
@@ -565,7 +564,7 @@ GATES = {
 
 @pytest.mark.parametrize("option", GATES)
 @pytest.mark.parametrize("how", ["a run of place", "a generation"])
-def test_every_gate_fails_on_a_run_that_failed(option, how):
+def test_every_gate_fails_on_failed_run(option, how):
     facts, gate = recorded_facts(), GATES[option]
     good = report_of(facts)
     baseline = ("a.json", good) if option == "--max-slowdown" else None
@@ -580,7 +579,7 @@ def test_every_gate_fails_on_a_run_that_failed(option, how):
     assert exceeded_limits(bad, gate.limits) or gate.limits == Limits()
 
 
-def test_a_baseline_whose_run_failed_confirms_nothing_and_an_interrupted_run_is_no_failed_one():
+def test_failed_baseline_fails_and_interrupted_run_passes():
     facts = recorded_facts()
     good, bad = report_of(facts), report_of(replace(facts, failure="no kernel"))
     assert "the run of the baseline failed" in failures(Gate(), good, bad)["report"]

@@ -1,4 +1,4 @@
-"""Limits: what counts, what is said, and which limits make no sense."""
+"""Placement limits: which nodes and copies count, the messages, and limits that are usage errors."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def of(report, *phases):
     return report.model_copy(update={"phases": phases})
 
 
-def test_what_is_met_says_nothing(report):
+def test_met_limits_yield_no_findings(report):
     assert exceeded_limits(report, Limits()) == ()
     assert exceeded_limits(report, Limits(max_cpu_nodes=4, max_copies=3, max_copy_bytes_per_token=3 * 512 + 8)) == ()
     assert exceeded_limits(of(report), Limits(max_cpu_nodes=0, max_copies=0, max_copy_bytes_per_token=0)) == ()
 
 
-def test_what_is_not_met_says_figures_and_nodes(report):
+def test_exceeded_limits_name_values_and_nodes(report):
     nodes, copies, size = exceeded_limits(
         report, Limits(max_cpu_nodes=3, max_copies=2, max_copy_bytes_per_token=3 * 512 + 7)
     )
@@ -39,7 +39,7 @@ def test_what_is_not_met_says_figures_and_nodes(report):
     assert size == "--max-copy-bytes-per-token 1543: 1,544 bytes in 4 copies per run of model.onnx (decode)"
 
 
-def test_the_phase_with_most_nodes_on_the_cpu_counts(report):
+def test_phase_with_most_cpu_nodes_counts(report):
     prefill, decode = report.phases
     fewer = decode.model_copy(update={"nodes": tuple(node for node in decode.nodes if node.provider == GPU)})
     assert (
@@ -48,7 +48,7 @@ def test_the_phase_with_most_nodes_on_the_cpu_counts(report):
     )
 
 
-def test_a_copy_of_unknown_size_is_not_within_a_limit(report):
+def test_copy_of_unknown_size_exceeds_limit(report):
     decode = report.phases[1]
     unknown = decode.model_copy(
         update={
@@ -61,14 +61,14 @@ def test_a_copy_of_unknown_size_is_not_within_a_limit(report):
     assert "1,032 bytes in 4 copies" in sentence and "1 copy of unknown size" in sentence
 
 
-def test_many_nodes_are_named_up_to_a_point(report):
+def test_long_node_list_is_truncated(report):
     decode = report.phases[1]
     nodes = tuple(decode.nodes[2].model_copy(update={"name": f"n{'x' * number}"}) for number in range(30))
     (sentence,) = exceeded_limits(of(report, decode.model_copy(update={"nodes": nodes})), Limits(max_cpu_nodes=0))
     assert f"n{'x' * 5} (Gather) and 24 more" in sentence and "x" * 6 not in sentence
 
 
-def test_nodes_that_differ_in_a_number_are_named_together(report):
+def test_nodes_differing_by_number_are_grouped(report):
     decode = report.phases[1]
     nodes = tuple(decode.nodes[2].model_copy(update={"name": f"layers.{number}/Add"}) for number in range(30))
     (sentence,) = exceeded_limits(of(report, decode.model_copy(update={"nodes": nodes})), Limits(max_cpu_nodes=0))
@@ -83,19 +83,19 @@ def test_nodes_that_differ_in_a_number_are_named_together(report):
         (PlacementLimits(max_copy_bytes_per_token=-5), "`max_copy_bytes_per_token` is -5"),
     ],
 )
-def test_a_negative_limit_is_a_usage_error(limits, name):
+def test_negative_limit_is_a_usage_error(limits, name):
     with pytest.raises(UsageError, match=name):
         check_fields(limits)
 
 
-def test_a_limit_on_cpu_nodes_contradicts_a_chain_that_begins_there():
+def test_cpu_node_limit_contradicts_cpu_preferred_chain():
     check_limits(Limits(max_cpu_nodes=0, max_copies=0, max_copy_bytes_per_token=0), (GPU, CPU))
     check_limits(Limits(max_copies=0, max_copy_bytes_per_token=0), (CPU,))
     with pytest.raises(UsageError, match="contradicts `providers`"):
         check_limits(Limits(max_cpu_nodes=5), (CPU,))
 
 
-def test_an_exceeded_limit_is_in_the_report_the_verdict_and_the_text():
+def test_exceeded_limit_appears_in_report_verdict_and_text():
     report = report_of(mixed_facts(), GPU_CHAIN, judge=lambda made: exceeded_limits(made, Limits(max_cpu_nodes=0)))
     assert len(report.exceeded_limits) == 1
     assert "1 limit EXCEEDED" in verdict_of(report)

@@ -1,4 +1,4 @@
-"""`partita generate --input FILE --output FILE`: every row once, in order, whatever ended the runs before."""
+"""`partita generate --input FILE --output FILE`: every row once, in order, also after an interrupted run."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def until_lines(process: subprocess.Popen[str], journal: Path, count: int) -> No
     [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.heavy), signal.SIGINT],
     ids=lambda number: number.name,
 )
-def test_a_run_that_is_ended_goes_on_and_loses_and_doubles_nothing(summing, tmp_path, number):
+def test_terminated_run_resumes_without_lost_or_duplicate_rows(summing, tmp_path, number):
     source, out = written(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
     journal = tmp_path / "out.jsonl.partial"
     done = 0
@@ -114,7 +114,7 @@ def read_journal(journal: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def test_rows_of_text_with_messages_and_options_of_their_own(tiny_checkpoint, exported, tmp_path, capsys):
+def test_text_and_message_rows_match_single_generation(tiny_checkpoint, exported, tmp_path, capsys):
     package = exported(tiny_checkpoint("llama"), attention="gqa", batch_size=2)
     said = [{"role": "user", "content": "return the value"}]
     rows: list[Any] = [
@@ -142,7 +142,7 @@ def test_rows_of_text_with_messages_and_options_of_their_own(tiny_checkpoint, ex
         assert json.loads(capsys.readouterr().out)["rows"][0]["text"] == found[index]["text"]
 
 
-def test_tables_in_and_out(summing, tmp_path, capsys):
+def test_parquet_input_produces_parquet_output(summing, tmp_path, capsys):
     require("pyarrow")
     import pyarrow
     from pyarrow import parquet
@@ -171,14 +171,14 @@ def test_tables_in_and_out(summing, tmp_path, capsys):
     ],
     ids=str,
 )
-def test_what_is_wrong_with_a_field_is_said_of_the_field(summing, tmp_path, capsys, fields, said):
+def test_row_error_names_the_field(summing, tmp_path, capsys, fields, said):
     source, out = written(tmp_path / "in.jsonl", [{"tokens": [5], **fields}]), tmp_path / "out.jsonl"
     assert run(words(summing, source, out)) == 0
     (row,) = read(out)
     assert said in row["error"] and "--" not in row["error"] and "1 row" in capsys.readouterr().err
 
 
-def test_what_cannot_be_is_said_before_anything_is_loaded(summing, tmp_path, capsys, monkeypatch):
+def test_invalid_arguments_fail_before_model_is_loaded(summing, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("partita.library.engine.local.load_runner", None)
     source, out = written(tmp_path / "in.jsonl", ROWS[:2]), tmp_path / "out.jsonl"
     out.write_text("mine\n")
@@ -199,8 +199,8 @@ def test_what_cannot_be_is_said_before_anything_is_loaded(summing, tmp_path, cap
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.partial", "./out.jsonl"])
-def test_a_report_does_not_take_the_place_of_the_answers(summing, tmp_path, monkeypatch, capsys, name):
-    """Neither of the two is there yet when the command begins."""
+def test_report_path_must_differ_from_output_and_journal(summing, tmp_path, monkeypatch, capsys, name):
+    """Neither file exists when the command starts."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in.jsonl").write_text('{"tokens": [1, 2]}\n')
     assert run(words(summing, Path("in.jsonl"), Path("out.jsonl"), "--report", name)) == 2
@@ -209,8 +209,8 @@ def test_a_report_does_not_take_the_place_of_the_answers(summing, tmp_path, monk
 
 
 @pytest.mark.usefixtures("no_bytecode")
-def test_a_disk_that_is_full_at_the_last_step_costs_no_answer(summing, tmp_path, capsys, monkeypatch):
-    """The table is larger than the journal, so a limit on the size of files meets it alone."""
+def test_full_disk_on_publish_keeps_completed_rows(summing, tmp_path, capsys, monkeypatch):
+    """RLIMIT_FSIZE stops the Parquet table, which is larger than the journal."""
     require("pyarrow")
     from pyarrow import parquet
 
@@ -237,7 +237,7 @@ def piped(monkeypatch: pytest.MonkeyPatch, rows: Sequence[Any]) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
 
 
-def test_rows_come_through_a_pipe_and_the_same_ones_go_on_with_a_run(summing, tmp_path, capsys, monkeypatch):
+def test_stdin_rows_resume_only_with_identical_input(summing, tmp_path, capsys, monkeypatch):
     out, given = tmp_path / "out.jsonl", words(summing, Path("-"), tmp_path / "out.jsonl", "--json")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
@@ -260,7 +260,7 @@ def interrupted(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_pipe_is_read_only_when_everything_else_is_right(summing, tmp_path, capsys, monkeypatch):
+def test_stdin_is_read_after_other_arguments_are_checked(summing, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
     (tmp_path / "out.jsonl").write_text("mine\n")
     assert run(words(summing, Path("-"), tmp_path / "out.jsonl")) == 2
@@ -269,7 +269,7 @@ def test_a_pipe_is_read_only_when_everything_else_is_right(summing, tmp_path, ca
     assert "stdin is closed" in capsys.readouterr().err
 
 
-def test_a_full_disk_while_a_pipe_is_read_is_one_line(summing, tmp_path, capsys, monkeypatch):
+def test_full_disk_while_reading_stdin_fails_with_message(summing, tmp_path, capsys, monkeypatch):
     def fails(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -281,8 +281,8 @@ def test_a_full_disk_while_a_pipe_is_read_is_one_line(summing, tmp_path, capsys,
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_bar_says_how_many_rows_and_how_fast(monkeypatch, terminal):
-    """Of this run, so that rows of an earlier one do not count as fast."""
+def test_progress_bar_shows_rows_and_speed_on_terminal(monkeypatch, terminal):
+    """The speed excludes rows of an earlier run."""
     shown, clock = io.StringIO(), iter([0.0, 2.0])
     console = Console(file=shown, force_terminal=terminal, width=120)
     monkeypatch.setattr("partita.commands.terminal.stderr", console)

@@ -1,4 +1,4 @@
-"""`partita bench` as its users meet it: real processes on the CPU, and what becomes of contenders that fail."""
+"""`partita bench` with real processes on the CPU, including contenders that fail."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def measured(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str
 
 
 @pytest.mark.heavy
-def test_two_chains_take_turns_and_are_compared(package, capsys, monkeypatch):
+def test_two_chains_alternate_and_are_compared(package, capsys, monkeypatch):
     order: list[tuple[int, str]] = []
     take_turn = benchmark.Race.run_round
 
@@ -62,7 +62,7 @@ def test_two_chains_take_turns_and_are_compared(package, capsys, monkeypatch):
     assert {entry["phase"] for entry in first["ratios"]} == {"prefill", "decode"} and not cpu["ratios"]
 
 
-def test_the_tokens_are_those_of_generate(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_tokens_match_generate(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompt = ("--prompt", "1,45,7,99", "--token-ids")
     found = measured(capsys, package, "--provider", "cpu", *prompt, "--rounds", "1", "--max-new-tokens", "6")
     out, _ = succeeds(
@@ -73,7 +73,7 @@ def test_the_tokens_are_those_of_generate(package: Path, capsys: pytest.CaptureF
     assert ours[: len(theirs)] == theirs and len(ours) == 6
 
 
-def test_reports_go_to_a_folder(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reports_are_written_to_folder(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "reports"
     succeeds(capsys, "bench", package, "--provider", "cpu", "--provider", NO_DEVICE, *QUICK, "--report", folder)
     assert sorted(path.name for path in folder.iterdir()) == ["cpu.json", "cuda-cpu.json"]
@@ -106,11 +106,11 @@ def test_reports_go_to_a_folder(package: Path, tmp_path: Path, capsys: pytest.Ca
         (["--provider", "cpu", "--prompt-tokens", "60"], 1, "exceed the cache length of"),
     ],
 )
-def test_what_makes_no_sense_is_one_line(package, capsys, words, code, said):
+def test_invalid_arguments_fail_with_single_line(package, capsys, words, code, said):
     fails(capsys, code, said, "bench", package, *words)
 
 
-def test_folders_that_cannot_take_reports(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_report_folders_are_rejected(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     words = ("bench", package, "--provider", "cpu", "--report")
     fails(capsys, 1, "a file; choose a folder", *words, tmp_path / "file")
@@ -119,7 +119,7 @@ def test_folders_that_cannot_take_reports(package: Path, tmp_path: Path, capsys:
     assert not (package / "reports").exists()
 
 
-def test_a_provider_that_cannot_start_is_exit_code_3_and_the_other_is_measured(package, capsys):
+def test_failing_provider_exits_3_and_other_is_measured(package, capsys):
     assert run(["bench", str(package), "--providers", "cuda", "cpu", *QUICK]) == 3
     out, err = capsys.readouterr()
     assert out.startswith("cpu: decode ") and "cuda failed: " in out
@@ -132,7 +132,7 @@ def test_a_provider_that_cannot_start_is_exit_code_3_and_the_other_is_measured(p
     [(ABORTS, "killed by SIGABRT"), pytest.param(HANGS, "no answer within 15 s", marks=pytest.mark.heavy)],
     ids=["crash", "hang"],
 )
-def test_a_provider_that_crashes_or_hangs_is_a_finding(package, tmp_path, capsys, source, words):
+def test_crashing_or_hanging_provider_is_recorded_as_failed(package, tmp_path, capsys, source, words):
     named = f"mine={library(tmp_path, source)}"
     fails(capsys, 2, "mine is in no chain", "bench", package, "--provider", "cpu", "--provider-library", named)
     plugin = ("--provider-library", named, "--timeout", "15" if source is HANGS else "60")
@@ -143,7 +143,7 @@ def test_a_provider_that_crashes_or_hangs_is_a_finding(package, tmp_path, capsys
     assert words in lost["error"] and words in err
 
 
-def test_one_that_fails_in_the_middle_keeps_what_it_finished(package, capsys, monkeypatch):
+def test_contender_killed_midway_keeps_finished_rounds(package, capsys, monkeypatch):
     take_turn = benchmark.Race.run_round
 
     def killed(self: benchmark.Race, racer: benchmark.Racer, number: int) -> None:
@@ -171,8 +171,8 @@ def bench_children() -> set[int]:
 
 
 @pytest.mark.parametrize(("when", "rounds"), [(1, [1, 0]), (0, [])])
-def test_ctrl_c_prints_what_there_is_and_leaves_no_process(package, capsys, monkeypatch, when, rounds):
-    """In round `when`, between the turns of the two contenders."""
+def test_ctrl_c_prints_partial_result_and_ends_child_processes(package, capsys, monkeypatch, when, rounds):
+    """Ctrl-C arrives in round `when`, between the two contenders."""
     take_turn = benchmark.Race.run_round
 
     def interrupted(self: benchmark.Race, racer: benchmark.Racer, number: int) -> None:
@@ -195,7 +195,7 @@ def test_ctrl_c_prints_what_there_is_and_leaves_no_process(package, capsys, monk
     assert sum(len(entry["round_results"]) for entry in found["contenders"]) == 2 * when + 1
 
 
-def test_ctrl_c_while_it_observes_keeps_every_figure_and_writes_the_result(package, tmp_path, capsys, monkeypatch):
+def test_ctrl_c_in_profiled_round_keeps_measurements(package, tmp_path, capsys, monkeypatch):
     observe = benchmark.Race.observe
 
     def interrupted(self: benchmark.Race, racer: benchmark.Racer) -> None:
@@ -214,7 +214,7 @@ def test_ctrl_c_while_it_observes_keeps_every_figure_and_writes_the_result(packa
     assert cpu["summary"] is None and cpu["summary_missing_reason"] == "interrupted before its profiled round"
 
 
-def test_a_report_that_cannot_be_written_is_an_error_beside_the_figures(package, tmp_path, capsys, monkeypatch):
+def test_failed_profiled_round_is_an_error_only_with_report(package, tmp_path, capsys, monkeypatch):
     def fails(self: benchmark.Race, racer: benchmark.Racer) -> None:
         raise GenerationError("no room")
 
@@ -229,7 +229,7 @@ def test_a_report_that_cannot_be_written_is_an_error_beside_the_figures(package,
 
 
 @pytest.mark.heavy
-def test_a_batch_and_a_static_pair(tiny_checkpoint, exported, capsys):
+def test_bench_runs_static_package_with_batch_of_two(tiny_checkpoint, exported, capsys):
     made = exported(tiny_checkpoint("llama"), batch_size=2, static_shapes=True, prefill_chunk=8)
     found = measured(capsys, made, "--provider", "cpu", "--prompt-tokens", "20", "--rounds", "1")
     (turn, _) = found["contenders"][0]["round_results"]
@@ -270,7 +270,7 @@ def test_two_packages_are_compared_on_each_chain(package, other, tmp_path, capsy
     assert [report.package and report.package.attention for report in reports] == ["gqa", "primitives"] * 2
 
 
-def test_the_result_goes_to_a_file_for_report(package, tmp_path, capsys):
+def test_result_file_works_with_report_commands(package, tmp_path, capsys):
     file = tmp_path / "a result.json"
     out, err = succeeds(capsys, "bench", package, *QUICK, "--out", file)
     assert "note: provider cpu, by default: " in err

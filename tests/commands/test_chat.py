@@ -1,4 +1,4 @@
-"""`partita chat`: over a pipe, and at a terminal, where keys do what they should."""
+"""`partita chat` over a pipe and at a terminal, with key bindings and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def answers(package: Path, *messages: str, count: int = 6) -> list[str]:
     return [entry["content"] for entry in said if entry["role"] == "assistant"]
 
 
-def test_every_line_of_a_pipe_is_a_message(package, monkeypatch, capsys, tmp_path):
+def test_each_stdin_line_is_a_message(package, monkeypatch, capsys, tmp_path):
     kept = tmp_path / "said.json"
     text = f"the value\n\nof the\\\nother list\n/save {kept}\n//in\n"
     assert piped(monkeypatch, text, str(package), "--system", SYSTEM, "-n", "6") == 0
@@ -91,12 +91,12 @@ def test_every_line_of_a_pipe_is_a_message(package, monkeypatch, capsys, tmp_pat
         (f"{'the value ' * 1500}\n", (), 1, "the cache length is 2048"),
     ],
 )
-def test_what_makes_no_sense_ends_in_a_line(package, monkeypatch, capsys, text, options, code, says):
+def test_invalid_input_fails_with_message(package, monkeypatch, capsys, text, options, code, says):
     assert piped(monkeypatch, text, str(package), *options) == code
     assert says in capsys.readouterr().err
 
 
-def test_a_package_without_a_chat_template_is_told_of_generate(package, own_copy, monkeypatch, capsys):
+def test_missing_chat_template_suggests_generate(package, own_copy, monkeypatch, capsys):
     bare = own_copy(package)
     (bare / "chat_template.jinja").unlink()
     assert piped(monkeypatch, "hi\n", str(bare)) == 2
@@ -105,14 +105,14 @@ def test_a_package_without_a_chat_template_is_told_of_generate(package, own_copy
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"schema": "x", "messages": []}', '{"messages": [{"role": "me"}]}'])
-def test_only_a_conversation_is_resumed(tmp_path, text):
+def test_resume_rejects_files_without_conversation(tmp_path, text):
     file = tmp_path / "said.json"
     file.write_text(text)
     with pytest.raises(UsageError, match="not a conversation"):
         read_conversation(file)
 
 
-def test_keys_of_the_prompt(own_cache):
+def test_prompt_key_bindings_and_history(own_cache):
     from prompt_toolkit.input import create_pipe_input
     from prompt_toolkit.output import DummyOutput
 
@@ -139,7 +139,7 @@ def test_keys_of_the_prompt(own_cache):
 
 
 @pytest.mark.parametrize("early", [False, True])
-def test_ctrl_c_ends_an_answer_and_pressed_again_later_everything(monkeypatch, early):
+def test_ctrl_c_cancels_reply_and_second_press_interrupts(monkeypatch, early):
     class Asked:
         cancelled = 0
 
@@ -165,7 +165,7 @@ def test_ctrl_c_ends_an_answer_and_pressed_again_later_everything(monkeypatch, e
     signal.signal(signal.SIGINT, found)
 
 
-def test_a_session_at_a_terminal(package, tmp_path, own_cache):
+def test_terminal_session_handles_ctrl_c_and_commands(package, tmp_path, own_cache):
     pexpect = pytest.importorskip("pexpect")
     report, kept = tmp_path / "report.json", tmp_path / "said.json"
     command = [sys.executable, "-c", SLOW, "chat", str(package), "--provider", "cpu", "--threads", "1", "-n", "100"]

@@ -1,4 +1,4 @@
-"""The command line as its users meet it: what it prints, its exit codes, and one line for every mistake."""
+"""The command line: output, exit codes, and one-line error messages."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def succeeds(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[st
 # export
 
 
-def test_export_says_what_it_made(tiny_checkpoint, tmp_path, capsys, monkeypatch):
+def test_export_prints_summary_and_json(tiny_checkpoint, tmp_path, capsys, monkeypatch):
     summaries: list[Any] = []
 
     def noted(*given: Any) -> Any:
@@ -79,7 +79,9 @@ def test_export_says_what_it_made(tiny_checkpoint, tmp_path, capsys, monkeypatch
     assert found["manifest"] == json.loads((tmp_path / "p" / MANIFEST).read_text("utf-8"))
 
 
-def test_an_unverified_package_says_so_everywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unverified_package_is_reported_by_generate_and_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     package, report = handmade(tmp_path / "p"), tmp_path / "r.json"
     words = ("1,2", "--token-ids", "--max-new-tokens", 4, "--report", report)
     _, err = succeeds(capsys, "generate", package, *words)
@@ -96,7 +98,7 @@ def test_an_unverified_package_says_so_everywhere(tmp_path: Path, capsys: pytest
 # generate
 
 
-def test_text_goes_to_stdout_and_timings_to_stderr_and_json_has_both(package, capsys) -> None:
+def test_generate_prints_text_to_stdout_and_timings_to_stderr(package, capsys) -> None:
     plain, err = succeeds(capsys, "generate", package, PROMPT, "--max-new-tokens", 8)
     assert plain.endswith("\n") and len(plain) > 1
     assert "tokens/s" in err and "finish: length" in err and "load" in err
@@ -107,7 +109,7 @@ def test_text_goes_to_stdout_and_timings_to_stderr_and_json_has_both(package, ca
     assert answer["timings"]["decode_tokens_per_second"] > 0
 
 
-def test_stop_string(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stop_string_ends_generation(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole, _ = succeeds(capsys, "generate", package, PROMPT, "--max-new-tokens", 16)
     cut = whole.rstrip("\n")[5:8]
     out, err = succeeds(capsys, "generate", package, PROMPT, "--max-new-tokens", 16, "--stop", cut, "--stop", "@@@@")
@@ -115,7 +117,7 @@ def test_stop_string(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "finish: stop" in err
 
 
-def test_chat(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_system_message_applies_chat_template(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     written = f"<|system|>be brief\n<|user|>{PROMPT}\n<|assistant|>"
     expected, _ = succeeds(capsys, "generate", package, written, "--max-new-tokens", 6)
     assert succeeds(capsys, "generate", package, PROMPT, "--system", "be brief", "--max-new-tokens", 6)[0] == expected
@@ -131,7 +133,7 @@ def test_token_ids_need_no_tokenizer(tiny_checkpoint, exported, capsys):
     fails(capsys, 1, "token id -3", "generate", package, "1,-3", "--token-ids")
 
 
-def test_prompts_are_answered_in_the_rows_of_a_batch(tiny_checkpoint, exported, capsys):
+def test_multiple_prompts_run_as_batch_rows(tiny_checkpoint, exported, capsys):
     package = exported(tiny_checkpoint("qwen2"), batch_size=2)
     out, _ = succeeds(capsys, "generate", package, PROMPT, "the list", "--max-new-tokens", 4)
     assert out.startswith("[1] ") and "\n[2] " in out
@@ -152,11 +154,11 @@ def test_prompts_are_answered_in_the_rows_of_a_batch(tiny_checkpoint, exported, 
         ("--probe-seconds", -1, "--probe-seconds is -1"),
     ],
 )
-def test_absurd_values(package, capsys, option, value, words):
+def test_out_of_range_options_are_rejected(package, capsys, option, value, words):
     fails(capsys, 2, words, "generate", package, PROMPT, option, value)
 
 
-def test_prompts_that_cannot_be_used(package, capsys, monkeypatch):
+def test_invalid_prompts_are_rejected(package, capsys, monkeypatch):
     fails(capsys, 2, "no prompt", "generate", package)
     fails(capsys, 1, "the prompt is empty", "generate", package, "")
     fails(capsys, 1, "the cache length is 64", "generate", package, "x y z " * 40)
@@ -165,7 +167,7 @@ def test_prompts_that_cannot_be_used(package, capsys, monkeypatch):
     fails(capsys, 2, "stdin is not UTF-8 (byte 3)", "generate", package, "-")
 
 
-def test_a_prompt_that_fills_the_cache(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prompt_filling_the_cache_is_rejected(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ids = ",".join(["5"] * 64)
     err = fails(capsys, 1, "which leaves no room for new tokens", "generate", package, ids, "--token-ids")
     assert "has 64 tokens, but the cache length is 64, " in err and "--max-length 128" in err
@@ -174,8 +176,8 @@ def test_a_prompt_that_fills_the_cache(package: Path, capsys: pytest.CaptureFixt
     assert len(json.loads(out)["rows"][0]["tokens"]) == 1
 
 
-def test_padding_and_finished_rows_are_no_tokens(tiny_checkpoint, exported, tmp_path, capsys):
-    """20 and 3 prompt tokens; the longer row has no room for more after a while, the other goes on alone."""
+def test_token_counts_exclude_padding_and_finished_rows(tiny_checkpoint, exported, tmp_path, capsys):
+    """50 and 3 prompt tokens; the longer row fills its cache first and the other row continues."""
     package, report = exported(tiny_checkpoint("qwen2"), batch_size=2), tmp_path / "r.json"
     long, short = ",".join(["7"] * 50), "9,8,7"
     out, _ = succeeds(
@@ -193,8 +195,8 @@ def test_padding_and_finished_rows_are_no_tokens(tiny_checkpoint, exported, tmp_
 
 
 @pytest.mark.parametrize("fewer", [False, True], ids=["all rows", "fewer rows"])
-def test_a_batch_that_reads_its_prompts_whole_says_so(tmp_path, capsys, fewer):
-    """What is said to read them so is a package of before; those of today read them in chunks, each row by itself."""
+def test_fixed_prefill_chunk_option_is_reported_as_ignored(tmp_path, capsys, fewer):
+    """Older packages prefill whole prompts; packages with smaller batch graphs prefill each row in chunks."""
     package = handmade(tmp_path / "package", batch=2, states=("key",), appends=False, fewer=fewer)
     report = tmp_path / "r.json"
     arguments = ["generate", package, "1,2,3,4,5,6,7", "1,2,3", "--token-ids", "--max-new-tokens", 2]
@@ -203,7 +205,7 @@ def test_a_batch_that_reads_its_prompts_whole_says_so(tmp_path, capsys, fewer):
     assert json.loads(report.read_text())["request"]["prefill_chunk_tokens"] == (512 if fewer else 7)
 
 
-def test_packages_that_cannot_be_run(tmp_path: Path, own_package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_packages_are_rejected(tmp_path: Path, own_package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fails(capsys, 1, "no such file or folder", "generate", tmp_path / "absent", PROMPT)
     (tmp_path / "empty").mkdir()
     fails(capsys, 1, f"it has no {MANIFEST}", "generate", tmp_path / "empty", PROMPT)
@@ -219,7 +221,7 @@ def test_packages_that_cannot_be_run(tmp_path: Path, own_package: Path, capsys: 
 # verify
 
 
-def test_verify_needs_no_torch(package: Path) -> None:
+def test_verify_does_not_import_torch(package: Path) -> None:
     code = (
         "import sys; from partita.cli import run; code = run(['verify', sys.argv[1]]); "
         "print('torch' in sys.modules); sys.exit(code)"
@@ -233,15 +235,15 @@ def test_verify_needs_no_torch(package: Path) -> None:
     assert sum("equal" in line for line in lines) == 10
 
 
-def test_verify_finds_a_flipped_byte(own_package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_detects_flipped_weight_byte(own_package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = bytearray((own_package / WEIGHTS).read_bytes())
     data[len(data) // 2] ^= 1
     (own_package / WEIGHTS).write_bytes(data)
     fails(capsys, 1, "SHA-256 does not match the manifest", "verify", own_package)
 
 
-def test_verify_disagrees_with_exit_code_4(own_package: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Another known answer with a right hash: what a graph that drifted would look like."""
+def test_verify_mismatch_exits_4(own_package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The known answer is replaced, with a matching hash, to simulate a graph whose outputs drifted."""
     spoil_known_answer(own_package)
     assert run(["verify", str(own_package), "--provider", "cpu"]) == 4
     out, err = capsys.readouterr()
@@ -253,7 +255,7 @@ def test_verify_disagrees_with_exit_code_4(own_package: Path, capsys: pytest.Cap
 # report
 
 
-def test_report_show(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_show_prints_text_and_json(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "r.json"
     succeeds(capsys, "generate", package, PROMPT, "--max-new-tokens", 12, "--report", report)
     out, _ = succeeds(capsys, "report", "show", report, "--full")
@@ -276,7 +278,7 @@ def child_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1"}
 
 
-def test_ctrl_c_ends_cleanly_and_still_writes_the_report(tiny_checkpoint, exported, tmp_path):
+def test_ctrl_c_exits_130_and_writes_report(tiny_checkpoint, exported, tmp_path):
     package, report = exported(tiny_checkpoint("llama"), max_length=256), tmp_path / "r.json"
     slow = (
         "import sys, time\n"
@@ -308,7 +310,7 @@ def test_ctrl_c_ends_cleanly_and_still_writes_the_report(tiny_checkpoint, export
     assert totals["finish_reason"] == "interrupted" and 0 < totals["new_tokens"] < 200
 
 
-def test_json_has_no_nan() -> None:
+def test_json_replaces_nan_and_infinity_with_null() -> None:
     from partita.commands.terminal import finite
 
     assert finite({"a": [float("nan"), 1.5], "b": float("inf")}) == {"a": [None, 1.5], "b": None}
@@ -334,7 +336,7 @@ def into_closed_pipe(*arguments: object, **environment: str) -> subprocess.Compl
 
 
 @pytest.mark.parametrize(("options", "unbuffered"), [((), ""), (("--json",), "1")])
-def test_a_closed_pipe_is_no_error_and_loses_no_report(package, tmp_path, options, unbuffered):
+def test_closed_stdout_exits_0_and_writes_report(package, tmp_path, options, unbuffered):
     report = tmp_path / "r.json"
     arguments = ("generate", package, PROMPT, "--max-new-tokens", 40, "--report", report, *options)
     done = into_closed_pipe(*arguments, PYTHONUNBUFFERED=unbuffered)
@@ -343,7 +345,7 @@ def test_a_closed_pipe_is_no_error_and_loses_no_report(package, tmp_path, option
     assert totals["finish_reason"] == "length" or "stdout was closed" in totals["finish_detail"]
 
 
-def test_other_verbs_into_a_closed_pipe(package: Path, own_package: Path, tmp_path: Path) -> None:
+def test_closed_stdout_keeps_exit_codes_of_other_commands(package: Path, own_package: Path, tmp_path: Path) -> None:
     report = tmp_path / "r.json"
     into_closed_pipe("generate", package, PROMPT, "--report", report)
     for words in (["report", "show", report], ["--help"]):
@@ -366,7 +368,7 @@ def spoil_known_answer(package: Path) -> None:
     write_manifest(package, manifest.model_copy(update={"files": files}))
 
 
-def test_ctrl_c_during_an_export_says_so(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def test_ctrl_c_during_export_exits_130_and_removes_files(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "partita", "export", str(tiny_checkpoint("llama")), str(tmp_path / "o" / "p")]
     child = subprocess.Popen(command, stderr=subprocess.PIPE, env=child_environment(), preexec_fn=heed_interrupts)
     deadline = time.monotonic() + 300
@@ -378,6 +380,6 @@ def test_ctrl_c_during_an_export_says_so(tiny_checkpoint: TinyCheckpoint, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
-def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_in_file_names_are_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     err = fails(capsys, 1, "absent", "report", "show", tmp_path / "absent\x1b[31m\n.json")
     assert "\x1b" not in err

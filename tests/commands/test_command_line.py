@@ -1,6 +1,4 @@
-"""The command line itself: help, short options, unknown ones, and paths that are empty. The tree of verbs is walked, so
-that an option of tomorrow is tested, too.
-"""
+"""The command line itself: help, option aliases, unknown options and empty paths, for every registered command."""
 
 from __future__ import annotations
 
@@ -71,7 +69,7 @@ PATHS = list(path_parameters())
 @pytest.mark.parametrize(
     ("path", "command", "parameter", "empty"), PATHS, ids=[f"{'-'.join(p)}-{q.name}" for p, _, q, _ in PATHS]
 )
-def test_an_empty_path_is_an_error_and_not_this_folder(path, command, parameter, empty, capsys, tmp_path, monkeypatch):
+def test_empty_path_is_rejected(path, command, parameter, empty, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = []
     for argument in command.params:
@@ -88,7 +86,7 @@ def test_an_empty_path_is_an_error_and_not_this_folder(path, command, parameter,
 
 
 @pytest.mark.parametrize("group", [(), ("report",), ("cache",)], ids=["partita", "report", "cache"])
-def test_without_a_verb_the_help_is_shown_as_it_is(group, capsys):
+def test_missing_command_prints_help_and_exits_2(group, capsys):
     assert run(list(group)) == 2, "nothing was done"
     out, err = capsys.readouterr()
     assert err == ""
@@ -100,7 +98,7 @@ def test_without_a_verb_the_help_is_shown_as_it_is(group, capsys):
 @pytest.mark.parametrize(
     ("path", "command"), [*EVERY, ((), None)], ids=["-".join(p) or "partita" for p, _ in [*EVERY, ((), None)]]
 )
-def test_every_verb_has_a_short_help_option_and_no_option_twice(path, command, capsys):
+def test_every_command_accepts_short_help_and_has_unique_options(path, command, capsys):
     assert run([*path, "-h"]) == 0
     assert f"Usage: partita {' '.join(path)}".strip() in capsys.readouterr().out
     names = [name for parameter in (command.params if command else ()) for name in parameter.opts]
@@ -108,7 +106,7 @@ def test_every_verb_has_a_short_help_option_and_no_option_twice(path, command, c
 
 
 @pytest.mark.parametrize(("path", "command"), EVERY, ids=["-".join(path) for path, _ in EVERY])
-def test_the_help_has_every_option_under_a_heading_and_examples(path, command, capsys):
+def test_help_lists_every_option_under_heading_and_examples(path, command, capsys):
     assert {each.group for each in describe_fields(command.options) if not each.option.positional} <= {*GROUPS, ""}
     assert run([*path, "--help"]) == 0
     shown = capsys.readouterr().out
@@ -123,7 +121,7 @@ def test_the_help_has_every_option_under_a_heading_and_examples(path, command, c
     assert examples and all(line.startswith(f"  partita {' '.join(path)}") for line in examples)
 
 
-def test_the_help_shows_choices_and_is_as_wide_as_the_terminal(capsys, monkeypatch):
+def test_help_shows_choices_and_uses_terminal_width(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "150")
     assert run(["export", "--help"]) == 0
     shown = capsys.readouterr().out
@@ -134,13 +132,13 @@ def test_the_help_shows_choices_and_is_as_wide_as_the_terminal(capsys, monkeypat
     assert "--view [brief|html|json|markdown|text]" in capsys.readouterr().out
 
 
-def test_a_size_that_is_beyond_all_numbers_is_refused():
+def test_oversized_size_value_is_rejected():
     assert read_size("1.5 GB") == 1_500_000_000 and read_size("2KiB") == 2048
     with pytest.raises(typer.BadParameter, match="'9{40}' is too large; write e.g. 600MiB or 2GiB"):
         read_size("9" * 400)
 
 
-def test_a_verb_or_option_that_is_not_there_names_the_nearest_and_where_help_is(capsys):
+def test_unknown_command_or_option_suggests_nearest_and_help(capsys):
     assert "Did you mean --provider? (see partita generate --help)" in fails(
         capsys, 2, "", "generate", "x", "--provder", "c"
     )
@@ -151,7 +149,7 @@ def test_a_verb_or_option_that_is_not_there_names_the_nearest_and_where_help_is(
     assert "(see partita place --help)" in fails(capsys, 2, "", "place", "x", "--zzzzzz")
 
 
-def test_several_values_are_a_list(monkeypatch):
+def test_repeated_options_and_arguments_become_lists(monkeypatch):
     found = {}
     for function in ("place.support", "bench.run", "generate.run"):
         monkeypatch.setattr(f"partita.commands.{function}", lambda options: found.update({type(options): options}))
@@ -169,14 +167,14 @@ def test_several_values_are_a_list(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "verb"), [(["help"], []), (["help", "help"], []), (["help", "generate"], ["generate"])]
 )
-def test_help_is_a_verb_too(words, verb, capsys):
+def test_help_command_prints_same_text_as_help_option(words, verb, capsys):
     assert run(words) == 0
     said = capsys.readouterr().out
     assert run([*verb, "--help"]) == 0
     assert said == capsys.readouterr().out
 
 
-def test_other_spellings_of_options_are_taken(tmp_path, capsys):
+def test_option_aliases_are_accepted(tmp_path, capsys):
     for command in (["generate", "p", "hi"], ["run", "p", "hi"], ["chat", "p"], ["bench", "p"]):
         assert "--max-new-tokens" in fails(capsys, 2, "", *command, "--max-tokens", "0")
     for flags in (["--quantizer", "nosuch"], ["--requantize", "--quantizer", "nosuch"]):
@@ -200,7 +198,7 @@ class Terminal(io.StringIO):
         (ProgressOptions(verbose=True), 3600.0, True, True),
     ],
 )
-def test_a_long_stage_has_a_line_without_a_terminal(options, least_seconds, on_terminal, lines, monkeypatch):
+def test_long_stage_prints_duration_without_terminal(options, least_seconds, on_terminal, lines, monkeypatch):
     stream = Terminal() if on_terminal else io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setenv("TERM", "xterm")
@@ -215,13 +213,13 @@ def test_a_long_stage_has_a_line_without_a_terminal(options, least_seconds, on_t
     assert not options.quiet or stream.getvalue() == ""
 
 
-def test_quiet_and_verbose_exclude_each_other(capsys):
+def test_quiet_and_verbose_are_mutually_exclusive(capsys):
     for verb in ("run", "place", "export"):
         words = [verb, ".", "out"] if verb == "export" else [verb, "."]
         assert "--quiet and --verbose exclude each other" in fails(capsys, 2, "", *words, "-q", "-v")
 
 
-def test_every_verb_that_shows_progress_has_both_options():
+def test_commands_with_progress_have_quiet_and_verbose():
     both = {path[-1] for path, command in EVERY if {"quiet", "verbose"} <= {each.name for each in command.params}}
     assert both == {
         *[
@@ -261,7 +259,7 @@ SAMPLED = [each.name for each in describe_fields(Sampling) if each.name != "sour
 
 
 @pytest.mark.parametrize(("name", "record"), FUNCTIONS.items())
-def test_a_function_takes_the_fields_of_its_options(name: str, record: type[Any]) -> None:
+def test_api_function_parameters_match_options_record(name: str, record: type[Any]) -> None:
     taken = inspect.signature(getattr(partita, name)).parameters
     assert {each.name: each.default for each in taken.values()} == {
         name: each.default for name, each in inspect.signature(record).parameters.items()
@@ -269,7 +267,7 @@ def test_a_function_takes_the_fields_of_its_options(name: str, record: type[Any]
 
 
 @pytest.mark.parametrize("record", RECORDS)
-def test_every_option_has_a_help_and_a_default_within_its_range(record: type[Any]) -> None:
+def test_every_option_has_help_and_valid_default(record: type[Any]) -> None:
     for each in describe_fields(record):
         assert each.option.help
         default, limits = each.field.default, each.option.range
@@ -280,7 +278,7 @@ def test_every_option_has_a_help_and_a_default_within_its_range(record: type[Any
 
 
 @pytest.mark.parametrize("name", SAMPLED)
-def test_a_sampling_option_is_found_everywhere(name: str) -> None:
+def test_sampling_option_is_available_in_every_interface(name: str) -> None:
     """Adding a field to `Sampling` is enough for the command line, prompt files and the server."""
     from partita.serve.protocol import SAMPLING
 
@@ -295,7 +293,7 @@ def test_a_sampling_option_is_found_everywhere(name: str) -> None:
         assert name in inspect.signature(function).parameters
 
 
-def test_paths_sequences_and_mappings_have_one_type() -> None:
+def test_paths_and_sequences_are_normalised() -> None:
     found = check_fields(PlaceOptions("m.onnx", pins=["cpu:lm_head"], inputs={"x": "x.npy"}, contract=Path("c.toml")))
     assert (found.model, found.pins, found.inputs) == (Path("m.onnx"), ("cpu:lm_head",), {"x": "x.npy"})
     assert check_fields(found) == found
@@ -321,7 +319,7 @@ def test_paths_sequences_and_mappings_have_one_type() -> None:
         (ExportOptions("c", "o", cache="round"), "`cache=round`: choose one of fixed, window, growing"),  # type: ignore[arg-type]
     ],
 )
-def test_a_wrong_value_names_its_option(given: Any, says: str) -> None:
+def test_invalid_value_error_names_option(given: Any, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         check_fields(given)
 
@@ -335,11 +333,13 @@ def test_a_wrong_value_names_its_option(given: Any, says: str) -> None:
         (Range(2, 5, extra_value=0), (0, 2), (1,), "between 2 and 5"),
     ],
 )
-def test_a_range(limits: Range, inside: tuple[float, ...], outside: tuple[float, ...], words: str) -> None:
+def test_range_checks_membership_and_renders_text(
+    limits: Range, inside: tuple[float, ...], outside: tuple[float, ...], words: str
+) -> None:
     assert all(value in limits for value in inside) and not any(value in limits for value in outside)
     assert str(limits) == words
 
 
-def test_of_a_module_that_is_kept_twice_the_last_precision_counts_and_its_place() -> None:
+def test_last_precision_of_duplicate_module_wins() -> None:
     found = split_pairs(["layers.0=int8,layers=fp32", "layers.0=fp16"])
     assert list(found.items()) == [("layers", "fp32"), ("layers.0", "fp16")]

@@ -1,4 +1,4 @@
-"""`partita export --target`: the verb asks the installed provider, here CUDA over stub libraries and the CPU."""
+"""`partita export --target`: probes of the installed provider, here CUDA over stub libraries and the CPU."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def refused(done: tuple[int, str, str], code: int, *words: str) -> None:
 @pytest.mark.parametrize(
     ("precision", "attention"), [("fp32", "onnx24"), pytest.param("fp16", "gqa", marks=pytest.mark.heavy)]
 )
-def test_cuda_is_asked_over_its_stand_ins(exporting: Export, precision: str, attention: str) -> None:
-    """GroupQueryAttention has no float32 kernel for CUDA: only the provider itself knows."""
+def test_cuda_target_is_probed_over_stub_libraries(exporting: Export, precision: str, attention: str) -> None:
+    """CUDA has no float32 kernel for GroupQueryAttention, so fp32 selects the onnx24 attention."""
     content = as_json(exporting("--target", "cuda", "--precision", precision, "--json"))
     graph, target = content["manifest"]["graph"], content["manifest"]["target"]
     assert graph["attention"] == attention
@@ -59,38 +59,37 @@ def test_cuda_is_asked_over_its_stand_ins(exporting: Export, precision: str, att
     assert asked == ({"gqa": {"GroupQueryAttention": 2}, "onnx24": {}} if precision == "fp32" else {"gqa": {}})
 
 
-def test_adapters_for_a_provider_that_would_not_read_them(exporting, tiny_checkpoint, tmp_path):
+def test_openvino_target_rejects_adapters(exporting, tiny_checkpoint, tmp_path):
     adapter = save_adapter(tmp_path / "adapter", tiny_checkpoint("llama"))
     done = exporting("--target", "openvino", "--target-default", "--with-adapters", f"own={adapter}")
     refused(done, 2, "--with-adapters: openvino treats inputs with defaults as constants", "--static-shapes")
 
 
-def test_a_target_that_opened_and_ran_it_is_said_to_have_done_so(exporting: Export) -> None:
+def test_export_reports_smoke_run_on_target(exporting: Export) -> None:
     code, out, _ = exporting("--no-verify", "--target", "cpu")
     assert code == 0 and "  smoke run   cpu: ran, opened; prefill of 5 tokens and one decode step" in out
     (line,) = [line for line in out.splitlines() if line.startswith("  target ")]
     assert line.endswith("; opened and ran there, not verified")
 
 
-def test_without_a_target_the_best_provider_here_is_asked(exporting: Export) -> None:
+def test_export_without_target_uses_default_provider(exporting: Export) -> None:
     target = as_json(exporting("--json"))["manifest"]["target"]
     assert target["source"].startswith("default: ")
     assert target["provider"] != "cpu" or target["verification"] == "verified"
 
 
-def test_a_named_lowering_without_a_target_asks_nobody(exporting: Export) -> None:
+def test_explicit_attention_without_target_is_not_probed(exporting: Export) -> None:
     content = as_json(exporting("--attention", "primitives", "--json"))
     assert content["manifest"]["target"] is None and content["attention_reason"] == "requested"
 
 
-def test_a_named_lowering_with_a_target_is_asked_about_alone(exporting: Export) -> None:
+def test_explicit_attention_with_target_is_the_only_probe(exporting: Export) -> None:
     target = as_json(exporting("--attention", "primitives", "--target", "cpu", "--json"))["manifest"]["target"]
     assert [entry["attention"] for entry in target["probed"]] == ["primitives"]
     assert target["verification"] == "verified"
 
 
-def test_a_target_that_cannot_be_asked(exporting: Export) -> None:
-    """It is an error, unless the user takes the documented default."""
+def test_unavailable_target_requires_target_default(exporting: Export) -> None:
     refused(exporting("--target", "directml"), 3, "directml", "not_in_build", "--target-default", "--attention gqa")
     code, out, _ = exporting("--target", "directml", "--target-default")
     assert code == 0 and "the default for directml, which could not be probed: not_in_build" in out
@@ -115,12 +114,12 @@ def test_a_target_that_cannot_be_asked(exporting: Export) -> None:
         (("--opset", "17"), ("--opset 17", "18")),
     ],
 )
-def test_what_makes_no_sense_is_a_usage_error(exporting: Export, options: tuple[str, ...], words: Any) -> None:
+def test_invalid_options_are_usage_errors(exporting: Export, options: tuple[str, ...], words: Any) -> None:
     refused(exporting(*options), 2, *words)
 
 
-def test_several_targets_give_a_model_package_that_force_replaces(exporting: Export, tmp_path: Path) -> None:
-    """One variant for each target, over weights that are stored once; no temporary folder is left."""
+def test_several_targets_write_variants_and_force_replaces_package(exporting: Export, tmp_path: Path) -> None:
+    """One variant per target, with shared weights and no leftover temporary folder."""
     options = ("--format", "ort-package", "--target", "cpu,directml", "--target-default")
     refused(exporting(*options[:4]), 3, "directml", "not_in_build")
     assert not list(tmp_path.glob(".out*"))
@@ -146,8 +145,8 @@ def test_several_targets_give_a_model_package_that_force_replaces(exporting: Exp
     refused(exporting(*options, "--force"), 1, "files that do not belong to the package (decoder/mine)")
 
 
-def test_a_plugin_library_is_tried_as_the_target(exporting: Export, tmp_path: Path) -> None:
-    """One that is no plugin: the export says so of that very file, as every verb with the option does."""
+def test_invalid_plugin_library_is_rejected(exporting: Export, tmp_path: Path) -> None:
+    """The file is not a provider plugin; the error names it."""
     library = tmp_path / "libmine.so"
     library.write_bytes(b"\x7fELF" + b"\0" * 60 + b"CreateEpFactories")
     refused(exporting("--target", "mine", "--provider-library", f"mine={library}"), 3, "--target mine", "libmine.so")
@@ -156,7 +155,7 @@ def test_a_plugin_library_is_tried_as_the_target(exporting: Export, tmp_path: Pa
     )
 
 
-def test_stages_are_shown_from_the_first_second_and_named_by_what_they_do(exporting, monkeypatch):
+def test_export_progress_shows_named_stages(exporting, monkeypatch):
     from partita.commands.terminal import Bars
 
     shown: list[str] = []
@@ -172,7 +171,7 @@ def test_stages_are_shown_from_the_first_second_and_named_by_what_they_do(export
 
 
 @pytest.mark.usefixtures("stand_ins")
-def test_options_of_the_provider_are_set_over_its_stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_provider_options_reach_probes_over_stub_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     from partita.library.place import target
 
     monkeypatch.setattr("partita.library.place.dry_run.dry_environment", lambda: ({}, "a GPU"))

@@ -47,30 +47,30 @@ def stdin(monkeypatch: pytest.MonkeyPatch, data: bytes, kind: type[io.TextIOWrap
         (b"a\r", "a\r"),
     ],
 )
-def test_one_line_end_behind_stdin_is_not_of_the_prompt(monkeypatch, capsys, data, prompt):
+def test_final_line_ending_of_stdin_is_removed(monkeypatch, capsys, data, prompt):
     stdin(monkeypatch, data)
     assert read_prompts(["-"]) == [prompt]
     assert capsys.readouterr().err == ""
 
 
-def test_a_terminal_is_told_how_to_end_the_prompt(monkeypatch, capsys):
+def test_terminal_prompt_prints_ctrl_d_hint(monkeypatch, capsys):
     stdin(monkeypatch, b"hi\n", Terminal)
     assert read_prompts(["-"]) == ["hi"]
     assert "until Ctrl-D" in capsys.readouterr().err
 
 
-def test_a_closed_stdin_is_an_error(monkeypatch):
+def test_closed_stdin_is_a_usage_error(monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(UsageError, match="closed"):
         read_prompts(["-"])
 
 
-def test_text_that_is_no_utf_8_is_named():
+def test_non_utf8_argument_error_names_option():
     with pytest.raises(UsageError, match="--stop is not UTF-8"):
         argument_text(b"caf\xe9".decode("utf-8", "surrogateescape"), "--stop")
 
 
-def test_the_c_locale_changes_neither_prompt_nor_answer(package: Path) -> None:
+def test_c_locale_does_not_change_generation(package: Path) -> None:
     words = ["generate", str(package), "hé 你", "-n", "8", "-e", "cpu", "--stop", "ü§", "--json"]
 
     def ask(**environment: str) -> object:
@@ -84,8 +84,8 @@ def test_the_c_locale_changes_neither_prompt_nor_answer(package: Path) -> None:
     assert ask(LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0") == ask(LC_ALL="C") == wanted
 
 
-def test_what_the_locale_cannot_show_is_no_error(tmp_path):
-    """The answer of a model is any text; a terminal of another encoding shows a mark."""
+def test_unencodable_output_does_not_raise(tmp_path):
+    """ASCII output switches to UTF-8; other encodings replace unsupported characters with "?"."""
     script = "import sys; from partita import cli; cli._accept_all_text(sys.stdout); print('hé 你')"
     for encoding, shown in (("ascii", "hé 你".encode()), ("latin-1", b"h\xe9 ?"), ("utf-8", "hé 你".encode())):
         given = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONPATH": str(REPOSITORY)}
@@ -93,7 +93,7 @@ def test_what_the_locale_cannot_show_is_no_error(tmp_path):
         assert done.stdout.strip() == shown
 
 
-def test_a_prompt_may_be_an_option(package, capsys):
+def test_prompt_option_equals_prompt_argument(package, capsys):
     def rows(*arguments: str) -> object:
         assert run(["generate", str(package), *arguments, "-n", "4", "-e", "cpu", "--json"]) == 0
         return json.loads(capsys.readouterr().out)["rows"]
@@ -123,12 +123,12 @@ def shell(words: list[str], redirection: str) -> subprocess.CompletedProcess[str
     [(">&-", 0, ""), (">/dev/full", 1, "partita: No space left on device; check the disk and its permissions\n")],
     ids=["closed", "full"],
 )
-def test_a_full_disk_is_an_error_and_a_closed_stdout_is_the_null_device(words, redirection, code, said, model) -> None:
+def test_full_stdout_is_an_error_and_closed_stdout_is_ignored(words, redirection, code, said, model) -> None:
     done = shell([word.format(model=model) for word in words], redirection)
     assert (done.returncode, done.stderr) == (code, said)
 
 
-def test_its_report_is_written_all_the_same(package, tmp_path) -> None:
+def test_report_is_written_when_stdout_is_full(package, tmp_path) -> None:
     path = tmp_path / "run.json"
     words = ["generate", str(package), "def", "-n", "4", "--provider", "cpu", "--report", str(path), "--json"]
     done = shell(words, ">/dev/full")
@@ -138,15 +138,14 @@ def test_its_report_is_written_all_the_same(package, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-"], ids=["full", "closed"])
-def test_a_verb_does_not_fail_because_its_notes_cannot_be_written(package, redirection) -> None:
-    """As where a log is on a full disk: what is asked for is on stdout."""
+def test_unwritable_stderr_does_not_fail_generate(package, redirection) -> None:
     words = ["generate", str(package), "5,6", "--token-ids", "-n", "4", "--provider", "cpu", "--json"]
     done = shell(words, redirection)
     assert done.returncode == 0 and len(json.loads(done.stdout)["rows"][0]["tokens"]) == 4
 
 
-def test_no_file_gets_the_number_of_a_closed_stream() -> None:
-    """What native code prints would be written into it."""
+def test_closed_streams_are_opened_on_null_device() -> None:
+    """Otherwise the next opened file would receive the output of native code."""
     program = """
 import os
 from partita import process
@@ -173,8 +172,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_terminal_gets_no_control_characters_of_a_text_and_a_pipe_all_of_them() -> None:
-    """A token of a model may be any text, as one that sets the title of the window."""
+def test_control_characters_are_escaped_on_terminal_only() -> None:
+    """A generated token may contain any text, e.g. an escape sequence that sets the window title."""
     text = "a\x1b]0;pwn\x07\r\x7f\x9b2J\tb\n"
     program = f"from partita.commands.terminal import write_stdout; write_stdout({text!r})"
     words = [sys.executable, "-c", program]
@@ -232,7 +231,7 @@ def generated(capsys: pytest.CaptureFixture[str]):
     ],
     ids=str,
 )
-def test_what_a_greedy_run_ignores_is_said(package, generated, options, named):
+def test_greedy_run_names_ignored_options(package, generated, options, named):
     plain, _ = generated(package)
     text, err = generated(package, *options)
     assert text == plain
@@ -241,11 +240,11 @@ def test_what_a_greedy_run_ignores_is_said(package, generated, options, named):
 
 
 @pytest.mark.parametrize("options", [["--repetition-penalty", 1.2], ["-t", 0.8, "--top-k", 5]], ids=str)
-def test_what_is_not_ignored_is_not_said_to_be(package, generated, options):
+def test_effective_options_print_no_ignored_note(package, generated, options):
     assert "ignored" not in generated(package, *options)[1]
 
 
-def test_a_drawn_seed_is_said_everywhere_and_repeats_the_run(package, generated, tmp_path):
+def test_random_seed_is_reported_and_reproduces_the_run(package, generated, tmp_path):
     out, err = generated(package, "--temperature", 2, "--json", "--report", tmp_path / "r.json")
     seed = int(re.findall(r"--seed (\d+) repeats this run", err)[0])
     answer, report = json.loads(out), json.loads((tmp_path / "r.json").read_text())
@@ -257,12 +256,12 @@ def test_a_drawn_seed_is_said_everywhere_and_repeats_the_run(package, generated,
     assert len(seeds) == 3, "a seed that is not given is not the same again"
 
 
-def test_a_greedy_run_has_no_seed(package, generated):
+def test_greedy_run_has_no_seed(package, generated):
     out, err = generated(package, "--json")
     assert json.loads(out)["options"]["seed"] is None and "seed" not in err
 
 
-def test_what_the_checkpoint_suggests_is_said_and_taken_when_asked(suggesting, package, generated):
+def test_checkpoint_sampling_is_suggested_and_applied_on_request(suggesting, package, generated):
     folder = suggesting(SUGGESTS)
     text, err = generated(folder)
     assert text == generated(package)[0], "greedy by default"
@@ -276,7 +275,7 @@ def test_what_the_checkpoint_suggests_is_said_and_taken_when_asked(suggesting, p
     assert json.loads(out)["rows"] == json.loads(same)["rows"]
 
 
-def test_options_come_before_what_the_checkpoint_suggests(suggesting, generated):
+def test_explicit_options_override_checkpoint_sampling(suggesting, generated):
     folder = suggesting({**SUGGESTS, "max_new_tokens": 3, "repetition_penalty": 1.1})
     out, _ = generated(folder, "--sampling", "checkpoint", "--temperature", 0.2, "--json", "--seed", 1)
     options = json.loads(out)["options"]
@@ -284,39 +283,39 @@ def test_options_come_before_what_the_checkpoint_suggests(suggesting, generated)
     assert "suggests" not in generated(folder, "--temperature", 0.2)[1]
 
 
-def test_the_length_that_the_checkpoint_suggests(suggesting, capsys):
+def test_checkpoint_sampling_sets_max_new_tokens(suggesting, capsys):
     folder = suggesting({"max_new_tokens": 3})
     assert run(["generate", str(folder), PROMPT, "-e", "cpu", "--sampling", "checkpoint", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["rows"][0]["tokens"]) == 3
 
 
-def test_a_checkpoint_that_does_not_sample_stays_greedy(suggesting, package, generated):
+def test_checkpoint_without_do_sample_stays_greedy(suggesting, package, generated):
     folder = suggesting({"do_sample": False, "temperature": 0.7, "top_k": 20})
     text, err = generated(folder, "--sampling", "checkpoint")
     assert text == generated(package)[0]
     assert "suggests" not in generated(folder)[1]
 
 
-def test_settings_that_partita_does_not_have_are_named(suggesting, generated):
+def test_unsupported_checkpoint_settings_are_named(suggesting, generated):
     folder = suggesting({**SUGGESTS, "num_beams": 4, "no_repeat_ngram_size": 3})
     err = generated(folder, "--sampling", "checkpoint")[1]
     assert "num_beams 4, no_repeat_ngram_size 3, which Partita does not support" in err
 
 
-def test_settings_that_a_greedy_text_of_transformers_has_are_named(tmp_path):
+def test_unsupported_greedy_checkpoint_settings_are_named(tmp_path):
     (tmp_path / "generation_config.json").write_text('{"no_repeat_ngram_size": 3}')
     _, notes = complete_sampling_for(Sampling(), tmp_path, hints=True)
     assert notes == ("the checkpoint sets no_repeat_ngram_size 3, which Partita does not support",)
 
 
 @pytest.mark.parametrize("given", ["5,,6", ",5", "5,", "5, ,6", "٥,6", "1_0", "+5", "0x5", "5.0"])
-def test_what_is_no_list_of_token_ids_is_refused(given):
+def test_invalid_token_id_list_is_rejected(given):
     with pytest.raises(UsageError, match="is not a list of token ids such as 1,45,7"):
         parse_ids(given)
 
 
 @pytest.mark.parametrize("given", ["5,6,7", "5, 6, 7", " 5 6\t7\n", "5,6 7"])
-def test_token_ids_are_between_commas_or_blanks(given):
+def test_token_ids_are_separated_by_commas_or_blanks(given):
     assert parse_ids(given) == [5, 6, 7]
 
 
@@ -328,18 +327,18 @@ def test_token_ids_are_between_commas_or_blanks(given):
         ("repetition_penalty", True),
     ],
 )
-def test_a_value_that_is_none_is_an_error_only_when_it_is_asked_for(suggesting, generated, name, value):
+def test_invalid_checkpoint_value_fails_only_with_checkpoint_sampling(suggesting, generated, name, value):
     folder = suggesting({**SUGGESTS, name: value})
     generated(folder)
     _, err = generated(folder, "--sampling", "checkpoint", code=1)
     assert f"generation_config.json: {name} is {value!r}" in err and err.count("\n") == 1
 
 
-def test_another_sampling_is_refused(package, generated):
+def test_unknown_sampling_source_is_rejected(package, generated):
     assert "--sampling mine: the only value is checkpoint" in generated(package, "--sampling", "mine", code=2)[1]
 
 
-def test_the_least_temperature_is_nearly_greedy_and_one_below_it_an_error(package, generated):
+def test_minimum_temperature_is_greedy_and_lower_value_is_rejected(package, generated):
     assert generated(package, "-t", 0.001, "--seed", 1)[0] == generated(package)[0]
     assert (
         "--temperature is 1e-320; it must be 0 (greedy) or from 0.001 to 100"

@@ -1,4 +1,4 @@
-"""`partita place` as a command: what Ctrl-C leaves behind."""
+"""`partita place` as a command: Ctrl-C, input files, text views and models with control flow."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def interrupt(command: list[str], variables: dict[str, str], begun: Callable[[],
     return child.returncode, out, err
 
 
-def test_ctrl_c_during_the_experiments_of_a_dry_run_keeps_the_report(tmp_path, stand_ins):
+def test_ctrl_c_during_dry_run_probes_writes_report(tmp_path, stand_ins):
     temporary, report = tmp_path / "tmp", tmp_path / "r.json"
     temporary.mkdir()
     code, out, err = interrupt(
@@ -78,7 +78,7 @@ def press_ctrl_c(*_: object, **__: object) -> None:
         ("partita.runtime.ort.session.Binding.run", "runs", "run 1 of 3 was interrupted"),
     ],
 )
-def test_ctrl_c_after_the_model_is_open_keeps_the_report(tmp_path, monkeypatch, capsys, where, cut_short, says):
+def test_ctrl_c_after_model_is_open_writes_report(tmp_path, monkeypatch, capsys, where, cut_short, says):
     monkeypatch.setattr(where, press_ctrl_c)
     model, report = whole_numbers(tmp_path / "m.onnx"), tmp_path / "r.json"
     assert run(["place", str(model), "--provider", "cpu", "--report", str(report)]) == 130
@@ -87,7 +87,7 @@ def test_ctrl_c_after_the_model_is_open_keeps_the_report(tmp_path, monkeypatch, 
     assert written["interruptions"] == [cut_short] and any(note.startswith(says) for note in written["notes"])
 
 
-def test_values_of_inputs_are_given_as_files(tmp_path, capsys, stand_ins):
+def test_input_values_are_read_from_files(tmp_path, capsys, stand_ins):
     model, file, report = whole_numbers(tmp_path / "m.onnx"), tmp_path / "x.npy", tmp_path / "r.json"
     np.save(file, np.ones((4, 4), np.int32))
     for chain in (("--provider", "cpu"), PLACE_DRY[1:]):
@@ -102,7 +102,7 @@ def test_values_of_inputs_are_given_as_files(tmp_path, capsys, stand_ins):
     assert "--input is for ONNX files" in capsys.readouterr().err
 
 
-def test_the_text_is_the_brief_report_and_with_full_every_table(tmp_path, capsys):
+def test_place_prints_brief_report_and_full_tables(tmp_path, capsys):
     command = [
         "place",
         str(whole_numbers(tmp_path / "m.onnx")),
@@ -194,7 +194,7 @@ def dry(text: str, folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("stand_ins")
-def test_a_function_that_main_graph_and_branch_call_counts_in_both(tmp_path: Path) -> None:
+def test_function_called_in_graph_and_branch_is_placed_in_both(tmp_path: Path) -> None:
     report = dry(CALLED_TWICE, tmp_path)
     (phase,) = report["phases"]
     assert {node["provider"] for node in phase["nodes"]} == {"CUDAExecutionProvider"}
@@ -203,13 +203,13 @@ def test_a_function_that_main_graph_and_branch_call_counts_in_both(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("stand_ins")
-def test_what_a_constant_if_within_a_body_leaves_there_has_a_reason(tmp_path: Path) -> None:
+def test_node_of_constant_if_inside_branch_has_fallback_reason(tmp_path: Path) -> None:
     report = dry(CONSTANT_WITHIN, tmp_path)
     assert [node["replaces"] for node in report["phases"][0]["subgraphs"]["on_cpu"]] == [["clip"]]
 
 
 @pytest.mark.parametrize(("text", "inside"), [(CONSTANT, 0), (CONSTANT_FUSED, 0), (FUSED_BESIDE, 2), (CALLED_TWICE, 3)])
-def test_bodies_have_the_nodes_that_run_in_them(tmp_path: Path, text: str, inside: int) -> None:
+def test_subgraphs_list_their_executed_nodes(tmp_path: Path, text: str, inside: int) -> None:
     done = place(text, tmp_path, "--provider", "cpu")
     assert done.code == 0, done
     (phase,) = done.json["phases"]
@@ -220,7 +220,7 @@ def test_bodies_have_the_nodes_that_run_in_them(tmp_path: Path, text: str, insid
 
 
 @pytest.mark.usefixtures("stand_ins")
-def test_shape_computations_of_nodes_without_a_name_have_their_reason(tmp_path: Path) -> None:
+def test_unnamed_shape_nodes_have_cpu_preferred_reason(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(parser.parse_model(HEAD + NAMELESS), path)
     options = ("--provider", "cuda,cpu", "--dry-run", "--runs", 1, "--json")

@@ -1,7 +1,4 @@
-"""`partita place` with experiments on nodes that fell back: over stub CUDA libraries, in processes of its own.
-
-Bad input, too: what a user may hand over with nodes that fall back ends in a report, or in one line.
-"""
+"""`partita place` with probes of fallback nodes over stub CUDA libraries, and models that cannot be placed."""
 
 from __future__ import annotations
 
@@ -103,7 +100,7 @@ def changed_children(folder: Path, what: str) -> dict[str, str]:
 
 
 @pytest.mark.usefixtures("nothing_known")
-def test_each_planted_cause_is_told_apart(place, planted):
+def test_probes_identify_each_fallback_cause(place, planted):
     report = content(place(planted, "--json"))
     assert reasons(report) == CODES
     found = {entry["node"]: entry for entry in report["fallbacks"]}
@@ -134,13 +131,13 @@ def a_second_run_knows_the_answers(place, planted, first):
     assert content(place(planted, "--json", "--device", "l4"))["probing"]["cached"] == 0, "of another device"
 
 
-def test_a_refusal_names_the_cause_of_every_node(place, planted):
+def test_unsupported_nodes_error_names_cause_of_every_node(place, planted):
     done = place(planted, provider="cuda")
     refused(done, "cannot run 4 nodes", *CODES.values(), code=3)
     assert "probed: with MaxPool of opset" in " ".join(done.err.split())
 
 
-def test_without_experiments_the_report_is_what_it_was_and_mentions_none(place, planted):
+def test_report_without_probes_has_no_probe_evidence(place, planted):
     done = place(planted, "--json", "--probe-seconds", 0)
     report = content(done)
     assert report["probing"] is None
@@ -154,7 +151,7 @@ def test_without_experiments_the_report_is_what_it_was_and_mentions_none(place, 
 
 
 @pytest.mark.usefixtures("nothing_known")
-def test_a_budget_that_is_spent_at_once_names_every_node_that_stayed_unprobed(place, planted):
+def test_exhausted_budget_lists_unprobed_nodes(place, planted):
     report = content(place(planted, "--json", "--probe-seconds", 0.1))
     assert sorted(report["probing"]["missing_probes"]) == sorted(PROBED) and report["probing"]["experiments"] == 0
     for entry in report["fallbacks"]:
@@ -164,8 +161,8 @@ def test_a_budget_that_is_spent_at_once_names_every_node_that_stayed_unprobed(pl
 
 
 @pytest.mark.heavy
-def test_a_budget_that_runs_out_keeps_what_was_found_by_then(place, planted, tmp_path):
-    """The experiments hang at Celu; whatever was to come after it stays open, and what came before is told."""
+def test_budget_expiring_midway_keeps_earlier_probe_results(place, planted, tmp_path):
+    """The probe of Celu hangs; its node stays unprobed and the cached results remain."""
     hanging = changed_children(tmp_path, "time.sleep(600)")
     content(place(planted, "--json"))  # what is known now needs no time
     unlike = write(tmp_path / "unlike.onnx", PLANTED.replace("Celu(b)", "Celu<alpha=3.0>(b)"))
@@ -181,7 +178,7 @@ def test_a_budget_that_runs_out_keeps_what_was_found_by_then(place, planted, tmp
 
 
 @pytest.mark.usefixtures("nothing_known")
-def test_a_provider_that_crashes_in_an_experiment_is_a_finding_and_the_rest_stands(place, planted, tmp_path):
+def test_crashing_probe_is_recorded_and_others_complete(place, planted, tmp_path):
     crashing = changed_children(tmp_path, "os.kill(os.getpid(), signal.SIGSEGV)")
     report = content(place(planted, "--json", **crashing))
     trials = {entry["node"]: entry["variants"] for entry in report["fallbacks"]}
@@ -219,14 +216,14 @@ def taken(trials: list[dict[str, Any]]) -> bool:
     ],
     ids=["type", "operator", "node of a function"],
 )
-def test_a_node_without_a_kernel_in_any_provider_is_refused_with_the_cause(tmp_path, graph, told):
+def test_node_without_any_kernel_is_rejected_with_cause(tmp_path, graph, told):
     onnx.save(parser.parse_model(HEAD.replace('"own"', '"com.microsoft"') + graph), tmp_path / "m.onnx")
     done = execute("-m", "partita", "place", tmp_path / "m.onnx", "--provider", "cpu", folder=tmp_path)
     refused(done, told, code=3)
     assert done.err.count("Could not find an implementation") == 1
 
 
-def test_a_kernel_that_the_cpu_cannot_make_is_told_by_its_node(tmp_path):
+def test_failing_cpu_kernel_error_names_node_when_probed(tmp_path):
     text = "g (float[1,4,8,8] x) => (float[1,8,16,16] y) <float[4] s = {1.0,2.0,2.0,2.0}> {\n  [first] h = Neg(x)\n"
     text += '  [odd] r = Resize<mode="cubic">(h, "", s)\n  [last] y = Neg(r)\n}'
     path = write(tmp_path / "m.onnx", text)
@@ -238,7 +235,7 @@ def test_a_kernel_that_the_cpu_cannot_make_is_told_by_its_node(tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "says"), [("seq(float[4])", "x is a sequence"), ("int4[4]", "x is a tensor of int4")])
-def test_a_model_with_inputs_that_cannot_be_generated_is_placed_and_not_run(place, tmp_path, kind, says):
+def test_model_with_ungeneratable_inputs_is_placed_but_not_run(place, tmp_path, kind, says):
     path = tmp_path / "m.onnx"
     text = f"g ({kind} x, float[4] z) => (float[4] y) {{\n  [n] y = Celu(z)\n}}"
     onnx.save(parser.parse_model(HEAD + text), path)
@@ -250,7 +247,7 @@ def test_a_model_with_inputs_that_cannot_be_generated_is_placed_and_not_run(plac
 
 
 @pytest.mark.usefixtures("nothing_known")
-def test_external_data_is_used_in_experiments_and_missing_data_is_refused(place, tmp_path):
+def test_probes_use_external_data_and_missing_data_is_rejected(place, tmp_path):
     text = "g (int64[16,16] x) => (int64[16,16] y) { [type] y = MatMul(x, w) }"
     model = parser.parse_model(HEAD + text)
     model.graph.initializer.append(numpy_helper.from_array(np.ones((16, 16), np.int64), "w"))

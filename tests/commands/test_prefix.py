@@ -1,4 +1,4 @@
-"""`partita generate --save-prefix`, `--prefix`, `--speculate` and `--draft`: the same text with less computation."""
+"""`partita generate --save-prefix`, `--prefix`, `--speculate`, `--draft`: same text with less computation."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def tokens(capsys: pytest.CaptureFixture[str], *words: object) -> list[list[int]
     return [row["tokens"] for row in json.loads(capsys.readouterr().out)["rows"]]
 
 
-def test_a_prompt_goes_on_with_the_text_of_a_prefix(package, kept, capsys):
+def test_prompt_continues_text_prefix(package, kept, capsys):
     wanted = tokens(capsys, package, BEGIN + REST)
     assert tokens(capsys, package, REST, "--prefix", kept) == wanted
     assert generate(package, REST, "--prefix", kept, "-n", 2) == 0
@@ -75,11 +75,11 @@ def test_a_prompt_goes_on_with_the_text_of_a_prefix(package, kept, capsys):
 
 
 @pytest.mark.parametrize("rest", ["r", "\n", "", " ", "中"])
-def test_what_a_tokenizer_joins_with_what_follows_makes_no_difference(package, kept, capsys, rest):
+def test_tokens_merged_across_prefix_boundary_match_full_prompt(package, kept, capsys, rest):
     assert tokens(capsys, package, rest, "--prefix", kept) == tokens(capsys, package, BEGIN + rest)
 
 
-def test_a_conversation_goes_on_with_its_system_message(package, tmp_path, capsys):
+def test_system_prefix_matches_system_option(package, tmp_path, capsys):
     file = tmp_path / "system"
     assert generate(package, "--system", SYSTEM, "--save-prefix", file) == 0
     err = capsys.readouterr().err
@@ -90,7 +90,7 @@ def test_a_conversation_goes_on_with_its_system_message(package, tmp_path, capsy
 
 
 @pytest.mark.parametrize("kind", ["ids", "folder", "adapter"])
-def test_the_command_that_goes_on_can_be_typed(kind, tiny_checkpoint, exported, tmp_path, capsys):
+def test_printed_continue_command_runs(kind, tiny_checkpoint, exported, tmp_path, capsys):
     given: dict[str, list[object]] = {"ids": [IDS, "--token-ids"], "folder": [IDS, "--token-ids", "--max-length", 40]}
     if kind == "adapter":
         folder = handmade(tmp_path / "adapted", adapters={"mine": 3}, words=True)
@@ -107,7 +107,7 @@ def test_the_command_that_goes_on_can_be_typed(kind, tiny_checkpoint, exported, 
     assert program == "partita" and run([prompt if word == "PROMPT" else word for word in words] + ["-e", "cpu"]) == 0
 
 
-def test_every_row_begins_with_the_prefix(pair, tmp_path, capsys):
+def test_every_batch_row_starts_with_prefix(pair, tmp_path, capsys):
     file = tmp_path / "prefix"
     assert generate(pair, BEGIN, "--save-prefix", file) == 0
     wanted = tokens(capsys, pair, BEGIN + REST, BEGIN + " list")
@@ -115,8 +115,8 @@ def test_every_row_begins_with_the_prefix(pair, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("child", [False, True])
-def test_a_folder_of_another_exporter_is_known_by_its_files(tmp_path, capsys, child):
-    """Nobody recorded hashes of it."""
+def test_foreign_model_folder_accepts_its_own_prefix(tmp_path, capsys, child):
+    """The folder has no manifest with hashes."""
     file = tmp_path / "prefix"
     if not child:
         assert generate(OPTIMUM, "5,6,7,8,9", "--token-ids", "--save-prefix", file) == 0
@@ -129,14 +129,14 @@ def test_a_folder_of_another_exporter_is_known_by_its_files(tmp_path, capsys, ch
     assert generation.steps[0].row_tokens == 1 and generation.tokens[0]
 
 
-def test_a_prefix_of_another_package_is_refused(pair, kept, capsys):
+def test_prefix_of_other_package_is_rejected(pair, kept, capsys):
     assert generate(pair, REST, REST, "--prefix", kept) == 1
     err = capsys.readouterr().err
     assert f"{kept}: saved with another package" in err and "save it again with this package" in err
     assert "--save-prefix" not in err, "it cannot be given with --prefix"
 
 
-def test_files_that_are_no_prefix_are_refused(package, kept, tmp_path, capsys):
+def test_invalid_prefix_files_are_rejected(package, kept, tmp_path, capsys):
     whole, tensors = kept.read_bytes(), load_file(kept)
     said = {"schema": SCHEMA, "package": "", "said": "{}"}
     short, other = {**tensors, "tokens": tensors["tokens"][:-1]}, {"tokens": np.zeros(0, np.int64)}
@@ -187,7 +187,7 @@ def _metadata(file: Path) -> dict[str, str]:
         (("a b c d e f g h", "--save-prefix", "/dev/full"), 1, "/dev/full: cannot write the prefix: No space left"),
     ],
 )
-def test_what_makes_no_sense_ends_in_a_line(package, tmp_path, monkeypatch, capsys, words, code, says):
+def test_invalid_prefix_options_fail_with_message(package, tmp_path, monkeypatch, capsys, words, code, says):
     monkeypatch.chdir(tmp_path)
     assert generate(package, *words) == code
     assert says in capsys.readouterr().err
@@ -225,7 +225,7 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def test_rows_of_a_file_go_on_with_a_prefix(package, long, tmp_path, capsys, monkeypatch):
+def test_input_file_rows_continue_prefix(package, long, tmp_path, capsys, monkeypatch):
     found = copied(monkeypatch)
     rests = [REST, "", " and"]
     answers = rows_of(tmp_path, package, [{"prompt": rest} for rest in rests], "--prefix", long["text"])
@@ -243,7 +243,7 @@ def chat(monkeypatch: pytest.MonkeyPatch, text: str, *words: object) -> int:
     return piped(monkeypatch, text, *map(str, words), "-n", "8")
 
 
-def test_a_conversation_at_the_terminal_begins_with_a_prefix(package, long, tmp_path, capsys, monkeypatch):
+def test_chat_command_starts_with_system_prefix(package, long, tmp_path, capsys, monkeypatch):
     found: list[int] = []
     finish = Conversation.finish
 
@@ -302,7 +302,7 @@ def generated(capsys: pytest.CaptureFixture[str], summing: Path) -> Generated:
     return generate
 
 
-def test_the_tokens_are_the_same_and_the_acceptance_is_printed(generated, summing, tmp_path, monkeypatch):
+def test_speculative_tokens_match_and_acceptance_is_printed(generated, summing, tmp_path, monkeypatch):
     always_draft(monkeypatch, most=3)
     wanted = known_tokens(PROMPT, N, ("key",))
     for how in (("--speculate", "ngram"), ("--draft", summing)):
@@ -319,8 +319,8 @@ def test_the_tokens_are_the_same_and_the_acceptance_is_printed(generated, summin
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_a_file_of_prompts_has_the_same_completions_with_draft_tokens(batch, tmp_path, capsys, monkeypatch):
-    """Of rows beside each other too: the last of them goes on alone."""
+def test_speculation_does_not_change_input_file_completions(batch, tmp_path, capsys, monkeypatch):
+    """Covers batches, in which the longest row continues alone at the end."""
     always_draft(monkeypatch)
     prompts = [PROMPT[count:] for count in range(3)]
     knowing(monkeypatch, *([*prompt, *known_tokens(prompt, N, ("key",))] for prompt in prompts))
@@ -343,7 +343,7 @@ def test_a_file_of_prompts_has_the_same_completions_with_draft_tokens(batch, tmp
     assert 0 < told["accepted"] < told["drafted"]
 
 
-def test_what_cannot_be_is_one_line(generated: Generated, summing: Path, tmp_path: Path) -> None:
+def test_invalid_speculation_options_are_rejected(generated: Generated, summing: Path, tmp_path: Path) -> None:
     recurrent = handmade(tmp_path / "recurrent", states=ALL)
     for options, says in (
         (("--speculate", "tree"), "--speculate tree: the only value is ngram"),
@@ -358,7 +358,7 @@ def test_what_cannot_be_is_one_line(generated: Generated, summing: Path, tmp_pat
     assert "this package cannot be a draft package: its conv and recurrent states" in " ".join(err.split())
 
 
-def test_a_draft_that_gives_up_is_told_once_and_in_the_report(generated, summing, tmp_path, monkeypatch):
+def test_failed_draft_model_is_reported_and_speculation_stops(generated, summing, tmp_path, monkeypatch):
     def fails(self: DraftModel, history: Any, most: int) -> Any:
         raise ResourceError("no memory for the draft")
 

@@ -1,4 +1,4 @@
-"""`partita providers`: what people and programs read, and an installation that is broken."""
+"""`partita providers` and `partita doctor`: text, JSON and findings about a broken installation."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def text_of(report: MachineReport, width: int = 80) -> str:
     return stream.getvalue()
 
 
-def test_providers_have_rows_reasons_and_options_and_the_runtime_its_versions(machine):
+def test_machine_report_lists_providers_options_and_versions(machine):
     assert {provider.name for provider in machine.providers} >= set(known_providers())
     assert entry(machine, "cpu").usable
     for provider in machine.providers:
@@ -64,7 +64,7 @@ def test_providers_have_rows_reasons_and_options_and_the_runtime_its_versions(ma
     assert machine.onnxruntime.cuda == ("13.0" if "CUDAExecutionProvider" in available_ort_names() else None)
 
 
-def test_the_table_reads_at_80_columns_without_colour(machine):
+def test_provider_table_fits_80_columns_without_colour(machine):
     shown = text_of(machine)
     assert max(map(len, shown.splitlines())) <= 80
     assert "\x1b" not in shown
@@ -77,7 +77,7 @@ def test_the_table_reads_at_80_columns_without_colour(machine):
     assert f"default chain: {','.join(machine.default_chain)}" in shown
 
 
-def test_json_is_valid_against_the_published_schema(capsys, monkeypatch, machine):
+def test_providers_json_matches_published_schema(capsys, monkeypatch, machine):
     monkeypatch.setattr("partita.runtime.machine.describe_machine", lambda extra: machine)
     monkeypatch.setattr("partita.library.rates.stored_rates", lambda: None)
     inspection.show_providers(ProvidersCommand(as_json=True))
@@ -90,7 +90,7 @@ def test_json_is_valid_against_the_published_schema(capsys, monkeypatch, machine
     assert captured.out.startswith("usable: ") and captured.err == ""
 
 
-def test_the_doctor_prints_versions_providers_and_problems(capsys, monkeypatch, machine):
+def test_doctor_prints_versions_providers_and_problems(capsys, monkeypatch, machine):
     twice = EnvironmentFinding(reason="duplicate_runtime", evidence="onnxruntime 1.31 and 1.24", remedy="uninstall one")
     lame = machine.model_copy(update={"findings": (twice,)})
     monkeypatch.setattr("partita.runtime.machine.describe_machine", lambda extra: machine)
@@ -111,7 +111,7 @@ def test_the_doctor_prints_versions_providers_and_problems(capsys, monkeypatch, 
     assert printed["machine"]["findings"][0]["reason"] == "duplicate_runtime"
 
 
-def test_the_doctor_does_not_import_what_it_describes():
+def test_doctor_does_not_import_heavy_libraries():
     script = (
         "import sys; from partita.cli import run; code = run(['doctor']); "
         "heavy = [m for m in ('torch', 'onnxruntime', 'transformers', 'onnx') if m in sys.modules]; "
@@ -121,7 +121,7 @@ def test_the_doctor_does_not_import_what_it_describes():
     assert done.stderr == "0 []\n" and "no problems found" in done.stdout
 
 
-def test_a_library_that_is_none_is_found_before_anything_is_tried(monkeypatch):
+def test_missing_provider_library_is_rejected_before_probing(monkeypatch):
     monkeypatch.setattr("partita.runtime.machine.describe_machine", lambda extra: pytest.fail("it was tried"))
     with pytest.raises(UsageError, match="does not exist"):
         inspection.show_providers(ProvidersCommand(provider_libraries={"x": "/no/such/library.so"}))
@@ -137,7 +137,7 @@ def test_a_library_that_is_none_is_found_before_anything_is_tried(monkeypatch):
         ("import os; os.abort()", "killed by SIGABRT while loading ONNX Runtime"),
     ],
 )
-def test_an_onnx_runtime_that_cannot_be_imported_is_a_finding(tmp_path, monkeypatch, source, says):
+def test_onnx_runtime_import_failure_is_a_finding(tmp_path, monkeypatch, source, says):
     (tmp_path / "onnxruntime").mkdir()
     (tmp_path / "onnxruntime" / "__init__.py").write_text(source + "\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -152,8 +152,8 @@ def test_an_onnx_runtime_that_cannot_be_imported_is_a_finding(tmp_path, monkeypa
     assert "no provider is usable" in text_of(report)
 
 
-def test_two_onnx_runtime_wheels_in_one_environment_are_found(tmp_path):
-    """Real metadata on sys.path, in a process of its own."""
+def test_duplicate_onnx_runtime_wheels_are_a_finding(tmp_path):
+    """Uses real metadata on sys.path, in a separate process."""
     for name, version in (("onnxruntime", "1.31.0"), ("onnxruntime-openvino", "1.24.1"), ("onnxruntime-tools", "9")):
         folder = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
         folder.mkdir()
@@ -178,7 +178,7 @@ def test_two_onnx_runtime_wheels_in_one_environment_are_found(tmp_path):
     assert finding["remedies"][0]["command"][:4] == ["pip", "uninstall", "--yes", "onnxruntime"]
 
 
-def test_a_wheel_that_hides_another_one_is_found(monkeypatch):
+def test_wheel_hiding_another_wheel_is_a_finding(monkeypatch):
     both = (Wheel("onnxruntime", "1.31.1", "/first"), Wheel("onnxruntime-gpu", "1.31.1", "/second"))
     monkeypatch.setattr(wheels, "runtime_wheels", lambda: both)
     (finding,) = environment_findings((), imported_version="1.31.1", import_error=None)
@@ -186,13 +186,13 @@ def test_a_wheel_that_hides_another_one_is_found(monkeypatch):
     assert finding.evidence.startswith("onnxruntime 1.31.1 in /first hides onnxruntime-gpu 1.31.1")
 
 
-def test_the_installed_wheel_is_found_once():
+def test_installed_onnx_runtime_wheel_is_listed_once():
     assert len(runtime_wheels()) == 1
     assert owns_runtime("onnxruntime/__init__.py,sha256=x,1\n")
     assert not owns_runtime("my/onnxruntime/__init__.py,sha256=x,1\n")
 
 
-def test_plugins_without_a_host_and_files_of_another_version_are_found(monkeypatch):
+def test_missing_runtime_and_version_mismatch_are_findings(monkeypatch):
     providers = tuple(known_providers().values())
     monkeypatch.setattr(wheels, "plugin_wheels", lambda providers: {"onnxruntime-qnn": "2.7.0"})
     monkeypatch.setattr(wheels, "runtime_wheels", lambda: ())
@@ -208,7 +208,7 @@ def test_plugins_without_a_host_and_files_of_another_version_are_found(monkeypat
     assert "the onnxruntime that Python imports is 1.24.0" in other.evidence
 
 
-def test_versions_that_partita_does_not_support_are_found(monkeypatch):
+def test_unsupported_dependency_version_is_a_finding(monkeypatch):
     monkeypatch.setattr(extras, "_requirements", lambda: ["numpy>=1", "transformers>=4,<5; extra == 'export'"])
     monkeypatch.setattr(wheels, "runtime_wheels", lambda: (Wheel("onnxruntime", "1.31.1", "/a"),))
     (finding,) = environment_findings((), imported_version="1.31.1", import_error=None)
@@ -217,7 +217,7 @@ def test_versions_that_partita_does_not_support_are_found(monkeypatch):
     assert finding.remedies[0].command == ("pip", "install", "transformers<5,>=4")
 
 
-def test_a_plugin_that_wants_another_version_is_found(monkeypatch):
+def test_plugin_requiring_other_runtime_version_is_a_finding(monkeypatch):
     needs = ["numpy>=1", "onnxruntime>=1.40", "onnxruntime-gpu>=9; extra == 'gpu'"]
     monkeypatch.setattr(wheels, "plugin_wheels", lambda providers: {"onnxruntime-qnn": "2.7.0"})
     monkeypatch.setattr(wheels, "installed_version", lambda wheel: "2.7.0")

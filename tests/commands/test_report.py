@@ -1,4 +1,4 @@
-"""`partita report explain|diff|check` as users meet them, and `--json` of every verb."""
+"""`partita report explain|diff|check` on the command line, and the `--json` schemas of every command."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def damaged(folder: Path, how: str) -> Path:
         ("missing", "no such file"),
     ],
 )
-def test_a_bad_file_is_one_line_and_exit_code_1(folder, capsys, verb, how, words):
+def test_unreadable_report_exits_1_with_single_line(folder, capsys, verb, how, words):
     bad = damaged(folder, how)
     code, out, err = call(capsys, *(bad if part == "F" else part for part in verb))
     assert (code, out) == (1, "")
@@ -98,7 +98,7 @@ def test_explain_shows_one_node(folder, capsys):
     assert code == 0 and out.startswith(f"{QUERY}: MatMul on CPU, not on WebGpu: unexplained")
 
 
-def test_explain_lists_several_and_ends_with_exit_code_2(folder, capsys):
+def test_explain_lists_ambiguous_matches_and_exits_2(folder, capsys):
     code, out, err = call(capsys, "explain", "mixed.json", "rotary_emb")
     assert code == 2 and "model.rotary_emb/Expand" in out and "matches 4 nodes" in one_line(err)
     code, out, err = call(capsys, "explain", "mixed.json", "rotary_emb", "--json")
@@ -107,7 +107,7 @@ def test_explain_lists_several_and_ends_with_exit_code_2(folder, capsys):
     assert (code, out) == (2, "") and "did you mean lm_head/MatMul?" in one_line(err)
 
 
-def test_diff_has_exit_code_0_unless_asked_as_git_does(folder, capsys):
+def test_diff_exits_1_for_differences_only_with_exit_code_option(folder, capsys):
     code, out, err = call(capsys, "diff", "mixed.json", "moved.json")
     assert (code, err) == (0, "")
     assert out.splitlines()[0] == (
@@ -117,14 +117,14 @@ def test_diff_has_exit_code_0_unless_asked_as_git_does(folder, capsys):
     assert call(capsys, "diff", "mixed.json", "mixed.json", "--exit-code")[0] == 0
 
 
-def test_diff_of_unrelated_models_is_an_error_unless_forced(folder, capsys):
+def test_diff_of_unrelated_models_requires_force(folder, capsys):
     code, out, err = call(capsys, "diff", "cpu.json", "mixed.json")
     assert (code, out) == (1, "") and "of different models; add --force to compare them" in one_line(err)
     code, out, err = call(capsys, "diff", "cpu.json", "mixed.json", "--force")
     assert (code, err) == (0, "") and out.startswith("not comparable: ")
 
 
-def test_check_passes_with_one_line_that_says_what_was_checked(folder, capsys):
+def test_passing_check_prints_line_with_checked_values(folder, capsys):
     code, out, err = call(
         capsys, "check", "mixed.json", "--max-cpu-nodes", "4", "--require", "provider=webgpu,share>=60%"
     )
@@ -135,7 +135,7 @@ def test_check_passes_with_one_line_that_says_what_was_checked(folder, capsys):
     )
 
 
-def test_check_ends_with_exit_code_5_and_a_line_for_each_failure(folder, capsys):
+def test_failing_check_exits_5_and_lists_each_failure(folder, capsys):
     code, out, err = call(
         capsys, "check", "moved.json", "--baseline", "mixed.json", "--max-copies", "9", "--max-cpu-nodes", "4"
     )
@@ -147,7 +147,7 @@ def test_check_ends_with_exit_code_5_and_a_line_for_each_failure(folder, capsys)
 
 
 @pytest.mark.parametrize("words", [["diff", "-", "-"], ["check", "-", "--baseline", "-"]], ids=" ".join)
-def test_only_one_of_two_reports_comes_from_stdin(folder, capsys, words):
+def test_two_reports_from_stdin_are_rejected(folder, capsys, words):
     code, out, err = call(capsys, *words)
     assert (code, out) == (2, "") and "both reports are read from stdin" in one_line(err)
 
@@ -167,7 +167,7 @@ def test_only_one_of_two_reports_comes_from_stdin(folder, capsys, words):
         (["--require", ""], "is not FIELD OP VALUE"),
     ],
 )
-def test_a_check_that_makes_no_sense_is_exit_code_2(folder, capsys, arguments, words):
+def test_invalid_check_options_exit_2(folder, capsys, arguments, words):
     code, out, err = call(capsys, "check", "mixed.json", *arguments)
     assert (code, out) == (2, "") and words in one_line(err)
 
@@ -183,13 +183,13 @@ def test_a_check_that_makes_no_sense_is_exit_code_2(folder, capsys, arguments, w
     ],
     ids=lambda arguments: arguments[0],
 )
-def test_hostile_names_reach_neither_terminal_nor_log(folder, capsys, arguments):
+def test_hostile_node_names_are_escaped_in_output(folder, capsys, arguments):
     for more in ([], ["--json"]):
         _, out, err = call(capsys, *arguments, *more)
         assert out and not HARMFUL & set(out + err), ascii(out + err)
 
 
-def test_no_verb_loads_what_it_does_not_need(folder):
+def test_report_commands_import_no_heavy_library(folder):
     lines = [" ".join(["report", *verb]).replace(" F", " mixed.json") for verb in VERBS]
     assert {(code, *loaded) for code, _, loaded in loaded_by(lines, folder).values()} == {(0,)}
 
@@ -210,7 +210,7 @@ def printed(capsys: pytest.CaptureFixture[str], schema: str, *arguments: object,
     return found
 
 
-def test_generate_says_all_that_repeats_it(package, capsys):
+def test_generate_json_contains_options_to_reproduce_run(package, capsys):
     told = printed(capsys, "generate", "generate", package, PROMPT, "-n", 5, "-t", 0.5, "-e", "cpu", "--threads", 1)
     assert told["schema"] == "partita.generate/1" and told["package"] == str(package)
     assert [(each["provider"], each["status"]) for each in told["chain"]] == [("CPUExecutionProvider", "active")]
@@ -235,13 +235,13 @@ def test_generate_says_all_that_repeats_it(package, capsys):
     assert again["rows"] == told["rows"] and again["error"] is None
 
 
-def test_verify_names_the_package_and_the_provider(package, capsys):
+def test_verify_json_names_package_and_provider(package, capsys):
     told = printed(capsys, "verify", "verify", package, "--provider", "cpu")
     assert (told["schema"], told["package"], told["status"]) == ("partita.verify/1", str(package), "verified")
     assert told["provider"] == "CPUExecutionProvider" and told["steps"]
 
 
-def test_a_report_and_what_is_made_of_it(package, tmp_path, capsys):
+def test_report_diff_check_and_explain_json_match_schemas(package, tmp_path, capsys):
     report = tmp_path / "r.json"
     told = printed(capsys, "report", "place", package, "--provider", "cpu", "--report", report)
     node = told["phases"][0]["nodes"][0]["name"]
@@ -250,7 +250,7 @@ def test_a_report_and_what_is_made_of_it(package, tmp_path, capsys):
     assert printed(capsys, "explain", "report", "explain", report, node)["schema"] == "partita.explanation/1"
 
 
-def test_a_bench_obeys_its_schema(package, capsys):
+def test_bench_json_matches_schema(package, capsys):
     told = printed(capsys, "bench", "bench", package, "--provider", "cpu", "--rounds", 1, "-n", 2)
     assert told["schema"] == "partita.bench/1"
 
@@ -274,9 +274,7 @@ def test_a_bench_obeys_its_schema(package, capsys):
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
 )
-def test_an_error_is_json_as_well_and_the_line_on_stderr_is_the_same(
-    package, capsys, tmp_path, monkeypatch, arguments, kind, code
-):
+def test_errors_are_json_with_unchanged_stderr_line(package, capsys, tmp_path, monkeypatch, arguments, kind, code):
     monkeypatch.chdir(tmp_path)
     arguments = [argument.replace("PACKAGE", str(package)) for argument in arguments]
     assert run(arguments) == code
@@ -296,7 +294,7 @@ def test_an_error_is_json_as_well_and_the_line_on_stderr_is_the_same(
     assert getattr(errors, kind).exit_code == code
 
 
-def test_a_result_is_not_followed_by_an_error(package, tmp_path, capsys):
+def test_failed_check_prints_result_json_without_error_json(package, tmp_path, capsys):
     report = tmp_path / "r.json"
     assert run(["place", str(package), "--provider", "cpu", "--report", str(report)]) == 0
     capsys.readouterr()
@@ -306,12 +304,12 @@ def test_a_result_is_not_followed_by_an_error(package, tmp_path, capsys):
     assert json.loads(out)["schema"] == "partita.check/1" and err.startswith("partita: ")
 
 
-def test_an_option_behind_two_dashes_is_a_prompt(package, capsys):
+def test_option_after_double_dash_is_not_parsed(package, capsys):
     assert run(["generate", str(package), "--provider", "cqu", "--", "--json"]) == 2
     assert capsys.readouterr().out == ""
 
 
-def test_a_bug_is_json_too(package, capsys, monkeypatch):
+def test_internal_error_is_json(package, capsys, monkeypatch):
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("planted")
 

@@ -1,4 +1,4 @@
-"""`partita run`: any model, exported once into the cache folder, then text or a chat; `partita cache`."""
+"""`partita run` with checkpoints, packages, GGUF files and hub models; the export cache, `cache` and `push`."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Path
     return folder
 
 
-def test_a_checkpoint_is_exported_once_and_again_when_it_has_changed(cache, checkpoint, tmp_path, capsys, monkeypatch):
+def test_checkpoint_is_exported_once_and_again_after_change(cache, checkpoint, tmp_path, capsys, monkeypatch):
     checkpoint = shutil.copytree(checkpoint, tmp_path / "my-model")
     first = texts(capsys, "run", checkpoint, *WORDS)
     (package,) = cache.iterdir()
@@ -109,7 +109,7 @@ def test_a_checkpoint_is_exported_once_and_again_when_it_has_changed(cache, chec
 
 
 @pytest.mark.usefixtures("cache", "no_export")
-def test_a_package_is_used_where_it_is(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_package_runs_without_export(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
     same = ("Return the", "--max-new-tokens", 4, "--provider", "cpu")
     assert texts(capsys, "run", exported, *WORDS) == texts(capsys, "generate", exported, *same)
     chatted = texts(capsys, "run", exported, *same)
@@ -117,11 +117,11 @@ def test_a_package_is_used_where_it_is(exported: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.usefixtures("cache", "no_export")
-def test_a_folder_of_another_exporter_is_used_where_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_foreign_model_folder_runs_without_export(capsys: pytest.CaptureFixture[str]) -> None:
     assert texts(capsys, "run", FOREIGN, *IDS) == FOREIGN_TEXT
 
 
-def test_a_gguf_file_is_exported_once(cache, tiny_checkpoint, tmp_path, capsys, monkeypatch):
+def test_gguf_file_is_exported_once(cache, tiny_checkpoint, tmp_path, capsys, monkeypatch):
     require("gguf")
     file = save_gguf(tmp_path / "tiny.gguf", tiny_checkpoint("llama"), "Q8_0")
     first = texts(capsys, "run", file, *WORDS)
@@ -131,8 +131,8 @@ def test_a_gguf_file_is_exported_once(cache, tiny_checkpoint, tmp_path, capsys, 
     assert texts(capsys, "run", file, *WORDS) == first
 
 
-def test_every_verb_that_runs_a_model_exports_it(cache, exported, capsys, monkeypatch):
-    """One export, by whichever verb comes first."""
+def test_model_commands_share_cached_export(cache, exported, capsys, monkeypatch):
+    """The first command exports the model and the others reuse the export."""
     asked = []
 
     def copy(options: ExportOptions, *others: object) -> SimpleNamespace:
@@ -162,7 +162,7 @@ def test_every_verb_that_runs_a_model_exports_it(cache, exported, capsys, monkey
     assert served == [package] and asked == [(str(DEMO_CHECKPOINT), "int8", "cpu")]
 
 
-def test_a_second_run_waits_for_the_export_of_the_first(cache, exported, monkeypatch):
+def test_concurrent_run_waits_for_export(cache, exported, monkeypatch):
     entered, go_on, waiting = threading.Event(), threading.Event(), threading.Event()
     exports = []
 
@@ -188,7 +188,7 @@ def test_a_second_run_waits_for_the_export_of_the_first(cache, exported, monkeyp
     assert len(exports) == 1 and found == exports * 2 and not list(cache.glob(".*lock"))
 
 
-def test_the_remedy_without_a_tokenizer_is_an_option_of_run(exported, tmp_path, capsys):
+def test_missing_tokenizer_error_suggests_token_ids(exported, tmp_path, capsys):
     folder = shutil.copytree(exported, tmp_path / "package", ignore=shutil.ignore_patterns("tokenizer*"))
     manifest = read_manifest(folder)
     files = tuple(each for each in manifest.files if not each.name.startswith("tokenizer"))
@@ -219,13 +219,13 @@ def test_the_remedy_without_a_tokenizer_is_an_option_of_run(exported, tmp_path, 
     ],
 )
 @pytest.mark.usefixtures("cache")
-def test_bad_input_is_one_line(arguments, code, said, capsys) -> None:
+def test_invalid_arguments_fail_with_message(arguments, code, said, capsys) -> None:
     assert run(["run", *map(str, arguments)]) == code
     out, err = capsys.readouterr()
     assert out == "" and said in err.splitlines()[-1] and "Traceback" not in err
 
 
-def test_without_a_cache_folder_nothing_is_exported(monkeypatch, capsys):
+def test_run_requires_cache_folder(monkeypatch, capsys):
     monkeypatch.setenv("PARTITA_CACHE_DIR", "")
     assert run(["run", str(DEMO_CHECKPOINT), "hi"]) == 2
     assert "set PARTITA_CACHE_DIR to a folder" in capsys.readouterr().err
@@ -244,7 +244,7 @@ def test_without_a_cache_folder_nothing_is_exported(monkeypatch, capsys):
         ("gpt2@v1", "gpt2", "v1"),
     ],
 )
-def test_hub_ids(given: str, name: str, revision: str | None) -> None:
+def test_hub_id_is_parsed_into_name_and_revision(given: str, name: str, revision: str | None) -> None:
     found = HUB_ID.fullmatch(given)
     assert found is not None and (found["name"], found["revision"]) == (name, revision)
 
@@ -271,7 +271,7 @@ def partita(hub: Hub, tmp_path: Path, cache: Path) -> Partita:
     return call
 
 
-def test_a_model_of_the_hub_is_exported_once_for_each_commit(hub, partita, cache, tmp_path):
+def test_hub_model_is_exported_once_and_runs_offline(hub, partita, cache, tmp_path):
     command = ("run", "hf://me/tiny@v1", *WORDS)
     code, text, said = partita(*command)
     assert code == 0 and text.strip(), said
@@ -283,7 +283,7 @@ def test_a_model_of_the_hub_is_exported_once_for_each_commit(hub, partita, cache
 
 
 @pytest.mark.usefixtures("cache")
-def test_another_commit_is_exported_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_hub_commit_is_exported_again(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(options: ExportOptions, *others: object) -> None:
         raise KeyError(options.checkpoint)
 
@@ -304,7 +304,7 @@ def test_another_commit_is_exported_again(monkeypatch: pytest.MonkeyPatch) -> No
         (("me/gated",), "gated on the Hugging Face hub; accept its conditions on https://huggingface.co/me/gated"),
     ],
 )
-def test_what_the_hub_refuses_is_one_line(hub: Hub, partita: Partita, words: tuple[str, ...], said: str) -> None:
+def test_hub_errors_fail_with_message(hub: Hub, partita: Partita, words: tuple[str, ...], said: str) -> None:
     hub.add("me/gated", DEMO_CHECKPOINT)
     hub.has_gate.add("me/gated")
     code, text, err = partita("run", *words, "hi")
@@ -313,7 +313,7 @@ def test_what_the_hub_refuses_is_one_line(hub: Hub, partita: Partita, words: tup
     assert code == 2 or "revision" in last or last.endswith("hf auth login")
 
 
-def test_a_package_is_pushed_and_used_as_it_is(hub, partita, exported, cache, capsys):
+def test_pushed_package_runs_without_export(hub, partita, exported, cache, capsys):
     code, text, said = partita("push", exported, "me/pushed", "--private")
     assert (code, text) == (0, f"{hub.url}/me/pushed/commit/{hub.commit('me/pushed')}\n"), said
     names = {each.name for each in read_manifest(exported).files}
@@ -329,7 +329,7 @@ def test_a_package_is_pushed_and_used_as_it_is(hub, partita, exported, cache, ca
 
 
 @pytest.mark.parametrize("home", [".", "onnx"])
-def test_an_onnx_decoder_of_the_hub_is_used_as_it_is(home, hub, partita, cache, tmp_path):
+def test_hub_onnx_decoder_runs_without_export(home, hub, partita, cache, tmp_path):
     folder = tmp_path / "repository"
     (folder / home).mkdir(parents=True)
     for file in FOREIGN.iterdir():
@@ -342,7 +342,7 @@ def test_an_onnx_decoder_of_the_hub_is_used_as_it_is(home, hub, partita, cache, 
     assert not list(cache.glob("[!.]*")), "nothing was exported"
 
 
-def test_only_the_chosen_variant_of_an_onnx_decoder_is_downloaded(hub, partita, cache, tmp_path):
+def test_only_selected_onnx_variant_is_downloaded(hub, partita, cache, tmp_path):
     folder = tmp_path / "repository"
     (folder / "onnx").mkdir(parents=True)
     for file in FOREIGN.iterdir():
@@ -370,7 +370,9 @@ def test_only_the_chosen_variant_of_an_onnx_decoder_is_downloaded(hub, partita, 
     assert code == 2 and "--variant int8: no such variant; me/variants has" in said, said
 
 
-def test_what_is_no_package_is_not_pushed(exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_push_rejects_invalid_package_or_repository(
+    exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     broken = shutil.copytree(exported, tmp_path / "broken")
     (broken / "model.onnx").unlink()
     for words, said in (

@@ -1,4 +1,4 @@
-"""Signals and crashes end every verb with one line and its exit code, and leave neither files nor processes behind."""
+"""Signals and native crashes: exit codes, one-line errors, and no leftover files or processes."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def left_in(temporary: Path) -> list[str]:
     "number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.heavy)], ids=["SIGTERM", "SIGHUP"]
 )
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_signal_clears_away_what_was_begun(verb, number, package, tmp_path, request):
+def test_signal_exits_with_code_and_removes_temporary_files(verb, number, package, tmp_path, request):
     if "dry run" in verb:
         require_dry_run()
         request.getfixturevalue("stand_ins")
@@ -98,8 +98,8 @@ def test_a_signal_clears_away_what_was_begun(verb, number, package, tmp_path, re
     assert psutil.wait_procs(below, timeout=60)[1] == []
 
 
-def test_an_ignored_signal_stays_ignored(package: Path, tmp_path: Path) -> None:
-    """As nohup has it."""
+def test_ignored_sighup_stays_ignored(package: Path, tmp_path: Path) -> None:
+    """As under nohup."""
 
     def ignore() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -113,7 +113,7 @@ def test_an_ignored_signal_stays_ignored(package: Path, tmp_path: Path) -> None:
     assert (tmp_path / "R").is_file()
 
 
-def test_signals_that_come_together_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simultaneous_signals_raise_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ignored = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as in a run that nohup did not start
     now = [1000.0]
     monkeypatch.setattr("partita.signals.time.monotonic", lambda: now[0])
@@ -134,7 +134,7 @@ def test_signals_that_come_together_are_one(monkeypatch: pytest.MonkeyPatch) -> 
     signal.signal(signal.SIGHUP, ignored)
 
 
-def test_ctrl_c_while_the_command_is_imported_is_one_line_and_its_exit_code() -> None:
+def test_ctrl_c_during_import_exits_130_with_single_line() -> None:
     program = (
         "import sys\n"
         "class Interrupts:\n"
@@ -150,7 +150,7 @@ def test_ctrl_c_while_the_command_is_imported_is_one_line_and_its_exit_code() ->
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_in_a_callback_whose_exceptions_python_drops_comes_again(number: int, code: int) -> None:
+def test_signal_lost_in_destructor_is_raised_again(number: int, code: int) -> None:
     program = (
         "import signal, time\n"
         "from partita.signals import TerminatedError, ended_by_exception\n"
@@ -218,7 +218,7 @@ KILLS = "#include <signal.h>\n__attribute__((constructor)) static void die(void)
         ("verify", KILLS, 1, "the run was killed (SIGKILL), probably out of memory"),
     ],
 )
-def test_a_crash_is_one_line_and_an_exit_code(package, tmp_path, verb, source, code, words):
+def test_native_crash_exits_with_code_and_single_line(package, tmp_path, verb, source, code, words):
     found = told(command(package, library(tmp_path, source), verb), tmp_path / "temporary")
     assert found[0] == code and words in found[1]
 
@@ -232,7 +232,7 @@ def test_a_crash_is_one_line_and_an_exit_code(package, tmp_path, verb, source, c
         pytest.param(FAULTS, "SIGSEGV", "command line", marks=pytest.mark.heavy),
     ],
 )
-def test_a_crash_over_a_model_still_gets_a_placement_report(tmp_path: Path, source: str, name: str, how: str) -> None:
+def test_provider_crash_still_yields_placement_report(tmp_path: Path, source: str, name: str, how: str) -> None:
     text = '<ir_version: 10, opset_import: ["" : 21]>\ng (float[4] x) => (float[4] y) { [n] y = Neg(x) }'
     onnx.save(parser.parse_model(text), tmp_path / "m.onnx")
     plugin = library(tmp_path, source)
@@ -264,7 +264,7 @@ def test_a_crash_over_a_model_still_gets_a_placement_report(tmp_path: Path, sour
     assert (fallback["node"], fallback["reason"]) == ("n", "initialisation_failed")
 
 
-def test_of_several_providers_the_one_is_left_out_that_crashes() -> None:
+def test_crashing_provider_is_identified_and_excluded() -> None:
     chain = parse_chain("openvino,webgpu,cpu")
     tried: list[Crashed] = []
 
@@ -282,7 +282,7 @@ def test_of_several_providers_the_one_is_left_out_that_crashes() -> None:
     assert [list(crashed) for crashed in tried] == [[], ["openvino"], ["webgpu"]]
 
 
-def test_a_model_that_crashes_in_a_run_is_placed_without_one() -> None:
+def test_model_crashing_in_run_is_placed_without_run() -> None:
     def place(crashed: Crashed) -> str:
         if RUN not in crashed:
             raise CrashError(parse_chain("webgpu,cpu"), "ended the run with SIGABRT")
@@ -291,7 +291,7 @@ def test_a_model_that_crashes_in_a_run_is_placed_without_one() -> None:
     assert despite_crashes(parse_chain("webgpu,cpu"), place) == "native code ended the run with SIGABRT"
 
 
-def test_a_process_that_always_crashes_is_an_error_after_all() -> None:
+def test_persistent_crash_raises_crash_error() -> None:
     def place(crashed: Crashed) -> str:
         raise CrashError(parse_chain("qnn,cpu"), "ended the run with SIGABRT")
 
@@ -300,8 +300,8 @@ def test_a_process_that_always_crashes_is_an_error_after_all() -> None:
 
 
 @pytest.mark.parametrize(("verb", "number"), [("generate", signal.SIGTERM), ("place", signal.SIGINT)])
-def test_a_signal_to_the_command_ends_its_worker_too(package, tmp_path, verb, number):
-    """Only the process that the user started gets the signal; nothing may be left running."""
+def test_signal_to_command_ends_worker_process(package, tmp_path, verb, number):
+    """Only the parent process receives the signal."""
     running = subprocess.Popen(
         command(package, library(tmp_path, HANGS), verb),
         stderr=subprocess.PIPE,

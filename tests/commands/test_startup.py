@@ -1,4 +1,4 @@
-"""Starting the command line, also for completion, is quick and loads no heavy library where none is needed."""
+"""Startup and shell completion of the command line are fast and import no heavy library."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def cpu_seconds(*words: str, **variables: str) -> tuple[float, str]:
     return min(seconds[1:]), done.stdout + done.stderr
 
 
-def test_help_is_quick():
+def test_help_meets_cpu_time_limit():
     seconds, shown = cpu_seconds("-m", "partita", "--help")
     assert "export" in shown and seconds < HELP_LIMIT * cpu_seconds("-c", "import typer")[0]
 
 
-def test_the_import_is_quick():
+def test_import_meets_cpu_time_limit():
     assert cpu_seconds("-c", "import partita")[0] < IMPORT_LIMIT_SECONDS
 
 
@@ -95,8 +95,8 @@ def loaded_by(lines: Sequence[str], folder: Path) -> dict[str, tuple[int, str, l
     return dict(zip(lines, map(tuple, json.loads(done.stdout)), strict=True))
 
 
-def test_help_and_what_can_be_refused_at_once_load_nothing_heavy(tmp_path: Path) -> None:
-    """An option, a provider, an output and a folder are checked before anything heavy is imported."""
+def test_help_and_early_errors_import_no_heavy_library(tmp_path: Path) -> None:
+    """Options, providers, output paths and folders are checked before heavy imports."""
     (tmp_path / "empty").mkdir()
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / "checkpoint" / "config.json").write_text('{"max_position_embeddings": 64}', encoding="utf-8")
@@ -163,13 +163,13 @@ def found(shell: str) -> str:
     return path
 
 
-def test_verbs_and_options(offered: Offered) -> None:
+def test_completion_offers_commands_and_options(offered: Offered) -> None:
     assert offered("partita ex") == ["export"]
     assert {"show", "html", "diff", "check"} <= set(offered("partita report "))
     assert set(offered("partita generate p --te")) == {"--temperature", "--temp"}
 
 
-def test_values_of_choices(offered: Offered) -> None:
+def test_completion_offers_option_values(offered: Offered) -> None:
     assert offered("partita export c o --precision ") == ["auto", "fp32", "fp16", "bf16", "int8", "int4"]
     assert offered("partita export c o --activations ") == ["fp32", "fp16", "bf16", "int8"]
     assert offered("partita export c o --prefill-precision ") == ["int8"]
@@ -185,13 +185,13 @@ def test_values_of_choices(offered: Offered) -> None:
     assert set(offered("partita providers --view ")) == {"brief", "html", "json", "markdown", "text"}
 
 
-def test_a_chain_goes_on_with_what_is_not_in_it_yet(offered: Offered) -> None:
+def test_completion_offers_only_unused_providers_in_chain(offered: Offered) -> None:
     chains = offered("partita generate p --provider webgpu,")
     assert "webgpu,cpu" in chains and "webgpu,webgpu" not in chains
     assert offered("partita generate p --provider webgpu,cp") == ["webgpu,cpu"]
 
 
-def test_bash_completes(partita: dict[str, str]):
+def test_bash_completion_script_completes(partita: dict[str, str]):
     script = (
         'eval "$(partita --show-completion)"\n'
         'ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _partita_completion partita; echo ${COMPREPLY[@]}; }\n'
@@ -204,7 +204,7 @@ def test_bash_completes(partita: dict[str, str]):
     assert done.stdout.splitlines()[2] == "show"
 
 
-def test_the_answer_is_quick_and_loads_nothing_heavy():
+def test_completion_is_fast_and_imports_no_heavy_library():
     tell = (
         "import atexit, json, sys\n"
         "heavy = ('torch', 'onnxruntime', 'transformers', 'numpy')\n"

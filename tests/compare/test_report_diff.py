@@ -1,4 +1,4 @@
-"""Two reports side by side: the first line is the answer, two runs of one thing have no difference, nothing is lost."""
+"""Comparison of two placement reports: headline, node moves, reasons, copies and context changes."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def rendered(found, width=80):
     return stream.getvalue()
 
 
-def test_the_first_line_is_the_answer():
+def test_first_line_is_the_headline():
     found = compare(mixed(), moved(QUERY, MUL))
     assert found.headline == ("2 nodes moved from WebGpu to CPU in prefill and decode; onnxruntime 1.31.1 -> 1.40.0")
     assert rendered(found, 200).splitlines()[0] == found.headline
     assert not found.same
 
 
-def test_moved_nodes_are_named_per_phase_with_their_reason():
+def test_moved_nodes_are_listed_per_phase_with_reason():
     found = compare(mixed(), moved(QUERY))
     assert ways(found) == {("prefill", QUERY, GPU, CPU), ("decode", QUERY, GPU, CPU)}
     assert {(change.details["reason"], change.effect) for change in found.of("nodes")} == {("unexplained", "worse")}
@@ -59,7 +59,7 @@ def test_moved_nodes_are_named_per_phase_with_their_reason():
     assert f"nodes: {QUERY}" in out and "operators: MatMul 1" in out
 
 
-def test_a_move_down_the_chain_is_explained_by_the_provider_that_was_left():
+def test_move_down_the_chain_has_reason_of_the_skipped_provider():
     found = compare(mixed(MISSING_FIRST_CHAIN), moved(QUERY, chain=MISSING_FIRST_CHAIN))
     assert {change.details["reason"] for change in found.of("nodes")} == {"unexplained"}, "TensorRT was missing before"
     assert reasons(found) == {(QUERY, "added", GPU)}
@@ -72,12 +72,12 @@ def reasons(found):
     return {(change.name, change.kind, change.details["skipped"]) for change in found.of("reasons")}
 
 
-def test_a_provider_that_only_one_chain_has_is_a_change_of_the_chain():
+def test_provider_missing_from_a_chain_is_a_context_change():
     found = compare(mixed(MISSING_FIRST_CHAIN), mixed())
     assert not found.of("reasons") and any(change.group == "chain" for change in found.of("context"))
 
 
-def test_the_way_back_is_no_new_reason():
+def test_move_to_preferred_provider_is_an_improvement():
     found = compare(moved(QUERY), mixed())
     assert found.headline.startswith("1 node moved from CPU to WebGpu in prefill and decode")
     assert {(change.kind, change.effect) for change in found.changes if change.section in ("nodes", "reasons")} == {
@@ -86,13 +86,13 @@ def test_the_way_back_is_no_new_reason():
     }
 
 
-def test_a_report_and_itself_have_no_difference():
+def test_identical_reports_have_no_difference():
     found = compare(mixed(), mixed())
     assert found.same and not found.changes
     assert found.headline == "no difference in placement, reasons and copies (9 nodes in prefill and decode)"
 
 
-def test_names_with_counters_are_no_difference():
+def test_counter_suffixes_in_names_are_ignored():
     names = {"Memcpy_token_0": "Memcpy", "Memcpy": "Memcpy_token_7", "Memcpy_token_1": "Memcpy_token_12"}
     found = compare(mixed(), renamed(mixed(), {**names, "Transpose_token_4": "Transpose_token_9"}))
     assert found.same, found
@@ -101,8 +101,8 @@ def test_names_with_counters_are_no_difference():
     assert found.same and not found.of("fusion"), found
 
 
-def test_copies_that_swapped_their_names_and_one_that_is_of_another_tensor():
-    """By name alone the first would be two changes and the second none."""
+def test_copy_of_another_tensor_is_a_difference():
+    """Copies are matched by tensor, not by name."""
     before = mixed()
 
     def other_tensor(phase):
@@ -118,7 +118,7 @@ def test_copies_that_swapped_their_names_and_one_that_is_of_another_tensor():
     assert not found.same
 
 
-def test_a_node_inside_a_compiled_one_has_moved_when_that_is_on_another_provider():
+def test_compiled_node_on_another_provider_moves_its_nodes():
     found = compare(mixed(), compiled(1, "model.rotary_emb/Gather", "model.rotary_emb/Concat")(mixed()))
     decode = [change for change in found.of("nodes") if change.group == "decode"]
     assert [(change.name, change.details["operator"], change.before, change.after) for change in decode] == [
@@ -128,7 +128,7 @@ def test_a_node_inside_a_compiled_one_has_moved_when_that_is_on_another_provider
     assert {change.details["part_of"] for change in decode} == {"EP_subgraph_1_0"}
 
 
-def test_fusion_on_the_same_provider_is_said_and_is_no_move():
+def test_fusion_on_same_provider_is_listed_but_not_a_move():
     found = compare(mixed(), compiled(1, QUERY, MUL)(mixed()))
     assert not found.of("nodes") and found.same
     assert {change[1:] for change in ways(found, "fusion")} == {
@@ -138,15 +138,15 @@ def test_fusion_on_the_same_provider_is_said_and_is_no_move():
     assert "MatMul -> CompiledSubgraph, 1 node in prefill and decode" in " ".join(rendered(found).split())
 
 
-def test_another_number_at_the_end_of_a_name_is_matched_and_said():
+def test_renamed_number_suffix_is_matched_and_reported():
     assert compare(mixed(), renamed(mixed(), {MUL: f"{MUL}_2"})).same
     found = compare(mixed(), renamed(moved(MUL), {MUL: f"{MUL}_2"}))
     assert {(change.kind, change.name) for change in found.of("nodes")} == {("changed", f"{MUL}_2")}
     assert f"{MUL}_2 (was {MUL})" in " ".join(rendered(found).split())
 
 
-def test_names_without_their_numbers_are_matched_only_where_both_have_as_many():
-    """One Mul less: which of the two is gone cannot be told, so nothing is."""
+def test_numbered_names_match_only_with_equal_counts():
+    """With one Mul fewer, it is ambiguous which of the two was removed."""
     two = renamed(mixed(), {MUL: f"{MUL}_1", QUERY: f"{MUL}_2"})
     one = renamed(
         each_phase(two, lambda phase: {"nodes": tuple(n for n in phase.nodes if n.name != f"{MUL}_1")}),
@@ -160,22 +160,22 @@ def test_names_without_their_numbers_are_matched_only_where_both_have_as_many():
     assert not ways(found, kind="changed")
 
 
-def test_what_the_runtime_added_elsewhere_has_moved():
+def test_runtime_inserted_node_on_other_provider_has_moved():
     elsewhere = renamed(moved("Transpose_token_4"), {"Transpose_token_4": "Transpose_token_6"})
     there = each_node(mixed(), lambda n: n.model_copy(update={"provider": GPU}) if "Transpose" in n.name else n)
     found = compare(there, elsewhere)
     assert {change[1:] for change in ways(found)} == {("Transpose_token_6", GPU, CPU)}
 
 
-def test_a_node_of_which_nobody_says_where_it_runs_has_moved():
+def test_node_with_unknown_provider_has_moved():
     lost = each_node(mixed(), lambda n: n.model_copy(update={"provider": None}) if n.name == QUERY else n)
     found = compare(mixed(), lost)
     assert "1 node moved from WebGpu to an unknown provider in prefill and decode" in found.headline
     assert "WebGpu -> an unknown provider, 1 node" in rendered(found)
 
 
-def test_the_reason_of_a_memcpy_node_is_no_reason_of_a_node():
-    """With three providers in the chain, copies of the second one are off the first."""
+def test_memcpy_fallback_reasons_are_ignored():
+    """With three providers, Memcpy nodes of the second provider have a fallback reason."""
 
     def with_reason(name):
         report = renamed(mixed(), {"Memcpy": name})
@@ -185,14 +185,14 @@ def test_the_reason_of_a_memcpy_node_is_no_reason_of_a_node():
     assert compare(with_reason("Memcpy_token_5"), with_reason("Memcpy_token_9")).same
 
 
-def test_nodes_that_came_and_went():
+def test_added_and_removed_nodes_are_listed():
     fewer = each_phase(mixed(), lambda phase: {"nodes": phase.nodes[:-1]})
     assert {change[1:] for change in ways(compare(mixed(), fewer))} == {("lm_head/MatMul", GPU, None)}
     assert {change[1:] for change in ways(compare(fewer, mixed()))} == {("lm_head/MatMul", None, GPU)}
     assert "1 node removed in prefill and decode" in compare(mixed(), fewer).headline
 
 
-def test_a_changed_reason_shows_its_evidence():
+def test_changed_reason_shows_evidence():
     before = mixed()
     first, *rest = before.fallbacks
     update = {"reason": "no_kernel_type", "evidence": "float16 is taken", "evidence_kind": "probed"}
@@ -204,7 +204,7 @@ def test_a_changed_reason_shows_its_evidence():
     assert "no node moved, 1 changed reason in prefill" in found.headline
 
 
-def test_bytes_of_copies_are_compared_only_between_runs_of_as_many_tokens():
+def test_copy_bytes_are_compared_only_for_equal_token_counts():
     before = mixed()
 
     def larger(phase):
@@ -220,7 +220,7 @@ def test_bytes_of_copies_are_compared_only_between_runs_of_as_many_tokens():
     assert "decode: the number of new tokens per run differs" in " ".join(found.notes)
 
 
-def test_two_copies_of_a_tensor_are_paired_in_order():
+def test_copies_of_same_tensor_are_paired_in_order():
     def copies(*sizes):
         def change(phase):
             first, *rest = phase.copies
@@ -235,7 +235,7 @@ def test_two_copies_of_a_tensor_are_paired_in_order():
     assert decode == [(tensor, 512, 4096), (tensor, 512, 1024), (tensor, None, 512)]
 
 
-def test_copies_in_bodies_are_a_difference():
+def test_subgraph_copies_are_a_difference():
     def inside(copies, *phases):
         bodies = Subgraphs(nodes=5, copies=copies)
         return each_phase(mixed(), lambda phase: {"subgraphs": bodies if phase.name in phases else None})
@@ -252,7 +252,7 @@ def test_copies_in_bodies_are_a_difference():
         assert compare(inside(copies, *both), inside(copies, *both)).same
 
 
-def test_a_second_wheel_of_the_runtime_is_a_change_and_a_new_version_is_told_once():
+def test_additional_runtime_wheel_is_a_context_change():
     def installed(**wheels: str):
         env = mixed().environment
         named = tuple(InstalledWheel(name=name, version=version) for name, version in wheels.items())
@@ -266,7 +266,7 @@ def test_a_second_wheel_of_the_runtime_is_a_change_and_a_new_version_is_told_onc
     }
 
 
-def test_every_version_and_option_that_changed_is_listed():
+def test_changed_versions_and_options_are_listed():
     before, after = mixed(), moved()
     env = after.environment.model_copy(update={"packages": {"numpy": "2.4.0", "onnx": "1.30"}})
     package = PACKAGE.model_copy(update={"manifest_sha256": "cd" * 32})
@@ -284,7 +284,7 @@ def test_every_version_and_option_that_changed_is_listed():
     }
 
 
-def test_times_are_shown_as_two_figures_and_a_ratio_with_a_caution_and_never_in_the_answer():
+def test_times_are_shown_with_ratio_and_excluded_from_headline():
     before = mixed()
     speed = {"tokens_per_second": 50.0, "step_p50_ms": 20.0, "step_p95_ms": 30.0, "steps": 9}
     after = each_phase(before, lambda phase: {**speed, "step_p50_ms": 25.0, "tokens_per_second": 40.0})
@@ -298,20 +298,20 @@ def test_times_are_shown_as_two_figures_and_a_ratio_with_a_caution_and_never_in_
     assert "decode p50 ms per step 20.0 99.0 4.95 note:" in " ".join(apart.split())  # no mark of the spread
 
 
-def test_a_model_of_nothing_but_nodes_that_the_runtime_added_is_related_to_itself():
-    """So it is with a function, which ONNX Runtime writes out under names of its own."""
+def test_report_with_only_runtime_nodes_equals_itself():
+    """ONNX Runtime expands functions into nodes with names of its own."""
     added = each_node(mixed(), lambda node: node.model_copy(update={"sources": ("plan_file", "profile")}))
     assert compare(added, added).same
 
 
-def test_the_same_file_is_never_unrelated():
+def test_reports_of_same_package_are_never_unrelated():
     elsewhere = each_node(mixed(), lambda node: node.model_copy(update={"name": f"other/{node.name}"}))
     assert compare(mixed(), elsewhere).unrelated_reason == ""
     package = PACKAGE.model_copy(update={"manifest_sha256": "cd" * 32})
     assert compare(mixed(), elsewhere.model_copy(update={"package": package})).unrelated_reason
 
 
-def test_unrelated_reports_say_why():
+def test_unrelated_reports_give_reason():
     other = report_of(recorded_facts(), package=PACKAGE.model_copy(update={"manifest_sha256": "cd" * 32}))
     found = compare(other, mixed(), names=("old.json", "new.json"))
     assert found.unrelated_reason.startswith("only ") and "of different models" in found.unrelated_reason
@@ -325,13 +325,13 @@ def test_unrelated_reports_say_why():
     )
 
 
-def test_a_phase_that_is_gone_is_a_difference():
+def test_missing_phase_is_a_difference():
     found = compare(mixed(), mixed().model_copy(update={"phases": mixed().phases[:1]}))
     assert not found.same
     assert ways(found, "phases") == {("request", "phases", "prefill, decode", "prefill")}
 
 
-def test_a_long_list_is_cut_and_says_so():
+def test_long_node_list_is_truncated():
     more = each_phase(
         mixed(),
         lambda phase: {
@@ -346,14 +346,14 @@ def test_a_long_list_is_cut_and_says_so():
     assert len(rendered(found).splitlines()) < 120
 
 
-def test_failed_checks_are_a_change_of_the_report():
+def test_failed_checks_are_a_context_change():
     first, *rest = mixed().checks
     broken = mixed().model_copy(update={"checks": (first.model_copy(update={"passed": False}), *rest)})
     assert ways(compare(mixed(), broken), "context") == {("checks", "checks_failed", None, first.name)}
     assert not compare(broken, broken).changes
 
 
-def test_a_cache_that_is_no_longer_in_place_is_named_and_its_size_is_not():
+def test_cache_in_place_change_is_in_headline_but_size_is_not():
     report = report_of(recorded_facts())
     assert report.cache is not None
     away = report.model_copy(update={"cache": report.cache.model_copy(update={"address_changes": 2})})
@@ -364,7 +364,7 @@ def test_a_cache_that_is_no_longer_in_place_is_named_and_its_size_is_not():
         assert ("cache in place" in found.headline) is (effect == "worse")
 
 
-def test_a_run_that_failed_is_a_difference_and_the_first_thing_that_is_said():
+def test_failed_run_is_a_difference_and_starts_the_headline():
     facts = recorded_facts()
     good, bad = report_of(facts), report_of(replace(facts, failure="no kernel"))
     found = compare(good, bad, names=("a.json", "b.json"))

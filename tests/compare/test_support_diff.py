@@ -1,4 +1,4 @@
-"""The difference of two support tables."""
+"""`partita support diff`: differences between two support tables, views and usage errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BEFORE = table(
 )
 
 
-def test_what_is_lost_gained_and_not_compared():
+def test_diff_counts_lost_gained_and_unmatched_variants():
     after = table(
         answer("Cast", "rejected", FLOAT),
         answer("Cast", "supported", HALF),
@@ -49,13 +49,13 @@ def test_what_is_lost_gained_and_not_compared():
     )
 
 
-def test_two_tables_that_say_the_same():
+def test_identical_tables_have_no_difference():
     found = compare(BEFORE, BEFORE, names=("a", "b"))
     assert not found.changes
     assert found.headline.startswith("no difference (5 variants in both tables)")
 
 
-def test_it_is_printed_with_both_names():
+def test_text_view_names_both_tables_and_changes():
     stream = io.StringIO()
     found = compare(BEFORE, table(answer("Cast", "rejected", FLOAT)), names=("old.json", "new.json"))
     print_text(found, "partita.compare.document", Console(file=stream, width=100))
@@ -63,7 +63,7 @@ def test_it_is_printed_with_both_names():
         assert told in stream.getvalue(), told
 
 
-def test_it_goes_to_files_by_view_and_to_stdout(tmp_path, capsys, monkeypatch):
+def test_diff_is_written_to_files_and_stdout_by_view(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, outcome in (("a.json", "supported"), ("b.json", "rejected")):
         (tmp_path / name).write_text(to_json(table(answer("Cast", outcome, FLOAT))))
@@ -79,7 +79,7 @@ def test_it_goes_to_files_by_view_and_to_stdout(tmp_path, capsys, monkeypatch):
     assert "two views are written to stdout" in capsys.readouterr().err
 
 
-def test_what_is_asked_of_a_measurement_is_refused_where_two_tables_are_compared(tmp_path, capsys, monkeypatch):
+def test_support_diff_rejects_measurement_options(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("a.json", "b.json"):
         (tmp_path / name).write_text(to_json(BEFORE))
@@ -89,8 +89,8 @@ def test_what_is_asked_of_a_measurement_is_refused_where_two_tables_are_compared
         assert captured.out == "" and f"omit {options[0]}" in captured.err
 
 
-def test_forms_without_factors_are_told_apart():
-    """Of operators with any number of inputs: every form of them has none, and one that is lost among them shows."""
+def test_variants_without_factors_are_compared_separately():
+    """Variants of variadic operators such as Max have no factors; a lost variant must still appear."""
     before, after = (
         table(
             form("Max", "supported"),

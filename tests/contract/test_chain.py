@@ -1,4 +1,4 @@
-"""Providers of the chain that cannot run here: an error by themselves, a note and a reason with the CPU behind them."""
+"""Unusable providers: an error without the CPU in the chain; a note and a reason with it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def all_unusable(environment):
 
 
 @cases("reason, provider", all_unusable, sample=True, heavy=("main", "openvino", "webgpu", "qnn"))
-def test_alone_it_is_refused_with_its_reason(environment, provider, reason, packages, partita):
+def test_unusable_provider_alone_fails_with_reason(environment, provider, reason, packages, partita):
     done = refused(generated(partita, packages / PACKAGE, provider), provider, reason)
     if reason == "library_missing":  # in the words of the loader
         assert "cannot open shared object file" in done.err and ".so" in done.err, done
 
 
 @cases("reason, provider", all_unusable, sample=True, heavy=("openvino", "webgpu", "qnn"))
-def test_with_the_cpu_behind_it_runs_and_says_so(
+def test_unusable_provider_before_cpu_runs_on_cpu_with_note(
     environment, provider, reason, packages, partita, cpu_tokens, tmp_path
 ):
     report = tmp_path / "report.json"
@@ -45,7 +45,7 @@ def test_with_the_cpu_behind_it_runs_and_says_so(
 
 
 @each_environment(sample=True)
-def test_every_provider_missing_is_an_error_and_no_cpu_run(environment, packages, partita):
+def test_unusable_providers_without_cpu_fail_naming_both(environment, packages, partita):
     names = [provider for _, provider in all_unusable(environment)][:2]
     if len(names) < 2:
         pytest.skip(f"{environment.name} has no two providers that cannot run")
@@ -66,8 +66,8 @@ print(json.dumps({device.ep_name: ask and ask(device.ep_name, device.device) for
 
 
 @each_environment()
-def test_devices_have_onnx_runtimes_compatibility_answer(environment, partita, plain):
-    """Nothing known, a reason with its text (QNN's default backend), or unknown where there is no such call (1.24)."""
+def test_devices_list_onnx_runtime_compatibility_details(environment, partita, plain):
+    """No known incompatibility, a reason with text (QNN's default backend), or unknown (ONNX Runtime 1.24, no API)."""
     libraries = json.dumps([[each.wheel, each.ort_name] for each in environment.targets if each.wheel])
     answers = json.loads(honoured(plain(COMPATIBLE, libraries)).out.splitlines()[-1])
     found = honoured(partita("providers", "--json")).json["providers"]
@@ -83,7 +83,7 @@ def test_devices_have_onnx_runtimes_compatibility_answer(environment, partita, p
 
 
 @each_environment()
-def test_usable_providers_and_the_reasons_of_the_others(environment, partita):
+def test_providers_command_lists_usable_and_unavailable_with_reason(environment, partita):
     missing = [target.needs for target in environment.targets if target.needs and not device_is_there(target)]
     if missing:
         require(missing[0], available=False)
@@ -110,9 +110,7 @@ def with_option(environment):
 
 @cases("target", with_option)
 @pytest.mark.parametrize(("name", "value"), [("", "purple"), ("no_such_option", "1")])
-def test_an_unknown_option_and_a_value_of_another_type_are_usage_errors(
-    environment, target, name, value, packages, partita
-):
+def test_unknown_provider_option_or_invalid_value_exits_2(environment, target, name, value, packages, partita):
     option = f"{target.provider}.{name or target.option[0]}={value}"
     done = generated(partita, packages / OF_OPTIONS, f"{target.provider},cpu", "--provider-option", option)
     refused(done, name or value, target.option[0], code=2)
@@ -127,12 +125,12 @@ def test_an_unknown_option_and_a_value_of_another_type_are_usage_errors(
         ("cpu.anything=0", ["has no option 'anything'", "attention", "huge_pages", "spinning"]),
     ],
 )
-def test_an_option_that_cannot_be_read_is_a_usage_error(environment, option, words, packages, partita):
+def test_malformed_or_unknown_provider_option_exits_2(environment, option, words, packages, partita):
     refused(generated(partita, packages / OF_OPTIONS, "cpu", "--provider-option", option), *words, code=2)
 
 
 @each_environment(sample=True)
-def test_an_unknown_provider_is_a_usage_error(environment, packages, partita):
+def test_unknown_provider_exits_2(environment, packages, partita):
     refused(generated(partita, packages / OF_OPTIONS, "nosuchprovider,cpu"), "nosuchprovider", "cpu", code=2)
 
 
@@ -160,14 +158,14 @@ def silently(plain, file, providers, options=None, **extra):
 
 
 @cases("_", only_in("main"))
-def test_an_unknown_provider_name_is_retried_on_the_cpu(environment, _, plain, partita, model):
+def test_place_fails_where_plain_ort_drops_an_unknown_provider(environment, _, plain, partita, model):
     file = model("matmul_relu")
     assert silently(plain, file, ["NoSuchExecutionProvider"]) == [CPU]
     refused(partita("place", file, "--provider", "NoSuchExecutionProvider"), "nosuch", "not_in_build")
 
 
 @cases("_", only_in("webgpu"))
-def test_a_provider_whose_constructor_fails_is_retried_on_the_cpu(environment, _, plain, partita, model):
+def test_place_fails_where_plain_ort_drops_a_provider_without_device(environment, _, plain, partita, model):
     file = model("matmul_relu")
     assert silently(plain, file, ["WebGpuExecutionProvider"], **NO_ADAPTER) == [CPU]
     refused(partita("place", file, "--provider", "webgpu", **NO_ADAPTER), "webgpu", "device_missing")
@@ -176,7 +174,7 @@ def test_a_provider_whose_constructor_fails_is_retried_on_the_cpu(environment, _
 
 
 @cases("provider, ort_name", lambda environment: [(name, ORT_NAMES[name]) for name in environment.library_missing[:1]])
-def test_a_library_that_cannot_be_loaded_leaves_the_provider_out(
+def test_place_fails_where_plain_ort_drops_a_provider_without_library(
     environment, provider, ort_name, plain, partita, model
 ):
     file = model("matmul_relu")
@@ -185,7 +183,7 @@ def test_a_library_that_cannot_be_loaded_leaves_the_provider_out(
 
 
 @cases("target", targets)
-def test_a_node_without_a_kernel_goes_to_the_cpu(environment, target, plain, partita, model):
+def test_place_fails_where_plain_ort_runs_a_kernelless_node_on_cpu(environment, target, plain, partita, model):
     file = model("island")
     if target.wheel:
         done = honoured(plain(PLUGIN, file, target.wheel, target.ort_name))
@@ -210,7 +208,7 @@ print(json.dumps({"registered": session.get_providers()}))
 
 
 @cases("_", only_in("webgpu"))
-def test_an_opset_the_layout_transformer_does_not_know_drops_the_whole_provider(environment, _, plain, partita, model):
+def test_place_reports_opset_unknown_to_layout_transformer(environment, _, plain, partita, model):
     file = model("matmul_relu", opset=6)  # ONNX Runtime 1.27 takes 7 to 26, and 27 does not load
     registered = silently(plain, file, ["WebGpuExecutionProvider"])
     assert registered[0] == "WebGpuExecutionProvider", "it is registered, and holds no node"
@@ -234,7 +232,7 @@ def usable_plugins(environment):
 
 @cases("target", usable_plugins)
 @pytest.mark.parametrize("by_hand", [False, True])
-def test_the_library_of_a_wheel_is_found_or_named(environment, target, by_hand, partita, model):
+def test_plugin_library_is_found_in_wheel_or_by_option(environment, target, by_hand, partita, model):
     library = importlib.import_module(target.wheel).get_library_path() if by_hand else ""
     named = ("--provider-library", f"{target.provider}={library}") if by_hand else ()
     done = honoured(partita("place", model("matmul_relu"), "--provider", target.provider, "--json", *named))
@@ -242,7 +240,7 @@ def test_the_library_of_a_wheel_is_found_or_named(environment, target, by_hand, 
 
 
 @cases("provider", plugins)
-def test_a_file_that_is_no_library_or_absent_is_refused(environment, provider, partita, model, tmp_path):
+def test_invalid_or_missing_provider_library_exits_2(environment, provider, partita, model, tmp_path):
     (tmp_path / "broken.so").write_bytes(b"not a library")
     for name in ("broken.so", "absent.so"):
         named = ("--provider-library", f"{provider}={tmp_path / name}")
@@ -250,15 +248,15 @@ def test_a_file_that_is_no_library_or_absent_is_refused(environment, provider, p
 
 
 @each_environment(sample=True)
-def test_a_value_that_is_no_name_and_path_is_a_usage_error(environment, packages, partita):
+def test_malformed_provider_library_value_exits_2(environment, packages, partita):
     for value in ("qnn", "=path", "qnn="):
         done = generated(partita, packages / "llama-gqa-fp32", "cpu", "--provider-library", value)
         refused(done, "--provider-library", code=2)
 
 
 @cases("target", usable_plugins)
-def test_a_pin_that_the_plugin_stumbles_over_is_named_and_not_the_model(environment, target, partita, model, tmp_path):
-    """ONNX Runtime takes pinned nodes out before a plugin is asked; what then fails is the pin's doing."""
+def test_plugin_failure_caused_by_pin_names_the_pin(environment, target, partita, model, tmp_path):
+    """ONNX Runtime removes pinned nodes before it calls the plugin, so a failure after that is due to the pin."""
     report = tmp_path / "report.json"
     words = ("place", model("old_names"), "--provider", f"{target.provider},cpu", "--report", report)
     done = partita(*words, "--pin", "cpu:/layers.1/mlp")

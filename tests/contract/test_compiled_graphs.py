@@ -1,4 +1,4 @@
-"""`--provider-option NAME.cache_dir=FOLDER`: graphs are compiled once, and reports read as without the folder."""
+"""`--provider-option NAME.cache_dir=FOLDER`: graphs are compiled once; reports match those without the folder."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def place(partita, model):
 
 
 @cases("target", keeping)
-def test_the_second_start_compiles_nothing_and_reports_the_same(environment, target, place, tmp_path):
+def test_second_start_reads_compiled_graph_with_same_placement(environment, target, place, tmp_path):
     without = place(target)
     first, second = (place(target, *caching(target, tmp_path / "kept")) for _ in range(2))
     assert placement(first) == placement(second) == placement(without)
@@ -75,7 +75,7 @@ def test_the_second_start_compiles_nothing_and_reports_the_same(environment, tar
 
 
 @cases("target", keeping, heavy=("qnn",))
-def test_a_package_gives_the_same_tokens_and_report(environment, target, packages, partita, tmp_path):
+def test_package_with_cache_dir_gives_same_tokens_and_placement(environment, target, packages, partita, tmp_path):
     seen = []
     for number, option in enumerate([(), *[caching(target, tmp_path / "kept")] * 2]):
         report = tmp_path / f"{number}.json"
@@ -114,7 +114,7 @@ def rejected_by_the_provider(entry, _):
 
 
 @cases("target", keeping)
-def test_a_broken_or_foreign_entry_is_compiled_again(environment, target, place, tmp_path):
+def test_invalid_cache_entry_is_recompiled_with_note(environment, target, place, tmp_path):
     kept = caching(target, tmp_path / "kept")
     known = placement(place(target, *kept))
     (entry,) = (tmp_path / "kept").iterdir()
@@ -129,7 +129,7 @@ def test_a_broken_or_foreign_entry_is_compiled_again(environment, target, place,
 
 
 @cases("target", keeping)
-def test_the_start_after_a_kill_compiles_again_and_removes_old_remains(environment, target, place, model, tmp_path):
+def test_start_after_kill_recompiles_and_removes_stale_files(environment, target, place, model, tmp_path):
     kept = tmp_path / "kept"
     done = execute("-c", KILLED, model("island"), target.provider, kept, folder=tmp_path)
     assert done.code == -signal.SIGKILL, done
@@ -146,7 +146,7 @@ def test_the_start_after_a_kill_compiles_again_and_removes_old_remains(environme
 
 
 @cases("target", keeping)
-def test_changed_weights_are_compiled_and_not_read_from_the_folder(environment, target, partita, model, tmp_path):
+def test_changed_weights_are_recompiled(environment, target, partita, model, tmp_path):
     import onnx
 
     file = model("matmul_relu")
@@ -160,7 +160,7 @@ def test_changed_weights_are_compiled_and_not_read_from_the_folder(environment, 
 
 
 @cases("target", keeping)
-def test_a_folder_that_cannot_be_used_is_a_usage_error(environment, target, partita, model, tmp_path):
+def test_unusable_cache_dir_exits_2(environment, target, partita, model, tmp_path):
     (tmp_path / "file").write_text("", encoding="utf-8")
     words = ("place", model("matmul_relu"), "--provider", target.provider)
     for folder in ("file", "file/below"):
@@ -169,8 +169,8 @@ def test_a_folder_that_cannot_be_used_is_a_usage_error(environment, target, part
 
 
 @cases("target", keeping)
-def test_a_full_folder_leaves_the_run_and_no_entry(environment, target, model, tmp_path):
-    """A limit on the size of files is what a process can set itself; its write fails as on a full disk."""
+def test_failed_cache_write_keeps_run_and_leaves_no_entry(environment, target, model, tmp_path):
+    """A file size limit makes the write fail, as a full disk would."""
     words = ("place", model("matmul_relu"), "--provider", target.provider, "--json")
     done = execute("-c", LIMITED, *words, *caching(target, tmp_path / "kept"), folder=tmp_path)
     assert any("compiled graph is not kept: " in note for note in honoured(done).json["notes"])
@@ -178,8 +178,8 @@ def test_a_full_folder_leaves_the_run_and_no_entry(environment, target, model, t
 
 
 @cases("target", keeping)
-def test_a_compiled_file_says_what_it_was_compiled_for(environment, target, place, partita, tmp_path):
-    """On x86-64, QNN's plugin does not judge the version string that it wrote itself."""
+def test_compiled_model_note_names_provider_and_compatibility(environment, target, place, partita, tmp_path):
+    """On x86-64, QNN's plugin does not evaluate its own compatibility string."""
     place(target, *caching(target, tmp_path / "kept"))
     (compiled,) = (tmp_path / "kept").glob("*/compiled.onnx")
     words = ("place", compiled, "--provider", f"{target.provider},cpu", "--json")

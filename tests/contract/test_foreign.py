@@ -1,4 +1,4 @@
-"""Folders of other exporters in every environment: caches that grow and that stay, in each ONNX Runtime."""
+"""Foreign model folders in every environment: growing and fixed-size KV caches, on each ONNX Runtime version."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def layouts(environment):
 
 
 @cases("layout", layouts, heavy=("main", "plugins"))
-def test_the_cpu_gives_the_known_tokens(environment, layout, partita, tmp_path):
+def test_cpu_gives_known_tokens(environment, layout, partita, tmp_path):
     assert said(partita, folder_of(layout, tmp_path), "cpu") == TOKENS[layout][:COUNT]
 
 
 @cases("target, layout", packages_of("foreign"), sample=True)
-def test_a_provider_gives_the_tokens_of_the_cpu(environment, target, layout, partita, tmp_path):
+def test_provider_with_cpu_gives_cpu_tokens(environment, target, layout, partita, tmp_path):
     report = tmp_path / "report.json"
     tokens = said(partita, folder_of(layout, tmp_path), f"{target.provider},cpu", "--report", report)
     assert tokens == TOKENS[layout][:COUNT]
@@ -79,8 +79,8 @@ def plain_arguments(folder: Path, ort_name: str) -> tuple[object, ...]:
 
 @cases("target, layout", packages_of("foreign_others"))
 @pytest.mark.heavy
-def test_other_tokens_are_those_of_a_plain_loop(environment, target, layout, partita, plain, tmp_path):
-    """Placement is told as for any graph; which tokens are right `verify --reference` says."""
+def test_differing_tokens_match_plain_onnx_runtime_loop(environment, target, layout, partita, plain, tmp_path):
+    """The provider itself computes other tokens than the CPU here; `verify --reference` detects it."""
     folder, report = folder_of(layout, tmp_path), tmp_path / "report.json"
     tokens = said(partita, folder, f"{target.provider},cpu", "--report", report)
     done = honoured(plain(PLAIN, *plain_arguments(folder, target.ort_name)))
@@ -92,7 +92,7 @@ def test_other_tokens_are_those_of_a_plain_loop(environment, target, layout, par
 
 @cases("target, layout", packages_of("foreign_ends"))
 @pytest.mark.heavy  # tests/commands/test_signals.py and tests/serve/test_worker.py have processes that end
-def test_what_ends_the_process_is_told(environment, target, layout, partita, plain, tmp_path):
+def test_crash_of_provider_exits_3_with_signal_name(environment, target, layout, partita, plain, tmp_path):
     folder = folder_of(layout, tmp_path)
     assert plain(PLAIN, *plain_arguments(folder, target.ort_name)).code < 0
     done = partita(*command(folder, f"{target.provider},cpu"))
@@ -103,15 +103,15 @@ def test_what_ends_the_process_is_told(environment, target, layout, partita, pla
 
 
 @cases("target, layout", packages_of("foreign_lacks"), sample=True)
-def test_what_the_device_lacks_is_named(environment, target, layout, partita, tmp_path):
+def test_missing_device_feature_is_named(environment, target, layout, partita, tmp_path):
     folder = folder_of(layout, tmp_path)
     for asked in (command(folder, f"{target.provider},cpu"), ("place", folder, "--provider", f"{target.provider},cpu")):
         refused(partita(*asked), "the device cannot run it: ", "requires f16")
 
 
 @cases("layout", lambda environment: [("genai-fp32-cpu",)], heavy=("main", "webgpu", "qnn", "plugins"))
-def test_a_snapshot_of_the_hubs_cache(environment, layout, partita, tmp_path):
-    """Its files are links out of it, which ONNX Runtime 1.24 does not follow by itself."""
+def test_hub_cache_snapshot_gives_known_tokens(environment, layout, partita, tmp_path):
+    """Snapshot files are links to blobs outside the folder, which ONNX Runtime 1.24 does not follow itself."""
     home = tmp_path / "models--tiny"
     snapshot, blobs = home / "snapshots" / "1", home / "blobs"
     snapshot.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""A package on a provider: the tokens of the CPU when it is behind it; alone, all of it or a refusal naming nodes."""
+"""`partita generate` on each provider: CPU tokens with the CPU in the chain; without it, all nodes or an error."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from tests.runtime.handmade_packages import ALL, VOCAB, handmade, known_tokens
 
 
 @cases("target, package", packages_of("with_cpu"), sample=True)
-def test_with_the_cpu_behind_it_gives_the_tokens_of_the_cpu(
-    environment, target, package, packages, partita, cpu_tokens, tmp_path
-):
+def test_provider_with_cpu_gives_cpu_tokens(environment, target, package, packages, partita, cpu_tokens, tmp_path):
     report = tmp_path / "report.json"
     name, value = target.option
     option = ("--provider-option", f"{target.provider}.{name}={value}") if name else ()
@@ -30,7 +28,7 @@ def test_with_the_cpu_behind_it_gives_the_tokens_of_the_cpu(
 
 
 @cases("target, package", packages_of("refused_alone"))
-def test_alone_is_refused_with_the_nodes_that_would_not_go(environment, target, package, packages, partita):
+def test_provider_alone_fails_naming_unsupported_nodes(environment, target, package, packages, partita):
     done = refused(generated(partita, packages / package, target.provider), target.ort_name)
     table = done.err.partition("partita: ")[2].splitlines()[1:]
     assert table, done
@@ -40,7 +38,7 @@ def test_alone_is_refused_with_the_nodes_that_would_not_go(environment, target, 
 
 
 @cases("target, package", packages_of("fails"), sample=True)
-def test_a_provider_that_breaks_on_a_graph_is_left_out_and_says_so(
+def test_provider_failing_on_graph_is_skipped_with_note(
     environment, target, package, packages, partita, cpu_tokens, tmp_path
 ):
     refused(generated(partita, packages / package, target.provider), target.provider)
@@ -67,7 +65,7 @@ WORK = ("--prompt", PROMPT, "--token-ids", "--max-new-tokens", 6, "--rounds", 1)
 
 
 @cases("target, package", packages_of("with_cpu"), sample=True, heavy=("webgpu",))
-def test_it_measures_the_provider_beside_the_cpu(environment, target, package, packages, partita, tmp_path):
+def test_bench_compares_provider_with_cpu(environment, target, package, packages, partita, tmp_path):
     chain = f"{target.provider},cpu"
     done = honoured(partita("bench", packages / package, "--providers", chain, "cpu", *WORK, "--json"))
     found = Bench.model_validate_json(done.out)
@@ -103,7 +101,7 @@ print(*tokens)
 
 
 @cases("target, package", packages_of("with_cpu"), sample=True)
-def test_a_program_gets_the_tokens_of_the_cpu(environment, target, package, packages, cpu_tokens, tmp_path):
+def test_python_api_gives_cpu_tokens(environment, target, package, packages, cpu_tokens, tmp_path):
     chain = f"{target.provider},cpu"
     done = execute("-c", LIBRARY_SCRIPT, packages / package, chain, PROMPT, NEW_TOKENS, folder=tmp_path)
     assert (done.code, done.err) == (0, ""), done
@@ -138,7 +136,7 @@ ROWS_PROMPTS = [[1, 45, 7], [99], [12, 3, 30, 8], [5, 6], [88, 2, 17], [41]]
 
 
 @cases("target, package", packages_of("rows"), sample=True)
-def test_each_row_of_a_file_is_what_it_is_alone(environment, target, package, packages, tmp_path):
+def test_batched_rows_match_single_runs(environment, target, package, packages, tmp_path):
     chain = f"{target.provider},cpu"
     done = execute("-c", ROWS_SCRIPT, packages / package, chain, tmp_path, json.dumps(ROWS_PROMPTS), folder=tmp_path)
     assert done.code == 0, done
@@ -160,7 +158,7 @@ def with_adapters(folder: Path, shapes: str) -> Path:
 
 
 @cases("target, shapes", packages_of("adapters"), sample=True)
-def test_each_row_has_the_tokens_of_its_adapter(environment, target, shapes, partita, tmp_path):
+def test_each_row_gives_known_tokens_of_its_adapter(environment, target, shapes, partita, tmp_path):
     source, out, report = (tmp_path / name for name in ("in.jsonl", "out.jsonl", "report.json"))
     rows: list[dict[str, Any]] = [{"tokens": ADAPTER_PROMPT, "adapter": name} for name in NAMES]
     source.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -179,8 +177,8 @@ def test_each_row_has_the_tokens_of_its_adapter(environment, target, shapes, par
 
 
 @cases("target, shapes", packages_of("constant_defaults"))
-def test_a_provider_that_would_not_read_an_adapter_is_refused(environment, target, shapes, partita, tmp_path):
-    """Its tokens would be those of no adapter, or of nothing at all."""
+def test_provider_treating_adapter_inputs_as_constants_fails(environment, target, shapes, partita, tmp_path):
+    """The provider would ignore the adapter."""
     folder = with_adapters(tmp_path, shapes)
     done = partita("generate", folder, "1,2,3", "--token-ids", "--provider", f"{target.provider},cpu")
     refused(done, f"{target.provider} treats inputs with a default as constants", "--static-shapes")

@@ -1,4 +1,4 @@
-"""`--graph-capture`: decode steps recorded once and replayed, with the tokens of the CPU, or a refusal with why."""
+"""`--graph-capture`: captured and replayed decode steps give the CPU's tokens, or an error with its cause."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from tests.contract.commands import NEW_TOKENS, PROMPT, execute, generated, hono
 
 
 @cases("target, package", packages_of("captured"), sample=True)
-def test_a_recorded_step_gives_the_tokens_of_the_cpu(
-    environment, target, package, packages, partita, cpu_tokens, tmp_path
-):
-    """Without the CPU in the chain, so all of it runs on the provider."""
+def test_captured_decode_steps_give_cpu_tokens(environment, target, package, packages, partita, cpu_tokens, tmp_path):
+    """The CPU is not in the chain, so every node runs on the provider."""
     report = tmp_path / "report.json"
     done = honoured(generated(partita, packages / package, target.provider, "--graph-capture", "--report", report))
     assert done.out == cpu_tokens(package)
@@ -31,17 +29,15 @@ def test_a_recorded_step_gives_the_tokens_of_the_cpu(
 
 
 @cases("target, package", packages_of("off_capture"))
-def test_nodes_elsewhere_are_named_before_anything_runs(environment, target, package, packages, partita):
-    """That it runs without is tested in test_generate.py."""
+def test_fallback_nodes_prevent_graph_capture_with_error(environment, target, package, packages, partita):
+    """test_generate.py runs the same packages without graph capture."""
     said = ("graph capture is not possible", f"would not run on {target.provider}", target.off_capture[package])
     done = generated(partita, packages / package, f"{target.provider},cpu", "--graph-capture")
     refused(done, *said, WITHOUT.text)
 
 
 @cases("target, package", packages_of("miscaptured"))
-def test_a_replay_that_leaves_something_out_is_refused_before_a_token_comes_of_it(
-    environment, target, package, packages, partita, cpu_tokens
-):
+def test_wrong_replay_exits_3_before_a_wrong_token(environment, target, package, packages, partita, cpu_tokens):
     done = generated(partita, packages / package, target.provider, "--graph-capture")
     assert done.code == 3 and "a replayed step computes a different result" in done.err, done
     assert cpu_tokens(package).startswith(done.out.strip())  # what came before is right
@@ -102,14 +98,14 @@ def devices(kind):
 
 
 @cases("target, package", devices("rows"), sample=True)
-def test_rows_that_draw_are_beside_rows_that_do_not(environment, target, package, packages, tmp_path):
+def test_device_token_choice_matches_host_for_mixed_sampling(environment, target, package, packages, tmp_path):
     found = run(tmp_path, packages / package, target, 3)
     assert found["there"][0] == found["known"] and found["there"] == found["here"]
     assert found["copies"] == [3 * count for count in BYTES_OF_A_ROW], found
 
 
 @cases("target, package", devices("captured"), sample=True)
-def test_of_a_step_that_is_replayed_a_token_is_all_that_comes_back(environment, target, package, packages, tmp_path):
+def test_device_token_choice_with_graph_capture_matches_host(environment, target, package, packages, tmp_path):
     found = run(tmp_path, packages / package, target, 1, capture=True)
     assert found["there"][0] == found["known"] and found["there"] == found["here"]
     assert found["notes"] == NOTES, found

@@ -1,4 +1,4 @@
-"""Kernel paths of providers on devices: what the profile and the log name, and slow paths with their remedy."""
+"""Kernel paths of providers: names from the profile and the log; slow paths with cause and remedy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DEVICE: dict[str, tuple[Any, str]] = {
 
 
 @cases("target", lambda environment: [(t,) for t in environment.targets if t.provider == "webgpu"])
-def test_device_programs_name_the_kernel(environment, target, partita, tmp_path):
+def test_webgpu_programs_name_kernel_paths(environment, target, partita, tmp_path):
     report = tmp_path / "report.json"
     file = models.together(tmp_path / "model.onnx", {name: make for name, (make, _) in DEVICE.items()})
     honoured(partita("place", file, "--provider", f"{target.provider},cpu", "--runs", 2, "--report", report))
@@ -53,7 +53,7 @@ CUDA: dict[str, tuple[Any, str, str]] = {
 
 
 @cases("_", only_in("main"))
-def test_the_log_of_a_dry_run_names_the_attention_kernel(environment, _, partita, tmp_path):
+def test_dry_run_log_names_cuda_attention_kernel(environment, _, partita, tmp_path):
     require_dry_run()
     report = tmp_path / "report.json"
     file = models.together(tmp_path / "model.onnx", {name: make for name, (make, _, _) in CUDA.items()})
@@ -68,7 +68,7 @@ def test_the_log_of_a_dry_run_names_the_attention_kernel(environment, _, partita
 
 
 @cases("_", only_in("main"))
-def test_slow_nodes_are_a_limit_and_a_check(environment, _, partita, tmp_path):
+def test_slow_nodes_count_in_limit_check_and_views(environment, _, partita, tmp_path):
     report = tmp_path / "report.json"
     slow = models.packed(tmp_path / "slow.onnx", bits=8, level=0)
     done = honoured(partita("place", slow, "--provider", "cpu", "--report", report, "--max-slow-nodes", 1))

@@ -1,4 +1,4 @@
-"""Packages in the lowering that fits a provider: all nodes on it, no Memcpy nodes, and the numbers of the model."""
+"""Packages with the lowering for a provider: all nodes on it, no Memcpy nodes, verified results."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ CPU = "CPUExecutionProvider"
 
 
 @cases("target, package", packages_of("whole"), sample=True)
-def test_every_node_is_on_it_and_nothing_is_copied_in_between(
-    environment, target, package, packages, partita, tmp_path
-):
+def test_package_runs_entirely_on_provider_without_copies(environment, target, package, packages, partita, tmp_path):
     report = tmp_path / "report.json"
     limits = ("--max-cpu-nodes", 0, "--max-copies", 0)
     honoured(
@@ -30,7 +28,7 @@ def test_every_node_is_on_it_and_nothing_is_copied_in_between(
 
 
 @cases("target, package", packages_of("whole"), sample=True)
-def test_it_computes_the_known_answer(environment, target, package, packages, partita):
+def test_package_verifies_on_provider(environment, target, package, packages, partita):
     done = honoured(partita("verify", packages / package, "--provider", target.provider, "--json")).json
     assert done["status"] == "verified" and done["provider"] == target.ort_name, done
     assert {"prefill", "chunked prefill", "decode 1", "decode 8"} <= {step["step"] for step in done["steps"]}
@@ -73,8 +71,8 @@ def asked(environment):
 
 
 @cases("target, left", asked)
-def test_asked_before_anything_is_written_it_says_the_same(environment, target, left, packages, plain):
-    """What `export --target` asks; here about graphs whose weights are left out, as they are not there yet."""
+def test_support_check_before_export_finds_unsupported_operators(environment, target, left, packages, plain):
+    """As in `export --target`: the graphs have no weight data."""
     folders = [packages / f"llama-{attention}-fp32" for attention in left]
     done = honoured(plain(ASK, target.provider, *folders))
     answers = json.loads(done.out.splitlines()[-1])
@@ -108,12 +106,8 @@ print(json.dumps([float(error) for error in np.abs(ours - wanted).max(axis=(0, 2
 
 
 @cases("target", lambda environment: [(t,) for t in environment.targets if t.provider == "webgpu"])
-def test_a_kernel_that_computes_wrongly_is_found_by_the_known_answer(environment, target, packages, partita, plain):
-    """GroupQueryAttention of ONNX Runtime 1.27 over SwiftShader: right up to the fourth token of a step, then not.
-
-    SwiftShader runs four lanes side by side, fewer than the kernel counts on. Plain ONNX Runtime, with a past of its
-    own, says which it is on this machine; partita must say the same.
-    """
+def test_verify_detects_incorrect_attention_kernel(environment, target, packages, partita, plain):
+    """SwiftShader runs 4 lanes; GroupQueryAttention in ONNX Runtime 1.27 may fail there after the 4th token."""
     errors = json.loads(honoured(plain(GROUPED, target.ort_name)).out.splitlines()[-1])
     assert max(errors[:4]) < 1e-5, errors
     done = partita("verify", packages / "llama-gqa-fp32", "--provider", target.provider)
@@ -124,8 +118,8 @@ def test_a_kernel_that_computes_wrongly_is_found_by_the_known_answer(environment
 
 
 @cases("target, package", packages_of("whole"), sample=True, heavy=("qnn",))
-def test_a_fault_is_found_in_its_node(environment, target, package, packages, tmp_path):
-    """A changed weight or operator in one node of the provider's graph; tests/drift has more of them."""
+def test_planted_fault_is_located_on_provider(environment, target, package, packages, tmp_path):
+    """Changed weights or operators in single nodes; tests/drift has more faults."""
     words = ("--inside", f"{target.provider},cpu", f"{package}={packages / package}")
     kinds = ("--kind", "down-projection", "--kind", "product")
     done = honoured(execute("-m", "tests.drift.planted", *words, *kinds, folder=tmp_path))

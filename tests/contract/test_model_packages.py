@@ -33,7 +33,7 @@ def run(session):
 
 
 @cases("target", targets)
-def test_place_opens_the_variant_of_the_first_provider(environment, target, partita, model, tmp_path):
+def test_place_opens_variant_of_first_provider(environment, target, partita, model, tmp_path):
     folder = tmp_path / "package"
     folder.mkdir()
     over_shared_weights(folder, model("matmul_relu"), {"cpu": CPU, "other": target.ort_name})
@@ -46,7 +46,7 @@ def test_place_opens_the_variant_of_the_first_provider(environment, target, part
 
 
 @cases("_", OPENS)
-def test_onnx_runtime_and_partita_select_the_same_variant(environment, _, partita, plain, model, tmp_path):
+def test_onnx_runtime_and_partita_select_same_variant(environment, _, partita, plain, model, tmp_path):
     folder = tmp_path / "package"
     folder.mkdir()
     over_shared_weights(folder, model("matmul_relu"), {"other": "QNNExecutionProvider", "main": CPU})
@@ -79,8 +79,8 @@ def test_onnx_runtime_selects_the_variant_of_a_plugin_provider(environment, _, p
 
 
 @cases("_", OPENS)
-def test_onnx_runtime_opens_an_exported_model_package(environment, _, packages, partita, plain):
-    """The session of its own API gives the outputs of the package that the variant was made from."""
+def test_onnx_runtime_runs_exported_model_package(environment, _, packages, partita, plain):
+    """ONNX Runtime's ModelPackage API gives the same outputs as the source package of the variant."""
     folder, component = packages / MODEL_PACKAGE, "decoder"
     own = json.loads(honoured(plain(RUN + OWN_API, folder, component)).out.splitlines()[-1])
     assert (own["chosen"], own["variants"]) == ("cpu", {target: name for target, (name, _) in VARIANTS.items()})
@@ -95,7 +95,7 @@ def test_onnx_runtime_opens_an_exported_model_package(environment, _, packages, 
 
 
 @each_environment()
-def test_each_target_of_an_exported_model_package_is_placed(environment, packages, partita):
+def test_variants_of_exported_model_package_match_source_packages(environment, packages, partita):
     weights = {}
     for variant, (_, source) in VARIANTS.items():
         report = honoured(partita("place", packages / MODEL_PACKAGE, "-e", "cpu", "--variant", variant, "--json")).json

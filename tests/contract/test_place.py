@@ -1,4 +1,4 @@
-"""`partita place MODEL`: the placement of any ONNX model, and limits that it must meet."""
+"""`partita place MODEL`: placement of ONNX models and packages, and its limits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CPU = "CPUExecutionProvider"
 
 
 @cases("target", targets)
-def test_a_model_that_it_takes_whole(environment, target, partita, model, tmp_path):
+def test_supported_model_runs_entirely_on_provider(environment, target, partita, model, tmp_path):
     report = tmp_path / "report.json"
     honoured(partita("place", model("matmul_relu"), "--provider", target.provider, "--report", report))
     content = json.loads(report.read_text())
@@ -31,7 +31,7 @@ def test_a_model_that_it_takes_whole(environment, target, partita, model, tmp_pa
 
 
 @cases("target", targets)
-def test_an_island_on_the_cpu_has_a_reason_and_copies(environment, target, partita, model, tmp_path):
+def test_unsupported_node_between_supported_has_reason_and_copies(environment, target, partita, model, tmp_path):
     report = tmp_path / "report.json"
     words = ("place", model("island"), "--full", "--provider", f"{target.provider},cpu", "--report", report)
     done = honoured(partita(*words, *(word for option, _, kept in limits(target) for word in (option, kept))))
@@ -83,14 +83,14 @@ def limits(target):
 
 
 @cases("target", targets)
-def test_limits_that_are_exceeded(environment, target, partita, model):
+def test_exceeded_limits_exit_3_and_name_options(environment, target, partita, model):
     words = [word for option, exceeded, _ in limits(target) for word in (option, exceeded)]
     done = partita("place", model("island"), "--provider", f"{target.provider},cpu", *words)
     assert done.code == 3 and all(option in done.err for option, _, _ in limits(target)), done
 
 
 @each_environment(sample=True)
-def test_a_file_that_is_no_model(environment, partita, tmp_path):
+def test_invalid_or_missing_model_exits_1(environment, partita, tmp_path):
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"not a model")
     refused(partita("place", broken, "--provider", "cpu"), "broken.onnx", code=1)
@@ -104,7 +104,7 @@ BODIES = ("then/Scaler", "else/Scaler")
 
 
 @cases("target", lambda environment: [(t,) for t in environment.targets if t.provider == "webgpu"])
-def test_a_body_on_the_cpu_breaks_a_chain_without_it(environment, target, partita, model, plain):
+def test_subgraph_nodes_on_cpu_fail_without_cpu_in_chain(environment, target, partita, model, plain):
     file = model("branches")
     script = (
         "options = ort.SessionOptions()\n"
@@ -117,7 +117,7 @@ def test_a_body_on_the_cpu_breaks_a_chain_without_it(environment, target, partit
 
 
 @cases("_", only_in("main"))
-def test_bodies_count_for_the_limits_of_a_dry_run(environment, _, partita, model, tmp_path):
+def test_subgraph_nodes_count_for_dry_run_limits(environment, _, partita, model, tmp_path):
     require_dry_run()
     file, report = model("branches"), tmp_path / "report.json"
     command = ("place", file, "--provider", "cuda,cpu", "--dry-run")
@@ -148,7 +148,7 @@ def placed(partita, tmp_path):
 
 
 @cases("target", lambda environment: [(target,) for target in environment.targets if target.kind == "device"])
-def test_every_copy_of_a_package_has_a_cause(environment, target, placed, packages):
+def test_every_copy_in_package_has_a_cause(environment, target, placed, packages):
     report = placed(packages / target.refused_alone[0], f"{target.provider},cpu")
     for phase in report["phases"]:
         copies = [copy for copy in phase["copies"] if copy["kind"] == "memcpy_node"]
@@ -165,7 +165,7 @@ def test_every_copy_of_a_package_has_a_cause(environment, target, placed, packag
         (target, target.with_cpu[0]) for target in environment.targets if target.kind == "compiling" and target.with_cpu
     ],
 )
-def test_every_node_of_a_package_is_found_again(environment, target, package, placed, packages):
+def test_every_package_node_is_in_report(environment, target, package, placed, packages):
     import onnx
 
     report = placed(packages / package, f"{target.provider},cpu")
@@ -178,7 +178,7 @@ def test_every_node_of_a_package_is_found_again(environment, target, package, pl
 
 
 @each_environment()
-def test_a_generation_has_the_optimised_graph_on_the_cpu(environment, cpu_report):
+def test_cpu_report_reads_optimised_graph(environment, cpu_report):
     report = cpu_report("llama-gqa-fp32")
     assert source(report, "optimised_model")["available"], source(report, "optimised_model")
     fused = {node["op_type"]: node["replaces"] for node in report["phases"][-1]["nodes"] if node["replaces"]}

@@ -1,4 +1,4 @@
-"""The dry run against a real GPU, node by node. Without a GPU only the comparison itself is tested."""
+"""Dry run against a real GPU, node by node. Without a GPU, only the comparison function is tested."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def placed(partita, package, report, *options):
 
 
 @cases("model, attention, precision", lambda environment: COMBINATIONS if environment is ENVIRONMENTS["cuda"] else [])
-def test_the_dry_run_foretells_the_real_plan(
+def test_dry_run_placement_matches_real_placement(
     environment, model, attention, precision, partita, tiny_checkpoint, exported, tmp_path
 ):
     require_dry_run()
@@ -41,8 +41,8 @@ def test_the_dry_run_foretells_the_real_plan(
 
 @cases("_", only_in("main"))
 @pytest.mark.heavy
-def test_the_comparison_finds_what_differs(environment, _, partita, packages, tmp_path):
-    """Two dry runs stand for the two sides: of one package on two devices, and of two precisions."""
+def test_differences_detects_node_copy_and_cache_changes(environment, _, partita, packages, tmp_path):
+    """Compares dry runs only: the same package on two devices, and two precisions."""
     require_dry_run()
     one = placed(partita, packages / "llama-gqa-fp32", tmp_path / "a.json", "--dry-run", "--device", "h100")
     same = placed(partita, packages / "llama-gqa-fp32", tmp_path / "b.json", "--dry-run", "--device", "t4")
@@ -55,6 +55,6 @@ def test_the_comparison_finds_what_differs(environment, _, partita, packages, tm
     assert any(line.startswith("cache: ") for line in found)
 
 
-def test_phases_that_are_missing_are_a_difference():
+def test_missing_phase_is_a_difference():
     empty: Report = {"phases": [], "cache": None}
     assert differences(empty, {"phases": [{"name": "decode"}], "cache": None})

@@ -1,4 +1,4 @@
-"""What is said to help does, where that takes a provider or a wheel that the main environment does not have."""
+"""Remedies that need a provider or a wheel outside the main environment: applying them works."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def refusing(environment):
 
 
 @cases("target, package, provider", refusing, heavy=("webgpu",))
-def test_a_lowering_that_is_not_taken_is_to_be_another(
+def test_suggested_export_command_yields_supported_package(
     environment, target, package, provider, packages, partita, tmp_path
 ):
     done = execute(
@@ -120,7 +120,7 @@ def ended(request, tmp_path_factory) -> dict[str, Outcome]:
 
 
 @cases("applied", lambda environment: [(row,) for row in applied_in(environment.name)])
-def test_a_planted_cause_is_gone_after_what_its_remedy_says(environment, applied, ended):
+def test_applying_remedy_removes_planted_cause(environment, applied, ended):
     for target in environment.targets:
         if target.needs:
             require(target.needs, device_is_there(target))
@@ -154,9 +154,7 @@ def builds(environment):
 
 
 @cases("provider, fits", builds)
-def test_another_onnx_runtime_has_the_provider_or_fits_its_library(
-    environment, provider, fits, partita, model, tmp_path
-):
+def test_suggested_onnx_runtime_build_removes_reason(environment, provider, fits, partita, model, tmp_path):
     reason, remedy, ort_name = BUILDS[provider]
     library = ("--provider-library", f"qnn={compile_library(f'WANTED={API}', tmp_path)}") if provider == "qnn" else ()
     words = ("place", model("matmul_relu"), "--provider", f"{provider},cpu", "--json", "--probe-seconds", "0", *library)
@@ -171,7 +169,7 @@ def test_another_onnx_runtime_has_the_provider_or_fits_its_library(
 
 
 @cases("target", lambda environment: targets(environment) if environment.name == "qnn" else [])
-def test_pins_that_a_compiler_stumbles_over_are_left_out(environment, target, partita, model):
+def test_suggested_removal_of_pins_opens_model(environment, target, partita, model):
     words = ("place", model("old_names"), "--provider", f"{target.provider},cpu")
     refused(partita(*words, "--pin", "cpu:/layers.1/mlp"), "opens this model without", WITHOUT_PINS.text)
     honoured(partita(*words))

@@ -1,4 +1,4 @@
-"""The support table of every provider, and that of the CPU provider beside ONNX Runtime's own registry of kernels."""
+"""`partita support`: tables of every provider; the CPU table against ONNX Runtime's kernel registry."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ OPEN_END = 2**31 - 1
 
 
 @cases("target", targets)
-def test_a_provider_is_asked_and_the_answers_are_those_of_placement(environment, target, partita, model, tmp_path):
-    """What the table says of a MatMul and a Relu of float32 is what `place` says of a graph of the two."""
+def test_support_table_of_model_lists_its_operators_as_supported(environment, target, partita, model, tmp_path):
+    """MatMul and Relu of float32; test_place.py places the same model."""
     path = tmp_path / "table.json"
     graph = model("matmul_relu")
     done = honoured(partita("support", graph, "--provider", target.provider, "--seconds", "240", "--out", path))
@@ -102,7 +102,7 @@ def fits(kernel: Any, entry: Any, since: int, types: dict[str, str]) -> bool:
 
 
 @cases("target", targets, heavy=("webgpu", "openvino", "plugins"))
-def test_a_budget_that_is_too_small_is_said(environment, target, partita):
+def test_exhausted_time_budget_marks_table_incomplete(environment, target, partita):
     done = honoured(partita("support", "--all", "--provider", target.provider, "--seconds", "1", "--json"))
     assert done.json["complete"] is False
     assert done.json["variants"]["untested"] > 0 or not done.json["operators"]
@@ -118,6 +118,6 @@ def test_a_budget_that_is_too_small_is_said(environment, target, partita):
         (["diff", "only.json"], "two tables"),
     ],
 )
-def test_usage_errors_name_what_to_do(words, expected, capsys):
+def test_usage_errors_exit_2_and_name_the_remedy(words, expected, capsys):
     assert cli.run(["support", *words]) == 2
     assert expected in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Every provider of the chain that was preferred and skipped is explained, each by its own evidence, in every view."""
+"""Every skipped provider of the chain has its own reason and evidence, in every view."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def three_providers(log: tuple[str, ...] = (NOT_IN_CUDA, NO_GRAPH)) -> SessionFa
     return session.with_provider(TENSORRT, patterns=(LogPattern("subgraph_rejected", r"(?P<why>\[TensorRT EP\] .*)"),))
 
 
-def test_a_node_on_the_last_provider_is_told_why_it_is_on_none_before() -> None:
+def test_node_on_last_provider_has_reason_per_skipped_provider() -> None:
     on_cuda, on_cpu = find_fallbacks(index_session(three_providers()), "decode", CHAIN)
     assert (on_cpu.node, on_cpu.preferred_provider, on_cpu.reason, on_cpu.evidence) == (
         ON_CPU,
@@ -60,12 +60,12 @@ def test_a_node_on_the_last_provider_is_told_why_it_is_on_none_before() -> None:
     assert (on_cuda.node, on_cuda.provider, on_cuda.skipped) == (ON_CUDA, CUDA, ())
 
 
-def test_a_line_of_one_provider_is_no_evidence_for_another() -> None:
+def test_log_line_is_evidence_only_for_its_provider() -> None:
     (_, on_cpu) = find_fallbacks(index_session(three_providers(log=(NOT_IN_CUDA,))), "decode", CHAIN)
     assert on_cpu.reason == "unexplained" and on_cpu.skipped[0].reason == "no_kernel_op"
 
 
-def test_a_provider_that_is_not_there_is_among_them() -> None:
+def test_unavailable_provider_is_among_skipped_providers() -> None:
     chain = (
         CHAIN[0],
         ChainEntry(provider=CUDA, status="unavailable", reason="device_missing", evidence="no GPU", remedy="a GPU"),
@@ -76,13 +76,13 @@ def test_a_provider_that_is_not_there_is_among_them() -> None:
     assert (skipped.reason, skipped.evidence, skipped.remedy) == ("device_missing", "no GPU", "a GPU")
 
 
-def test_experiments_are_wanted_with_each_provider_that_was_skipped() -> None:
+def test_nodes_to_probe_are_selected_per_skipped_provider() -> None:
     index = index_session(three_providers(log=()))
     assert nodes_to_probe(index, CHAIN, CHAIN[0]) == (ON_CUDA, ON_CPU)
     assert nodes_to_probe(index, CHAIN, CHAIN[1]) == (ON_CPU,)
 
 
-def test_experiments_with_one_provider_say_nothing_of_another() -> None:
+def test_probes_apply_only_to_their_provider() -> None:
     trials = (ProbeRun("as_is", "", "rejected", ""), ProbeRun("type", "float16 in place of float32", "supported", ""))
     session = three_providers(log=()).with_provider(CUDA, probes={ON_CPU: NodeProbe(ON_CPU, trials)})
     on_cpu = find_fallbacks(index_session(session), "decode", CHAIN)[-1]
@@ -103,7 +103,7 @@ def report(log: tuple[str, ...] = (NOT_IN_CUDA, NO_GRAPH)) -> Report:
     return report_of(run_facts(three_providers(log=log)), CHAIN)
 
 
-def test_terminal_page_and_explanation_name_both_reasons() -> None:
+def test_text_report_and_explanation_show_both_reasons() -> None:
     texts = [printed(lambda console: print_text(report(), REPORT_VIEWS, console))]
     texts.append(printed(lambda console: print_text(explain(report(), ON_CPU), "partita.explain.document", console)))
     for text in texts:
@@ -111,7 +111,7 @@ def test_terminal_page_and_explanation_name_both_reasons() -> None:
         assert "subgraph_rejected" in text
 
 
-def test_a_reason_that_changes_for_the_second_provider_alone_is_a_difference() -> None:
+def test_changed_reason_of_second_provider_is_a_difference() -> None:
     diff = compare(report(log=(NOT_IN_CUDA,)), report(log=()))
     (change,) = [change for change in diff.of("reasons") if change.group == "decode"]
     assert (change.name, change.details["skipped"]) == (ON_CPU, CUDA)
@@ -119,7 +119,7 @@ def test_a_reason_that_changes_for_the_second_provider_alone_is_a_difference() -
     assert not diff.same
 
 
-def test_a_requirement_on_a_reason_counts_every_skipped_provider() -> None:
+def test_reason_requirement_counts_every_skipped_provider() -> None:
     words = Vocabulary(lambda name: name, ("no_kernel_op", "unexplained"))
     told = report()
     for reason, nodes in (("no_kernel_op", 1), ("unexplained", 0)):

@@ -12,7 +12,7 @@ from tests.partition_reports.samples import CPU, event, failed, phase_of, report
 COMPILED = (f"{NPU}_{NPU}_77_1_10", "m.ln/LayerNormalization", f"{NPU}_{NPU}_77_0_9")
 
 
-def test_compiled_subgraphs_are_joined_by_their_numbers():
+def test_compiled_subgraphs_are_matched_by_number():
     entries = listed((NPU, "m.a/Add"), (CPU, "m.ln/LayerNormalization"), (NPU, "m.fc/MatMul m.out/Relu"))
     index = index_of(CHAIN, plan=COMPILED, assigned=entries)
     assert index.replaces(COMPILED[2]) == ("m.a/Add",), "9 comes before 10"
@@ -28,18 +28,18 @@ def test_compiled_subgraphs_are_joined_by_their_numbers():
         [(NPU, "m.a/Add"), (NPU, "m.fc/MatMul"), (NPU, "m.out/Relu")],
     ],
 )
-def test_nothing_is_claimed_when_entries_and_nodes_differ_in_number(entries):
+def test_unequal_entry_and_node_counts_yield_no_match(entries):
     index = index_of(CHAIN, plan=COMPILED, assigned=listed(*entries))
     assert index.compiled == {} and index.file_nodes_of == {}
 
 
-def test_a_node_that_a_compiling_provider_runs_by_itself_is_no_subgraph():
+def test_node_run_directly_by_compiling_provider_is_no_subgraph():
     plan = ("m.a/Add", "m.ln/LayerNormalization", f"{NPU}_part_0")
     index = index_of(CHAIN, plan=plan, assigned=listed((NPU, "m.a/Add"), (NPU, "m.fc/MatMul m.out/Relu")))
     assert dict(index.file_nodes_of) == {plan[2]: ("m.fc/MatMul", "m.out/Relu")}
 
 
-def test_what_was_fused_before_compiling_belongs_to_its_subgraph():
+def test_nodes_fused_before_compilation_belong_to_subgraph():
     graph = (*CHAIN[:3], node("m.fc/Add", "h bias", "k"), node("m.out/Relu", "k", "y"))
     entries = listed((NPU, "m.a/Add m.ln/LayerNormalization m.fc/MatMul/MatMulAddFusion m.out/Relu"))
     whole = index_of(graph, plan=(f"{NPU}_part_0",), assigned=entries)
@@ -49,8 +49,8 @@ def test_what_was_fused_before_compiling_belongs_to_its_subgraph():
     assert "m.fc/Add" not in index.replaces(f"{NPU}_part_0"), "its reader is elsewhere, so nobody can tell"
 
 
-def test_a_quantised_node_in_another_layout_belongs_to_its_subgraph():
-    """Both DequantizeLinear nodes have new names, and so has the Conv."""
+def test_quantised_node_in_another_layout_belongs_to_subgraph():
+    """Both DequantizeLinear nodes and the Conv have new names."""
     graph = (
         node("in/QuantizeLinear", "x", "q"),
         node("in/DequantizeLinear", "q", "d"),
@@ -68,7 +68,7 @@ def test_a_quantised_node_in_another_layout_belongs_to_its_subgraph():
     assert index.replaces(plan[1]) == ("out/QuantizeLinear",)
 
 
-def test_a_report_on_compiled_subgraphs_counts_the_operators_and_names_the_borders():
+def test_report_counts_operators_and_boundary_tensors_of_subgraphs():
     entries = listed((NPU, "m.a/Add"), (CPU, "m.ln/LayerNormalization"), (NPU, "m.fc/MatMul m.out/Relu"))
     order = (COMPILED[2], COMPILED[1], COMPILED[0])
     events = tuple(

@@ -1,4 +1,4 @@
-"""Branches of an If with a constant condition: their nodes run under names that ONNX Runtime makes of operators."""
+"""Inlined branches of an If with a constant condition: ONNX Runtime names their nodes after the operator."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def found(ran: tuple[str, ...], bodies: tuple[GraphNode, ...], **changes: Any) -
 TWO = (inner("a", "Mul", "ma"), inner("b", "Mul", "mb"), inner("c", "Mul", "mc", ELSE))
 
 
-def test_as_many_nodes_of_an_operator_as_the_branch_has_are_those_in_order():
+def test_equal_node_counts_per_operator_are_matched_in_order():
     assert found((MUL, TOKEN), TWO) == {MUL: ("a",), TOKEN: ("b",)}
     assert found(("_if_else_branch_Mul",), TWO) == {"_if_else_branch_Mul": ("c",)}
 
 
-def test_nothing_is_guessed_where_some_were_folded_or_two_branches_could_be_meant():
+def test_folded_or_ambiguous_branch_nodes_are_unmatched():
     assert found((TOKEN,), TWO) == {}
     assert found((MUL, OTHER), TWO) == {}

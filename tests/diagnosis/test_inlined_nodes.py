@@ -1,4 +1,4 @@
-"""Nodes to which ONNX Runtime gives no name: the plan, the profile, the list and the log each call them otherwise."""
+"""Unnamed inlined nodes: matching the different names in plan, profile, assignment list and log."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def two_streams(**changes: Any) -> SessionFacts:
     return session_facts(of=CUDA, **(given | changes))
 
 
-def test_streams_are_joined_by_execution_within_each_provider() -> None:
+def test_plan_streams_are_matched_to_executions_per_provider() -> None:
     index = index_session(two_streams())
     assert {name: event.provider for name, event in index.ran.items()} == {
         "Shape0": CUDA,
@@ -101,7 +101,7 @@ def test_streams_are_joined_by_execution_within_each_provider() -> None:
     assert find_conflicts(index, "run") == ()
 
 
-def test_a_list_with_other_numbers_is_left_unjoined_and_is_no_disagreement() -> None:
+def test_unequal_assignment_counts_are_unmatched_without_conflict() -> None:
     facts = two_streams()
     assert facts.assigned is not None
     index = index_session(replace(facts, assigned=(*facts.assigned, AssignedNode("", "Div", "", CPU, 9))))
@@ -110,13 +110,13 @@ def test_a_list_with_other_numbers_is_left_unjoined_and_is_no_disagreement() -> 
     assert find_conflicts(index, "run") == ()
 
 
-def test_an_execution_that_fits_no_stream_is_not_guessed() -> None:
+def test_execution_matching_no_stream_is_unmatched() -> None:
     events = (*two_streams().events, *ran(("Div_50", CPU)))
     index = index_session(two_streams(events=events, assigned=None))
     assert "Div0" not in index.ran, "four ran on two providers, and the plan has three"
 
 
-def test_too_few_forced_lines_are_about_nobody_knows_which() -> None:
+def test_fewer_forced_cpu_lines_than_nodes_leave_node_unexplained() -> None:
     index = index_session(two_streams(log=(FORCED_LINE,) * 2))
     assert explain_node(index, "run", "Div0", "Div", CPU, (WANTED,)).reason == "unexplained"
 
@@ -131,13 +131,13 @@ def test_too_few_forced_lines_are_about_nobody_knows_which() -> None:
         ),
     ],
 )
-def test_such_a_line_gives_way_to_experiments_on_the_node(trials: tuple[ProbeRun, ...], reason: str) -> None:
+def test_log_line_without_name_yields_to_probe(trials: tuple[ProbeRun, ...], reason: str) -> None:
     line = "kernel not found in registries for Op type: Sub node name:"
     index = index_session(two_streams(log=(line,), probes={"Sub0": NodeProbe("Sub0", trials)}))
     assert explain_node(index, "run", "Sub0", "Sub", CPU, (WANTED,)).reason == reason
 
 
-def test_what_is_known_of_the_function_is_not_said_of_its_nodes() -> None:
+def test_log_line_and_probe_of_function_do_not_explain_its_nodes() -> None:
     line = "kernel not found in registries for Op type: CenterCropPad node name: crop"
     probe = NodeProbe(
         "crop", (ProbeRun("as_is", "", "rejected", line), ProbeRun("type", "int32 in place of int64", "rejected", ""))
@@ -148,26 +148,26 @@ def test_what_is_known_of_the_function_is_not_said_of_its_nodes() -> None:
     assert "CenterCropPad" not in told.evidence
 
 
-def test_nodes_without_a_name_are_tried_themselves() -> None:
+def test_unnamed_nodes_are_probed_directly() -> None:
     index = index_session(two_streams())
     assert set(nodes_to_probe(index, (WANTED,), WANTED)) == {"Div0", "Sub0", "Div1"}
     assert index.possible_functions["Div1"] == ("norm",)
 
 
-def test_without_an_optimised_graph_every_node_that_is_gone_may_be_the_owner() -> None:
+def test_every_removed_function_is_possible_without_optimised_graph() -> None:
     index = index_session(two_streams(optimised=None))
     assert index.replaces("Div1") == ()
     assert index.possible_functions["Div1"] == ("crop", "norm")
 
 
-def test_a_fused_or_inserted_node_with_a_number_has_a_name() -> None:
+def test_numbered_fused_or_inserted_node_is_named() -> None:
     facts = session_facts(
         graph=GRAPH, plan=(("LayerNormalization_token_3", "cast_to12", "Gelu0"),), events=ran(("cast_to12", CPU))
     )
     assert tuple(index_session(facts).possible_functions) == ("Gelu0",)
 
 
-def test_a_node_of_the_file_that_is_called_memcpy_is_no_copy() -> None:
+def test_file_node_named_memcpy_is_no_copy() -> None:
     facts = session_facts(
         graph=(node("Memcpy", "Relu", ("x",), ("y",)),),
         plan=(("Memcpy", "Memcpy_token_0"),),
@@ -193,18 +193,18 @@ def not_run(**changes: Any) -> SessionFacts:
     return two_streams(**(given | changes))
 
 
-def test_without_a_run_nodes_that_are_all_on_one_provider_are_on_it_although_some_of_them_are_gone() -> None:
+def test_nodes_listed_on_a_single_provider_are_placed_without_run() -> None:
     index = index_session(not_run())
     assert index.providers_by_source["Cast0"] == index.providers_by_source["Cast1"] == {"assignment": frozenset({CUDA})}
     assert index.providers_by_source["fused/"] == {}
 
 
-def test_without_a_run_fewer_listed_nodes_than_planned_are_nobody_knows_which() -> None:
+def test_fewer_listed_than_planned_nodes_are_unplaced_without_run() -> None:
     index = index_session(not_run(assigned=(AssignedNode("", "Cast", "", CUDA, 0),)))
     assert index.providers_by_source["Cast0"] == {}
 
 
-def test_where_the_cpu_alone_is_registered_every_planned_node_is_on_it() -> None:
+def test_every_planned_node_is_on_cpu_if_only_cpu_is_registered() -> None:
     index = index_session(not_run(assigned=(), registered=(CPU,)))
     assert {name: set(*claims.values()) for name, claims in index.providers_by_source.items()} == {
         name: {CPU} for name in ("Cast0", "Cast1", "fused/")

@@ -1,4 +1,4 @@
-"""File nodes whose work each executed node does, in recorded sessions."""
+"""File nodes behind each executed node, in recorded sessions."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def facts_of(case: dict[str, Any]) -> SessionFacts:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
-def test_recorded_sessions_are_joined(case: dict[str, Any]) -> None:
+def test_executed_nodes_of_recorded_sessions_match_file_nodes(case: dict[str, Any]) -> None:
     index = index_session(facts_of(case))
     found = [f"{name} <- {' '.join(behind)}" for name, behind in index.file_nodes_of.items()]
     found += [f"{name} + {' '.join(behind)}" for name, behind in index.rewritten_with.items()]

@@ -1,4 +1,4 @@
-"""File nodes that fused and rewritten nodes stand for, in graphs of a few nodes."""
+"""File nodes behind fused and rewritten nodes, in small graphs."""
 
 from __future__ import annotations
 
@@ -65,30 +65,30 @@ CHAIN = (
 SKIP = node("SkipLayerNormalization", "x b g", "l")
 
 
-def test_without_the_optimised_graph_only_the_name_tells():
+def test_fused_node_is_matched_only_by_name_without_optimised_graph():
     plan = ("m.ln/LayerNormalization/SkipFusion", "m.fc/MatMul", "m.out/Relu")
     assert index_of(CHAIN, plan=plan).replaces(plan[0]) == ("m.ln/LayerNormalization",)
     assert index_of(CHAIN, plan=("SkipLayerNormalization", *plan[1:])).replaces("SkipLayerNormalization") == ()
 
 
-def test_a_way_past_a_node_that_still_runs_proves_nothing():
+def test_path_bypassing_a_running_node_is_unmatched():
     index = index_of(CHAIN, [SKIP, node("m.a/Add", "x b", "s"), *CHAIN[2:]])
     assert index.replaces("SkipLayerNormalization") == ()
 
 
-def test_a_node_that_does_not_read_the_same_graph_input_did_something_else():
+def test_node_with_different_graph_input_is_unmatched():
     other = node("Other", "g", "l")
     assert index_of(CHAIN, [other, *CHAIN[2:]]).replaces("Other") == ()
 
 
-def test_two_nodes_that_claim_the_same_exported_node_both_lose():
+def test_two_claims_on_same_file_node_are_both_dropped():
     graph = (node("m/Add", "x b", "s"), node("m/Relu", "s", "t"), node("m/Abs", "s", "y"))
     index = index_of(graph, [node("One", "x b", "t"), node("Two", "x b", "y")])
     assert index.replaces("One") == index.replaces("Two") == ()
 
 
-def test_a_node_of_a_body_that_was_fused_before_it_was_listed_has_a_reason_and_stands_for_what_it_fused():
-    """The list is made after the first fusions: of MatMul and Add in a branch it has `mm/MatMulAddFusion`."""
+def test_fused_subgraph_node_has_reason_and_replaced_nodes():
+    """The list follows the first fusions: MatMul and Add in a branch are `mm/MatMulAddFusion` in it."""
     graph = (node("if", "c", "y", "If"),)
     inner = (node("mm", "h w", "t", "MatMul"), node("add", "t b", "u", "Add"), node("neg", "u", "v", "Neg"))
     placed = {"if": GPU, "mm/MatMulAddFusion": CPU, "neg": GPU, "neg/Inserted": CPU}
@@ -121,8 +121,8 @@ def blocked(*middle: GraphNode) -> tuple[GraphNode, ...]:
 
 
 @pytest.mark.parametrize("names", [("b_nchwc", "c_nchwc", "d_nchwc"), ("one", "two", "three")])
-def test_branches_that_run_in_another_order_than_in_the_file_are_not_mixed_up(names):
-    """A block of a residual network whose shortcut has a Conv of its own: it is computed last, with the sum in it."""
+def test_branches_in_another_order_are_matched_only_by_name(names):
+    """Residual block: ONNX Runtime computes the shortcut's Conv last, fused with the sum."""
     graph = (
         node("Relu_0", "x", "a"),
         node("Conv_1", "a u", "d"),
@@ -148,8 +148,8 @@ def test_branches_that_run_in_another_order_than_in_the_file_are_not_mixed_up(na
         assert told == [(), (), ()], "in order, nodes would read what their exported nodes do not: nothing is said"
 
 
-def test_what_another_member_reads_as_well_is_merged_with_none_before_it():
-    """The Abs reads what the Conv makes, and so does the Max: a Conv with the Abs in it would not make that."""
+def test_node_with_shared_input_is_merged_with_its_consumer():
+    """Abs and Max both read the Conv's output, so the Conv cannot contain the Abs."""
     graph = (
         node("Conv_0", "x w", "a"),
         node("Abs_1", "a", "b"),
@@ -181,8 +181,8 @@ AS_GEMM = (
 )
 
 
-def test_a_name_does_not_take_a_node_out_of_the_group_that_tells_of_more():
-    """ONNX Runtime computes MatMul and Add of three dimensions in a Gemm between two Reshapes, called after one."""
+def test_region_match_has_precedence_over_name_match():
+    """ONNX Runtime computes 3-D MatMul and Add as a Gemm between two Reshapes, named after the MatMul."""
     index = index_of(BIASED, AS_GEMM)
     assert index.replaces("enc/MatMul/MatMulAddFusion") == ("enc/MatMul", "enc/Add")
     around = ("gemm_input_reshape", "gemm_output_reshape")
@@ -191,7 +191,7 @@ def test_a_name_does_not_take_a_node_out_of_the_group_that_tells_of_more():
     assert index_of(BIASED, plan=plan).replaces(plan[1]) == ("enc/MatMul",), "without a graph, the name alone"
 
 
-def test_a_name_still_tells_where_the_group_does_not():
+def test_name_match_is_used_if_region_match_fails():
     unclear = (AS_GEMM[0], node("enc/MatMul/MatMulAddFusion", "g0 w b z", "g1", "Gemm"), *AS_GEMM[2:])
     graph = (node("enc/MatMul", "x w", "m"), node("enc/Add", "m x_2", "a"), BIASED[2])
     ports = (IN, PortFact("x_2", "input", "input", "Cpu", "Cpu", 64), OUT)
@@ -205,7 +205,7 @@ def test_a_name_still_tells_where_the_group_does_not():
     ("pins", "reason"),
     [({"enc/MatMul": "cpu:enc", "enc/MatMul/MatMulAddFusion": "cpu:enc"}, "pinned_by_user"), ({}, "runtime_inserted")],
 )
-def test_what_was_added_around_pinned_nodes_before_they_were_placed_is_pinned(pins, reason):
+def test_nodes_added_around_pinned_nodes_before_placement_are_pinned(pins, reason):
     entries = listed(*((CPU, each.name) for each in AS_GEMM))
     index = index_of(BIASED, AS_GEMM, assigned=entries, pins=pins)
     found = {each.node: each.reason for each in find_fallbacks(index, "run", GPU_CHAIN)}
@@ -214,7 +214,7 @@ def test_what_was_added_around_pinned_nodes_before_they_were_placed_is_pinned(pi
     assert found["act/Relu"] == "unexplained", "which is not pinned"
 
 
-def test_what_was_added_after_pinned_nodes_were_placed_is_inserted():
+def test_nodes_added_after_placement_of_pinned_nodes_are_inserted():
     runs = blocked(node("b_nchwc", "reorder", "reorder_end", "MaxPool"))
     entries = listed(*((CPU, each.name) for each in BLOCKS))
     index = index_of(BLOCKS, runs, assigned=entries, pins={"MaxPool_1": "cpu:pool"})
@@ -222,7 +222,7 @@ def test_what_was_added_after_pinned_nodes_were_placed_is_inserted():
     assert (found["b_nchwc"], found["ReorderInput"]) == ("pinned_by_user", "runtime_inserted")
 
 
-def test_related_operators_are_shared_out_in_order_where_there_are_as_many():
+def test_equal_counts_of_related_operators_are_matched_in_order():
     graph = (
         node("Conv_0", "x w", "a", "FusedConv"),
         node("Conv_1", "a w", "b"),
@@ -240,7 +240,7 @@ def test_related_operators_are_shared_out_in_order_where_there_are_as_many():
     assert [index.replaces(name) for name in ("one", "two", "three")] == [("Conv_0",), ("Conv_1",), ("Pool_2",)]
 
 
-def test_a_group_past_a_node_that_still_runs_proves_nothing():
+def test_group_bypassing_a_running_node_is_unmatched():
     graph = (node("Relu_0", "x", "a"), node("MaxPool_1", "a", "b"), node("Abs_2", "b", "c"), node("Neg_3", "c", "y"))
     runs = (
         node("Relu_0", "x", "a"),

@@ -1,4 +1,4 @@
-"""Nodes that have another name in the plan than in the file, without an optimised graph."""
+"""Nodes renamed in the plan, matched to file nodes without an optimised graph."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ FIRST, LAST = ("first", "Neg"), ("last", "Neg")
 BLOCKS = [FIRST, ("ReorderInput", "ReorderInput"), ("p_nchwc", "MaxPool"), ("ReorderOutput", "ReorderOutput"), LAST]
 
 
-def test_a_node_called_after_another_with_a_number_stands_for_it():
+def test_numbered_name_is_matched_to_file_node():
     index = index_of(POOL, [FIRST, ("Transpose", "Transpose"), ("pool_token_1", "NhwcMaxPool"), LAST])
     assert index.replaces("pool_token_1") == ("pool",), "the operator in another form"
 
 
-def test_the_name_tells_where_nothing_ran():
+def test_name_is_matched_without_run():
     index = index_of(POOL, BLOCKS, ran=False)
     assert index.replaces("p_nchwc") == ("pool",)
 
 
-def test_the_longest_name_is_meant():
+def test_longest_matching_name_wins():
     graph = (
         node("a", "x", "h", "Conv"),
         node("a_1", "h", "p", "Conv"),
@@ -54,29 +54,29 @@ def test_the_longest_name_is_meant():
     assert (index.replaces("a_2_q"), index.replaces("a_1_q")) == (("a",), ("a_1",))
 
 
-def test_a_node_of_another_operator_is_not_meant():
+def test_node_with_unrelated_operator_is_unmatched():
     assert not index_of(POOL, [FIRST, ("pool_scale", "Mul"), LAST]).file_nodes_of
 
 
-def test_without_a_telling_name_the_place_between_its_neighbours_does():
+def test_unknown_name_is_matched_by_position_between_neighbours():
     index = index_of(POOL, [FIRST, ("made/up", "NhwcMaxPool"), LAST])
     assert index.replaces("made/up") == ("pool",)
     assert not index_of(POOL, [FIRST, LAST, ("made/up", "NhwcMaxPool")]).file_nodes_of, "it runs after the reader"
 
 
-def test_a_node_that_is_found_tells_the_place_of_the_next():
+def test_matched_node_fixes_position_of_the_next():
     graph = (node("one", "x", "h", "Conv"), node("two", "h", "p", "Conv"), node("last", "p", "y", "Neg"))
     index = index_of(graph, [("h_nchwc", "Conv"), ("made_up", "Conv"), LAST])
     assert (index.replaces("h_nchwc"), index.replaces("made_up")) == (("one",), ("two",))
 
 
-def test_two_nodes_that_could_be_meant_are_not_told_apart():
+def test_ambiguous_nodes_are_unmatched():
     assert not index_of(POOL, [FIRST, ("a", "MaxPool"), ("b", "MaxPool"), LAST]).file_nodes_of
     assert not index_of(POOL, [FIRST, ("pool_token_1", "MaxPool"), ("pool_token_2", "MaxPool"), LAST]).file_nodes_of
 
 
-def test_what_another_node_needs_as_well_goes_with_what_reads_it():
-    """The Sigmoid of a SiLU: the Mul, which is in a QuickGelu, reads what the Conv makes without it."""
+def test_node_with_shared_input_is_merged_with_its_consumer():
+    """SiLU: the Sigmoid is part of the QuickGelu, whose Mul also reads the Conv's output."""
     graph = (
         node("conv", "x", "c", "Conv"),
         node("sig", "c", "s", "Sigmoid"),
@@ -91,14 +91,14 @@ def test_what_another_node_needs_as_well_goes_with_what_reads_it():
     assert index_of(needed, [("c_nchwc", "Conv"), LAST]).replaces("c_nchwc") == ("conv",), "the Neg reads it, too"
 
 
-def test_another_providers_node_is_not_meant():
+def test_node_of_another_provider_is_unmatched():
     facts = index_of(POOL, BLOCKS).facts
     elsewhere = tuple(AssignedNode(each.name, each.op_type, "", NPU, 0) for each in POOL)
     index = index_session(session_facts(graph=POOL, plan=facts.plan, assigned=elsewhere, events=facts.events))
     assert not index.replaces("p_nchwc")
 
 
-def test_what_was_added_is_inserted_and_the_renamed_node_is_explained_as_itself():
+def test_added_node_is_inserted_and_renamed_node_uses_original_probes():
     index = index_of(POOL, BLOCKS)
     told = explain_node(index, "run", "ReorderInput", "ReorderInput", CPU, (WANTED,))
     assert (told.reason, "when it rewrote pool" in told.evidence) == ("runtime_inserted", True)

@@ -1,4 +1,4 @@
-"""Kernel paths from hand-made facts: which source names a kernel, and what a limit makes of an unknown one."""
+"""Kernel paths from synthetic facts: sources of kernel names, and limits with unknown kernels."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def paths(report):
     return {(entry.phase, entry.node): (entry.path, entry.evidence_kind) for entry in report.kernel_paths}
 
 
-def test_a_line_about_a_node_is_about_no_other_node_and_no_other_phase():
+def test_log_line_applies_only_to_its_node_and_phase():
     found = paths(of(replace(ROW, log=r"Node=(?P<node>\S+) fused")))
     assert found == {
         ("prefill", FIRST): ("unknown", "none"),
@@ -42,20 +42,20 @@ def test_a_line_about_a_node_is_about_no_other_node_and_no_other_phase():
     }
 
 
-def test_a_line_without_a_node_must_be_in_a_captured_log():
+def test_log_pattern_without_node_must_match_a_captured_log():
     row = replace(SLOW, log="unpacked")
     found = paths(of(row, ROW))
     assert found["decode", LAST] == ("slow", "logged") and found["prefill", LAST] == ("plain", "derived")
     assert paths(of(row, ROW, run_log={}))["decode", LAST] == ("slow", "derived")
 
 
-def test_the_first_row_that_fits_decides():
+def test_first_matching_row_decides():
     report = of(replace(SLOW, when={"bits": (PRESENT,)}), replace(ROW, when={"prefix": ("lm",)}))
     assert paths(report)["decode", LAST] == ("plain", "derived")
     assert paths(report)["decode", FIRST] == ("unknown", "none")
 
 
-def test_an_unknown_kernel_may_be_slow():
+def test_unknown_kernels_count_as_possibly_slow():
     report = of(replace(SLOW, when={"prefix": ("lm",)}))
     assert exceeded_limits(report, Limits(max_slow_nodes=2)) == ()
     (unknown,) = exceeded_limits(report, Limits(max_slow_nodes=1))
@@ -65,7 +65,7 @@ def test_an_unknown_kernel_may_be_slow():
     assert exceeded_limits(of(), Limits(max_slow_nodes=0)) == ()
 
 
-def test_the_cost_of_a_slow_path_is_its_share_of_the_node_time():
+def test_slow_path_cost_is_its_share_of_node_time():
     report = of(SLOW)
     decode = report.phases[1]
     whole = sum(node.host_us_per_run for node in decode.nodes)
@@ -82,7 +82,7 @@ def test_the_cost_of_a_slow_path_is_its_share_of_the_node_time():
         ((4e-3, None), "derived", "always (a test)"),
     ],
 )
-def test_times_of_one_node_sessions_are_evidence_if_the_change_is_faster(seconds, kind, text):
+def test_single_node_session_times_are_evidence_if_change_is_faster(seconds, kind, text):
     session = mixed_facts().sessions[0].with_provider(GPU, kernels=(SLOW,))
     runs = [
         ProbeRun("attribute" if change else AS_IS, change, "supported", "", seconds=each)
@@ -96,8 +96,8 @@ def test_times_of_one_node_sessions_are_evidence_if_the_change_is_faster(seconds
 
 
 @pytest.mark.parametrize("kernel", ["XQA", "FLASH_ATTENTION", "MATH"])
-def test_lines_about_attention_of_cuda(kernel):
-    """Seen in dry runs as H100: XQA in decode steps of a package of half precision."""
+def test_cuda_attention_log_lines_name_kernel(kernel):
+    """Lines from H100 dry runs; XQA appears in decode steps of an fp16 package."""
     line = f"Operator=GroupQueryAttention Node={FIRST} DataType=fp16 SdpaKernel={kernel} EffectiveKvLengthBound=17"
     rows = tuple(replace(row, operators=("MatMul",)) for row in known_providers()["cuda"].kernels)
     path, kind = paths(of(*rows, run_log={"decode": (line,)}))["decode", FIRST]
@@ -108,7 +108,7 @@ def entry(name, ts, cat="Node", dur=1):
     return f'{{"cat": "{cat}", "name": "{name}", "ts": {ts}, "dur": {dur}, "args": {{"op_name": "MatMul"}}}}'
 
 
-def test_programs_belong_to_the_execution_in_whose_order_they_are():
+def test_device_programs_are_assigned_in_execution_order():
     events = [
         entry("model_run", 0, "Session", 10),
         entry("a_kernel_time", 1),
@@ -125,6 +125,6 @@ def test_programs_belong_to_the_execution_in_whose_order_they_are():
     assert {each.programs for each in found} == {()}, "lists that do not match name no program"
 
 
-def test_a_slow_row_has_a_cause_and_a_remedy():
+def test_slow_row_requires_cause_and_remedy():
     with pytest.raises(ValueError, match="has a cause and a remedy"):
         KernelRow(("MatMul",), "slow", "a test", cause="it has to")

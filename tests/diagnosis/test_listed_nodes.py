@@ -1,4 +1,4 @@
-"""Entries of the assignment list that bodies of control flow have are told from those of the main graph."""
+"""Entries of the assignment list: those of control-flow subgraphs are separated from the main graph's."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def inside(index: SessionIndex) -> list[tuple[str, str]]:
     return sorted((entry.name, entry.provider) for entry in index.in_subgraphs() or ())
 
 
-def test_a_refusal_tells_of_the_node_in_a_body():
-    """Its source line is that of the node in the subgraph, not of the main graph's node of the same name."""
+def test_refused_subgraph_node_has_its_own_source_line():
+    """A main-graph node of the same name has another source line."""
     facts = called_twice(
         graph=(replace(CALL, source="main.py:1"), IF), subgraph_nodes=(replace(IN_BODY, source="branch.py:2"),)
     )
@@ -64,7 +64,7 @@ def test_a_refusal_tells_of_the_node_in_a_body():
     assert (row.node, row.provider, row.source_line) == (CLIP, CPU, "branch.py:2")
 
 
-def test_what_a_body_has_in_the_list_says_nothing_of_a_removed_node_of_the_same_name():
+def test_subgraph_entry_does_not_place_removed_node_of_same_name():
     graph = (node("idle", "Identity", "x", "a"), IF)
     index = index_session(
         called_twice(
@@ -77,8 +77,8 @@ def test_what_a_body_has_in_the_list_says_nothing_of_a_removed_node_of_the_same_
     assert inside(index) == [("idle", CPU)] and index.listed_names == {"if"}
 
 
-def test_many_names_are_told_apart_in_time():
-    """A node that was made after the list may be called after any name that is in it."""
+def test_many_entries_are_separated_within_5_seconds():
+    """A node created after the list may be named after any entry."""
     names = [f"_inlfunc_F_{number}" for number in range(4000)]
     made = tuple(node(f"made/{number}/Fusion/", "Gelu") for number in range(1500))
     facts = called_twice(
@@ -91,21 +91,21 @@ def test_many_names_are_told_apart_in_time():
     assert time.process_time() - began < 5
 
 
-def test_the_operator_tells_entries_of_one_name_apart():
+def test_operator_separates_entries_of_same_name():
     entries = listed((CLIP, "Clip", CPU), (CLIP, "Relu", CPU), ("if", "If", GPU))
     ran = node(CLIP, "Clip", "x", "a")
     index = index_session(called_twice(assigned=entries, optimised=optimised(node(CLIP, "Relu"), main=(ran,))))
     assert [entry.op_type for entry in index.in_subgraphs() or ()] == ["Relu"]
 
 
-def test_a_node_of_a_body_that_has_a_name_of_the_main_graph_has_a_reason_of_its_own():
+def test_subgraph_node_named_as_main_graph_node_has_own_fallback():
     (found,) = find_fallbacks(index_session(called_twice()), "run", GPU_CHAIN)
     assert (found.node, found.op_type, found.provider) == (CLIP, "Clip", CPU)
     assert (found.module, found.source_line) == (None, None)
 
 
-def test_experiments_of_the_main_graphs_node_are_none_of_its_twin():
-    """What is tried under a name is the node of the main graph: a body's node of that name is not tried at all."""
+def test_subgraph_node_named_as_main_graph_node_is_not_probed():
+    """Probes address main-graph nodes by name."""
     twin = node("mm", "MatMul", "k w", "k2", subgraph_attribute="then_branch")
     main = node("mm", "MatMul", "x w", "a")
     entries = listed(("mm", "MatMul", GPU), ("if", "If", GPU), ("mm", "MatMul", CPU))
@@ -115,7 +115,7 @@ def test_experiments_of_the_main_graphs_node_are_none_of_its_twin():
     assert nodes_to_probe(index, GPU_CHAIN, GPU_CHAIN[0]) == ()
 
 
-def test_names_of_two_branches_are_told_once_for_each_provider():
+def test_same_name_in_two_branches_yields_single_fallback():
     entries = listed((CLIP, "Clip", GPU), ("if", "If", GPU), (CLIP, "Clip", CPU))
     facts = called_twice(graph=(IF,), plan=(("if",),), assigned=entries)
     for order in (entries, entries[::-1]):
@@ -137,23 +137,23 @@ def fused(*made: GraphNode, **changes: Any) -> SessionFacts:
     return called_twice(**(given | changes))
 
 
-def test_what_was_fused_after_the_list_is_in_no_body_where_bodies_have_nothing_new():
+def test_nodes_fused_after_listing_are_not_in_subgraphs():
     assert inside(index_session(fused())) == [("cos", CPU)]
 
 
-def test_what_a_body_may_have_been_fused_from_counts():
+def test_possible_sources_of_fused_subgraph_node_count():
     found = inside(index_session(fused(node("fused conv", "FusedConv"))))
     assert found == [("_inlfunc_F_mm/MatMulAddFusion", CPU), ("_inlfunc_F_relu", CPU), ("cos", CPU)]
 
 
-def test_a_node_of_a_body_that_got_another_operator_is_new():
-    """As MatMulInteger becomes DynamicQuantizeMatMul under its name, with the nodes around it."""
+def test_subgraph_node_with_changed_operator_is_new():
+    """MatMulInteger becomes DynamicQuantizeMatMul under the same name, fused with its neighbours."""
     entries = listed(("if", "If", CPU), ("mmi", "MatMulInteger", CPU), ("_inlfunc_F_cast", "Cast", CPU))
     facts = fused(node("mmi", "DynamicQuantizeMatMul"), assigned=entries)
     assert inside(index_session(facts)) == [("_inlfunc_F_cast", CPU), ("mmi", CPU)]
 
 
-def test_without_the_optimised_graph_what_may_be_in_a_body_counts():
+def test_possible_subgraph_nodes_count_without_optimised_graph():
     assert len(inside(index_session(fused(optimised=None)))) == 3
 
 
@@ -178,11 +178,11 @@ def constant_if(**changes: Any) -> SessionFacts:
 
 
 @pytest.mark.parametrize("graph", [None, (node("y0_nchwc", "Conv"), node("sin", "Sin"))])
-def test_where_no_control_flow_runs_no_node_is_in_a_body(graph):
+def test_no_subgraph_nodes_without_executed_control_flow(graph):
     assert inside(index_session(constant_if(optimised=graph))) == []
 
 
-def test_where_a_node_may_be_control_flow_its_body_counts():
-    """Without a run nothing tells what the node of the plan is."""
+def test_subgraph_of_possible_control_flow_node_counts():
+    """Without a run, the operator of the planned node is unknown."""
     events: tuple[NodeEvent, ...] = ()
     assert len(inside(index_session(constant_if(events=events)))) == 2

@@ -1,4 +1,4 @@
-"""What a node's name tells."""
+"""Modules, layers and replaced nodes parsed from node names."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from partita.diagnosis.native_log import lines_by_node
         ("", None, naming.NO_MODULE),
     ],
 )
-def test_layer_and_group_of_a_module(module, layer, group):
+def test_module_is_parsed_into_layer_and_group(module, layer, group):
     assert naming.layer_of(module) == layer
     assert naming.module_group(module) == group
 
 
-def test_module_is_only_read_off_a_name_when_the_file_knows_it():
+def test_module_of_returns_only_modules_of_the_file():
     modules = {"model.layers.0.mlp"}
     assert naming.module_of("model.layers.0.mlp/Mul/QuickGeluFusion/", modules) == "model.layers.0.mlp"
     assert naming.module_of("somewhere.else/Mul", modules) is None
@@ -52,18 +52,18 @@ def test_module_is_only_read_off_a_name_when_the_file_knows_it():
         ("", None),
     ],
 )
-def test_a_name_has_the_path_of_its_module_in_every_way_of_writing_it(name, module):
+def test_module_in_parses_all_name_formats(name, module):
     assert naming.module_in(name) == module
 
 
-def test_a_fused_name_is_cut_at_slashes_only():
+def test_replaced_by_splits_fused_names_at_slashes_only():
     exported = {"a/Mul", "a/Mul_1", "a"}
     assert naming.replaced_by("a/Mul_1/Fusion/", exported) == ("a", "a/Mul_1")
     assert naming.replaced_by("a/Mul_12/Fusion/", exported) == ("a",)
     assert naming.replaced_by("a/Mul", {"a/Mul"}) == ()
 
 
-def test_a_line_is_about_the_nodes_it_names_as_words():
+def test_lines_by_node_matches_whole_names():
     lines = ("[I:x:, f.cc:1 g] fallback for node: a/Mul because", "about a/Mul_1.", "about 'a/Mul'")
     assert lines_by_node(lines, ("a/Mul", "a/Mul_1", "")) == {"a/Mul": (lines[0], lines[2]), "a/Mul_1": (lines[1],)}
 
@@ -79,5 +79,5 @@ def test_a_line_is_about_the_nodes_it_names_as_words():
         ([], None),
     ],
 )
-def test_the_module_that_nodes_have_in_common(modules, common):
+def test_common_module_returns_shared_prefix(modules, common):
     assert naming.common_module(modules) == common

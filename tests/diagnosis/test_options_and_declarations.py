@@ -1,4 +1,4 @@
-"""What experiments mean that declare sizes of outputs, or give the provider another option beside a change."""
+"""Conclusions from probes that declare output shapes or add another provider option to a change."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.diagnosis.test_probe_conclusions import LEFT, changed, probe
 from tests.diagnosis.test_reasons import context
 
 
-def test_a_declaration_explains_only_where_no_change_of_the_node_helps():
+def test_shape_declaration_is_cause_only_if_no_other_change_helps():
     declared = changed("output_shape", "supported", "the declared output sizes [2,9]")
     by_constant = changed("input", "supported", "input shape as a constant")
     (alone,) = conclusions(probe(LEFT, declared))
@@ -17,7 +17,7 @@ def test_a_declaration_explains_only_where_no_change_of_the_node_helps():
     assert both.factors == ("input",)
 
 
-def test_a_declaration_has_a_remedy_of_its_own():
+def test_shape_declaration_has_its_own_remedy():
     declared = changed("output_shape", "supported", "the declared output sizes [2,9]")
     fixed = changed("static_shape", "supported", "all sizes fixed")
     remedies = []
@@ -28,7 +28,7 @@ def test_a_declaration_has_a_remedy_of_its_own():
     assert "declare them in the file" in (remedies[0] or "") and remedies[1] is None
 
 
-def test_forms_under_another_option_are_the_same_forms():
+def test_variants_with_another_option_count_as_same_variant():
     forms = [
         changed("other_form", "rejected", "T float32"),
         changed("other_form", "rejected", "T float32; a=1", "option"),

@@ -1,4 +1,4 @@
-"""The table that decides between reasons: complete, and followed."""
+"""Precedence table of reasons: complete and applied."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TAKEN_AS_INT32 = NodeProbe(
 )
 
 
-def test_every_basis_has_a_row_for_all_codes_and_no_code_has_two() -> None:
+def test_every_basis_has_default_row_and_unique_codes() -> None:
     assert {rank.basis for rank in PRECEDENCE if not rank.codes} == set(GROUNDS)
     assert len({(rank.basis, code) for rank in PRECEDENCE for code in rank.codes or ("",)}) == sum(
         len(rank.codes) or 1 for rank in PRECEDENCE
@@ -31,8 +31,8 @@ def test_every_basis_has_a_row_for_all_codes_and_no_code_has_two() -> None:
     assert tuple(REASONS) == CODES, "within a row, the order of the reasons decides"
 
 
-def test_every_pattern_of_every_provider_can_lead_to_a_finding() -> None:
-    """One without a node's name is read by the reasons that look at the graph, at a failure, or at a budget."""
+def test_every_provider_pattern_can_yield_a_finding() -> None:
+    """Reasons that examine the graph, a failure or a budget read the patterns without a node name."""
     for provider in known_providers().values():
         for pattern in provider.node_patterns:
             assert names_a_node(pattern) or REASONS[pattern.reason].find is not None, pattern
@@ -40,7 +40,7 @@ def test_every_pattern_of_every_provider_can_lead_to_a_finding() -> None:
             assert REASONS[pattern.reason].level == "provider", pattern
 
 
-def test_a_pattern_about_a_node_gives_no_reason_of_a_provider() -> None:
+def test_node_pattern_rejects_provider_level_reason() -> None:
     with pytest.raises(ValueError, match="library_missing is a provider-level reason"):
         LogPattern("library_missing", r"no library for (?P<node>\S+)")
 
@@ -68,20 +68,19 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_first_row_that_applies_decides(case: str) -> None:
+def test_first_applicable_row_decides(case: str) -> None:
     given, code = CASES[case]
     assert explain(given)[0].code == code
 
 
-def test_the_table_decides_and_not_the_alphabet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same findings, under the table turned round."""
+def test_reversed_precedence_table_changes_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     given, code = CASES["an experiment that isolates the cause, before a line that does not"]
     monkeypatch.setattr(precedence, "PRECEDENCE", PRECEDENCE[:-1][::-1] + PRECEDENCE[-1:])
     assert explain(given)[0].code == "no_kernel_op" != code
 
 
-def test_only_a_line_with_its_name_speaks_for_a_node_against_an_experiment() -> None:
-    """A line with a blank in place of the name may be about another node of the same operator."""
+def test_log_line_without_name_yields_to_probe() -> None:
+    """A line with a blank name may be about another node of the same operator."""
     blank = NO_KERNEL.replace(GATHER, "")
     nameless = context(is_unnamed=True, log=(blank,))
     assert explain(nameless)[0].code == "no_kernel_op"
@@ -92,7 +91,7 @@ VAGUE = LogPattern("attribute_unsupported", r"not supported: (?P<node>\S+)$", va
 TELLING = LogPattern("attribute_unsupported", r"not supported: (?P<node>\S+) because (?P<why>.*)")
 
 
-def test_a_line_that_does_not_say_what_of_the_node_gives_way_to_an_experiment_that_does() -> None:
+def test_vague_log_line_yields_to_specific_probe() -> None:
     lines = ("CUDA kernel not supported: planted",)
     told = context(node="planted", log=lines, patterns=(VAGUE,))
     reason, finding = explain(told)
@@ -105,7 +104,7 @@ def test_a_line_that_does_not_say_what_of_the_node_gives_way_to_an_experiment_th
     assert (reason.code, finding.kind) == ("attribute_unsupported", "probed") and "clip=3" in finding.evidence
 
 
-def test_the_most_telling_line_is_the_evidence() -> None:
+def test_most_specific_log_line_is_evidence() -> None:
     lines = ("CUDA kernel not supported: planted", "not supported: planted because of its clip")
     told = context(node="planted", log=lines, patterns=(VAGUE, TELLING))
     _, finding = explain(told)

@@ -1,4 +1,4 @@
-"""What experiments on a node mean: which nodes call for them, and what the report makes of them."""
+"""Conclusions from probes: which nodes are probed, and the resulting reasons in the report."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ CONCLUSIONS: dict[str, tuple[NodeProbe | None, str | None, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("case", CONCLUSIONS)
-def test_experiments_show_a_reason_and_its_evidence(case):
+def test_probe_outcomes_yield_reason_and_evidence(case):
     made, expected, texts = CONCLUSIONS[case]
     shown = conclude(made)
     assert (shown.code if shown is not None else None) == expected
@@ -219,7 +219,7 @@ def test_experiments_show_a_reason_and_its_evidence(case):
 
 @pytest.mark.parametrize(("factor", "expected"), CODES.items())
 @pytest.mark.parametrize("as_is", ["rejected", "failed", "crashed", "timed_out"])
-def test_the_one_change_that_helps_names_the_cause(factor, expected, as_is):
+def test_single_helpful_change_names_the_cause(factor, expected, as_is):
     others = [changed(other, "rejected") for other in CODES if other not in (factor, "output_shape")]
     shown = conclude(
         probe(changed("as_is", as_is, ""), *others, changed(factor, "supported", "float16 in place of int8"))
@@ -229,7 +229,7 @@ def test_the_one_change_that_helps_names_the_cause(factor, expected, as_is):
     assert f"{len(others)} other variations made no difference" in shown.evidence
 
 
-def test_when_several_changes_help_the_least_intrusive_is_the_cause():
+def test_least_intrusive_helpful_change_is_the_cause():
     every = {factor: changed(factor, "supported") for factor in CODES}
     for expected in ("option_needed", "dynamic_shape", "no_kernel_type", "no_kernel_version", "attribute_unsupported"):
         shown = conclude(probe(LEFT, *reversed(every.values())))
@@ -244,7 +244,7 @@ def test_when_several_changes_help_the_least_intrusive_is_the_cause():
         ("no_kernel_version", "not supported", True, ("no_kernel_version", "vague_line")),
     ],
 )
-def test_a_line_that_knows_no_cause_gives_way_to_other_nodes_of_the_operator(reason, text, vague, expected):
+def test_missing_kernel_line_yields_to_variants_but_vague_line_does_not(reason, text, vague, expected):
     line = f"[I:onnxruntime:, x.cc:1 GetCapability] kernel {text} for Op type: Gather node name: {GATHER}"
     pattern = LogPattern(reason, rf"{text} for Op type: (?P<op>\S+) node name: (?P<node>\S+)", vague=vague)
     found, finding = explain(context(log=(line,), patterns=(pattern,), probe=probe(LEFT, other("supported"))))
@@ -252,7 +252,7 @@ def test_a_line_that_knows_no_cause_gives_way_to_other_nodes_of_the_operator(rea
 
 
 @pytest.mark.parametrize(("outcome", "says"), [("failed", "makes the provider fail"), ("crashed", "crashes")])
-def test_a_node_over_which_the_provider_breaks_is_rejected_in_its_own_words(outcome, says):
+def test_failing_or_crashing_node_is_rejected_with_message(outcome, says):
     first = ProbeRun("as_is", "", outcome, "its process was killed by SIGSEGV")
     for unprobed in ("", TIME):
         shown = conclude(probe(first, NOT_TYPE, unprobed=unprobed))
@@ -263,7 +263,7 @@ def test_a_node_over_which_the_provider_breaks_is_rejected_in_its_own_words(outc
 # --- a node and what it replaces -----------------------------------------------------------------------------------
 
 
-def test_of_several_nodes_the_first_with_a_conclusion_speaks():
+def test_fullest_selects_first_probe_with_conclusion():
     probes = {
         "a": NodeProbe("a", (), "no type"),
         "b": NodeProbe("b", (LEFT, changed("type", "supported"))),
@@ -307,7 +307,7 @@ DECIDING: dict[str, tuple[dict[str, Any], NodeProbe | None, tuple[str, str]]] = 
 
 
 @pytest.mark.parametrize("case", DECIDING)
-def test_a_log_line_or_an_experiment_decides(case):
+def test_log_line_or_probe_decides(case):
     fields, made, expected = DECIDING[case]
     reason, finding = explain(context(**{"log": (NO_KERNEL,), **fields}, probe=made))
     assert (reason.code, finding.kind) == expected
@@ -316,18 +316,18 @@ def test_a_log_line_or_an_experiment_decides(case):
         assert "--probe-seconds" not in (finding.remedy or reason.remedy), "they were made"
 
 
-def test_a_line_on_attributes_stands_against_an_experiment_on_types():
+def test_attribute_log_line_overrides_type_probe():
     given = EXAMPLES["attribute_unsupported"]
     reason, finding = explain(replace(given, probe=NodeProbe(given.node, TAKEN_AS_FLOAT)))
     assert (reason.code, finding.kind) == ("attribute_unsupported", "logged")
 
 
-def test_experiments_say_nothing_of_a_provider_that_did_not_start():
+def test_probes_are_ignored_for_unavailable_provider():
     gone = ChainEntry(provider=GPU, status="unavailable", reason="device_missing", evidence="no adapter", remedy="buy")
     assert explain(context(skipped=gone, probe=probe(*TAKEN_AS_FLOAT)))[0].code == "device_missing"
 
 
-def test_why_there_is_no_experiment_is_said_where_nothing_explains_the_node():
+def test_unexplained_node_reports_cause_of_missing_probes():
     reason, finding = explain(context(probe=probe(unprobed="the type of its input 'a' is not known")))
     assert reason.code == "unexplained" and "the type of its input 'a' is not known" in finding.evidence
 
@@ -335,18 +335,18 @@ def test_why_there_is_no_experiment_is_said_where_nothing_explains_the_node():
 # --- which nodes call for experiments ------------------------------------------------------------------------------
 
 
-def test_only_nodes_without_a_cause_call_for_experiments():
-    """Gather has a line that does not tell why, Concat one that does, and of Det nobody says anything."""
+def test_only_nodes_without_cause_are_probed():
+    """The log has a line without a cause for Gather, a cause for Concat, and no line about Det."""
     found = nodes_to_probe(index_session(mixed_session()), GPU_CHAIN, GPU_CHAIN[0])
     assert found == (GATHER, DET), "in execution order; nodes that ONNX Runtime inserted are not in the file"
 
 
-def test_a_node_that_the_user_pinned_calls_for_no_experiment():
+def test_pinned_node_is_not_probed():
     pinned = mixed_session(pins={DET: "cpu:Det"})
     assert nodes_to_probe(index_session(pinned), GPU_CHAIN, GPU_CHAIN[0]) == (GATHER,)
 
 
-def test_nothing_calls_for_experiments_where_all_is_on_the_wanted_provider():
+def test_no_node_is_probed_if_all_are_on_preferred_provider():
     session = mixed_session()
     plan = tuple(replace(node, provider=GPU) for node in session.assigned or ())
     events = tuple(replace(entry, provider=GPU) for entry in session.events)
@@ -364,7 +364,7 @@ def probed_facts(**probes: NodeProbe):
     return replace(facts, probing=took)
 
 
-def test_a_fallback_carries_its_experiments_and_the_report_what_they_took():
+def test_fallback_has_probe_outcomes_and_report_has_totals():
     facts = probed_facts(
         gather=NodeProbe(GATHER, TAKEN_AS_FLOAT), det=NodeProbe(DET, (LEFT,), "the time for experiments ran out")
     )
@@ -382,13 +382,13 @@ def test_a_fallback_carries_its_experiments_and_the_report_what_they_took():
     assert report.probing.missing_probes == (DET,)
 
 
-def test_a_report_without_experiments_says_nothing_of_them():
+def test_report_without_probes_has_no_probe_fields():
     report = report_of(mixed_facts(), GPU_CHAIN)
     assert report.probing is None and report.rejected_parts == ()
     assert all(not entry.variants and not entry.missing_probes for entry in report.fallbacks)
 
 
-def test_the_rejected_part_is_in_the_report_and_explains_every_node():
+def test_rejected_part_is_reported_and_explains_every_node():
     part = RejectedPart((DET,), "vkCreateDevice failed", True, 9)
     session = mixed_session(rejected=part)
     (record,) = find_rejected([session, mixed_session()], GPU_CHAIN)
@@ -408,8 +408,8 @@ def test_the_rejected_part_is_in_the_report_and_explains_every_node():
     assert "the smallest part that fails alone" in found[DET].evidence
 
 
-def test_a_node_over_which_the_whole_graph_fails_has_the_cause_that_experiments_show():
-    """Of every other node it only follows that the graph went down with it."""
+def test_node_failing_the_whole_graph_has_cause_from_probes():
+    """For other nodes, only the failure of the whole graph is known."""
     gone = ChainEntry(provider=GPU, status="unavailable", reason="subgraph_rejected", evidence="failed", remedy="?")
     part = RejectedPart((GATHER,), "finalising failed", True, 4)
     failing = probe(changed("as_is", "failed", ""), changed("attribute", "supported", "without mode=wrap"))
@@ -419,20 +419,20 @@ def test_a_node_over_which_the_whole_graph_fails_has_the_cause_that_experiments_
     assert explain(context(node=DET, skipped=gone, rejected_part=part))[0].code == "subgraph_rejected"
 
 
-def test_a_part_that_may_not_be_the_smallest_says_so():
+def test_possibly_non_minimal_part_is_reported():
     part = RejectedPart((DET, GATHER), "failed", False, 2)
     found = explain(context(rejected_part=part))[1]
     assert "the smallest failing part found in time" in found.evidence
 
 
-def test_a_node_that_was_tried_in_company_was_not_tried_alone():
+def test_probe_evidence_states_isolation_or_added_neg():
     for outcome in ("rejected", "failed", "crashed", "supported"):
         for company, said in ((True, "tested with only an added Neg"), (False, "tested in isolation")):
             shown = conclude(probe(replace(changed("as_is", outcome, ""), neg_added=company)))
             assert shown is not None and shown.evidence.startswith(said)
 
 
-def test_parts_that_were_not_tried_are_told_with_the_part_that_was_found():
+def test_untested_parts_are_reported_with_rejected_part():
     part = RejectedPart((DET,), "failed", True, 2, untested="the type of its input 'h' is not known")
     evidence = explain(context(rejected_part=part))[1].evidence
     assert f"of the parts that could be tested (the type of its input 'h' is not known), is {DET}" in evidence
@@ -445,7 +445,7 @@ def test_parts_that_were_not_tried_are_told_with_the_part_that_was_found():
 # --- what was found in review ----------------------------------------------------------------------------------------
 
 
-def test_a_node_that_no_source_places_is_neither_tried_nor_explained():
+def test_unplaced_node_is_neither_probed_nor_explained():
     session = replace(mixed_session(), events=(), assigned=(), log=(), plan=((GATHER,),))
     index = index_session(session)
     assert nodes_to_probe(index, GPU_CHAIN, GPU_CHAIN[0]) == ()
@@ -459,7 +459,7 @@ def test_a_node_that_no_source_places_is_neither_tried_nor_explained():
     }
 
 
-def test_the_device_of_a_stream_places_nodes_that_no_other_source_knows():
+def test_stream_device_places_nodes_without_other_source():
     session = replace(
         mixed_session(),
         events=(),
@@ -476,7 +476,7 @@ def test_the_device_of_a_stream_places_nodes_that_no_other_source_knows():
     assert shared.providers_by_source[GATHER] == {}, "a provider that computes on the CPU shares its stream"
 
 
-def test_a_node_in_a_body_of_a_rejected_part_is_a_culprit_whichever_part_that_is():
+def test_subgraph_node_of_any_rejected_part_has_cause_from_probes():
     inside = RejectedPart((CONCAT,), "no such mode", minimal=True, attempts=3, rejected_subgraph_nodes=(DET,))
     part = RejectedPart((GATHER,), "another thing", minimal=True, attempts=9, other_parts=(inside,))
     probed = NodeProbe(DET, (changed("as_is", "failed", ""), changed("attribute", "supported", "without mode=wrap")))
@@ -490,7 +490,7 @@ def test_a_node_in_a_body_of_a_rejected_part_is_a_culprit_whichever_part_that_is
     "said",
     ["QNN_COMMON_ERROR_MEM_ALLOC", "Failed to allocate memory for requested buffer", "VK_ERROR_OUT_OF_DEVICE_MEMORY"],
 )
-def test_a_node_for_which_memory_ran_out_is_not_told_by_other_nodes(said):
+def test_out_of_memory_node_is_not_explained_by_other_nodes(said):
     def shown(text: str) -> list[str | None]:
         first = ProbeRun("as_is", "", "failed", text)
         return [each.code for each in conclusions(probe(first, other("supported")))]
@@ -499,7 +499,7 @@ def test_a_node_for_which_memory_ran_out_is_not_told_by_other_nodes(said):
     assert shown("no such mode") == ["subgraph_rejected", None]
 
 
-def test_a_part_is_blamed_on_the_node_that_fails_by_itself_only():
+def test_node_failing_alone_is_the_cause_of_rejected_part():
     part = RejectedPart((DET, CONCAT), "the compiler gave up", minimal=True, attempts=9)
     fails = NodeProbe(DET, (changed("as_is", "failed", ""), changed("attribute", "supported", "without mode=wrap")))
     left = NodeProbe(CONCAT, (changed("as_is", "rejected", ""), changed("attribute", "supported", "without axis=1")))
@@ -515,14 +515,14 @@ def test_a_part_is_blamed_on_the_node_that_fails_by_itself_only():
     assert together == "attribute_unsupported", "none of them fails by itself, so what leaves this one is the cause"
 
 
-def test_a_graph_that_fails_only_as_a_whole_says_so():
+def test_graph_failing_only_as_a_whole_is_reported():
     part = RejectedPart((DET, CONCAT), "not acyclic", minimal=False, attempts=1, is_whole_graph=True)
     gone = ChainEntry(provider=GPU, status="unavailable", reason="subgraph_rejected", evidence="it failed", remedy="-")
     reason, finding = explain(context(node=DET, skipped=gone, rejected_part=part, log=()))
     assert reason.code == "subgraph_rejected" and "on no part extracted from it: not acyclic" in finding.evidence
 
 
-def test_a_change_that_was_placed_and_not_run_is_named_and_is_no_remedy() -> None:
+def test_change_placed_without_run_is_marked_not_run() -> None:
     run = replace(ONLY_PLACED, change="Relu of opset 6 in place of 14", outcome="supported")
     (placed,) = conclusions(NodeProbe("n", (LEFT, ONLY_PLACED)))
     assert placed.not_run and "supports this node (placed, not run)" in placed.evidence

@@ -1,4 +1,4 @@
-"""Every row of the table of reasons applies to its example, and the strongest evidence wins."""
+"""Reasons: each explains its example, and the strongest evidence wins."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def context(**changes) -> Context:
     return replace(plain, **changes)
 
 
-def test_every_code_has_one_row_and_one_example():
+def test_every_code_has_a_row_and_an_example():
     assert tuple(reason.code for reason in ROWS) == CODES
     assert set(EXAMPLES) == set(CODES)
 
 
-def test_a_factor_of_experiments_shows_one_reason():
+def test_probe_factor_belongs_to_a_single_reason():
     factors = [factor for reason in ROWS for factor in reason.factors]
     assert len(factors) == len(set(factors))
 
 
 @pytest.mark.parametrize("code", REASONS)
-def test_a_reason_explains_its_own_example(code):
+def test_reason_explains_its_example(code):
     reason, finding = explain(EXAMPLES[code])
     assert reason.code == code
     assert finding.evidence
@@ -43,7 +43,7 @@ def test_a_reason_explains_its_own_example(code):
 
 
 @pytest.mark.parametrize("code", REASONS)
-def test_a_reason_is_documented(code):
+def test_reason_has_all_texts_without_full_stop(code):
     reason = REASONS[code]
     for text in (reason.title, reason.condition, reason.needs, reason.remedy):
         assert text
@@ -51,24 +51,24 @@ def test_a_reason_is_documented(code):
 
 
 @pytest.mark.parametrize("code", sorted(set(REASONS) - {"unexplained"}))
-def test_a_reason_without_its_evidence_stays_silent(code):
+def test_reason_without_evidence_has_no_finding(code):
     assert not list(REASONS[code].findings(context()))
 
 
-def test_what_nobody_explains_is_unexplained():
+def test_node_without_evidence_is_unexplained():
     reason, finding = explain(context())
     assert (reason.code, finding.kind) == ("unexplained", "none")
 
 
-def test_a_log_line_beats_what_follows_from_a_name():
+def test_log_line_overrides_reason_derived_from_name():
     made_up = context(node="Transpose", op_type="Transpose", is_in_file=False)
     assert explain(made_up)[0].code == "runtime_inserted"
     line = PREFERRED.replace("model.rotary_emb/Concat", "Transpose")
     assert explain(replace(made_up, log=(line,)))[0].code == "cpu_preferred"
 
 
-def test_a_missing_kernel_is_no_cause_of_a_node_that_is_not_in_the_file():
-    """What makes it run there is that ONNX Runtime inserted it: nothing about the model's operators would help."""
+def test_missing_kernel_is_no_cause_for_inserted_node():
+    """ONNX Runtime inserted the node, so no change to the model's operators would help."""
     line = NO_KERNEL.replace("Gather", "Transpose").replace("model.rotary_emb/Transpose", "Transpose")
     made_up = context(node="Transpose", op_type="Transpose", is_in_file=False, log=(line,))
     assert explain(made_up)[0].code == "runtime_inserted"
@@ -76,12 +76,12 @@ def test_a_missing_kernel_is_no_cause_of_a_node_that_is_not_in_the_file():
 
 
 @pytest.mark.parametrize("line", [NO_KERNEL, PREFERRED])
-def test_a_line_about_a_longer_name_is_no_evidence(line):
+def test_log_line_about_longer_name_is_no_evidence(line):
     about = context(log=(line.replace(GATHER, f"{GATHER}_1").replace("Concat", "Gather_1"),))
     assert explain(about)[0].code == "unexplained"
 
 
-def test_a_line_about_a_replaced_node_explains_the_fused_one():
+def test_log_line_about_replaced_node_explains_fused_node():
     fused = context(node=f"{GATHER}/GatherSliceToSplitFusion", is_in_file=False, replaces=(GATHER,), log=(NO_KERNEL,))
     assert explain(fused)[0].code == "no_kernel_op"
 
@@ -98,11 +98,11 @@ def test_a_line_about_a_replaced_node_explains_the_fused_one():
         ("where_dummy_dq", "DequantizeLinear"),
     ],
 )
-def test_nodes_of_onnxruntime_itself_are_recognised(node, op_type):
+def test_runtime_inserted_nodes_are_recognised(node, op_type):
     assert explain(context(node=node, op_type=op_type, is_in_file=False))[0].code == "runtime_inserted"
 
 
-def test_an_exported_node_is_not_taken_for_an_inserted_one():
+def test_file_node_is_not_classified_as_inserted():
     assert explain(context(node="Transpose", op_type="Transpose", is_in_file=True))[0].code == "unexplained"
 
 
@@ -110,13 +110,13 @@ def test_a_pattern_of_another_reason_is_no_evidence():
     assert not list(REASONS["cpu_preferred"].findings(context(log=(NO_KERNEL,))))
 
 
-def test_a_name_with_blanks_is_found_whole():
+def test_name_with_spaces_is_matched_whole():
     line = NO_KERNEL.replace(GATHER, "my gather")
     assert explain(context(node="my gather", log=(line,)))[0].code == "no_kernel_op"
     assert explain(context(node="my", log=(line,)))[0].code == "unexplained"
 
 
-def test_a_provider_that_is_not_there_explains_every_node_in_its_own_words():
+def test_unavailable_provider_gives_its_evidence_and_remedy():
     entry = ChainEntry(
         provider=GPU, status="unavailable", reason="device_missing", evidence="no adapter", remedy="buy one"
     )
@@ -134,7 +134,7 @@ def test_a_provider_reason_without_evidence_is_unexplained():
     assert explain(context(skipped=entry))[0].code == "unexplained"
 
 
-def test_a_rejected_graph_is_weaker_than_a_line_about_the_node():
+def test_log_line_about_node_overrides_rejected_graph():
     example = EXAMPLES["subgraph_rejected"]
     line = NO_KERNEL.replace(GATHER, example.node)
     both = replace(example, log=(line,), patterns=(*example.patterns, *PATTERNS))
@@ -152,8 +152,7 @@ def test_a_rejected_graph_is_weaker_than_a_line_about_the_node():
         (r"too dark for (?P<node>\S+), (?P<why>.+)", "too dark for {}, as ever"),
     ],
 )
-def test_a_pattern_may_end_the_name_as_log_lines_do(pattern, line):
-    """And the name is all of it: a line about a longer one is about another node."""
+def test_pattern_matches_only_the_whole_node_name(pattern, line):
     patterns = (LogPattern("cpu_preferred", pattern),)
     for name, told in ((GATHER, True), (f"{GATHER}_1", False)):
         said = line.format(name)

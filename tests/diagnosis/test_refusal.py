@@ -1,4 +1,4 @@
-"""The table of nodes that would not go: from facts of an opening without a run, and as text."""
+"""Table of nodes that would not run on the requested provider: rows from facts without a run, and text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def opened(**changes):
     return mixed_session(**{"events": (), "runs": (), "registered": (GPU, CPU), **changes})
 
 
-def test_nodes_on_the_cpu_are_listed_in_order_with_reason_and_evidence():
+def test_cpu_nodes_are_listed_in_order_with_reason_and_evidence():
     rows = refused_nodes(opened(), GPU_ALONE)
     assert [(row.node, row.op_type, row.provider, row.reason) for row in rows] == [
         ("model.rotary_emb/Gather", "Gather", CPU, "no_kernel_op"),
@@ -43,36 +43,36 @@ def test_nodes_on_the_cpu_are_listed_in_order_with_reason_and_evidence():
     assert {row.preferred_provider for row in rows} == {GPU}
 
 
-def test_nodes_on_a_later_provider_of_the_chain_are_not_refused():
+def test_nodes_on_a_later_provider_are_not_refused():
     assert refused_nodes(opened(), (*GPU_ALONE, ChainEntry(provider=CPU, status="active"))) == ()
 
 
-def test_a_provider_that_lists_nothing_is_judged_by_its_log():
+def test_provider_without_assignment_list_is_judged_by_log():
     rows = refused_nodes(opened(assigned=()), GPU_ALONE)
     assert [row.node for row in rows] == ["model.rotary_emb/Gather", "model.rotary_emb/Concat"]
     assert {row.provider for row in rows} == {CPU}
 
 
-def test_nodes_without_a_name_count_one_by_one():
+def test_unnamed_nodes_are_listed_individually():
     nameless = tuple(AssignedNode("", op, "", CPU, number) for number, op in enumerate(("Det", "Det", "NonZero")))
     rows = refused_nodes(session_facts(assigned=nameless, plan=(("Det0", "Det1", "NonZero2"),)), GPU_ALONE)
     assert [(row.node, row.op_type) for row in rows] == [("Det0", "Det"), ("Det1", "Det"), ("NonZero2", "NonZero")]
 
 
-def test_nodes_without_a_name_in_any_source_count_one_by_one():
+def test_nodes_unnamed_in_every_source_are_listed_individually():
     nameless = tuple(AssignedNode("", op, "", CPU, number) for number, op in enumerate(("Det", "Det", "NonZero")))
     rows = refused_nodes(session_facts(assigned=nameless, plan=(("Det0",),)), GPU_ALONE)
     assert [row.op_type for row in rows] == ["Det", "Det", "NonZero"]
     assert "(no name)" in render_refusal(rows_of(rows, (GPU,)))
 
 
-def test_an_unavailable_provider_allows_nothing():
+def test_unavailable_provider_refuses_every_node():
     chain = (ChainEntry(provider=GPU, status="unavailable", reason="device_missing", evidence="no adapter"),)
     rows = refused_nodes(opened(), chain)
     assert len(rows) == 10 and {row.reason for row in rows} == {"device_missing"}
 
 
-def test_the_table_names_every_node_and_quotes_the_evidence():
+def test_table_names_every_node_and_quotes_evidence():
     text = render_refusal(rows_of(refused_nodes(opened(), GPU_ALONE), (GPU,)))
     assert text.startswith(f"4 nodes would not run on {GPU}:\n")
     for word in ("model.rotary_emb/Gather", "Det", "no_kernel_op", "webgpu kernel not found in registries"):
@@ -81,7 +81,7 @@ def test_the_table_names_every_node_and_quotes_the_evidence():
     assert render_refusal(()) == ""
 
 
-def test_a_first_provider_that_is_missing_hides_no_reason_of_the_next():
+def test_missing_first_provider_does_not_hide_reasons_of_second():
     chain = MISSING_FIRST_CHAIN[:2]
     rows = rows_of(refused_nodes(opened(), chain), (GPU,))
     refused = [[(entry.provider, entry.reason, entry.available) for entry in row.refusals] for row in rows]
@@ -94,7 +94,7 @@ def test_a_first_provider_that_is_missing_hides_no_reason_of_the_next():
     assert "WebGpu: no_kernel_op: " in text and NO_KERNEL[-40:] in text
 
 
-def test_two_providers_that_were_asked_have_a_reason_each():
+def test_two_requested_providers_have_a_reason_each():
     chain = (ChainEntry(provider=TENSORRT, status="active"), *GPU_ALONE)
     rows = rows_of(refused_nodes(opened(), chain), (TENSORRT, GPU))
     text = render_refusal(rows, 300)
@@ -102,7 +102,7 @@ def test_two_providers_that_were_asked_have_a_reason_each():
     assert "Tensorrt: unexplained, WebGpu: no_kernel_op" in text
 
 
-def test_a_package_is_made_anew_for_the_provider_that_was_asked(monkeypatch):
+def test_export_suggestion_uses_requested_provider(monkeypatch):
     asked = []
     monkeypatch.setattr(advice, "export_again", lambda path, codes, wanted: asked.append((wanted, sorted(codes))))
     rows = rows_of(refused_nodes(opened(), MISSING_FIRST_CHAIN[:2]), (GPU,))
@@ -132,11 +132,11 @@ def test_many_nodes_are_grouped_by_operator():
     assert len(text.splitlines()) < 20
 
 
-def test_a_long_table_is_cut_and_says_so():
+def test_long_table_is_truncated_with_counts():
     text = render_refusal(rows_of(refused_nodes(many(100, 100), GPU_ALONE), (GPU,)))
     assert f"and 60 more nodes in {100 - MOST_ROWS} more groups" in text
 
 
-def test_a_name_cannot_drive_the_terminal():
+def test_control_characters_in_names_are_escaped():
     row = replace(rows_of(refused_nodes(opened(), GPU_ALONE), (GPU,))[0], node="a\x1b[31m\nb")
     assert "\x1b" not in render_refusal([row]) and "a?[31m?b" in render_refusal([row])

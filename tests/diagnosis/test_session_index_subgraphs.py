@@ -1,4 +1,4 @@
-"""Events of what ran inside of control flow are told from those of the main graph, however many there are."""
+"""Profile events of control-flow subgraphs are separated from those of the main graph."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def looped(run: int, turns: int) -> list[NodeEvent]:
     return [*found, event(run, len(found), "Relu_1", begin + 10 + 20 * turns, 5)]
 
 
-def test_what_ran_in_a_loop_and_in_what_is_in_it_is_of_bodies() -> None:
+def test_events_in_loop_and_nested_if_belong_to_subgraphs() -> None:
     main, bodies = main_graph_events(looped(0, 3) + looped(1, 3))
     assert [entry.name for entry in main] == ["Relu_0", "Loop_0", "Relu_1"] * 2
     assert bodies == {"If_0", "Neg_0", "Add_0"}
 
 
-def test_a_long_loop_takes_no_longer_for_each_event() -> None:
+def test_long_loop_is_separated_within_5_seconds() -> None:
     began = time.process_time()
     main, _ = main_graph_events([entry for run in range(3) for entry in looped(run, 5000)])
     assert len(main) == 9

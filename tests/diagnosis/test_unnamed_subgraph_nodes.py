@@ -1,4 +1,4 @@
-"""Nodes of bodies to which ONNX Runtime gives no name: each has a name, a row and a reason of its own."""
+"""Unnamed nodes of control-flow subgraphs: each has a name, a row and a reason."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ def on_cpu(index: SessionIndex) -> list[str]:
 RAN = (("Shape_1", CUDA), ("Sub_2", CUDA), ("Div_3", CPU), ("Sub_4", CPU), ("Slice_5", CUDA))
 
 
-def test_they_are_numbered_as_they_ran():
+def test_unnamed_nodes_are_numbered_by_execution_order():
     index = index_of(RAN, ALL)
     assert on_cpu(index) == ["Sub1", "Div0"], "the first Sub that ran is CUDA's"
     assert {"Sub_2", "Sub1"} & {each.name for each in index.facts.events} == {"Sub1"}
     assert [entry.node for entry in find_fallbacks(index, "run", (WANTED,))] == ["Sub1", "Div0"]
 
 
-def test_where_the_branch_did_not_run_they_are_numbered_as_listed():
+def test_unnamed_nodes_are_numbered_by_list_order_without_run():
     assert on_cpu(index_of((), ALL)) == ["Sub0", "Div0"]
 
 
-def test_numbers_go_on_after_those_of_the_main_graph():
+def test_numbers_continue_after_main_graph_nodes():
     main = event(0, 80, "Sub_0", "Sub", CPU, start_us=5000)
     events = (*index_of(RAN, ()).facts.events, main)
     index = index_of(RAN, (*ALL, ("Sub", CPU)), plan=(("choice", "Sub0", "last"),), events=events)
@@ -68,26 +68,26 @@ def test_numbers_go_on_after_those_of_the_main_graph():
     assert on_cpu(index) == ["Div0", "Sub2"]
 
 
-def test_a_line_with_a_blank_is_about_them():
+def test_log_line_without_name_explains_unnamed_nodes():
     index = index_of(RAN, ALL, log=(FORCED_LINE,) * 2)
     told = explain_node(index, "run", "Div0", "Div", CPU, (WANTED,))
     assert (told.reason, told.evidence) == ("cpu_preferred", FORCED_LINE)
     assert index.replaces("Div0") == ("crop",)
 
 
-def test_they_are_tried_as_parts_of_what_is_gone():
+def test_unnamed_nodes_are_probed_as_parts_of_removed_function():
     index = index_of(RAN, ALL)
     assert nodes_to_probe(index, (WANTED,), WANTED) == ("Sub1", "Div0")
     assert index.possible_functions["Div0"] == ("crop",)
 
 
-def test_beside_a_function_of_the_main_graph_only_those_that_ran_are_named():
+def test_only_executed_nodes_are_named_with_main_graph_function():
     graph = (*CHOICE, node("gone", "CenterCropPad", ("x", "s"), ("h",)))
     index = index_of(RAN[:3], ALL, graph=graph)
     assert on_cpu(index) == ["", "Div0"], "the other Sub may be the function's, and be fused by now"
 
 
-def test_bodies_of_the_optimised_graph_tell_how_many_there_are_and_whose_they_are():
+def test_optimised_graph_determines_unnamed_nodes_of_subgraphs():
     graph = (*CHOICE, node("gone", "CenterCropPad", ("x", "s"), ("h",)))
     choice, last = CHOICE
     holder = replace(choice, subgraph_nodes=tuple(node("", op, (), ()) for op, _ in ALL))

@@ -214,7 +214,7 @@ def commands(block: Block) -> list[str]:
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
-def test_a_block_is_accounted_for(block: Block) -> None:
+def test_every_block_is_generated_run_or_compared(block: Block) -> None:
     if block.page in GENERATED or (block.language == "python" and block.page in RUN_AS_PYTHON):
         where = GENERATED.get(block.page) or RUN_AS_PYTHON[block.page]
         assert block.page.rpartition("/")[2] in (REPOSITORY / where).read_text("utf-8")
@@ -233,22 +233,22 @@ def test_a_block_is_accounted_for(block: Block) -> None:
         assert set(commands(block)) <= set(EXAMPLES), f"{block}: a command that tests/test_examples.py does not run"
 
 
-def test_every_name_is_used_and_nothing_is_left_over() -> None:
+def test_every_block_name_and_recording_is_used() -> None:
     used = {block.name for block in BLOCKS} - {""}
     assert used == {*OUTPUTS, *CHECKS}
     assert {path.name.removesuffix(".json.gz") for path in recordings.RECORDED.iterdir()} == recordings.NAMES
 
 
-def test_a_new_block_is_found(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unchecked_block_is_detected(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.docs.blocks.REPOSITORY", tmp_path)
     page = tmp_path / "page.md"
     page.write_text("text\n\n```\n$nothing runs this\n```\n", "utf-8")
     (block,) = blocks_of(page)
     with pytest.raises(AssertionError, match="page.md:3: nothing generates, runs or checks this block"):
-        test_a_block_is_accounted_for(block)
+        test_every_block_is_generated_run_or_compared(block)
 
 
-def test_what_is_cut_may_be_anything_and_the_rest_may_not() -> None:
+def test_ellipsis_matches_any_output_and_other_text_must_match() -> None:
     lines = ["one", "two", "three", "four and more"]
     assert agrees(["one", "[...]", "four [...]"], lines)
     assert not agrees(["one", "[...]", "five"], lines)
@@ -279,31 +279,31 @@ def modules() -> list[Path]:
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
-def test_files_that_a_page_names_are_there(page: Path):
+def test_files_named_in_a_page_exist(page: Path):
     assert absent(page.read_text(encoding="utf-8")) == []
 
 
-def test_a_file_that_is_gone_is_found():
+def test_missing_file_is_detected():
     assert absent("`partition_reports/probes.py`, `docs/nothing.md` and `cli.py`") == [
         "partition_reports/probes.py",
         "docs/nothing.md",
     ]
 
 
-def test_the_index_lists_every_page():
+def test_index_lists_every_page():
     folder = REPOSITORY / "docs"
     listed = re.findall(r"^- \[[^]]+\]\(([\w-]+\.md)\)", (folder / "index.md").read_text("utf-8"), re.MULTILINE)
     assert sorted(listed) == sorted(page.name for page in folder.glob("*.md") if page.name != "index.md")
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
-def test_a_list_follows_an_empty_line(page: Path):
-    """The site renders a list without one as a part of the paragraph above it."""
+def test_list_follows_a_blank_line(page: Path):
+    """Without a blank line before it, the site renders a list as part of the paragraph above."""
     text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
     assert re.findall(r"^(?!\s|[-*#<]|\d+\. ).+\n(?:[-*]|\d+\.) .*", text, re.MULTILINE) == []
 
 
 @pytest.mark.parametrize("page", sorted((REPOSITORY / "docs").glob("*.md")), ids=lambda page: page.name)
-def test_links_of_a_page_lead_to_files(page: Path):
+def test_links_of_a_page_point_to_existing_files(page: Path):
     links = re.findall(r"\]\(([\w./-]+)(?:#[\w-]+)?\)", page.read_text("utf-8"))
     assert [link for link in links if not (page.parent / link).exists()] == []

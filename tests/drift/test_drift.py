@@ -1,4 +1,4 @@
-"""`partita drift`: what it shows, what it leaves out and says so, and one line for every bad input."""
+"""`partita drift`: results, notes on omitted comparisons, and one-line errors for bad input."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ def text_of(found: Drift, width: int = 80) -> str:
     return stream.getvalue()
 
 
-def test_a_wrong_operator_is_found_although_later_nodes_differ_more(tmp_path: Path) -> None:
+def test_wrong_operator_is_located_despite_later_differences(tmp_path: Path) -> None:
     found = both(PLAIN, PLAIN.replace("Relu", "Sigmoid"), tmp_path)
     assert (found.first_node, found.basis) == ("b", "alone")
     by_name = {node.name: node for node in found.nodes or found.layers}
     assert by_name["b"].exceeds_tolerance and found.outputs.exceeds_tolerance
 
 
-def test_text_fits_a_terminal_and_the_page_has_a_plot(tmp_path: Path) -> None:
+def test_text_fits_80_columns_and_html_has_a_plot(tmp_path: Path) -> None:
     fault = Fault("genai-fp32-cpu", "x", "/model/layers.0/mlp/up_proj/MatMul", scale=2.0)
     found = compare(GENAI, plant(GENAI, fault, tmp_path / "faulty"))
     text = text_of(found)
@@ -90,7 +90,7 @@ def test_text_fits_a_terminal_and_the_page_has_a_plot(tmp_path: Path) -> None:
     assert "no pin was tried: both sides run on the same provider" in found.notes
 
 
-def test_a_fault_in_a_state_adds_up_only_when_the_provider_reads_its_own_states(tmp_path: Path) -> None:
+def test_free_running_changes_the_error_of_a_fault_in_a_state(tmp_path: Path) -> None:
     fault = Fault("genai-fp32-cpu", "x", "/model/layers.0/attn/qkv_proj/MatMul", scale=1.01)
     faulty = plant(GENAI, fault, tmp_path / "faulty")
     cpu = parse_chain("cpu")
@@ -103,7 +103,7 @@ def test_a_fault_in_a_state_adds_up_only_when_the_provider_reads_its_own_states(
     assert chosen_steps(steps) == [steps[0], steps[-1]]
 
 
-def test_tensors_are_compared_in_groups_that_fit_into_memory(tmp_path: Path) -> None:
+def test_memory_limit_does_not_change_the_result(tmp_path: Path) -> None:
     changed = PLAIN.replace("Relu", "Sigmoid")
     whole, small = both(PLAIN, changed, tmp_path), both(PLAIN, changed, tmp_path, Settings(memory_bytes=1))
     assert (small.first_node, small.layers) == (whole.first_node, whole.layers)
@@ -136,8 +136,7 @@ LIMITS = {
 
 
 @pytest.mark.parametrize(("graph", "note"), LIMITS.values(), ids=[*LIMITS])
-def test_limits_of_a_comparison_are_one_note_each(graph: str, note: str, tmp_path: Path) -> None:
-    """And a fault in the rest is found."""
+def test_uncompared_parts_are_noted_and_other_faults_are_found(graph: str, note: str, tmp_path: Path) -> None:
     plain = graph.replace("{}", "Neg")
     found = both(plain, plain, tmp_path, Settings(by_node=True))
     assert note in [text.partition(";")[0] for text in found.notes] and found.is_within
@@ -145,13 +144,13 @@ def test_limits_of_a_comparison_are_one_note_each(graph: str, note: str, tmp_pat
     assert found.first_node == "last"
 
 
-def test_other_sizes_are_a_difference(tmp_path: Path) -> None:
+def test_different_output_sizes_are_a_difference(tmp_path: Path) -> None:
     graph = "g (float[4] x) => (float[N] y) { [a] k = {}(x) [b] i = Cast<to=9>(k) [c] y = Compress(x, i) }"
     found = both(graph.replace("{}", "Relu"), graph.replace("{}", "Abs"), tmp_path)
     assert found.first_node == "a" and found.outputs.error is None and found.outputs.infinite
 
 
-def test_the_deviation_of_tensors() -> None:
+def test_deviation_handles_masks_outliers_and_integers() -> None:
     ones = np.ones((32, 32), np.float32)
     masked = np.where(np.eye(32) > 0, -np.inf, ones).astype(np.float32)
     outlier = ones.copy()
@@ -185,7 +184,7 @@ def test_the_deviation_of_tensors() -> None:
         (["FOLDER", "--provider", "cpu", "--against", "original"], 1, "name the folder of the checkpoint"),
     ],
 )
-def test_bad_input_is_one_line(
+def test_bad_input_prints_a_single_line(
     words: list[str], code: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     venv.create(tmp_path / "bare", with_pip=False)
@@ -196,14 +195,14 @@ def test_bad_input_is_one_line(
     assert len(err) == 1 and message in err[0], err
 
 
-def test_a_provider_on_which_no_node_ran_is_no_success(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """CoreML is in no build for Linux."""
+def test_comparison_without_nodes_on_provider_exits_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No Linux build of ONNX Runtime contains CoreML."""
     model = saved(PLAIN, tmp_path / "m.onnx")
     assert run(["drift", str(model), "--provider", "coreml,cpu"]) == 3
     assert "nothing was compared on coreml: not_in_build" in capsys.readouterr().err
 
 
-def test_the_reference_can_be_another_environment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reference_can_be_another_environment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = saved(PLAIN, tmp_path / "m.onnx")
     assert run(["drift", str(model), "--provider", "cpu", "--against", sys.executable, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -213,10 +212,10 @@ def test_the_reference_can_be_another_environment(tmp_path: Path, capsys: pytest
     assert again.is_within and [layer.name for layer in again.layers] == [entry["name"] for entry in found["layers"]]
 
 
-def test_layers_of_dequantised_weights_may_round_their_input(
+def test_layers_of_dequantised_weights_have_larger_tolerance(
     exported: Exported, tiny_checkpoint: TinyCheckpoint
 ) -> None:
-    """ONNX Runtime runs DequantizeLinear and MatMul as a MatMulNBits that rounds its input to 8 bits, or does not."""
+    """ONNX Runtime may fuse DequantizeLinear and MatMul into a MatMulNBits that rounds its input to 8 bits."""
     folder = exported(tiny_checkpoint("llama"), precision="int4", attention="primitives")
     found = compare(folder, folder)
     tolerances = {layer.name: layer.tolerance for layer in found.layers}

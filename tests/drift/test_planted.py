@@ -1,4 +1,4 @@
-"""Faults planted in one node are found in that node, and a graph without a fault has no finding."""
+"""Planted single-node faults are located, and a correct graph has no finding."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAMPLE = {
 
 
 @pytest.mark.parametrize("graph", SAMPLE)
-def test_a_fault_is_found_in_its_node_and_none_without_a_fault(
+def test_planted_faults_are_located_and_control_has_no_finding(
     graph: str, exported: Exported, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
     folder = export_package(graph, exported, tiny_checkpoint)
@@ -39,13 +39,13 @@ def test_a_fault_is_found_in_its_node_and_none_without_a_fault(
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("environment", CHAINS)
-def test_every_fault_is_found_in_every_environment(environment: str) -> None:
+def test_planted_faults_are_located_in_every_environment(environment: str) -> None:
     python = REPOSITORY / ".venvs" / environment
     require(f"the environment {environment} (make env-{environment})", environment == "main" or python.is_dir())
     assert main([environment]) == 0
 
 
 @pytest.mark.heavy
-def test_every_fault_is_found_against_the_source_model() -> None:
-    """In packages, whose names show the modules of the model."""
+def test_planted_faults_are_located_against_the_source_model() -> None:
+    """In packages whose node names contain the modules of the model."""
     assert main(["--source"]) == 0

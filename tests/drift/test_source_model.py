@@ -1,4 +1,4 @@
-"""The source model as the reference of `partita drift`, and of exports whose graph is wrong."""
+"""The source model as reference of `partita drift` and of export errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FAULTS = (
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.kind)
-def test_a_fault_is_found_without_another_graph(
+def test_fault_is_located_against_the_source_model(
     fault: Fault, tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path
 ) -> None:
     checkpoint = tiny_checkpoint("llama")
@@ -44,7 +44,7 @@ def test_a_fault_is_found_without_another_graph(
     ["llama", *(pytest.param(name, marks=pytest.mark.heavy) for name in ("gemma3_text", "qwen3_moe", "phi3", "gpt2"))],
 )
 @pytest.mark.parametrize("attention", ["auto", pytest.param("primitives", marks=pytest.mark.heavy)])
-def test_a_right_graph_has_no_finding(
+def test_correct_graph_has_no_finding(
     model_type: str, attention: str, tiny_checkpoint: TinyCheckpoint, exported: Exported
 ) -> None:
     checkpoint = tiny_checkpoint(model_type)
@@ -57,7 +57,7 @@ def test_a_right_graph_has_no_finding(
     assert len(layers) >= 2 - len(omitted) and bool(omitted) is (model_type == "gemma3_text"), found.notes
 
 
-def test_the_command_takes_the_checkpoint_and_check_takes_the_result(
+def test_drift_accepts_checkpoint_and_check_accepts_its_result(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint, result = tiny_checkpoint("llama"), tmp_path / "drift.json"
@@ -75,7 +75,7 @@ def test_the_command_takes_the_checkpoint_and_check_takes_the_result(
     assert again.is_within and again.against == found["against"]
 
 
-def test_a_source_model_that_is_not_here_is_named(
+def test_missing_source_model_is_named(
     tiny_checkpoint: TinyCheckpoint,
     exported: Exported,
     capsys: pytest.CaptureFixture[str],
@@ -90,10 +90,10 @@ def test_a_source_model_that_is_not_here_is_named(
     assert run(["drift", str(package), "--provider", "cpu", "--against", "original"]) == 0
 
 
-def test_a_wrong_export_names_the_first_difference(
+def test_wrong_export_error_names_first_difference(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sliding window that is off by one."""
+    """The exported sliding window is off by one."""
     monkeypatch.setattr(state, "classify_mask", lambda *_: MaskRule(41))
     checkpoint = tiny_checkpoint("mistral", sliding_window=40, num_hidden_layers=1)
     options = ExportOptions(str(checkpoint), tmp_path / "out", max_length=64)
@@ -106,7 +106,7 @@ def test_a_wrong_export_names_the_first_difference(
         export(options, replay=replay, locate=drifting.locate)
 
 
-def test_values_of_modules_are_fitted_to_tensors() -> None:
+def test_fitted_reshapes_module_values_to_tensors() -> None:
     value = np.arange(12, dtype=np.float32).reshape(6, 2)
     step = Step("s", "f", {}, positions=(2, 3), logits=(3,))
     padded = fitted(value, np.full((2, 4, 2), -1, np.float32), step)

@@ -1,4 +1,4 @@
-"""All about one node: found by its name or a part of it, wherever the report has something to say about it."""
+"""`report explain`: all facts about a node, found by its name or part of it."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def words(found, width=80):
     return " ".join(rendered(found, width).split())
 
 
-def test_a_node_off_the_wanted_provider_says_where_and_why_in_its_first_line():
+def test_first_line_names_provider_and_reason_of_fallback():
     found = explained(mixed(), GATHER)
     first = rendered(found, 200).splitlines()[0]
     assert first == f"{GATHER}: Gather on CPU, not on WebGpu: no_kernel_op (logged) in prefill and decode"
 
 
-def test_it_has_every_fact_per_phase():
+def test_explanation_lists_all_facts_per_phase():
     found = explained(mixed(), GATHER)
     assert [(place.phase, place.position, place.partition, place.provider) for place in found.places] == [
         ("prefill", 2, 1, CPU),
@@ -83,14 +83,14 @@ def test_it_has_every_fact_per_phase():
         assert part in out, part
 
 
-def test_a_node_on_the_wanted_provider_has_no_reason():
+def test_node_on_preferred_provider_has_no_reason():
     found = explained(mixed(), "lm_head")
     assert found.node == "lm_head/MatMul" and not found.fallbacks
     assert words(found).startswith("lm_head/MatMul: MatMul on WebGpu, the preferred provider, in prefill and decode")
     assert "Why not" not in rendered(found)
 
 
-def test_a_node_that_was_fused_away_is_explained_by_the_one_that_stands_for_it():
+def test_replaced_node_is_explained_by_its_fused_node():
     found = explained(compiled(4, SIGMOID, MUL)(mixed()), SIGMOID)
     assert {(place.kind, place.node) for place in found.places} == {("replaced", "EP_subgraph_4_0")}
     out = words(found, 120)
@@ -100,14 +100,14 @@ def test_a_node_that_was_fused_away_is_explained_by_the_one_that_stands_for_it()
     assert f"fused from 2 nodes of the file (Expand 1, Mul 1): {SIGMOID}, {MUL}" in whole
 
 
-def test_a_fused_node_on_the_cpu_passes_its_reason_on():
+def test_replaced_node_has_reason_of_its_fused_node():
     report = compiled(4, GATHER, "model.rotary_emb/Concat", provider=CPU)(mixed())
     first, *_ = report.fallbacks
     report = report.model_copy(update={"fallbacks": (first.model_copy(update={"node": "EP_subgraph_4_0"}),)})
     assert [entry.reason for entry in explained(report, GATHER).fallbacks] == [first.reason]
 
 
-def test_a_memcpy_node_says_tensor_bytes_and_for_whom():
+def test_memcpy_node_shows_tensor_bytes_and_cause():
     found = explained(mixed(), "Memcpy")
     assert found.node == "Memcpy", "the exact name wins over those that begin with it"
     assert words(found).startswith("Memcpy: copies query device to host in prefill and decode")
@@ -115,38 +115,38 @@ def test_a_memcpy_node_says_tensor_bytes_and_for_whom():
     assert f"caused by {DET} (Det on CPU: unexplained)" in words(found)
 
 
-def test_a_node_says_which_copies_it_causes():
+def test_node_lists_the_copies_it_causes():
     found = explained(mixed(), DET)
     assert {copy.name for place in found.places for copy in place.copies_caused} == {"Memcpy", "Memcpy_token_1"}
     assert {place.copy_bytes_caused for place in found.places} == {1024}
     assert "decode: 2 copies, 1 KiB per run, 0.200 ms wait" in words(found)
 
 
-def test_a_session_input_that_is_copied():
+def test_copied_session_input_is_explained():
     assert "input_ids: session input, copied host to device in prefill and decode" in words(explained(mixed(), "input"))
 
 
-def test_a_node_in_a_body_of_control_flow():
+def test_control_flow_subgraph_node_is_explained():
     inside = SubgraphNode(name="loop/Cos", op_type="Cos")
     report = each_phase(mixed(), lambda phase: {"subgraphs": Subgraphs(nodes=2, on_cpu=(inside,), copies=0)})
     assert words(explained(report, "loop/Cos")).startswith("loop/Cos: Cos on CPU in a control-flow subgraph in prefill")
 
 
-def test_what_a_node_in_a_body_is_called_is_data_and_no_text():
+def test_subgraph_node_name_with_punctuation_is_found():
     inside = SubgraphNode(name="loop/Cos (copy), 2", op_type=None)
     bodies = Subgraphs(nodes=2, on_cpu=(inside,), copies=0)
     found = explained(each_phase(mixed(), lambda phase: {"subgraphs": bodies}), inside.name)
     assert {(place.kind, place.op_type) for place in found.places} == {("subgraph", None)}
 
 
-def test_a_function_whose_loop_has_nodes_elsewhere():
+def test_function_lists_fallback_nodes_of_its_loop():
     part = SubgraphNode(name="SequenceInsert0", op_type="SequenceInsert", provider=CPU, replaces=(DET,))
     bodies = Subgraphs(nodes=1, on_cpu=(part,), function_nodes=(part,), copies=0)
     found = explained(each_phase(mixed(), lambda phase: {"subgraphs": bodies}), DET)
     assert {(place.node, place.kind) for place in found.places} >= {("SequenceInsert0", "subgraph")}
 
 
-def test_a_node_that_only_a_rejection_names():
+def test_node_named_only_by_a_rejected_part_is_explained():
     part = RejectedPart(
         file="decode.onnx", provider=GPU, nodes=("a/Softmax",), evidence="error 1002", minimal=True, attempts=7
     )
@@ -160,7 +160,7 @@ def test_a_node_that_only_a_rejection_names():
     assert "it fails with only an added Neg; no smaller tried part" in out
 
 
-def test_every_experiment_is_a_row_and_a_quote_stands_once():
+def test_probes_are_listed_and_repeated_messages_quoted_once():
     said = "code 17, says the driver"
     trials = (
         VariantRecord(factor="as_is", change="", outcome="rejected", message=said, cached=True),
@@ -186,7 +186,7 @@ def test_every_experiment_is_a_row_and_a_quote_stands_once():
         ((True, False), "this node with an added Neg where possible, on"),
     ],
 )
-def test_experiments_say_what_stood_around_the_node(company, around):
+def test_probe_heading_states_isolation_or_added_neg(company, around):
     trials = tuple(
         VariantRecord(
             factor="type", change=f"type {place}", outcome="rejected", message="", cached=False, neg_added=had
@@ -197,7 +197,7 @@ def test_experiments_say_what_stood_around_the_node(company, around):
     assert f"2 probes: {around} WebGpuExecutionProvider" in " ".join(out.split())
 
 
-def test_cost_disagreement_and_missing_experiments_are_said():
+def test_cost_conflicts_and_missing_probes_are_shown():
     report = mixed()
     cost = FallbackCost(
         copies=("Memcpy",),
@@ -219,7 +219,7 @@ def test_cost_disagreement_and_missing_experiments_are_said():
     assert "probes are missing; the time budget was 5 seconds" in out
 
 
-def test_a_part_of_several_names_lists_them_with_provider_and_reason():
+def test_partial_name_lists_matches_with_provider_and_reason():
     found = find(mixed(), "rotary_emb/")
     assert isinstance(found, Matches) and len(found.matches) == 4
     assert [(m.node, m.providers["decode"], m.reason) for m in found.matches][1] == (GATHER, CPU, "no_kernel_op")
@@ -237,25 +237,25 @@ def test_a_part_of_several_names_lists_them_with_provider_and_reason():
         ("Gahter", "model.embed_tokens/Gather"),
     ],
 )
-def test_near_misses_are_suggested(query, meant):
+def test_similar_names_are_suggested(query, meant):
     found = find(mixed(), query)
     assert isinstance(found, Matches)
     said = render_no_single(found)
     assert meant in said.partition("did you mean ")[2] and "\n" not in said
 
 
-def test_letters_may_be_of_any_case_when_nothing_else_fits():
+def test_name_lookup_ignores_case():
     assert explained(mixed(), "LM_HEAD").node == "lm_head/MatMul"
 
 
 @pytest.mark.parametrize("query", ["", "no such thing at all"])
-def test_nothing_fits(query):
+def test_query_without_match_prints_a_single_line(query):
     found = find(mixed(), query)
     assert isinstance(found, Matches) and not found.matches
     assert "\n" not in render_no_single(found)
 
 
-def test_a_hostile_name_can_be_asked_for_as_it_is_shown_and_reaches_no_terminal():
+def test_name_with_control_characters_is_escaped_and_found():
     report = renamed(mixed(), {GATHER: HOSTILE})
     shown = rendered(explained(report, HOSTILE), 200).partition(":")[0]
     assert not HARMFUL & set(rendered(explained(report, HOSTILE)))
@@ -264,7 +264,7 @@ def test_a_hostile_name_can_be_asked_for_as_it_is_shown_and_reaches_no_terminal(
     assert json.loads(json.dumps(again.model_dump(mode="json", by_alias=True)))["node"] == HOSTILE
 
 
-def test_a_name_as_it_is_shown_wins_over_longer_ones():
+def test_escaped_name_wins_over_longer_names():
     report = renamed(mixed(), {GATHER: "a\x1b", DET: "a\x1bb"})
     assert explained(report, "a?").node == "a\x1b"
 
@@ -275,8 +275,8 @@ def test_no_line_is_wider_than_the_console(width, query):
     assert max(len(line) for line in rendered(explained(mixed(), query), width).splitlines()) <= width
 
 
-def test_a_provider_that_is_not_there_is_no_reason_of_a_node_that_another_could_have_taken():
-    """As in every other view: its own reason stands first."""
+def test_missing_provider_does_not_hide_reason_of_available_provider():
+    """The reason of the available provider comes first, as in every other view."""
     report = mixed(MISSING_FIRST_CHAIN)
     assert "not on WebGpu: no_kernel_op" in rendered(explained(report, GATHER), 200).splitlines()[0]
     found = find(report, "rotary_emb/")
@@ -284,15 +284,15 @@ def test_a_provider_that_is_not_there_is_no_reason_of_a_node_that_another_could_
     assert {entry.node: entry.reason for entry in found.matches}[GATHER] == "no_kernel_op"
 
 
-def test_a_node_of_a_run_that_failed_is_only_placed():
+def test_explanation_of_failed_run_shows_the_failure():
     report = mixed().model_copy(update={"failure": "no kernel"})
     assert headline(explained(report, MUL)).endswith("; the run FAILED")
     assert "FAILED" not in headline(explained(mixed(), MUL))
     assert "no kernel; the node may not have run" in words(explained(report, MUL))
 
 
-def test_all_shows_the_reasons_that_lost_and_why():
-    """The log says that there is no kernel, an experiment that another type is supported: the experiment decides."""
+def test_explanation_lists_overridden_reasons_with_precedence():
+    """The log reports a missing kernel, a probe an unsupported type; the probe has precedence."""
     trials = (
         facts.ProbeRun("as_is", "", "rejected", ""),
         facts.ProbeRun("type", "int32 in place of int64", "supported", ""),
@@ -309,7 +309,7 @@ def test_all_shows_the_reasons_that_lost_and_why():
     assert "lost" not in words(found.without_lost(), 400)
 
 
-def test_an_experiment_that_contradicts_the_log_is_a_conflict_of_sources():
+def test_probe_contradicting_the_log_is_a_source_conflict():
     taken = facts.NodeProbe(GATHER, (facts.ProbeRun("as_is", "", "supported", ""),))
     session = mixed_session(probes={GATHER: taken})
     (conflict, _) = report_of(run_facts(session)).conflicts

@@ -1,4 +1,4 @@
-"""An activation becomes one operator whatever it is written with, and its neighbours stay what they are."""
+"""Activation fusion: every form becomes one operator; other nodes are unchanged."""
 
 from __future__ import annotations
 
@@ -58,19 +58,19 @@ def net(form: str, opset: int = 21) -> Net:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_activations(tmp_path: Path, form: str) -> None:
+def test_activation_forms_become_contrib_operators(tmp_path: Path, form: str) -> None:
     model = rewritten(lambda: net(form), PASS, tmp_path, FEED, context("contrib"))
     assert operators(model) == [FORMS[form], "Mul"]
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_in_standard_operators(form: str) -> None:
+def test_activation_forms_become_standard_operators(form: str) -> None:
     model = net(form, 24).model()
     assert run_passes(model, [PASS], context("standard")) == {"activations": 1}
     assert operators(model) == ["Swish" if FORMS[form] == "QuickGelu" else "Gelu", "Mul"]
 
 
-def test_before_operator_set_20(tmp_path: Path) -> None:
+def test_gelu_becomes_a_contrib_operator_before_opset_20(tmp_path: Path) -> None:
     told = context("contrib")
     old = replace(told, spec=replace(told.spec, opset=18))
     for form, operator in (("gelu", "Gelu"), ("gelu by tanh", "FastGelu")):
@@ -97,11 +97,11 @@ def similar(kind: str) -> Net:
 
 
 @pytest.mark.parametrize("kind", ["a gate of another", "another slope", "a curve alone", "a factor by column"])
-def test_what_is_another_function_stays(kind: str) -> None:
+def test_similar_functions_are_not_fused(kind: str) -> None:
     left_alone(lambda: similar(kind), PASS, context("contrib"))
 
 
-def test_only_where_the_target_takes_it() -> None:
+def test_activations_are_unchanged_if_target_lacks_the_operator() -> None:
     left_alone(lambda: net("silu"), PASS, context("contrib", refused={"QuickGelu"}))
     left_alone(lambda: net("silu", 24), PASS, context("standard", refused={"Swish"}))
     left_alone(lambda: net("silu"), PASS, context("none"))
@@ -118,7 +118,7 @@ def test_the_last_part_may_be_smaller() -> None:
     assert [part.tolist() for part in parts_of(7)] == [[0, 1, 2], [3, 4, 5], [6]]
 
 
-def test_an_operator_that_is_not_in_the_table_is_not_known() -> None:
+def test_unsupported_operator_raises_unknown_error() -> None:
     net = Net()
     source = net.input("x", [4])
     net.op("Softmax", source)
@@ -137,7 +137,7 @@ def parts_of(size: int) -> list[Array]:
 @pytest.mark.parametrize(
     ("operator", "expected"), [("Max", [9.0, 5.0, 6.0, 8.0]), ("Min", [1.0, 2.0, 1.0, 0.0])], ids=["Max", "Min"]
 )
-def test_the_largest_and_the_smallest_are_of_all_terms(operator: str, expected: list[float]) -> None:
+def test_max_and_min_are_computed_over_all_inputs(operator: str, expected: list[float]) -> None:
     net = Net()
     given = {net.input(name, [4]): np.array(term) for name, term in zip("abc", TERMS, strict=True)}
     result = net.op(operator, *given)

@@ -1,4 +1,4 @@
-"""Every way a checkpoint can be wrong ends in one line that names what and where, and leaves nothing behind."""
+"""Invalid checkpoints: one-line errors that name file and problem; no files remain."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def refuse(checkpoint: Path | str, out: Path, **options: object) -> PartitaError
         ("", "CHECKPOINT is empty"),
     ],
 )
-def test_what_is_no_checkpoint(tmp_path: Path, given: str, words: str) -> None:
+def test_path_without_checkpoint_is_rejected(tmp_path: Path, given: str, words: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "weights.bin").write_bytes(b"x")
     assert words in str(refuse(tmp_path / given if given else "", tmp_path / "out"))
@@ -142,7 +142,9 @@ SHARDS: dict[str, tuple[Damage, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_a_damaged_checkpoint(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, name: str) -> None:
+def test_damaged_checkpoint_is_rejected(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, name: str
+) -> None:
     damage, kind, words = DAMAGES[name]
     folder = own_copy(tiny_checkpoint("llama"))
     damage(folder)
@@ -151,7 +153,9 @@ def test_a_damaged_checkpoint(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, t
 
 
 @pytest.mark.parametrize("name", SHARDS)
-def test_damaged_shards(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, name: str) -> None:
+def test_damaged_shards_are_rejected(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, name: str
+) -> None:
     damage, words = SHARDS[name]
     folder = own_copy(tiny_checkpoint("llama", shards=2))
     damage(folder)
@@ -159,21 +163,25 @@ def test_damaged_shards(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_pat
     assert all(word in error for word in words)
 
 
-def test_value_that_does_not_fit_float16(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:
+def test_value_outside_float16_range_is_rejected(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path
+) -> None:
     folder = own_copy(tiny_checkpoint("llama"))
     tensors(lambda held: held["model.layers.0.mlp.up_proj.weight"][3, 4].fill_(1e6))(folder)
     error = str(refuse(folder, tmp_path / "o" / "out", precision="fp16"))
     assert "up_proj.weight" in error and "does not fit float16" in error
 
 
-def test_hub_id_without_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_id_is_rejected_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     error = refuse("partita-nobody/no-such-model", tmp_path / "out")
     assert "download from the Hugging Face hub" in str(error) and "partita-nobody/no-such-model" in str(error)
 
 
 @pytest.mark.parametrize("name", ["../secret.safetensors", "/etc/passwd", "a/b.safetensors", ".."])
-def test_shard_outside_the_folder(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, name: str) -> None:
+def test_shard_path_outside_the_folder_is_rejected(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, name: str
+) -> None:
     folder = own_copy(tiny_checkpoint("llama", shards=2))
     index = folder / "model.safetensors.index.json"
     content = json.loads(index.read_text())
@@ -183,8 +191,8 @@ def test_shard_outside_the_folder(tiny_checkpoint: TinyCheckpoint, own_copy: Cop
     assert repr(name) in str(error) and "outside the checkpoint folder" in str(error)
 
 
-def test_an_index_that_earlier_shards_have_left_is_not_read(tiny_checkpoint: TinyCheckpoint, own_copy: Copy) -> None:
-    """`save_pretrained` removes the shards and not their index; transformers reads the single file."""
+def test_leftover_shard_index_is_ignored(tiny_checkpoint: TinyCheckpoint, own_copy: Copy) -> None:
+    """`save_pretrained` removes old shards but not their index; transformers reads the single file."""
     folder = own_copy(tiny_checkpoint("llama"))
     content = {"metadata": {}, "weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(content))
@@ -203,7 +211,7 @@ def test_remote_code_is_not_run(tiny_checkpoint: TinyCheckpoint, own_copy: Copy,
 
 
 @pytest.mark.parametrize(("model_type", "words"), [("bert", "no language-model head"), ("t5", "encoder-decoder")])
-def test_not_a_decoder(tmp_path: Path, model_type: str, words: str) -> None:
+def test_non_decoder_model_is_rejected(tmp_path: Path, model_type: str, words: str) -> None:
     from transformers import AutoConfig, AutoModel
 
     config = AutoConfig.for_model(
@@ -244,14 +252,14 @@ def test_not_a_decoder(tmp_path: Path, model_type: str, words: str) -> None:
         ({"opset": 99}, "`opset=99`"),
     ],
 )
-def test_absurd_options(
+def test_invalid_options_are_usage_errors(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, options: dict[str, object], words: str
 ) -> None:
     error = refuse(tiny_checkpoint("llama"), tmp_path / "out", **options)
     assert isinstance(error, UsageError) and words in str(error)
 
 
-def test_target_exists(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def test_existing_folder_is_not_overwritten(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "precious.txt").write_text("mine")
@@ -277,7 +285,7 @@ def test_target_exists(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
         pytest.param("qwen3_moe", "model.layers.0.mlp.gate.weight", "inf", "int4", marks=pytest.mark.heavy),
     ],
 )
-def test_a_weight_that_is_no_number_is_named(
+def test_non_finite_weight_is_rejected_by_tensor_name(
     tiny_checkpoint: TinyCheckpoint,
     own_copy: Copy,
     tmp_path: Path,
@@ -292,10 +300,10 @@ def test_a_weight_that_is_no_number_is_named(
     assert f"tensor {tensor} contains {'NaN' if value == 'nan' else 'infinite numbers'}" in said
 
 
-def test_a_folder_that_may_not_be_looked_into_is_not_called_a_write_error(
+def test_unreadable_checkpoint_folder_is_a_read_error(
     tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As root everything may be read, so the answer of the operating system is played."""
+    """Path.stat is patched, because root may read every folder."""
     folder, usual, refused = own_copy(tiny_checkpoint("llama")), Path.stat, list[Path]()
 
     def stat(path: Path, **kwargs: Any) -> Any:
@@ -309,7 +317,7 @@ def test_a_folder_that_may_not_be_looked_into_is_not_called_a_write_error(
     assert isinstance(error, CheckpointError) and str(error).startswith(f"{folder}: cannot be read (Permission denied)")
 
 
-def test_stop_tokens_that_may_not_be_read_are_the_checkpoints() -> None:
+def test_unreadable_stop_token_file_raises_checkpoint_error() -> None:
     def denied(folder: Path) -> frozenset[int]:
         raise PermissionError(13, "Permission denied", str(folder / "genai_config.json"))
 
@@ -332,7 +340,7 @@ def test_stop_tokens_that_may_not_be_read_are_the_checkpoints() -> None:
         ("/somewhere/model.safetensors", False),
     ],
 )
-def test_an_error_of_the_system_is_about_the_file_it_names(name: str | None, written: bool, tmp_path: Path) -> None:
+def test_os_error_names_package_or_checkpoint_file(name: str | None, written: bool, tmp_path: Path) -> None:
     file = None if name is None else name.format(home=tmp_path)
     error = OSError(5, "Input/output error") if file is None else OSError(5, "Input/output error", file)
     found = translate_space(error, tmp_path / ".out.partial-abcdefgh")
@@ -343,7 +351,7 @@ def test_an_error_of_the_system_is_about_the_file_it_names(name: str | None, wri
     assert "no space left" in str(translate_space(full, tmp_path / ".out.partial-abcdefgh"))
 
 
-def test_a_checkpoint_that_is_a_link_to_nothing_is_no_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_symlink_is_not_treated_as_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "mine").symlink_to("gone")
@@ -351,8 +359,8 @@ def test_a_checkpoint_that_is_a_link_to_nothing_is_no_hub_id(tmp_path: Path, mon
     assert said.startswith("models/mine: a broken symbolic link to gone;")
 
 
-def test_a_longest_text_that_no_float_holds(tiny_checkpoint: TinyCheckpoint, own_copy: Copy) -> None:
-    """GGUF files have no config.json whose values were looked at, and a stretch may take a number beyond any."""
+def test_max_length_accepts_position_limits_beyond_float_range(tiny_checkpoint: TinyCheckpoint, own_copy: Copy) -> None:
+    """GGUF files have no validated config.json, and RoPE scaling may overflow the limit."""
     checkpoint = open_checkpoint(str(own_copy(tiny_checkpoint("llama"))))
     config: Any = checkpoint.config
     for longest, factor in ((10**400, 2.0), (10**307, 1e3)):
@@ -361,7 +369,7 @@ def test_a_longest_text_that_no_float_holds(tiny_checkpoint: TinyCheckpoint, own
         assert max_length(ExportOptions("c", Path("o"), max_length=64), checkpoint) == 64
 
 
-def test_a_full_temporary_folder_is_named_and_not_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_temporary_folder_is_named_in_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small, folder = tmp_path / "small", tmp_path / "out" / ".out.partial-abcdefgh"
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(small))

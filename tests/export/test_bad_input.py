@@ -1,4 +1,4 @@
-"""What users do wrong most, from the command line: one line, an exit code, and nothing left."""
+"""Common user errors on the command line: one-line message, exit code, no files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def refused(folder: Path, tmp_path: Path, capsys: Captured) -> str:
 # config and weights that disagree
 
 
-def test_all_three_kinds_in_one_message(
+def test_missing_misshapen_and_extra_tensors_share_a_message(
     tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured
 ) -> None:
     def change(tensors: dict[str, torch.Tensor]) -> None:
@@ -55,7 +55,7 @@ def test_all_three_kinds_in_one_message(
     assert "not in the model: adapter.0.weight, adapter.1.weight" in error and "and 2 more (7 in all)" in error
 
 
-def test_extra_tensors_alone_are_a_note(
+def test_extra_tensors_are_noted(
     tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured
 ) -> None:
     def change(tensors: dict[str, torch.Tensor]) -> None:
@@ -87,9 +87,7 @@ ROPE: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", sorted(ROPE))
-def test_rope_settings_that_transformers_does_not_know(
-    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, kind: str
-) -> None:
+def test_unknown_rope_settings_are_rejected(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, kind: str) -> None:
     changes, words = ROPE[kind]
     folder = own_copy(tiny_checkpoint("llama"))
     config = json.loads((folder / "config.json").read_text())
@@ -107,7 +105,7 @@ def test_rope_settings_that_transformers_does_not_know(
         ({"swirl": 1}, "rope settings 'swirl' of sliding_attention are unknown"),
     ],
 )
-def test_rope_settings_of_a_layer_type(
+def test_invalid_rope_settings_of_a_layer_type_are_rejected(
     tiny_checkpoint: TinyCheckpoint, own_copy: Copy, change: dict[str, Any], words: str
 ) -> None:
     folder = own_copy(tiny_checkpoint("gemma3_text"))
@@ -117,8 +115,8 @@ def test_rope_settings_of_a_layer_type(
         open_checkpoint(str(edit_config(folder, rope_parameters=rope)))
 
 
-def test_rope_settings_of_a_models_own_are_known(tiny_checkpoint: TinyCheckpoint) -> None:
-    """phimoe reads two settings that no other model has, and transformers' own check warns about them."""
+def test_model_specific_rope_settings_are_accepted(tiny_checkpoint: TinyCheckpoint) -> None:
+    """phimoe has two settings of its own, about which transformers' check warns."""
     from transformers import AutoConfig
 
     from partita.export.checkpoint.config_values import check_known
@@ -131,10 +129,10 @@ def test_rope_settings_of_a_models_own_are_known(tiny_checkpoint: TinyCheckpoint
 # remote code
 
 
-def test_code_that_calls_itself_by_a_known_type(
+def test_custom_class_with_known_model_type_is_rejected(
     tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured
 ) -> None:
-    """transformers would load it as a plain llama, and the comparison with that would agree."""
+    """transformers would load it as plain llama, and verification against that would pass."""
     folder = edit_config(
         own_copy(tiny_checkpoint("llama")),
         architectures=["TwistedForCausalLM"],
@@ -145,7 +143,7 @@ def test_code_that_calls_itself_by_a_known_type(
     assert "has LlamaForCausalLM for model type 'llama', not TwistedForCausalLM" in error
 
 
-def test_a_known_model_that_also_ships_its_code(tiny_checkpoint: TinyCheckpoint, own_copy: Copy) -> None:
+def test_known_architecture_with_auto_map_is_accepted(tiny_checkpoint: TinyCheckpoint, own_copy: Copy) -> None:
     code = {"AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}
     folder = edit_config(own_copy(tiny_checkpoint("llama")), auto_map=code)
     assert open_checkpoint(str(folder)).architecture == "LlamaForCausalLM"
@@ -154,7 +152,7 @@ def test_a_known_model_that_also_ships_its_code(tiny_checkpoint: TinyCheckpoint,
 
 
 @pytest.mark.parametrize("auto_map", ["evil", ["a.b"], {"AutoConfig": 3}, {"AutoConfig": ["x.Y", None]}])
-def test_an_auto_map_of_another_kind(
+def test_malformed_auto_map_is_rejected(
     tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured, auto_map: object
 ) -> None:
     folder = own_copy(tiny_checkpoint("llama"))
@@ -164,8 +162,9 @@ def test_an_auto_map_of_another_kind(
 # tokenizer
 
 
-def test_without_a_tokenizer(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: Captured) -> None:
-    """The export works and says so; generate takes token ids, and says so when it is given text."""
+def test_export_without_tokenizer_requires_token_ids_in_generate(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: Captured
+) -> None:
     folder, out = tiny_checkpoint("llama", tokenizer=False), tmp_path / "out"
     assert run(["export", str(folder), str(out), "--max-length", "64"]) == 0
     assert "has no tokenizer: generate will need token ids" in capsys.readouterr().err
@@ -178,7 +177,7 @@ def test_without_a_tokenizer(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, ca
 
 
 @pytest.mark.parametrize("damage", ["damaged", "code"])
-def test_a_tokenizer_that_cannot_be_loaded_does_not_stop_an_export(
+def test_unloadable_tokenizer_is_noted_and_export_succeeds(
     tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured, damage: str
 ) -> None:
     folder, out = own_copy(tiny_checkpoint("llama")), tmp_path / "out"

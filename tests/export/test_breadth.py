@@ -1,8 +1,4 @@
-"""Many architectures, each exported and compared with transformers in a process of its own; `make breadth` does all.
-
-The subset here has every mechanism once, and the lowerings in turn. A type that cannot be exported is refused with a
-reason; nothing is ever wrong, crashes or hangs.
-"""
+"""Subset of `make breadth`: many architectures, exported and compared with transformers in separate processes."""
 
 from __future__ import annotations
 
@@ -65,20 +61,20 @@ def found(request: pytest.FixtureRequest) -> Iterator[dict[str, Outcome]]:
 @pytest.mark.parametrize(
     "model_type", [pytest.param(name, marks=() if name in SAMPLE else pytest.mark.heavy) for name in QUICK]
 )
-def test_is_what_transformers_computes(found: dict[str, Outcome], model_type: str) -> None:
+def test_architecture_matches_transformers(found: dict[str, Outcome], model_type: str) -> None:
     outcome = found[model_type]
     assert outcome.status == "verified", outcome.reason
     assert outcome.max_rel_error is not None and outcome.max_rel_error <= 1e-4
 
 
 @pytest.mark.slow
-def test_what_cannot_be_exported_is_refused_with_a_reason(found: dict[str, Outcome]) -> None:
+def test_unsupported_architecture_is_refused_with_a_reason(found: dict[str, Outcome]) -> None:
     assert found[REFUSED].status == "refused"
     assert found[REFUSED].reason
 
 
-def test_another_answer_is_called_wrong(tmp_path: Path) -> None:
-    """The reference is moved by a thousandth in its last step: the package is then wrong, although verified."""
+def test_different_reference_logits_give_outcome_wrong(tmp_path: Path) -> None:
+    """The last reference logits are scaled by 1.001; the package itself is verified."""
     require("torch")
     from tests.export.breadth.outcomes import PROMPT, SHORT_PROMPT, outcome
     from tests.export.breadth.reference import load, reference
@@ -93,7 +89,7 @@ def test_another_answer_is_called_wrong(tmp_path: Path) -> None:
     assert "new token 25" in result.reason
 
 
-def test_a_hang_and_a_broken_recipe_are_results() -> None:
+def test_timeouts_and_crashes_are_recorded_as_outcomes() -> None:
     require("torch")
     (hung,) = run_type("llama", ["gqa"], limit_seconds=0.001)
     assert hung.status == "hung"
@@ -102,7 +98,7 @@ def test_a_hang_and_a_broken_recipe_are_results() -> None:
     assert "no_such_type" in broken[0].reason
 
 
-def test_every_kind_of_layer_is_in_the_tiny_model() -> None:
+def test_tiny_models_contain_every_layer_type() -> None:
     require("torch")
     from transformers import CONFIG_MAPPING, AutoConfig
 
@@ -120,7 +116,7 @@ def test_every_kind_of_layer_is_in_the_tiny_model() -> None:
             assert (getattr(tiny, name, None) or 0) <= 8, f"{model_type}: {name}"
 
 
-def test_a_run_that_misses_its_goals_says_what() -> None:
+def test_complaints_name_missed_goals() -> None:
     towers = [*(name for name in NAMED if name in multimodal_types())]
     towers += [name for name in multimodal_types() if name not in towers][: LEAST_MULTIMODAL - len(towers)]
     verified = sorted({*NAMED, *towers})
@@ -135,7 +131,7 @@ def test_a_run_that_misses_its_goals_says_what() -> None:
     assert complaints(without)[-1] == "not verified with gqa: mixtral"
 
 
-def test_results_are_read_back_and_shown(tmp_path: Path) -> None:
+def test_results_round_trip_and_render_as_a_page(tmp_path: Path) -> None:
     outcomes = (
         Outcome("a", "gqa", "verified", 2e-6, rows="states that padding would spoil"),
         Outcome("a", "onnx24", "refused", reason="a|b"),
@@ -153,8 +149,8 @@ def test_results_are_read_back_and_shown(tmp_path: Path) -> None:
     assert "torch 2" in text and "onnxruntime unknown" in text
 
 
-def test_an_interrupted_run_goes_on_with_the_types_that_are_missing(tmp_path: Path) -> None:
-    """A whole run takes hours: results are kept all along, and it need not begin anew."""
+def test_missing_option_selects_types_without_results(tmp_path: Path) -> None:
+    """A full run takes hours; partial results allow it to resume."""
     require("torch")
     done, *others = all_types()
     kept = tmp_path / "results.json"
@@ -164,7 +160,7 @@ def test_an_interrupted_run_goes_on_with_the_types_that_are_missing(tmp_path: Pa
         arguments(["--missing"])
 
 
-def test_the_page_lists_the_installed_types() -> None:
+def test_models_page_lists_the_installed_types() -> None:
     require("torch")
     text = (REPOSITORY / "docs" / "models.md").read_text(encoding="utf-8")
     listed = [re.findall(r"^\| ([\w.-]+) \|", table, re.MULTILINE) for table in text.split("| type |")[1:]]

@@ -1,7 +1,4 @@
-"""Mixture of experts: every form computes what transformers' own eager experts compute, whatever the router chose.
-
-Layers are taken out of transformers as they are and traced alone; whole models are in test_parity.py and below.
-"""
+"""Mixture of experts: every exported form matches transformers' eager experts for any routing."""
 
 from __future__ import annotations
 
@@ -160,7 +157,7 @@ def check(found: torch.Tensor, wanted: torch.Tensor) -> None:
         for form in ("contrib", "standard")
     ],
 )
-def test_any_number_of_tokens(model_type: str, form: Form) -> None:
+def test_dynamic_expert_layers_match_eager_experts(model_type: str, form: Form) -> None:
     model, graph, notes = traced_layer(model_type, form, 3, fixed=False)
     as_operator = form == "contrib" and model_type not in WITHOUT_OPERATOR
     assert len(notes) == 1 and notes[0].startswith(f"experts of 1 layer: {OPERATOR if as_operator else ALL}")
@@ -177,8 +174,8 @@ def test_any_number_of_tokens(model_type: str, form: Form) -> None:
         for tokens, how in ((1, GATHERED), (2, GATHERED), (3, ALL))
     ],
 )
-def test_a_fixed_number_of_tokens(model_type: str, tokens: int, how: str) -> None:
-    """Few tokens read no more than the experts that they chose."""
+def test_static_expert_layers_match_eager_experts(model_type: str, tokens: int, how: str) -> None:
+    """With few tokens only the selected experts are read."""
     values = inputs(tokens)
     model, graph, notes = traced_layer(model_type, "standard", tokens, fixed=True)
     assert notes == [f"experts of 1 layer: {how}"]
@@ -190,8 +187,8 @@ def test_a_fixed_number_of_tokens(model_type: str, tokens: int, how: str) -> Non
     [("contrib", False), ("standard", False), ("standard", True)],
     ids=["operator", "all", "gathered"],
 )
-def test_experts_named_twice_or_not_at_all(form: Form, fixed: bool) -> None:
-    """Routers mark a place without an expert by a number that no expert has, or a weight of 0."""
+def test_repeated_and_masked_experts_match_eager_experts(form: Form, fixed: bool) -> None:
+    """Routers mark an unused slot by an out-of-range index or a weight of 0."""
     model, graph, _ = traced_layer("mixtral", form, 2 if fixed else 3, fixed=fixed)
     hidden, _, logits = inputs(2)
     index = torch.tensor([[COUNT, 5], [0, 0]])
@@ -208,14 +205,14 @@ def test_experts_named_twice_or_not_at_all(form: Form, fixed: bool) -> None:
         pytest.param("standard", 1, marks=pytest.mark.heavy),
     ],
 )
-def test_one_expert_and_all_of_them(form: Form, chosen: int) -> None:
+def test_routing_to_a_single_or_all_experts_matches_eager_experts(form: Form, chosen: int) -> None:
     model = Routed(layer("qwen3_moe"))
     graph, _ = traced(model, form, inputs(3, chosen=chosen), fixed=False)
     check(run(graph, inputs(5, chosen=chosen)), eager(model, inputs(5, chosen=chosen)))
 
 
 @pytest.mark.parametrize("fixed", [False, True], ids=["all", "gathered"])
-def test_what_a_model_does_with_the_output_of_each_expert(fixed: bool) -> None:
+def test_post_processing_of_expert_outputs_is_exported(fixed: bool) -> None:
     experts = layer("mixtral")
     experts.has_post_expert_norm, experts.post_expert_norm = True, torch.nn.RMSNorm(HIDDEN)
     model, values = Routed(experts), inputs(1 if fixed else 3)
@@ -232,7 +229,7 @@ def test_what_a_model_does_with_the_output_of_each_expert(fixed: bool) -> None:
     check(run(graph, (hidden, index, logits)), wanted.detach())
 
 
-def test_gelu_is_not_taken_for_silu() -> None:
+def test_gelu_experts_do_not_use_the_moe_operator() -> None:
     model = Routed(layer("mixtral", hidden_act="gelu"))
     graph, notes = traced(model, "contrib", inputs(3), fixed=False)
     assert notes == [
@@ -245,8 +242,8 @@ def test_gelu_is_not_taken_for_silu() -> None:
     "model_type", ["gpt_oss", *(pytest.param(name, marks=pytest.mark.heavy) for name in ("mixtral", "nemotron_h"))]
 )
 @pytest.mark.parametrize("fixed", [False, True], ids=["all", "gathered"])
-def test_the_standard_form_is_within_reach_of_every_compiler(model_type: str, fixed: bool) -> None:
-    """No operator beyond opset 18, no control flow, at most four dimensions."""
+def test_standard_form_has_no_control_flow_and_at_most_4_dimensions(model_type: str, fixed: bool) -> None:
+    """Only operators of the default ONNX domain."""
     graph = traced_layer(model_type, "standard", 1 if fixed else 3, fixed=fixed)[1].clone()
     proto = onnx.shape_inference.infer_shapes(ir.to_proto(graph), strict_mode=True)
     onnx.checker.check_model(proto)
@@ -256,8 +253,7 @@ def test_the_standard_form_is_within_reach_of_every_compiler(model_type: str, fi
 
 
 @pytest.mark.parametrize("form", ["contrib", "standard"])
-def test_a_prompt_copies_no_weights(form: Form) -> None:
-    """What is gathered for every token is numbers of experts, never their weights."""
+def test_prompt_gathers_expert_indices_and_not_weights(form: Form) -> None:
     _, graph, _ = traced_layer("mixtral", form, 3, fixed=False)
     gathered = [node.inputs[0] for node in graph.graph if node.op_type in ("Gather", "GatherND", "GatherElements")]
     assert all(value is not None and value.shape is not None and value.shape.rank() == 1 for value in gathered)
@@ -281,7 +277,7 @@ def clamped(alpha: float, beta: float, limit: float, *, halves: bool) -> Callabl
 @pytest.mark.parametrize(
     ("alpha", "beta", "limit"), [(1.0, 0.0, np.inf), (1.702, 1.0, 7.0), (1.0, 0.0, 10.0), (1.3, -0.5, 2.25)]
 )
-def test_gates_are_recognised_by_what_they_compute(alpha: float, beta: float, limit: float, halves: bool) -> None:
+def test_clamped_swiglu_gates_are_recognised(alpha: float, beta: float, limit: float, halves: bool) -> None:
     gate = recognised(experts_with(clamped(alpha, beta, limit, halves=halves)))
     assert gate == Gate("swiglu", alpha, beta, limit, halves)
 
@@ -298,7 +294,7 @@ def test_gates_are_recognised_by_what_they_compute(alpha: float, beta: float, li
         lambda x: x @ torch.zeros(1024, 1024),
     ],
 )
-def test_what_only_resembles_a_gate_is_not_recognised(activate: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_similar_gates_are_not_recognised(activate: Callable[[torch.Tensor], torch.Tensor]) -> None:
     assert recognised(experts_with(activate)) is None
 
 
@@ -312,12 +308,12 @@ def test_what_only_resembles_a_gate_is_not_recognised(activate: Callable[[torch.
         (lambda x: torch.relu(x).square(), None),
     ],
 )
-def test_activations_without_a_gate(activate: Callable[[torch.Tensor], torch.Tensor], kind: str | None) -> None:
+def test_ungated_activations_are_recognised(activate: Callable[[torch.Tensor], torch.Tensor], kind: str | None) -> None:
     found = recognised(experts_with(activate, gated=False))
     assert (found.kind if found else None) == kind
 
 
-def test_loops_over_experts_are_refused_by_name() -> None:
+def test_loops_over_experts_are_rejected_by_class_name() -> None:
     from transformers.models.dbrx.configuration_dbrx import DbrxConfig, DbrxFFNConfig
     from transformers.models.dbrx.modeling_dbrx import DbrxFFN
 
@@ -336,8 +332,10 @@ def test_loops_over_experts_are_refused_by_name() -> None:
         pytest.param("gpt_oss", "primitives", marks=pytest.mark.heavy),
     ],
 )
-def test_whole_models(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str, attention: str) -> None:
-    """Verified by the known answer; the weights are stored once, in the layout that the graph reads."""
+def test_whole_models_with_experts_are_verified(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str, attention: str
+) -> None:
+    """The weights are stored once, in the layout of the graph."""
     package = exported(tiny_checkpoint(model_type, **tiny()), attention=attention)
     assert read_manifest(package).verification.status == "verified"
     graph = onnx.load(package / "model.onnx", load_external_data=False).graph
@@ -361,7 +359,9 @@ def check_stored_layout(graph: onnx.GraphProto) -> None:
 
 @pytest.mark.parametrize("attention", [pytest.param("gqa", marks=pytest.mark.heavy), "primitives"])
 @pytest.mark.heavy
-def test_a_pair_shares_its_experts(tiny_checkpoint: TinyCheckpoint, exported: Exported, attention: str) -> None:
+def test_static_graphs_share_expert_weights(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, attention: str
+) -> None:
     checkpoint = tiny_checkpoint("mixtral", **tiny())
     package = exported(checkpoint, attention=attention, static_shapes=True, prefill_chunk=6)
     assert read_manifest(package).verification.status == "verified"

@@ -1,4 +1,4 @@
-"""Passes suppose that the target takes what they write; it is asked once about all of it, and heard when it says no."""
+"""Probes of the target for the operators that passes write: one call; unsupported operators are not written."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def told(model: ir.Model) -> TracedGraph:
     return replace(context("contrib"), model=model)
 
 
-def test_all_questions_are_put_at_once_and_each_once() -> None:
+def test_probes_are_deduplicated_and_sent_in_a_single_call() -> None:
     provider, model = Provider(), net()
     after, counts = run_all(told(model), provider.supports)
     assert provider.asked == [["QuickGelu", "SkipLayerNormalization"]]
@@ -57,7 +57,7 @@ def test_all_questions_are_put_at_once_and_each_once() -> None:
     assert operators(model) == ["Add", "LayerNormalization", "Sigmoid", "Mul"] * 2, "the graph itself is as it was"
 
 
-def test_what_is_refused_is_not_written() -> None:
+def test_unsupported_operators_are_not_written() -> None:
     provider = Provider("QuickGelu")
     after, counts = run_all(told(net()), provider.supports)
     assert provider.asked == [["QuickGelu", "SkipLayerNormalization"]], "nothing is asked twice"
@@ -65,14 +65,14 @@ def test_what_is_refused_is_not_written() -> None:
     assert operators(after.model) == ["SkipLayerNormalization", "Sigmoid", "Mul"] * 2
 
 
-def test_where_nobody_can_be_asked_nothing_is_supposed() -> None:
+def test_passes_write_no_operators_without_probe_results() -> None:
     after, counts = run_all(replace(told(net()), supports=nothing), None)
     assert (counts["activations"], counts["skip_norms"]) == (0, 0)
     assert operators(after.model) == operators(net())
 
 
-def test_the_cpu_provider_answers() -> None:
-    """Of ONNX Runtime's own operators it has kernels; of one that no schema has it has none."""
+def test_cpu_probe_reports_operators_with_kernels() -> None:
+    """Operators without a schema, or with only a function body, have no kernel."""
     made = Net()
     x = made.input("x", [1, "s", WIDTH])
     known = made.op("com.microsoft::QuickGelu", x, alpha=1.0).producer()

@@ -1,4 +1,4 @@
-"""What the exported graphs promise: names, metadata, ports, states, static shapes, one data file, operator sets."""
+"""Exported graphs: names, metadata, ports, states, static shapes, data file, opsets."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_node_names_are_unique_module_paths(dynamic: tuple[Path, Manifest]) -> N
         assert node.name.startswith(f"{module or 'graph'}/{node.op_type}")
 
 
-def test_nodes_know_their_class_and_source_line(dynamic: tuple[Path, Manifest]) -> None:
+def test_nodes_have_module_class_and_source_metadata(dynamic: tuple[Path, Manifest]) -> None:
     nodes = {n.name: metadata(n) for n in load(dynamic[0], "model.onnx").graph.node}
     attention = nodes["model.layers.0.self_attn/GroupQueryAttention"]
     assert attention["partita.class"] == "Gemma3Attention"
@@ -61,7 +61,7 @@ def test_nodes_know_their_class_and_source_line(dynamic: tuple[Path, Manifest]) 
     assert all({"partita.module", "partita.class", "partita.source"} <= set(m) for m in nodes.values())
 
 
-def test_ports_and_states_follow_the_contract(dynamic: tuple[Path, Manifest]) -> None:
+def test_manifest_lists_ports_states_and_cache_size(dynamic: tuple[Path, Manifest]) -> None:
     manifest = dynamic[1]
     graph = manifest.graph.files[0]
     assert {p.role: (p.shape, p.dtype) for p in graph.inputs} == {
@@ -78,7 +78,7 @@ def test_ports_and_states_follow_the_contract(dynamic: tuple[Path, Manifest]) ->
     assert manifest.graph.cache_bytes == 4 * 2 * LENGTH * 16 * 4
 
 
-def test_the_file_has_the_ports_of_the_manifest(dynamic: tuple[Path, Manifest]) -> None:
+def test_graph_ports_match_manifest(dynamic: tuple[Path, Manifest]) -> None:
     graph, file = load(dynamic[0], "model.onnx").graph, dynamic[1].graph.files[0]
     states = dynamic[1].graph.states
     assert {v.name for v in graph.input} == {p.name for p in file.inputs} | {s.past for s in states}
@@ -88,7 +88,7 @@ def test_the_file_has_the_ports_of_the_manifest(dynamic: tuple[Path, Manifest]) 
 @pytest.mark.parametrize(
     "attention", ["gqa", *(pytest.param(name, marks=pytest.mark.heavy) for name in ("onnx24", "primitives"))]
 )
-def test_a_static_pair_has_no_symbolic_size(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, attention: str) -> None:
+def test_static_graphs_have_no_symbolic_sizes(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, attention: str) -> None:
     options = {"static_shapes": True, "prefill_chunk": 4, "attention": attention, "batch_size": 2}
     manifest = unverified(tiny_checkpoint("mistral"), tmp_path / "out", **options)
     assert [(f.file, f.phase, f.sequence_length) for f in manifest.graph.files] == [
@@ -104,8 +104,8 @@ def test_a_static_pair_has_no_symbolic_size(tiny_checkpoint: TinyCheckpoint, tmp
         assert symbolic == []
 
 
-def test_a_static_pair_shares_one_data_file(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    """Its prompt graph takes no more tokens than the cache holds."""
+def test_static_graphs_share_the_data_file(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    """The prefill chunk is limited to the cache length."""
     checkpoint = tiny_checkpoint("llama", num_hidden_layers=1)
     unverified(checkpoint, tmp_path / "single")
     options = ExportOptions(
@@ -125,8 +125,9 @@ def test_a_static_pair_shares_one_data_file(tiny_checkpoint: TinyCheckpoint, tmp
     assert any("`prefill_chunk=1000`" in note and f"`max_length={LENGTH}`" in note for note in summary.notes)
 
 
-def test_opset_source_companions_and_default_length(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    """The length is the model's own."""
+def test_package_records_opset_source_files_and_model_max_length(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
     folder, out = tiny_checkpoint("llama", num_hidden_layers=1, dtype="bfloat16"), tmp_path / "out"
     manifest = unverified(folder, out, opset=23, max_length=None)
     opsets = {o.domain: o.version for o in load(out, "model.onnx").opset_import}
@@ -144,7 +145,7 @@ def test_opset_source_companions_and_default_length(tiny_checkpoint: TinyCheckpo
 @pytest.mark.parametrize(
     "attention", ["gqa", *(pytest.param(name, marks=pytest.mark.heavy) for name in ("onnx24", "primitives"))]
 )
-def test_axes_have_the_names_of_the_manifest(
+def test_symbolic_axes_match_manifest(
     tiny_checkpoint: TinyCheckpoint, dynamic: tuple[Path, Manifest], tmp_path: Path, attention: str
 ) -> None:
     folder, manifest = dynamic
@@ -181,7 +182,7 @@ STATIC: dict[str, Any] = {"static_shapes": True, "prefill_chunk": 6}
         pytest.param("gemma3_text", STATIC, marks=pytest.mark.heavy),
     ],
 )
-def test_every_operator_is_a_standard_one_of_opset_18(
+def test_primitives_lowering_uses_only_opset_18_operators(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str, options: dict[str, Any]
 ) -> None:
     package = exported(tiny_checkpoint(model_type), attention="primitives", **options)
@@ -196,10 +197,8 @@ def test_every_operator_is_a_standard_one_of_opset_18(
             assert known.min_input <= len(node.input) <= known.max_input, node.name
 
 
-def test_the_cache_is_written_by_position_and_never_rebuilt(
-    tiny_checkpoint: TinyCheckpoint, exported: Exported
-) -> None:
-    """One ScatterElements from past to present per state: what a provider can do in place."""
+def test_primitives_cache_is_updated_by_scatter_elements(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    """One ScatterElements from past to present per state, which providers can run in place."""
     package = exported(tiny_checkpoint("llama"), attention="primitives")
     (model,) = graphs(package)
     writers = {output: node for node in model.graph.node for output in node.output}
@@ -213,8 +212,8 @@ def test_the_cache_is_written_by_position_and_never_rebuilt(
     }
 
 
-def test_float16_masks_what_is_not_there(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
-    """An empty cache of zeros has scores above those of real keys: they must get no weight at all."""
+def test_float16_mask_excludes_empty_cache_positions(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    """Zeros of an empty cache may score higher than real keys; their attention weight must be 0."""
     package = exported(tiny_checkpoint("llama", num_hidden_layers=1), attention="primitives", precision="fp16")
     (model,) = graphs(package)
     (lowest,) = {
@@ -226,13 +225,15 @@ def test_float16_masks_what_is_not_there(tiny_checkpoint: TinyCheckpoint, export
 
 
 @pytest.mark.parametrize(("attention", "opset", "least"), [("onnx24", 23, 24)])
-def test_an_opset_below_what_a_lowering_needs(tmp_path: Path, attention: Attention, opset: int, least: int) -> None:
+def test_opset_below_lowering_minimum_is_a_usage_error(
+    tmp_path: Path, attention: Attention, opset: int, least: int
+) -> None:
     options = ExportOptions("none", tmp_path / "out", attention=attention, opset=opset)
     with pytest.raises(UsageError, match=f"`opset={opset}`: `attention={attention}` needs opset {least} or newer"):
         check_options(options)
 
 
 @pytest.mark.parametrize("opset", [17, 25])
-def test_an_opset_that_is_not_written_at_all(tmp_path: Path, opset: int) -> None:
+def test_opset_outside_18_to_24_is_a_usage_error(tmp_path: Path, opset: int) -> None:
     with pytest.raises(UsageError, match=f"`opset={opset}`: must be between 18 and 24"):
         check_options(ExportOptions("none", tmp_path / "out", opset=opset))

@@ -1,4 +1,4 @@
-"""`--cache growing`: the layout of optimum. Past has a row for each token so far; a mask says which of them count."""
+"""`--cache growing`: optimum's layout, with past states of variable length and an attention mask."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ Array = npt.NDArray[Any]
 
 
 @pytest.mark.parametrize("kind", VARIED)
-def test_it_computes_what_the_model_computes(tiny_checkpoint: TinyCheckpoint, exported: Exported, kind: str) -> None:
+def test_growing_cache_package_is_verified(tiny_checkpoint: TinyCheckpoint, exported: Exported, kind: str) -> None:
     manifest = read_manifest(exported(tiny_checkpoint(kind), cache="growing"))
     assert manifest.verification.status == "verified" and manifest.graph.attention == "growing"
     assert max(step.max_rel_error for step in manifest.verification.steps) < 1e-5
     assert {state.growing_axis for state in manifest.graph.states} == {2}
 
 
-def test_inputs_and_outputs_are_those_of_optimum(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+def test_inputs_and_outputs_match_optimum(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
     folder = exported(tiny_checkpoint("llama"), cache="growing")
     session = ort.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
     found = {port.name: (port.type, port.shape) for port in session.get_inputs()}
@@ -68,10 +68,8 @@ def run(
 
 
 @pytest.mark.parametrize("kind", ["bloom", pytest.param("gemma2", marks=HEAVY)])
-def test_padding_at_the_left_of_a_row_changes_nothing(
-    tiny_checkpoint: TinyCheckpoint, exported: Exported, kind: str
-) -> None:
-    """As transformers' generate pads prompts of unequal length. Positions of bloom follow from the places."""
+def test_left_padding_does_not_change_logits(tiny_checkpoint: TinyCheckpoint, exported: Exported, kind: str) -> None:
+    """transformers' generate pads prompts of unequal length this way. bloom has ALiBi positions."""
     folder = exported(tiny_checkpoint(kind), cache="growing", batch_size=2)
     session = ort.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
     ids = np.array([[5, 9, 12, 40, 7, 3], [0, 0, 12, 40, 7, 3]])
@@ -89,10 +87,8 @@ def test_padding_at_the_left_of_a_row_changes_nothing(
         assert np.abs(ours - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
-def test_a_window_that_is_longer_than_max_length_holds_in_texts_that_are_longer_still(
-    tiny_checkpoint: TinyCheckpoint, exported: Exported
-) -> None:
-    """Whoever feeds a cache that grows may go beyond the length that was asked for."""
+def test_sliding_window_applies_beyond_max_length(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    """Callers may feed a growing cache beyond the exported `max_length`."""
     checkpoint = tiny_checkpoint("mistral", num_hidden_layers=1, sliding_window=32)
     folder = exported(checkpoint, cache="growing", max_length=32)
     session = ort.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
@@ -107,7 +103,7 @@ def test_a_window_that_is_longer_than_max_length_holds_in_texts_that_are_longer_
     assert np.abs(ours - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
-def test_generate_gives_the_tokens_of_the_fixed_cache(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+def test_growing_and_fixed_cache_generate_equal_tokens(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
     checkpoint = tiny_checkpoint("llama")
     tokens = []
     for cache in ("fixed", "growing"):
@@ -126,12 +122,12 @@ def test_generate_gives_the_tokens_of_the_fixed_cache(tiny_checkpoint: TinyCheck
         ({"attention": "growing"}, "use `cache=growing`"),
     ],
 )
-def test_what_does_not_go_with_it_is_refused(options: dict[str, Any], message: str) -> None:
+def test_conflicting_growing_cache_options_are_usage_errors(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         check_options(ExportOptions("checkpoint", Path("out"), **options))
 
 
-def test_states_that_do_not_grow_are_refused(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+def test_models_with_fixed_size_states_are_rejected(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
     with pytest.raises(UnsupportedModelError, match="`cache=growing`: the model keeps conv states, which do not grow"):
         exported(tiny_checkpoint("mamba"), cache="growing")
 
@@ -156,7 +152,7 @@ ROPE: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("kind", ROPE)
-def test_frequencies_that_change_with_the_length_are_refused_however_short_max_length_is(
+def test_length_dependent_rope_frequencies_are_rejected(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, kind: str
 ) -> None:
     model_type, settings = ROPE[kind]
@@ -165,7 +161,7 @@ def test_frequencies_that_change_with_the_length_are_refused_however_short_max_l
         exported(checkpoint, cache="growing", max_length=32)
 
 
-def test_it_is_asked_for_on_the_command_line(
+def test_cli_option_and_reexport_command_contain_growing_cache(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"

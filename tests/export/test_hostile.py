@@ -1,4 +1,4 @@
-"""Folders that were made to do harm, or damaged beyond recognition: one line and exit code 1 from the command line."""
+"""Malicious or heavily damaged folders: one-line error and exit code 1 on the command line."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ FILES: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("kind", sorted(FILES))
-def test_weight_files(folder: Path, said: Said, kind: str) -> None:
+def test_malformed_safetensors_headers_are_rejected(folder: Path, said: Said, kind: str) -> None:
     content, words = FILES[kind]
     (folder / "model.safetensors").write_bytes(content)
     assert words in said()
@@ -73,13 +73,13 @@ NAMES = ["evil\n\x1b[31mred", "nul\x00", "", "..", "x" * 100_000, "model.layers.
 
 
 @pytest.mark.parametrize("name", NAMES, ids=["control", "nul", "empty", "dots", "long", "superscript", "digits"])
-def test_names_of_tensors(folder: Path, said: Said, name: str) -> None:
+def test_invalid_tensor_names_are_rejected(folder: Path, said: Said, name: str) -> None:
     edit_tensors(folder, lambda tensors: tensors.update({name: torch.ones(1)}))
     error = said()
     assert f"contains a tensor with the invalid name {name[:120]!r}" in error and len(error) < 1000
 
 
-def test_a_name_that_is_also_a_module(folder: Path, said: Said) -> None:
+def test_tensor_names_equal_to_module_names_are_reported(folder: Path, said: Said) -> None:
     def change(tensors: dict[str, torch.Tensor]) -> None:
         tensors |= {"model": torch.ones(1), "model.layers": torch.ones(1), f"{NORM}.weight": torch.ones(2)}
         del tensors[NORM]
@@ -90,15 +90,15 @@ def test_a_name_that_is_also_a_module(folder: Path, said: Said) -> None:
 
 
 @pytest.mark.parametrize("shape", [(0,), (), (64, 1), (0, 0)])
-def test_tensors_without_values(folder: Path, said: Said, shape: tuple[int, ...]) -> None:
+def test_wrong_tensor_shapes_are_rejected(folder: Path, said: Said, shape: tuple[int, ...]) -> None:
     edit_tensors(folder, lambda tensors: tensors.update({NORM: torch.ones(shape)}))
     assert f"{NORM} is {list(shape)}, but config.json requires [64]" in said()
 
 
-def test_a_tensor_in_two_shards(
+def test_duplicate_tensor_in_two_shards_is_rejected(
     tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured
 ) -> None:
-    """transformers would take the one it reads last, whatever the index says."""
+    """transformers would use the shard it reads last, regardless of the index."""
     folder = own_copy(tiny_checkpoint("llama", shards=2))
     shards = sorted(folder.glob("*.safetensors"))
     first, second = (load_file(path) for path in shards)
@@ -119,7 +119,7 @@ def test_a_tensor_in_two_shards(
     ],
     ids=["control", "long", "not_weights", "list", "number"],
 )
-def test_indexes(folder: Path, said: Said, content: dict[str, Any]) -> None:
+def test_invalid_shard_indexes_give_short_errors(folder: Path, said: Said, content: dict[str, Any]) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(content))
     (folder / "model.safetensors").unlink()
     assert len(said()) < 1000
@@ -127,7 +127,7 @@ def test_indexes(folder: Path, said: Said, content: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("text", ["[" * 200_000, '{"a":' * 100_000, '{"vocab_size":' + "9" * 5000 + "}"])
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
-def test_json_that_is_not_meant_to_be_read(folder: Path, said: Said, name: str, text: str) -> None:
+def test_deeply_nested_json_and_huge_numbers_are_rejected(folder: Path, said: Said, name: str, text: str) -> None:
     (folder / name).write_text(text)
     if "index" in name:
         (folder / "model.safetensors").unlink()
@@ -146,13 +146,13 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", sorted(CONFIGS))
-def test_configs(folder: Path, said: Said, kind: str) -> None:
+def test_invalid_config_values_are_rejected(folder: Path, said: Said, kind: str) -> None:
     changes, words = CONFIGS[kind]
     edit_config(folder, **changes)
     assert words in said()
 
 
-def test_more_experts_than_weights(
+def test_expert_count_beyond_stored_weights_is_rejected(
     tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured
 ) -> None:
     folder = own_copy(tiny_checkpoint("mixtral", tokenizer=False, num_local_experts=4))
@@ -170,15 +170,15 @@ MADE: dict[str, Callable[[], torch.Tensor]] = {
 
 @pytest.mark.parametrize("kind", sorted(MADE))
 @pytest.mark.filterwarnings("ignore")
-def test_tensors_of_bin_files(folder: Path, said: Said, kind: str) -> None:
+def test_non_plain_tensors_in_bin_files_are_rejected(folder: Path, said: Said, kind: str) -> None:
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     torch.save({**tensors, NORM: MADE[kind]()}, folder / "pytorch_model.bin")
     assert "contains something other than named tensors" in said()
 
 
-def test_a_tensor_that_repeats_one_value(folder: Path, said: Said) -> None:
-    """Four bytes in the file, 128 TiB to whoever reads it."""
+def test_expanded_tensor_in_bin_file_is_rejected(folder: Path, said: Said) -> None:
+    """The file has four bytes for a tensor of 128 TiB."""
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     torch.save({**tensors, NORM: torch.ones(1).expand(2**45)}, folder / "pytorch_model.bin")
@@ -200,7 +200,7 @@ def packed_again(source: Path, target: Path, how: Change) -> Path:
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "adapter_model.bin"])
-def test_a_compressed_record_is_no_weight(name: str, tmp_path: Path) -> None:
+def test_compressed_records_in_bin_files_are_rejected(name: str, tmp_path: Path) -> None:
     torch.save({"a": torch.arange(1 << 12, dtype=torch.float32), "b": torch.randn(1 << 14)}, tmp_path / "plain")
     packed_again(
         tmp_path / "plain",
@@ -214,7 +214,7 @@ def test_a_compressed_record_is_no_weight(name: str, tmp_path: Path) -> None:
         assert files.read(info, ((5, 7),)).tolist() == [5.0, 6.0]
 
 
-def test_a_bomb_is_refused_before_anything_is_allocated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zip_bombs_are_rejected_before_torch_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.save({"a": torch.zeros(1 << 20)}, tmp_path / "plain")
     bomb = packed_again(tmp_path / "plain", tmp_path / "bomb.bin", lambda entry: zipfile.ZIP_DEFLATED)
     monkeypatch.setattr(torch, "load", lambda *args, **more: pytest.fail("torch is given the file"))
@@ -237,7 +237,7 @@ def test_a_bomb_is_refused_before_anything_is_allocated(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     "name", ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors.index.json"]
 )
-def test_a_text_of_absurd_size_in_a_checkpoint(name: str, folder: Path) -> None:
+def test_oversized_json_in_checkpoint_is_rejected(name: str, folder: Path) -> None:
     path = folder / name
     with path.open("ab") as stream:
         stream.truncate(untrusted_files.LARGEST_BYTES + 1)
@@ -249,14 +249,14 @@ def test_a_text_of_absurd_size_in_a_checkpoint(name: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["vocab_size", "num_key_value_heads", "intermediate_size"])
-def test_a_size_for_which_there_are_no_bytes(key: str, folder: Path) -> None:
-    """The model was built first, which took as much memory as the setting asked for, or failed for want of it."""
+def test_config_sizes_beyond_stored_weights_are_rejected(key: str, folder: Path) -> None:
+    """Checked before the model is built, which could need any amount of memory."""
     edit_config(folder, **{key: 1 << 31})
     with pytest.raises(CheckpointError, match=rf"do not match: {key} is 2,147,483,648, but the weight files have"):
         open_checkpoint(str(folder))
 
 
-def test_a_text_of_absurd_size_elsewhere(tmp_path: Path) -> None:
+def test_oversized_json_is_rejected_by_other_readers(tmp_path: Path) -> None:
     for name in ("adapter_config.json", "genai_config.json", "tokenizer.json", "generation_config.json"):
         with (tmp_path / name).open("wb") as stream:
             stream.truncate(untrusted_files.LARGEST_BYTES + 1)

@@ -1,4 +1,4 @@
-"""What an export keeps in memory no longer than it needs it, and how many positions are compared at once."""
+"""Memory of an export: freed trace objects, block sizes of quality, process limits and allocation errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def traced_nodes() -> int:
     return sum(issubclass(type(each), torch.fx.Node) for each in gc.get_objects())
 
 
-def test_nothing_of_torchs_own_graph_outlives_a_trace(tiny_checkpoint: TinyCheckpoint) -> None:
+def test_trace_frees_torch_graph_nodes(tiny_checkpoint: TinyCheckpoint) -> None:
     fake = build_fake_model(open_checkpoint(str(tiny_checkpoint("llama"))).config, "float32", 1, 64)
     before = traced_nodes()
     graph = trace(fake, lowering("gqa"), TraceSpec(1, 64, None, 21, "contrib")).model.graph
@@ -35,9 +35,7 @@ def test_nothing_of_torchs_own_graph_outlives_a_trace(tiny_checkpoint: TinyCheck
 
 
 @pytest.mark.parametrize("block", [1, 3, 64])
-def test_figures_do_not_depend_on_how_many_positions_are_compared_at_once(
-    monkeypatch: pytest.MonkeyPatch, block: int
-) -> None:
+def test_quality_is_independent_of_comparison_block_size(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     random = torch.Generator().manual_seed(0)
     vocabulary, positions = 50, 7
     theirs = torch.randn(2, positions, vocabulary, generator=random) * 3
@@ -71,8 +69,8 @@ assert 0 < free_bytes() <= 64 << 20 < unlimited, (free_bytes(), unlimited)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
-def test_the_limit_of_the_process_counts_as_well() -> None:
-    """`ulimit -v`, as clusters set it, is told before anything is read."""
+def test_free_memory_respects_the_process_limit() -> None:
+    """RLIMIT_AS (`ulimit -v`), as clusters set it."""
     done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -84,7 +82,7 @@ def test_the_limit_of_the_process_counts_as_well() -> None:
         ("can't start new thread", "no thread can be started; raise the limit"),
     ],
 )
-def test_what_the_system_does_not_give_is_no_fault_of_the_model(said: str, words: str) -> None:
+def test_memory_and_thread_limits_raise_resource_error(said: str, words: str) -> None:
     with (
         pytest.raises(ResourceError, match=f"running the model failed: {words}"),
         translate_errors("running the model"),

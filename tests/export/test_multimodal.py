@@ -1,7 +1,4 @@
-"""Models that also see or hear: the package has their text decoder, and says what it leaves out.
-
-What is compared is the whole class of transformers, asked about text alone by its own `generate`.
-"""
+"""Multimodal models: the text decoder matches transformers' generate on text; omitted modules are reported."""
 
 from __future__ import annotations
 
@@ -71,7 +68,7 @@ def generated(checkpoint: Path) -> list[int]:
 @pytest.mark.parametrize(
     "model_type", [pytest.param(name, marks=() if name in SAMPLE else pytest.mark.heavy) for name in LOWERINGS]
 )
-def test_text_is_what_transformers_generates_of_text_alone(tiny: Tiny, exported: Exported, model_type: str) -> None:
+def test_text_generation_matches_transformers(tiny: Tiny, exported: Exported, model_type: str) -> None:
     checkpoint = tiny(model_type)
     package = exported(checkpoint, attention=LOWERINGS[model_type])
     assert read_manifest(package).verification.status == "verified"
@@ -81,8 +78,8 @@ def test_text_is_what_transformers_generates_of_text_alone(tiny: Tiny, exported:
     assert our_tokens(package, [PROMPT], NEW_TOKENS, prefill_chunk=7) == [expected]
 
 
-def test_positions_in_three_rows_are_looked_up(tiny: Tiny, exported: Exported) -> None:
-    """Text has the same number in all three, so the embedding is one operator as anywhere else."""
+def test_multimodal_rope_becomes_a_rotary_embedding_operator(tiny: Tiny, exported: Exported) -> None:
+    """For text, all three position rows are equal."""
     import onnx
 
     package = exported(tiny("qwen2_vl"), attention=LOWERINGS["qwen2_vl"])
@@ -93,8 +90,7 @@ def test_positions_in_three_rows_are_looked_up(tiny: Tiny, exported: Exported) -
 @pytest.mark.parametrize(
     "model_type", [pytest.param(name, marks=() if name in SAMPLE else pytest.mark.heavy) for name in LOWERINGS]
 )
-def test_no_weight_of_a_tower_is_in_the_package(tiny: Tiny, exported: Exported, model_type: str) -> None:
-    """Every weight of the checkpoint is used, but for those in the modules that are left out."""
+def test_package_has_all_weights_except_towers(tiny: Tiny, exported: Exported, model_type: str) -> None:
     from partita.export.checkpoint.description import open_checkpoint
 
     checkpoint = tiny(model_type)
@@ -109,7 +105,7 @@ def _outside(name: str, model_type: str) -> bool:
     return name.startswith(tuple(f"{prefix}." for prefix in LEFT_OUT[model_type]))
 
 
-def test_what_is_left_out_is_said(tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_reports_omitted_modules(tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["export", str(tiny("qwen2_vl")), str(tmp_path / "out"), "--max-length", "64", "--attention", "gqa"]
     assert run([*arguments, "--no-verify"]) == 0
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "omitted" in line]
@@ -120,7 +116,7 @@ def test_what_is_left_out_is_said(tiny: Tiny, tmp_path: Path, capsys: pytest.Cap
     assert {entry.partition(" ")[0] for entry in unused} == set(LEFT_OUT["qwen2_vl"])
 
 
-def test_what_text_alone_cannot_run_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+def test_model_requiring_images_is_rejected(tiny: Tiny, tmp_path: Path) -> None:
     from partita.export.pipeline import ExportOptions, export
     from partita.library.exporting import replay
 
@@ -129,7 +125,7 @@ def test_what_text_alone_cannot_run_is_refused(tiny: Tiny, tmp_path: Path) -> No
     assert not (tmp_path / "out").exists()
 
 
-def test_what_the_package_cannot_be_given_is_said_wherever_it_is_looked_at(
+def test_unsupported_inputs_are_reported_by_inspect_serve_and_place(
     tiny: Tiny, exported: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from partita.runtime.chain.advice import package_facts
@@ -162,12 +158,12 @@ def test_what_the_package_cannot_be_given_is_said_wherever_it_is_looked_at(
         (tuple("abcdefg"), "a, b, c, d, e and 2 more"),
     ],
 )
-def test_modules_that_are_left_out_and_the_inputs_that_they_read(unused: tuple[str, ...], said: str) -> None:
+def test_omitted_modules_are_described_with_unsupported_inputs(unused: tuple[str, ...], said: str) -> None:
     assert not_exported(unused) == said
 
 
 @pytest.mark.heavy
-def test_of_a_model_that_also_speaks_the_thinker_is_exported(tiny: Tiny, exported: Exported, tmp_path: Path) -> None:
+def test_omni_model_exports_the_thinker(tiny: Tiny, exported: Exported, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     thinker, whole = tiny("qwen2_5_omni_thinker"), tmp_path / "whole"

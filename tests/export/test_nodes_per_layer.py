@@ -1,4 +1,4 @@
-"""How many nodes a layer of a llama is when ONNX Runtime runs it: what the passes are for, and easily lost."""
+"""Number of nodes per llama layer as ONNX Runtime runs it; optimisation passes must not lose it."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ MOST = 11
         *(pytest.param(name, "fp32", marks=pytest.mark.heavy) for name in ("fp16", "bf16")),
     ],
 )
-def test_a_layer_has_few_nodes_on_the_cpu(
+def test_llama_layer_node_count_on_cpu_is_within_limit(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, precision: str, activations: str | None
 ) -> None:
-    """Arithmetic in float16 is not among them, which the CPU provider casts: test_narrow_weights has what it gets."""
+    """float16 activations are excluded because the CPU provider casts them; see test_narrow_weights."""
     package = exported(tiny_checkpoint("llama"), precision=precision, activations=activations, attention="gqa")
     assert 5 <= optimised(package)[1] <= MOST
 
 
-def test_a_layer_has_few_nodes_on_cuda(
+def test_llama_layer_node_count_on_cuda_is_within_limit(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By the dry run: what one more layer adds, all of it on the provider."""
+    """Dry run: the decode nodes that a second layer adds, all of them on CUDA."""
     nodes = []
     for layers in (1, 2):
         checkpoint = tiny_checkpoint("llama", num_hidden_layers=layers)
@@ -71,7 +71,7 @@ def test_a_layer_has_few_nodes_on_cuda(
         ),
     ],
 )
-def test_a_step_computes_no_wide_integers(
+def test_exported_graph_computes_no_wide_integers(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, kind: str, options: dict[str, Any]
 ) -> None:
     package = exported(tiny_checkpoint(kind), **options)

@@ -1,4 +1,4 @@
-"""Norms, sums before them and norms of heads become one operator; what only looks like one stays."""
+"""Fusion of norms, of sums before norms and of per-head norms into one operator; similar patterns are not fused."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ def normal(net: Net, x: ir.Value, *, square: str, root: str, epsilon: float = 1e
 @pytest.mark.parametrize("root", ["Reciprocal", "Div", "1/", "power"])
 @pytest.mark.parametrize("scale", ["none", "w", "1 + w", "w * 3"])
 @pytest.mark.parametrize("fused", ["contrib", "standard"])
-def test_rms_norms(checkpoint: Checkpoint, tmp_path: Path, square: str, root: str, scale: str, fused: Any) -> None:
+def test_rms_norm_is_fused(
+    checkpoint: Checkpoint, tmp_path: Path, square: str, root: str, scale: str, fused: Any
+) -> None:
     def make() -> Net:
         net = Net(24 if fused == "standard" else 21)
         y = normal(net, net.input("x", [1, "s", WIDTH]), square=square, root=root)
@@ -86,7 +88,7 @@ def test_rms_norms(checkpoint: Checkpoint, tmp_path: Path, square: str, root: st
 
 @pytest.mark.parametrize("shift", [False, True])
 @pytest.mark.parametrize("fused", ["contrib", "standard"])
-def test_layer_norms(checkpoint: Checkpoint, tmp_path: Path, shift: bool, fused: Any) -> None:
+def test_layer_norm_is_fused(checkpoint: Checkpoint, tmp_path: Path, shift: bool, fused: Any) -> None:
     def make() -> Net:
         net = Net(24 if fused == "standard" else 21)
         x = net.input("x", [1, "s", WIDTH])
@@ -123,7 +125,7 @@ WITH_ZEROS = {"x": np.concatenate([FEED["x"], np.zeros((1, 1, WIDTH), np.float32
 
 @pytest.mark.parametrize("form", [*SUMS, *FLOORS])
 @pytest.mark.parametrize("fused", ["contrib", "standard"])
-def test_rows_over_their_length(tmp_path: Path, form: str, fused: Any) -> None:
+def test_l2_normalisation_is_fused_into_rms_norm(tmp_path: Path, form: str, fused: Any) -> None:
     epsilon = 1e-6 if form in SUMS else 1e-12
 
     def make() -> Net:
@@ -139,8 +141,8 @@ def test_rows_over_their_length(tmp_path: Path, form: str, fused: Any) -> None:
 
 
 @pytest.mark.parametrize("epsilon", [1e-5, 1e-12])
-def test_the_epsilon_is_the_one_that_is_written(tmp_path: Path, epsilon: float) -> None:
-    """However small: rows at which it decides tell it from that of a sum or of a floor."""
+def test_fused_norm_keeps_epsilon(tmp_path: Path, epsilon: float) -> None:
+    """Rows near zero, where epsilon decides the result, distinguish it from that of a sum or a floor."""
 
     def make() -> Net:
         net = Net()
@@ -153,8 +155,8 @@ def test_the_epsilon_is_the_one_that_is_written(tmp_path: Path, epsilon: float) 
 
 
 @pytest.mark.parametrize("form", FLOORS)
-def test_a_floor_that_shows_stays(form: str) -> None:
-    """Of 1e-3, say: an epsilon is no floor, and rows of that length come out otherwise."""
+def test_l2_normalisation_with_large_floor_is_not_fused(form: str) -> None:
+    """An epsilon differs from a floor: rows with a norm near a floor of 1e-3 have other results."""
 
     def make() -> Net:
         net = Net()
@@ -165,9 +167,7 @@ def test_a_floor_that_shows_stays(form: str) -> None:
 
 
 @pytest.mark.parametrize("centred", [False, True])
-def test_a_scale_for_each_head_is_a_product_behind_the_norm(
-    checkpoint: Checkpoint, tmp_path: Path, centred: bool
-) -> None:
+def test_per_head_scale_becomes_mul_after_fused_norm(checkpoint: Checkpoint, tmp_path: Path, centred: bool) -> None:
     def make() -> Net:
         net = Net()
         x = net.input("x", [1, "s", 4, 16])
@@ -179,7 +179,7 @@ def test_a_scale_for_each_head_is_a_product_behind_the_norm(
     assert operators(model) == ["LayerNormalization" if centred else "SimplifiedLayerNormalization", "Mul"]
 
 
-def test_float32_inside_of_float16(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_float32_norm_inside_float16_graph_is_fused(checkpoint: Checkpoint, tmp_path: Path) -> None:
     half = ir.DataType.FLOAT16
 
     def make() -> Net:
@@ -207,12 +207,12 @@ def other(kind: str) -> Net:
 
 
 @pytest.mark.parametrize("kind", ["another axis", "absolute", "no root", "of another"])
-def test_what_is_no_norm_stays(kind: str) -> None:
+def test_similar_patterns_are_not_fused_into_norm(kind: str) -> None:
     left_alone(lambda: other(kind), fused_norms.PASS, context("contrib"))
 
 
-def test_a_scale_that_cannot_be_read_stays(checkpoint: Checkpoint) -> None:
-    """Of [1, 64], say: the operators take [64]."""
+def test_scale_of_unsupported_shape_remains_mul(checkpoint: Checkpoint) -> None:
+    """The scale has shape [1, 64]; the operators take [64]."""
 
     def make() -> Net:
         net = Net()
@@ -255,14 +255,14 @@ def residual(
 @pytest.mark.parametrize("operator", [SIMPLIFIED, CENTRED])
 @pytest.mark.parametrize("sum_read", [True, False])
 @pytest.mark.parametrize("bias", ["", "before", "after"])
-def test_skip_norms(tmp_path: Path, operator: str, sum_read: bool, bias: str) -> None:
+def test_residual_add_is_fused_into_skip_norm(tmp_path: Path, operator: str, sum_read: bool, bias: str) -> None:
     model = rewritten(
         lambda: residual(operator, sum_read=sum_read, bias=bias), skip_norms.PASS, tmp_path, TERMS, context("contrib")
     )
     assert operators(model) == [f"Skip{operator}"]
 
 
-def test_a_shift_stays_what_it_is(tmp_path: Path) -> None:
+def test_skip_layer_norm_keeps_shift_and_bias(tmp_path: Path) -> None:
     def make() -> Net:
         return residual(CENTRED, shift=True, bias="after")
 
@@ -271,7 +271,7 @@ def test_a_shift_stays_what_it_is(tmp_path: Path) -> None:
     ]
 
 
-def test_a_sum_that_two_norms_read_is_made_once(tmp_path: Path) -> None:
+def test_sum_read_by_two_norms_is_computed_once(tmp_path: Path) -> None:
     def make() -> Net:
         made = residual()
         total = made.outputs[0].producer().inputs[0]  # type: ignore[union-attr]
@@ -285,8 +285,8 @@ def test_a_sum_that_two_norms_read_is_made_once(tmp_path: Path) -> None:
     assert operators(model) == ["SkipSimplifiedLayerNormalization", SIMPLIFIED]
 
 
-def test_a_weight_that_is_computed_after_the_sum(tmp_path: Path) -> None:
-    """As those that are kept around zero are: 1 + w, in every norm."""
+def test_skip_norm_accepts_weight_computed_after_sum(tmp_path: Path) -> None:
+    """As in norms with zero-centred weights, which compute 1 + w."""
 
     def make() -> Net:
         made = Net()
@@ -299,7 +299,7 @@ def test_a_weight_that_is_computed_after_the_sum(tmp_path: Path) -> None:
     assert operators(model) == ["Add", "SkipSimplifiedLayerNormalization"]
 
 
-def test_what_is_no_sum_of_two_alike_stays() -> None:
+def test_broadcast_sum_is_not_fused_into_skip_norm() -> None:
     def one_of_both() -> Net:
         made = Net()
         total = made.op("Add", made.input("a", [1, "s", TERM_WIDTH]), made.input("b", [1, 1, TERM_WIDTH]))
@@ -340,7 +340,7 @@ def attended(*, split: int = HEAD, read: bool = False) -> Net:
 
 
 @pytest.mark.parametrize("split", [HEAD, 8])
-def test_head_norms(tmp_path: Path, split: int) -> None:
+def test_head_norms_move_behind_split_and_match(tmp_path: Path, split: int) -> None:
     before, *_ = run(attended(split=split).model(), tmp_path, HEADS_FEED)
     model = attended(split=split).model()
     assert run_passes(model, [head_norms.PASS], context("contrib")) == {"head_norms": 2}
@@ -348,7 +348,7 @@ def test_head_norms(tmp_path: Path, split: int) -> None:
     np.testing.assert_allclose(run(model, tmp_path, HEADS_FEED)[0], before, rtol=1e-5, atol=1e-5)
 
 
-def test_a_norm_that_others_read_stays() -> None:
+def test_head_norm_with_another_reader_is_not_moved() -> None:
     model = attended(read=True).model()
     assert run_passes(model, [head_norms.PASS], context("contrib")) == {"head_norms": 0}
 
@@ -367,7 +367,7 @@ def root_mean_square() -> Net:
         (head_norms.PASS, attended, "BranchwiseRMSNorm"),
     ],
 )
-def test_only_where_the_target_takes_it(tested: Any, make: Any, operator: str) -> None:
+def test_norm_fusion_requires_target_support(tested: Any, make: Any, operator: str) -> None:
     asked: list[str] = []
     left_alone(make, tested, context("contrib", refused={operator}, asked=asked))
     assert set(asked) == {operator}

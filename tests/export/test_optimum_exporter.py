@@ -1,7 +1,4 @@
-"""`--exporter optimum` without optimum: a script plays its environment, and writes what optimum would, or fails.
-
-What the real one does is in tests/optimum.
-"""
+"""`--exporter optimum` with a script in place of optimum's environment; tests/optimum has the real exporter."""
 
 from __future__ import annotations
 
@@ -83,10 +80,10 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "outs" / "package"
 
 
-def test_what_optimum_writes_is_verified_and_published(
+def test_optimum_graph_is_verified_and_published(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, play: Play, out: Path
 ) -> None:
-    """A package with a growing cache has the names of optimum, so its graph can stand for one of optimum's."""
+    """The input is a package with a growing cache: its port names equal those of optimum."""
     checkpoint = tiny_checkpoint("llama")
     place = play("copy")
     (place / "ready").symlink_to(exported(checkpoint, cache="growing"))
@@ -110,7 +107,7 @@ def test_what_optimum_writes_is_verified_and_published(
         ("copy", ("gpt2",), "optimum-onnx 9.9 does not export decoders of type llama"),
     ],
 )
-def test_what_goes_wrong_there_is_one_line_and_leaves_nothing(
+def test_optimum_failure_prints_single_line_and_leaves_no_files(
     tiny_checkpoint: TinyCheckpoint, play: Play, out: Path, capsys: Any, mode: str, known: tuple[str, ...], message: str
 ) -> None:
     play(mode, known)
@@ -122,7 +119,7 @@ def test_what_goes_wrong_there_is_one_line_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("ending", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.heavy)])
-def test_a_killed_export_takes_its_child_along(
+def test_leftovers_of_terminated_optimum_export_are_removed(
     tiny_checkpoint: TinyCheckpoint, play: Play, out: Path, ending: signal.Signals
 ) -> None:
     place = play("hang")
@@ -148,17 +145,17 @@ def test_a_killed_export_takes_its_child_along(
     assert list(out.parent.iterdir()) == []
 
 
-def test_the_real_script_answers_in_one_line_without_optimum(
+def test_real_script_reports_missing_optimum_module(
     tiny_checkpoint: TinyCheckpoint, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This very environment stands for one that optimum is missing from."""
+    """The current environment lacks optimum."""
     monkeypatch.setenv(optimum.VARIABLE, sys.executable)
     with pytest.raises(InstallationError, match="lacks the module optimum"):
         partita.export(tiny_checkpoint("llama"), out, exporter="optimum", **NO_TARGET)
 
 
 @pytest.mark.parametrize("given", [None, "/no/such/python"])
-def test_a_missing_environment_is_said_with_how_to_make_it(
+def test_missing_optimum_environment_error_has_pip_command(
     tiny_checkpoint: TinyCheckpoint, out: Path, monkeypatch: pytest.MonkeyPatch, given: str | None
 ) -> None:
     monkeypatch.setattr(optimum, "FOLDER", Path("no-such-folder"))
@@ -182,7 +179,7 @@ def test_a_missing_environment_is_said_with_how_to_make_it(
         ({"static_shapes": True}, "does not support `static_shapes=True`"),
     ],
 )
-def test_what_it_cannot_do_is_refused(
+def test_options_unsupported_by_optimum_raise_usage_error(
     tiny_checkpoint: TinyCheckpoint, play: Play, out: Path, options: dict[str, Any], message: str
 ) -> None:
     play("crash")
@@ -198,7 +195,7 @@ def test_what_it_cannot_do_is_refused(
         (None, None),
     ],
 )
-def test_a_refusal_of_our_own_offers_it_where_it_may_help(
+def test_unsupported_model_error_suggests_optimum_for_known_types(
     play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: tuple[str, ...] | None, message: str | None
 ) -> None:
     monkeypatch.setattr(optimum, "FOLDER", Path("no-such-folder"))
@@ -213,8 +210,8 @@ def test_a_refusal_of_our_own_offers_it_where_it_may_help(
     assert (caught.value.remedy is None) == (message is None)
 
 
-def test_a_graph_that_is_not_equal_offers_it_as_well(play: Play, tmp_path: Path) -> None:
-    """bart's code needs the number of cached tokens, which our graph does not have, and optimum's is right."""
+def test_parity_error_suggests_optimum_exporter(play: Play, tmp_path: Path) -> None:
+    """bart needs the number of cached tokens, which the native exporter's graph lacks."""
     play("copy", ("bart",))
     (folder := tmp_path / "checkpoint").mkdir()
     recipes.save(folder, "bart")
@@ -235,7 +232,7 @@ BLAMED: dict[str, tuple[dict[str, Any], UnsupportedModelError | ParityError]] = 
 
 
 @pytest.mark.parametrize("kind", BLAMED)
-def test_what_comes_of_an_option_does_not_offer_it(tiny_checkpoint: TinyCheckpoint, play: Play, kind: str) -> None:
+def test_option_errors_do_not_suggest_optimum(tiny_checkpoint: TinyCheckpoint, play: Play, kind: str) -> None:
     play("copy", ("llama",))
     options, error = BLAMED[kind]
     checkpoint = open_checkpoint(str(tiny_checkpoint("llama")))
@@ -249,7 +246,7 @@ def test_what_comes_of_an_option_does_not_offer_it(tiny_checkpoint: TinyCheckpoi
     assert found.remedy is not None and found.remedy.options == ("--exporter", "optimum")
 
 
-def test_a_cache_that_cannot_grow_is_no_matter_for_it(play: Play, tmp_path: Path) -> None:
+def test_growing_cache_error_does_not_suggest_optimum(play: Play, tmp_path: Path) -> None:
     play("copy", ("mamba",))
     (folder := tmp_path / "checkpoint").mkdir()
     recipes.save(folder, "mamba")
@@ -258,7 +255,7 @@ def test_a_cache_that_cannot_grow_is_no_matter_for_it(play: Play, tmp_path: Path
     assert caught.value.option == "cache" and caught.value.remedy is None
 
 
-def test_a_config_is_told_in_the_words_of_transformers_4() -> None:
+def test_config_is_converted_to_transformers_4_fields() -> None:
     scaled = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0}
     found = config_for_4({"dtype": "float32", "rope_parameters": scaled})
     assert found["rope_theta"] == 5e5 and found["rope_scaling"] == {"rope_type": "llama3", "factor": 8.0}
@@ -276,7 +273,7 @@ def test_a_config_is_told_in_the_words_of_transformers_4() -> None:
     assert config_for_4(older) == older and json.dumps(config_for_4(older))
 
 
-def test_an_unknown_exporter_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_exporter_is_rejected_with_choices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["export", "checkpoint", str(tmp_path / "out"), "--exporter", "others"]) == 2
     assert "--exporter others: choose one of native, optimum" in capsys.readouterr().err
     with pytest.raises(partita.ArgumentError, match="`exporter=others`: choose one of native, opt"):

@@ -1,4 +1,4 @@
-"""Queries, keys and values come from one product, whose weight is joined while it is written."""
+"""Query, key and value projections are merged into one MatMul; the weights are concatenated while written."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def packed(make: Any, folder: Path, count: int = 1) -> ir.Model:
 
 
 @pytest.mark.parametrize("bias", ["qkv", ""])
-def test_packed_attention(checkpoint: Checkpoint, tmp_path: Path, bias: str) -> None:
+def test_qkv_projections_are_merged_into_single_matmul(checkpoint: Checkpoint, tmp_path: Path, bias: str) -> None:
     model = packed(lambda: net(checkpoint, bias=bias), tmp_path)
     assert operators(model) == ["MatMul", *(["Add"] if bias else []), "GroupQueryAttention"]
     weight = weight_part(model.graph.initializers[f"{LAYER}.q_proj+k_proj+v_proj.weight"])
@@ -82,13 +82,13 @@ def test_packed_attention(checkpoint: Checkpoint, tmp_path: Path, bias: str) -> 
     assert weight.source.elements == HIDDEN * sum(SIZES.values())
 
 
-def test_norms_of_the_heads_stay_behind_a_split(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_head_norms_remain_after_split_of_merged_projection(checkpoint: Checkpoint, tmp_path: Path) -> None:
     model = packed(lambda: net(checkpoint, normed=True), tmp_path)
     norms = ["BranchwiseRMSNorm"] * 2
     assert operators(model) == ["MatMul", "Add", "Split", *norms, "GroupQueryAttention"]
 
 
-def test_three_cuts_of_one_product_are_what_it_is(tmp_path: Path) -> None:
+def test_split_of_merged_product_feeds_attention_directly(tmp_path: Path) -> None:
     def make() -> Net:
         made = Net()
         whole = made.op("MatMul", made.input("x", [1, "s", HIDDEN]), made.constant(random(HIDDEN, sum(SIZES.values()))))
@@ -98,7 +98,7 @@ def test_three_cuts_of_one_product_are_what_it_is(tmp_path: Path) -> None:
     assert operators(packed(make, tmp_path)) == ["MatMul", "GroupQueryAttention"]
 
 
-def test_cuts_in_another_order_stay(checkpoint: Checkpoint) -> None:
+def test_split_in_another_order_is_not_packed(checkpoint: Checkpoint) -> None:
     made = Net()
     whole = made.op("MatMul", made.input("x", [1, "s", HIDDEN]), made.constant(random(HIDDEN, sum(SIZES.values()))))
     first, second, query = made.op("Split", whole, made.constant([32, 32, 64], np.int64), axis=-1, outputs=3)
@@ -114,14 +114,14 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_what_is_not_three_alike_stays(checkpoint: Checkpoint, kind: str) -> None:
+def test_unlike_qkv_projections_are_not_packed(checkpoint: Checkpoint, kind: str) -> None:
     model = net(checkpoint, **OTHERS[kind]).model()
     before = operators(model)
     assert run_passes(model, [PASS], context("contrib")) == {"packed_attention": 0}
     assert operators(model) == before
 
 
-def test_only_where_the_target_takes_it(checkpoint: Checkpoint) -> None:
+def test_qkv_packing_requires_target_support(checkpoint: Checkpoint) -> None:
     takes_three = context("contrib", refuses=lambda node: node.inputs[1] is None)
     for told in (takes_three, context("standard"), context("none")):
         model = net(checkpoint).model()
@@ -129,7 +129,7 @@ def test_only_where_the_target_takes_it(checkpoint: Checkpoint) -> None:
         assert operators(model).count("MatMul") == 3
 
 
-def test_where_the_target_takes_no_form_of_the_operator_the_cpu_has_the_packed_one(checkpoint: Checkpoint) -> None:
+def test_qkv_is_packed_when_target_rejects_all_gqa_forms(checkpoint: Checkpoint) -> None:
     model = net(checkpoint).model()
     assert run_passes(model, [PASS], context("contrib", refused={"GroupQueryAttention"})) == {"packed_attention": 1}
     assert operators(model).count("MatMul") == 1

@@ -1,8 +1,4 @@
-"""The exported graph computes what the original computes: logits, and the greedy tokens of transformers' own
-`generate`.
-
-Prompts and answers are longer than every sliding window of the tiny models, so windows that are off by one are seen.
-"""
+"""Exported graphs match transformers: logits, and greedy tokens of `generate`, beyond every sliding window."""
 
 from __future__ import annotations
 
@@ -68,7 +64,9 @@ FP32 = sampled(
 
 
 @pytest.mark.parametrize(("model_type", "attention"), FP32)
-def test_fp32(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str, attention: str) -> None:
+def test_fp32_export_is_verified_and_matches_generate(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str, attention: str
+) -> None:
     checkpoint = tiny_checkpoint(model_type)
     package = exported(checkpoint, attention=attention)
     result = read_manifest(package).verification
@@ -86,7 +84,9 @@ def test_fp32(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: s
     ("model_type", "attention"),
     sampled(itertools.product(("llama", "gemma3_text"), ("gqa", "onnx24", "primitives")), {("llama", "onnx24")}),
 )
-def test_static_pair(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str, attention: str) -> None:
+def test_static_prefill_and_decode_graphs_match_generate(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str, attention: str
+) -> None:
     checkpoint = tiny_checkpoint(model_type)
     package = exported(checkpoint, attention=attention, static_shapes=True, prefill_chunk=6)
     expected = original_tokens(checkpoint, PROMPT, NEW_TOKENS)
@@ -97,7 +97,7 @@ def test_static_pair(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_
     ("model_type", "attention"),
     sampled(itertools.product(("qwen2", "gemma2"), ("gqa", "onnx24", "primitives")), {("qwen2", "gqa")}),
 )
-def test_rows_of_different_length(
+def test_batch_with_unequal_prompts_matches_generate(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str, attention: str
 ) -> None:
     checkpoint = tiny_checkpoint(model_type)
@@ -133,10 +133,10 @@ ROPE: dict[str, dict[str, Any]] = {
     ("kind", "attention"),
     sampled(itertools.product(sorted(ROPE), ("gqa", "primitives")), {("dynamic", "gqa"), ("longrope", "gqa")}),
 )
-def test_rope_beyond_the_original_context(
+def test_rope_scaling_beyond_original_context_matches_generate(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, kind: str, attention: str
 ) -> None:
-    """The original context is 16 or 32 positions, the prompt has 20 and the answer 24 tokens."""
+    """The original context has 16 or 32 positions; the prompt has 20 tokens and the completion 24."""
     longest = 16 if kind == "dynamic" else 64
     model_type = "phi3" if kind == "longrope" else "llama"
     settings: dict[str, Any] = {
@@ -159,8 +159,10 @@ LONG_PROMPT = [1, *(3 + (37 * i) % 280 for i in range(69))]
     ("model_type", "attention"),
     sampled(itertools.product(("bamba", "kimi_linear", "jamba"), ("gqa", "primitives")), {("jamba", "gqa")}),
 )
-def test_prompts_of_several_chunks_go_on_from_the_states(tmp_path: Path, model_type: str, attention: Attention) -> None:
-    """Four chunks of 16 tokens and some single ones; two rows, the second much shorter."""
+def test_chunked_prefill_of_recurrent_models_matches_generate(
+    tmp_path: Path, model_type: str, attention: Attention
+) -> None:
+    """Four chunks of 16 tokens and single tokens; two rows, the second much shorter."""
     from partita.export.pipeline import ExportOptions, export
     from partita.library.exporting import replay
     from tests.export.breadth import recipes
@@ -176,8 +178,8 @@ def test_prompts_of_several_chunks_go_on_from_the_states(tmp_path: Path, model_t
 
 
 @pytest.mark.heavy
-def test_a_chunk_that_is_wrong_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The known answer is long enough that prefill.onnx of a model that takes no padding runs."""
+def test_wrong_chunk_computation_fails_verification(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The verification prompt is long enough to run prefill.onnx of a model without padding support."""
     from partita.errors import ParityError
     from partita.export.pipeline import ExportOptions, export
     from partita.export.trace.recurrence import delta_rule
@@ -196,7 +198,9 @@ def test_a_chunk_that_is_wrong_is_found(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("model_type", "precision"), sampled(itertools.product(("llama", "gemma2"), ("fp16", "bf16")), {("llama", "fp16")})
 )
-def test_half_precision(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str, precision: str) -> None:
+def test_half_precision_export_is_verified(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str, precision: str
+) -> None:
     manifest = read_manifest(exported(tiny_checkpoint(model_type), precision=precision))
     result = manifest.verification
     assert result.status == "verified" and result.tolerance == TOLERANCES[precision]
@@ -204,8 +208,8 @@ def test_half_precision(tiny_checkpoint: TinyCheckpoint, exported: Exported, mod
     assert ("float32 arithmetic" in result.detail) == (precision == "bf16")
 
 
-def test_a_table_that_the_model_casts_as_it_runs_keeps_its_values(tmp_path: Path) -> None:
-    """ctrl puts its positions, a buffer of float32, into the type of its hidden states, and keeps what it made."""
+def test_fp16_export_keeps_values_of_table_cast_at_run_time(tmp_path: Path) -> None:
+    """ctrl casts its float32 position buffer to the type of its hidden states and stores the result."""
     from partita.export.pipeline import ExportOptions, export
     from partita.library.exporting import replay
     from tests.export.breadth import recipes
@@ -221,17 +225,19 @@ def test_a_table_that_the_model_casts_as_it_runs_keeps_its_values(tmp_path: Path
 @pytest.mark.parametrize(
     "model_type", [*(pytest.param(name, marks=pytest.mark.heavy) for name in ("helium", "apertus")), "gpt_neox"]
 )
-def test_checkpoints_that_need_care(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str) -> None:
-    """A head stored under another name (gpt_neox), a norm with an epsilon of 1e-8 (helium), buffers (apertus)."""
+def test_special_checkpoint_layouts_match_generate(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str
+) -> None:
+    """A head stored under another name (gpt_neox), a norm epsilon of 1e-8 (helium), buffers (apertus)."""
     extra: dict[str, Any] = {"head_dim": 16} if model_type == "helium" else {}
     checkpoint = tiny_checkpoint(model_type, **extra)
     assert our_tokens(exported(checkpoint), [PROMPT], NEW_TOKENS) == [original_tokens(checkpoint, PROMPT, NEW_TOKENS)]
 
 
-def test_a_wrong_graph_is_found(
+def test_wrong_graph_raises_parity_error_at_first_difference(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A lowering that forgets the softcap: the export fails with exit code 4 and says where the difference begins."""
+    """A lowering that omits the softcap."""
     from dataclasses import replace
 
     from partita.errors import ParityError
@@ -251,7 +257,7 @@ def test_a_wrong_graph_is_found(
 
 
 @pytest.mark.heavy
-def test_stored_buffers_come_from_the_checkpoint(
+def test_buffers_are_read_from_checkpoint(
     tiny_checkpoint: TinyCheckpoint, own_copy: Callable[[Path], Path], exported: Exported
 ) -> None:
     from safetensors.torch import load_file, save_file
@@ -267,10 +273,10 @@ def test_stored_buffers_come_from_the_checkpoint(
 
 
 @pytest.mark.heavy
-def test_a_tiny_epsilon_survives(
+def test_tiny_norm_epsilon_is_kept(
     tiny_checkpoint: TinyCheckpoint, own_copy: Callable[[Path], Path], exported: Exported
 ) -> None:
-    """A token whose embedding is zero: without the epsilon its norm divides by zero."""
+    """The embedding of one token is zero: without the epsilon its norm divides by zero."""
     from safetensors.torch import load_file, save_file
 
     checkpoint = own_copy(tiny_checkpoint("llama", rms_norm_eps=1e-9))

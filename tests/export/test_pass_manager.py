@@ -1,4 +1,4 @@
-"""A pass that fails, or that breaks what passes promise, is named."""
+"""Errors name the pass that failed or broke an invariant; passes can be disabled."""
 
 from __future__ import annotations
 
@@ -98,14 +98,14 @@ def reads_outside_in_a_subgraph(traced: TracedGraph) -> int:
     return 1
 
 
-def test_the_pass_that_failed_is_named() -> None:
+def test_pass_error_names_failed_pass() -> None:
     with pytest.raises(PassError, match="pass fails failed: AssertionError: no Abs; ") as caught:
         run_passes(model(), [Pass("fails", fails)], NOTHING_KNOWN)
     assert caught.value.exit_code == 1
     assert isinstance(caught.value.__cause__, AssertionError), "--debug shows what failed"
 
 
-def test_what_a_pass_refuses_by_name_stays_what_it_is() -> None:
+def test_unsupported_model_error_of_pass_is_not_wrapped() -> None:
     def refuses(traced: TracedGraph) -> int:
         raise UnsupportedModelError("no such model")
 
@@ -127,18 +127,18 @@ def test_what_a_pass_refuses_by_name_stays_what_it_is() -> None:
         (reads_outside_in_a_subgraph, r"node 'inner' \(Neg\) reads 'stranger'"),
     ],
 )
-def test_a_broken_promise_is_said(breaks: Callable[[TracedGraph], int], said: str) -> None:
+def test_broken_pass_invariant_raises_pass_error(breaks: Callable[[TracedGraph], int], said: str) -> None:
     with pytest.raises(PassError, match=f"pass {breaks.__name__} failed: .*{said}"):
         run_passes(model(), [Pass(breaks.__name__, breaks)], NOTHING_KNOWN)
 
 
-def test_nodes_come_after_what_they_read_wherever_a_pass_has_put_them() -> None:
+def test_nodes_are_sorted_topologically_after_pass() -> None:
     made = model()
     assert run_passes(made, [Pass("one", reads_too_early)], NOTHING_KNOWN) == {"one": 1}
     assert [node.name for node in made.graph] == ["layer/Neg", "layer/Abs"]
 
 
-def test_a_user_reads_one_line(
+def test_failed_pass_prints_single_line_and_writes_no_package(
     tiny_checkpoint: TinyCheckpoint,
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
@@ -157,10 +157,10 @@ def test_a_user_reads_one_line(
     assert line.startswith("partita: pass broken failed: IndexError: list index out of range; this is a bug in")
 
 
-def test_a_pass_can_be_left_out(
+def test_disabled_passes_are_skipped_and_recorded(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The manifest says so, and --explain; what it would have written is not there."""
+    """In the manifest and in --explain."""
     package = tmp_path / "package"
     arguments = ["export", str(tiny_checkpoint("llama")), str(package), "--attention", "gqa", "--max-length", "64"]
     arguments += ["--without-pass", "fused_norms", "--without-pass", "activations", "--no-verify", "--explain"]
@@ -180,7 +180,7 @@ def test_a_pass_can_be_left_out(
         ("write_after_read", r"`without_pass=write_after_read`: without it, graphs may compute wrong values; choose"),
     ],
 )
-def test_what_cannot_be_left_out_is_refused_with_what_can(name: str, said: str) -> None:
+def test_invalid_without_pass_value_is_rejected(name: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         check_options(ExportOptions("checkpoint", Path("package"), without_pass=(name,)))
 
@@ -188,7 +188,7 @@ def test_what_cannot_be_left_out_is_refused_with_what_can(name: str, said: str) 
 # docs/passes.md is what the passes say of themselves, and `export --explain` says the same in a line each
 
 
-def test_the_page_is_current(tmp_path: Path) -> None:
+def test_passes_page_is_up_to_date(tmp_path: Path) -> None:
     main(tmp_path)
     written = (tmp_path / "passes.md").read_text(encoding="utf-8")
     assert written == page()
@@ -196,5 +196,5 @@ def test_the_page_is_current(tmp_path: Path) -> None:
     assert current == written, "write it again with: python -m tools.passes_page docs"
 
 
-def test_explain_says_when_another_exporter_ran_no_passes() -> None:
+def test_explain_lists_no_passes_for_another_exporter() -> None:
     assert pass_lines({}) == ["  passes      none: the graphs come from another exporter"]

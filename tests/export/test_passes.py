@@ -1,5 +1,4 @@
-"""Passes leave the values of a graph as they were: weights in the layout of their operators, tables of cosines and
-sines, views, and states that are read before they are written."""
+"""Passes preserve values: weight layout, rotary tables, views and states read before they are written."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ def graph(inputs: list[ir.Value], nodes: list[ir.Node], initializers: list[ir.Va
     return ir.Model(made, ir_version=10)
 
 
-def test_transposed_weights(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_transpose_is_folded_into_stored_weight(checkpoint: Checkpoint, tmp_path: Path) -> None:
     source = "model.layers.0.mlp.up_proj.weight"  # [96, 64]
 
     def make() -> Net:
@@ -60,7 +59,7 @@ def test_transposed_weights(checkpoint: Checkpoint, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_a_tied_head_is_a_gemm_over_the_embedding(checkpoint: Checkpoint, tmp_path: Path, batch: int) -> None:
+def test_tied_head_becomes_gemm_over_embedding(checkpoint: Checkpoint, tmp_path: Path, batch: int) -> None:
     def make() -> Net:
         net = Net()
         table = net.weight(checkpoint_weight(checkpoint, HEAD, FLOAT))
@@ -94,7 +93,7 @@ def rotary(batch: int = 1, scaling: Callable[[Net], ir.Value] | None = None, wav
 
 @pytest.mark.parametrize("wave", ["Cos", "Sin"])
 @pytest.mark.parametrize("batch", [1, 2])
-def test_rotary_tables(tmp_path: Path, batch: int, wave: str) -> None:
+def test_rotary_waves_become_table_lookup(tmp_path: Path, batch: int, wave: str) -> None:
     numbers = np.stack([np.array([row, 5, LENGTH - 1, 0], np.int32) for row in range(batch)])
     feed: dict[str, Any] = {"where": numbers, "x": random(batch, 4, 4)}
     model = rewritten(lambda: rotary(batch, wave=wave), rotary_tables.PASS, tmp_path, feed, told(batch))
@@ -103,7 +102,7 @@ def test_rotary_tables(tmp_path: Path, batch: int, wave: str) -> None:
     assert table.shape == ir.Shape([LENGTH, 4])
 
 
-def test_rotary_tables_leaves_what_is_more_than_a_row_per_position(checkpoint: Checkpoint) -> None:
+def test_rotary_tables_excludes_factors_and_learned_weights(checkpoint: Checkpoint) -> None:
     per_column = rotary(scaling=lambda net: net.constant(np.ones((1, 3, 4)))).model()  # a factor for each place
     assert run_passes(per_column, [rotary_tables.PASS], told()) == {"rotary_tables": 1}, (
         "the wave is looked up, the factor stays"
@@ -142,15 +141,15 @@ def three_rows(length: int | str = "s", batch: int = 1, *, places: bool = False)
 
 
 @pytest.mark.parametrize(("length", "batch"), [("s", 1), ("s", 2), (4, 1), (4, 2)])
-def test_rotary_tables_of_positions_in_three_rows(tmp_path: Path, length: int | str, batch: int) -> None:
-    """Also where the number of positions is written into the graph: the table is made in steps of so many."""
+def test_rotary_tables_support_three_rows_of_positions(tmp_path: Path, length: int | str, batch: int) -> None:
+    """Also with a fixed number of positions in the graph: the table is computed in steps of that size."""
     feed: dict[str, Any] = {"where": np.array([[3, 5, LENGTH - 1, 0]] * batch, np.int32), "x": random(batch, 4, 6)}
     made = told(batch, length)
     model = rewritten(lambda: three_rows(length, batch), rotary_tables.PASS, tmp_path, feed, made)
     assert operators(model) == ["Gather", "Add"]
 
 
-def test_rotary_tables_leaves_what_depends_on_the_place_in_a_step() -> None:
+def test_rotary_tables_skips_waves_depending_on_place_in_step() -> None:
     model = three_rows(4, places=True).model()
     assert run_passes(model, [rotary_tables.PASS], told(1, 4)) == {"rotary_tables": 0}
     assert "Cos" in operators(model)
@@ -193,7 +192,7 @@ CHAINS = [
 
 
 @pytest.mark.parametrize(("steps", "left"), CHAINS)
-def test_chains_of_views_become_one_reshape_or_none(
+def test_chained_views_become_single_reshape_or_none(
     tmp_path: Path, steps: tuple[tuple[str, Any], ...], left: list[str]
 ) -> None:
     model = rewritten(lambda: net(*steps), views.PASS, tmp_path, VIEWED, context("none"))
@@ -211,11 +210,11 @@ STAYS = [
 
 
 @pytest.mark.parametrize("steps", STAYS)
-def test_what_moves_elements_stays(steps: tuple[tuple[str, Any], ...]) -> None:
+def test_necessary_reshapes_and_transposes_are_not_removed(steps: tuple[tuple[str, Any], ...]) -> None:
     left_alone(lambda: net(*steps), views.PASS, context("none"))
 
 
-def test_a_view_that_is_read_in_the_middle_stays(tmp_path: Path) -> None:
+def test_view_with_another_reader_is_not_removed(tmp_path: Path) -> None:
     def make() -> Net:
         made = Net()
         split = made.op("Reshape", made.input("x", [2, "s", 12]), made.constant([2, -1, 3, 4], np.int64))
@@ -277,7 +276,7 @@ def run_in_place(
 
 
 @pytest.mark.parametrize("view", [None, "Identity"])
-def test_a_late_reader_is_waited_for(view: str | None) -> None:
+def test_state_write_waits_for_late_reader(view: str | None) -> None:
     wrong, _ = run_in_place(model(reader_first=False, view=view))
     past = np.arange(6, dtype=np.float32).reshape(2, 3)
     assert not np.array_equal(wrong, past * 4), "ONNX Runtime does not overwrite it: the case shows nothing"
@@ -291,7 +290,7 @@ def test_a_late_reader_is_waited_for(view: str | None) -> None:
     assert np.array_equal(out, past * 4) and np.array_equal(written, past - 2)
 
 
-def test_a_reader_that_a_fusion_moves_is_waited_for() -> None:
+def test_state_write_waits_for_reader_moved_by_fusion() -> None:
     wanted = np.full((2, 3), -4, np.float32) @ np.arange(6, dtype=np.float32).reshape(2, 3).T
     wrong, _ = run_in_place(turned(), ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
     assert not np.array_equal(wrong, wanted), "ONNX Runtime does not overwrite it: the case shows nothing"
@@ -301,5 +300,5 @@ def test_a_reader_that_a_fusion_moves_is_waited_for() -> None:
     assert np.array_equal(out, wanted)
 
 
-def test_readers_upstream_need_nothing() -> None:
+def test_reader_upstream_of_state_write_needs_no_change() -> None:
     assert run_passes(model(reader_first=True), [write_after_read.PASS], STATES) == {"write_after_read": 0}

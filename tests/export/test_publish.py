@@ -1,4 +1,4 @@
-"""A package appears whole or not at all."""
+"""A package is published completely or not at all."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def options(checkpoint: Path, out: Path, **changes: object) -> ExportOptions:
     return ExportOptions(str(checkpoint), out, max_length=64, **changes)  # type: ignore[arg-type]
 
 
-def test_a_failed_replay_leaves_nothing(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def test_failed_verification_writes_no_package(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     def fail(folder: Path, manifest: Manifest) -> Verification:
         assert not (folder / MANIFEST).exists()
         return Verification(status="unverified", detail="logits, decode 3: max relative error 0.5")
@@ -43,8 +43,8 @@ def test_a_failed_replay_leaves_nothing(tiny_checkpoint: TinyCheckpoint, tmp_pat
     assert not list(tmp_path.iterdir())
 
 
-def test_a_killed_export_leaves_no_package(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    """SIGKILL while the known answer is replayed, the last stage before the manifest is written."""
+def test_killed_export_leaves_no_package(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    """SIGKILL during verification, the last stage before the manifest is written."""
     script = textwrap.dedent("""
         import sys, time
         from pathlib import Path
@@ -71,8 +71,8 @@ def test_a_killed_export_leaves_no_package(tiny_checkpoint: TinyCheckpoint, tmp_
     assert read_manifest(out).verification.status == "unverified"
 
 
-def test_the_changed_copy_of_a_killed_export_is_removed(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    """It lies next to the work folder, and has its name with an ending."""
+def test_converted_copy_of_killed_export_is_removed(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    """It lies next to the work folder and has its name plus a suffix."""
     out, work, mine = tmp_path / "out", tmp_path / ".out.partial-a_b1c2d3", tmp_path / ".out.partial-mine"
     export(options(tiny_checkpoint("llama", **ONE), out, verify=False), replay=no_replay)
     out.rename(work)
@@ -84,9 +84,7 @@ def test_the_changed_copy_of_a_killed_export_is_removed(tiny_checkpoint: TinyChe
     assert {path.name for path in tmp_path.iterdir()} == {"out", mine.name}
 
 
-def test_force_replaces_a_package_only_when_the_new_one_is_ready(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
-) -> None:
+def test_force_replaces_package_only_after_successful_export(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     out = tmp_path / "out"
     export(options(tiny_checkpoint("llama", **ONE), out, verify=False), replay=no_replay)
     first = read_manifest(out)
@@ -104,7 +102,7 @@ def test_force_replaces_a_package_only_when_the_new_one_is_ready(
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
-def test_an_original_that_does_not_fit_in_memory(
+def test_source_model_too_large_for_memory_raises_resource_error(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(known_answer, "MEMORY_MARGIN", 1e9)
@@ -113,19 +111,19 @@ def test_an_original_that_does_not_fit_in_memory(
     assert not list(tmp_path.iterdir())
 
 
-def test_an_unverified_package_says_so(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def test_export_without_verification_is_recorded_as_unverified(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     export(options(tiny_checkpoint("llama", **ONE), tmp_path / "out", verify=False), replay=no_replay)
     result = read_manifest(tmp_path / "out").verification
     assert (result.status, result.detail) == ("unverified", "exported with `verify=False`")
 
 
-def test_a_parent_that_is_a_file(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def test_file_as_parent_folder_raises_resource_error(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(ResourceError, match="cannot create a folder"):
         export(options(tiny_checkpoint("llama", **ONE), tmp_path / "file" / "out"), replay=no_replay)
 
 
-def test_a_cache_that_does_not_fit_in_memory(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def test_cache_too_large_for_memory_raises_resource_error(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     huge = options(tiny_checkpoint("llama", **ONE), tmp_path / "out", batch_size=1 << 24)
     with pytest.raises(ResourceError, match="the cache takes"):
         export(huge, replay=no_replay)

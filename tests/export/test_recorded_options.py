@@ -1,4 +1,4 @@
-"""What an export was asked for is kept, so that a damaged package can be made again as it was."""
+"""Export options are recorded so that a damaged package can be exported again with the same options."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from partita.package.folder import MANIFEST, check_files, read_manifest
 from tests.conftest import TinyCheckpoint
 
 
-def test_every_option_of_an_export_is_one_of_the_command_line() -> None:
-    """Whatever is added: its name is that of a flag, or of an option with values."""
+def test_every_recorded_export_option_exists_on_command_line() -> None:
+    """Each recorded name is that of a flag, or of an option with values."""
     command = cast("Any", typer.main.get_command(cli.app)).get_command(None, "export")
     known = {name: parameter for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
     every = ExportOptions("c", Path("o"))
@@ -34,7 +34,7 @@ def test_every_option_of_an_export_is_one_of_the_command_line() -> None:
     assert asked_options(every) == {}
 
 
-def test_where_files_lay_is_not_kept() -> None:
+def test_recorded_options_contain_file_names_without_folders() -> None:
     options = ExportOptions("c", Path("o"), calibrate=Path("/home/me/notes.txt"), with_adapters={"a": Path("/x/y")})
     assert asked_options(options) == {"calibrate": ("notes.txt",), "with-adapters": ("a=y",)}
     target: dict[str, Any] = {"target": "moon", "target_options": {"moon": {"a": "1"}}}
@@ -46,13 +46,13 @@ def test_where_files_lay_is_not_kept() -> None:
     }
 
 
-def test_what_is_given_once_with_commas_is_kept_so() -> None:
+def test_comma_separated_option_is_recorded_as_a_single_value() -> None:
     options = ExportOptions("c", Path("o"), keep={"lm_head": "int8", "layers.0": "fp16"})
     assert asked_options(options) == {"keep": ("lm_head=int8,layers.0=fp16",)}
 
 
 @pytest.mark.heavy  # tests/test_remedies.py runs such a command
-def test_the_command_for_a_damaged_package_makes_the_same_again(
+def test_remedy_command_reproduces_damaged_package(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"

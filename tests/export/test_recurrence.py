@@ -1,4 +1,4 @@
-"""Recurrences compute what transformers' own functions compute, whatever the state they go on from."""
+"""Recurrences match transformers' functions for any initial state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
 
 @pytest.mark.parametrize("length", [1, 5, 64, 100])
 @pytest.mark.parametrize("heads", [(4, 4), (2, 4)])
-def test_gated_delta_rule(length: int, heads: tuple[int, int]) -> None:
+def test_gated_delta_rule_matches_transformers(length: int, heads: tuple[int, int]) -> None:
     from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule as original
 
     key_heads, value_heads = heads
@@ -39,8 +39,8 @@ def test_gated_delta_rule(length: int, heads: tuple[int, int]) -> None:
         assert ours is not None and torch.allclose(ours, theirs, atol=2e-5, rtol=1e-4)
 
 
-def test_equal_keys_do_not_blow_up() -> None:
-    """The powers of a triangular matrix of ones grow as binomials do; its inverse by halves does not meet them."""
+def test_triangular_inverse_is_stable_for_equal_keys() -> None:
+    """Powers of a triangular matrix of ones grow like binomials; inversion by halves avoids them."""
     size = 64
     system = torch.ones(1, 1, size, size)
     wanted = torch.linalg.inv(torch.eye(size) + torch.ones(size, size).tril(-1))
@@ -48,7 +48,7 @@ def test_equal_keys_do_not_blow_up() -> None:
 
 
 @pytest.mark.parametrize("length", [3, 70])
-def test_delta_rule_with_a_decay_per_key_dimension(length: int) -> None:
+def test_delta_rule_with_decay_per_key_dimension_matches_transformers(length: int) -> None:
     from transformers.models.kimi_linear.modeling_kimi_linear import chunk_kimi_delta_attention as original
 
     query, key, value = (numbers(1, length, 2, 8, seed=seed) for seed in (1, 2, 3))
@@ -67,8 +67,8 @@ def test_delta_rule_with_a_decay_per_key_dimension(length: int) -> None:
         assert ours is not None and torch.allclose(ours, theirs, atol=2e-5, rtol=1e-4)
 
 
-def test_a_selective_scan_goes_on_from_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In two parts, the second from the state of the first, it is what transformers computes in one."""
+def test_selective_scan_resumed_from_state_matches_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two calls, the second from the state of the first, against a single call of transformers."""
     from transformers.models.jamba.modeling_jamba import mamba_selective_scan as original
 
     hidden, dt, z = (numbers(2, 6, 9, seed=seed) for seed in (1, 2, 3))
@@ -90,7 +90,7 @@ def test_a_selective_scan_goes_on_from_its_state(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("length", [1, 5, 64, 100])
 @pytest.mark.parametrize("limit", [(0.0, float("inf")), (0.3, 0.9)])
-def test_the_scan_of_mamba_2(length: int, limit: tuple[float, float]) -> None:
+def test_mamba_2_scan_matches_transformers(length: int, limit: tuple[float, float]) -> None:
     from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan as original
 
     hidden, dt = numbers(2, length, 4, 6, seed=1), numbers(2, length, 4, seed=2)
@@ -110,8 +110,8 @@ def test_the_scan_of_mamba_2(length: int, limit: tuple[float, float]) -> None:
         assert torch.allclose(ours, theirs, atol=2e-5, rtol=1e-4)
 
 
-def test_the_scan_of_mamba_2_goes_on_from_the_state_that_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also in a step of one token, in which transformers' own code would leave out the limit on dt."""
+def test_mamba_2_scan_resumed_from_state_matches_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a step of one token, where transformers' code omits the limit on dt."""
     from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan as original
 
     hidden, dt = numbers(1, 6, 2, 3, seed=1), numbers(1, 6, 2, seed=2)
@@ -130,8 +130,8 @@ def test_the_scan_of_mamba_2_goes_on_from_the_state_that_was_read(monkeypatch: p
     assert torch.allclose(plug.last_state, last, atol=1e-5)
 
 
-def test_transformers_still_has_every_function() -> None:
-    """A function that is renamed would be traced as it is, without a word."""
+def test_transformers_has_every_replaced_function() -> None:
+    """A renamed function would silently be traced unreplaced."""
     import importlib
 
     homes = {

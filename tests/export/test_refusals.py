@@ -1,4 +1,4 @@
-"""Models that cannot be exported yet are refused with the reason, never exported wrong."""
+"""Unsupported models are rejected with the reason and write nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LONG = ("recurrent_gemma", "zamba")
 @pytest.mark.parametrize(
     "model_type", [pytest.param(name, marks=pytest.mark.heavy if name in LONG else ()) for name in sorted(REFUSED)]
 )
-def test_refused_with_the_reason(tmp_path: Path, model_type: str) -> None:
+def test_unsupported_model_is_rejected_with_reason(tmp_path: Path, model_type: str) -> None:
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     recipes.save(folder, model_type)
@@ -49,8 +49,8 @@ def test_refused_with_the_reason(tmp_path: Path, model_type: str) -> None:
 
 
 @pytest.mark.heavy
-def test_rows_of_their_own_length_need_positions_of_their_own(tmp_path: Path) -> None:
-    """llama4 scales its queries by the length of the cache, one number for all rows."""
+def test_llama4_text_requires_batch_size_1(tmp_path: Path) -> None:
+    """llama4 scales its queries by the cache length, one number for all rows."""
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     recipes.save(folder, "llama4_text")
@@ -66,18 +66,18 @@ def causal(batch: object, head: object, query: torch.Tensor, key: torch.Tensor) 
     return key <= query
 
 
-def test_a_causal_mask_has_no_window() -> None:
+def test_causal_mask_has_no_window() -> None:
     assert classify_mask(causal, 64) == MaskRule(None)
 
 
 @pytest.mark.parametrize("window", [1, 2, 8, 63])
-def test_a_sliding_mask_has_its_window(window: int) -> None:
+def test_sliding_mask_window_is_detected(window: int) -> None:
     rule = classify_mask(lambda b, h, q, k: (k <= q) & (k > q - window), 64)
     assert rule == MaskRule(window)
 
 
-def test_a_window_as_long_as_the_cache_is_no_window() -> None:
-    """Of texts that fit the cache; where it grows, texts may be longer."""
+def test_window_as_long_as_cache_is_ignored() -> None:
+    """Valid only for sequences that fit the cache (any_length=False); a growing cache may exceed it."""
     assert classify_mask(lambda b, h, q, k: (k <= q) & (k > q - 64), 64) == MaskRule(None, any_length=False)
 
 
@@ -88,7 +88,7 @@ def test_a_window_as_long_as_the_cache_is_no_window() -> None:
         lambda b, h, q, k: (k <= q) & ((k > q - 8) | (k < 2)),  # a window, and the first keys
     ],
 )
-def test_other_causal_masks_are_no_rule(mask: MaskFunction) -> None:
+def test_irregular_causal_mask_has_no_rule(mask: MaskFunction) -> None:
     assert classify_mask(mask, 64) is None
 
 
@@ -99,12 +99,12 @@ def test_other_causal_masks_are_no_rule(mask: MaskFunction) -> None:
         lambda b, h, q, k: torch.ones_like(k, dtype=torch.bool),
     ],
 )
-def test_masks_that_see_the_future_are_refused(mask: MaskFunction) -> None:
+def test_non_causal_mask_is_rejected(mask: MaskFunction) -> None:
     with pytest.raises(UnsupportedModelError, match="a token attends to later ones"):
         classify_mask(mask, 64)
 
 
-def test_ones_that_were_written_to_are_a_padding_mask() -> None:
+def test_modified_tensor_of_ones_is_not_tracked_as_ones() -> None:
     ones = hooks._Ones()
     with ones:
         plain, marked = torch.ones(1, 4), torch.ones(1, 4)
@@ -132,7 +132,7 @@ def in_front(folder: Path, venv: Path) -> Path:
     [("webgpu", "webgpu"), pytest.param("qnn", "qnn", marks=pytest.mark.heavy)],
 )
 @pytest.mark.heavy
-def test_integers_on_both_sides_are_refused_by_operator(
+def test_int8_weights_with_int8_activations_are_rejected_by_operator(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, pytestconfig: pytest.Config, name: str, target: str
 ) -> None:
     runtime = in_front(tmp_path / "runtime", REPOSITORY / pytestconfig.getoption("--venvs") / name)

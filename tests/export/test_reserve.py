@@ -1,4 +1,4 @@
-"""The place of a package: nobody else's file is replaced or lost, whatever happens while an export runs."""
+"""Reservation of the output path: files of others are never replaced or lost during an export."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ APPEARS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("force", [False, True])
 @pytest.mark.parametrize("what", APPEARS)
-def test_what_appears_at_out_stays_and_the_finished_package_is_kept(tmp_path: Path, what: str, force: bool) -> None:
+def test_out_created_during_export_is_kept_and_package_saved_as_out_new(tmp_path: Path, what: str, force: bool) -> None:
     out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
     make_folder(elsewhere)
     with pytest.raises(PackageError) as caught:
@@ -91,7 +91,7 @@ def test_what_appears_at_out_stays_and_the_finished_package_is_kept(tmp_path: Pa
     assert hidden(tmp_path) == []
 
 
-def test_a_second_finished_package_is_kept_beside_the_first(tmp_path: Path) -> None:
+def test_second_unpublished_package_is_saved_under_next_free_name(tmp_path: Path) -> None:
     out = tmp_path / "out"
     package(tmp_path / "out.new", "first")
     with pytest.raises(PackageError, match=r"out\.new-2$"):
@@ -110,7 +110,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_force_replaces_only_the_package_that_it_saw(tmp_path: Path, what: str) -> None:
+def test_force_does_not_replace_package_changed_during_export(tmp_path: Path, what: str) -> None:
     out = package(tmp_path / "out", "old")
     with pytest.raises(PackageError, match=r"has (changed|appeared).* in .*out\.new$"):
         export(out, "new", lambda: CHANGES[what](out), force=True)
@@ -122,7 +122,7 @@ def test_force_replaces_only_the_package_that_it_saw(tmp_path: Path, what: str) 
     assert hidden(tmp_path) == []
 
 
-def test_force_replaces_the_package_that_it_saw(tmp_path: Path) -> None:
+def test_force_replaces_unchanged_package(tmp_path: Path) -> None:
     out = package(tmp_path / "out", "old")
     assert export(out, "new", force=True) == []
     assert word(out) == "new"
@@ -133,21 +133,21 @@ MANIFESTS = ['{"name": "my extension", "manifest_version": 3}', "{", "[]", '{"sc
 
 
 @pytest.mark.parametrize("manifest", MANIFESTS)
-def test_force_replaces_nothing_but_packages(tmp_path: Path, manifest: str) -> None:
+def test_force_replaces_only_packages(tmp_path: Path, manifest: str) -> None:
     make_folder(out := tmp_path / "out")
     (out / MANIFEST).write_text(manifest)
     refused(out, "`force=True` replaces only packages")
     assert (out / "data.txt").read_text() == "precious"
 
 
-def test_force_keeps_a_package_that_holds_other_files(tmp_path: Path) -> None:
+def test_force_rejects_package_with_unrelated_files(tmp_path: Path) -> None:
     out = package(tmp_path / "out", "old")
     (out / "notes.txt").write_text("mine")
     refused(out, r"do not belong to the package \(notes.txt\)")
     assert (out / "notes.txt").read_text() == "mine"
 
 
-def test_force_never_deletes_the_checkpoint(tmp_path: Path) -> None:
+def test_force_rejects_folder_containing_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     make_folder(checkpoint := tmp_path / "folder" / "checkpoint")
     for out in (checkpoint, checkpoint.parent):
@@ -156,7 +156,7 @@ def test_force_never_deletes_the_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("force", "words"), [(False, "exists already"), (True, "a link or a file")])
-def test_a_link_is_not_replaced(tmp_path: Path, force: bool, words: str) -> None:
+def test_symlink_at_out_is_not_replaced(tmp_path: Path, force: bool, words: str) -> None:
     (out := tmp_path / "out").symlink_to(tmp_path / "nowhere")
     refused(out, words, force=force)
     assert out.is_symlink()
@@ -167,13 +167,13 @@ def refused(out: Path, words: str, checkpoint: Path = Path(NOWHERE), *, force: b
         pass
 
 
-def test_parents_that_were_made_go_again(tmp_path: Path) -> None:
+def test_created_parent_folders_are_removed_after_failure(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="fails"), reserve(tmp_path / "a" / "b" / "out", [NOWHERE], force=False):
         raise ValueError("it fails")
     assert not list(tmp_path.iterdir())
 
 
-def test_the_old_package_comes_back_when_publishing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_package_is_restored_if_publishing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, rename = package(tmp_path / "out", "old"), Path.rename
 
     def refuse(self: Path, target: Path) -> Path:
@@ -187,7 +187,7 @@ def test_the_old_package_comes_back_when_publishing_fails(tmp_path: Path, monkey
     assert word(out) == "old" and [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_package_that_is_removed_meanwhile_is_no_obstacle(tmp_path: Path) -> None:
+def test_package_removed_during_export_does_not_block_publishing(tmp_path: Path) -> None:
     import shutil
 
     out = package(tmp_path / "out", "old")
@@ -195,8 +195,8 @@ def test_a_package_that_is_removed_meanwhile_is_no_obstacle(tmp_path: Path) -> N
     assert word(out) == "new"
 
 
-def test_a_change_at_the_last_moment_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the last look at the old package and its being put aside."""
+def test_change_just_before_replacement_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the last check of the old package and its rename."""
     out, rename = package(tmp_path / "out", "old"), Path.rename
 
     def late(self: Path, target: Path) -> Path:
@@ -212,8 +212,8 @@ def test_a_change_at_the_last_moment_is_seen(tmp_path: Path, monkeypatch: pytest
     assert hidden(tmp_path) == []
 
 
-def test_two_exports_to_one_place(tmp_path: Path) -> None:
-    """The second is told at once, before it has worked for minutes; the first one goes on."""
+def test_second_export_to_same_path_fails_immediately(tmp_path: Path) -> None:
+    """The first export completes."""
     out = tmp_path / "out"
 
     def second() -> None:
@@ -235,7 +235,7 @@ def _race(out: str, text: str, go: str, queue: multiprocessing.Queue) -> None:
         queue.put((text, str(error)))
 
 
-def test_of_many_exports_at_once_one_wins_and_no_lock_is_left(tmp_path: Path) -> None:
+def test_concurrent_exports_have_single_winner_and_leave_no_lock(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     queue: multiprocessing.Queue = context.Queue()
     out, go = tmp_path / "place" / "out", tmp_path / "go"
@@ -276,7 +276,7 @@ def killed(out: Path) -> None:
     child.stdout.close()
 
 
-def test_what_a_killed_export_left_is_swept_and_said(tmp_path: Path) -> None:
+def test_leftovers_of_killed_export_are_removed_and_reported(tmp_path: Path) -> None:
     out = tmp_path / "out"
     killed(out)
     killed(tmp_path / "other")
@@ -289,7 +289,7 @@ def test_what_a_killed_export_left_is_swept_and_said(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob(".other.partial-*"))) == len(list(tmp_path.glob(".out.partial-b.partial-*"))) == 1
 
 
-def test_files_that_only_look_like_leftovers_stay(tmp_path: Path) -> None:
+def test_files_resembling_leftovers_are_not_removed(tmp_path: Path) -> None:
     make_folder(tmp_path / "mine")
     (tmp_path / ".out.partial-abcdefgh").symlink_to(tmp_path / "mine")
     (tmp_path / ".out.partial-ijklmnop").write_text("precious")
@@ -300,7 +300,7 @@ def test_files_that_only_look_like_leftovers_stay(tmp_path: Path) -> None:
     assert (tmp_path / ".out.partial-of-my-own" / "data.txt").read_text() == "precious"
 
 
-def test_a_package_put_aside_by_a_killed_export_is_named(tmp_path: Path) -> None:
+def test_package_moved_aside_by_killed_export_is_reported(tmp_path: Path) -> None:
     aside = tmp_path / ".out.old-abcdefgh"
     aside.mkdir()
     package(aside / "package", "old")
@@ -308,8 +308,8 @@ def test_a_package_put_aside_by_a_killed_export_is_named(tmp_path: Path) -> None
     assert str(aside / "package") in note and word(aside / "package") == "old"
 
 
-def test_the_checkpoints_own_files_are_not_in_what_force_replaces(tmp_path: Path) -> None:
-    """A checkpoint folder may be put together from links into an older package."""
+def test_force_rejects_package_linked_from_checkpoint(tmp_path: Path) -> None:
+    """A checkpoint folder may contain links into an older package."""
     out, checkpoint = package(tmp_path / "out", "old"), tmp_path / "checkpoint"
     checkpoint.mkdir()
     (checkpoint / "config.json").symlink_to(out / "model.onnx")
@@ -321,8 +321,8 @@ def test_the_checkpoints_own_files_are_not_in_what_force_replaces(tmp_path: Path
     assert word(out) == "old"
 
 
-def test_a_package_in_the_folder_of_its_checkpoint_is_replaced(tmp_path: Path) -> None:
-    """It lies there by its path, and nothing of the checkpoint is linked into it."""
+def test_force_replaces_package_inside_checkpoint_folder(tmp_path: Path) -> None:
+    """No checkpoint file links into the package."""
     (tmp_path / "config.json").write_text("{}")
     out = package(tmp_path / "package", "old")
     with reserve(out, [str(tmp_path)], force=True) as place:
@@ -332,7 +332,7 @@ def test_a_package_in_the_folder_of_its_checkpoint_is_replaced(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o755), (0o002, 0o775), (0o077, 0o700)])
-def test_a_package_has_the_mode_that_its_user_wants(tmp_path: Path, mask: int, mode: int) -> None:
+def test_package_mode_follows_umask(tmp_path: Path, mask: int, mode: int) -> None:
     before = os.umask(mask)
     try:
         export(tmp_path / "out", "new")
@@ -342,15 +342,13 @@ def test_a_package_has_the_mode_that_its_user_wants(tmp_path: Path, mask: int, m
 
 
 @pytest.mark.parametrize("given", [Path(), Path("../out")])
-def test_the_folder_that_somebody_stands_in_is_not_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: Path
-) -> None:
+def test_current_folder_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: Path) -> None:
     monkeypatch.chdir(package(tmp_path / "out", "old"))
     refused(given, "is the current folder, or contains it")
     assert word(tmp_path / "out") == "old" and hidden(tmp_path) == []
 
 
-def test_a_disk_without_modes_takes_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_works_without_chmod_support(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Path, mode: int) -> None:
         raise PermissionError(1, "Operation not permitted")
 

@@ -1,4 +1,4 @@
-"""Rotary embeddings move into attention or become one operator, by the same tables, however they were written."""
+"""Rotary embeddings move into attention or become one operator with the same tables, in every written form."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ IN_ATTENTION: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("form", IN_ATTENTION)
 @pytest.mark.parametrize(("start", "tokens"), [(0, 6), (9, 1), (9, 4)])
-def test_rotary_attention(tmp_path: Path, form: str, start: int, tokens: int) -> None:
+def test_rotary_embedding_is_fused_into_gqa(tmp_path: Path, form: str, start: int, tokens: int) -> None:
     model = rewritten(
         lambda: attention_net(**IN_ATTENTION[form]), PASS, tmp_path, fed_to_attention(start, tokens), context("contrib")
     )
@@ -217,11 +217,11 @@ WITHOUT_OPERATOR = context("contrib", refused={"RotaryEmbedding"})
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_what_attention_does_not_do_stays(kind: str) -> None:
+def test_rotary_forms_unsupported_by_gqa_are_not_fused(kind: str) -> None:
     left_alone(lambda: attention_net(**OTHERS[kind]), PASS, WITHOUT_OPERATOR)
 
 
-def test_where_the_target_takes_no_form_of_attention_the_cpu_has_the_one_that_does_more(tmp_path: Path) -> None:
+def test_rotary_is_fused_if_target_rejects_every_gqa_form(tmp_path: Path) -> None:
     told = context("contrib", refused={"GroupQueryAttention"})
     model = rewritten(attention_net, PASS, tmp_path, fed_to_attention(9, 4), told)
     assert "Concat" not in operators(model)
@@ -285,7 +285,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_rotary_embedding(tmp_path: Path, form: str) -> None:
+def test_rotary_embedding_operator_is_used_with_standard_attention(tmp_path: Path, form: str) -> None:
     rows = FORMS[form].get("rows", 2)
     model = changed(lambda: net(**FORMS[form]), feed(rows), tmp_path, context("standard"))
     left = [name for name in operators(model) if name not in ("Reshape", "Transpose")]
@@ -294,13 +294,13 @@ def test_rotary_embedding(tmp_path: Path, form: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["keys are turned otherwise", "a part that the operator does not turn"])
-def test_beside_an_attention_that_does_not_turn_them_itself(tmp_path: Path, kind: str) -> None:
+def test_rotary_embedding_operator_precedes_gqa_without_rotary(tmp_path: Path, kind: str) -> None:
     model = changed(lambda: attention_net(**OTHERS[kind]), fed_to_attention(9, 4), tmp_path, context("contrib"))
     assert operators(model).count("Cast") == 1, "positions are widened once"
     assert not {"Gather", "Mul", "Neg"} & set(operators(model))
 
 
-def test_positions_that_the_model_casts_otherwise_are_widened_all_the_same(tmp_path: Path) -> None:
+def test_positions_are_cast_to_int64_despite_other_casts(tmp_path: Path) -> None:
     def make() -> Net:
         made = attention_net(**OTHERS["keys are turned otherwise"])
         made.give(made.op("Cast", made.inputs[0], to=int(ir.DataType.FLOAT)), "positions as floats")
@@ -376,7 +376,7 @@ LAST_PART_FEED = {
 
 @pytest.mark.parametrize("form", PARTS)
 @pytest.mark.parametrize("fused", ["contrib", "standard"])
-def test_the_last_part_of_a_head(tmp_path: Path, fused: Any, form: str) -> None:
+def test_rotation_of_last_part_of_head_becomes_rotary_embedding(tmp_path: Path, fused: Any, form: str) -> None:
     model = changed(lambda: last_part(fused, **PARTS[form]), LAST_PART_FEED, tmp_path, context(fused))
     moved = 2 if "come out" in form else 0
     looked_up = 2 if fused == "standard" else 0
@@ -385,12 +385,12 @@ def test_the_last_part_of_a_head(tmp_path: Path, fused: Any, form: str) -> None:
     assert not {"Sub", "Add", "Neg", "Slice"} & set(left) and left.count("Mul") == 1, "the scale is all that is left"
 
 
-def test_a_part_in_another_order_only_where_the_target_takes_that() -> None:
+def test_reordered_rotation_requires_gather_support() -> None:
     kind = PARTS["neighbours that come out as halves"]
     left_alone(lambda: last_part("contrib", **kind), PASS, context("contrib", refused={"Gather"}))
 
 
-def test_only_where_the_target_takes_it() -> None:
+def test_rotary_fusion_requires_target_support() -> None:
     left_alone(lambda: attention_net(offset=True), PASS, context("contrib"))
     refuses = context(
         "contrib",

@@ -1,4 +1,4 @@
-"""Exports of one model share a trace in these tests (tests/traces.py): what they write is what each writes alone."""
+"""Shared traces of tests (tests/traces.py): exports of a model write the same files with and without sharing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def written(checkpoint: Path, out: Path) -> bytes:
 
 
 @pytest.mark.heavy
-def test_a_shared_trace_is_that_of_each(
+def test_shared_trace_writes_same_files_as_separate_traces(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     checkpoint = tiny_checkpoint("qwen3", num_hidden_layers=1)
@@ -39,7 +39,7 @@ def test_a_shared_trace_is_that_of_each(
     assert written(checkpoint, tmp_path / "alone") == second == first
 
 
-def test_other_weights_are_the_same_trace_and_another_config_is_not(tiny_checkpoint: TinyCheckpoint) -> None:
+def test_trace_key_depends_on_config_and_not_on_weights(tiny_checkpoint: TinyCheckpoint) -> None:
     from transformers import AutoConfig
 
     from partita.export.trace.fake_model import build_fake_model
@@ -58,9 +58,7 @@ def test_other_weights_are_the_same_trace_and_another_config_is_not(tiny_checkpo
     assert decides(tiny_checkpoint("llama", rms_norm_eps=0.01, **small)) != known
 
 
-def test_a_test_that_replaces_export_code_shares_no_trace(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_patched_export_code_is_detected(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "rename", Path.rename)
     assert not traces.replaces_export_code(request.node)
     monkeypatch.setattr("partita.export.drafts.lowering", None)

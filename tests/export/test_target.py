@@ -1,4 +1,4 @@
-"""The provider that a package is for is asked, and what it says decides: order of the questions, ranking, records."""
+"""Probing of the target provider during export: order of probes, ranking, verification and records."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def exporting(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> Exporting:
     return run
 
 
-def test_the_first_lowering_that_is_taken_whole_ends_the_questions(exporting: Exporting) -> None:
+def test_fully_supported_lowering_ends_probing(exporting: Exporting) -> None:
     provider = Provider({})
     summary = exporting(provider.target())
     assert provider.asked == provider.replayed == ["gqa"]
@@ -102,7 +102,7 @@ def test_the_first_lowering_that_is_taken_whole_ends_the_questions(exporting: Ex
     assert asked.nodes == nodes
 
 
-def test_the_providers_own_choice_is_asked_about_first(exporting: Exporting) -> None:
+def test_preferred_lowering_of_provider_is_probed_first(exporting: Exporting) -> None:
     provider = Provider({"primitives": 1, "gqa": 2})
     summary = exporting(provider.target("primitives"))
     assert provider.asked == ["primitives", "gqa", "onnx24"]
@@ -110,14 +110,14 @@ def test_the_providers_own_choice_is_asked_about_first(exporting: Exporting) -> 
     assert "primitives supports" in summary.attention_reason and "not ScatterElements (1)" in summary.attention_reason
 
 
-def test_a_step_of_one_token_is_asked_about(exporting: Exporting) -> None:
+def test_probe_uses_decode_step_of_single_token(exporting: Exporting) -> None:
     provider = Provider({})
     exporting(provider.target())
     (sizes,) = provider.sizes
     assert sizes["input_ids"] == (1, 1) and sizes["past_key_values.0.key"] == (1, 2, 64, 16)
 
 
-def test_no_weight_is_read_to_ask(exporting: Exporting) -> None:
+def test_probe_model_keeps_weights_external(exporting: Exporting) -> None:
     kinds: list[bool] = []
 
     def ask(model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> ProbeResult:
@@ -129,7 +129,7 @@ def test_no_weight_is_read_to_ask(exporting: Exporting) -> None:
     assert kinds and all(kinds)
 
 
-def test_fewest_nodes_left_wins_and_everything_asked_is_recorded(exporting: Exporting) -> None:
+def test_lowering_with_fewest_unsupported_nodes_wins_and_all_are_recorded(exporting: Exporting) -> None:
     provider = Provider({"gqa": 2, "onnx24": 6, "primitives": 1})
     summary = exporting(provider.target())
     assert provider.asked == ["gqa", "onnx24", "primitives"] and provider.replayed == ["primitives"]
@@ -142,7 +142,7 @@ def test_fewest_nodes_left_wins_and_everything_asked_is_recorded(exporting: Expo
     ]
 
 
-def test_a_lowering_that_it_computes_wrongly_is_set_aside_and_the_next_asked_about(exporting: Exporting) -> None:
+def test_mismatched_lowering_is_rejected_and_others_are_probed(exporting: Exporting) -> None:
     provider = Provider({"onnx24": 6}, wrong=("gqa",))
     summary = exporting(provider.target())
     assert provider.asked == ["gqa", "onnx24", "primitives"], "the others were asked only after gqa had disagreed"
@@ -157,7 +157,7 @@ def test_a_lowering_that_it_computes_wrongly_is_set_aside_and_the_next_asked_abo
     )
 
 
-def test_when_it_computes_none_rightly_nothing_is_written(exporting: Exporting, tmp_path: Path) -> None:
+def test_export_fails_if_every_lowering_mismatches(exporting: Exporting, tmp_path: Path) -> None:
     provider = Provider({}, wrong=tuple(SPOILS))
     with pytest.raises(ParityError, match="there does not match the source model") as caught:
         exporting(provider.target())
@@ -165,21 +165,21 @@ def test_when_it_computes_none_rightly_nothing_is_written(exporting: Exporting, 
     assert not list(tmp_path.iterdir())
 
 
-def test_a_named_lowering_is_the_only_one_asked_about_and_is_taken_whatever_the_answer(exporting: Exporting) -> None:
+def test_requested_lowering_is_used_despite_unsupported_nodes(exporting: Exporting) -> None:
     provider = Provider({"onnx24": 6})
     summary = exporting(provider.target(), attention="onnx24")
     assert provider.asked == ["onnx24"] and summary.manifest.graph.attention == "onnx24"
     assert summary.attention_reason.startswith("requested: there supports ")
 
 
-def test_a_named_lowering_that_it_computes_wrongly_is_an_error(exporting: Exporting, tmp_path: Path) -> None:
+def test_mismatch_of_requested_lowering_raises_parity_error(exporting: Exporting, tmp_path: Path) -> None:
     with pytest.raises(ParityError, match="choose another `attention` or another `target`"):
         exporting(Provider({}, wrong=("gqa",)).target(), attention="gqa")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.heavy
-def test_an_opset_skips_the_lowerings_that_need_a_newer_one(exporting: Exporting) -> None:
+def test_opset_excludes_lowerings_requiring_newer_opset(exporting: Exporting) -> None:
     provider = Provider({"gqa": 1})
     summary = exporting(provider.target(), opset=18)
     assert provider.asked == ["gqa", "primitives"] and summary.manifest.graph.attention == "primitives"
@@ -188,10 +188,10 @@ def test_an_opset_skips_the_lowerings_that_need_a_newer_one(exporting: Exporting
     assert target is not None and target.excluded == {"onnx24": "`opset=18`: onnx24 needs opset 24 or newer"}
 
 
-def test_a_lowering_that_the_model_does_not_fit_is_skipped_with_its_reason(
+def test_lowering_unsupported_by_model_is_skipped_with_reason(
     exporting: Exporting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tiny llama has equal widths; a lowering that says it cannot hold them stands in for one that cannot."""
+    """The gqa lowering is replaced with a stub that rejects the model."""
     from partita.export.trace.attention import gqa
 
     def emit(call: Any) -> Any:
@@ -206,7 +206,7 @@ def test_a_lowering_that_the_model_does_not_fit_is_skipped_with_its_reason(
         exporting(provider.target(), attention="gqa", force=True)
 
 
-def test_a_provider_that_cannot_run_here_leaves_a_note(exporting: Exporting) -> None:
+def test_unavailable_provider_is_recorded_as_not_run(exporting: Exporting) -> None:
     def replay(folder: Path, manifest: Manifest) -> Verification:
         raise ProviderError("there: no device")
 
@@ -216,7 +216,7 @@ def test_a_provider_that_cannot_run_here_leaves_a_note(exporting: Exporting) -> 
     assert "not verified on there: there: no device" in summary.notes
 
 
-def test_without_a_replay_or_with_no_verify_the_record_says_not_run(exporting: Exporting) -> None:
+def test_target_verification_is_not_run_without_replay_or_verify(exporting: Exporting) -> None:
     provider = Provider({})
     target = exporting(replace(provider.target(), replay=None)).manifest.target
     assert target is not None and target.verification == "not_run"
@@ -224,7 +224,7 @@ def test_without_a_replay_or_with_no_verify_the_record_says_not_run(exporting: E
     assert target is not None and target.verification == "not_run" and provider.replayed == []
 
 
-def test_a_target_that_cannot_be_asked_gets_its_default_and_the_record_says_so(exporting: Exporting) -> None:
+def test_target_without_probe_uses_its_default_lowering(exporting: Exporting) -> None:
     how = "which could not be probed: not_in_build: no such provider"
     summary = exporting(Target("there", "--target", "primitives", how))
     assert summary.manifest.graph.attention == "primitives"
@@ -233,8 +233,8 @@ def test_a_target_that_cannot_be_asked_gets_its_default_and_the_record_says_so(e
     assert target is not None and (target.probed, target.probe_method) == ((), how)
 
 
-def test_a_slow_machine_does_not_change_the_choice(exporting: Exporting) -> None:
-    """What was not answered in time says nothing of the lowering."""
+def test_untested_nodes_do_not_reject_a_lowering(exporting: Exporting) -> None:
+    """A probe that timed out is no evidence against the lowering."""
 
     class Slow(Provider):
         def ask(self, model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> ProbeResult:
@@ -247,7 +247,7 @@ def test_a_slow_machine_does_not_change_the_choice(exporting: Exporting) -> None
     assert provider.asked == ["gqa"]
 
 
-def test_ranking_counts_what_is_left_and_failures_and_what_nobody_knows_last() -> None:
+def test_ranking_orders_by_unsupported_nodes_failures_and_untested_nodes() -> None:
     order = candidates("primitives", "auto")
     primitives, gqa, onnx24 = order
     assert order == [usual("primitives"), usual("gqa"), usual("onnx24")]
@@ -278,7 +278,7 @@ class CountsExperts(Provider):
 
 
 @pytest.mark.heavy
-def test_experts_are_written_for_the_target_whatever_the_lowering(exporting: Exporting) -> None:
+def test_experts_use_standard_operators_if_target_rejects_moe(exporting: Exporting) -> None:
     provider = CountsExperts({"onnx24": 6, "primitives": 3})
     provider.takes_experts = False
     summary = exporting(provider.target(), "mixtral")
@@ -295,7 +295,7 @@ def test_experts_are_written_for_the_target_whatever_the_lowering(exporting: Exp
     assert "; gqa supports " in summary.attention_reason and "not MoE (1)" in summary.attention_reason
 
 
-def test_experts_that_are_taken_stay_as_they_are(exporting: Exporting) -> None:
+def test_supported_moe_operator_is_kept(exporting: Exporting) -> None:
     provider = Provider({})
     summary = exporting(provider.target(), "mixtral")
     operators = {node.op_type for node in onnx.load(summary.path / "model.onnx", load_external_data=False).graph.node}
@@ -312,7 +312,7 @@ LOWERING = replace(PRIMITIVES, name="added", rank=-1)
 '''
 
 
-def test_a_new_lowering_is_one_file_and_its_name_in_the_options(
+def test_lowering_module_added_to_folder_is_a_candidate(
     exporting: Exporting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     folder = tmp_path / "lowerings"
@@ -328,7 +328,7 @@ def test_a_new_lowering_is_one_file_and_its_name_in_the_options(
 
 
 @pytest.mark.heavy
-def test_experts_are_one_operator_beside_a_standard_attention_where_the_target_takes_that(exporting: Exporting) -> None:
+def test_moe_operator_is_used_with_standard_attention_if_supported(exporting: Exporting) -> None:
     provider = CountsExperts({"gqa": 6})
     summary = exporting(provider.target(), "mixtral")
     assert provider.asked == ["gqa 1", "onnx24 0", "onnx24 1"], "in both forms, as standard attention has either"
@@ -344,7 +344,7 @@ def test_experts_are_one_operator_beside_a_standard_attention_where_the_target_t
     ]
 
 
-def test_a_model_without_experts_is_asked_about_once_for_each_lowering(exporting: Exporting) -> None:
+def test_dense_model_is_probed_once_per_lowering(exporting: Exporting) -> None:
     provider = Provider({"gqa": 6})
     exporting(provider.target())
     assert provider.asked == ["gqa", "onnx24"]

@@ -1,4 +1,4 @@
-"""Adapters beside a foreign graph, as Olive and onnxruntime-genai lay them out: tokens beside ONNX Runtime's own."""
+"""LoRA adapters of foreign models in the Olive and onnxruntime-genai layouts; tokens match ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_adapters_are_switched_by_name(sample: Sample) -> None:
             assert list(answer.results[0].tokens) == tokens, name
 
 
-def test_the_command_and_inspect_show_them(sample: Sample, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_and_inspect_support_adapters(sample: Sample, capsys: pytest.CaptureFixture[str]) -> None:
     folder = with_lora(sample("optimum"), "travel")
     for name in ("config.json", "generation_config.json"):
         changed(folder / name, eos_token_id=1)
@@ -100,7 +100,7 @@ def test_the_command_and_inspect_show_them(sample: Sample, capsys: pytest.Captur
     assert "travel.onnx_adapter" in capsys.readouterr().out
 
 
-def test_a_folder_without_adapters_says_what_is_missing(sample: Sample) -> None:
+def test_missing_adapters_or_adapter_inputs_raise_usage_error(sample: Sample) -> None:
     for folder, said in (
         (with_lora(sample("optimum")), r"no \*.onnx_adapter"),
         (sample("merged"), "no inputs for adapter values"),
@@ -109,7 +109,7 @@ def test_a_folder_without_adapters_says_what_is_missing(sample: Sample) -> None:
             model.generate(PROMPT, max_new_tokens=1, adapter="travel")
 
 
-def test_an_adapter_of_another_model_is_told_by_its_names_and_shapes(sample: Sample) -> None:
+def test_adapter_of_another_model_is_rejected(sample: Sample) -> None:
     folder = with_lora(sample("optimum"), "travel")
     odd = {f"layer.{number}.lora_A": np.zeros((4, 2), np.float32) for number in range(7)}
     write_adapter(folder / "travel.onnx_adapter", {DOWN: np.zeros((5, 2), np.float32), **odd})
@@ -122,7 +122,7 @@ def test_an_adapter_of_another_model_is_told_by_its_names_and_shapes(sample: Sam
         model.generate(PROMPT, max_new_tokens=1, adapter="travel")
 
 
-def test_a_prefix_is_of_the_adapter_that_it_was_read_with_and_not_of_its_name(sample: Sample, tmp_path: Path) -> None:
+def test_saved_prefix_depends_on_adapter_content(sample: Sample, tmp_path: Path) -> None:
     folder, prefix = with_lora(sample("optimum"), "a", "b"), tmp_path / "p.prefix"
     with partita.load(folder, "cpu") as model:
         model.save_prefix(prefix, [5, 9, 17], adapter="a")

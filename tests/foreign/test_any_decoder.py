@@ -1,7 +1,4 @@
-"""Decoders whose names nobody agreed on: what inputs mean follows from names, types, shapes and what reads them.
-
-What follows a token is the sum of all tokens up to it, modulo 64, so that every right answer is known.
-"""
+"""Decoders with unknown port names: names, types, shapes and use give the roles. The model sums tokens mod 64."""
 
 from __future__ import annotations
 
@@ -79,12 +76,12 @@ def tokens(folder: Path, prompts: list[list[int]], choice: Choice, chunk: int, c
 
 @pytest.mark.parametrize("chunk", [100, 3])
 @pytest.mark.parametrize("text", [LOOKED_UP, SUMMED], ids=["looked up", "summed"])
-def test_meanings_follow_from_the_graph(text: str, chunk: int, tmp_path: Path) -> None:
+def test_port_roles_are_inferred_from_graph(text: str, chunk: int, tmp_path: Path) -> None:
     folder = folder_of(text, tmp_path / "odd")
     assert tokens(folder, [PROMPT], Choice(), chunk) == [adding(PROMPT, 6)]
 
 
-def test_what_was_inferred_says_why(tmp_path: Path) -> None:
+def test_inferred_roles_record_their_source(tmp_path: Path) -> None:
     manifest = open_folder(folder_of(LOOKED_UP, tmp_path / "odd"))
     assert manifest.foreign is not None and manifest.foreign.layout == "onnx"
     sources = {port.name: (port.meaning, port.source) for port in manifest.foreign.ports}
@@ -98,22 +95,22 @@ def test_what_was_inferred_says_why(tmp_path: Path) -> None:
     assert (summed.kind, summed.growing_axis, summed.in_place) == ("recurrent", None, False)
 
 
-def test_a_batch_with_a_growing_cache_runs_one_prompt_at_a_time(tmp_path: Path) -> None:
+def test_growing_cache_with_batch_size_2_runs_single_prompt(tmp_path: Path) -> None:
     folder = folder_of(LOOKED_UP, tmp_path / "odd")
     (tmp_path / "contract.toml").write_text("batch_size = 2\n")
     choice = Choice(contract=tmp_path / "contract.toml")
     assert tokens(folder, [PROMPT], choice, 100) == [adding(PROMPT, 6)]
 
 
-def test_two_inputs_for_one_role_are_named(tmp_path: Path) -> None:
+def test_ambiguous_inputs_for_a_role_are_reported(tmp_path: Path) -> None:
     text = SUMMED.replace("int64[1] past_len,", "int64[1] past_len, int32[1,S] input_ids,")
     with pytest.raises(PackageError, match="'token_ids' and 'input_ids' could both be for tokens"):
         open_folder(folder_of(text, tmp_path / "odd"))
 
 
 @pytest.mark.parametrize("mask", ["float[1,1,S,T]", "bool[1,1,S,T]", "int64[1,S,T]", "float[1,T]"])
-def test_an_input_that_has_the_name_of_a_role_and_not_its_form(mask: str, tmp_path: Path) -> None:
-    """A mask that says for every token which others it sees is no cache, which is what its rank looks like."""
+def test_mask_of_unsupported_type_or_rank_is_rejected(mask: str, tmp_path: Path) -> None:
+    """A mask of rank 4 is not mistaken for a cache."""
     text = SUMMED.replace("int64[1] past_len,", f"int64[1] past_len, {mask} attention_mask,")
     with pytest.raises(
         PackageError, match=r"attention_mask .* is named like mask, for which Partita supplies bool or int32"

@@ -1,8 +1,4 @@
-"""ONNX Runtime's attention operators in folders of onnxruntime-genai: what each keeps, and the tokens of a plain loop.
-
-The graphs have one layer with random weights, and no positions: what follows a token is what attention makes of the
-tokens before it.
-"""
+"""Attention operators in onnxruntime-genai folders (one layer, random weights, no positions) match a plain loop."""
 
 from __future__ import annotations
 
@@ -90,7 +86,7 @@ g (int64[batch_size,sequence_length] input_ids, {told}, {pasts})
 
 
 @pytest.mark.parametrize("chunk", [100, 3])
-def test_multi_head_attention_grows(chunk: int, tmp_path: Path) -> None:
+def test_multi_head_attention_cache_grows(chunk: int, tmp_path: Path) -> None:
     folder = folder_of(MHA, HEADS, tmp_path / "mha", share_buffer=False)
     manifest = open_folder(folder)
     assert manifest.foreign is not None and manifest.foreign.layout == "onnxruntime-genai"
@@ -104,8 +100,8 @@ def test_multi_head_attention_grows(chunk: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("share_buffer", [True, False])
 @pytest.mark.parametrize("chunk", [100, 3])
-def test_a_window_in_the_attention(chunk: int, share_buffer: bool, tmp_path: Path) -> None:
-    """Prompts and answers are longer than it; without it other tokens follow."""
+def test_attention_window_is_detected_and_matches(chunk: int, share_buffer: bool, tmp_path: Path) -> None:
+    """Prompts and completions exceed the window; without the window the tokens differ."""
     windowed = GQA.format(window=f", local_window_size = {WINDOW}")
     folder = folder_of(windowed, 1, tmp_path / "windowed", share_buffer=share_buffer)
     manifest = open_folder(folder)
@@ -118,8 +114,8 @@ def test_a_window_in_the_attention(chunk: int, share_buffer: bool, tmp_path: Pat
     assert {state.window for state in open_folder(whole).graph.states} == {None}
 
 
-def test_what_attention_appends_to_has_any_names(tmp_path: Path) -> None:
-    """Neither names nor sizes tell which output continues which input, and along which axis it is longer."""
+def test_attention_cache_is_recognised_with_any_names(tmp_path: Path) -> None:
+    """Neither names nor shapes link the outputs to the inputs or reveal the growing axis."""
     known = folder_of(MHA, HEADS, tmp_path / "known", share_buffer=False)
     model = onnx.load(known / "model.onnx")
     odd = {"past_key_values_0_key": "memory_a", "past_key_values_0_value": "memory_b"}
@@ -143,8 +139,10 @@ def test_what_attention_appends_to_has_any_names(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("operator", ["Greater", "GreaterOrEqual"])
 @pytest.mark.parametrize("as_node", [True, False])
-def test_texts_end_where_a_graph_takes_other_frequencies(operator: str, as_node: bool, tmp_path: Path) -> None:
-    """As onnxruntime-genai's builder writes LongRoPE models, with a node; its runtime reads all again there."""
+def test_length_is_limited_where_graph_switches_rotary_frequencies(
+    operator: str, as_node: bool, tmp_path: Path
+) -> None:
+    """LongRoPE as written by onnxruntime-genai's builder; its runtime prefills again at the switch."""
     constant = f"original = Constant<value = int64[1] {{{ORIGINAL}}}>()" if as_node else ""
     rotary = f"""
   {constant}{LENGTHS}
@@ -176,7 +174,7 @@ def test_texts_end_where_a_graph_takes_other_frequencies(operator: str, as_node:
 
 
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
-def test_texts_end_where_the_configuration_has_other_frequencies(key: str, tmp_path: Path) -> None:
+def test_length_is_limited_where_config_switches_rotary_frequencies(key: str, tmp_path: Path) -> None:
     folder = folder_of(GQA.format(window=""), 1, tmp_path / "long", share_buffer=True)
     rope = {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
     for factors, length in ((rope, ORIGINAL), ({**rope, "long_factor": [1.0]}, LONGEST)):
@@ -190,8 +188,8 @@ def test_texts_end_where_the_configuration_has_other_frequencies(key: str, tmp_p
 
 
 @pytest.mark.parametrize("share_buffer", [True, False])
-def test_texts_end_at_a_window_that_the_graph_lacks(share_buffer: bool, tmp_path: Path) -> None:
-    """As builders write some models; beyond it the tokens are another model's, so they have to be asked for."""
+def test_length_is_limited_to_window_missing_from_graph(share_buffer: bool, tmp_path: Path) -> None:
+    """Beyond the window the tokens differ from the model's; a longer length must be requested."""
     folder = folder_of(GQA.format(window=""), 1, tmp_path / "whole", share_buffer=share_buffer)
     raw = json.loads((folder / "genai_config.json").read_text(encoding="utf-8"))
     slides = {"slide_key_value_cache": False, "slide_inputs": False, "layers": []}
@@ -225,7 +223,9 @@ def test_texts_end_at_a_window_that_the_graph_lacks(share_buffer: bool, tmp_path
         ({"sliding_window": 20, "use_sliding_window": True, "max_window_layers": 0}, 20),
     ],
 )
-def test_texts_end_at_a_window_that_standard_operators_lack(said: dict[str, Any], length: int, sample: Sample) -> None:
+def test_length_is_limited_to_config_window_missing_from_graph(
+    said: dict[str, Any], length: int, sample: Sample
+) -> None:
     folder = sample("optimum")
     changed(folder / "config.json", **said)
     manifest = open_folder(folder)
@@ -243,8 +243,8 @@ def test_texts_end_at_a_window_that_standard_operators_lack(said: dict[str, Any]
         "chunk = Div(input_ids, n)",
     ],
 )
-def test_a_window_in_standard_operators(node: str, sample: Sample) -> None:
-    """Nothing is limited: the graph reads the window's size for a mask, also in a control-flow subgraph of it."""
+def test_window_mask_in_standard_operators_does_not_limit_length(node: str, sample: Sample) -> None:
+    """The graph uses the window size in a mask, also in a control-flow subgraph."""
     folder = sample("optimum")
     changed(folder / "config.json", sliding_window=20)
     model = onnx.load(folder / "model.onnx")
@@ -265,7 +265,7 @@ TOLD = """
     q, k, v, past_key_values_0_key, past_key_values_0_value, past_seq_len, total_seq_len)"""
 
 
-def test_lengths_in_place_of_a_mask(tmp_path: Path) -> None:
+def test_length_inputs_replace_attention_mask(tmp_path: Path) -> None:
     plain = folder_of(GQA.format(window=""), 1, tmp_path / "plain", share_buffer=True)
     folder = folder_of(TOLD, 1, tmp_path / "told", share_buffer=True, told=OLIVE)
     config = json.loads((folder / "genai_config.json").read_text(encoding="utf-8"))
@@ -286,15 +286,15 @@ def test_lengths_in_place_of_a_mask(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", ["batch_size,2", "batch_size,sequence_length"])
-def test_lengths_of_another_form_are_refused(shape: str, tmp_path: Path) -> None:
+def test_length_inputs_of_unsupported_shape_are_rejected(shape: str, tmp_path: Path) -> None:
     told = OLIVE.replace("batch_size,1", shape)
     folder = folder_of(TOLD, 1, tmp_path / "told", share_buffer=True, told=told)
     with pytest.raises(PackageError, match=r"past_seq_len .* named like write_start, .* dimensions or as \[\?,1\]"):
         open_folder(folder)
 
 
-def test_keys_that_are_read_elsewhere_grow_with_their_values(tmp_path: Path) -> None:
-    """The operator takes both in place, or neither."""
+def test_cache_with_another_reader_of_keys_is_not_in_place(tmp_path: Path) -> None:
+    """The operator updates keys and values in place, or neither."""
     attention = GQA.replace("  made, present", "  all, present").format(window="")
     attention += """
   rows = Shape<start = 2, end = 3>(past_key_values_0_key)
@@ -342,8 +342,8 @@ g (int64[batch_size,sequence_length] input_ids, {MASK},
 """A layer with a window, two heads of 8, and one without, with one head of 16."""
 
 
-def test_layers_of_two_kinds_of_which_the_configuration_has_one(tmp_path: Path) -> None:
-    """As onnxruntime-genai's builder writes Gemma 4: its configuration has room for one pair of numbers."""
+def test_layers_with_different_head_shapes_are_read_from_graph(tmp_path: Path) -> None:
+    """As in Gemma 4 by onnxruntime-genai's builder: its config holds one pair of head numbers."""
     folder = folder_of(GQA.format(window=""), 1, tmp_path / "kinds", share_buffer=True)
     random, model = np.random.default_rng(5), parser.parse_model(TWO_KINDS)
     shapes = {"table": (VOCAB, 16), "narrow": (16, 16), "same": (16, 16), "wide": (16, 32), "narrowed": (32, 16)}

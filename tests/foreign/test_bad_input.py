@@ -1,4 +1,4 @@
-"""What is wrong with a foreign folder is said by name, with what to do about it."""
+"""Errors for invalid foreign folders name the cause and the remedy."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def renamed(old: str, new: str) -> Callable[[onnx.ModelProto], None]:
     return change
 
 
-def test_several_candidates_are_named(hub_folder: Path, tmp_path: Path) -> None:
+def test_multiple_model_files_are_listed_with_variants(hub_folder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "hub"
     shutil.copytree(hub_folder, folder)
     (folder / "onnx" / "model.onnx").unlink()
@@ -61,7 +61,7 @@ def test_several_candidates_are_named(hub_folder: Path, tmp_path: Path) -> None:
     assert "q8" in refused(folder, Choice(variant="q8"))
 
 
-def test_one_variant_in_two_places_is_chosen_by_its_file(hub_folder: Path, tmp_path: Path) -> None:
+def test_variant_is_selected_by_file_path(hub_folder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "hub"
     shutil.copytree(hub_folder, folder)
     shutil.copy(folder / "onnx" / "model.onnx", folder / "model.onnx")
@@ -83,7 +83,7 @@ T5 = {"is_encoder_decoder": True, "architectures": ["T5ForConditionalGeneration"
         ("whole", BERT, ("BertForMaskedLM", "no cache")),
     ],
 )
-def test_a_configuration_of_another_model(
+def test_config_of_another_model_is_rejected(
     of: str, settings: dict[str, object], said: tuple[str, ...], sample: Sample
 ) -> None:
     folder = sample(of)
@@ -105,7 +105,7 @@ SLIDES = ("slide_key_value_cache", "with onnxruntime-genai")
         ("vision", {"filename": "vision.onnx"}, ("has a component 'vision' besides its decoder",)),
     ],
 )
-def test_a_field_of_genai_config_that_is_not_of_the_graph(
+def test_wrong_or_unsupported_genai_config_field_is_rejected(
     field: str, value: object, said: tuple[str, ...], sample: Sample
 ) -> None:
     folder = sample("genai-fp32-cpu")
@@ -114,7 +114,7 @@ def test_a_field_of_genai_config_that_is_not_of_the_graph(
     assert all(part in told for part in said), told
 
 
-def test_windows_of_inputs_alone_are_a_way_to_cut_prompts(sample: Sample) -> None:
+def test_input_window_without_cache_sliding_sets_no_cache_window(sample: Sample) -> None:
     def fix(model: onnx.ModelProto) -> None:
         port = next(port for port in model.graph.input if port.name == "attention_mask")
         port.type.tensor_type.shape.dim[1].dim_value = 64
@@ -130,7 +130,7 @@ def test_windows_of_inputs_alone_are_a_way_to_cut_prompts(sample: Sample) -> Non
 
 
 @pytest.mark.parametrize("side", ["inputs", "outputs"])
-def test_the_operator_of_the_cache_decides_where_names_are_wrong(side: str, sample: Sample) -> None:
+def test_attention_operator_overrides_wrong_cache_names(side: str, sample: Sample) -> None:
     folder = sample("genai-fp32-cpu")
     right = open_folder(folder).graph.states
     time, of = ("past", "past_key_values") if side == "inputs" else ("present", "present")
@@ -148,9 +148,7 @@ def test_the_operator_of_the_cache_decides_where_names_are_wrong(side: str, samp
         ('["N", 2, "N", 16]', "axis 1 is 1"),
     ],
 )
-def test_a_shape_of_a_contract_that_the_graph_contradicts(
-    shape: str, said: str, sample: Sample, tmp_path: Path
-) -> None:
+def test_contract_shape_contradicting_graph_is_rejected(shape: str, said: str, sample: Sample, tmp_path: Path) -> None:
     contract = tmp_path / "contract.toml"
     contract.write_text(
         '[[states]]\npast = "past_key_values.{layer}.key"\npresent = "present.{layer}.key"\n'
@@ -160,8 +158,8 @@ def test_a_shape_of_a_contract_that_the_graph_contradicts(
     assert "past_key_values.0.key" in told and said in told
 
 
-def test_a_cache_input_that_nothing_continues_is_named(sample: Sample) -> None:
-    """By its name; the graph shows it where all that is done to the cache is to append, and not where it is scaled."""
+def test_cache_input_without_matching_output_is_reported(sample: Sample) -> None:
+    """The graph links input and output if it only appends to the cache, not if it also scales it."""
     folder = altered(sample("optimum"), renamed("present.0.value", "odd"))
     assert {state.present for state in open_folder(folder).graph.states} == {"present.0.key", "odd"}
 
@@ -175,7 +173,7 @@ def test_a_cache_input_that_nothing_continues_is_named(sample: Sample) -> None:
     assert "past_key_values.0.value float32[batch_size,1,past_sequence_length,16]" in said and "--contract" in said
 
 
-def test_a_contract_says_what_cannot_be_inferred(sample: Sample, tmp_path: Path) -> None:
+def test_contract_supplies_missing_cache_information(sample: Sample, tmp_path: Path) -> None:
     folder = altered(sample("optimum"), renamed("present.0.value", "odd"))
     known = open_folder(sample("merged")).graph.vocab_size
     contract = tmp_path / "contract.toml"
@@ -218,13 +216,13 @@ KEYS = '[[states]]\npast = "past_key_values.{layer}.key"\npresent = "present.{la
         ("max_length = 2026-11-24\n", "max_length: Input should be a valid integer"),
     ],
 )
-def test_a_contract_that_is_none(text: str, said: str, sample: Sample, tmp_path: Path) -> None:
+def test_invalid_contract_is_rejected(text: str, said: str, sample: Sample, tmp_path: Path) -> None:
     contract = tmp_path / "contract.toml"
     contract.write_text(text)
     assert said in refused(sample("optimum"), Choice(contract=contract))
 
 
-def test_an_input_that_cannot_be_understood_is_named(sample: Sample) -> None:
+def test_unknown_input_is_reported(sample: Sample) -> None:
     def add(model: onnx.ModelProto) -> None:
         model.graph.input.append(onnx.helper.make_tensor_value_info("token_type_ids", 7, ["batch_size", "s"]))
 
@@ -235,14 +233,14 @@ def test_an_input_that_cannot_be_understood_is_named(sample: Sample) -> None:
     ("file", "said"),
     [("model.onnx.data", "its weights file 'model.onnx.data' is missing"), ("model.onnx", "model.onnx: no such file")],
 )
-def test_a_missing_file_is_named(file: str, said: str, sample: Sample) -> None:
+def test_missing_file_is_reported(file: str, said: str, sample: Sample) -> None:
     folder = sample("genai-int4-cpu")
     (folder / file).unlink()
     assert said in refused(folder)
 
 
-def test_weights_that_are_cut_off_are_to_be_downloaded_again(sample: Sample) -> None:
-    """The advice for a package, to export it again, would write a package over the folder."""
+def test_truncated_weights_error_suggests_download(sample: Sample) -> None:
+    """Exporting again, the advice for packages, would overwrite the folder."""
     folder = sample("genai-int4-cpu")
     with (folder / "model.onnx.data").open("r+b") as stream:
         stream.truncate(1000)
@@ -268,8 +266,8 @@ def test_weights_that_are_cut_off_are_to_be_downloaded_again(sample: Sample) -> 
         ("location", "", "missing"),
     ],
 )
-def test_external_data_at_a_place_that_is_none(key: str, value: str | None, said: str, sample: Sample) -> None:
-    """ONNX Runtime speaks of parsing a value, and `inspect` ended with a bug of Partita's own."""
+def test_invalid_external_data_location_is_rejected(key: str, value: str | None, said: str, sample: Sample) -> None:
+    """`inspect` still reads the graph."""
 
     def change(model: onnx.ModelProto) -> None:
         tensor = next(tensor for tensor in model.graph.initializer if tensor.external_data)
@@ -285,7 +283,7 @@ def test_external_data_at_a_place_that_is_none(key: str, value: str | None, said
     assert read(folder).graphs  # which shows what can be read
 
 
-def test_weights_that_link_out_of_the_folder(sample: Sample, tmp_path: Path) -> None:
+def test_weights_linked_outside_folder_are_rejected(sample: Sample, tmp_path: Path) -> None:
     folder = sample("genai-int4-cpu")
     (folder / "model.onnx.data").rename(tmp_path / "elsewhere")
     (folder / "model.onnx.data").symlink_to(tmp_path / "elsewhere")
@@ -293,8 +291,8 @@ def test_weights_that_link_out_of_the_folder(sample: Sample, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("size", [1 << 26, 3 << 30, 1 << 40])
-def test_a_file_that_was_made_longer_with_zeros(size: int, sample: Sample) -> None:
-    """A sparse file: nothing of it is read as fields."""
+def test_model_file_padded_with_zeros_is_rejected(size: int, sample: Sample) -> None:
+    """The file is sparse."""
     folder = sample("optimum")
     with (folder / "model.onnx").open("r+b") as stream:
         stream.truncate(size)
@@ -318,7 +316,7 @@ def newest(model: onnx.ModelProto) -> None:
         (newest, r"operator set 99 of ai\.onnx, but this ONNX Runtime supports up to \d+; run it with"),
     ],
 )
-def test_what_this_onnx_runtime_does_not_have(
+def test_operator_or_opset_missing_from_onnx_runtime_is_reported(
     change: Callable[[onnx.ModelProto], None], said: str, sample: Sample
 ) -> None:
     folder = altered(sample("optimum"), change)
@@ -327,14 +325,14 @@ def test_what_this_onnx_runtime_does_not_have(
 
 
 @pytest.mark.parametrize("file", ["encoder_model.onnx", "onnx/vision_encoder_q4.onnx", "onnx/embed_tokens.onnx"])
-def test_folders_of_other_models_are_refused_by_the_names_of_their_files(file: str, sample: Sample) -> None:
+def test_folder_with_encoder_or_embedding_files_is_rejected(file: str, sample: Sample) -> None:
     folder = sample("optimum")
     (folder / "onnx").mkdir()
     shutil.copy(folder / "model.onnx", folder / file)
     assert file in refused(folder)
 
 
-def test_a_graph_that_takes_embeddings_is_refused(sample: Sample) -> None:
+def test_graph_with_embedding_inputs_is_rejected(sample: Sample) -> None:
     def change(model: onnx.ModelProto) -> None:
         renamed("input_ids", "inputs_embeds")(model)
         port = next(port for port in model.graph.input if port.name == "inputs_embeds")
@@ -343,7 +341,7 @@ def test_a_graph_that_takes_embeddings_is_refused(sample: Sample) -> None:
     assert "takes embeddings ('inputs_embeds')" in refused(altered(sample("optimum"), change))
 
 
-def test_damaged_configurations(sample: Sample) -> None:
+def test_damaged_config_files_are_reported(sample: Sample) -> None:
     folder = sample("optimum")
     (folder / "config.json").write_text("{")
     assert "config.json: damaged" in refused(folder)
@@ -360,12 +358,12 @@ def test_damaged_configurations(sample: Sample) -> None:
         (1 << 40, ("`max_length` is",)),
     ],
 )
-def test_a_length_that_the_model_cannot_have(length: int, said: tuple[str, ...], sample: Sample) -> None:
+def test_unsupported_max_length_is_rejected(length: int, said: tuple[str, ...], sample: Sample) -> None:
     told = refused(sample("optimum"), Choice(max_length=length))
     assert all(part in told for part in said), told
 
 
-def test_what_genai_config_searches_by_default_is_no_limit(sample: Sample) -> None:
+def test_genai_search_max_length_is_a_default_and_not_a_limit(sample: Sample) -> None:
     folder = sample("genai-fp32-cpu")
     changed(folder / "genai_config.json", search__max_length=32)
     for choice, length in ((Choice(), 32), (Choice(max_length=50), 50)):
@@ -377,7 +375,7 @@ def test_what_genai_config_searches_by_default_is_no_limit(sample: Sample) -> No
     assert open_folder(folder).graph.max_length == 64
 
 
-def test_a_cache_of_a_type_that_numpy_has_not(sample: Sample) -> None:
+def test_cache_type_unknown_to_numpy_is_rejected(sample: Sample) -> None:
     def narrow(model: onnx.ModelProto) -> None:
         for port in (*model.graph.input, *model.graph.output):
             if port.name.startswith(("past", "present")):
@@ -387,14 +385,14 @@ def test_a_cache_of_a_type_that_numpy_has_not(sample: Sample) -> None:
     assert "past_key_values.0.key float8e4m3fn[" in said and "numpy has no type for float8e4m3fn" in said
 
 
-def test_choices_are_for_foreign_folders(sample: Sample, capsys: pytest.CaptureFixture[str]) -> None:
+def test_variant_option_is_rejected_for_onnx_file(sample: Sample, capsys: pytest.CaptureFixture[str]) -> None:
     folder = sample("optimum")
     assert cli.run(["place", str(folder / "model.onnx"), "--provider", "cpu", "--variant", "q4"]) == 2
     assert "--variant is only for foreign folders" in capsys.readouterr().err
 
 
-def test_a_cache_of_another_kind_than_the_contract_says(sample: Sample, tmp_path: Path) -> None:
-    """What a step writes is compared with what it was given: a window that the graph cuts off is no growing cache."""
+def test_truncated_growing_cache_raises_error_at_run_time(sample: Sample, tmp_path: Path) -> None:
+    """The graph keeps only the last rows: the output's length differs from a growing cache's."""
     from partita.runtime.generate.choice.sampling import greedy
     from partita.runtime.generate.loop import GenerationLoop
     from partita.runtime.generate.request import Request

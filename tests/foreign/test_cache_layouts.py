@@ -1,7 +1,4 @@
-"""Caches in every layout that exporters have had: what a graph does with its rows decides how they are kept.
-
-What follows a token is the sum of all tokens up to it, modulo 64, so that every right answer is known.
-"""
+"""Cache layouts of known exporters, recognised by how the graph uses its rows. The model sums tokens modulo 64."""
 
 from __future__ import annotations
 
@@ -60,7 +57,7 @@ SHAPES = {"fused": (1, 2048, 2), "gpt2": (2, 1, 1, 2048, 1)}
 
 @pytest.mark.parametrize("chunk", [100, 3])
 @pytest.mark.parametrize("layout", list(GROWING))
-def test_keys_and_values_in_one_tensor(layout: str, chunk: int, tmp_path: Path) -> None:
+def test_fused_key_value_cache_is_supported(layout: str, chunk: int, tmp_path: Path) -> None:
     folder = folder_of(GROWING[layout], tmp_path / layout)
     (state,) = open_folder(folder).graph.states
     assert (state.shape, state.in_place) == (SHAPES[layout], False)
@@ -101,7 +98,7 @@ MOVED = "all_rows = Concat<axis = 2>(past_key_0, new)\n  present_key_0 = Slice(a
     ],
     ids=["scattered", "turned"],
 )
-def test_rows_written_at_a_cursor(present: str, tmp_path: Path) -> None:
+def test_fixed_cache_written_at_cursor_is_supported(present: str, tmp_path: Path) -> None:
     folder = folder_of(fixed(present), tmp_path / "fixed")
     manifest = open_folder(folder)
     (state,) = manifest.graph.states
@@ -111,8 +108,8 @@ def test_rows_written_at_a_cursor(present: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
-def test_positions_in_three_dimensions_of_a_picture_are_one_for_text(which: int, tmp_path: Path) -> None:
-    """As onnxruntime-genai's builder writes the decoders of models that see, with token ids."""
+def test_three_dimensional_positions_are_filled_for_text(which: int, tmp_path: Path) -> None:
+    """As in decoders of vision models with token ids by onnxruntime-genai's builder."""
     text = fixed(f"own = Gather<axis = 0>(position_ids, which)\n  at = Reshape(own, four)\n  {SCATTERED}")
     text = text.replace("int64[1,S] position_ids", IN_THREE).replace("past_key_0, place", "past_key_0, at")
     text = text.replace("  place = Reshape(position_ids, four)\n", "")
@@ -125,8 +122,8 @@ def test_positions_in_three_dimensions_of_a_picture_are_one_for_text(which: int,
         open_folder(odd)
 
 
-def test_rows_that_move_are_refused(tmp_path: Path) -> None:
-    """The mask says that the first rows are valid, and the graph has them at the end: every token would be wrong."""
+def test_cache_shifting_all_rows_is_rejected(tmp_path: Path) -> None:
+    """The mask marks the first rows valid, but the graph stores them last: every token would be wrong."""
     folder = folder_of(fixed(MOVED), tmp_path / "moved")
     with pytest.raises(PackageError, match=r"past_key_0 float32\[1,1,32,1\].*each step moves all rows"):
         open_folder(folder)
@@ -135,7 +132,7 @@ def test_rows_that_move_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", [fixed("present_key_0 = Add(past_key_0, new)"), fixed(SCATTERED, "input_ids")], ids=["added", "no cursor"]
 )
-def test_rows_whose_place_cannot_be_told_need_a_contract(text: str, tmp_path: Path) -> None:
+def test_unknown_row_position_requires_contract(text: str, tmp_path: Path) -> None:
     folder = folder_of(text, tmp_path / "odd")
     with pytest.raises(PackageError, match="the position of new rows in 'present_key_0' is unknown.*--contract"):
         open_folder(folder)
@@ -176,18 +173,18 @@ g ({ids} input_ids, float[{past}] past_key_0) => (float[{logits},64] logits, flo
     ],
     ids=["rows before heads", "rows first", "rows last"],
 )
-def test_no_other_size_is_taken_for_the_length(
+def test_cache_length_axis_is_recognised_in_other_layouts(
     past: str, present: str, axis: int, order: str, chunk: int, tmp_path: Path
 ) -> None:
-    """Heads, or the size of one, where most caches have their rows: a text ended after as many tokens."""
+    """The usual length axis holds the heads or has size 1."""
     folder = folder_of(arranged(past, present, axis, order), tmp_path / "arranged")
     manifest = open_folder(folder)
     assert (manifest.graph.states[0].growing_axis, manifest.graph.max_length) == (axis, 2048)
     assert tokens(folder, [PROMPT], Choice(), chunk) == [adding(PROMPT, 6)]
 
 
-def test_the_length_of_a_cache_whose_rows_are_first(tmp_path: Path) -> None:
-    """Scatter's axis says which, past the Transposes after it; heads are not taken for rows."""
+def test_fixed_cache_length_is_recognised_through_transposes(tmp_path: Path) -> None:
+    """The axis of ScatterElements identifies it."""
     turned = (
         "  turned = Transpose<perm = [0, 2, 1, 3]>(past_key_0)\n"
         "  written = ScatterElements<axis = 2>(turned, place, new)\n"
@@ -203,14 +200,14 @@ def test_the_length_of_a_cache_whose_rows_are_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("ids", "logits"), [("int64[S]", "S"), ("int64[batch,S]", "batch,S")])
-def test_ids_of_one_text_without_an_axis_for_texts(ids: str, logits: str, tmp_path: Path) -> None:
+def test_token_ids_and_logits_without_batch_axis_are_supported(ids: str, logits: str, tmp_path: Path) -> None:
     text = arranged("1,1,past,1", "1,1,all,1", 2, "0, 1, 2, 3", ids, logits)
     folder = folder_of(text, tmp_path / "flat")
     for chunk in (100, 3):
         assert tokens(folder, [PROMPT], Choice(), chunk) == [adding(PROMPT, 6)]
 
 
-def test_logits_of_the_last_token_in_two_dimensions(tmp_path: Path) -> None:
+def test_two_dimensional_last_token_logits_are_supported(tmp_path: Path) -> None:
     text = GROWING["fused"].replace("float[batch,1,64] logits", "float[batch,64] logits")
     text = text.replace("flat = Reshape(each, single)", "flat = Reshape(each, one)")
     folder = folder_of(text, tmp_path / "last")
@@ -219,7 +216,7 @@ def test_logits_of_the_last_token_in_two_dimensions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("names", [("kv_cache", "new_kv_cache"), ("past", "present"), ("apple", "pear")])
-def test_names_that_say_nothing_of_what_is_kept(names: tuple[str, str], tmp_path: Path) -> None:
+def test_fused_cache_with_arbitrary_names_is_recognised(names: tuple[str, str], tmp_path: Path) -> None:
     text = GROWING["fused"].replace("past_key_values_0", names[0]).replace("present_0", names[1])
     folder = folder_of(text, tmp_path / "named")
     (state,) = open_folder(folder).graph.states
@@ -227,8 +224,8 @@ def test_names_that_say_nothing_of_what_is_kept(names: tuple[str, str], tmp_path
     assert tokens(folder, [PROMPT], Choice(), 3) == [adding(PROMPT, 6)]
 
 
-def test_a_prefix_is_not_kept_of_a_cache_whose_first_axis_is_not_rows(tmp_path: Path) -> None:
-    """What one row has of it is no part along the first axis: that would be its keys, and its values would be lost."""
+def test_prefix_saving_requires_batch_as_first_cache_axis(tmp_path: Path) -> None:
+    """In the gpt2 layout the first axis separates keys and values."""
     from partita.providers.resolve import parse_chain
     from partita.runtime.generate.runner import load_runner
 
@@ -238,7 +235,7 @@ def test_a_prefix_is_not_kept_of_a_cache_whose_first_axis_is_not_rows(tmp_path: 
             assert runner.cache.saves(3, 3) is wanted
 
 
-def test_a_cache_that_is_longer_than_what_is_asked_for_is_said(tmp_path: Path) -> None:
+def test_fixed_cache_longer_than_requested_length_is_noted(tmp_path: Path) -> None:
     manifest = open_folder(folder_of(fixed(SCATTERED), tmp_path / "p"), Choice(max_length=8))
     assert manifest.graph.max_length == 32
     assert manifest.foreign is not None and any(

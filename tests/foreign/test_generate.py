@@ -1,4 +1,4 @@
-"""Folders of optimum, of hub repositories and of onnxruntime-genai generate what their own libraries do."""
+"""Folders of optimum, hub repositories and onnxruntime-genai generate the tokens of their own libraries."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def generated(
         return list(answer.results[0].tokens)
 
 
-def test_a_longer_text_is_a_matter_of_an_option(sample: Sample, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing is exported again where the folder allows more than was taken."""
+def test_too_long_prompt_error_suggests_max_length(sample: Sample, capsys: pytest.CaptureFixture[str]) -> None:
+    """No new export is suggested."""
     folder = sample("optimum")
     words = ["generate", str(folder), ",".join("5" * 40), "--token-ids", "-n", "2", "--provider", "cpu"]
     assert cli.run([*words, "--max-length", "16"]) == 1
@@ -46,12 +46,12 @@ def test_a_longer_text_is_a_matter_of_an_option(sample: Sample, capsys: pytest.C
 
 @pytest.mark.parametrize("chunk", [None, 3])
 @pytest.mark.parametrize("layout", ["optimum", "pair", "merged", "whole", "genai-fp32-cpu"])
-def test_tokens_are_those_of_transformers(layout: str, chunk: int | None, sample: Sample) -> None:
+def test_generated_tokens_match_transformers(layout: str, chunk: int | None, sample: Sample) -> None:
     assert generated(sample(layout), chunk=chunk) == TOKENS
 
 
-def test_a_manifest_of_something_else_beside_the_graph_is_none_of_a_package(sample: Sample) -> None:
-    """Web applications and browser extensions have a file by that name; one that is damaged is told."""
+def test_unrelated_manifest_json_is_ignored(sample: Sample) -> None:
+    """Web apps and browser extensions have a manifest.json; a damaged package manifest is an error."""
     folder = sample("optimum")
     (folder / "manifest.json").write_text('{"name": "chat", "manifest_version": 3, "icons": {}}', encoding="utf-8")
     assert generated(folder) == TOKENS
@@ -61,8 +61,8 @@ def test_a_manifest_of_something_else_beside_the_graph_is_none_of_a_package(samp
             generated(folder)
 
 
-def test_a_snapshot_in_the_cache_of_the_hub_is_links_to_blobs(tmp_path: Path) -> None:
-    """Graph and weights: `hub download` leaves nothing else. Links to other places are not followed."""
+def test_hub_cache_snapshot_links_are_followed_only_to_blobs(tmp_path: Path) -> None:
+    """Graph and weights are symlinks, as `hub download` creates them."""
     folder, _ = linked(SAMPLES / "genai-fp32-cpu", tmp_path / "models--me--tiny")
     assert generated(folder) == TOKENS
     (folder / "model.onnx").unlink()
@@ -71,7 +71,9 @@ def test_a_snapshot_in_the_cache_of_the_hub_is_links_to_blobs(tmp_path: Path) ->
         generated(folder)
 
 
-def test_what_genai_config_suggests_is_taken_when_asked(sample: Sample, capsys: pytest.CaptureFixture[str]) -> None:
+def test_genai_config_sampling_defaults_require_sampling_option(
+    sample: Sample, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = sample("genai-fp32-cpu")
     for name, value in {"do_sample": True, "temperature": 0.6, "top_k": 20}.items():
         changed(folder / "genai_config.json", **{f"search__{name}": value})
@@ -85,7 +87,7 @@ def test_what_genai_config_suggests_is_taken_when_asked(sample: Sample, capsys: 
     assert (options["temperature"], options["top_k"], options["top_p"]) == (0.6, 20, 1.0)
 
 
-def test_rounded_weights_give_the_tokens_of_onnxruntime_genai() -> None:
+def test_int4_tokens_match_onnxruntime_genai() -> None:
     known = json.loads((SAMPLES / "genai-int4-cpu" / "tokens.json").read_text(encoding="utf-8"))
     assert generated(SAMPLES / "genai-int4-cpu") == known["tokens"] != TOKENS
 
@@ -93,7 +95,7 @@ def test_rounded_weights_give_the_tokens_of_onnxruntime_genai() -> None:
 @pytest.mark.parametrize(
     ("variant", "precision"), [("model", "fp32"), ("fp16", "fp16"), ("int8", "int8"), ("q4", "int4")]
 )
-def test_a_variant_is_chosen_by_name(variant: str, precision: str, hub_folder: Path) -> None:
+def test_variant_is_selected_by_name(variant: str, precision: str, hub_folder: Path) -> None:
     file = "model.onnx" if variant == "model" else f"model_{variant}.onnx"
     wanted = plain_tokens(hub_folder / "onnx" / file, PROMPT, len(TOKENS))
     assert generated(hub_folder, variant=variant) == wanted
@@ -102,12 +104,12 @@ def test_a_variant_is_chosen_by_name(variant: str, precision: str, hub_folder: P
         assert model.manifest.foreign is not None and model.manifest.foreign.layout == "transformers.js"
 
 
-def test_the_plain_model_is_the_default_of_a_folder_with_variants(hub_folder: Path) -> None:
+def test_unquantised_model_is_default_variant(hub_folder: Path) -> None:
     assert generated(hub_folder) == TOKENS
 
 
 @pytest.mark.parametrize(("layout", "in_place"), [("optimum", 0), ("merged", 0), ("genai-fp32-cpu", 2)])
-def test_the_report_says_what_is_copied(layout: str, in_place: int, sample: Sample) -> None:
+def test_report_counts_copied_cache_bytes(layout: str, in_place: int, sample: Sample) -> None:
     with partita.load(sample(layout), "cpu") as model:
         for _ in model.generate(PROMPT, max_new_tokens=4, stop_token_ids=()):
             pass
@@ -120,8 +122,7 @@ def test_the_report_says_what_is_copied(layout: str, in_place: int, sample: Samp
 
 
 @pytest.mark.parametrize("layout", ["optimum", "genai-fp32-cpu"])
-def test_a_conversation_goes_on_after_what_is_cached(layout: str, sample: Sample) -> None:
-    """Extending and going back: what comes is what a text read as a whole brings."""
+def test_rewound_and_extended_request_matches_full_prefill(layout: str, sample: Sample) -> None:
     from partita.foreign.folder import open_folder
     from partita.providers.resolve import parse_chain
     from partita.runtime.generate.choice.sampling import greedy
@@ -150,7 +151,7 @@ def made(engine) -> list[int]:
     return found
 
 
-def test_a_child_process_reads_the_folder_in_the_same_way(hub_folder: Path) -> None:
+def test_child_process_uses_same_variant_and_length(hub_folder: Path) -> None:
     with partita.load(hub_folder, "cpu", process="child", variant="q4", max_length=40) as model:
         assert model.max_length == 40
         answer = model.generate(PROMPT, max_new_tokens=3, stop_token_ids=())
@@ -159,7 +160,7 @@ def test_a_child_process_reads_the_folder_in_the_same_way(hub_folder: Path) -> N
     assert list(answer.results[0].tokens) == plain_tokens(hub_folder / "onnx" / "model_q4.onnx", PROMPT, 3)
 
 
-def test_every_verb_takes_a_foreign_folder(
+def test_generate_place_and_bench_accept_foreign_folder(
     hub_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ids = ",".join(map(str, PROMPT))
@@ -177,10 +178,10 @@ def test_every_verb_takes_a_foreign_folder(
     assert json.loads(capsys.readouterr().out)["contenders"][0]["rounds"]
 
 
-def test_a_snapshot_of_the_hubs_cache_where_onnx_runtime_follows_no_links(
+def test_hub_cache_snapshot_loads_if_onnx_runtime_rejects_links(
     sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As 1.24 refuses a file that is a link out of the model's folder (microsoft/onnxruntime#27353)."""
+    """ONNX Runtime 1.24 rejects links out of the model's folder (microsoft/onnxruntime#27353)."""
     import onnxruntime
 
     snapshot, blobs = linked(sample("genai-fp32-cpu"), tmp_path / "hub")

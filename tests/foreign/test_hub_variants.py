@@ -1,4 +1,4 @@
-"""Forms of weights that repositories of onnx-community have, and graphs with GroupQueryAttention laid out as theirs."""
+"""Weight variants of onnx-community repositories, and GroupQueryAttention graphs in their layout."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def variants(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("variant", "precision"), [("q4f16", "int4"), ("uint8", "int8"), ("bnb4", "int4")])
-def test_rarer_forms_give_the_tokens_of_a_plain_loop(variant: str, precision: str, variants: Path) -> None:
+def test_rare_variants_match_plain_loop(variant: str, precision: str, variants: Path) -> None:
     wanted = plain_tokens(variants / "onnx" / f"model_{variant}.onnx", PROMPT, COUNT)
     assert generated(variants, variant=variant, count=COUNT) == wanted
     with partita.load(variants, "cpu", variant=variant) as model:
@@ -56,8 +56,10 @@ def test_rarer_forms_give_the_tokens_of_a_plain_loop(variant: str, precision: st
 
 
 @pytest.mark.parametrize(("bits", "precision"), [((2,), "int2"), ((8, 8, 4), "int8"), ((4, 8), "int4")])
-def test_the_width_of_most_packed_weights_is_named(bits: tuple[int, ...], precision: str, sample: Sample) -> None:
-    """Those in the bodies of a merged decoder are all that it has."""
+def test_precision_is_bit_width_of_most_quantised_weights(
+    bits: tuple[int, ...], precision: str, sample: Sample
+) -> None:
+    """In a merged decoder, all quantised weights are in control-flow subgraphs."""
 
     def pack(model: onnx.ModelProto) -> None:
         for body in (body for node in model.graph.node for attribute in node.attribute for body in [attribute.g]):
@@ -73,8 +75,8 @@ def test_the_width_of_most_packed_weights_is_named(bits: tuple[int, ...], precis
     assert read(folder).model.precision == precision
 
 
-def test_attention_of_onnx_runtime_in_the_layout_of_the_hub(tmp_path: Path) -> None:
-    """As repositories have them today: the graph under onnx/, its weights beside it, config.json above."""
+def test_gqa_graph_in_hub_layout_matches(tmp_path: Path) -> None:
+    """Graph and weights are under onnx/, config.json above."""
     (tmp_path / "onnx").mkdir()
     for name in ("model.onnx", "model.onnx.data"):
         shutil.copy(SAMPLES / "genai-fp32-cpu" / name, tmp_path / "onnx")
@@ -87,8 +89,8 @@ def test_attention_of_onnx_runtime_in_the_layout_of_the_hub(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_whether_a_cache_is_one_buffer_is_up_to_the_graph(shared: bool, sample: Sample) -> None:
-    """past_present_share_buffer says what onnxruntime-genai does, not what the graph could."""
+def test_share_buffer_setting_does_not_affect_in_place_cache(shared: bool, sample: Sample) -> None:
+    """past_present_share_buffer describes onnxruntime-genai, not the graph."""
     folder = sample("genai-fp32-cpu")
     changed(folder / "genai_config.json", search__past_present_share_buffer=shared)
     assert all(state.in_place for state in open_folder(folder).graph.states)
@@ -96,7 +98,7 @@ def test_whether_a_cache_is_one_buffer_is_up_to_the_graph(shared: bool, sample: 
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_cache_of_onnxruntime_genai_that_grows(shared: bool, sample: Sample) -> None:
+def test_growing_cache_with_genai_config_matches(shared: bool, sample: Sample) -> None:
     folder = sample("optimum")
     shutil.copy(SAMPLES / "genai-fp32-cpu" / "genai_config.json", folder)
     changed(folder / "genai_config.json", search__past_present_share_buffer=shared)
@@ -119,7 +121,7 @@ def windowed(model: onnx.ModelProto, **more: int) -> None:
             port.type.tensor_type.shape.dim[3].dim_value = 16
 
 
-def test_a_window_in_the_graph(sample: Sample) -> None:
+def test_graph_window_is_detected_and_matches(sample: Sample) -> None:
     folder = altered(sample("genai-fp32-cpu"), windowed)
     assert {state.window for state in open_folder(folder).graph.states} == {4}
     wanted = plain_tokens(folder / "model.onnx", PROMPT, len(TOKENS))
@@ -127,8 +129,8 @@ def test_a_window_in_the_graph(sample: Sample) -> None:
 
 
 @pytest.mark.parametrize("rows", [None, 4, 7], ids=["open", "of the window", "more than the window"])
-def test_a_window_that_the_graph_keeps_alone(sample: Sample, rows: int | None) -> None:
-    """What is cached then has the size of the window, unless the graph says another."""
+def test_rolling_window_cache_matches_full_cache(sample: Sample, rows: int | None) -> None:
+    """The cache has the size of the window unless the graph declares another size."""
 
     def narrowed(model: onnx.ModelProto) -> None:
         windowed(model, sliding_window_cache=1)
@@ -144,8 +146,8 @@ def test_a_window_that_the_graph_keeps_alone(sample: Sample, rows: int | None) -
     assert generated(folder) == generated(folder, chunk=3) == wanted != TOKENS
 
 
-def test_a_window_that_the_graph_has_not_is_noted(sample: Sample) -> None:
-    """As onnxruntime-genai 0.18 builds mistral: the window is in its configuration, and in no attention."""
+def test_window_missing_from_graph_is_noted(sample: Sample) -> None:
+    """onnxruntime-genai 0.18 builds mistral with the window only in its config."""
     folder = sample("genai-fp32-cpu")
     window = {"window_size": 8, "slide_key_value_cache": False, "slide_inputs": False, "layers": [], "cache_slack": 0}
     changed(folder / "genai_config.json", model__decoder__sliding_window=window)
@@ -156,14 +158,14 @@ def test_a_window_that_the_graph_has_not_is_noted(sample: Sample) -> None:
     assert foreign is not None and not foreign.notes
 
 
-def test_a_graph_for_webgpu_is_placed_and_labelled() -> None:
+def test_webgpu_graph_matches_tokens_on_cpu() -> None:
     manifest = open_folder(SAMPLES / "genai-int4-webgpu")
     assert (manifest.graph.precision, manifest.graph.attention) == ("int4", "gqa")
     known = json.loads((SAMPLES / "genai-int4-cpu" / "tokens.json").read_text(encoding="utf-8"))
     assert generated(SAMPLES / "genai-int4-webgpu", count=COUNT) == known["tokens"][:COUNT]
 
 
-def test_limits_are_of_the_variant_that_runs(variants: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The folder holds several models, and none that is meant without a name."""
+def test_placement_limits_apply_to_selected_variant(variants: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The folder holds several models and no default."""
     words = [str(variants), "5,6,7", "--token-ids", "-n", "2", "--provider", "cpu", "--variant", "uint8"]
     assert run(["generate", *words, "--max-copies", "0"]) == 0, capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Model packages of ONNX Runtime: the ONNX file of the variant, in every form that the format allows."""
+"""ONNX Runtime model packages: selecting a variant and resolving its ONNX file and weights."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def variants(manifest):
         ("main", [CPU], "cpu"),
     ],
 )
-def test_the_variant_of_the_first_provider_or_of_the_name(folder, manifest, name, providers, chosen):
+def test_variant_is_chosen_by_first_provider_or_by_name(folder, manifest, name, providers, chosen):
     found = choose_variant(folder, name, providers)
     assert found.path == folder / "main" / chosen / "model.onnx"
     assert found.weights is not None and [file.name for file in found.weights.iterdir()] == ["model.onnx.data"]
@@ -55,12 +55,12 @@ def test_the_variant_of_the_first_provider_or_of_the_name(folder, manifest, name
         (None, [], "several variants: it has main/cpu"),
     ],
 )
-def test_no_variant_is_guessed(folder, manifest, name, providers, said):
+def test_missing_or_ambiguous_variant_is_an_error(folder, manifest, name, providers, said):
     with pytest.raises(UsageError, match=said):
         choose_variant(folder, name, providers)
 
 
-def test_two_variants_for_one_provider_need_a_name(folder, manifest):
+def test_variants_of_same_provider_require_a_name(folder, manifest):
     variants(manifest)["npu"] = {**variants(manifest)["qnn"], "device": "npu"}
     write(folder, manifest)
     with pytest.raises(UsageError, match=f"2 variants for {QNN}"):
@@ -68,7 +68,7 @@ def test_two_variants_for_one_provider_need_a_name(folder, manifest):
     assert choose_variant(folder, "npu", [QNN]).name == "npu"
 
 
-def test_external_component_and_executor_files_and_a_moved_asset(folder, manifest):
+def test_external_json_files_and_moved_shared_asset_are_resolved(folder, manifest):
     info = variants(manifest)["cpu"]["executor_info"]["ort"]
     variants(manifest)["cpu"] = {"ep": CPU, "executor_info": {"ort": "ort.json"}}
     variants(manifest)["qnn"]["variant_directory"] = "qnn"
@@ -82,7 +82,7 @@ def test_external_component_and_executor_files_and_a_moved_asset(folder, manifes
     assert partita.place(folder, providers="cpu").phases[0].providers[0].nodes == 2
 
 
-def test_a_graph_that_is_a_shared_asset_has_its_weights_beside_it(folder, manifest):
+def test_shared_asset_graph_loads_weights_from_its_own_folder(folder, manifest):
     info = variants(manifest)["cpu"]["executor_info"]["ort"]
     (uri,) = info.pop("session_options").values()
     shutil.copy(folder / "main/cpu/model.onnx", folder / "shared_assets" / uri.replace(":", "-") / "g.onnx")
@@ -116,7 +116,7 @@ def test_inspect_shows_every_variant_and_counts_shared_weights_once(folder, mani
         (lambda m: m.update(shared_assets=dict.fromkeys([uri_of(m)], "../x")), "outside the model folder"),
     ],
 )
-def test_a_damaged_package_is_an_error_that_names_the_place(folder, manifest, change, said):
+def test_invalid_model_package_raises_package_error(folder, manifest, change, said):
     change(manifest)
     write(folder, manifest)
     for use in (lambda: partita.place(folder, providers="cpu"), lambda: partita.inspect(folder)):
@@ -129,7 +129,7 @@ def uri_of(manifest):
     return uri
 
 
-def test_missing_shared_weights_are_named(folder, manifest):
+def test_missing_shared_weights_are_reported(folder, manifest):
     shutil.rmtree(folder / "shared_assets")
     with pytest.raises(PackageError, match=r"its weights file 'model.onnx.data' is missing"):
         partita.place(folder, providers="cpu")

@@ -1,4 +1,4 @@
-"""Where foreign graphs would run on CUDA: a dry run, over stub libraries."""
+"""Placement of foreign graphs on CUDA: a dry run with stub libraries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.foreign.conftest import SAMPLES
 @pytest.mark.parametrize(
     ("layout", "in_place"), [("genai-fp16-cuda", 2), pytest.param("optimum", 0, marks=pytest.mark.heavy)]
 )
-def test_a_cache_is_in_the_memory_of_the_device(layout: str, in_place: int, stand_ins: Path) -> None:
+def test_cuda_dry_run_places_cache_in_device_memory(layout: str, in_place: int, stand_ins: Path) -> None:
     report = partita.place(SAMPLES / layout, "cuda,cpu", dry_run=True, probe_seconds=0, runs=2)
     cache = report.cache
     assert cache is not None and set(cache.memories) == {"Cuda"}

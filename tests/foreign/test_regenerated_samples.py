@@ -27,7 +27,7 @@ def interpreter(name: str) -> str:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("model_type", list(TYPES))
-def test_tokens_of_optimum_s_exports_are_those_of_transformers(model_type: str, tmp_path: Path) -> None:
+def test_optimum_export_tokens_match_transformers(model_type: str, tmp_path: Path) -> None:
     with_optimum(interpreter("PARTITA_OPTIMUM_PYTHON"), tmp_path, model_type)
     known = json.loads((tmp_path / model_type / "tokens.json").read_text(encoding="utf-8"))
     for layout in ("optimum", "whole", "pair", "merged"):
@@ -40,7 +40,7 @@ def test_tokens_of_optimum_s_exports_are_those_of_transformers(model_type: str, 
 @pytest.mark.heavy
 @pytest.mark.parametrize("model_type", ["llama", "qwen2"])
 @pytest.mark.parametrize("wanted", ["fp32:cpu", "int4:cpu"])
-def test_tokens_of_built_models_are_those_of_onnxruntime_genai(model_type: str, wanted: str, tmp_path: Path) -> None:
+def test_genai_model_tokens_match_onnxruntime_genai(model_type: str, wanted: str, tmp_path: Path) -> None:
     with_optimum(interpreter("PARTITA_OPTIMUM_PYTHON"), tmp_path, model_type)
     home = tmp_path / model_type
     with_genai(interpreter("PARTITA_GENAI_PYTHON"), home, wanted)

@@ -1,7 +1,4 @@
-"""What no name, type or shape tells is tried before the first prompt: a few tokens, read as a whole and in parts.
-
-What follows a token is the sum of all tokens up to it, modulo 64, so that every right answer is known.
-"""
+"""Test run before the first prompt of a foreign graph; its next token is the sum of all tokens modulo 64."""
 
 from __future__ import annotations
 
@@ -70,22 +67,22 @@ def decoder(mask: str = "int64[1,T]", seen: str = SHOWN, summed: str = SUMMED) -
 
 
 @pytest.mark.parametrize("mask", ["int64[1,T]", "int32[1,T]", "bool[1,T]"])
-def test_a_mask_that_shows_is_fed(mask: str, tmp_path: Path) -> None:
+def test_attention_mask_with_1_for_visible_is_supported(mask: str, tmp_path: Path) -> None:
     for chunk in (100, 3):
         folder = tmp_path / f"shown-{chunk}"
         assert tokens(folder_of(decoder(mask), folder), [PROMPT], Choice(), chunk) == [adding(PROMPT, 6)]
 
 
 @pytest.mark.parametrize("mask", ["int64[1,T]", "bool[1,T]"])
-def test_a_mask_that_hides_is_refused(mask: str, tmp_path: Path) -> None:
-    """By its name it is a mask like others; with 1 for every token, none would be seen."""
+def test_attention_mask_with_1_for_hidden_is_rejected(mask: str, tmp_path: Path) -> None:
+    """Name, shape and dtype match a normal mask, but it would hide every token."""
     folder = folder_of(decoder(mask, HIDDEN), tmp_path / "hidden")
     with pytest.raises(PackageError, match=r"decoder\.onnx: the input 'attention_mask' hides tokens where it is 1"):
         load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder))
 
 
-def test_a_graph_of_one_token_a_step_that_sees_nothing_of_what_came_before_is_refused(tmp_path: Path) -> None:
-    """It reads every text in the same steps, so whole and in parts are no comparison."""
+def test_inverted_mask_of_single_token_graph_is_rejected(tmp_path: Path) -> None:
+    """Whole and chunked prefill take the same steps, so the test run compares different beginnings."""
     one = decoder("int64[1,T]", HIDDEN).replace("int64[1,S]", "int64[1,1]")
     folder = folder_of(one, tmp_path / "hidden")
     with pytest.raises(PackageError, match="with different beginnings have the same logits, so its cache, positions"):
@@ -94,8 +91,8 @@ def test_a_graph_of_one_token_a_step_that_sees_nothing_of_what_came_before_is_re
     assert tokens(seen, [PROMPT], Choice(), 8) == [adding(PROMPT, 6)]
 
 
-def test_a_step_that_takes_one_token_after_past(tmp_path: Path) -> None:
-    """Nothing in the graph's inputs says so: a prompt is read as a whole then, whatever chunks are asked for."""
+def test_prefill_is_not_chunked_if_steps_after_past_take_1_token(tmp_path: Path) -> None:
+    """The graph's inputs do not show the limit; the test run detects it."""
     folder = folder_of(decoder(summed=LAST_ALONE), tmp_path / "single")
     assert open_folder(folder).graph.appends_chunks
     with load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder)) as runner:
@@ -104,14 +101,14 @@ def test_a_step_that_takes_one_token_after_past(tmp_path: Path) -> None:
         assert tokens(folder, [PROMPT], Choice(), chunk) == [adding(PROMPT, 6)]
 
 
-def test_a_text_that_has_other_logits_in_parts_is_refused(tmp_path: Path) -> None:
+def test_logits_differing_by_chunking_are_rejected(tmp_path: Path) -> None:
     folder = folder_of(decoder(summed=OLDER_TWICE), tmp_path / "twice")
     with pytest.raises(PackageError, match=r"the logits of 6 tokens run at once and one by one differ by"):
         load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder))
 
 
-def test_a_pair_of_two_models_is_refused(sample: Sample) -> None:
-    """Both fit config.json and one another by names and shapes; what one has cached is nothing to the other."""
+def test_decoder_pair_with_different_weights_is_rejected(sample: Sample) -> None:
+    """Names and shapes of both graphs match config.json, but their caches are incompatible."""
 
     def other(model: onnx.ModelProto) -> None:
         for tensor in model.graph.initializer:
@@ -125,7 +122,7 @@ def test_a_pair_of_two_models_is_refused(sample: Sample) -> None:
         load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder))
 
 
-def test_a_mask_of_the_new_tokens_alone_is_told_before_the_first_prompt(tmp_path: Path) -> None:
+def test_mask_of_new_tokens_only_fails_test_run_with_contract_hint(tmp_path: Path) -> None:
     text = decoder().replace(
         "counted = Mul(present_key_0, column)", "own = Mul(new, column)\n  counted = Add(new, own)"
     )
@@ -134,7 +131,7 @@ def test_a_mask_of_the_new_tokens_alone_is_told_before_the_first_prompt(tmp_path
         load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder))
 
 
-def test_a_report_has_nothing_of_what_was_tried(sample: Sample) -> None:
+def test_report_excludes_test_run(sample: Sample) -> None:
     with partita.load(sample("optimum"), "cpu") as model:
         for _ in model.generate(SAMPLE_PROMPT, max_new_tokens=4, stop_token_ids=()):
             pass
@@ -155,8 +152,8 @@ g (int64[1,S] input_ids) => (float[1,S,64] logits)
 """Without a cache; in reverse the sum of a token and all after it, as encoders see them."""
 
 
-def test_an_encoder_is_told_by_what_its_tokens_see(tmp_path: Path) -> None:
-    """No configuration calls it one; the next tokens of a text would be nonsense."""
+def test_encoder_is_rejected_because_logits_depend_on_later_tokens(tmp_path: Path) -> None:
+    """No configuration file identifies the graph as an encoder."""
     folder = folder_of(WHOLE.format(order="<reverse = 1>"), tmp_path / "encoder")
     with pytest.raises(
         PackageError, match=r"encoder/decoder\.onnx: logits of a token change by .* the model is an encoder"
@@ -164,14 +161,14 @@ def test_an_encoder_is_told_by_what_its_tokens_see(tmp_path: Path) -> None:
         load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder))
 
 
-def test_a_decoder_without_a_cache(tmp_path: Path) -> None:
+def test_decoder_without_cache_generates_expected_tokens(tmp_path: Path) -> None:
     folder = folder_of(WHOLE.format(order=""), tmp_path / "decoder")
     assert tokens(folder, [PROMPT], Choice(), 100) == [adding(PROMPT, 6)]
 
 
 @pytest.mark.parametrize("variant", ["fp16", "int8"])
-def test_a_rounded_decoder_without_a_cache_or_a_name(variant: str, sample: Sample) -> None:
-    """Activations that are rounded together are others for all tokens when one is another."""
+def test_fp16_or_int8_decoder_without_cache_and_config_loads(variant: str, sample: Sample) -> None:
+    """Dynamic quantisation makes the logits of a token depend on the other tokens of the step."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
@@ -187,7 +184,7 @@ def test_a_rounded_decoder_without_a_cache_or_a_name(variant: str, sample: Sampl
 
 
 @pytest.mark.parametrize("padding", [-1e4, -65504.0, float(np.finfo(np.float32).min), -np.inf])
-def test_tokens_that_are_never_written_hide_no_difference(padding: float) -> None:
+def test_padding_logits_do_not_hide_differences(padding: float) -> None:
     draw = np.random.default_rng(3)
     one, other = (np.append(draw.normal(size=1000) * 4, [padding] * 8).astype(np.float32) for _ in range(2))
     assert _differ(one, other) > 0.3 and _differ(one, one) == 0

@@ -1,4 +1,4 @@
-"""A foreign folder is verified beside its original model, on request."""
+"""`partita verify FOLDER --reference CHECKPOINT` for folders of other exporters."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from tests.foreign.conftest import SAMPLES, Sample, changed
 CHECKPOINT = str(SAMPLES / "checkpoint")
 
 
-def test_without_a_reference_there_is_nothing_to_verify_with(
-    sample: Sample, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verify_of_foreign_folder_requires_reference(sample: Sample, capsys: pytest.CaptureFixture[str]) -> None:
     folder = sample("optimum")
     assert cli.run(["verify", str(folder), "--provider", "cpu"]) == 1
     err = capsys.readouterr().err
@@ -26,7 +24,9 @@ def test_without_a_reference_there_is_nothing_to_verify_with(
 
 
 @pytest.mark.parametrize("layout", ["merged", "genai-fp32-cpu"])
-def test_the_original_model_is_the_reference(layout: str, sample: Sample, capsys: pytest.CaptureFixture[str]) -> None:
+def test_foreign_folder_is_verified_against_checkpoint(
+    layout: str, sample: Sample, capsys: pytest.CaptureFixture[str]
+) -> None:
     require("torch")
     folder = sample(layout)
     command = ["verify", str(folder), "--provider", "cpu", "--reference", CHECKPOINT, "--json"]
@@ -36,7 +36,9 @@ def test_the_original_model_is_the_reference(layout: str, sample: Sample, capsys
     assert max(step["max_rel_error"] for step in result["steps"]) < 1e-4
 
 
-def test_another_model_is_told_by_its_answer(sample: Sample, capsys: pytest.CaptureFixture[str], tmp_path) -> None:
+def test_verify_fails_against_different_checkpoint(
+    sample: Sample, capsys: pytest.CaptureFixture[str], tmp_path
+) -> None:
     require("torch")
     from safetensors.numpy import load_file, save_file
 
@@ -59,7 +61,7 @@ def test_another_model_is_told_by_its_answer(sample: Sample, capsys: pytest.Capt
         (1500, 0, "verified (not exercised: sliding window of 1500 tokens) on CPU"),
     ],
 )
-def test_a_window_that_the_graph_lacks_is_crossed_where_it_is_short(
+def test_short_missing_window_fails_and_long_window_is_not_exercised(
     sample: Sample, capsys: pytest.CaptureFixture[str], tmp_path: Path, window: int, code: int, told: str
 ) -> None:
     """The graph is a llama's; its reference has the same weights and a sliding window."""
@@ -74,7 +76,7 @@ def test_a_window_that_the_graph_lacks_is_crossed_where_it_is_short(
     assert told in capsys.readouterr().out
 
 
-def test_rounded_weights_are_compared_and_not_judged(sample: Sample, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_of_int4_weights_gives_no_verdict(sample: Sample, capsys: pytest.CaptureFixture[str]) -> None:
     require("torch")
     folder = sample("genai-int4-cpu")
     command = ["verify", str(folder), "--provider", "cpu", "--reference", CHECKPOINT]
@@ -83,7 +85,7 @@ def test_rounded_weights_are_compared_and_not_judged(sample: Sample, capsys: pyt
     assert "no verdict" in out and "FAILED" not in out and "verified" not in out
 
 
-def test_a_program_compares_by_the_same_function(sample: Sample) -> None:
+def test_python_verify_accepts_reference_checkpoint(sample: Sample) -> None:
     require("torch")
     with partita.load(sample("optimum"), "cpu") as model:
         with pytest.raises(partita.PackageError, match="no known answer"):
@@ -91,7 +93,9 @@ def test_a_program_compares_by_the_same_function(sample: Sample) -> None:
         assert model.verify(CHECKPOINT).status == "verified"
 
 
-def test_a_package_has_its_own_answer(tiny_checkpoint, exported, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_of_package_rejects_reference_and_variant(
+    tiny_checkpoint, exported, capsys: pytest.CaptureFixture[str]
+) -> None:
     package = exported(tiny_checkpoint("llama"))
     assert cli.run(["verify", str(package), "--provider", "cpu", "--reference", CHECKPOINT]) == 2
     assert "has its own known answer" in capsys.readouterr().err
@@ -102,10 +106,10 @@ def test_a_package_has_its_own_answer(tiny_checkpoint, exported, capsys: pytest.
 
 
 @pytest.mark.parametrize(("more", "code"), [([], 4), (["--max-length", "20"], 0)])
-def test_a_window_that_the_graph_lacks_is_crossed(
+def test_verify_fails_beyond_sliding_window_missing_from_graph(
     more: list[str], code: int, sample: Sample, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Up to the window it is the model, beyond it another one."""
+    """Outputs match up to the window length and differ beyond it."""
     folder, checkpoint = sample("optimum"), tmp_path / "checkpoint"
     shutil.copytree(SAMPLES / "checkpoint", checkpoint)
     changed(folder / "config.json", sliding_window=20)

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save
+from tests.library.batches.test_journal_reader_raises_only_partita_errors import RUN, answer
 
 from partita.cli import run
 from partita.dtypes import storage
@@ -40,7 +41,6 @@ from partita.runtime.place.onnx_model import read_onnx
 from tests.conftest import DEMO_CHECKPOINT, REPOSITORY
 from tests.fuzz.mutations import byte_texts, json_texts
 from tests.gguf_files import save_settings
-from tests.library.batches.test_journal import RUN, answer
 from tests.package.test_folder import example_manifest
 from tests.partition_reports.samples import GPU_CHAIN, mixed_facts, report_of
 
@@ -96,7 +96,7 @@ def package_in(folder: Path) -> dict[str, Any]:
 
 @fuzz(25)
 @given(data=st.data())
-def test_manifest(home: Path, data: st.DataObject) -> None:
+def test_manifest_reader_raises_only_partita_errors(home: Path, data: st.DataObject) -> None:
     folder = home / "package"
     raw = package_in(folder)
     written = json.dumps(raw).encode()
@@ -117,7 +117,7 @@ REPORT = report_of(mixed_facts(), GPU_CHAIN)
 
 @fuzz(25)
 @given(data=st.data())
-def test_report(home: Path, data: st.DataObject) -> None:
+def test_report_reader_raises_only_partita_errors(home: Path, data: st.DataObject) -> None:
     path, written = home / "report.json", reports.to_json(REPORT).encode()
     path.write_bytes(data.draw(st.one_of(json_texts(json.loads(written)), byte_texts(written))))
     if held(lambda: reports.read(path)):
@@ -132,8 +132,8 @@ def test_report(home: Path, data: st.DataObject) -> None:
 
 @fuzz(25)
 @given(data=st.data())
-def test_journal(home: Path, data: st.DataObject) -> None:
-    """Whatever is in it, the run comes to an end with every row."""
+def test_journal_reader_raises_only_partita_errors(home: Path, data: st.DataObject) -> None:
+    """If the damaged journal opens, the run completes every row."""
     path, out = home / "out.jsonl.partial", home / "out.jsonl"
     path.unlink(missing_ok=True)
     with Journal(out, RUN, 1, 4) as journal:
@@ -162,7 +162,7 @@ def test_journal(home: Path, data: st.DataObject) -> None:
 
 @fuzz(25)
 @given(data=st.data())
-def test_prefix(home: Path, data: st.DataObject) -> None:
+def test_prefix_reader_raises_only_partita_errors(home: Path, data: st.DataObject) -> None:
     path = home / "prefix"
     states = {name: np.zeros(shape, storage(kind)) for name, (shape, kind) in SHAPES.items()}
     write_prefix(path, Prefix(np.arange(3), states), PrefixContent((0, 1, 2), text="a"), "id")
@@ -185,7 +185,7 @@ def test_prefix(home: Path, data: st.DataObject) -> None:
 
 @fuzz(200)
 @given(data=st.data())
-def test_gguf_header(home: Path, data: st.DataObject) -> None:
+def test_gguf_header_reader_raises_only_partita_errors(home: Path, data: st.DataObject) -> None:
     path = home / "model.gguf"
     if not (home / "sound.gguf").exists():
         save_settings(
@@ -197,7 +197,7 @@ def test_gguf_header(home: Path, data: st.DataObject) -> None:
 
 @fuzz(50)
 @given(data=st.data())
-def test_safetensors_header(home: Path, data: st.DataObject) -> None:
+def test_safetensors_header_reader_raises_only_partita_errors(home: Path, data: st.DataObject) -> None:
     folder = home / "checkpoint"
     folder.mkdir(exist_ok=True)
     written = save({"a.weight": np.zeros((2, 3), np.float32), "b.bias": np.zeros(4, np.float16)}, {"format": "pt"})
@@ -216,7 +216,7 @@ def test_safetensors_header(home: Path, data: st.DataObject) -> None:
 
 @fuzz(25)
 @given(data=st.data())
-def test_checkpoint_settings(home: Path, data: st.DataObject) -> None:
+def test_checkpoint_config_reader_raises_only_partita_errors(home: Path, data: st.DataObject) -> None:
     folder, written = home / "settings", json.loads((DEMO_CHECKPOINT / "config.json").read_text())
     if not folder.exists():
         shutil.copytree(DEMO_CHECKPOINT, folder)
@@ -226,8 +226,10 @@ def test_checkpoint_settings(home: Path, data: st.DataObject) -> None:
 
 @fuzz(15)
 @given(data=st.data())
-def test_foreign_settings(home: Path, capsys: pytest.CaptureFixture[str], data: st.DataObject) -> None:
-    """Such a folder is shown and run, or refused; neither is an internal error."""
+def test_invalid_foreign_config_causes_no_internal_error(
+    home: Path, capsys: pytest.CaptureFixture[str], data: st.DataObject
+) -> None:
+    """The commands run or exit with code 1."""
     folder = home / "foreign"
     shutil.copytree(FOREIGN, folder, dirs_exist_ok=True)
     file = folder / data.draw(st.sampled_from(sorted(path.name for path in FOREIGN.glob("*config.json"))))
@@ -254,7 +256,7 @@ METADATA = st.one_of(st.sampled_from(LISTED), st.text(max_size=40), st.binary(ma
 
 @fuzz(25)
 @given(data=st.data())
-def test_onnx_metadata(home: Path, data: st.DataObject) -> None:
+def test_onnx_readers_raise_only_partita_errors(home: Path, data: st.DataObject) -> None:
     folder = home / "onnx"
     if not folder.exists():
         shutil.copytree(FOREIGN, folder)

@@ -41,7 +41,7 @@ def variants(tmp_path: Path) -> Path:
     return inner.parent
 
 
-def test_hashes_tell_files_of_one_size_apart(variants: Path) -> None:
+def test_hashes_option_reports_sha256_of_every_file(variants: Path) -> None:
     plain = partita.inspect(variants, variant="model.onnx")
     assert all(file.sha256 is None for file in plain.files)
     read = {file.name: file.sha256 for file in partita.inspect(variants, variant="model.onnx", hashes=True).files}
@@ -57,7 +57,7 @@ def with_weights(folder: Path, value: float) -> Path:
     return save(model([product], [weight]), folder / "model.onnx", external=True)
 
 
-def test_the_weights_beside_an_onnx_file_are_hashed_and_compared_with_it(tmp_path: Path) -> None:
+def test_external_weights_are_hashed_and_compared(tmp_path: Path) -> None:
     one, alike, other = (
         with_weights(tmp_path / name, value) for name, value in (("one", 1), ("alike", 1), ("other", 2))
     )
@@ -68,7 +68,7 @@ def test_the_weights_beside_an_onnx_file_are_hashed_and_compared_with_it(tmp_pat
     assert [(each.section, each.name) for each in differences] == [("files", "model.onnx.data")]
 
 
-def test_what_was_not_hashed_is_not_said_to_be_the_same(tmp_path: Path) -> None:
+def test_unhashed_files_are_reported_as_not_compared(tmp_path: Path) -> None:
     one, other, folder = with_weights(tmp_path / "one", 1), with_weights(tmp_path / "other", 2), SAMPLES / "optimum"
     for first, second in ((one, other), (folder, folder)):
         found = partita.inspect(first, against=second)
@@ -76,7 +76,7 @@ def test_what_was_not_hashed_is_not_said_to_be_the_same(tmp_path: Path) -> None:
     assert partita.inspect(folder, against=folder, hashes=True).headline == "No differences"
 
 
-def test_a_snapshot_of_the_hub_says_its_hashes(variants: Path, tmp_path: Path) -> None:
+def test_hub_snapshot_hashes_come_from_blob_names(variants: Path, tmp_path: Path) -> None:
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "0a1b"
     blobs.mkdir()
     (snapshot / "onnx").mkdir(parents=True)
@@ -89,7 +89,7 @@ def test_a_snapshot_of_the_hub_says_its_hashes(variants: Path, tmp_path: Path) -
     assert not [each for each in compared.changes if each.name == "onnx/model.onnx"], "one side has no hash"
 
 
-def test_two_variants_of_one_folder(variants: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_variants_of_same_folder_are_compared(variants: Path, capsys: pytest.CaptureFixture[str]) -> None:
     difference = partita.inspect(variants, against=variants, variant="model.onnx", against_variant="fp16")
     told = {(each.section, each.name) for each in difference.changes}
     assert ("operators", "Sub") in told and ("operators", "Add") in told

@@ -1,4 +1,4 @@
-"""What `inspect` reads: exact on graphs of any exporter, without weights, and with a finding for what is wrong."""
+"""Contents that `inspect` reads from graphs of any exporter without weights; damage yields findings."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def kept(found: Inspection, module: str) -> list[str]:
     return [storage_text(each) for each in found.modules if each.module == module]
 
 
-def test_a_package_is_what_its_manifest_and_its_graph_say(package):
+def test_inspect_of_package_matches_manifest_and_graph(package):
     found = partita.inspect(package)
     manifest, proto = read_manifest(package), onnx.load(package / "model.onnx", load_external_data=False)
     assert (found.kind, found.findings) == ("package", ())
@@ -67,7 +67,7 @@ def test_a_package_is_what_its_manifest_and_its_graph_say(package):
     assert found.licence.name is None and "README.md" in found.licence.source
 
 
-def test_packed_weights_are_told_by_module(int4):
+def test_quantised_weights_are_listed_per_module(int4):
     found = partita.inspect(int4)
     manifest = read_manifest(int4)
     assert manifest.packed is not None
@@ -164,7 +164,7 @@ def unknown_operator() -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 @pytest.mark.parametrize("external", [False, True], ids=["inside", "external"])
-def test_weights_of_other_exporters_are_told_by_module(tmp_path, make, how, external):
+def test_weight_storage_of_other_exporters_is_listed_per_module(tmp_path, make, how, external):
     nodes, weights = make()
     path = save(model(nodes, weights, ("", MS, "of.nobody")), tmp_path / "model.onnx", external=external)
     found = partita.inspect(path)
@@ -177,7 +177,7 @@ def test_weights_of_other_exporters_are_told_by_module(tmp_path, make, how, exte
     assert found.contract is None and found.kind == "onnx file" and found.findings == ()
 
 
-def test_a_tied_weight_counts_once_and_names_the_other_module(tmp_path):
+def test_tied_weight_counts_once_and_lists_both_modules(tmp_path):
     nodes = [
         helper.make_node("Gather", ["w", "ids"], ["e"], "/model/embed_tokens/Gather"),
         helper.make_node("Transpose", ["w"], ["t"], "turned"),
@@ -188,7 +188,7 @@ def test_a_tied_weight_counts_once_and_names_the_other_module(tmp_path):
     assert (row.module, row.shared_with, row.parameters) == ("model.embed_tokens", ("lm_head",), 128 * 64)
 
 
-def test_nodes_and_weights_in_bodies_are_counted(tmp_path):
+def test_subgraph_nodes_and_weights_are_counted(tmp_path):
     def body(name: str) -> onnx.GraphProto:
         node = helper.make_node("MatMul", ["x", "w"], [f"{name}_out"], "/model/layers.0/mlp/MatMul")
         out = helper.make_tensor_value_info(f"{name}_out", FLOAT, None)
@@ -206,7 +206,7 @@ def test_nodes_and_weights_in_bodies_are_counted(tmp_path):
     assert found.weights.size_bytes == 2 * 64 * 64 * 4 + 1
 
 
-def test_no_damage_is_more_than_an_error(tmp_path):
+def test_damaged_onnx_file_raises_only_expected_errors(tmp_path):
     nodes, weights = dequantised()
     whole = save(model(nodes, weights), tmp_path / "model.onnx").read_bytes()
     path, chance = tmp_path / "damaged.onnx", random.Random(0)
@@ -272,7 +272,7 @@ def leave_the_folder(folder: Path) -> str:
     [damage_manifest, remove_graph, cut_graph, remove_weights, cut_weights, remove_answer, leave_the_folder],
     ids=lambda damage: damage.__name__,
 )
-def test_what_is_wrong_is_a_finding_and_the_rest_is_shown(package, own_copy, damage: Callable[[Path], str]):
+def test_damaged_package_yields_finding_and_remaining_contents(package, own_copy, damage: Callable[[Path], str]):
     folder = own_copy(package)
     expected = damage(folder)
     found = partita.inspect(folder)
@@ -283,7 +283,7 @@ def test_what_is_wrong_is_a_finding_and_the_rest_is_shown(package, own_copy, dam
         assert found.graphs and found.weights.kinds
 
 
-def test_what_is_no_package_is_refused_by_what_it_is(tiny_checkpoint, tmp_path):
+def test_inspect_error_identifies_non_package_input(tiny_checkpoint, tmp_path):
     with pytest.raises(PackageError, match="a checkpoint, not a package"):
         partita.inspect(tiny_checkpoint("llama"))
     with pytest.raises(PackageError, match="no such folder"):
@@ -299,7 +299,7 @@ def test_what_is_no_package_is_refused_by_what_it_is(tiny_checkpoint, tmp_path):
         partita.inspect(tmp_path / "empty")
 
 
-def test_a_folder_of_onnx_files_needs_no_manifest(tmp_path):
+def test_onnx_folder_is_inspected_without_manifest(tmp_path):
     nodes, weights = matmul_nbits(4)
     save(model(nodes, weights, ("", MS)), tmp_path / "onnx" / "model_q4.onnx", external=True)
     (tmp_path / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
@@ -311,7 +311,7 @@ def test_a_folder_of_onnx_files_needs_no_manifest(tmp_path):
     assert "no input" in finding.problem and found.contract is None and found.modules
 
 
-def test_a_file_of_weights_that_is_larger_than_its_tensors_is_told_beside_them(tmp_path):
+def test_padded_weights_file_shows_size_on_disk(tmp_path):
     nodes, weights = matmul_nbits(4)
     path = save(model(nodes, weights, ("", MS)), tmp_path / "onnx" / "model.onnx", external=True)
     assert "alignment padding" not in text_of(partita.inspect(tmp_path)), "onnx writes one after the other"
@@ -336,14 +336,14 @@ def text_of(found: Inspection) -> str:
         ("notes.txt", "license: mit", None),
     ],
 )
-def test_a_licence_is_what_a_card_or_a_text_says_and_no_guess(tmp_path, name, text, licence):
+def test_licence_is_read_only_from_model_card_or_licence_file(tmp_path, name, text, licence):
     (tmp_path / name).write_bytes(text.encode())
     found = licence_of(tmp_path)
     assert found.name == licence
     assert found.source == name or (licence is None and "no licence" in found.source)
 
 
-def test_neither_onnxruntime_nor_torch_is_loaded(package, tmp_path):
+def test_inspect_does_not_import_onnxruntime_or_torch(package, tmp_path):
     code = (
         f"import sys; sys.path.insert(0, {str(REPOSITORY)!r}); from partita.cli import run; "
         f"code = run(['inspect', {str(package)!r}, '--json', '--out', {str(tmp_path / 'out.json')!r}]); "
@@ -360,7 +360,7 @@ def test_neither_onnxruntime_nor_torch_is_loaded(package, tmp_path):
         ("genai-int4-cpu", "onnxruntime-genai", "model.layers.0.mlp.up_proj", "int4, MatMulNBits, blocks of 32"),
     ],
 )
-def test_folders_of_other_exporters_have_a_contract_that_is_inferred(sample, layout, module, how):
+def test_contract_of_foreign_folder_is_inferred(sample, layout, module, how):
     found = partita.inspect(SAMPLES / sample)
     assert (found.kind, found.model.layout, found.findings) == ("onnx folder", layout, ())
     assert found.contract is not None and layout in found.contract.source and found.foreign is not None
@@ -371,7 +371,7 @@ def test_folders_of_other_exporters_have_a_contract_that_is_inferred(sample, lay
     assert partita.inspect(SAMPLES / "optimum", against=SAMPLES / sample).changes or sample == "optimum"
 
 
-def test_absurd_sizes_are_told_and_nothing_is_made_of_them(tmp_path):
+def test_oversized_tensor_shape_is_reported_as_truncated_file(tmp_path):
     nodes, weights = cast_to_float()
     path = save(model(nodes, weights), tmp_path / "model.onnx", external=True)
     proto = onnx.load(path, load_external_data=False)

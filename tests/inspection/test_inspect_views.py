@@ -1,4 +1,4 @@
-"""`partita inspect`: what people and programs read of a package, and of the difference of two."""
+"""`partita inspect`: text, HTML, Markdown and JSON views of a package and of a diff."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ WORDS = ("LlamaForCausalLM", "MatMulNBits", "GroupQueryAttention", "int4", "mode
 
 
 @pytest.mark.parametrize("view", ("html", "json", "markdown", "text"))
-def test_every_view_has_the_contents_of_a_package_and_of_a_difference(found, difference, view):
+def test_every_view_shows_package_and_diff_contents(found, difference, view):
     shown, changes = load_view(view, VIEWS).to_text(found), load_view(view, DIFF_VIEWS).to_text(difference)
     assert [word for word in WORDS if word not in shown] == []
     assert [word for word in ("precision", "fp32", "int4", "MatMulNBits", "down_proj") if word not in changes] == []
 
 
-def test_modules_that_are_alike_share_a_line(found):
+def test_identical_modules_share_a_line(found):
     text = load_view("text", VIEWS).to_text(found)
     layers = len({module.module for module in found.modules if module.module.endswith("mlp.down_proj")})
     assert layers > 1
     assert sum("mlp.down_proj" in line for line in text.splitlines()) == 1
 
 
-def test_a_difference_has_both_values_and_nothing_that_is_alike(difference):
+def test_diff_lists_changed_values_only(difference):
     named = {(each.section, each.name): (each.before, each.after) for each in difference.changes}
     assert named["model", "precision"] == ("fp32", "int4")
     assert named["operators", "com.microsoft:MatMulNBits"][0] is None
@@ -60,7 +60,7 @@ def test_a_difference_has_both_values_and_nothing_that_is_alike(difference):
     assert all(before != after for before, after in named.values())
 
 
-def test_only_the_hashes_of_a_package_are_said_to_be_of_its_manifest(packages):
+def test_only_package_hashes_are_attributed_to_manifest(packages):
     folder = partita.inspect(SAMPLES / "optimum", hashes=True)
     for found, said in ((partita.inspect(packages[0]), True), (folder, False)):
         text = load_view("text", VIEWS).to_text(found)
@@ -68,14 +68,14 @@ def test_only_the_hashes_of_a_package_are_said_to_be_of_its_manifest(packages):
         assert ("hashes from the manifest" in " ".join(text.split())) is said
 
 
-def test_the_verb_prints_records_that_obey_their_schemas(packages, capsys):
+def test_json_output_matches_published_schemas(packages, capsys):
     for words, schema in (([], "inspect"), (["--against", str(packages[1])], "diff")):
         assert run(["inspect", str(packages[0]), *words, "--json"]) == 0, capsys.readouterr().err
         told = json.loads(capsys.readouterr().out)
         jsonschema.validate(told, json.loads((REPOSITORY / "docs" / f"{schema}.schema.json").read_text("utf-8")))
 
 
-def test_a_finding_stands_at_the_top_with_its_remedy(packages, own_copy, capsys):
+def test_finding_and_remedy_precede_graph_section(packages, own_copy, capsys):
     folder = own_copy(packages[0])
     (folder / "manifest.json").write_text("{", encoding="utf-8")
     assert run(["inspect", str(folder)]) == 0

@@ -1,4 +1,4 @@
-"""Rows with adapters of their own, in packages made by hand whose every state depends on the adapter of its row."""
+"""Per-row adapters in handmade packages whose states all depend on the row's adapter."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ APART: list[dict[str, Any]] = [{}, {"fewer": True}, {"shapes": "one"}, {"shapes"
     [*((3, True, each) for each in APART), *((batch, False, each) for batch in (1, 3) for each in TOGETHER)],
     ids=str,
 )
-def test_each_request_gets_what_it_would_get_alone(
+def test_requests_with_different_adapters_match_individual_runs(
     tmp_path: Path, opened: Opened, states: Any, batch: int, apart: bool, options: Any
 ) -> None:
     folder = handmade(tmp_path / "p", batch=batch, states=states, adapters=RANKS, apart=apart, **options)
@@ -91,7 +91,7 @@ def test_each_request_gets_what_it_would_get_alone(
 
 
 @pytest.mark.parametrize("shapes", ["any", "pair"])
-def test_a_generation_has_an_adapter_for_each_prompt(tmp_path: Path, shapes: str) -> None:
+def test_generate_accepts_an_adapter_per_prompt(tmp_path: Path, shapes: str) -> None:
     folder = handmade(tmp_path / "p", batch=3, shapes=shapes, adapters=RANKS)
     names = ["loud", None, "small"]
     prompts = [(*SYSTEM, 9, 4), (*SYSTEM, 9, 4), (*SYSTEM, 9, 5)]
@@ -108,7 +108,7 @@ def test_a_generation_has_an_adapter_for_each_prompt(tmp_path: Path, shapes: str
             model.generate(prompts, adapter=["loud", None])
 
 
-def test_prompts_with_several_adapters_take_turns_where_rows_have_one_together(tmp_path: Path) -> None:
+def test_mixed_adapters_work_when_rows_share_an_adapter_input(tmp_path: Path) -> None:
     folder = handmade(tmp_path / "p", batch=2, adapters=RANKS, apart=False)
     prompts = [SYSTEM, SYSTEM]
     with partita.load(folder, providers="cpu", threads=1) as model:
@@ -118,7 +118,7 @@ def test_prompts_with_several_adapters_take_turns_where_rows_have_one_together(t
         assert both == (known(SYSTEM, "loud", 3),) * 2
 
 
-def test_a_prefix_is_of_one_adapter(tmp_path: Path) -> None:
+def test_prefix_requires_the_adapter_it_was_saved_with(tmp_path: Path) -> None:
     folder = handmade(tmp_path / "p", batch=2, states=("key",), adapters=RANKS)
     file, prompts = tmp_path / "prefix", [(9, 4), (2,)]
     with partita.load(folder, providers="cpu", threads=1) as model:
@@ -131,7 +131,7 @@ def test_a_prefix_is_of_one_adapter(tmp_path: Path) -> None:
             model.generate(prompts, adapter=["loud", None], prefix=file)
 
 
-def test_a_name_that_the_package_has_not_is_refused_at_once(tmp_path: Path, opened: Opened) -> None:
+def test_unknown_adapter_is_rejected_on_submit(tmp_path: Path, opened: Opened) -> None:
     greedy = Sampling(temperature=0.0, max_new_tokens=2)
     scheduler = opened(handmade(tmp_path / "p", adapters=RANKS))
     with pytest.raises(UsageError, match="no adapter of this name; choose one of loud, small"):
@@ -141,8 +141,8 @@ def test_a_name_that_the_package_has_not_is_refused_at_once(tmp_path: Path, open
         none.submit(Work((5,), greedy, adapter="other"))
 
 
-def test_what_a_file_has_can_be_sent_to_a_device(tmp_path: Path) -> None:
-    """Graph capture copies what is constant to the device itself, by what numpy sees."""
+def test_adapter_file_buffers_match_stored_matrices(tmp_path: Path) -> None:
+    """Graph capture copies constants to the device from numpy buffers."""
     folder = handmade(tmp_path / "p", batch=2, adapters=RANKS)
     found = read_adapter(folder / adapter_file("loud"))
     for name, wanted in zip(("lora_A", "lora_B"), adapter("loud", 3), strict=True):
@@ -150,8 +150,8 @@ def test_what_a_file_has_can_be_sent_to_a_device(tmp_path: Path) -> None:
         assert shape == (1, *wanted.shape) and np.array_equal(buffer.host[0], wanted)
 
 
-def test_an_axis_of_something_else_is_not_one_of_rows(tmp_path: Path) -> None:
-    """A foreign graph may have matrices of several layers in one input."""
+def test_layer_axis_of_adapter_input_is_not_a_row_axis(tmp_path: Path) -> None:
+    """Foreign graphs may stack the matrices of several layers in one input."""
     folder = handmade(tmp_path / "p", batch=2, adapters=RANKS, apart=False)
     manifest = read_manifest(folder)
     stack = AdapterInput(name="lora_A", shape=(2, 8, "r"), dtype="float32")

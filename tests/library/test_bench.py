@@ -1,4 +1,4 @@
-"""`partita.bench`: what `partita bench` measures, as an object, without printing."""
+"""`partita.bench`: the measurements of `partita bench` as an object, without output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def short_pauses(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
 
 
-def test_two_chains_are_compared_and_nothing_is_printed(package, tmp_path, capfd):
+def test_bench_compares_two_chains_without_printing(package, tmp_path, capfd):
     result = partita.bench(package, [5, 6, 7], [["cuda", "cpu"], "cpu"], reports=tmp_path / "reports", **QUICK)
     first, cpu = result.contenders
     assert (first.name, cpu.name, result.baseline) == (NO_DEVICE, "cpu", "cpu")
@@ -40,7 +40,7 @@ def test_two_chains_are_compared_and_nothing_is_printed(package, tmp_path, capfd
     assert capfd.readouterr() == ("", "")
 
 
-def test_one_that_cannot_run_is_in_the_result_unless_none_can(package):
+def test_failed_chain_is_in_result_unless_all_fail(package):
     result = partita.bench(package, chains=["cuda", "cpu"], **QUICK)
     lost, cpu = result.contenders
     assert (lost.status, cpu.status) == ("failed", "measured") and "cuda" in (lost.error or "")
@@ -56,7 +56,7 @@ def test_one_that_cannot_run_is_in_the_result_unless_none_can(package):
         ({"chains": "cpu", "prompt": ["a", "b"]}, "`prompt` has 2 prompts"),
     ],
 )
-def test_what_makes_no_sense_is_an_argument_error(package, arguments, says):
+def test_invalid_bench_arguments_raise_argument_error(package, arguments, says):
     with pytest.raises(partita.ArgumentError) as caught:
         partita.bench(package, **arguments)
     assert says in str(caught.value) and "--" not in str(caught.value)

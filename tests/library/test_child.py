@@ -1,4 +1,4 @@
-"""A package in a process of its own: the same answers, and a crash or Ctrl-C that costs only itself."""
+"""Models in a child process: equal results, isolated crashes and isolated Ctrl-C."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def engine_of(model: partita.Model) -> RemoteEngine:
     return model.engine
 
 
-def test_it_does_what_a_model_in_this_process_does(lasting, package):
+def test_child_process_model_matches_in_process_model(lasting, package):
     model = lasting
     generation = model.generate("return the", max_new_tokens=5, stop_token_ids=()).run()
     with partita.load(package, providers="cpu") as here:
@@ -64,7 +64,7 @@ def test_it_does_what_a_model_in_this_process_does(lasting, package):
         model.generate([1] * 65)
 
 
-def test_ctrl_c_while_it_answers_costs_that_answer_alone(lasting, monkeypatch):
+def test_ctrl_c_interrupts_only_current_generation(lasting, monkeypatch):
     model = lasting
     expected = model.generate(PROMPT, max_new_tokens=4, stop_token_ids=()).run().tokens
     generation = model.generate(PROMPT, max_new_tokens=50, stop_token_ids=())
@@ -81,7 +81,7 @@ def press_ctrl_c(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_crash_is_a_provider_error_and_this_process_goes_on(package, tmp_path):
+def test_provider_crash_on_load_raises_provider_error(package, tmp_path):
     require("a C compiler", shutil.which("cc") is not None)
     (tmp_path / "it.c").write_text(ABORTS + NAMES_ENTRY)
     subprocess.run(["cc", "-shared", "-fPIC", "-o", "libit.so", "it.c"], cwd=tmp_path, check=True)
@@ -103,7 +103,7 @@ while True:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
-def test_whatever_ends_a_program_ends_its_child_and_leaves_no_folder(package, tmp_path, number):
+def test_signal_ends_child_and_removes_temporary_folder(package, tmp_path, number):
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(tmp_path)}
     program = subprocess.Popen(
         [sys.executable, "-c", GENERATES, str(package)],
@@ -125,7 +125,7 @@ def test_whatever_ends_a_program_ends_its_child_and_leaves_no_folder(package, tm
     assert not child.is_running() and not list(tmp_path.glob("partita-*"))
 
 
-def test_a_crash_in_a_generation_says_so_and_the_model_that_it_must_be_loaded_again(model):
+def test_crash_during_generation_requires_reload(model):
     generation = slow(model)
     for number in (signal.SIGSEGV, signal.SIGCONT):
         engine_of(model)._worker.process.send_signal(number)
@@ -150,7 +150,7 @@ def slow(model: partita.Model) -> partita.Generation:
     return Generation(engine, [work], engine.chunk, samplings=[work.sampling], speculation=BatchOptions())
 
 
-def test_a_report_that_was_made_outlives_a_crash_whose_message_names_the_provider_to_leave_out(model):
+def test_report_survives_crash_and_error_names_provider_to_remove(model):
     model.generate(PROMPT, max_new_tokens=4, stop_token_ids=()).run()
     report, engine = model.report(), engine_of(model)
     engine._chain = parse_chain("webgpu,cpu")

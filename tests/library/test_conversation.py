@@ -1,4 +1,4 @@
-"""Turns of a conversation have the tokens of the whole conversation read at once, and read only what is new."""
+"""Conversations: each turn has the tokens of a full prefill but prefills only new tokens."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def turn(conversation: Conversation, message: str) -> list[int]:
 @pytest.mark.parametrize("forgets", [False, True])
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("states", [("key",), ALL], ids=["keys", "states"])
-def test_every_turn_is_answered_as_the_whole_conversation_is(talk, states, batch, forgets):
+def test_every_turn_matches_full_prefill_of_conversation(talk, states, batch, forgets):
     conversation = talk(states, batch, forgets=forgets)
     read = []
     for message in ("7 8", "9", "1 2 3"):
@@ -96,7 +96,7 @@ def test_every_turn_is_answered_as_the_whole_conversation_is(talk, states, batch
         assert all(taken <= len([END, 62, 1, 2, 3, END, 63]) + changed for taken, _ in read[1:])
 
 
-def test_what_others_copy_meanwhile_is_nothing_that_a_turn_did_not_read(talk):
+def test_read_tokens_is_unaffected_by_prefix_copies_of_other_requests(talk):
     conversation = talk(("key",), 3)
     scheduler = conversation._engine
     conversation.ask("7 8")
@@ -110,7 +110,7 @@ def test_what_others_copy_meanwhile_is_nothing_that_a_turn_did_not_read(talk):
     assert sum(other.copied_tokens for other in others) == scheduler.copied_tokens
 
 
-def test_a_conversation_begins_anew_with_its_system_message_or_another(talk):
+def test_reset_restores_or_replaces_system_message(talk):
     conversation = talk(("key",))
     first = turn(conversation, "7 8")
     conversation.reset()
@@ -120,7 +120,7 @@ def test_a_conversation_begins_anew_with_its_system_message_or_another(talk):
     assert turn(conversation, "7 8") == known_tokens([61, 9, 60, 62, 7, 8, 60, 63], 3, ("key",))
 
 
-def test_what_the_cache_does_not_hold_is_refused_and_the_conversation_is_as_it_was(talk):
+def test_overlong_message_is_rejected_and_conversation_is_unchanged(talk):
     conversation = talk(("key",))
     turn(conversation, "7 8")
     before = list(conversation.messages)
@@ -132,7 +132,7 @@ def test_what_the_cache_does_not_hold_is_refused_and_the_conversation_is_as_it_w
     assert turn(conversation, "9") == known_tokens(wanted, 3, ("key",))
 
 
-def test_an_answer_that_is_cut_off_is_part_of_the_conversation(talk):
+def test_interrupted_response_is_part_of_conversation(talk):
     conversation = talk(("key",), count=30)
     ticket = conversation.ask("7 8")
     for _ in range(3):
@@ -146,14 +146,14 @@ def test_an_answer_that_is_cut_off_is_part_of_the_conversation(talk):
     assert tokens == known_tokens(wanted, len(tokens), ("key",)) and tokens
 
 
-def test_a_message_that_was_not_answered_at_all_is_no_part_of_it(talk):
+def test_message_without_response_is_removed(talk):
     conversation = talk(("key",))
     conversation.ask("7 8").cancel()
     assert conversation.finish().result.tokens == ()
     assert conversation.messages == [{"role": "system", "content": "4 5 6"}]
 
 
-def test_a_turn_that_was_interrupted_before_it_had_a_row_keeps_nobody_from_the_next(talk, monkeypatch):
+def test_ctrl_c_before_row_assignment_allows_next_turn(talk, monkeypatch):
     conversation = talk(("key",))
     join = GenerationLoop.add_request
 
@@ -170,7 +170,7 @@ def test_a_turn_that_was_interrupted_before_it_had_a_row_keeps_nobody_from_the_n
     assert turn(conversation, "9") == known_tokens(wanted, 3, ("key",))
 
 
-def test_a_seed_is_the_one_that_was_given(talk):
+def test_conversation_uses_given_seed(talk):
     conversation = talk(("key",))
     conversation._sampling = Sampling(temperature=1.0, seed=2**40 + 5, max_new_tokens=2)
     assert conversation.ask("7").sampling.seed == 2**40 + 5

@@ -1,4 +1,4 @@
-"""`import partita` is quick, loads nothing heavy, and says what it offers: to people, to editors and to mypy."""
+"""`import partita`: no heavy imports, public names, types and number conversion."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def run(script: str) -> str:
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
 
 
-def test_importing_loads_nothing_heavy():
+def test_import_does_not_load_heavy_modules():
     script = f"import json, sys, partita; print(json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"
     assert json.loads(run(script)) == []
 
 
-def test_what_is_offered_loads_neither_torch_nor_the_command_line():
+def test_public_names_do_not_import_torch_or_cli():
     script = (
         "import json, sys, partita\n"
         "for name in partita.__all__: getattr(partita, name)\n"
@@ -43,8 +43,8 @@ def test_what_is_offered_loads_neither_torch_nor_the_command_line():
     assert json.loads(run(script)) == []
 
 
-def test_no_usage_data_is_sent_unless_somebody_agreed():
-    """Whatever is called first: a child process takes the variable over, too."""
+def test_telemetry_is_disabled_unless_variable_is_set():
+    """Child processes inherit the variable."""
     script = (
         "import os, partita\n"
         "for given in (None, '0'):\n"
@@ -56,7 +56,7 @@ def test_no_usage_data_is_sent_unless_somebody_agreed():
     assert run(script).split() == ["1", "0"]
 
 
-def test_everything_that_is_listed_is_there_and_typed():
+def test_public_names_exist_and_are_typed():
     assert list(partita.__all__) == sorted(partita.__all__) == dir(partita)
     tree = ast.parse((REPOSITORY / "partita" / "__init__.py").read_text("utf-8"))
     (typed,) = [node for node in tree.body if isinstance(node, ast.If)]
@@ -69,7 +69,7 @@ def test_everything_that_is_listed_is_there_and_typed():
     assert (REPOSITORY / "partita" / "py.typed").is_file()
 
 
-def test_a_name_that_is_not_offered_is_an_attribute_error():
+def test_unknown_attribute_raises_attribute_error():
     with pytest.raises(AttributeError, match="has no attribute 'generate'"):
         partita.generate  # noqa: B018
 
@@ -79,7 +79,7 @@ SHARED = ("bench", "export", "providers", "support")
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_help_of_a_function_that_shares_its_name_with_a_folder_is_the_functions(name):
+def test_help_of_function_shadowing_a_folder_shows_the_function(name):
     import partita.bench.records
     import partita.export.progress
     import partita.providers.cpu
@@ -94,7 +94,7 @@ def test_help_of_a_function_that_shares_its_name_with_a_folder_is_the_functions(
     assert str(inspect.signature(function)).startswith("(") and inspect.isfunction(function)
 
 
-def test_modules_below_a_function_of_that_name_are_still_there():
+def test_modules_below_shadowed_folder_are_importable():
     assert "precision" in inspect.signature(partita.export).parameters
     assert "provider_libraries" in inspect.signature(partita.providers).parameters
     ways = importlib.import_module("partita.export.target")
@@ -104,7 +104,7 @@ def test_modules_below_a_function_of_that_name_are_still_there():
     assert vars(partita.providers)["cpu"] is cpu is sys.modules["partita.providers.cpu"]
 
 
-def test_every_public_error_is_of_the_one_tree():
+def test_public_errors_derive_from_partita_error():
     named = [getattr(partita, name) for name in partita.__all__ if name.endswith("Error")]
     assert len(named) > 12
     assert all(issubclass(error, partita.PartitaError) for error in named)
@@ -138,7 +138,7 @@ class Counted:
         (int, int),
     ],
 )
-def test_a_number_is_pythons_own(given: object, own: object) -> None:
+def test_python_values_converts_numbers_to_builtin_types(given: object, own: object) -> None:
     found = python_values(given)
     assert repr(found) == repr(own) and type(found) is type(own)
 
@@ -149,13 +149,13 @@ def counted(count: int, ids: list[int] | None = None) -> tuple[int, list[int] | 
     return count, ids
 
 
-def test_arguments_take_integers_of_any_library():
+def test_arguments_accept_integer_like_objects():
     call: Any = counted  # its annotations name Python's numbers alone
     assert call(Counted(), ids=[np.int64(5)]) == (7, [5])
     assert call(np.int8(1), ids=np.array([5, 6])) == (1, [5, 6])
 
 
-def test_a_sampling_takes_numbers_of_any_library_and_no_truth_values():
+def test_sampling_accepts_number_types_and_rejects_booleans():
     make: Any = partita.Sampling
     given = make(np.float32(0.5), np.int64(4), seed=np.int64(1), max_new_tokens=Counted())
     assert given == partita.Sampling(0.5, 4, seed=1, max_new_tokens=7)

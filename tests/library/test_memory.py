@@ -1,4 +1,4 @@
-"""A server's memory is flat: what requests leave behind is a slope, in bytes per request."""
+"""Memory growth of a server process, as a slope in bytes per request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`partita.load` and what a model does: generating, chatting, verifying, and ending in every way."""
+"""`partita.load` and models: generation, chat, verification, closing and errors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def tokens(model, prompt=PROMPT, **options):
 # --- generating ------------------------------------------------------------------------------------------------------
 
 
-def test_steps_add_up_to_the_answer(model):
+def test_steps_add_up_to_completion(model):
     generation = model.generate("return the value", max_new_tokens=N, stop_token_ids=())
     steps = list(generation)
     assert [step.index for step in steps] == list(range(len(steps))) and steps[0].phase == "prefill"
@@ -65,28 +65,28 @@ def test_steps_add_up_to_the_answer(model):
     assert answer.text == model.decode(answer.tokens)
 
 
-def test_token_ids_come_in_any_form(model):
+def test_token_ids_accept_lists_tuples_and_arrays(model):
     expected = tokens(model)
     for prompt in (tuple(PROMPT), [PROMPT], np.array(PROMPT), np.array([PROMPT])):
         assert tokens(model, prompt) == expected
     assert tokens(model, model.decode(PROMPT)) == tokens(model, model.encode(model.decode(PROMPT)))
 
 
-def test_a_token_that_ends_the_text_is_told_and_not_shown(model):
+def test_stop_token_is_in_tokens_but_not_in_text(model):
     whole = model.generate(PROMPT, max_new_tokens=1, stop_token_ids=()).run()
     assert whole.text, "it has a text"
     cut = model.generate(PROMPT, max_new_tokens=N, stop_token_ids=whole.tokens[0]).run()
     assert (cut.tokens, cut.finish_reason, cut.text) == (whole.tokens, "stop", "")
 
 
-def test_the_same_seed_gives_the_same_tokens_and_a_drawn_one_is_told(model):
+def test_drawn_seed_is_reported_and_reproduces_tokens(model):
     generation = model.generate(PROMPT, max_new_tokens=N, temperature=1.0).run()
     seed = generation.results[0].sampling.seed
     assert seed is not None
     assert model.generate(PROMPT, max_new_tokens=N, temperature=1.0, seed=seed).run().tokens == generation.tokens
 
 
-def test_each_row_has_its_own_options(pair):
+def test_sampling_options_apply_per_row(pair):
     with partita.load(pair, providers="cpu") as model:
         prompts = [PROMPT, PROMPT]
         greedy = tokens(model, prompts)
@@ -106,14 +106,14 @@ def test_each_row_has_its_own_options(pair):
         assert model.report().request.options["temperature"] == "2 / 0"
 
 
-def test_a_report_of_rows_that_begin_and_end_apart_adds_up(pair):
+def test_report_with_rows_of_different_lengths_passes_checks(pair):
     lengths = [partita.Sampling(max_new_tokens=2), partita.Sampling(max_new_tokens=12)]
     with partita.load(pair, providers="cpu") as model:
         model.generate([list(range(5, 45)), PROMPT], sampling=lengths, stop_token_ids=()).run()
         assert [check for check in model.report().checks if not check.passed] == []
 
 
-def test_messages_go_through_the_chat_template(model):
+def test_chat_renders_messages_with_template(model):
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "the list"}]
     generation = model.chat(messages, max_new_tokens=2)
     with_template = "<|system|>be brief\n<|user|>the list\n<|assistant|>"
@@ -123,7 +123,7 @@ def test_messages_go_through_the_chat_template(model):
     )
 
 
-def test_each_row_has_its_own_conversation(pair):
+def test_chat_accepts_a_conversation_per_row(pair):
     with partita.load(pair, providers="cpu") as model:
         said = [[{"role": "user", "content": text}] for text in ("the list", "the given item")]
         together = model.chat(said, max_new_tokens=3).run()
@@ -131,18 +131,18 @@ def test_each_row_has_its_own_conversation(pair):
         assert model.chat(said[0], max_new_tokens=3).run().tokens == together.tokens[:1]
 
 
-def test_what_it_is(model, package):
+def test_model_attributes_describe_package_and_chain(model, package):
     assert model.providers == ("CPUExecutionProvider",) and model.chain[0].status == "active"
     assert (model.batch_size, model.max_length, model.folder) == (1, 64, package)
     assert model.vocab_size == model.manifest.graph.vocab_size and model.load_seconds > 0
     assert "CPUExecutionProvider" in repr(model)
 
 
-def test_it_verifies_itself(model):
+def test_verify_returns_verified(model):
     assert model.verify().status == "verified"
 
 
-def test_a_package_that_computes_something_else_is_a_verification_error(package, own_copy):
+def test_mismatch_with_reference_logits_raises_verification_error(package, own_copy):
     from safetensors.numpy import load_file, save_file
 
     from partita.package.folder import KNOWN_ANSWER, sha256_of
@@ -170,7 +170,7 @@ def _metadata(path: Path):
 # --- how it ends -----------------------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_in_the_iterator_ends_it_and_nothing_else(model, monkeypatch):
+def test_ctrl_c_ends_only_current_generation(model, monkeypatch):
     expected = tokens(model)
     generation = model.generate(PROMPT, max_new_tokens=N, stop_token_ids=())
     next(generation)
@@ -191,7 +191,7 @@ def press_ctrl_c(*_: object, **__: object) -> None:
 
 
 @pytest.mark.parametrize("done", [1, 2, 3], ids=lambda steps: f"after {steps}")
-def test_a_run_that_ctrl_c_ended_is_not_taken_for_one_of_the_next_generation(model, monkeypatch, done):
+def test_interrupted_run_is_not_counted_in_next_generation(model, monkeypatch, done):
     """Native code is not interrupted: the run is in the profile when Ctrl-C arrives."""
     run = Binding.run
 
@@ -215,7 +215,7 @@ def test_a_run_that_ctrl_c_ended_is_not_taken_for_one_of_the_next_generation(mod
     assert all(check.passed for check in report.checks)
 
 
-def test_profiles_of_onnx_runtime_are_kept_on_request(package, tmp_path, monkeypatch):
+def test_partita_profiles_variable_saves_onnx_runtime_profiles(package, tmp_path, monkeypatch):
     monkeypatch.setenv("PARTITA_PROFILES", str(tmp_path / "profiles"))
     with partita.load(package, providers="cpu") as other:
         other.generate(PROMPT, max_new_tokens=3, stop_token_ids=()).run()
@@ -224,7 +224,7 @@ def test_profiles_of_onnx_runtime_are_kept_on_request(package, tmp_path, monkeyp
     assert any(event.get("cat") == "Node" for event in json.loads(profile.read_text()))
 
 
-def test_a_file_in_place_of_the_folder_of_profiles_is_an_error_before_the_run(package, tmp_path, monkeypatch):
+def test_profiles_path_must_be_a_folder(package, tmp_path, monkeypatch):
     (tmp_path / "profiles").write_text("")
     monkeypatch.setenv("PARTITA_PROFILES", str(tmp_path / "profiles"))
     for process in ("this", "child"):
@@ -232,8 +232,8 @@ def test_a_file_in_place_of_the_folder_of_profiles_is_an_error_before_the_run(pa
             partita.load(package, providers="cpu", process=process)
 
 
-def test_a_report_says_which_of_its_runs_are_of_an_earlier_generation(package):
-    """A session is profiled once. What the last generation was seen in counts; what it was not, is told to be older."""
+def test_report_marks_profiled_runs_of_earlier_generation(package):
+    """A session is profiled once; phases profiled only in an earlier generation are marked."""
     with partita.load(package, providers="cpu") as other:
         other.generate(PROMPT, max_new_tokens=3, stop_token_ids=()).run()
         other.generate(list(range(40)), max_new_tokens=2, stop_token_ids=()).run()
@@ -248,7 +248,7 @@ def test_a_report_says_which_of_its_runs_are_of_an_earlier_generation(package):
         assert all(check.passed for check in report.checks)
 
 
-def test_a_generation_that_nobody_reads_on_can_be_reported_and_followed(model):
+def test_abandoned_generation_is_reported_as_interrupted(model):
     expected = tokens(model)
     for step in model.generate(PROMPT, max_new_tokens=N, stop_token_ids=()):
         if step.index == 2:
@@ -260,7 +260,7 @@ def test_a_generation_that_nobody_reads_on_can_be_reported_and_followed(model):
     assert model.report().totals.finish_reason == "length"
 
 
-def test_ctrl_c_in_the_experiments_is_ctrl_c_and_a_report_without_them_can_be_had(model, monkeypatch):
+def test_ctrl_c_during_probes_propagates_and_report_without_probes_works(model, monkeypatch):
     monkeypatch.setattr("partita.library.engine.local.probe_package", interrupted_experiments)
     tokens(model)
     with pytest.raises(KeyboardInterrupt):
@@ -275,7 +275,7 @@ def interrupted_experiments(facts, chain, *_: object):
     return replace(facts, interruptions=("experiments",)), chain
 
 
-def test_any_number_of_prompts_is_answered_in_order_whatever_the_batch_size(package, pair):
+def test_prompts_beyond_batch_size_complete_in_order(package, pair):
     prompts = [[5 + index, 6] for index in range(7)]
     found = []
     opened: list[tuple[Path, Any]] = [(package, "this"), (pair, "this"), (pair, "child")]
@@ -288,7 +288,7 @@ def test_any_number_of_prompts_is_answered_in_order_whatever_the_batch_size(pack
     assert found[0] == found[1] == found[2] and len(set(found[0][1])) == 7
 
 
-def test_generations_share_the_batch_and_none_ends_another(model):
+def test_concurrent_generations_share_the_batch(model):
     whole = tokens(model)
     first = model.generate(PROMPT, max_new_tokens=N, stop_token_ids=())
     next(first)
@@ -304,7 +304,7 @@ def test_generations_share_the_batch_and_none_ends_another(model):
 
 
 @pytest.mark.parametrize("process", ["this", "child"])
-def test_threads_that_share_a_model_get_whole_answers(package, process):
+def test_threads_sharing_a_model_get_complete_results(package, process):
     wrong = list[object]()
     with partita.load(package, "cpu", process=process) as model:
         whole = tokens(model)
@@ -323,8 +323,8 @@ def test_threads_that_share_a_model_get_whole_answers(package, process):
     assert not wrong
 
 
-def test_a_step_that_ends_before_a_prompt_is_submitted_keeps_its_output(model, monkeypatch):
-    """Another thread that uses the model may make this step."""
+def test_output_of_step_during_submit_is_not_lost(model, monkeypatch):
+    """Another thread that uses the model may run this step."""
     whole, submit = tokens(model), LocalEngine.submit
 
     def stepping(engine, *arguments):
@@ -336,14 +336,14 @@ def test_a_step_that_ends_before_a_prompt_is_submitted_keeps_its_output(model, m
     assert tokens(model) == whole
 
 
-def test_a_report_in_the_middle_of_a_generation_does_not_end_it(model):
+def test_report_during_generation_does_not_end_it(model):
     generation = model.generate(PROMPT, max_new_tokens=N, stop_token_ids=())
     next(generation)
     assert model.report().totals.finish_reason == "interrupted"
     assert generation.run().finish_reason == "length" and len(generation.tokens[0]) == N
 
 
-def test_an_error_of_the_run_is_in_the_report(model, monkeypatch):
+def test_run_error_appears_in_report(model, monkeypatch):
     generation = model.generate(PROMPT, max_new_tokens=N)
     next(generation)
     monkeypatch.setattr(Binding, "run", not_finite)
@@ -359,13 +359,13 @@ def not_finite(*_: object) -> None:
 
 
 @pytest.mark.parametrize("ids", [[-5], [3, 10**9]])
-def test_token_ids_to_stop_at_are_of_the_vocabulary(model, ids):
+def test_stop_token_ids_must_be_in_vocabulary(model, ids):
     with pytest.raises(partita.ArgumentError, match=rf"stop_token_ids has {ids[-1]}; the vocabulary has ids 0 to"):
         model.generate(PROMPT, stop_token_ids=ids)
     assert model.generate(PROMPT, max_new_tokens=1, stop_token_ids=[model.vocab_size - 1]).run().tokens
 
 
-def test_what_a_program_prints_of_a_generation_and_its_report_is_one_line(model):
+def test_repr_of_generation_and_report_is_short(model):
     generation = model.generate(PROMPT, max_new_tokens=3, stop_token_ids=())
     assert repr(generation) == "<partita.Generation: 0 new tokens, not started>"
     next(generation)
@@ -378,7 +378,7 @@ def test_what_a_program_prints_of_a_generation_and_its_report_is_one_line(model)
     assert len(str(report).splitlines()) <= 10
 
 
-def test_nothing_generated_is_nothing_to_report(model):
+def test_report_before_generation_raises_report_error(model):
     with pytest.raises(partita.ReportError, match="nothing has been generated"):
         model.report()
     model.generate(PROMPT)
@@ -386,7 +386,7 @@ def test_nothing_generated_is_nothing_to_report(model):
         model.report()
 
 
-def test_closing_frees_the_session_and_ends_what_goes_on(package):
+def test_close_frees_session_and_ends_generation(package):
     model = partita.load(package, providers="cpu")
     generation = model.generate(PROMPT, max_new_tokens=N)
     next(generation)
@@ -425,8 +425,8 @@ def loaded(package: Path) -> tuple[partita.Model, weakref.ref[LocalEngine]]:
 
 
 @pytest.mark.usefixtures("few_objects")
-def test_a_forgotten_model_goes_on_with_its_generation_and_then_it_is_closed(package):
-    """`partita.load(...).generate(...).run()` has nobody who keeps the model."""
+def test_unreferenced_model_completes_generation_then_closes(package):
+    """`partita.load(...).generate(...).run()` holds no reference to the model."""
     model, engine = loaded(package)
     whole = tokens(model)
     generation = model.generate(PROMPT, max_new_tokens=N, stop_token_ids=())
@@ -438,7 +438,7 @@ def test_a_forgotten_model_goes_on_with_its_generation_and_then_it_is_closed(pac
 
 
 @pytest.mark.parametrize("process", ["this", "child"])
-def test_requests_of_a_model_that_is_closed_end_with_an_error_of_ours(package, process):
+def test_close_ends_requests_and_rejects_new_requests(package, process):
     model = partita.load(package, providers="cpu", process=process)
     scheduler, work = model.scheduler(), partita.request(model, PROMPT, max_new_tokens=N, stop_token_ids=())
     ticket = scheduler.submit(work)
@@ -453,8 +453,8 @@ def test_requests_of_a_model_that_is_closed_end_with_an_error_of_ours(package, p
 # --- threads and output ----------------------------------------------------------------------------------------------
 
 
-def test_a_program_keeps_its_signal_handlers_its_descriptors_and_its_output(package):
-    """`os.dup2` and `signal.signal` are not called: they would be seen by other threads, however short."""
+def test_program_signal_handlers_and_descriptors_are_unchanged(package):
+    """`os.dup2` and `signal.signal` are not called, because other threads would see the change."""
     script = f"""
 import os, signal, sys, threading
 import partita
@@ -488,7 +488,7 @@ print("and here", file=sys.stderr)
     assert (done.returncode, done.stdout, done.stderr) == (0, "still here\n", "and here\n")
 
 
-def test_what_a_user_should_know_goes_to_the_log(package, caplog):
+def test_ignored_option_is_logged(package, caplog):
     with partita.load(package, providers="cpu") as model:
         model.generate(PROMPT, max_new_tokens=1, top_k=3)
     assert [record.name for record in caplog.records] == ["partita"]
@@ -515,7 +515,7 @@ def test_what_a_user_should_know_goes_to_the_log(package, caplog):
         ({"prompts": "a\ud83d"}, "an unpaired surrogate, '\\ud83d', at position 1"),
     ],
 )
-def test_a_wrong_argument_is_a_sentence(model, arguments, says):
+def test_invalid_generate_argument_raises_argument_error(model, arguments, says):
     with pytest.raises(partita.ArgumentError) as caught:
         model.generate(**{"prompts": PROMPT, **arguments})
     assert says in str(caught.value)
@@ -523,13 +523,13 @@ def test_a_wrong_argument_is_a_sentence(model, arguments, says):
 
 
 @pytest.mark.parametrize("token", [-1, 10**30])
-def test_what_is_no_token_is_not_decoded(model, token):
+def test_decode_rejects_invalid_token_ids(model, token):
     with pytest.raises(partita.ArgumentError, match=f"tokens has {token}; the vocabulary has ids 0 to"):
         model.decode([5, token])
 
 
-def test_an_error_is_pickled_with_all_that_it_has(model):
-    """A pool of processes breaks on one that cannot be read back."""
+def test_errors_pickle_and_copy_with_all_fields(model):
+    """A process pool breaks on an exception that cannot be unpickled."""
     with pytest.raises(partita.GenerationError) as too_many:
         model.generate([])
     tokens(model)
@@ -546,7 +546,7 @@ def test_an_error_is_pickled_with_all_that_it_has(model):
     ("messages", "says"),
     [([], "messages is empty"), ([{"role": "user"}], "a message is"), (7, "messages is of type int")],
 )
-def test_wrong_messages_are_a_sentence(model, messages, says):
+def test_invalid_messages_raise_argument_error(model, messages, says):
     with pytest.raises(partita.ArgumentError, match=says):
         model.chat(messages)
 
@@ -563,23 +563,23 @@ def test_wrong_messages_are_a_sentence(model, messages, says):
         ({"providers": [("cpu", {"nope": 1})]}, "has no option 'nope'"),
     ],
 )
-def test_loading_with_a_wrong_argument_is_a_sentence(package, arguments, says):
+def test_invalid_load_argument_raises_argument_error(package, arguments, says):
     with pytest.raises(partita.ArgumentError) as caught:
         partita.load(package, **arguments)
     assert says in str(caught.value)
 
 
-def test_loading_what_is_no_package_is_one_error(tmp_path):
+def test_load_of_non_package_raises_package_error(tmp_path):
     with pytest.raises(partita.PackageError):
         partita.load(tmp_path, providers="cpu")
 
 
-def test_a_chain_that_cannot_be_honoured_is_a_provider_error(package):
+def test_unavailable_chain_raises_provider_error(package):
     with pytest.raises(partita.ProviderError):
         partita.load(package, providers="coreml")
 
 
-def test_what_the_system_refuses_is_of_the_tree_and_other_exceptions_keep_their_type():
+def test_public_decorator_converts_system_and_usage_errors():
     def raised(error: Exception) -> Exception:
         @public
         def fails() -> None:
@@ -599,7 +599,7 @@ def test_what_the_system_refuses_is_of_the_tree_and_other_exceptions_keep_their_
 
 
 @pytest.mark.parametrize("process", ["this", "child"])
-def test_a_file_of_prompts_is_answered(package, tmp_path, process):
+def test_generate_file_writes_completions_and_row_errors(package, tmp_path, process):
     source, out = tmp_path / "in.txt", tmp_path / "out.jsonl"
     source.write_text("return the\n\nreturn the value\n")
     heard: list[tuple[int, int | None]] = []
@@ -619,7 +619,7 @@ def test_a_file_of_prompts_is_answered(package, tmp_path, process):
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-def test_rows_that_were_not_begun_have_no_answer_when_the_model_is_closed(tiny_checkpoint, exported, tmp_path, batch):
+def test_closed_model_stops_generate_file_and_rerun_resumes(tiny_checkpoint, exported, tmp_path, batch):
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     rows = [{"tokens": [5, 6, 7 + index], "max_new_tokens": 2 + 5 * (index == 1)} for index in range(5)]
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -638,7 +638,7 @@ def test_rows_that_were_not_begun_have_no_answer_when_the_model_is_closed(tiny_c
     assert (done.rows, done.errors, done.resumed) == (5, 0, 1)
 
 
-def test_a_file_that_is_refused_ends_no_generation(package, tmp_path):
+def test_rejected_file_does_not_end_running_generation(package, tmp_path):
     source, out = tmp_path / "in.txt", tmp_path / "out.jsonl"
     source.write_text("return the\n")
     journal = tmp_path / "out.jsonl.partial"
@@ -651,7 +651,7 @@ def test_a_file_that_is_refused_ends_no_generation(package, tmp_path):
         assert len(going.run().tokens[0]) == 3
 
 
-def test_a_token_that_the_checkpoint_ends_at_and_lacks_is_no_error_of_a_row(tiny_checkpoint, exported, tmp_path):
+def test_eos_token_outside_vocabulary_is_not_a_row_error(tiny_checkpoint, exported, tmp_path):
     source, out = tmp_path / "in.txt", tmp_path / "out.jsonl"
     folder = Path(shutil.copytree(tiny_checkpoint("llama"), tmp_path / "checkpoint"))
     said = json.loads((folder / "generation_config.json").read_text())
@@ -662,7 +662,7 @@ def test_a_token_that_the_checkpoint_ends_at_and_lacks_is_no_error_of_a_row(tiny
     assert (done.rows, done.errors) == (1, 0)
 
 
-def test_a_file_of_messages_needs_a_template_before_it_is_begun(tiny_checkpoint, exported, tmp_path):
+def test_generate_file_with_chat_requires_chat_template(tiny_checkpoint, exported, tmp_path):
     source, out = tmp_path / "in.txt", tmp_path / "out.jsonl"
     folder = Path(shutil.copytree(tiny_checkpoint("llama"), tmp_path / "checkpoint"))
     (folder / "chat_template.jinja").unlink()
@@ -674,7 +674,7 @@ def test_a_file_of_messages_needs_a_template_before_it_is_begun(tiny_checkpoint,
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "in.txt"]
 
 
-def test_what_a_program_raises_of_its_own_comes_out_as_it_is(package, tmp_path):
+def test_progress_callback_exception_propagates_unchanged(package, tmp_path):
     class EnoughError(Exception):
         pass
 
@@ -692,7 +692,7 @@ def test_what_a_program_raises_of_its_own_comes_out_as_it_is(package, tmp_path):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this system")
 @pytest.mark.parametrize("process", ["this", "child"])
-def test_a_model_does_not_work_in_a_fork_and_goes_on_where_it_was_loaded(package, process):
+def test_forked_model_raises_and_parent_continues(package, process):
     with partita.load(package, "cpu", process=process) as model:
         begun = model.generate("return the", max_new_tokens=4, stop_token_ids=())
         pid = os.fork()
@@ -708,7 +708,7 @@ def test_a_model_does_not_work_in_a_fork_and_goes_on_where_it_was_loaded(package
         assert len(begun.run().tokens[0]) == 4
 
 
-def test_threads_that_go_on_with_one_generation_do_so_in_turns(package):
+def test_threads_can_share_a_generation(package):
     with partita.load(package, "cpu") as model:
         expected = model.generate("return the", max_new_tokens=40, stop_token_ids=()).run()
         shared = model.generate("return the", max_new_tokens=40, stop_token_ids=())
@@ -725,8 +725,8 @@ def test_threads_that_go_on_with_one_generation_do_so_in_turns(package):
     assert "".join(text for _, text in sorted(pieces)) == expected.text
 
 
-def test_a_program_may_go_to_another_folder(package, own_copy, monkeypatch, tmp_path):
-    """What generation ends at is read from the package in every call."""
+def test_relative_package_paths_survive_chdir(package, own_copy, monkeypatch, tmp_path):
+    """Stop tokens are read from the package in every call."""
     folder = own_copy(package)
     monkeypatch.chdir(folder.parent)
     with partita.load(folder.name, providers="cpu") as model:
@@ -740,7 +740,7 @@ def test_a_program_may_go_to_another_folder(package, own_copy, monkeypatch, tmp_
         assert guessed.tokens == ended.tokens
 
 
-def test_what_a_tokenizer_raises_ends_a_generation_as_an_error_of_ours(model, monkeypatch):
+def test_tokenizer_exception_becomes_generation_error(model, monkeypatch):
     generation = model.generate(PROMPT, max_new_tokens=N, stop_token_ids=())
     next(generation)
     before = generation.tokens
@@ -755,8 +755,8 @@ def test_what_a_tokenizer_raises_ends_a_generation_as_an_error_of_ours(model, mo
     assert list(generation) == []
 
 
-def test_a_generation_that_another_thread_closes_ends_there(model, monkeypatch):
-    """By a button that stops it."""
+def test_generation_cancelled_during_a_step_ends_as_interrupted(model, monkeypatch):
+    """For example by another thread that handles a stop button."""
     generation = model.generate("return the value", max_new_tokens=N, stop_token_ids=())
     next(generation)
     step = model.engine.step
@@ -764,7 +764,7 @@ def test_a_generation_that_another_thread_closes_ends_there(model, monkeypatch):
     assert list(generation) == [] and generation.finish_reason == "interrupted"
 
 
-def test_saving_a_prefix_leaves_nothing_to_report(model, tmp_path):
+def test_report_after_save_prefix_raises_report_error(model, tmp_path):
     generation = model.generate(PROMPT, max_new_tokens=N, stop_token_ids=())
     generation.run()
     model.save_prefix(tmp_path / "prefix", PROMPT)
@@ -772,8 +772,8 @@ def test_saving_a_prefix_leaves_nothing_to_report(model, tmp_path):
         model.report(probe_seconds=0)
 
 
-def test_logits_that_a_graph_does_not_give_are_an_error_of_the_run(package, monkeypatch):
-    """Graphs of other exporters may give those of the last token of a step alone."""
+def test_missing_logits_position_raises_generation_error(package, monkeypatch):
+    """Graphs of other exporters may compute logits of only the last token of a step."""
     with partita.load(package, "cpu") as model:
         monkeypatch.setattr("partita.runtime.generate.planner._logit_positions", lambda *given: (0,))
         with pytest.raises(partita.GenerationError, match=r"computes logits at 0 of \d+ tokens .* a row ends at \d+"):
@@ -783,8 +783,8 @@ def test_logits_that_a_graph_does_not_give_are_an_error_of_the_run(package, monk
 # What says where a model is to run, as a user writes it
 
 
-def test_an_option_may_be_longer_than_the_name_of_a_file(tmp_path: Path) -> None:
-    """Its value is looked at as a path that a report must not be written over."""
+def test_provider_option_may_exceed_file_name_length(tmp_path: Path) -> None:
+    """Option values are checked as paths that a report must not overwrite."""
     table = tmp_path / "table.csv"
     table.touch()
     options = {"qnn": {"profiling_file_path": str(table), "op_packages": "x" * 5000}}
@@ -799,7 +799,7 @@ def hash_of(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("foreign", [False, True])
-def test_what_makes_an_answer_another_makes_the_hash_another(tmp_path: Path, foreign: bool) -> None:
+def test_contents_hash_depends_only_on_files_affecting_output(tmp_path: Path, foreign: bool) -> None:
     folder = folder_of(LOOKED_UP, tmp_path / "odd") if foreign else handmade(tmp_path / "package")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 2}))
     seen = [hash_of(folder)]
@@ -816,8 +816,8 @@ def test_what_makes_an_answer_another_makes_the_hash_another(tmp_path: Path, for
     assert len(set(seen)) == 3
 
 
-def test_weights_of_another_exporter_are_known_by_what_they_are(tmp_path: Path) -> None:
-    """Of the same size, and of the same time: a folder that was copied over."""
+def test_foreign_hash_detects_change_with_equal_size_and_time(tmp_path: Path) -> None:
+    """For example another folder copied over this folder."""
     folder = folder_of(LOOKED_UP, tmp_path / "odd")
     before, path = hash_of(folder), folder / "decoder.onnx"
     stat, content = path.stat(), path.read_bytes()
@@ -827,7 +827,7 @@ def test_weights_of_another_exporter_are_known_by_what_they_are(tmp_path: Path) 
     assert path.stat().st_size == stat.st_size and hash_of(folder) != before
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_hash_of_unreadable_file_names_the_file(tmp_path: Path) -> None:
     folder = handmade(tmp_path / "package")
     manifest = open_folder(folder)
     (folder / "config.json").unlink(missing_ok=True)
@@ -837,13 +837,13 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("prompt", [[b"abc"], [bytearray(b"abc")], b"abc", memoryview(b"abc"), [memoryview(b"abc")]])
-def test_bytes_are_no_token_ids(model, prompt):
+def test_bytes_prompt_raises_argument_error(model, prompt):
     with pytest.raises(partita.ArgumentError, match="must be a string or a list of token ids|of type"):
         model.generate(prompt)
 
 
 @pytest.mark.usefixtures("few_objects")
-def test_a_forgotten_model_goes_on_with_its_requests_and_then_it_is_closed(package):
+def test_unreferenced_model_completes_requests_then_closes(package):
     model, engine = loaded(package)
     scheduler, work = model.scheduler(), partita.request(model, PROMPT, max_new_tokens=N, stop_token_ids=())
     whole = tokens(partita.load(package, providers="cpu"))
@@ -857,7 +857,7 @@ def test_a_forgotten_model_goes_on_with_its_requests_and_then_it_is_closed(packa
     assert not open_engine(engine)
 
 
-def test_numbers_of_numpy_are_numbers(model):
+def test_numpy_numbers_are_accepted_as_options(model):
     drawn = tokens(model, temperature=0.8, seed=3, top_p=0.5)
     assert tokens(model, temperature=np.float32(0.8), seed=np.int64(3), top_p=np.float64(0.5)) == drawn
     assert len(model.generate(PROMPT, max_new_tokens=np.int32(2), stop_token_ids=()).run().results[0].tokens) == 2

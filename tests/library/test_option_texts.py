@@ -158,7 +158,7 @@ def texts(error: BaseException) -> str:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_message_names_the_argument(case: str, place: Place, capfd: pytest.CaptureFixture[str]) -> None:
+def test_python_error_names_argument(case: str, place: Place, capfd: pytest.CaptureFixture[str]) -> None:
     call, says = CASES[case]
     with pytest.raises(partita.PartitaError) as caught:
         call(place)
@@ -167,13 +167,13 @@ def test_a_message_names_the_argument(case: str, place: Place, capfd: pytest.Cap
 
 
 @pytest.mark.parametrize("case", PRINTED)
-def test_the_command_line_prints_the_flag(case: str, place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_error_names_flag(case: str, place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(PRINTED[case](place)) != 0
     out, err = capsys.readouterr()
     assert with_flags(CASES[case][1]) in " ".join(f"{err} {out}".split())
 
 
-def test_a_worker_names_the_argument_too(place: Place) -> None:
+def test_worker_error_includes_remedy_option(place: Place) -> None:
     with partita.load(place.package, "cpu", process="child") as model, pytest.raises(partita.PartitaError) as caught:
         model.generate([1] * 65)
     assert "--max-length 128" in str(caught.value)
@@ -203,8 +203,8 @@ def what_helps(call: Call, place: Place) -> list[Remedy]:
     ],
     ids=["prompt too long", "no prompt", "chain", "provider", "no provider", "taken", "cuda", "none"],
 )
-def test_what_to_do_is_data_of_the_common_errors(call: Call, words: list[str] | None, place: Place) -> None:
-    """`words`: those of the command or the options of each thing that helps; None: there are some."""
+def test_common_errors_carry_structured_remedies(call: Call, words: list[str] | None, place: Place) -> None:
+    """`words`: command words or options of each remedy; None: at least one remedy exists."""
     found = what_helps(call, place)
     if words is not None:
         assert [" ".join(each.command[1:] or each.options) for each in found] == words

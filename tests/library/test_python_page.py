@@ -1,4 +1,4 @@
-"""The examples of docs/python.md and of the README are run, in one go, and print what they say."""
+"""The examples of docs/python.md and the README run in one process and print the documented output."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ PRINTS = re.compile(r"# prints (.*)$", re.MULTILINE)
 LINES = 10
 
 
-def test_the_script_that_gates_on_its_placement_fits_in_ten_lines():
+def test_placement_check_example_fits_in_ten_lines():
     assert "report.check(" in BLOCKS[0] and len(BLOCKS[0].splitlines()) <= LINES
 
 
 @pytest.mark.parametrize("checkpoint", ["llama", pytest.param("demo", marks=pytest.mark.heavy)])
-def test_the_examples_work(
+def test_documentation_examples_print_documented_output(
     checkpoint: str,
     tiny_checkpoint: TinyCheckpoint,
     tmp_path: Path,
@@ -54,7 +54,7 @@ def test_the_examples_work(
     assert "<html" in (tmp_path / "run.html").read_text("utf-8").lower()
 
 
-def test_everything_that_the_page_names_is_offered():
+def test_python_page_names_are_public_and_errors_documented():
     text = PAGE.read_text("utf-8")
     named = set(re.findall(r"\bpartita\.([A-Za-z]\w+)", text)) - {"py"}
     assert named <= set(partita.__all__)

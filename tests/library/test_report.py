@@ -30,7 +30,7 @@ def report(model):
     return partita.place(model, "cpu", shapes={"x": (2, 4)})
 
 
-def test_placing_tells_where_every_node_runs(report, model, capfd):
+def test_place_reports_provider_of_every_node(report, model, capfd):
     assert {node.name: node.provider for node in report.phases[0].nodes} == dict.fromkeys(
         ("first", "second"), "CPUExecutionProvider"
     )
@@ -40,7 +40,7 @@ def test_placing_tells_where_every_node_runs(report, model, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_placing_in_a_child_process_is_the_same(report, model):
+def test_place_in_child_process_gives_same_placement(report, model):
     there = partita.place(model, "cpu", shapes={"x": (2, 4)}, process="child")
     assert there.request.chain_source == "given" and there.chain == report.chain
     assert [phase.nodes for phase in there.phases] != []
@@ -48,7 +48,7 @@ def test_placing_in_a_child_process_is_the_same(report, model):
 
 
 @pytest.mark.parametrize("process", ["this", "child"])
-def test_a_run_that_fails_keeps_the_report(tmp_path, process):
+def test_placement_error_contains_report(tmp_path, process):
     path, values = tmp_path / "m.onnx", tmp_path / "i.npy"
     onnx.save(parser.parse_model(GATHER), path)
     np.save(values, np.array([77], np.int64))
@@ -60,7 +60,7 @@ def test_a_run_that_fails_keeps_the_report(tmp_path, process):
 
 
 @pytest.mark.parametrize("process", ["this", "child"])
-def test_ctrl_c_while_placing_is_ctrl_c(model, monkeypatch, process):
+def test_ctrl_c_during_place_raises_keyboard_interrupt(model, monkeypatch, process):
     where = "ort.session.Binding.run" if process == "this" else "worker.parent.Worker.wait"
 
     def press(*_: object, **__: object) -> None:
@@ -71,7 +71,7 @@ def test_ctrl_c_while_placing_is_ctrl_c(model, monkeypatch, process):
         partita.place(model, "cpu", shapes={"x": (2, 4)}, process=process)
 
 
-def test_cuda_without_a_gpu(model, stand_ins):
+def test_cuda_dry_run_works_without_gpu(model, stand_ins):
     report = partita.place(model, "cuda,cpu", shapes={"x": (2, 4)}, dry_run=True, device="h100")
     assert report.dry_run is not None and report.dry_run.device == "h100"
     assert report.check("provider=cuda,share=1").passed
@@ -80,7 +80,7 @@ def test_cuda_without_a_gpu(model, stand_ins):
 # --- the object ------------------------------------------------------------------------------------------------------
 
 
-def test_it_is_saved_and_read_as_the_verbs_have_it(report, tmp_path):
+def test_report_round_trips_through_file(report, tmp_path):
     report.save(tmp_path / "r.json")
     assert storage.read(tmp_path / "r.json").model_dump() == report.model_dump()
     assert partita.Report.read(tmp_path / "r.json") == report
@@ -90,7 +90,7 @@ def test_it_is_saved_and_read_as_the_verbs_have_it(report, tmp_path):
         partita.Report.read(tmp_path / "none.json")
 
 
-def test_its_views_are_texts_and_files(report, tmp_path):
+def test_report_views_are_returned_and_written(report, tmp_path):
     for name, to_text, begins in (
         ("r.html", report.to_html, "<!doctype html>"),
         ("r.md", report.to_markdown, "###"),
@@ -102,7 +102,7 @@ def test_its_views_are_texts_and_files(report, tmp_path):
     assert html.unescape(report._repr_html_()).count(report.to_html()) == 1
 
 
-def test_a_node_is_explained_or_named_better(report):
+def test_explain_returns_node_or_suggests_matches(report):
     assert report.explain("first").op_type == "Relu"
     with pytest.raises(partita.ArgumentError, match="first"):
         report.explain("s")
@@ -110,7 +110,7 @@ def test_a_node_is_explained_or_named_better(report):
         report.explain("nothing")
 
 
-def test_a_check_returns_what_holds_and_raises_what_does_not(report):
+def test_check_returns_result_or_raises_check_failed_error(report):
     result = report.check("provider=cpu,share=1", max_copies=0)
     assert result.passed and len(result.outcomes) == 2
     with pytest.raises(partita.CheckFailedError) as caught:
@@ -125,14 +125,14 @@ def test_a_check_returns_what_holds_and_raises_what_does_not(report):
         report.check(max_slowdown=0.1)
 
 
-def test_two_reports_are_compared(report, model, tmp_path):
+def test_diff_compares_reports_of_same_model(report, model, tmp_path):
     assert report.diff(partita.place(model, "cpu", shapes={"x": (2, 4)})).same
     onnx.save(parser.parse_model(GATHER), tmp_path / "other.onnx")
     with pytest.raises(partita.ReportError, match="cannot be compared"):
         report.diff(partita.place(tmp_path / "other.onnx", "cpu"))
 
 
-def test_a_device_that_is_not_known_is_named_by_its_argument(model):
+def test_unknown_device_error_names_argument_and_suggestion(model):
     with pytest.raises(partita.ArgumentError, match="^`device`: unknown device 'h10'; did you mean 'h100'") as caught:
         partita.place(model, "cuda,cpu", dry_run=True, device="h10")
     assert caught.value.remedy is not None and caught.value.remedy.options == ("--device", "h100")
@@ -141,7 +141,7 @@ def test_a_device_that_is_not_known_is_named_by_its_argument(model):
 # --- the rest --------------------------------------------------------------------------------------------------------
 
 
-def test_providers_are_tried_and_told():
+def test_providers_lists_status_and_default_chain():
     machine = partita.providers()
     status = {entry.name: entry.status for entry in machine.providers}
     assert status["cpu"] == "usable" and machine.default_chain
@@ -150,7 +150,7 @@ def test_providers_are_tried_and_told():
         partita.providers(provider_libraries={"webgpu": "nowhere.so"})
 
 
-def test_an_export_is_written_and_loads(tiny_checkpoint, tmp_path, capfd):
+def test_export_writes_loadable_package(tiny_checkpoint, tmp_path, capfd):
     done = partita.export(tiny_checkpoint("llama"), tmp_path / "package", attention="gqa", max_length=32)
     assert done.path == tmp_path / "package" and done.manifest.verification.status == "verified"
     assert repr(done) == f"<partita.ExportResult {done.path}: fp32, attention gqa, verified>"
@@ -160,7 +160,7 @@ def test_an_export_is_written_and_loads(tiny_checkpoint, tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_an_export_that_cannot_be_is_one_error(tmp_path):
+def test_invalid_export_raises_and_writes_nothing(tmp_path):
     with pytest.raises(partita.ArgumentError, match="fp7"):
         partita.export(tmp_path, tmp_path / "out", precision="fp7")  # type: ignore[arg-type]
     with pytest.raises(partita.CheckpointError):

@@ -1,4 +1,4 @@
-"""Requests for a scheduler, made by a program."""
+"""Scheduler requests and prefixes in the Python API."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def model(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> Any:
         yield loaded
 
 
-def test_requests_are_answered_as_generate_answers(model: partita.Model) -> None:
+def test_scheduler_requests_match_generate(model: partita.Model) -> None:
     prompts: list[Any] = [[5, 6, 7], np.array([9, 8]), (3,)]
     options: dict[str, Any] = {"max_new_tokens": 6, "temperature": 0.7, "seed": 4}
     each = [partita.Sampling(**options), partita.Sampling(max_new_tokens=6)]
@@ -52,12 +52,12 @@ def test_requests_are_answered_as_generate_answers(model: partita.Model) -> None
     ],
     ids=str,
 )
-def test_what_cannot_be_asked_is_named(model: partita.Model, arguments: dict[str, Any], said: str) -> None:
+def test_invalid_request_error_names_argument(model: partita.Model, arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(partita.PartitaError, match=said):
         partita.request(model, **arguments)
 
 
-def test_what_the_batch_cannot_take_is_an_error_of_submit(model: partita.Model) -> None:
+def test_submit_rejects_invalid_requests(model: partita.Model) -> None:
     scheduler = model.scheduler()
     with pytest.raises(partita.GenerationError, match="the prompt"):
         scheduler.submit(partita.request(model, [10**6]))
@@ -77,7 +77,7 @@ BEGIN, REST, SYSTEM = "return the value of the", " item in", "return the item"
 
 
 @pytest.mark.parametrize("process", ["this", "child"])
-def test_a_prefix_spares_reading_and_changes_no_answer(package: Path, tmp_path: Path, process) -> None:
+def test_prefix_reduces_prefill_without_changing_tokens(package: Path, tmp_path: Path, process) -> None:
     text, system, ids = (tmp_path / name for name in ("text", "system", "ids"))
     said = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "the"}]
     with partita.load(package, providers="cpu", threads=1, process=process, observe=False) as model:
@@ -96,7 +96,7 @@ def test_a_prefix_spares_reading_and_changes_no_answer(package: Path, tmp_path: 
         assert rest.tokens == model.generate([*model.encode(BEGIN), 5, 6], max_new_tokens=6).run().tokens
 
 
-def test_a_report_of_what_goes_on_with_a_prefix_adds_up(pair: Path, tmp_path: Path) -> None:
+def test_report_of_generation_with_prefix_passes_checks(pair: Path, tmp_path: Path) -> None:
     with partita.load(pair, providers="cpu", threads=1, observe=False) as model:
         model.save_prefix(tmp_path / "prefix", [5, 6, 7, 8, 9, 10])
     with partita.load(pair, providers="cpu", threads=1) as model:
@@ -105,7 +105,7 @@ def test_a_report_of_what_goes_on_with_a_prefix_adds_up(pair: Path, tmp_path: Pa
         assert [check for check in model.report().checks if not check.passed] == []
 
 
-def test_what_makes_no_sense_is_refused(package: Path, tmp_path: Path) -> None:
+def test_invalid_prefix_arguments_are_rejected(package: Path, tmp_path: Path) -> None:
     with partita.load(package, providers="cpu", threads=1, observe=False) as model:
         for text, system in ((None, None), ("a", "b")):
             with pytest.raises(partita.ArgumentError, match="a prefix contains one text"):
@@ -119,7 +119,7 @@ def test_what_makes_no_sense_is_refused(package: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_prefix_whose_logits_are_no_numbers_is_not_written(
+def test_prefix_with_non_finite_logits_is_not_written(
     package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with partita.load(package, providers="cpu", threads=1, observe=False) as model:

@@ -1,4 +1,4 @@
-"""Messages of C++ libraries without the place in their source that they begin with."""
+"""Text formatting: source locations removed from C++ messages, percentages, decimals and truncation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BARE = (
 
 
 @pytest.mark.parametrize("place", [GROUPS, LAMBDA, CALL, BARE, "a/b.hpp:7 bool a::operator==(const a&, const a&) "])
-def test_what_is_said_is_kept_and_the_place_is_not(place: str):
+def test_source_location_is_removed_from_message(place: str):
     said = "num_nodes == in_degree.size() was false. Processed 3 nodes (of 8)"
     assert without_signatures(f"Exception during initialization: {place}{said}") == (
         f"Exception during initialization: {said}"
@@ -45,7 +45,7 @@ def test_what_is_said_is_kept_and_the_place_is_not(place: str):
         "/core/graph.cc:12 onnxruntime::Graph::Resolve) done",
     ],
 )
-def test_what_is_no_signature_stays(text: str):
+def test_text_without_signature_is_unchanged(text: str):
     assert without_signatures(text) == text
 
 
@@ -53,19 +53,19 @@ def test_what_is_no_signature_stays(text: str):
     ("part", "shown"),
     [(None, "-"), (0.0, "0.0 %"), (1e-5, "under 0.1 %"), (0.001, "0.1 %"), (0.9996, "over 99.9 %"), (1.0, "100.0 %")],
 )
-def test_a_share_is_never_rounded_to_all_or_nothing(part: float | None, shown: str) -> None:
+def test_percent_never_rounds_to_0_or_100(part: float | None, shown: str) -> None:
     assert percent(part) == shown
 
 
 @pytest.mark.parametrize(
     ("value", "shown"), [(0, "0"), (2.3e-05, "0.000023"), (0.0004, "0.00040"), (0.0412, "0.041"), (12.34, "12.3")]
 )
-def test_a_figure_that_is_small_is_not_shown_as_none(value: float, shown: str) -> None:
+def test_decimals_shows_small_values_as_nonzero(value: float, shown: str) -> None:
     assert decimals(value).startswith(shown)
 
 
 @pytest.mark.parametrize("length", [299, 300, 301, 302, 1000, 20_000])
-def test_a_text_is_never_longer_than_asked_and_keeps_both_ends(length: int) -> None:
+def test_cut_respects_length_and_preserves_both_ends(length: int) -> None:
     text = "first " + "x" * (length - 10) + "last"
     found = cut(text, 300)
     assert len(found) <= 300 and found.startswith("first ") and found.endswith("last")

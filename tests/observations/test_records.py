@@ -1,4 +1,4 @@
-"""Records that are derived from others: fields of one name are one thing, and what is missing is an error."""
+"""Records derived from other records by field name; missing fields raise an error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from partita.remedies import Remedy
 WINDOW = RunWindow(run=3, phase="decode", tokens=1, start_us=10, host_us=20)
 
 
-def test_fields_of_one_name_are_taken_over_and_others_are_left():
+def test_copy_of_copies_shared_fields_and_ignores_others():
     trial = ProbeRun(
         "type",
         "float16 in place of float32",
@@ -36,14 +36,14 @@ def test_fields_of_one_name_are_taken_over_and_others_are_left():
     }
 
 
-def test_a_field_that_nobody_has_is_an_error_and_so_is_one_too_many():
+def test_copy_of_rejects_missing_and_unknown_fields():
     with pytest.raises(ValidationError, match="factor"):
         TrialRecord.copy_of(WINDOW, change="", outcome="supported", message="", cached=False)
     with pytest.raises(ValidationError, match="place"):
         TrialRecord.copy_of(ProbeRun("type", "", "supported", "", cached=True), place="here")
 
 
-def test_a_remedy_and_what_else_helps_are_records():
+def test_remedy_and_alternative_become_records():
     remedy = Remedy("add cpu", options=("--provider", "a,cpu"), alternative=Remedy("run it", command=("partita",)))
     assert remedy_records(remedy) == (
         RemedyRecord(text="add cpu", options=("--provider", "a,cpu")),

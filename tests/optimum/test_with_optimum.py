@@ -1,7 +1,4 @@
-"""Partita and optimum, both ways: its exports read, its exporter used, and our packages in its ORTModelForCausalLM.
-
-`make test-optimum` runs these; without that environment they are skipped.
-"""
+"""Optimum exports, its exporter, and packages in ORTModelForCausalLM; run by `make test-optimum` or skipped."""
 
 from __future__ import annotations
 
@@ -29,21 +26,21 @@ def tokens_of(folder: Path, text: dict[str, list[int]], **choice: Any) -> list[i
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_what_optimum_exports_gives_the_tokens_of_transformers(made: Path, kind: str) -> None:
+def test_optimum_exports_match_transformers_tokens(made: Path, kind: str) -> None:
     text = known(made, kind)
     assert tokens_of(made / kind / "optimum", text) == text["tokens"]
 
 
 @pytest.mark.parametrize("layout", ["whole", "pair", "merged"])
-def test_its_other_layouts_give_them_too(made: Path, layout: str) -> None:
-    """Without past; a graph for the first step and one for the others; both merged, with use_cache_branch."""
+def test_optimum_layouts_match_transformers_tokens(made: Path, layout: str) -> None:
+    """Without past; separate graphs for the first and later steps; merged with use_cache_branch."""
     text = known(made, "llama")
     assert tokens_of(made / "llama" / layout, text) == text["tokens"]
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("kind", ROUNDED)
-def test_its_rounded_graphs_give_the_tokens_of_its_own_model(
+def test_fp16_and_int8_graphs_match_optimum_tokens(
     made: Path, said_by_optimum: dict[str, Any], kind: str, precision: str
 ) -> None:
     (graph,) = (made / kind / precision).glob("*.onnx")
@@ -53,7 +50,7 @@ def test_its_rounded_graphs_give_the_tokens_of_its_own_model(
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_its_exporter_writes_a_verified_package(made: Path, kind: str, tmp_path: Path) -> None:
+def test_optimum_exporter_writes_verified_package(made: Path, kind: str, tmp_path: Path) -> None:
     text = known(made, kind)
     found = partita.export(made / kind / "checkpoint", tmp_path / "out", exporter="optimum", max_length=64)
     manifest = read_manifest(found.path)
@@ -76,7 +73,7 @@ def growing(made: Path, ask: Ask, tmp_path_factory: pytest.TempPathFactory) -> d
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_a_package_with_a_growing_cache_runs_in_ortmodelforcausallm(
+def test_growing_cache_package_matches_export_in_ortmodelforcausallm(
     made: Path, growing: dict[str, Any], said_by_optimum: dict[str, Any], kind: str
 ) -> None:
     if kind in GROUPED:
@@ -86,7 +83,7 @@ def test_a_package_with_a_growing_cache_runs_in_ortmodelforcausallm(
     assert growing[kind] == known(made, kind)["tokens"] == said_by_optimum[f"{kind}/optimum"]
 
 
-def test_it_runs_there_with_io_binding(made: Path, ask: Ask, tmp_path: Path) -> None:
+def test_growing_cache_package_runs_with_io_binding(made: Path, ask: Ask, tmp_path: Path) -> None:
     folder = tmp_path / "llama" / "package"
     partita.export(made / "llama" / "checkpoint", folder, cache="growing", max_length=64)
     said = generated(ask, [str(folder)], made, tmp_path / "said.json", io_binding=True)
@@ -94,15 +91,15 @@ def test_it_runs_there_with_io_binding(made: Path, ask: Ask, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", ["bart", "blenderbot", "blenderbot-small", "marian", "mbart", "pegasus"])
-def test_decoders_of_which_our_own_graph_is_not_equal(python: Path, kind: str, tmp_path: Path) -> None:
-    """The half of an encoder-decoder as a decoder: its code needs the number of cached tokens."""
+def test_optimum_exporter_verifies_encoder_decoder_decoders(python: Path, kind: str, tmp_path: Path) -> None:
+    """Their code needs the number of cached tokens, so Partita's own graph does not match."""
     (folder := tmp_path / "checkpoint").mkdir()
     recipes.save(folder, kind)
     found = partita.export(folder, tmp_path / "out", exporter="optimum", max_length=32)
     assert read_manifest(found.path).verification.status == "verified"
 
 
-def test_where_its_graph_is_not_equal_either_that_is_an_error(python: Path, tmp_path: Path) -> None:
+def test_optimum_graph_mismatch_raises_parity_error(python: Path, tmp_path: Path) -> None:
     (folder := tmp_path / "checkpoint").mkdir()
     recipes.save(folder, "bigbird_pegasus")
     with pytest.raises(partita.ParityError, match="optimum wrote the graph"):
@@ -110,7 +107,9 @@ def test_where_its_graph_is_not_equal_either_that_is_an_error(python: Path, tmp_
     assert not (tmp_path / "out").exists()
 
 
-def test_a_type_that_it_does_not_know_is_refused_by_name(tiny_checkpoint: Any, python: Path, tmp_path: Path) -> None:
+def test_type_unknown_to_optimum_raises_unsupported_model_error(
+    tiny_checkpoint: Any, python: Path, tmp_path: Path
+) -> None:
     with pytest.raises(partita.UnsupportedModelError, match="does not export decoders of type mamba"):
         partita.export(tiny_checkpoint("mamba"), tmp_path / "out", exporter="optimum", max_length=64)
     assert list(tmp_path.iterdir()) == []

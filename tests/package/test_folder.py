@@ -115,7 +115,7 @@ def refusal(folder: Path, *, hashes: bool = True) -> str:
     return message
 
 
-def test_round_trip(folder):
+def test_package_manifest_round_trips(folder):
     before = (folder / "manifest.json").read_bytes()
     manifest = read_manifest(folder)
     assert manifest == example_manifest(manifest.files)
@@ -144,19 +144,19 @@ def test_round_trip(folder):
         (None, "a folder with an ONNX model, not a package"),
     ],
 )
-def test_a_manifest_that_is_none_of_ours(folder, content, says):
+def test_invalid_or_missing_manifest_is_rejected(folder, content, says):
     (folder / "manifest.json").unlink()
     if content is not None:
         (folder / "manifest.json").write_bytes(content)
     assert says in refusal(folder)
 
 
-def test_missing_folder(tmp_path):
+def test_missing_folder_error_suggests_export(tmp_path):
     message = refusal(tmp_path / "nowhere")
     assert "nowhere" in message and "partita export" in message
 
 
-def test_a_missing_file_and_a_folder_in_its_place(folder):
+def test_missing_file_or_folder_in_its_place_is_rejected(folder):
     (folder / "model.onnx").unlink()
     message = refusal(folder, hashes=False)
     assert "model.onnx" in message and "missing" in message
@@ -165,7 +165,7 @@ def test_a_missing_file_and_a_folder_in_its_place(folder):
 
 
 @pytest.mark.parametrize("size", [0, 4095, 4097])
-def test_size_is_always_checked(folder, size):
+def test_file_size_is_checked_without_hashes(folder, size):
     with (folder / "model.onnx.data").open("r+b") as stream:
         stream.truncate(size)
     message = refusal(folder, hashes=False)
@@ -182,14 +182,14 @@ def test_flipped_byte_is_found_by_its_hash(folder):
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "a/../../secret", "..", "..\\secret", "C:\\b"])
-def test_path_that_leaves_the_package(folder, name):
+def test_path_outside_package_is_rejected(folder, name):
     (folder.parent / "secret").write_bytes(b"secret")
     edit(folder, files=[FileRecord(name=name, size_bytes=6, sha256="0" * 64).model_dump()])
     message = refusal(folder, hashes=False)
     assert "is outside the model folder" in message and repr(name) in message
 
 
-def test_symbolic_links(folder, tmp_path_factory):
+def test_symbolic_links_must_stay_inside_package(folder, tmp_path_factory):
     outside = tmp_path_factory.mktemp("outside")
     (outside / "weights").write_bytes(b"secret")
     (folder / "file").symlink_to(outside / "weights")
@@ -208,7 +208,7 @@ def test_symbolic_links(folder, tmp_path_factory):
         check_files(folder, manifest, hashes=False)
 
 
-def test_written_manifest_obeys_the_published_schema(folder):
+def test_written_manifest_matches_published_schema(folder):
     schema = json.loads(PUBLISHED_SCHEMA.read_text(encoding="utf-8"))
     raw = json.loads((folder / "manifest.json").read_text())
     jsonschema.validate(raw, schema)
@@ -216,14 +216,14 @@ def test_written_manifest_obeys_the_published_schema(folder):
         jsonschema.validate({**raw, "colour": "blue"}, schema)
 
 
-def test_a_verified_package_lists_the_answer_that_verified_it(tmp_path):
+def test_verified_package_must_list_its_verification_file(tmp_path):
     with pytest.raises(PackageError, match=r"does not list known_answer\.safetensors"):
         check_files(tmp_path, example_manifest(status="verified"), hashes=False)
 
 
 @pytest.mark.parametrize("gone", [False, True])
-def test_a_package_that_is_replaced_while_it_is_read(folder, gone):
-    """The files are another package's than the manifest that was read: not damaged, and not to be exported again."""
+def test_package_replaced_during_reading_is_reported(folder, gone):
+    """The files belong to a newer package than the manifest that was read."""
     before = read_manifest(folder)
     edit(folder, created="2026-11-22T08:00:00Z")
     if gone:
@@ -256,7 +256,7 @@ def test_a_package_that_is_replaced_while_it_is_read(folder, gone):
         (("source", "checkpoint"), "\ud800", "a lone surrogate"),
     ],
 )
-def test_values_that_no_package_has(folder, where, value, said):
+def test_invalid_manifest_values_are_rejected(folder, where, value, said):
     raw = json.loads((folder / "manifest.json").read_text())
     place = raw
     for key in where[:-1]:
@@ -266,14 +266,14 @@ def test_values_that_no_package_has(folder, where, value, said):
     assert said in refusal(folder)
 
 
-def test_thousands_of_wrong_states_are_a_short_message(folder):
+def test_error_message_for_invalid_manifest_is_bounded(folder):
     raw = json.loads((folder / "manifest.json").read_text())
     raw["graph"]["files"][0]["phase"] = "x" * 10_000_000
     (folder / "manifest.json").write_text(json.dumps(raw))
     assert len(refusal(folder)) < 6000
 
 
-def test_a_model_package_of_onnx_runtime_is_named(tmp_path):
+def test_onnx_runtime_model_package_is_identified(tmp_path):
     variant = {"variant_directory": "main/cpu", "executor_info": {"ort": {"model_file": "model.onnx"}}}
     content = {"schema_version": "1.0", "components": {"main": {"variants": {"cpu": variant}}}}
     (tmp_path / "manifest.json").write_text(json.dumps(content))

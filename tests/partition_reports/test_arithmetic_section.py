@@ -1,4 +1,4 @@
-"""A report of a 16-bit package says which nodes compute in 16 bits, and which only read weights that are stored so."""
+"""Report section of 16-bit packages: nodes that compute in 16 bits or only read 16-bit weights."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def told(found: Report) -> tuple[list[str], dict[str, tuple[object, ...]]]:
     return lines, {f"{row.cells[0]} {row.cells[1]}": tuple(row.cells[2:]) for row in table.rows}
 
 
-def test_weights_that_are_only_stored_in_16_bits() -> None:
-    """The Cast of the matrix was folded, and what multiplies computes in float32."""
+def test_bf16_weights_with_float32_arithmetic_are_reported() -> None:
+    """The Cast of the matrix was folded; the MatMul computes in float32."""
     ran = {GATHER: "bfloat16", ROWS: "float32", PRODUCT: "float32", SUM: "float32"}
     lines, rows = told(report("bf16", session(STORED, ran)))
     assert lines == [
@@ -90,15 +90,15 @@ def test_weights_that_are_only_stored_in_16_bits() -> None:
     }
 
 
-def test_products_that_compute_in_16_bits_and_a_sum_that_does_not() -> None:
-    """ONNX Runtime put a Cast before an operator that the provider has in float32 alone; no file has it."""
+def test_fp16_products_and_float32_sum_are_reported() -> None:
+    """ONNX Runtime inserted a Cast before an operator that the provider supports only in float32."""
     ran = {GATHER: "float16", PRODUCT: "float16", "InsertedPrecisionFreeCast_product/Cast": "float32", SUM: "float32"}
     lines, rows = told(report("fp16", session(COMPUTED, ran, GPU)))
     assert lines == ["prefill and decode: 1 node in float16 and 1 in float32; 1 Cast node in every run."]
     assert rows["MatMul float16"] == ("float16", "WebGpu", "1", "1") and rows["Add float32"][0] == "-"
 
 
-def test_what_the_file_says_gives_way_to_what_ran() -> None:
+def test_executed_type_overrides_type_in_file() -> None:
     """The same fp16 graph on a provider that computes all of it in float32."""
     lines, rows = told(report("fp16", session(COMPUTED, {GATHER: "float16", PRODUCT: "float32", SUM: "float32"})))
     assert lines == [
@@ -107,7 +107,7 @@ def test_what_the_file_says_gives_way_to_what_ran() -> None:
     assert rows["MatMul float32"][0] == "float16"
 
 
-def test_a_compiler_does_not_say() -> None:
+def test_compiled_nodes_report_no_arithmetic_type() -> None:
     built = report("fp16", session(COMPUTED, {GATHER: "float16", PRODUCT: "float16", SUM: "float16"}))
     phases = tuple(
         phase.model_copy(
@@ -127,6 +127,6 @@ def test_a_compiler_does_not_say() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int4", "q4f16"])
-def test_other_packages_have_no_such_section(precision: str) -> None:
+def test_section_is_absent_for_other_precisions(precision: str) -> None:
     ran = session(COMPUTED, {GATHER: "float16", PRODUCT: "float16", SUM: "float16"})
     assert floats_section(report(precision, ran)) is None

@@ -1,4 +1,4 @@
-"""Runs that ended early, sources that are missing, control flow, and facts drawn at random."""
+"""Partition report edge cases: early ends, missing sources, control flow and random facts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.partition_reports.samples import (
 )
 
 
-def test_no_new_tokens():
+def test_run_without_new_tokens_passes_checks():
     facts = replace(recorded_facts(), new_tokens=0, finish_reason="stop")
     facts = replace(facts, steps=facts.steps[:1])
     report = report_of(facts)
@@ -47,7 +47,7 @@ def test_no_new_tokens():
     assert failed(report) == []
 
 
-def test_interrupted_in_prefill():
+def test_run_interrupted_in_prefill_passes_checks():
     facts = recorded_facts()
     session = facts.sessions[0]
     facts = replace(
@@ -69,7 +69,7 @@ def test_interrupted_in_prefill():
     assert "the run ended early: interrupted" in shown(report)
 
 
-def test_no_profile_leaves_placement_to_the_other_sources():
+def test_placement_without_profile_uses_other_sources():
     facts = with_session(recorded_facts(), events=(), runs=(), registered=("OtherExecutionProvider", CPU))
     report = report_of(facts)
     decode = phase_of(report, "decode")
@@ -81,7 +81,7 @@ def test_no_profile_leaves_placement_to_the_other_sources():
     assert not next(entry for entry in report.sources if entry.source == "profile").available
 
 
-def test_no_plan_falls_back_to_the_order_of_the_profile_and_says_so():
+def test_missing_plan_uses_profile_order_with_note():
     facts = recorded_facts()
     with_plan, report = report_of(facts), report_of(with_session(facts, plan=None))
     assert [n.name for n in phase_of(report, "decode").nodes] == [n.name for n in phase_of(with_plan, "decode").nodes]
@@ -92,20 +92,20 @@ def test_no_plan_falls_back_to_the_order_of_the_profile_and_says_so():
     assert failed(report) == []
 
 
-def test_neither_plan_nor_profile_uses_the_assignment_list():
+def test_missing_plan_and_profile_use_assignment_list():
     report = report_of(with_session(recorded_facts(), plan=None, events=(), runs=()))
     assert len(phase_of(report, "decode").nodes) == 119
     assert "come from assignment" in report.notes[0]
 
 
-def test_no_session_at_all():
+def test_report_without_session_passes_checks():
     report = report_of(run_facts(steps=(), new_tokens=0, prompt_tokens=5, finish_reason="error", finish_detail="boom"))
     assert report.phases == ()
     assert failed(report) == []
     assert "tiny: The run failed: boom" in shown(report)
 
 
-def test_a_pair_of_static_files_gives_each_phase_its_own_session():
+def test_static_files_have_a_session_per_phase():
     prefill = replace(mixed_session(), file="prefill.onnx", phases=("prefill",))
     names = ("lm_head/MatMul",)
     decode = session_facts(
@@ -127,7 +127,7 @@ def test_a_pair_of_static_files_gives_each_phase_its_own_session():
     assert "1 partition in decode, in execution order" in shown(report)
 
 
-def test_several_streams_are_ordered_as_the_last_run_ran_them():
+def test_multiple_streams_use_order_of_last_profiled_run():
     events = tuple(event(0, order, name, "Add", CPU) for order, name in enumerate(("b", "a", "c")))
     session = session_facts(plan=(("a", "c"), ("b", "idle")), events=events, runs=windows("decode"), phases=("decode",))
     report = report_of(run_facts(session))
@@ -135,7 +135,7 @@ def test_several_streams_are_ordered_as_the_last_run_ran_them():
     assert "2 streams; nodes are in the order of the last profiled run" in report.notes[0]
 
 
-def test_a_node_that_runs_several_times_in_a_run_is_added_up():
+def test_repeated_executions_of_a_node_are_summed():
     events = (
         event(0, 0, "a", "Add", CPU, host_us=5, output_bytes=4),
         event(0, 1, "a", "Add", CPU, host_us=7, output_bytes=4),
@@ -145,15 +145,15 @@ def test_a_node_that_runs_several_times_in_a_run_is_added_up():
     assert (node.host_us_per_run, node.output_bytes) == (12.0, 8)
 
 
-def test_tokens_that_do_not_add_up_fail_their_check():
+def test_wrong_token_totals_fail_checks():
     facts = recorded_facts()
     assert failed(report_of(replace(facts, prompt_tokens=6))) == ["prefill: steps add up to the prompt"]
     assert failed(report_of(replace(facts, new_tokens=9))) == ["decode: steps add up to the new tokens"]
     assert failed(report_of(replace(facts, new_tokens=4, finish_reason="stop"))) == []
 
 
-def test_tokens_of_rows_that_begin_and_end_apart_add_up_over_all_of_them():
-    """Prompts of 5 and 2 tokens, read one after the other; 2 and 4 new tokens."""
+def test_row_token_totals_are_checked_over_all_rows():
+    """Prompts of 5 and 2 tokens, prefilled in turn; 2 and 4 new tokens."""
     made = (("prefill", 5, 5), ("prefill", 2, 2), ("decode", 1, 2), ("decode", 1, 1), ("decode", 1, 1))
     steps = tuple(replace(step(phase, tokens), row_tokens=of_rows) for phase, tokens, of_rows in made)
     facts = replace(recorded_facts(), steps=steps, new_tokens=4, row_prompts=(5, 2), all_new_tokens=6)
@@ -162,7 +162,7 @@ def test_tokens_of_rows_that_begin_and_end_apart_add_up_over_all_of_them():
     assert failed(report_of(replace(facts, all_new_tokens=9))) == ["decode: steps add up to the new tokens"]
 
 
-def test_tokens_are_counted_over_all_rows():
+def test_token_counts_include_all_rows():
     report = report_of(recorded_facts(), package=PACKAGE.model_copy(update={"batch_size": 3}))
     one = phase_of(report_of(recorded_facts()), "decode")
     three = phase_of(report, "decode")
@@ -193,7 +193,7 @@ def control_flow_session(plan: tuple[tuple[str, ...], ...] | None) -> SessionFac
 
 
 @pytest.mark.parametrize("plan", [(("a/If", "a/Loop", "a/Sqrt"),), None], ids=["plan", "no plan"])
-def test_bodies_of_control_flow_are_counted_once_inside_their_node(plan):
+def test_control_flow_subgraphs_count_once_inside_their_node(plan):
     report = report_of(run_facts(control_flow_session(plan)))
     phase = phase_of(report, "decode")
     assert [node.name for node in phase.nodes] == ["a/If", "a/Loop", "a/Sqrt"]
@@ -261,7 +261,7 @@ def assert_sums(phase: Phase) -> None:
 
 
 @pytest.mark.parametrize("chain", [(), CPU_CHAIN, GPU_CHAIN], ids=["no chain", "cpu", "gpu,cpu"])
-def test_any_facts_give_a_report_whose_sums_hold(chain):
+def test_random_facts_give_consistent_reports(chain):
     for seed in range(100):
         report = report_of(random_facts(seed), chain)
         for phase in report.phases:
@@ -272,7 +272,7 @@ def test_any_facts_give_a_report_whose_sums_hold(chain):
             assert shown(report)
 
 
-def test_a_node_named_after_one_that_still_runs_replaces_nothing():
+def test_node_named_after_executed_node_replaces_nothing():
     names = ("a/Mul", "a/Mul/Inserted", "b/Add/Fusion")
     graph = (exported("a/Mul", ("x",), ("y",)), exported("b/Add", ("y",), ("z",)))
     events = tuple(event(0, order, name, "Mul", CPU) for order, name in enumerate(names))

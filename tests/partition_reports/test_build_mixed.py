@@ -1,4 +1,4 @@
-"""A run on WebGPU and CPU: partitions, copies, fallbacks and sources that contradict each other."""
+"""A run on WebGPU and CPU: partitions, copies, fallbacks and conflicting sources."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def report():
     return report_of(mixed_facts(), GPU_CHAIN)
 
 
-def test_it_adds_up(report):
+def test_report_passes_all_checks(report):
     assert failed(report) == []
     assert report.conflicts == ()
 
@@ -66,7 +66,7 @@ def test_boundary_tensors_name_both_sides(report):
     }
 
 
-def test_memcpy_nodes_and_misplaced_ports_are_copies(report):
+def test_memcpy_nodes_and_session_inputs_are_copies(report):
     copies = {copy.name: copy for copy in phase_of(report, "decode").copies}
     assert set(copies) == {"Memcpy_token_0", "Memcpy", "Memcpy_token_1", "input_ids"}
     assert (copies["Memcpy"].direction, copies["Memcpy"].bytes_per_run) == ("device_to_host", 512)
@@ -78,7 +78,7 @@ def test_memcpy_nodes_and_misplaced_ports_are_copies(report):
     assert prefill["input_ids"].bytes_per_run is None, "the size of a prompt is not the size of a decode step"
 
 
-def test_every_fallback_has_the_reason_that_its_evidence_supports(report):
+def test_fallback_reasons_match_their_evidence(report):
     decode = {entry.node: entry for entry in report.fallbacks if entry.phase == "decode"}
     assert {name: (entry.reason, entry.evidence_kind) for name, entry in decode.items()} == {
         "model.rotary_emb/Gather": ("no_kernel_op", "logged"),
@@ -92,13 +92,13 @@ def test_every_fallback_has_the_reason_that_its_evidence_supports(report):
     assert len(report.fallbacks) == 8, "both phases"
 
 
-def test_memcpy_nodes_count_for_the_device_and_are_no_fallback(report):
+def test_memcpy_nodes_run_on_device_and_are_not_fallbacks(report):
     memcpy = [node for node in phase_of(report, "decode").nodes if node.name.startswith("Memcpy")]
     assert {node.provider for node in memcpy} == {GPU}
     assert not any(entry.node.startswith("Memcpy") for entry in report.fallbacks)
 
 
-def test_a_memcpy_node_counts_in_the_layer_of_the_node_that_makes_it_necessary(report):
+def test_memcpy_node_counts_in_layer_of_its_cause(report):
     for phase in report.phases:
         layers = {node.name: node.layer for node in phase.nodes}
         causes = {copy.name: copy.caused_by for copy in phase.copies}
@@ -114,7 +114,7 @@ def test_a_memcpy_node_counts_in_the_layer_of_the_node_that_makes_it_necessary(r
         }
 
 
-def test_a_wanted_provider_that_is_not_there_explains_every_node():
+def test_missing_preferred_provider_explains_every_node():
     report = report_of(recorded_facts(), NO_GPU_CHAIN)
     assert len(report.fallbacks) == 2 * 113
     assert {(entry.reason, entry.evidence_kind, entry.remedy) for entry in report.fallbacks} == {
@@ -122,13 +122,13 @@ def test_a_wanted_provider_that_is_not_there_explains_every_node():
     }
 
 
-def test_a_provider_missing_for_a_reason_without_a_file_stays_unexplained_with_its_evidence():
+def test_unknown_unavailability_reason_is_unexplained_with_evidence():
     chain = (ChainEntry(provider=GPU, status="unavailable", reason="moon_phase", evidence="no adapter"), *CPU_CHAIN)  # type: ignore[arg-type]
     report = report_of(recorded_facts(), chain)
     assert {(entry.reason, entry.evidence) for entry in report.fallbacks} == {("unexplained", "no adapter")}
 
 
-def test_sources_that_differ_are_a_disagreement_and_the_profile_wins():
+def test_profile_wins_on_conflicting_sources():
     session = mixed_session()
     wrong = tuple(
         replace(node, provider=GPU) if node.name == "model.layers.0.self_attn/Det" else node
@@ -142,14 +142,14 @@ def test_sources_that_differ_are_a_disagreement_and_the_profile_wins():
     assert node.provider == CPU
 
 
-def test_a_list_that_names_one_node_twice_contradicts_itself():
+def test_duplicate_assignment_is_a_conflict():
     session = mixed_session()
     twice = (*(session.assigned or ()), AssignedNode("lm_head/MatMul", "MatMul", "", CPU, 99))
     report = report_of(run_facts(replace(session, assigned=twice)), GPU_CHAIN)
     assert [entry.node for entry in report.conflicts] == ["lm_head/MatMul", "lm_head/MatMul"]
 
 
-def test_a_node_that_nobody_saw_has_no_provider_and_says_so():
+def test_node_without_known_provider_is_a_conflict():
     facts = mixed_facts(plan=((*(name for name, _, _ in MIXED_PLAN), "ghost"),))
     report = report_of(facts, GPU_CHAIN)
     ghost = phase_of(report, "decode").nodes[-1]
@@ -174,11 +174,11 @@ LAST_RUN = mixed_session().runs[-1:]
     ],
     ids=["node twice in the plan", "executed node outside the plan", "event of an unknown run", "outside the chain"],
 )
-def test_a_contradiction_fails_its_check(changes, chain, names):
+def test_contradictory_facts_fail_their_check(changes, chain, names):
     report = report_of(mixed_facts(**changes), chain)
     assert [name for name in failed(report) if name in names] == names
     assert {node.name for phase in report.phases for node in phase.nodes} <= set(NAMES)
 
 
-def test_warm_up_does_not_reach_the_medians(report):
+def test_warm_up_is_excluded_from_medians(report):
     assert {node.host_us_per_run for node in phase_of(report, "decode").nodes} == {100.0}

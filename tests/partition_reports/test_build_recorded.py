@@ -1,4 +1,4 @@
-"""The report of a run that ONNX Runtime really made: everything in it adds up."""
+"""The report of a recorded ONNX Runtime run: its checks pass and its groups, sizes and times are consistent."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def report(facts):
     return report_of(facts)
 
 
-def test_every_check_passes(report):
+def test_every_check_of_recorded_run_passes(report):
     assert failed(report) == []
     assert len(report.checks) == 10
     assert report.conflicts == ()
     assert report.fallbacks == ()
 
 
-def test_layers_and_modules_are_told_apart(report):
+def test_nodes_are_grouped_by_layer_and_module(report):
     phase = phase_of(report, "decode")
     assert [group.name for group in phase.by_layer] == [
         *("before the layers", "layer 0", "layer 1", "between the layers", "after the layers")
@@ -37,7 +37,7 @@ def test_layers_and_modules_are_told_apart(report):
     assert [node.layer for node in attention] == [0, 1]
 
 
-def test_one_partition_has_exactly_the_session_inputs_and_outputs(facts, report):
+def test_single_partition_boundary_is_session_inputs_and_outputs(facts, report):
     (part,) = phase_of(report, "decode").partitions
     assert (part.first_position, part.nodes, part.provider) == (0, 113, CPU)
     sides = {(tensor.name, tensor.direction) for tensor in part.boundary}
@@ -46,14 +46,14 @@ def test_one_partition_has_exactly_the_session_inputs_and_outputs(facts, report)
     assert next(tensor for tensor in part.boundary if tensor.name == "logits").size_bytes == 512 * 4
 
 
-def test_bytes_follow_the_phase(report):
+def test_output_bytes_depend_on_tokens_of_the_phase(report):
     """Prefill handles 5 tokens at once, decode one; hidden size 128 in float32."""
     sizes = {name: phase_of(report, name).nodes[1].output_bytes for name in NAMES}
     assert phase_of(report, "decode").nodes[1].name == "model.embed_tokens/Gather"
     assert sizes == {"prefill": 5 * 128 * 4, "decode": 128 * 4}
 
 
-def test_the_first_decode_run_is_left_out_as_warm_up(facts, report):
+def test_first_decode_run_is_excluded_as_warm_up(facts, report):
     phase = phase_of(report, "decode")
     second = {event.name: event.host_us for event in facts.sessions[0].events if event.run == 2}
     assert {node.name: node.host_us_per_run for node in phase.nodes} == second
@@ -61,7 +61,7 @@ def test_the_first_decode_run_is_left_out_as_warm_up(facts, report):
     assert "excluding the warm-up run" in phase.timing_note
 
 
-def test_sources_say_what_they_saw(report):
+def test_sources_list_availability_and_coverage(report):
     said = {entry.source: entry for entry in report.sources}
     assert said["model_file"].covers == "model.onnx: 125 nodes in the file"
     assert said["assignment"].covers == "119 nodes listed, 107 of them in the plan"

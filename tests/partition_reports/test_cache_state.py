@@ -1,4 +1,4 @@
-"""Whether the cache stayed in place is one answer, in the summary, in a check, in words and in every section."""
+"""KV cache state (in place, copied, not checked) in the summary, checks, texts and sections."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHANGES: dict[str, tuple[dict[str, Any], bool | None, str]] = {
 
 
 @pytest.mark.parametrize("status", CHANGES)
-def test_every_place_gives_the_same_answer(status: str) -> None:
+def test_cache_state_agrees_in_summary_check_and_sections(status: str) -> None:
     update, answer, word = CHANGES[status]
     assert REPORT.cache is not None
     cache = REPORT.cache.model_copy(update=update)

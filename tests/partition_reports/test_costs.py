@@ -1,4 +1,4 @@
-"""What the copies are there for, and what a placement costs per run, per token and per fallback."""
+"""Causes of copies and costs of a placement: per run, per token and per fallback."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ def cost_of(report, phase: str = "decode"):
 # --- causes ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_copy_is_there_for_its_readers_or_its_maker_on_the_host():
+def test_copy_cause_is_the_host_node_reading_or_writing_the_tensor():
     copies = copies_of(report_with())
     assert (copies["Memcpy"].tensor, copies["Memcpy"].caused_by) == ("query", (DET,))
     assert copies["Memcpy_token_0"].caused_by == (CONCAT,)
     assert copies["Memcpy_token_1"].caused_by == ("Transpose_token_4",), "a tensor that the file does not have"
 
 
-def test_without_the_optimised_graph_the_log_and_the_file_tell():
+def test_copy_causes_come_from_log_without_optimised_graph():
     copies = copies_of(report_of(mixed_facts(), GPU_CHAIN))
     assert [copies[name].caused_by for name in ("Memcpy", "Memcpy_token_0", "Memcpy_token_1")] == [
         (DET,),
@@ -93,7 +93,7 @@ def test_without_the_optimised_graph_the_log_and_the_file_tell():
     ]
 
 
-def test_without_either_the_copy_says_why_it_has_no_cause():
+def test_copy_without_log_and_optimised_graph_has_no_cause():
     report = report_of(mixed_facts(log=()), GPU_CHAIN)
     assert copies_of(report)["Memcpy"].caused_by == ()
     assert copies_of(report)["Memcpy"].cause_missing_reason == "no source names its tensor"
@@ -102,7 +102,7 @@ def test_without_either_the_copy_says_why_it_has_no_cause():
     assert costs_of(report)[DET].harmless is None, "it may be the cause of any of them"
 
 
-def test_a_graph_input_that_both_sides_read_is_copied_because_of_the_readers_on_the_host():
+def test_copy_of_shared_graph_input_is_caused_by_host_readers():
     graph = optimised(
         ("Memcpy_token_0", "MemcpyFromHost", "input_ids", "ids_Device"),
         ("model.embed_tokens/Gather", "Gather", "embedding ids_Device", "hidden"),
@@ -112,7 +112,7 @@ def test_a_graph_input_that_both_sides_read_is_copied_because_of_the_readers_on_
     assert copies_of(report_with(graph))["Memcpy_token_0"].caused_by == (GATHER,)
 
 
-def test_a_constant_that_only_the_device_reads_has_no_cause_among_the_nodes():
+def test_copy_of_device_only_constant_has_no_causing_node():
     graph = optimised(("Memcpy_token_0", "MemcpyFromHost", "table", "table_Device"))
     copy = copies_of(report_with(graph))["Memcpy_token_0"]
     assert copy.caused_by == () and "table" in copy.cause_missing_reason and "constant" in copy.cause_missing_reason
@@ -121,7 +121,7 @@ def test_a_constant_that_only_the_device_reads_has_no_cause_among_the_nodes():
 # --- what a phase costs ---------------------------------------------------------------------------------------------
 
 
-def test_the_cost_of_a_phase_is_the_sum_of_its_parts():
+def test_phase_cost_sums_partitions_crossings_and_copies():
     cost = cost_of(report_with(), "decode")
     assert (cost.partitions, cost.copies) == (5, 4)
     assert cost.crossings == 6, "hidden, shape, wide, expanded, query, turned"
@@ -130,20 +130,20 @@ def test_the_cost_of_a_phase_is_the_sum_of_its_parts():
     assert (cost.tokens_per_run, cost.copy_bytes_per_token, cost.host_wait_us_per_token) == (1, 1544, 300)
 
 
-def test_tokens_count_every_row_of_one_run():
+def test_tokens_per_run_include_every_batch_row():
     report = report_of(mixed_facts(), GPU_CHAIN, package=PACKAGE.model_copy(update={"batch_size": 4}))
     assert [cost_of(report, name).tokens_per_run for name in ("prefill", "decode")] == [20, 4]
     assert cost_of(report).host_wait_us_per_token == 300 / 4
 
 
-def test_one_unknown_size_makes_the_sum_unknown_and_not_smaller():
+def test_unknown_copy_size_makes_total_unknown_with_lower_bound():
     cost = cost_of(report_with(), "prefill")
     assert cost.copy_bytes_per_run is None and cost.copy_bytes_per_token is None, "the prompt's size is not known"
     assert cost.copy_bytes_at_least == 3 * 512
 
 
-def test_a_copied_sequence_has_no_known_size():
-    """ONNX Runtime counts bytes and shapes of tensors alone: of a sequence it writes 0 bytes and no shape."""
+def test_copied_sequence_has_unknown_size():
+    """ONNX Runtime profiles sizes of tensors only: a sequence has 0 bytes and no shape."""
     events = tuple(
         event(0, order, name, op, provider, **({"output_bytes": 0, "output_shapes": ()} if name == "Memcpy" else {}))
         for order, (name, op, provider) in enumerate(MIXED_PLAN)
@@ -155,7 +155,7 @@ def test_a_copied_sequence_has_no_known_size():
     assert (borders["query"], borders["wide"]) == (None, 512)
 
 
-def test_a_run_on_one_provider_costs_nothing():
+def test_single_provider_run_has_zero_cost():
     cost = cost_of(report_of(recorded_facts()), "decode")
     assert (cost.partitions, cost.crossings, cost.copies) == (1, 0, 0)
     assert (cost.crossing_bytes_per_run, cost.copy_bytes_per_run, cost.host_wait_us_per_run) == (0, 0, 0)
@@ -164,7 +164,7 @@ def test_a_run_on_one_provider_costs_nothing():
 # --- what a fallback costs ------------------------------------------------------------------------------------------
 
 
-def test_a_fallback_with_copies_is_not_harmless():
+def test_fallback_with_copies_is_not_harmless():
     cost = costs_of(report_of(mixed_facts(), GPU_CHAIN))[DET]
     assert (cost.copies, cost.copy_bytes_per_run, cost.copy_wait_us_per_run) == (
         ("Memcpy", "Memcpy_token_1"),
@@ -175,7 +175,7 @@ def test_a_fallback_with_copies_is_not_harmless():
 
 
 @pytest.mark.parametrize(("host_us", "harmless"), [(5, True), (100, False)])
-def test_a_fallback_without_copies_is_harmless_when_it_takes_next_to_no_time(host_us, harmless):
+def test_fallback_without_copies_is_harmless_below_time_share(host_us, harmless):
     events = tuple(
         event(run, order, name, op, provider, host_us=host_us if name == GATHER else 100)
         for run in range(4)
@@ -187,7 +187,7 @@ def test_a_fallback_without_copies_is_harmless_when_it_takes_next_to_no_time(hos
     assert cost.harmless is harmless, cost.harmless_reason
 
 
-def test_nothing_is_called_harmless_where_copies_may_be_unseen():
+def test_harmless_is_unknown_if_subgraphs_may_have_copies():
     events = tuple(
         event(run, order, name, op, provider, host_us=5 if name == GATHER else 100)
         for run in range(4)
@@ -205,19 +205,19 @@ def test_nothing_is_called_harmless_where_copies_may_be_unseen():
     assert found == {False: (True, False), True: (None, True)}
 
 
-def test_nothing_is_called_harmless_without_a_time():
+def test_harmless_is_unknown_without_times():
     cost = costs_of(report_with(events=(), runs=()))[GATHER]
     assert cost.harmless is None and "time is unknown" in cost.harmless_reason
 
 
-def test_nothing_is_called_harmless_when_the_provider_is_not_there():
+def test_harmless_is_unknown_when_provider_is_unavailable():
     gone = ChainEntry(provider=GPU, status="unavailable", reason="not_in_build", evidence="no", remedy="install it")
     report = report_of(recorded_facts(), (gone, *CPU_CHAIN))
     assert {entry.cost and entry.cost.harmless for entry in report.fallbacks} == {None}
     assert all(entry.cost for entry in report.fallbacks)
 
 
-def test_the_text_says_what_a_group_of_fallbacks_costs():
+def test_text_view_shows_cost_of_fallback_group():
     text = " ".join(shown(report_of(mixed_facts(), GPU_CHAIN)).split())
     cost = "cost in decode: 2 copies (1 KiB, 0.200 ms wait, 15.4 % of the node time), the nodes themselves: 7.7 % of "
     assert f"{cost}the node time; 1 node causes copies" in text
@@ -236,21 +236,21 @@ def test_the_text_says_what_a_group_of_fallbacks_costs():
         ("output", "WebGPU_Buf", "Cpu", ["device_to_host"]),
     ],
 )
-def test_a_buffer_in_other_memory_than_expected_is_copied(direction, required, bound, found):
-    """An output in another memory of the host is not."""
+def test_buffer_in_unexpected_memory_counts_as_copy(direction, required, bound, found):
+    """Exception: an output bound to another host memory is not copied."""
     ports = (PortFact("p", direction, "tokens", required, bound, 8),)
     copies = phase_of(report_of(mixed_facts(ports=ports), GPU_CHAIN), "decode").copies
     assert [copy.direction for copy in copies if copy.name == "p"] == found
 
 
-def test_tensors_that_only_exist_after_fusion_have_a_name_at_the_border():
+def test_boundary_uses_tensor_names_of_the_fused_graph():
     borders = {
         each.name: each.size_bytes for part in phase_of(report_with(), "decode").partitions for each in part.boundary
     }
     assert borders["turned"] == 512 and "query_Device" not in borders
 
 
-def test_a_node_that_only_one_graph_has_is_a_disagreement():
+def test_node_missing_from_plan_or_graph_is_a_conflict():
     extra = (*optimised()[:-1], GraphNode("lost", "Relu", "", ("scaled",), ("logits",)))
     found = {entry.node: entry.detail for entry in report_with(extra).conflicts}
     assert found == {
@@ -259,7 +259,7 @@ def test_a_node_that_only_one_graph_has_is_a_disagreement():
     }
 
 
-def test_another_number_of_copies_in_the_log_is_a_disagreement():
+def test_different_copy_count_in_log_is_a_conflict():
     session = mixed_session()
     report = report_of(run_facts(replace(session, log=session.log[:-1])), GPU_CHAIN)
     details = {entry.detail for entry in report.conflicts}
@@ -267,7 +267,7 @@ def test_another_number_of_copies_in_the_log_is_a_disagreement():
     assert report_of(run_facts(replace(session, log=())), GPU_CHAIN).conflicts == (), "a log that was not kept"
 
 
-def test_sources_tell_why_there_is_no_optimised_graph():
+def test_sources_give_reason_for_missing_optimised_graph():
     said = {entry.source: entry for entry in report_with().sources}
     assert said["optimised_model"].available and "13 nodes, 3 of them Memcpy" in said["optimised_model"].covers
     report = report_of(mixed_facts(optimised_missing_reason="its weights are too large"), GPU_CHAIN)
@@ -293,7 +293,7 @@ def state(**changes) -> StateFact:
     )
 
 
-def test_the_cache_says_at_how_many_steps_it_was_checked():
+def test_cache_reports_number_of_checked_steps():
     report = report_of(replace(recorded_facts(), states=(state(), state(checked_steps=4))))
     assert report.cache is not None and report.cache.checked_steps == 4
     assert "at each of 4 observed steps" in " ".join(shown(report).split())

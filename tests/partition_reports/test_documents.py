@@ -1,4 +1,4 @@
-"""What is said of a record once is in every view of it: terminal, Markdown, page; and names do no harm in any."""
+"""Terminal, Markdown and HTML views of comparison, check and explanation records; hostile names are escaped."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ALL = [(where, view) for where in RECORDS for view in view_names(where)]
 
 
 @pytest.mark.parametrize(("where", "name"), ALL)
-def test_every_view_keeps_the_contract(where: str, name: str) -> None:
+def test_every_view_has_name_suffix_and_trailing_newline(where: str, name: str) -> None:
     view = load_view(name, where)
     text = view.to_text(RECORDS[where])
     assert view.name == name and view.suffix.startswith(".")
@@ -53,7 +53,7 @@ def test_every_view_keeps_the_contract(where: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("where", RECORDS)
-def test_markdown_and_page_have_every_section_and_the_answer_first(where: str) -> None:
+def test_markdown_and_html_have_headline_first_and_every_section(where: str) -> None:
     record = RECORDS[where]
     document = document_of(where)
     first, *_ = document.headline
@@ -66,21 +66,21 @@ def test_markdown_and_page_have_every_section_and_the_answer_first(where: str) -
         assert section.title in markdown or not shown_blocks(section.blocks)
 
 
-def test_a_difference_for_a_pull_request_folds_what_surrounds_it() -> None:
+def test_markdown_comparison_folds_environment_and_request() -> None:
     text = load_view("markdown", "partita.compare.document").to_text(RECORDS["partita.compare.document"])
     assert text.splitlines()[0] == f"### {document_of('partita.compare.document').headline[0].replace('>', '&#62;')}"
     assert "#### Moved: 1 node" in text and f"**nodes**: {QUERY}" in text
     assert "<details><summary>Environment and request</summary>" in text
 
 
-def test_a_check_shows_what_does_not_hold_first() -> None:
+def test_markdown_check_lists_failed_limits_first() -> None:
     text = load_view("markdown", "partita.check.gate").to_text(RECORDS["partita.check.gate"])
     rows = [line for line in text.splitlines() if line.startswith("| --max")]
     assert [row.split(" | ")[1] for row in rows] == ["NO", "yes"]
     assert text.startswith("### run.json: 1 of 2 checks failed: --max-cpu-nodes 0")
 
 
-def test_a_page_leads_to_its_sections() -> None:
+def test_html_links_point_to_existing_sections() -> None:
     page = read(load_view("html", "partita.compare.document").to_text(RECORDS["partita.compare.document"]))
     targets = {element["href"].removeprefix("#") for element in page.all("a") if element["href"].startswith("#")}
     ids = {element["id"] for element in page.all("section", "main")}
@@ -88,7 +88,7 @@ def test_a_page_leads_to_its_sections() -> None:
 
 
 @pytest.mark.parametrize("name", [HOSTILE, "<img src=x>|`@all`/Mul"])
-def test_hostile_names_do_no_harm_in_any_view(name: str) -> None:
+def test_hostile_names_are_escaped_in_every_view(name: str) -> None:
     names = {QUERY: name, "Memcpy": name + "2"}
     found = compare(renamed(mixed(), names), renamed(moved(QUERY), names), names=(name, "b"))
     explained = find(renamed(moved(QUERY), names), name)

@@ -1,4 +1,4 @@
-"""Reports of dry runs: no time anywhere, and no size that depends on values. And reports without a package."""
+"""Dry-run reports contain no times and no data-dependent sizes."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def sized(*graph, constants=(), fixed=(), providers=None, **changes):
     return {entry.name: entry.output_bytes for entry in phase_of(report, "run").nodes}, report
 
 
-def test_no_time_leaks():
+def test_dry_run_report_contains_no_times():
     real = report_of(mixed_facts(), GPU_CHAIN)
     assert len(list(times_in(real.model_dump(mode="json")))) > 50, "the search finds times where there are any"
     report = report_of(replace(mixed_facts(), finish_reason=None), GPU_CHAIN, device=PLAYED)
@@ -103,13 +103,13 @@ def test_no_time_leaks():
     assert (clock["clock"], clock["process"], clock["profile"]) == (False, False, True)
 
 
-def test_sizes_are_known_as_long_as_no_operator_looks_at_values():
+def test_sizes_are_known_if_they_depend_only_on_shapes():
     sizes, report = sized(node("a", "Relu", ["x"], ["t"]), node("b", "MatMul", ["t", "w"], ["y"]), constants=["w"])
     assert sizes == {"a": 100, "b": 100}
     assert failed(report) == []
 
 
-def test_what_follows_from_values_is_unknown_until_a_shape_is_fixed():
+def test_data_dependent_sizes_are_unknown_until_shape_is_fixed():
     sizes, _ = sized(
         node("nz", "NonZero", ["x"], ["i"]),
         node("t", "Transpose", ["i"], ["it"]),
@@ -122,7 +122,7 @@ def test_what_follows_from_values_is_unknown_until_a_shape_is_fixed():
 
 
 @pytest.mark.parametrize(("where", "known"), [(CPU, 100), (GPU, None)])
-def test_a_size_worked_out_from_shapes_is_known_when_the_cpu_did_it(where, known):
+def test_size_from_shape_arithmetic_is_known_only_on_cpu(where, known):
     sizes, _ = sized(
         node("shape", "Shape", ["x"], ["s"]),
         node("double", "Mul", ["s", "two"], ["s2"]),
@@ -133,7 +133,7 @@ def test_a_size_worked_out_from_shapes_is_known_when_the_cpu_did_it(where, known
     assert sizes["tile"] == known
 
 
-def test_a_size_that_is_an_input_is_unknown():
+def test_size_given_by_non_constant_input_is_unknown():
     sizes, _ = sized(node("r", "Reshape", ["x", "wanted"], ["y"]), node("k", "TopK", ["y", "k"], ["v", "i"]))
     assert sizes == {"r": None, "k": None}
     sizes, _ = sized(node("r", "Reshape", ["x", "wanted"], ["y"]), constants=["wanted"])
@@ -142,12 +142,12 @@ def test_a_size_that_is_an_input_is_unknown():
     assert sizes == {"r": 100}, "an input that is left out decides on nothing"
 
 
-def test_control_flow_has_no_known_size():
+def test_control_flow_output_size_is_unknown():
     assert sized(node("if", "If", ["flag"], ["y"]))[0] == {"if": None}
 
 
 @pytest.mark.parametrize(("tensor", "size"), [("i", None), ("minus", 64), ("made_up", None)])
-def test_a_copy_is_as_known_as_its_tensor(tensor, size):
+def test_copy_size_is_known_only_if_tensor_size_is(tensor, size):
     log = (f"[I:onnxruntime:, transformer_memcpy.cc:420 AddCopyNode] Add MemcpyToHost before {tensor} for {GPU}",)
     session = session_facts(
         graph=(node("nz", "NonZero", ["x"], ["i"]), node("n", "Neg", ["x"], ["minus"])),
@@ -166,7 +166,7 @@ def test_a_copy_is_as_known_as_its_tensor(tensor, size):
     assert (copy.tensor, copy.bytes_per_run) == (tensor, size)
 
 
-def test_an_output_whose_size_depends_on_values_is_a_copy_of_unknown_size():
+def test_copied_data_dependent_output_has_unknown_size():
     ports = (
         PortFact("x", "input", "input", "Cuda", "Cpu", 64),
         PortFact("i", "output", "output", "Cuda", "Cpu", 16),
@@ -177,7 +177,7 @@ def test_an_output_whose_size_depends_on_values_is_a_copy_of_unknown_size():
     assert copies == {"x": 64, "i": None, "m": 64}
 
 
-def test_the_banner_comes_first_and_names_what_was_real():
+def test_dry_run_banner_names_device_and_text_has_no_times():
     request = REQUEST.model_copy(update={"verb": "place", "prompt_tokens": None, "max_new_tokens": None, "runs": 3})
     report = report_of(replace(mixed_facts(), finish_reason=None), GPU_CHAIN, device=PLAYED, request=request)
     text = shown(report)
@@ -189,7 +189,7 @@ def test_the_banner_comes_first_and_names_what_was_real():
         assert word not in text
 
 
-def test_blocking_nodes_are_named_with_the_reason():
+def test_nodes_blocking_graph_capture_have_a_cause():
     session = mixed_session()
     phase = phase_of(report_of(run_facts(session), GPU_CHAIN), "decode")
     found = {entry.node: entry.cause for entry in blocking_nodes(phase, GPU)}
@@ -201,7 +201,7 @@ def test_blocking_nodes_are_named_with_the_reason():
     assert [entry.cause for entry in blocking_nodes(sized_late, GPU)] == ["size"]
 
 
-def test_the_verdict_on_graph_capture_is_shown_with_its_nodes():
+def test_text_view_shows_refused_graph_capture_and_blocking_nodes():
     phase = phase_of(report_of(mixed_facts(), GPU_CHAIN), "decode")
     refused = GraphCapture(
         file="model.onnx", is_accepted=False, evidence="it said no", blocking=blocking_nodes(phase, GPU) * 3

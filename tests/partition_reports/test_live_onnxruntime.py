@@ -1,4 +1,4 @@
-"""What ONNX Runtime writes today of control flow is what the report's builder expects."""
+"""Profiles of control-flow nodes from the installed ONNX Runtime match the report builder's expectations."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> partita.Report:
     return partita.place(folder / "m.onnx", "cpu", inputs=inputs)
 
 
-def test_everything_adds_up(report: partita.Report) -> None:
+def test_checks_pass_without_conflicts(report: partita.Report) -> None:
     assert failed(report) == [] and report.conflicts == ()
 
 
-def test_subgraphs_are_part_of_their_node_whose_output_has_the_size_of_the_tensor(report: partita.Report) -> None:
+def test_control_flow_nodes_report_output_size_and_subgraph_nodes(report: partita.Report) -> None:
     (phase,) = report.phases
     assert {node.name: node.output_bytes for node in phase.nodes} == dict.fromkeys(NODES, 64 * 64 * 4)
     (check,) = [check for check in report.checks if "every executed node" in check.name]

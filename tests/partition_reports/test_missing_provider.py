@@ -1,4 +1,4 @@
-"""Three providers, of which the preferred one is not there: that is said once, and hides no node's own reason."""
+"""Chain of three providers, preferred provider unavailable: reported once, per-node reasons remain."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REPORT = mixed(MISSING_FIRST_CHAIN)
 OWN = {"no_kernel_op", "cpu_preferred", "unexplained", "runtime_inserted"}
 
 
-def test_the_record_keeps_every_reason_and_the_summary_counts_the_deciding_one() -> None:
+def test_summary_counts_deciding_reason_of_each_fallback() -> None:
     assert {entry.reason for entry in REPORT.fallbacks} == {"library_missing"}
     reasons = summarise(REPORT).phases[0].reasons
     assert reasons["library_missing"] == 6, "three added nodes apart"
@@ -33,18 +33,18 @@ def test_the_record_keeps_every_reason_and_the_summary_counts_the_deciding_one()
     assert all(entry.skipped == () and entry.remedy != "install TensorRT" for entry in on_cpu)
 
 
-def test_a_provider_alone_that_is_missing_is_the_reason_of_every_node() -> None:
+def test_unavailable_gpu_provider_is_a_fallback_reason() -> None:
     assert {key for key, _ in by_reason(mixed(NO_GPU_CHAIN))} >= {("not_in_build", CPU)}
 
 
-def test_the_section_says_once_that_it_is_missing() -> None:
+def test_fallback_section_reports_unavailable_provider_once() -> None:
     titles = [block.title for block in section(REPORT).blocks if isinstance(block, Group)]
     assert sum("is unavailable: library_missing" in title for title in titles) == 1
     assert any("No kernel" in title and title.endswith("on CPU") for title in titles)
     assert "not on Tensorrt either" not in str(section(REPORT))
 
 
-def test_the_top_and_the_brief_view_name_what_kept_nodes_from_the_provider_that_was_there() -> None:
+def test_top_lists_unavailable_provider_then_other_fallbacks() -> None:
     text = top(REPORT)["fallbacks"]
     assert text.startswith("Tensorrt is unavailable: library_missing: ") and "; 1 node on CPU: " in text
     remedies = [str(block) for block in opening(REPORT) if "remedy" in str(block)]
@@ -59,7 +59,7 @@ DEFAULT = report_of(
 """A run that named no chain, and whose best installed provider could not start."""
 
 
-def test_a_default_chain_without_its_first_provider_is_not_all_where_it_was_asked() -> None:
+def test_default_chain_without_first_provider_shows_warning() -> None:
     said = "Ran on CPU; Tensorrt is installed but could not start: library_missing; install TensorRT"
     assert (headline(DEFAULT), sign_and_tone(DEFAULT)) == (said, ("◐", "warn"))
     assert "library_missing" in top(DEFAULT)["fallbacks"] and "install TensorRT" in top(DEFAULT)["remedy"]
@@ -69,6 +69,6 @@ def test_a_default_chain_without_its_first_provider_is_not_all_where_it_was_aske
     assert "unavailable (library_missing)" in summary.verdict
 
 
-def test_of_a_chain_that_was_named_it_is_still_nothing_that_ran_there() -> None:
+def test_named_chain_headline_reports_nothing_ran() -> None:
     named = report_of(recorded_facts(), (MISSING_FIRST_CHAIN[0], *CPU_CHAIN))
     assert headline(named) == "Nothing ran on Tensorrt: library_missing"

@@ -1,4 +1,4 @@
-"""`report show --view model-explorer`: node data that Model Explorer puts on the nodes of the file."""
+"""`report show --view model-explorer`: node data for Model Explorer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COLOUR = re.compile("#[0-9a-f]{6}")
 
 
 @pytest.mark.parametrize("made", [mixed_report, cpu_report, deep_report])
-def test_every_node_of_the_file_has_a_label_and_colour_and_none_is_greener_than_the_run(made):
+def test_every_file_node_has_label_and_colour_by_placement(made):
     report = made()
     data = json.loads(to_text(report))
     phase = report.phases[-1]
@@ -43,7 +43,7 @@ def test_every_node_of_the_file_has_a_label_and_colour_and_none_is_greener_than_
         assert labels.count(short_provider(provider)) == count
 
 
-def test_a_fallback_shows_its_reason_and_unknown_nodes_are_not_the_preferred_providers():
+def test_fallback_folded_and_ambiguous_nodes_have_own_labels():
     report = mixed_report()
     *earlier, last = report.phases
     fallback = next(each for each in report.fallbacks if each.phase == last.name)
@@ -62,7 +62,7 @@ def test_a_fallback_shows_its_reason_and_unknown_nodes_are_not_the_preferred_pro
     assert shown == {"value": f"{short_provider(fallback.provider)}: {fallback.reason}", "bgColor": FALLBACK}
 
 
-def test_a_report_without_phases_is_an_error(tmp_path, capsys):
+def test_report_without_phases_is_an_error(tmp_path, capsys):
     storage.write(refused_report().model_copy(update={"phases": ()}), tmp_path / "run.json")
     assert cli.run(["report", "show", str(tmp_path / "run.json"), "--view", "model-explorer"]) == 1
     assert "has no placement of nodes" in capsys.readouterr().err

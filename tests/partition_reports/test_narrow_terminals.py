@@ -1,4 +1,4 @@
-"""Text views at 60, 80 and 120 columns: nothing is omitted, no line is too wide, none ends in blanks."""
+"""Text views at 60, 80 and 120 columns: nothing is omitted, no line is too wide or ends in spaces."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def too_wide(line: str, width: int) -> bool:
 
 
 @pytest.mark.parametrize("name", [name for name in VIEWS if not name.startswith(("brief", "check"))])
-def test_every_width_shows_everything_within_it(name: str) -> None:
+def test_text_views_fit_every_width_without_omissions(name: str) -> None:
     whole = characters(shown(name, WIDTHS[0]))
     for width in WIDTHS:
         printed = shown(name, width)
@@ -212,20 +212,20 @@ def test_every_width_shows_everything_within_it(name: str) -> None:
         assert [line for line in printed.splitlines() if too_wide(line, width) or line != line.rstrip()] == [], width
 
 
-def test_a_narrower_terminal_gets_lines_of_sixty_columns() -> None:
+def test_terminal_below_60_columns_is_rendered_at_60() -> None:
     assert shown("show recorded webgpu", 20) == shown("show recorded webgpu", 60)
 
 
 @pytest.mark.parametrize("name", REPORTS)
 @pytest.mark.parametrize("width", WIDTHS)
-def test_a_brief_report_has_at_most_ten_lines(name: str, width: int) -> None:
+def test_brief_view_has_at_most_ten_lines_and_a_remedy(name: str, width: int) -> None:
     lines = shown(f"brief {name}", width).splitlines()
     assert 2 <= len(lines) <= 10
     assert max(map(cell_len, lines)) <= width
     assert name in GOOD or any(line.startswith("remedy:") for line in lines)
 
 
-def test_a_table_that_is_too_wide_is_several_with_whole_names_and_numbers_in_each() -> None:
+def test_wide_table_is_split_with_names_repeated() -> None:
     columns = [Column("operator", number=False), Column("nodes"), Column("on", number=False)]
     columns += [Column(title, group=phase) for phase in ("prefill", "decode") for title in (f"{phase} ms", "share")]
     name = "model.layers.11.self_attn/Add_1"

@@ -1,4 +1,4 @@
-"""A report of an int8 or int4 package says which nodes really compute with its packed weights."""
+"""Quantised weights section: which nodes compute with int8 or int4 weights."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def of_precision(precision: str, operators: dict[str, str]) -> Report:
     return report.model_copy(update={"phases": phases, "package": package})
 
 
-def test_a_package_of_floats_has_no_such_section() -> None:
+def test_fp32_package_has_no_quantised_weights_section() -> None:
     assert quantised_section(of_precision("fp32", {})) is None
 
 
-def test_packed_and_floating_products_are_counted_by_operator_and_provider() -> None:
+def test_quantised_nodes_are_counted_by_operator_and_provider() -> None:
     report = of_precision("int4", {"MatMul": "MatMulNBits", "Gather": "GatherBlockQuantized"})
     found = quantised_section(report)
     assert found is not None and found.title == "Quantised weights"
@@ -47,7 +47,7 @@ def test_packed_and_floating_products_are_counted_by_operator_and_provider() -> 
     assert f"{len(packed)} nodes of decode read quantised weights of an int4 package" in str(line.text)
 
 
-def test_phases_that_compute_otherwise_are_told_apart() -> None:
+def test_phases_with_different_quantised_operators_are_listed_apart() -> None:
     report = of_precision("int4", {"MatMul": "MatMulNBits"})
     phases = tuple(
         phase.model_copy(
@@ -72,7 +72,7 @@ def test_phases_that_compute_otherwise_are_told_apart() -> None:
     assert f"{count} nodes of decode" in second and "rounded" not in second
 
 
-def test_a_package_whose_weights_nobody_computes_with_is_said() -> None:
+def test_no_node_using_quantised_weights_is_reported() -> None:
     report = of_precision("int8", {"MatMul": "Mul", "Gemm": "Mul", "FusedMatMul": "Mul"})
     found = quantised_section(report)
     assert found is not None and [block.text for block in found.blocks if isinstance(block, Line)] == [
@@ -80,7 +80,7 @@ def test_a_package_whose_weights_nobody_computes_with_is_said() -> None:
     ]
 
 
-def test_what_a_compiler_was_given_is_told_apart_from_what_computes_with_it() -> None:
+def test_compiled_quantised_nodes_are_reported_as_compiled() -> None:
     report = of_precision("int8", {})
     phases = []
     for phase in report.phases:
@@ -98,14 +98,14 @@ def test_what_a_compiler_was_given_is_told_apart_from_what_computes_with_it() ->
     assert [row.cells[:2] for row in table.rows] == [("DequantizeLinear", "compiled"), ("MatMul", "compiled")]
 
 
-def test_weights_that_are_restored_in_every_run_are_said() -> None:
+def test_dequantised_weights_are_reported() -> None:
     found = quantised_section(of_precision("int4", {"MatMul": "DequantizeLinear"}))
     assert found is not None and "dequantise weights first" in str(
         next(b for b in found.blocks if isinstance(b, Line)).text
     )
 
 
-def test_every_view_tells_what_the_precision_costs() -> None:
+def test_every_view_shows_package_quality() -> None:
     report = of_precision("int4", {"MatMul": "MatMulNBits"})
     assert report.package is not None
     quality = PackageQuality(

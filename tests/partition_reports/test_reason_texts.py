@@ -1,4 +1,4 @@
-"""The reason of a fallback in one sentence: what the provider lacks, of which operator, and what works instead."""
+"""One-sentence fallback reasons: missing feature, operator and supported alternative."""
 
 from __future__ import annotations
 
@@ -69,5 +69,5 @@ BFLOAT = ("type", "bfloat16", "float32", "placed")
         ([fallback("of_a_later_version", "Celu")], "of_a_later_version"),
     ],
 )
-def test_a_reason_is_said_in_a_sentence(entries: list[Fallback], said: str) -> None:
+def test_reason_text_describes_missing_kernel_for_operator(entries: list[Fallback], said: str) -> None:
     assert reason_text(entries[0].reason, entries) == said

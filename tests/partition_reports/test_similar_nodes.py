@@ -1,4 +1,4 @@
-"""What shares a finding in the section of fallbacks: the same is known of it, whatever sentence says it."""
+"""Grouping of fallbacks into findings by the facts, not by the wording."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRIAL = VariantRecord(
 )
 
 
-def test_words_do_not_tell_nodes_apart() -> None:
+def test_finding_key_ignores_text_fields() -> None:
     key = finding_key(REPORT)
     update = {"evidence": "nothing runs b", "remedy": "another sentence", "node": "b", "missing_probes": ""}
     assert key(ENTRY) == key(ENTRY.model_copy(update=update))
@@ -37,19 +37,19 @@ def test_words_do_not_tell_nodes_apart() -> None:
         {"missing_probes": "no time was left"},
     ],
 )
-def test_what_is_known_tells_nodes_apart(update: dict[str, object]) -> None:
+def test_finding_key_depends_on_reason_and_evidence(update: dict[str, object]) -> None:
     key = finding_key(REPORT)
     assert key(ENTRY) != key(ENTRY.model_copy(update=update))
 
 
 @pytest.mark.parametrize(("reason", "kind"), [("not_in_build", "logged"), ("pinned_by_user", "derived")])
-def test_what_is_not_about_an_operator_holds_for_all_of_them(reason: str, kind: str) -> None:
+def test_provider_level_reasons_ignore_operator_in_finding_key(reason: str, kind: str) -> None:
     one = ENTRY.model_copy(update={"reason": reason, "evidence_kind": kind})
     key = finding_key(REPORT)
     assert key(one) == key(one.model_copy(update={"op_type": "Mul"}))
 
 
-def test_nodes_of_one_refused_part_are_together_and_those_of_two_are_not() -> None:
+def test_finding_key_groups_nodes_by_rejected_part() -> None:
     parts = [
         RejectedPart(
             file="m.onnx", provider="CUDAExecutionProvider", nodes=nodes, evidence="no", minimal=True, attempts=1
@@ -61,7 +61,7 @@ def test_nodes_of_one_refused_part_are_together_and_those_of_two_are_not() -> No
     assert key(a) == key(b) != key(c)
 
 
-def test_every_text_is_there_node_by_node() -> None:
+def test_evidence_is_listed_per_node_within_a_finding() -> None:
     entries = tuple(ENTRY.model_copy(update={"node": name, "evidence": f"no kernel for {name}"}) for name in "ab")
     found = section(REPORT.model_copy(update={"fallbacks": entries, "rejected_parts": ()}))
     (group,) = (block for block in found.blocks if isinstance(block, Group))

@@ -1,4 +1,4 @@
-"""Figures of speculative decoding, from recorded steps."""
+"""Speculative decoding statistics, from recorded steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEPS = (PREFILL, PROFILED, PLAIN, PLAIN, PLAIN, WIDE, WIDE, WIDE, REJECTED)
 NGRAM = SpeculationFact("ngram")
 
 
-def test_the_speedup_compares_with_steps_without_draft_tokens_of_the_same_run() -> None:
+def test_speedup_is_relative_to_steps_without_draft_tokens() -> None:
     found = speculation_figures(NGRAM, STEPS)
     assert found is not None
     assert (found.steps, found.drafting_steps, found.tokens) == (7, 4, 13)
@@ -32,8 +32,8 @@ def test_the_speedup_compares_with_steps_without_draft_tokens_of_the_same_run() 
     assert [(entry.width, entry.steps, entry.tokens) for entry in found.widths] == [(1, 3, 3), (4, 4, 10)]
 
 
-def test_steps_of_several_rows_are_compared_with_steps_of_as_many() -> None:
-    """Rows share the time of a step."""
+def test_batched_steps_are_compared_at_same_row_count() -> None:
+    """Rows of a batch share the time of a step."""
     pair = StepFact("decode", 1, 0.0036, 0.0004, False, 4, width=1)
     found = speculation_figures(NGRAM, (pair, pair, *STEPS))
     assert found is not None
@@ -41,7 +41,7 @@ def test_steps_of_several_rows_are_compared_with_steps_of_as_many() -> None:
     assert found.speedup == pytest.approx(plain / took)
 
 
-def test_without_a_step_to_compare_with_there_is_no_speedup() -> None:
+def test_speedup_is_none_without_plain_steps() -> None:
     found = speculation_figures(NGRAM, (PREFILL, WIDE))
     assert found is not None and found.speedup is None and found.plain_token_ms is None
     none = speculation_figures(NGRAM, (PREFILL,))
@@ -49,7 +49,7 @@ def test_without_a_step_to_compare_with_there_is_no_speedup() -> None:
     assert speculation_figures(None, STEPS) is None
 
 
-def test_the_section_shows_the_figures() -> None:
+def test_section_shows_acceptance_rate_and_speedup() -> None:
     report = report_of(replace(recorded_facts(), steps=STEPS, speculation=SpeculationFact("draft", "small")))
     found = section(report)
     assert found is not None

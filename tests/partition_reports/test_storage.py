@@ -1,4 +1,4 @@
-"""Report files: round trip, whole or not at all, and one line on everything that can be wrong with one."""
+"""Report files: round trip, atomic writes and one-line errors for invalid files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def changed(path, change):
 
 
 @pytest.mark.parametrize("facts", [recorded_facts(), mixed_facts()], ids=["recorded", "mixed"])
-def test_what_is_written_is_what_is_read(facts, tmp_path):
+def test_report_round_trips_through_file(facts, tmp_path):
     report = report_of(facts, GPU_CHAIN)
     storage.write(report, tmp_path / "r.json")
     assert storage.read(tmp_path / "r.json") == report
@@ -52,11 +52,11 @@ def test_what_is_written_is_what_is_read(facts, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["r.json"], "no temporary file is left"
 
 
-def test_the_schema_comes_first(stored):
+def test_schema_is_the_first_field(stored):
     assert next(iter(json.loads(stored.read_text(encoding="utf-8")))) == "schema"
 
 
-def test_others_may_read_a_report_as_far_as_the_umask_says(report, tmp_path):
+def test_report_file_mode_follows_umask(report, tmp_path):
     before = os.umask(0o022)
     try:
         storage.write(report, tmp_path / "r.json")
@@ -65,7 +65,7 @@ def test_others_may_read_a_report_as_far_as_the_umask_says(report, tmp_path):
     assert (tmp_path / "r.json").stat().st_mode & 0o777 == 0o644
 
 
-def test_an_unwritable_place_is_one_line_and_leaves_nothing(report, tmp_path):
+def test_unwritable_path_raises_single_line_error_without_file(report, tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "missing" / "r.json", tmp_path / "folder", tmp_path / "file" / "r.json"):
@@ -76,7 +76,7 @@ def test_an_unwritable_place_is_one_line_and_leaves_nothing(report, tmp_path):
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "folder"]
 
 
-def test_a_failed_write_keeps_the_old_report(report, stored, monkeypatch):
+def test_failed_write_keeps_existing_report(report, stored, monkeypatch):
     before = stored.read_bytes()
 
     def full(descriptor):
@@ -89,12 +89,12 @@ def test_a_failed_write_keeps_the_old_report(report, stored, monkeypatch):
     assert [path.name for path in stored.parent.iterdir()] == [stored.name]
 
 
-def test_missing_folder_and_directory(tmp_path):
+def test_missing_file_and_directory_are_rejected(tmp_path):
     assert refusal(tmp_path / "none.json").startswith("no such file")
     assert refusal(tmp_path).startswith("cannot read the report")
 
 
-def test_a_report_cut_off_at_any_place(stored):
+def test_truncated_report_is_rejected(stored):
     whole = stored.read_bytes()
     for size in (0, 1, len(whole) // 2, len(whole) - 3):
         stored.write_bytes(whole[:size])
@@ -113,12 +113,12 @@ def test_a_report_cut_off_at_any_place(stored):
     ],
     ids=range(10),
 )
-def test_a_file_that_is_no_report(tmp_path, content, message):
+def test_non_report_file_is_rejected(tmp_path, content, message):
     (tmp_path / "r.json").write_bytes(content)
     assert refusal(tmp_path / "r.json").startswith(message)
 
 
-def test_another_schema(stored):
+def test_other_schema_is_rejected(stored):
     newer = changed(stored, lambda raw: raw.update(schema="partita.report/2"))
     assert newer == (
         "schema is 'partita.report/2', this version reads 'partita.report/1'; use the version of Partita that wrote it"
@@ -127,7 +127,7 @@ def test_another_schema(stored):
     assert other.startswith("not a partition report, its schema is 'partita.package/1'")
 
 
-def test_a_field_that_is_wrong_or_missing_is_named(stored):
+def test_invalid_or_missing_field_is_named(stored):
     original = stored.read_text(encoding="utf-8")
 
     def refused(change):
@@ -144,7 +144,7 @@ def test_a_field_that_is_wrong_or_missing_is_named(stored):
     assert "'totals.session_load_seconds'" in nan
 
 
-def test_a_number_that_is_none_never_gets_into_a_report():
+def test_nan_is_rejected_when_building_report():
     facts = recorded_facts()
     with pytest.raises(ValueError, match="finite"):
         report_of(replace(facts, tokenizer_load_seconds=float("nan")))
@@ -176,7 +176,7 @@ def without_free(value):
 
 
 @pytest.mark.parametrize("facts", [recorded_facts(), mixed_facts()], ids=["recorded", "mixed"])
-def test_fields_of_a_newer_partita_are_left_out_at_every_level(facts, tmp_path):
+def test_unknown_fields_are_ignored_when_reading(facts, tmp_path):
     made = report_of(facts, GPU_CHAIN)
     newer = without_free(grown(json.loads(storage.to_json(made))))
     assert json.dumps(newer).count("of_tomorrow") > 100
@@ -185,13 +185,13 @@ def test_fields_of_a_newer_partita_are_left_out_at_every_level(facts, tmp_path):
     assert storage.read(path) == made
 
 
-def test_a_record_that_is_made_here_has_no_unknown_field(report):
+def test_unknown_field_is_rejected_when_building_report(report):
     with pytest.raises(ValidationError, match="colour"):
         Report.model_validate({**report.model_dump(by_alias=True), "colour": "blue"})
 
 
-def test_a_report_is_ascii_and_every_name_whole(report, tmp_path):
-    """An encoding of stdout that lacks a character would make one name of two."""
+def test_report_is_ascii_and_preserves_unicode_names(report, tmp_path):
+    """ASCII keeps names distinct on a stdout encoding that lacks characters."""
     name = "層1/\u202e𝄞é\x7f\n"
     named = report.model_copy(update={"notes": (*report.notes, name)})
     text = storage.to_json(named)
@@ -208,13 +208,13 @@ def test_a_report_is_ascii_and_every_name_whole(report, tmp_path):
         ('"partita_version": ' + "[" * 100_000, "nested too deeply"),
     ],
 )
-def test_values_that_no_report_has(stored, text, said):
+def test_out_of_range_values_are_rejected(stored, text, said):
     written = stored.read_text(encoding="utf-8")
     stored.write_text(written.replace('"partita_version": "0.1.0"', text), encoding="utf-8")
     assert said in refusal(stored)
 
 
-def test_a_report_has_a_largest_size(stored):
+def test_report_above_256_mib_is_rejected(stored):
     with stored.open("r+b") as file:
         file.truncate(300 << 20)
     assert "314,572,800 bytes, above the limit of 268,435,456 bytes" in refusal(stored)

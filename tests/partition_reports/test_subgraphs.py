@@ -1,4 +1,4 @@
-"""What is in the bodies of control flow: copies by line, those that no source sees, and nodes that nobody lists."""
+"""Control-flow subgraphs: reported copies, possible unreported copies and unlisted nodes."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ def report_on(facts: SessionFacts) -> Report:
     return report_of(run_facts(facts, steps=(), prompt_tokens=0, new_tokens=1), GPU_CHAIN)
 
 
-def test_copies_of_one_tensor_in_two_branches_are_two():
+def test_copies_of_a_tensor_in_two_branches_count_twice():
     assert bodies_of(branching(log=(COPY, COPY))).copies == 2
     assert bodies_of(branching(log=())).copies is None, "a log that was not kept"
 
 
-def test_what_a_body_on_another_device_reads_may_be_copied_without_a_line():
+def test_subgraph_inputs_on_other_device_may_have_unreported_copies():
     found = bodies_of(branching())
     assert (found.copies, found.may_have_more_copies) == (1, True)
     assert "may be copied as well (no source reports them)" in " ".join(shown(report_on(branching())).split())
@@ -100,18 +100,18 @@ def test_what_a_body_on_another_device_reads_may_be_copied_without_a_line():
     ],
     ids=["one device", "nothing from around", "a constant condition", "memory of the host"],
 )
-def test_elsewhere_nothing_is_copied_unseen(changes):
+def test_subgraph_without_cross_device_inputs_has_no_unreported_copies(changes):
     assert bodies_of(branching(**changes)).may_have_more_copies is False
 
 
-def test_a_body_on_the_cpu_in_a_graph_that_is_not_has_unseen_copies_whatever_the_plan_says():
+def test_cpu_subgraph_of_gpu_graph_may_have_unreported_copies():
     assert (
         bodies_of(branching(assigned=listed(*PLACED, *((n, op, CPU) for n, op, _ in INSIDE)))).may_have_more_copies
         is True
     )
 
 
-def test_what_bodies_of_the_optimised_graph_read_counts_as_well():
+def test_subgraph_inputs_of_optimised_graph_count_as_possible_copies():
     holder = replace(MAIN[1], subgraph_nodes=(node("", "Det", "h", "d"),))
     facts = branching(subgraph_nodes=(), optimised=(MAIN[0], holder))
     assert bodies_of(facts).may_have_more_copies is True
@@ -119,8 +119,8 @@ def test_what_bodies_of_the_optimised_graph_read_counts_as_well():
 
 
 @pytest.mark.parametrize("branch_of", ["then/Det", "if/then/Det"])
-def test_what_was_listed_and_then_fused_again_is_of_the_main_graph(branch_of):
-    """As onnxruntime-gpu 1.31.1 does with MatMul, Add and Relu: MatMul and Add are one before the list is made."""
+def test_twice_fused_main_graph_node_is_not_a_subgraph_node(branch_of):
+    """onnxruntime-gpu 1.31.1 fuses MatMul and Add before the list is made, and Relu after it."""
     graph = (node("mm", "MatMul", "x w", "m"), node("add", "Add", "m b", "a"), node("relu", "Relu", "a", "h"), MAIN[1])
     inner = (node(branch_of, "Det", "h", "then_y", "then_branch"), *INNER[1:])
     fused = ("mm/MatMulAddFusion", "Gemm", CPU)
@@ -136,8 +136,8 @@ def test_what_was_listed_and_then_fused_again_is_of_the_main_graph(branch_of):
     assert found.nodes == len(inside)
 
 
-def test_what_may_be_of_a_body_counts():
-    """Names are unique in one graph alone."""
+def test_listed_node_possibly_in_subgraph_is_counted():
+    """Node names are unique only within a graph."""
     inner = (node("mm", "MatMul", "h w", "then_y", "then_branch"), *INNER[1:])
     fused = ("mm/MatMulAddFusion", "Gemm", CPU)
     found = bodies_of(branching(subgraph_nodes=inner, assigned=listed(*PLACED, fused)))
@@ -151,7 +151,7 @@ TWIN = {
 """A branch has a node of the name of one of the main graph, on the CPU."""
 
 
-def test_a_node_in_a_body_with_a_name_of_the_main_graph_is_a_fallback_and_the_other_is_none():
+def test_subgraph_node_with_main_graph_name_is_its_own_fallback():
     report = report_on(branching(**TWIN))
     assert [(entry.name, entry.provider) for entry in phase_of(report, "decode").nodes] == [("mm", GPU), ("if", GPU)]
     assert [(entry.node, entry.provider, entry.cost) for entry in report.fallbacks] == [("mm", CPU, None)]
@@ -163,7 +163,7 @@ def test_a_node_in_a_body_with_a_name_of_the_main_graph_is_a_fallback_and_the_ot
     assert "another node named mm is in a control-flow subgraph of decode" in " ".join(told.notes)
 
 
-def test_a_reason_that_is_new_in_a_body_is_a_difference_and_no_node_has_moved():
+def test_new_subgraph_fallback_changes_reasons_but_moves_no_node():
     before = report_on(branching(**(TWIN | {"assigned": listed(*PLACED, ("mm", "MatMul", GPU))})))
     found = compare(before, report_on(branching(**TWIN)))
     assert [(change.name, change.kind, change.details["provider"]) for change in found.of("reasons")] == [
@@ -172,7 +172,7 @@ def test_a_reason_that_is_new_in_a_body_is_a_difference_and_no_node_has_moved():
     assert not found.of("nodes")
 
 
-def test_without_an_assignment_list_nothing_is_known_of_nodes_in_bodies():
+def test_subgraph_nodes_are_unknown_without_assignment_list():
     found = bodies_of(branching(assigned=None))
     assert (found.nodes, found.is_known, found.may_have_more_copies) == (0, False, True)
     assert bodies_of(branching()).is_known
@@ -183,8 +183,8 @@ def test_without_an_assignment_list_nothing_is_known_of_nodes_in_bodies():
 
 
 @pytest.mark.parametrize("op", ["BeamSearch", "GreedySearch", "Sampling", "WhisperBeamSearch"])
-def test_graphs_in_operators_of_onnx_runtime_are_bodies(op):
-    """They hold the decoder as a subgraph, whose nodes are profiled and listed, and are not in the plan."""
+def test_generation_operators_hold_subgraphs(op):
+    """The decoder subgraph's nodes are profiled and listed but are not in the plan."""
     events = (
         event(0, 0, "search", op, CPU, host_us=100),
         event(0, 1, "decoder/MatMul", "MatMul", CPU, start_us=10),
@@ -203,7 +203,7 @@ def test_graphs_in_operators_of_onnx_runtime_are_bodies(op):
     assert phase.subgraphs is not None and [each.name for each in phase.subgraphs.on_cpu] == ["decoder/MatMul"]
 
 
-def test_not_all_but_what_is_harmless_is_there_when_something_may_be_copied_unseen():
+def test_possible_unreported_copies_lower_state_to_partly():
     def harmless(report):
         costs = (entry.cost.model_copy(update={"copies": (), "harmless": True}) for entry in report.fallbacks)
         told = zip(report.fallbacks, costs, strict=True)

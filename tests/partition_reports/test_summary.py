@@ -1,4 +1,4 @@
-"""What a report stores for those who compare many: the verdict in figures, and names of nodes that last."""
+"""Stored summary of a report: verdict, counts and stable node names, for comparing many reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.partition_reports.reports import RECORDED, recorded
 from tests.partition_reports.samples import CPU, GPU, recorded_facts, report_of, shown, top, with_session
 
 
-def test_a_report_stores_its_verdict_in_figures():
+def test_summary_stores_verdict_and_counts():
     report = mixed()
     assert report.summary is not None
     assert (report.summary.preferred_provider, report.summary.state) == (GPU, state_name(report))
@@ -35,7 +35,7 @@ def test_a_report_stores_its_verdict_in_figures():
     assert report.summary.checks_failed == sum(not check.passed for check in report.checks)
 
 
-def test_rows_are_nodes_of_the_file_whatever_ran_them():
+def test_file_nodes_include_nodes_compiled_into_partition():
     report = compiled(7, "model.layers.0.self_attn/Det")(mixed())
     for phase, was in zip(report.phases, mixed().phases, strict=True):
         assert {row.name for row in phase.file_nodes} == {row.name for row in was.file_nodes}
@@ -43,7 +43,7 @@ def test_rows_are_nodes_of_the_file_whatever_ran_them():
         assert ran["model.layers.0.self_attn/Det"] == ("EP_subgraph_7_0",)
 
 
-def test_names_that_onnx_runtime_makes_are_matched_without_their_counters():
+def test_generated_names_are_compared_without_counters():
     report = mixed()
     names = [node.name for phase in report.phases for node in phase.nodes]
     counted = {name: f"{name[:-1]}9" for name in names if name.endswith("token_4") or "Memcpy" in name}
@@ -53,14 +53,14 @@ def test_names_that_onnx_runtime_makes_are_matched_without_their_counters():
 
 
 @pytest.mark.parametrize("name", sorted(path.name.removesuffix(".json.gz") for path in RECORDED.glob("*.json.gz")))
-def test_a_recorded_report_is_read(name, tmp_path):
+def test_recorded_reports_are_readable(name, tmp_path):
     path = tmp_path / "recorded.json"
     path.write_bytes(gzip.decompress((RECORDED / f"{name}.json.gz").read_bytes()))
     assert storage.read(path).phases[-1].nodes == recorded(name).phases[-1].nodes
     assert compare(recorded(name), recorded(name)).same
 
 
-def test_what_is_elsewhere_in_another_phase_alone_is_not_said_to_be_copies_or_nothing():
+def test_headline_counts_fallbacks_of_a_single_phase():
     report = mixed()
     there = {
         phase.name: tuple(
@@ -72,7 +72,7 @@ def test_what_is_elsewhere_in_another_phase_alone_is_not_said_to_be_copies_or_no
     assert "0 %" not in headline(clean) and "fallback nodes" in headline(clean)
 
 
-def test_a_run_that_failed_is_the_first_thing_that_every_view_says():
+def test_every_view_headline_reports_failed_run():
     report = report_of(replace(recorded_facts(), failure="Non-zero status\nin node x"))
     said = "Placed on CPU; its run failed: Non-zero status in node x"
     assert (headline(report), sign_and_tone(report)[1], summarise(report).state) == (said, "bad", "failed")
@@ -81,13 +81,13 @@ def test_a_run_that_failed_is_the_first_thing_that_every_view_says():
         assert said in " ".join(shown(report, view).split()) and "✓" not in shown(report, view)
 
 
-def test_a_model_that_was_opened_alone_would_run():
+def test_headline_of_opened_model_uses_would_run():
     facts = recorded_facts()
     opened = replace(with_session(facts, events=(), runs=()), steps=(), finish_reason=None)
     assert headline(report_of(opened)) == "All nodes would run on CPU"
 
 
-def test_shares_are_of_nodes_of_the_file_in_every_view_and_in_requirements():
+def test_shares_are_fractions_of_file_nodes():
     report = mixed()
     holds, said = find(parse_requirement("provider=webgpu,share>=0.66", Vocabulary(lambda _: GPU, ())), report)[0]
     assert holds and said.startswith("share 0.6667 ")
@@ -96,7 +96,7 @@ def test_shares_are_of_nodes_of_the_file_in_every_view_and_in_requirements():
     assert f"6 of 9 nodes on {GPU}, 3 on {CPU} (and 4 added by ONNX Runtime)" in summarise(report).verdict
 
 
-def test_a_speed_has_its_name_and_says_when_its_steps_are_too_few():
+def test_speed_text_warns_about_too_few_steps():
     phase = mixed().phases[-1].model_copy(update={"steps": 5, "tokens_per_second": 53.2, "step_p50_ms": 1.91})
     assert speed_text(phase) == (
         "53.2 tokens/s",

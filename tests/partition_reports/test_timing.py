@@ -1,4 +1,4 @@
-"""Percentiles, which steps the speed covers, and from how many steps a percentile is shown."""
+"""Percentiles, steps included in the speed, and the step count needed to show a percentile."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.partition_reports.samples import phase_of, step
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 10, 101])
-def test_percentiles_are_those_of_numpy(count):
+def test_percentile_matches_numpy(count):
     values = [random.Random(count).random() for _ in range(count)]
     for percent in (0, 50, 95, 99, 100):
         expected = pytest.approx(float(np.percentile(values, percent))) if values else None
         assert percentile(values, percent) == expected
 
 
-def test_observed_steps_stay_out_of_the_speed():
+def test_profiled_steps_are_excluded_from_speed():
     steps = [step("decode", 1, 9.0, observed=True), step("decode", 1, 0.09, 0.01), step("decode", 1, 0.19, 0.01)]
     times = step_times([*steps, step("prefill", 7)], "decode", rows=1)
     assert (times.steps, times.tokens) == (2, 2)
@@ -33,13 +33,13 @@ def test_observed_steps_stay_out_of_the_speed():
     assert "2 of 3 steps" in times.note
 
 
-def test_when_every_step_was_observed_they_count_and_the_note_says_so():
+def test_profiled_steps_count_if_all_steps_are_profiled():
     times = step_times([step("prefill", 5, observed=True), step("prefill", 3, observed=True)], "prefill", rows=2)
     assert (times.steps, times.tokens) == (2, 16)
     assert times.note == "speed over 2 steps, all slowed by profiling"
 
 
-def test_steps_that_took_no_time_have_no_speed():
+def test_steps_with_zero_time_have_no_speed():
     times = step_times([step("decode", 1, 0.0, 0.0)], "decode", rows=1)
     assert times.tokens_per_second is None
     assert times.seconds == 0
@@ -54,7 +54,7 @@ def phase(steps: int) -> Phase:
 @pytest.mark.parametrize(
     ("steps", "shown"), [((3,), set()), ((20,), {"step p95, ms"}), ((1, 100), {"step p95, ms", "step p99, ms"})]
 )
-def test_a_percentile_needs_steps(steps: tuple[int, ...], shown: set[str]):
+def test_percentiles_are_shown_only_with_enough_steps(steps: tuple[int, ...], shown: set[str]):
     rows = {name: values for name, *values in speed_figures([phase(count) for count in steps])}
     assert {name for name in rows if "p9" in name} == shown
     assert all(rows[name][0] == "-" for name in shown if steps[0] == 1), "one step has no slow ones"

@@ -1,4 +1,4 @@
-"""The page as text: one file that loads nothing, says what the report says, and stays harmless with any name."""
+"""HTML view: single file without external resources, complete, and safe with hostile names."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def deep() -> Element:
 # one file, harmless
 
 
-def test_the_page_loads_nothing_and_runs_only_its_own_script(page: str) -> None:
+def test_page_loads_no_resources_and_runs_only_its_own_script(page: str) -> None:
     root = read(page)
     assert {e["href"][:1] for e in root.all() if "href" in e.attributes} == {"#"}
     for name in ("src", "srcset", "data", "action", "formaction", "poster", "background", "xlink:href", "style"):
@@ -75,7 +75,7 @@ def test_the_page_loads_nothing_and_runs_only_its_own_script(page: str) -> None:
     assert "innerHTML" not in script and "eval" not in script and "document.write" not in script
 
 
-def test_the_policy_allows_exactly_this_style_and_script(page: str) -> None:
+def test_csp_allows_only_hashed_style_and_script(page: str) -> None:
     root = read(page)
     policy = root.one("meta", **{"http-equiv": "Content-Security-Policy"})["content"]
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
@@ -88,7 +88,7 @@ def test_the_policy_allows_exactly_this_style_and_script(page: str) -> None:
     assert "Content-Security-Policy" in head, "a policy holds for what comes after it"
 
 
-def test_hostile_text_stays_text() -> None:
+def test_hostile_text_is_escaped() -> None:
     root = read(shown(pages.hostile_report(), "html"))
     assert len(root.all("script")) == len(root.all("style")) == 1
     for name in ("fallbacks", "nodes", "copies", "sources", "request", "machine", "checks"):
@@ -98,7 +98,7 @@ def test_hostile_text_stays_text() -> None:
     assert pages.HOSTILE in root.one("title").text and "49" not in root.one("h1").text
 
 
-def test_control_and_bidirectional_characters_are_gone() -> None:
+def test_control_and_bidirectional_characters_are_replaced() -> None:
     page = shown(pages.hostile_report(pages.CONTROL), "html")
     found = {mark for mark in page if unicodedata.category(mark) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")}
     assert found == {"\n"}, found
@@ -109,7 +109,7 @@ def test_control_and_bidirectional_characters_are_gone() -> None:
 # structure
 
 
-def test_ids_are_unique_and_every_link_arrives(page: str) -> None:
+def test_ids_are_unique_and_links_have_targets(page: str) -> None:
     root = read(page)
     ids = [e["id"] for e in root.all() if e["id"]]
     assert len(ids) == len(set(ids))
@@ -117,7 +117,7 @@ def test_ids_are_unique_and_every_link_arrives(page: str) -> None:
     assert targets <= set(ids), targets - set(ids)
 
 
-def test_landmarks_and_headings(page: str) -> None:
+def test_landmarks_and_heading_levels_are_correct(page: str) -> None:
     root = read(page)
     assert root.one("html")["lang"] == "en" and root.one("title").text.strip()
     body = root.one("body")
@@ -146,7 +146,7 @@ def test_tables_have_captions_and_scopes(page: str) -> None:
             assert len([e for e in row.children if e["scope"] == "row"]) == 1
 
 
-def test_pictures_have_words(page: str) -> None:
+def test_svgs_are_labelled_or_hidden_from_screen_readers(page: str) -> None:
     root = read(page)
     for picture in root.all("svg"):
         inside = picture.parent
@@ -174,7 +174,7 @@ def test_pictures_have_words(page: str) -> None:
         (dry_report, "partly", "Partly on WebGpu: 3 fallback nodes cause 3 copies in every decode run"),
     ],
 )
-def test_the_state_comes_first(report, state: str, headline: str) -> None:
+def test_header_shows_state_headline_and_model_name(report, state: str, headline: str) -> None:
     made = report()
     header = read(shown(made, "html")).one("header")
     sign, tone = sign_and_tone(made)
@@ -183,7 +183,7 @@ def test_the_state_comes_first(report, state: str, headline: str) -> None:
     assert words(header.one("h1")) == model_name(made)
 
 
-def test_what_no_reader_may_overlook_is_at_the_top() -> None:
+def test_warnings_are_in_the_first_section() -> None:
     report = dry_report()
     failed = report.checks[0].model_copy(update={"passed": False})
     package = report.package and report.package.model_copy(update={"verification": "unverified"})
@@ -194,7 +194,7 @@ def test_what_no_reader_may_overlook_is_at_the_top() -> None:
     assert failed.name in flags
 
 
-def test_the_map_has_every_node_once_per_phase_in_layer_order(deep: Element) -> None:
+def test_layer_map_lists_each_node_once_per_phase_in_order(deep: Element) -> None:
     table = section(deep, "layers").all("table")[0]
     titles = [words(row.children[0]) for row in table.one("tbody").all("tr")]
     assert titles == ["before the layers embed_tokens", "layer 0", "layer 1", "layer 2", "after the layers lm_head"]
@@ -209,13 +209,13 @@ def test_the_map_has_every_node_once_per_phase_in_layer_order(deep: Element) -> 
     assert layer.all("a")[9]["title"].endswith("(Attention) on CPU")
 
 
-def test_a_node_is_told_by_letter_and_name_too() -> None:
+def test_provider_letters_are_unique() -> None:
     letters = pick_letters(["CUDAExecutionProvider", CPU, "CoreMLExecutionProvider", GPU, "unknown", "***"])
     assert letters[CPU] == "C" and letters["unknown"] == "?"
     assert len(set(letters.values())) == len(letters)
 
 
-def test_reasons_have_evidence_remedy_cost_and_experiments(deep: Element) -> None:
+def test_fallbacks_show_evidence_remedy_cost_and_probes(deep: Element) -> None:
     reasons = section(deep, "fallbacks")
     group = reasons.one("article")
     said = words(group)
@@ -250,7 +250,7 @@ def contrast(one: str, other: str) -> float:
 
 
 @pytest.mark.parametrize("mode", ["light", "dark"])
-def test_contrast_is_enough(mode: str) -> None:
+def test_colour_contrast_meets_wcag_ratios(mode: str) -> None:
     colours = variables(read_part("page.css"))[mode]
     for text in ("text", "muted", "link", "good", "mild", "warn", "bad"):
         for ground in ("page", "panel"):
@@ -265,7 +265,7 @@ def test_contrast_is_enough(mode: str) -> None:
 # size
 
 
-def test_a_model_of_32_layers_stays_small() -> None:
+def test_page_of_32_layer_model_is_below_size_limit() -> None:
     report = pages.deep_report()
     assert len(report.phases[0].nodes) > 1500
     assert len(shown(report, "html").encode()) < LARGEST_PAGE
@@ -281,14 +281,14 @@ def stored(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_page_goes_beside_the_report(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_page_is_written_next_to_the_report(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["report", "html", str(stored)]) == 0
     captured = capsys.readouterr()
     assert captured.out == "" and str(stored.with_suffix(".html")) in captured.err.replace("\n", "")
     assert stored.with_suffix(".html").read_text(encoding="utf-8") == shown(pages.mixed_report(), "html")
 
 
-def test_the_page_goes_where_it_is_told_to(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_out_option_sets_page_path_or_stdout(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = stored.with_name("page.html")
     assert run(["report", "html", str(stored), "--out", str(target)]) == 0
     assert target.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
@@ -301,7 +301,7 @@ def test_the_page_goes_where_it_is_told_to(stored: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("out", "code", "said"), [("run.json", 2, "which this command reads"), ("no/x.html", 1, "not exist")]
 )
-def test_a_page_that_cannot_be_written_is_one_line(
+def test_invalid_output_path_fails_with_single_line_error(
     stored: Path, capsys: pytest.CaptureFixture[str], out: str, code: int, said: str
 ) -> None:
     before = stored.read_bytes()
@@ -311,7 +311,7 @@ def test_a_page_that_cannot_be_written_is_one_line(
     assert stored.read_bytes() == before
 
 
-def test_a_node_of_which_each_phase_knows_another_reason_leads_to_the_row_of_that_reason():
+def test_node_with_per_phase_reasons_links_to_matching_finding():
     report = pages.mixed_report()
     name = next(entry.node for entry in report.fallbacks if entry.phase == "decode")
     told = tuple(
@@ -336,7 +336,7 @@ def test_a_node_of_which_each_phase_knows_another_reason_leads_to_the_row_of_tha
     assert finding is not None and "only decode says so" in finding.text
 
 
-def test_what_to_do_about_another_provider_is_not_the_remedy_of_a_finding():
+def test_remedy_of_other_provider_is_not_the_finding_remedy():
     page = read(shown(left_by_cuda_too(pages.mixed_report(), "of another provider"), "html"))
     assert "of another provider" in page.text
     remedies = [element.text for element in page.all("span") if element["class"] == "remedy"]
@@ -346,9 +346,7 @@ def test_what_to_do_about_another_provider_is_not_the_remedy_of_a_finding():
 @pytest.mark.parametrize(
     ("copies", "unseen", "said"), [(2, False, "2 in control-flow subgraphs"), (0, True, "may be missing")]
 )
-def test_nobody_says_that_there_is_no_copy_where_control_flow_has_some_or_may_have(
-    copies: int, unseen: bool, said: str
-):
+def test_views_report_known_or_possible_subgraph_copies(copies: int, unseen: bool, said: str):
     bodies = Subgraphs(nodes=3, copies=copies, may_have_more_copies=unseen)
     report = each_phase(
         pages.mixed_report(), lambda phase: {"copies": (), "subgraphs": bodies, "cost": with_cost(phase, copies=0)}

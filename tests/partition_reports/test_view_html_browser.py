@@ -1,4 +1,4 @@
-"""The page in a real browser: it renders without a complaint, the keyboard reaches all of it, paper shows all of it."""
+"""HTML view in a real browser: rendering, navigation, printing."""
 
 from __future__ import annotations
 
@@ -76,21 +76,21 @@ def hidden(tab: Tab, *selectors: str) -> list[str]:
 
 @pytest.mark.parametrize("name", REPORTS)
 @pytest.mark.parametrize("width", [360, 1440])
-def test_it_renders_at_every_width(tab: Tab, files: dict[str, Path], name: str, width: int) -> None:
+def test_page_renders_without_horizontal_scrolling(tab: Tab, files: dict[str, Path], name: str, width: int) -> None:
     tab.open(files[name], width=width, height=800)
     assert hidden(tab, "h1", ".state", "#top", ".map table", *(f"#{each}" for each in SECTIONS)) == []
     assert tab.run("document.documentElement.scrollWidth") <= width, "the page itself never scrolls sideways"
     assert tab.run("window.hacked === undefined && document.images.length === 0")
 
 
-def test_a_model_of_32_layers_loads_quickly(tab: Tab, files: dict[str, Path]) -> None:
+def test_page_of_32_layer_model_loads_within_limit(tab: Tab, files: dict[str, Path]) -> None:
     seconds: list[float] = []
     while len(seconds) < 12 and min(seconds, default=LOAD_SECONDS) >= LOAD_SECONDS:  # other tests may run beside it
         seconds.append(tab.open(files["large"], width=1440, height=900))
     assert min(seconds) < LOAD_SECONDS, seconds
 
 
-def test_stray_nodes_are_one_button_away(tab: Tab, files: dict[str, Path]) -> None:
+def test_button_steps_through_fallback_nodes(tab: Tab, files: dict[str, Path]) -> None:
     tab.prefer(prefers_reduced_motion="reduce")
     tab.open(files["deep"], width=360, height=800)
     seen = []
@@ -102,7 +102,7 @@ def test_stray_nodes_are_one_button_away(tab: Tab, files: dict[str, Path]) -> No
     assert len(set(seen)) == 4 and all("Attention" in name for name in seen)
 
 
-def test_a_link_into_a_folded_table_opens_it(tab: Tab, files: dict[str, Path]) -> None:
+def test_link_into_collapsed_table_expands_it(tab: Tab, files: dict[str, Path]) -> None:
     tab.open(files["deep"], width=1440, height=900)
     assert not tab.run("document.querySelector('#nodes details').open")
     tab.run("document.querySelector('#fallbacks tbody a').click()")
@@ -111,7 +111,7 @@ def test_a_link_into_a_folded_table_opens_it(tab: Tab, files: dict[str, Path]) -
     assert tab.run("document.querySelector('tr:target').getBoundingClientRect().height") > 0
 
 
-def test_without_javascript_everything_is_there_to_read(tab: Tab, files: dict[str, Path]) -> None:
+def test_page_is_readable_without_javascript(tab: Tab, files: dict[str, Path]) -> None:
     tab.call("Emulation.setScriptExecutionDisabled", value=True)
     tab.open(files["deep"], width=1440, height=900)
     # The protocol still runs what the test asks.
@@ -122,7 +122,7 @@ def test_without_javascript_everything_is_there_to_read(tab: Tab, files: dict[st
     assert hidden(tab, "#nodes table") == []
 
 
-def test_paper_is_light_and_shows_what_is_folded(tab: Tab, files: dict[str, Path]) -> None:
+def test_print_is_light_and_expands_collapsed_tables(tab: Tab, files: dict[str, Path]) -> None:
     tab.open(files["deep"], width=794, height=1123)
     assert hidden(tab, "#nodes table") == ["#nodes table"]
     tab.call("Emulation.setEmulatedMedia", media="print", features=[{"name": "prefers-color-scheme", "value": "dark"}])
@@ -150,7 +150,7 @@ SQUEEZED = """
 
 
 @pytest.mark.parametrize("name", ["mixed", "webgpu", "openvino", "dry"])
-def test_on_a_telephone_no_cell_has_one_word_per_line(tab: Tab, files: dict[str, Path], name: str) -> None:
+def test_table_cells_are_not_squeezed_at_phone_width(tab: Tab, files: dict[str, Path], name: str) -> None:
     tab.open(files[name], width=390, height=844)
     tab.run("document.querySelectorAll('details').forEach(each => { each.open = true; })")
     assert tab.run(SQUEEZED) == []
@@ -159,7 +159,7 @@ def test_on_a_telephone_no_cell_has_one_word_per_line(tab: Tab, files: dict[str,
     assert tab.run(empty) == 0
 
 
-def test_a_bench_is_a_page_without_complaint(tab: Tab, tmp_path: Path) -> None:
+def test_bench_page_renders_without_horizontal_scrolling(tab: Tab, tmp_path: Path) -> None:
     (tmp_path / "bench.html").write_text(
         load_view("html", "partita.bench.sections").to_text(made_bench()), encoding="utf-8"
     )

@@ -1,4 +1,4 @@
-"""Markdown for a comment: says what the other views say, and no name of a model can do anything in it."""
+"""Markdown view: same content as the other views; model names are escaped."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tokens(text: str) -> Iterator[Token]:
 
 
 @pytest.mark.parametrize("name", REPORTS)
-def test_tables_are_whole_and_a_comment_is_not_too_long(name: str) -> None:
+def test_tables_are_well_formed_and_comment_is_below_limit(name: str) -> None:
     text = shown(REPORTS[name](), "markdown")
     assert len(text) < LARGEST_COMMENT
     for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
@@ -44,7 +44,7 @@ def test_tables_are_whole_and_a_comment_is_not_too_long(name: str) -> None:
     assert tables >= (3 if REPORTS[name]().phases else 1)
 
 
-def test_the_answer_comes_first_and_the_rest_is_folded() -> None:
+def test_headline_comes_first_and_details_are_collapsed() -> None:
     report = recorded("webgpu")
     text, found = shown(report, "markdown"), document(report)
     assert text.startswith(f"### {found.sign} {found.headline[0]}\n\n**fallbacks**: ")
@@ -57,7 +57,7 @@ def test_the_answer_comes_first_and_the_rest_is_folded() -> None:
 
 
 @pytest.mark.parametrize("text", [HOSTILE, pages.HOSTILE, pages.CONTROL])
-def test_names_of_a_model_are_nothing_but_text(text: str) -> None:
+def test_hostile_names_produce_no_markup(text: str) -> None:
     written = shown(pages.hostile_report(text), "markdown")
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f\u2028\u202e\u2066]", written)
     outside = re.sub(r"```sh\n.*\n```", "", written)
@@ -68,14 +68,14 @@ def test_names_of_a_model_are_nothing_but_text(text: str) -> None:
     assert sum(token.type == "heading_open" for token in found) == 3, "the headline and two open sections"
 
 
-def test_underscores_numbers_and_dollars_of_names_are_nothing_but_text() -> None:
+def test_underscores_issue_numbers_and_dollars_are_escaped() -> None:
     written = safe("__init__() of layers.0.self_attn, see #1234, $a$")
     assert "__init__" not in written and "#1234" not in written and "$" not in written
     assert "self_attn" in written, "which GitHub leaves alone"
 
 
 @pytest.mark.parametrize("name", ["/model/__init__/MatMul", "a_b", "_a_", "__a__b__"])
-def test_underscores_format_nothing(name: str) -> None:
+def test_underscores_produce_no_emphasis(name: str) -> None:
     (block,) = [each for each in MarkdownIt("commonmark").parse(safe(name)) if each.type == "inline"]
     found = block.children or []
     assert {child.type for child in found} <= {"text", "text_special"}
@@ -87,7 +87,7 @@ MENTION = re.compile(r"(?:^|\W)@[a-z\d]|#\d|\bgh-\d", re.IGNORECASE)
 
 
 @pytest.mark.parametrize("name", ["n5/@torvalds please", "@a", "octocat/repo#5", "#1", "GH-7", "@org/team", "(@x)"])
-def test_names_mention_nobody_and_no_issue(name: str) -> None:
+def test_names_create_no_mentions_or_issue_links(name: str) -> None:
     assert MENTION.search(name)
     for text in (safe(name), f"| {safe(name)} | b |", f"### {safe(name)}"):
         html = MarkdownIt("commonmark").enable("table").render(text)
@@ -95,5 +95,5 @@ def test_names_mention_nobody_and_no_issue(name: str) -> None:
         assert not MENTION.search(plain) and name in plain.replace("\u200b", "")
 
 
-def test_code_is_to_be_copied_as_it_is() -> None:
+def test_commands_are_not_escaped() -> None:
     assert "\u200b" not in "\n".join(write_block(Command(("run", "@x", "#1"))))

@@ -1,4 +1,4 @@
-"""The text view: the verdict first, readable at 80 columns, harmless whatever a node is called."""
+"""Text view: verdict first, readable at 80 columns, hostile names escaped."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def rendered(report, width=80, encoding="utf-8"):
     return stream.buffer.getvalue().decode(encoding)
 
 
-def test_the_verdict_comes_first():
+def test_verdict_summarises_placement_and_cache():
     report = report_of(recorded_facts())
     assert verdict_of(report) == (
         "117 of 117 nodes on CPUExecutionProvider (and 2 added by ONNX Runtime) in prefill and decode; 1 partition, "
@@ -51,7 +51,7 @@ def test_the_verdict_comes_first():
     )
 
 
-def test_the_verdict_tells_what_went_wrong():
+def test_verdict_lists_copies_conflicts_and_failed_checks():
     facts = replace(mixed_facts(plan=((*(name for name, _, _ in MIXED_PLAN), "ghost"),)), finish_reason="interrupted")
     verdict = verdict_of(report_of(facts, GPU_CHAIN))
     assert verdict.startswith(f"6 of 9 nodes on {GPU}, 3 on {CPU} (and 5 added by ONNX Runtime) in prefill and decode")
@@ -62,7 +62,7 @@ def test_the_verdict_tells_what_went_wrong():
     assert f"{GPU} unavailable (not_in_build)" in verdict_of(report_of(recorded_facts(), NO_GPU_CHAIN))
 
 
-def test_a_cache_that_moved_is_in_the_verdict_and_named():
+def test_verdict_reports_cache_not_in_place():
     facts = recorded_facts()
     moved = replace(facts.states[1], same_address=False, address_changes=2)
     report = report_of(replace(facts, states=(facts.states[0], moved, *facts.states[2:])))
@@ -70,7 +70,7 @@ def test_a_cache_that_moved_is_in_the_verdict_and_named():
     assert "NOT in place: past_key_values.0.value" in rendered(report)
 
 
-def test_phases_that_differ_are_told_apart():
+def test_verdict_lists_differing_phases_separately():
     events = tuple(event(run, 0, "a", "Add", CPU) for run in range(2))
     one = session_facts(file="a.onnx", phases=("prefill",), plan=(("a",),), events=events[:1], runs=windows("prefill"))
     names = (("a", "b"),)
@@ -82,7 +82,7 @@ def test_phases_that_differ_are_told_apart():
     )
 
 
-def test_an_unverified_package_says_so_at_the_top():
+def test_unverified_package_is_reported_at_the_top():
     package = PACKAGE.model_copy(update={"verification": "unverified", "verification_detail": "--no-verify"})
     assert rendered(report_of(recorded_facts(), package=package)).startswith(
         "tiny: All nodes ran on CPU\n\n  unverified package: --no-verify\n"
@@ -90,7 +90,7 @@ def test_an_unverified_package_says_so_at_the_top():
     assert "unverified" not in rendered(report_of(recorded_facts()))
 
 
-def test_it_has_every_section():
+def test_text_view_has_every_section_in_order():
     out = rendered(report_of(recorded_facts()))
     sections = ("Phases", "Fallbacks", "Placement", "Layers", "Partitions", "Copies", "KV cache", "Checks", "Sources")
     positions = [out.index(f"\n{title}\n") for title in (*sections, "Request", "Machine")]
@@ -100,13 +100,13 @@ def test_it_has_every_section():
     assert "10 of 10 checks passed" in out
 
 
-def test_failed_checks_are_shown_one_by_one():
+def test_failed_checks_are_listed_individually():
     out = rendered(report_of(replace(recorded_facts(), prompt_tokens=6)), 200)
     assert "9 of 10 checks passed" in out
     assert "FAILED prefill: steps add up to the prompt: 5 tokens in steps, 6 in the prompt" in out
 
 
-def test_fallbacks_are_grouped_by_reason_with_node_evidence_and_remedy():
+def test_fallbacks_are_grouped_by_reason_with_evidence_and_nodes():
     out = rendered(report_of(mixed_facts(), GPU_CHAIN), 300)
     assert "Fallbacks: 3 nodes and 1 added node not on WebGpuExecutionProvider" in out
     assert "No kernel found (no_kernel_op): 1 node in prefill and decode, on CPU\n" in out
@@ -119,7 +119,7 @@ HOSTILE = "[bold]a[/nope]\x1b[31m\x07\r\n\u202eevil\u2028é漢/Mul"
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1"])
-def test_hostile_names_reach_the_terminal_as_harmless_text(encoding):
+def test_hostile_names_are_escaped_on_the_terminal(encoding):
     names = (HOSTILE, "x" * 500)
     events = tuple(event(0, order, name, HOSTILE, HOSTILE) for order, name in enumerate(names))
     session = session_facts(plan=(names,), events=events, runs=windows("decode"), phases=("decode",), file=HOSTILE)
@@ -130,7 +130,7 @@ def test_hostile_names_reach_the_terminal_as_harmless_text(encoding):
     assert "[bold]a[/nope]?[31m" in out
 
 
-def test_a_long_model_keeps_its_tables_short():
+def test_operator_table_of_large_model_is_truncated():
     names = tuple(f"model.layers.{layer}.block{layer}/Op{layer}" for layer in range(40)) + ("head/MatMul",)
     events = tuple(event(0, order, name, f"Op{order}", CPU) for order, name in enumerate(names))
     report = report_of(
@@ -154,18 +154,18 @@ def test_a_long_model_keeps_its_tables_short():
         (5 << 50, "5,120 TiB"),
     ],
 )
-def test_bytes_in_words(size, words):
+def test_human_bytes_formats_sizes(size, words):
     assert human_bytes(size) == words
 
 
 @pytest.mark.parametrize(
     ("value", "words"), [(None, "-"), (0, "0"), (0.0123, "0.012"), (1.5, "1.50"), (12.34, "12.3"), (2302.6, "2,303")]
 )
-def test_numbers_in_words(value, words):
+def test_decimals_formats_numbers(value, words):
     assert decimals(value) == words
 
 
-def test_small_words():
+def test_plural_tally_and_clean_format_text():
     assert (plural(1, "node"), plural(2, "copy"), plural(1500, "node")) == ("1 node", "2 copies", "1,500 nodes")
     assert tally({"A": 1, "B": 3, "C": 2, "D": 1}, most=2) == "B 3, C 2, 2 more kinds 2"
     assert tally({"A": 1, "B": 3, "C": 2}, most=2) == "B 3, C 2, A 1"
@@ -196,13 +196,13 @@ def colours_of(line):
     ],
     ids=["good", "warning", "bad"],
 )
-def test_on_a_terminal_the_verdict_has_a_colour_and_the_words_are_the_same(report, colour):
+def test_terminal_verdict_is_coloured_and_text_is_unchanged(report, colour):
     out = coloured(report)
     assert colours_of(out.splitlines()[0]) == {colour}
     assert ESCAPE.sub("", out) == rendered(report, 100)
 
 
-def test_no_color_is_heeded_and_what_is_no_terminal_gets_no_escape_code(monkeypatch):
+def test_no_escape_codes_with_no_color_or_without_terminal(monkeypatch):
     report = report_of(mixed_facts(), GPU_CHAIN)
     monkeypatch.setenv("NO_COLOR", "1")
     assert not [line for line in coloured(report).splitlines() if colours_of(line)]
@@ -212,7 +212,7 @@ def test_no_color_is_heeded_and_what_is_no_terminal_gets_no_escape_code(monkeypa
     assert "\x1b" not in stream.getvalue()
 
 
-def test_a_command_is_copied_whole_from_a_narrow_terminal():
+def test_commands_are_copyable_from_narrow_terminal():
     report = report_of(mixed_facts(), GPU_CHAIN)
     for width in (30, 50, 80):
         lines = rendered(report, width).splitlines()
@@ -224,21 +224,21 @@ def test_a_command_is_copied_whole_from_a_narrow_terminal():
         assert shlex.split(whole) == list(next(top_actions(report, by_reason(report))).words)
 
 
-def test_a_model_with_one_phase_is_not_told_in_runs_of_run():
+def test_single_phase_report_omits_phase_name_run():
     out = rendered(many_inputs(), 200)
     assert not re.search(r"of run\b|in run\b|per run of", out)
     page = shown(many_inputs(), "html")
     assert not re.search(r"of run\b|in run\b|per run of", page)
 
 
-def test_the_runtime_has_its_version_once():
+def test_runtime_version_is_shown_once():
     wheel = InstalledWheel(name="onnxruntime-gpu", version="1.31.1")
     environment = ENVIRONMENT.model_copy(update={"onnxruntime_wheels": (wheel,)})
     out = rendered(report_of(recorded_facts(), environment=environment), 200)
     assert "onnxruntime-gpu 1.31.1 (Release)" in out and "1.31.1 1.31.1" not in out
 
 
-def test_operators_of_replaced_nodes_are_not_guessed_from_their_names():
+def test_replaced_operators_come_from_the_file():
     out = rendered(recorded("vit_cpu"), 120)
     assert "Gemm: 8 nodes in place of MatMul, e.g. node_MatMul_1" in out
     assert "FusedMatMul: 2 nodes in place of MatMul + Div, e.g. node_div" in out
@@ -256,5 +256,5 @@ def test_operators_of_replaced_nodes_are_not_guessed_from_their_names():
         ([], {}),
     ],
 )
-def test_names_that_differ_in_numbers_only_go_together(names, together):
+def test_names_differing_only_in_numbers_are_grouped(names, together):
     assert {name: len(members) for name, members in families(names).items()} == together

@@ -1,4 +1,4 @@
-"""Views of a report by name, and the verbs that are short forms of one."""
+"""Views of a report by name, and the commands and options that are short forms of a view."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def stored(tmp_path):
     return tmp_path / "run.json"
 
 
-def test_an_unknown_view_is_a_usage_error(stored, capsys):
+def test_unknown_view_is_a_usage_error(stored, capsys):
     with pytest.raises(UsageError, match=r"unknown view 'pie'; choose from: .*json"):
         load_view("pie")
     assert cli.run(["report", "show", str(stored), "--view", "pie"]) == 2
@@ -36,7 +36,7 @@ def test_an_unknown_view_is_a_usage_error(stored, capsys):
         (["show"], "brief"),
     ],
 )
-def test_the_verbs_are_short_forms_of_a_view(stored, capsys, short, view):
+def test_report_verbs_match_their_view(stored, capsys, short, view):
     verb, *options = short
     assert cli.run(["report", verb, str(stored), *options]) == 0
     printed = capsys.readouterr().out
@@ -44,13 +44,13 @@ def test_the_verbs_are_short_forms_of_a_view(stored, capsys, short, view):
     assert capsys.readouterr().out == printed
 
 
-def test_two_views_at_once_are_a_usage_error(stored, capsys):
+def test_conflicting_views_are_a_usage_error(stored, capsys):
     assert cli.run(["report", "show", str(stored), "--view", "html", "--full"]) == 2
     assert "--view and --full select different views" in capsys.readouterr().err
     assert cli.run(["report", "show", str(stored), "--view", "json", "--json"]) == 0
 
 
-def test_a_bench_has_its_own_views(tmp_path, capsys):
+def test_bench_results_have_json_view_and_list_views(tmp_path, capsys):
     file = tmp_path / "bench.json"
     file.write_text(storage.to_json(made_bench()))
     assert cli.run(["report", "show", str(file), "--view", "json"]) == 0

@@ -1,4 +1,4 @@
-"""Page, terminal and Markdown show every text of the sections, and the sections count as the report does."""
+"""HTML, terminal and Markdown show every text of the sections; section counts match the report."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def short_blocks(blocks: Iterable[Block]) -> Iterator[Block]:
             yield block
 
 
-def test_the_page_shows_every_text_of_every_section(shown: Shown) -> None:
+def test_html_shows_every_text_of_every_section(shown: Shown) -> None:
     listed = [words(link) for link in shown.page.one("nav").all("a")]
     assert listed == [squeezed(part.title) for part in sections(shown.report)]
     for part in sections(shown.report):
@@ -108,7 +108,7 @@ def test_the_page_shows_every_text_of_every_section(shown: Shown) -> None:
 
 
 @pytest.mark.parametrize("view", ["terminal", "markdown"])
-def test_views_that_shorten_show_the_first_rows_and_nothing_else_is_missing(shown: Shown, view: str) -> None:
+def test_terminal_and_markdown_show_all_untruncated_text(shown: Shown, view: str) -> None:
     printed: str = getattr(shown, view)
     for part in sections(shown.report):
         for block in short_blocks(part.blocks):
@@ -119,7 +119,7 @@ def test_views_that_shorten_show_the_first_rows_and_nothing_else_is_missing(show
                     assert squeezed(each) in printed, (part.key, each)
 
 
-def test_the_top_is_the_same(shown: Shown) -> None:
+def test_opening_is_the_same_in_every_view(shown: Shown) -> None:
     found, page = document(shown.report), words(shown.page.one("body"))
     for printed in (page, shown.terminal, shown.markdown):
         for block in found.opening:
@@ -143,7 +143,7 @@ def leading(cell: str) -> int:
     return int(re.findall(r"^[\d,]+", cell)[0].replace(",", ""))
 
 
-def test_figures_of_the_phases_are_those_of_the_report(shown: Shown) -> None:
+def test_phase_table_matches_the_report(shown: Shown) -> None:
     rows = rows_of(phases.section(shown.report), "figure")
     for at, phase in enumerate(shown.report.phases, start=1):
         assert leading(rows["partitions"][at]) == len(phase.partitions)
@@ -159,7 +159,7 @@ def test_figures_of_the_phases_are_those_of_the_report(shown: Shown) -> None:
             assert rows["steps"][at] == f"{phase.steps:,}"
 
 
-def test_every_layer_operator_and_module_has_a_row(shown: Shown) -> None:
+def test_placement_tables_have_row_per_layer_operator_and_module(shown: Shown) -> None:
     report, placed = shown.report, placement.section(shown.report)
     for rows, groups in (
         (rows_of(placement.layers_section(report), "layer"), "by_layer"),
@@ -177,7 +177,7 @@ def sizes_of(part: Section | None, column: str) -> set[int]:
     return {len(table.rows) for table in tables if column in [each.title for each in table.columns]}
 
 
-def test_partitions_copies_and_fallbacks_are_counted_as_in_the_report(shown: Shown) -> None:
+def test_section_counts_match_the_report(shown: Shown) -> None:
     report, used = shown.report, used_phases(shown.report)
     assert sizes_of(partitions.section(report), "#") == {len(phase.partitions) for phase in used}
     assert sizes_of(partitions.copies_section(report), "copied by") == {

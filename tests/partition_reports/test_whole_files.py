@@ -1,4 +1,4 @@
-"""What becomes of a file as a whole: functions that ONNX Runtime unfolds, and graphs of which it leaves nothing."""
+"""Function calls inlined by ONNX Runtime, and graphs that are constant-folded completely."""
 
 from __future__ import annotations
 
@@ -88,13 +88,13 @@ def outcome(report: Report, requirement: str) -> tuple[bool, str]:
     return result.passed, "; ".join(entry.detail for entry in result.outcomes)
 
 
-def test_every_node_of_a_function_stands_for_its_call_also_behind_a_copy(unfolded: Report):
+def test_every_inlined_function_node_replaces_its_call(unfolded: Report):
     (phase,) = unfolded.phases
     assert {node.name for node in phase.nodes if node.replaces == ("call",)} == {name for name, _, _ in PARTS}
 
 
 @pytest.mark.parametrize("optimised", [True, False])
-def test_a_function_half_of_which_is_elsewhere_is_not_on_the_provider(optimised: bool):
+def test_function_split_across_providers_fails_requirement(optimised: bool):
     report = report_on(a_function() if optimised else a_function(optimised=None))
     held, said = outcome(report, "provider=webgpu,share>=1")
     assert not held and "share 0.5 in run, without call (Part in _inlfunc_Part_second on CPU" in said
@@ -103,26 +103,26 @@ def test_a_function_half_of_which_is_elsewhere_is_not_on_the_provider(optimised:
     assert outcome(report, "op=Part,nodes=1")[0]
 
 
-def test_two_calls_of_one_function_are_not_guessed_apart_without_the_graph():
+def test_calls_of_same_function_need_optimised_graph_to_be_matched():
     again = replace(exported("again", ("x",), ("w",)), op_type="Part", domain="local")
     facts = a_function(optimised=None)
     report = report_on(replace(facts, graph=(*facts.graph, again)))
     assert not any(node.replaces for node in report.phases[0].nodes)
 
 
-def test_a_function_is_explained_by_all_of_its_nodes(unfolded: Report):
+def test_function_call_explanation_covers_all_inlined_nodes(unfolded: Report):
     told = find(unfolded, "call")
     assert isinstance(told, Explanation)
     assert [place.provider for place in told.places] == [GPU, CPU, GPU]
     assert "2 on WebGpu and 1 on CPU" in headline(told)
 
 
-def test_what_is_said_of_a_node_of_a_function_is_its_own(unfolded: Report):
+def test_inlined_function_node_has_its_own_fallback(unfolded: Report):
     (entry,) = unfolded.fallbacks
     assert (entry.node, entry.op_type, entry.provider) == ("_inlfunc_Part_second", "Det", CPU)
 
 
-def test_a_graph_of_which_nothing_is_left_has_no_fallback_and_says_so(folded: Report):
+def test_fully_folded_graph_has_state_empty_and_no_fallbacks(folded: Report):
     (phase,) = folded.phases
     assert (phase.nodes, phase.folded_nodes, folded.fallbacks, folded.conflicts) == ((), 2, (), ())
     assert failed(folded) == []
@@ -133,26 +133,26 @@ def test_a_graph_of_which_nothing_is_left_has_no_fallback_and_says_so(folded: Re
 
 
 @pytest.mark.parametrize("requirement", ["provider=webgpu,share>=1", "copies<=0"])
-def test_a_gate_on_a_graph_of_which_nothing_is_left_holds(folded: Report, requirement: str):
+def test_share_and_copy_requirements_hold_for_fully_folded_graph(folded: Report, requirement: str):
     assert outcome(folded, requirement)[0]
 
 
-def test_a_gate_that_wants_nodes_does_not_hold_without_one(folded: Report):
+def test_node_requirement_fails_for_fully_folded_graph(folded: Report):
     assert not outcome(folded, "provider=webgpu,nodes>=1")[0]
 
 
-def test_short_forms_and_a_baseline_take_such_a_report(folded: Report):
+def test_limits_and_baseline_accept_fully_folded_graph(folded: Report):
     assert check(folded, Gate(Limits(max_cpu_nodes=0, max_copies=0)), "r.json", ("a.json", folded)).passed
     assert not compare(folded, folded, names=("a.json", "b.json")).unrelated_reason
 
 
-def test_a_session_of_which_nobody_wrote_a_plan_is_not_taken_for_an_empty_one():
+def test_missing_plan_is_not_treated_as_empty_graph():
     report = report_on(a_function(plan=None, events=(), assigned=(), optimised=None))
     assert state_name(report) != "empty"
     assert report.phases[0].folded_nodes is None and report.phases[0].nodes
 
 
-def test_a_function_moves_with_its_first_node(unfolded: Report):
+def test_baseline_counts_moved_function_as_a_single_node(unfolded: Report):
     def on_gpu(node: NodePlacement) -> NodePlacement:
         return node.model_copy(update={"provider": GPU})
 
@@ -161,7 +161,7 @@ def test_a_function_moves_with_its_first_node(unfolded: Report):
     assert not nodes.met and nodes.detail.startswith("1 node: ")
 
 
-def test_a_call_is_one_node_of_the_file_however_many_run_for_it(unfolded: Report):
+def test_function_call_partly_on_cpu_is_not_counted_as_gpu_node(unfolded: Report):
     (phase,) = unfolded.phases
     (on_gpu,) = [entry for entry in phase.providers if entry.provider == GPU]
     assert on_gpu.nodes == 1, "the node after the call, which has a node on the CPU"

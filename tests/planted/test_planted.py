@@ -1,8 +1,4 @@
-"""The truth test: on graphs whose cause is known, the reason that is given is that cause, and it is shown.
-
-A case is true by experiment: plain ONNX Runtime leaves the planted node, and takes it in the control, which differs in
-the cause alone.
-"""
+"""Fallback reasons on graphs with a known cause; plain ONNX Runtime runs a control graph without the cause."""
 
 from __future__ import annotations
 
@@ -78,25 +74,25 @@ def plain_of(selected: list[Case], tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @planted(CASES)
-def test_the_reason_is_the_cause(case: Case, verdict_of: Callable[[Case], Verdict]):
+def test_reported_reason_is_the_planted_cause(case: Case, verdict_of: Callable[[Case], Verdict]):
     needed(case)
     verdict = verdict_of(case)
     assert not verdict.wrong, f"{case.planted}: {verdict.wrong}\n{verdict}"
 
 
 @planted(tuple(case for case in CASES if case.plain or case.expected == NO_FALLBACK))
-def test_plain_onnxruntime_leaves_the_planted_node(case: Case, plain_of: Callable[[Case, bool], str]):
+def test_plain_onnxruntime_rejects_node_if_fallback_is_expected(case: Case, plain_of: Callable[[Case, bool], str]):
     needed(case)
     assert (plain_of(case, False) == "supported") == (case.expected == NO_FALLBACK), case.planted
 
 
 @planted(tuple(case for case in CASES if case.control))
-def test_plain_onnxruntime_takes_it_without_the_cause(case: Case, plain_of: Callable[[Case, bool], str]):
+def test_plain_onnxruntime_supports_control_without_cause(case: Case, plain_of: Callable[[Case, bool], str]):
     needed(case)
     assert plain_of(case, True) == "supported", case.planted
 
 
-def test_there_are_enough_of_every_environment_and_most_have_a_control():
+def test_cases_cover_every_environment_and_most_have_control():
     assert len({case.name for case in CASES}) == len(CASES) >= LEAST
     assert {case.environment for case in CASES} == set(DEFAULTS)
     caused = [case for case in CASES if case.expected != NO_FALLBACK]

@@ -1,4 +1,4 @@
-"""The dry run of CUDA: stub libraries as the real CUDA provider and a C caller see them, in child processes."""
+"""CUDA dry run: stub libraries as seen by the CUDA provider and a C caller, in child processes."""
 
 from __future__ import annotations
 
@@ -88,14 +88,14 @@ def ask(code: str, stubs: Path, on: Device | None = None, *arguments: str, base:
 # ---- device profiles ----
 
 
-def test_every_device_of_the_list_is_found_by_its_key_in_any_case():
+def test_device_keys_are_case_insensitive():
     for profile in DEVICES:
         assert device(f" {profile.key.upper()} ") is profile
         assert profile.limits is CAPABILITIES[profile.capability]
     assert device() is device(DEFAULT_DEVICE) is device("h100")
 
 
-def test_an_unknown_device_is_a_usage_error_with_the_nearest_name_and_the_list():
+def test_unknown_device_error_suggests_nearest_and_lists_known():
     with pytest.raises(
         UsageError, match=r"unknown device 'h10'; did you mean 'h100'\? known devices: t4, .*h200"
     ) as caught:
@@ -115,7 +115,7 @@ def test_an_unknown_device_is_a_usage_error_with_the_nearest_name_and_the_list()
         ("v100", []),
     ],
 )
-def test_an_unknown_device_is_answered_with_those_whose_names_begin_with_it(name, meant):
+def test_unknown_device_suggests_matching_device_names(name, meant):
     with pytest.raises(UsageError) as caught:
         device(name)
     asked = str(caught.value).partition("did you mean ")[2].partition("?")[0]
@@ -126,7 +126,7 @@ def test_an_unknown_device_is_answered_with_those_whose_names_begin_with_it(name
         assert option == "--device" and device(key).key == meant[0]
 
 
-def test_the_profile_has_every_figure_that_the_stand_ins_read():
+def test_device_profile_sets_every_variable_read_by_stubs():
     read = set(re.findall(r'(?:profile|getenv)\("(\w+)"\)', symbols.c_text("cudart.c")))
     assert read == set(device().environment())
 
@@ -134,7 +134,7 @@ def test_the_profile_has_every_figure_that_the_stand_ins_read():
 # ---- the table of functions ----
 
 
-def test_the_stand_ins_export_what_the_provider_wants_and_nothing_else(provider: Path, stubs: Path):
+def test_stubs_export_exactly_the_required_symbols(provider: Path, stubs: Path):
     from elftools.elf.elffile import ELFFile
 
     wanted = symbols.exports(symbols.read_required(provider), "the provider")
@@ -162,7 +162,7 @@ def header_folder() -> Path:
     return found
 
 
-def test_the_offsets_of_structs_are_those_of_nvidias_header(tmp_path: Path):
+def test_stub_struct_offsets_match_nvidia_header(tmp_path: Path):
     include = header_folder()
     names = set(re.findall(r"^ +PROP_(\w+) = ", symbols.c_text("cudart.c"), re.MULTILINE)) - {"BYTES"}
     assert len(names) > 20
@@ -244,7 +244,7 @@ print(json.dumps({
 
 
 @pytest.mark.parametrize("key", ["t4", "h100"])
-def test_one_build_answers_for_every_device(stubs: Path, key: str):
+def test_same_stub_build_serves_every_device(stubs: Path, key: str):
     profile = device(key)
     told = ask(DESCRIBE, stubs, profile, json.dumps(ATTRIBUTES))
     assert told["name"] == f"{profile.name} (dry run)"
@@ -259,14 +259,14 @@ def test_one_build_answers_for_every_device(stubs: Path, key: str):
     assert told["unknown"] == INVALID_VALUE  # refused, not answered with a made-up figure
 
 
-def test_without_a_profile_there_is_no_device(stubs: Path):
+def test_stubs_without_profile_report_no_device(stubs: Path):
     code = PREAMBLE + "count = c_int(-1); print(json.dumps([cuda.cudaGetDeviceCount(byref(count)), count.value]))"
     base = {name: value for name, value in os.environ.items() if not name.startswith("PARTITA_STANDIN")}
     done = run_child(code, {**base, "LD_LIBRARY_PATH": str(stubs)})
     assert json.loads(done.stdout) == [NO_DEVICE, 0]
 
 
-def test_memory_is_counted_and_reads_as_zeros_and_costs_nothing(stubs: Path):
+def test_stub_memory_is_counted_reads_zero_and_uses_no_host_memory(stubs: Path):
     code = (
         PREAMBLE
         + """
@@ -297,7 +297,7 @@ print(json.dumps([error, total.value - free.value, too_much, sticky, written, re
     assert grown_kib < 64 * 1024
 
 
-def test_a_capture_refuses_what_cuda_refuses(stubs: Path):
+def test_stream_capture_rejects_unsupported_calls(stubs: Path):
     code = (
         PREAMBLE
         + """
@@ -401,12 +401,12 @@ def ones(*shape: int) -> Any:
     return np.ones(shape, np.float32)
 
 
-def test_a_shape_that_depends_on_data_is_empty_and_the_same_every_time(place: Callable[..., Any]):
+def test_nonzero_output_is_empty_on_stubs(place: Callable[..., Any]):
     nodes = [node("NonZero", ["x"], ["i"], "search"), node("Cast", ["i"], ["y"], "cast", to=1)]
     assert place(nodes, {"x": [4, 8]})["shapes"] == [[2, 0]]
 
 
-def test_graph_capture_is_accepted_and_carried_out_where_every_node_is_on_cuda(place: Callable[..., Any]):
+def test_graph_capture_succeeds_with_every_node_on_cuda(place: Callable[..., Any]):
     told = place(
         [node("MatMul", ["x", "w"], ["y"], "product")],
         {"x": [4, 8]},
@@ -416,12 +416,12 @@ def test_graph_capture_is_accepted_and_carried_out_where_every_node_is_on_cuda(p
     assert told["captured"]
 
 
-def test_graph_capture_is_refused_where_a_node_is_on_the_cpu(place: Callable[..., Any]):
+def test_graph_capture_is_rejected_with_cpu_node(place: Callable[..., Any]):
     told = place([node("Det", ["x"], ["y"], "determinant")], {"x": [8, 8]}, options={"enable_cuda_graph": "1"})
     assert "all compute graph nodes have not been partitioned to the CUDAExecutionProvider" in told["error"]
 
 
-def test_weights_beyond_the_memory_of_the_device_are_an_error_of_onnx_runtime(place: Callable[..., Any]):
+def test_weights_above_device_memory_raise_onnxruntime_error(place: Callable[..., Any]):
     small = Device("small", "small", (9, 0), 1 << 20, 1, 1, 1, (1, 1))
     told = place([node("MatMul", ["x", "w"], ["y"], "product")], {"x": [1, 1024]}, on=small, w=ones(1024, 2048))
     assert "memory" in told["error"].lower()
@@ -430,17 +430,13 @@ def test_weights_beyond_the_memory_of_the_device_are_an_error_of_onnx_runtime(pl
 # ---- the cache ----
 
 
-def test_a_second_call_takes_what_the_first_built_and_needs_no_compiler(
-    provider: Path, stubs: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_cached_stub_build_needs_no_compiler(provider: Path, stubs: Path, cache: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CC", "/nonexistent/compiler")
     monkeypatch.setitem(sys.modules, "elftools.elf.elffile", None)
     assert prepare(provider, cache=cache) == stubs
 
 
-def test_an_interrupted_build_leaves_nothing_that_is_taken_for_one(
-    provider: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_interrupted_stub_build_leaves_empty_cache(provider: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -452,7 +448,7 @@ def test_an_interrupted_build_leaves_nothing_that_is_taken_for_one(
     assert prepare(provider, cache=tmp_path).is_dir()
 
 
-def test_two_processes_may_build_at_once(provider: Path, tmp_path: Path):
+def test_concurrent_builds_produce_single_folder(provider: Path, tmp_path: Path):
     code = (
         "import sys; from pathlib import Path; from partita.providers.cuda_dry_run.stub_build import prepare; "
         "print(prepare(Path(sys.argv[1]), cache=Path(sys.argv[2])))"
@@ -465,12 +461,12 @@ def test_two_processes_may_build_at_once(provider: Path, tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == [Path(folders[0]).name]
 
 
-def test_builds_are_kept_with_all_that_partita_keeps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_stubs_are_cached_in_partita_cache_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("PARTITA_CACHE_DIR", str(tmp_path))
     assert stub_build.default_cache() == tmp_path / "cuda-dry-run"
 
 
-def test_where_nothing_is_to_be_kept_builds_go_with_the_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_empty_cache_dir_uses_temporary_folder_deleted_at_exit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     code = (
         "from partita.providers.cuda_dry_run.stub_build import default_cache as folder; assert folder().is_dir();"
         "print(folder())"
@@ -519,27 +515,27 @@ def fake_provider(folder: Path, *, soname: str, function: str) -> Path:
         ("libcusparse.so.12", "cusparseCreate", r"needs libcusparse\.so\.12, for which the dry run has no stub"),
     ],
 )
-def test_a_provider_that_the_stubs_do_not_cover_is_refused(tmp_path: Path, soname: str, function: str, message: str):
+def test_provider_not_covered_by_stubs_is_rejected(tmp_path: Path, soname: str, function: str, message: str):
     require("elftools")
     refused(message, fake_provider(tmp_path / "ort", soname=soname, function=function), tmp_path / "c")
 
 
-def test_a_missing_provider_library_is_named(tmp_path: Path):
+def test_missing_provider_library_is_named(tmp_path: Path):
     refused(r"missing\.so: the CUDA provider cannot be read", tmp_path / "missing.so", tmp_path / "c")
 
 
-def test_a_file_that_is_no_library_is_refused(tmp_path: Path):
+def test_non_library_file_is_rejected(tmp_path: Path):
     require("elftools")
     (tmp_path / "library.so").write_text("This is text.")
     refused(r"library\.so: not a shared library", tmp_path / "library.so", tmp_path / "c")
 
 
-def test_another_platform_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_other_platform_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     refused("needs Linux on x86-64; this is linux on aarch64", tmp_path / "any.so", tmp_path / "c")
 
 
-def test_a_missing_compiler_is_named(provider: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_missing_or_invalid_compiler_is_named(provider: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CC", "nocc -m64")
     refused("CC=nocc -m64 was not found; install gcc or clang", provider, tmp_path / "c")
     monkeypatch.setenv("CC", "gcc 'cut off")
@@ -549,24 +545,24 @@ def test_a_missing_compiler_is_named(provider: Path, tmp_path: Path, monkeypatch
     refused("none of cc, gcc and clang was found", provider, tmp_path / "c")
 
 
-def test_pyelftools_that_does_not_load_is_named(provider: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_broken_pyelftools_is_named(provider: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "elftools.elf.elffile", None)
     with pytest.raises(InstallationError, match="elftools is installed but does not load .* --force-reinstall"):
         prepare(provider, cache=tmp_path / "c")
     assert not (tmp_path / "c").is_dir() or list((tmp_path / "c").iterdir()) == []
 
 
-def test_a_cache_that_cannot_be_written_is_named(provider: Path, tmp_path: Path):
+def test_unwritable_cache_error_names_cache_variable(provider: Path, tmp_path: Path):
     (tmp_path / "file").touch()
     refused("cannot be written .*; set PARTITA_CACHE_DIR", provider, tmp_path / "file" / "cache")
 
 
-def test_a_cache_folder_with_an_odd_name_works_or_is_refused(provider: Path, tmp_path: Path):
+def test_cache_path_with_loader_separator_is_rejected(provider: Path, tmp_path: Path):
     assert ask(DESCRIBE, prepare(provider, cache=tmp_path / "a, b"), None, "{}")["count"] == 1
     refused(r"the loader cannot use a path with ':', ';' or '\$'; set PARTITA_CACHE_DIR", provider, tmp_path / "a:b")
 
 
-def test_onnx_runtime_without_cuda_is_told_apart_from_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_missing_onnxruntime_and_missing_cuda_raise_distinct_errors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     spec = importlib.util.spec_from_file_location("onnxruntime", tmp_path / "__init__.py")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
     with pytest.raises(ProviderError, match="has no CUDA provider .* is missing"):
@@ -581,19 +577,19 @@ def test_onnx_runtime_without_cuda_is_told_apart_from_none(monkeypatch: pytest.M
 GUARD = "from partita.providers.cuda_dry_run import stub_build; print(stub_build.{}())"
 
 
-def test_the_child_proves_that_it_runs_over_the_stubs(stubs: Path):
+def test_child_verifies_stub_build(stubs: Path):
     environment = child_environment(stubs, device(), os.environ)
     assert run_child(GUARD.format("ensure_child"), environment).stdout.strip() == stubs.name
 
 
-def test_a_process_that_is_no_dry_run_has_no_stubs(monkeypatch: pytest.MonkeyPatch):
+def test_ensure_child_fails_outside_dry_run(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv(stub_build.BUILD_VARIABLE, raising=False)
     with pytest.raises(ProviderError, match="not started as a dry run"):
         ensure_child()
     ensure_real()
 
 
-def test_a_child_that_finds_no_stand_ins_ends(stubs: Path):
+def test_child_without_stubs_fails(stubs: Path):
     environment = {**child_environment(stubs, device(), {}), "LD_LIBRARY_PATH": "/nonexistent"}
     done = run_child(GUARD.format("ensure_child"), environment, succeed=False)
     # The second where CUDA is installed system-wide.
@@ -604,7 +600,7 @@ def test_a_child_that_finds_no_stand_ins_ends(stubs: Path):
     )
 
 
-def test_a_damaged_stub_is_named_with_the_folder_to_delete(stubs: Path, tmp_path: Path):
+def test_damaged_stub_error_names_folder_to_delete(stubs: Path, tmp_path: Path):
     folder = shutil.copytree(stubs, tmp_path / stubs.name)
     damaged = folder / "libcublasLt.so.13"
     damaged.write_bytes(damaged.read_bytes()[:100])
@@ -613,7 +609,7 @@ def test_a_damaged_stub_is_named_with_the_folder_to_delete(stubs: Path, tmp_path
     assert f"delete {folder}, it is built again" in done.stderr
 
 
-def test_a_child_with_other_libraries_ends(stubs: Path, tmp_path: Path):
+def test_child_with_other_libraries_or_build_fails(stubs: Path, tmp_path: Path):
     source = tmp_path / "real.c"
     source.write_text("int cudaMalloc(void) { return 0; }\n")
     library = str(tmp_path / "libcudart.so.13")
@@ -627,7 +623,7 @@ def test_a_child_with_other_libraries_ends(stubs: Path, tmp_path: Path):
     assert f"in this process is {stubs.name} instead of another" in done.stderr
 
 
-def test_a_real_run_refuses_stubs(stubs: Path):
+def test_real_run_rejects_stubs(stubs: Path):
     environment = child_environment(stubs, device(), {})
     done = run_child(GUARD.format("ensure_real"), environment, succeed=False)
     assert "was started for a dry run" in done.stderr
@@ -636,7 +632,7 @@ def test_a_real_run_refuses_stubs(stubs: Path):
     assert "ProviderError: libcudart.so.13 in this process is a stub" in done.stderr
 
 
-def test_a_new_profile_replaces_the_old_one_and_hides_real_gpus(stubs: Path):
+def test_child_environment_replaces_profile_and_hides_gpus(stubs: Path):
     outer = child_environment(stubs, device("t4"), {"CUDA_VISIBLE_DEVICES": "0", "OTHER": "kept"})
     inner = child_environment(stubs, device("h200"), outer)
     assert inner["OTHER"] == "kept"

@@ -1,4 +1,4 @@
-"""Providers without a file: ONNX Runtime's other names, and libraries that the user brings."""
+"""Generic providers (other ONNX Runtime names) and user-supplied plugin libraries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def library(tmp_path_factory):
     return folder / "libempty.so"
 
 
-def test_a_library_becomes_a_provider_of_its_name(library):
+def test_named_library_becomes_a_provider(library):
     (provider,) = parse_libraries(split_libraries([f"MyEP={library}"]), all_names())
     assert (provider.name, provider.ort_name, provider.library) == ("myep", "MyEP", library)
     assert provider.any_option
@@ -35,7 +35,7 @@ def test_a_library_becomes_a_provider_of_its_name(library):
     assert (second.status, second.library) == ("active", None)
 
 
-def test_a_library_under_a_known_name_keeps_its_options_and_takes_its_place(library):
+def test_library_with_known_name_replaces_provider_and_has_its_options(library):
     (provider,) = parse_libraries(split_libraries([f"WebGPU={library}"]), all_names())
     assert provider.options == known_providers()["webgpu"].options
     assert provider.ort_name == "WebGpuExecutionProvider"
@@ -56,7 +56,7 @@ def test_a_library_under_a_known_name_keeps_its_options_and_takes_its_place(libr
         (lambda folder: f"x={folder / 'other.so'}", "not a provider plugin: it has no CreateEpFactories"),
     ],
 )
-def test_a_library_that_is_none_is_a_usage_error(tmp_path, make, says):
+def test_invalid_library_is_a_usage_error(tmp_path, make, says):
     (tmp_path / "empty.so").touch()
     (tmp_path / "other.so").write_bytes(b"\x7fELF" + bytes(60))
     with pytest.raises(UsageError, match=says) as caught:
@@ -64,12 +64,12 @@ def test_a_library_that_is_none_is_a_usage_error(tmp_path, make, says):
     assert "\n" not in str(caught.value)
 
 
-def test_one_name_for_two_libraries_is_a_usage_error(library):
+def test_duplicate_library_name_is_a_usage_error(library):
     with pytest.raises(UsageError, match="given twice"):
         parse_libraries(split_libraries([f"x={library}", f"X={library}"]), all_names())
 
 
-def test_another_name_of_onnx_runtime_is_taken_as_it_is():
+def test_other_onnxruntime_provider_name_is_accepted():
     chain = parse_chain("XnnpackExecutionProvider,cpu")
     assert chain[0] == generic_provider("XnnpackExecutionProvider")
     there, _ = resolve(chain, ("XnnpackExecutionProvider", "CPUExecutionProvider"))
@@ -81,7 +81,7 @@ def test_another_name_of_onnx_runtime_is_taken_as_it_is():
     )
 
 
-def test_tensorrt_rtx_is_not_tensorrt():
+def test_tensorrt_rtx_is_distinct_from_tensorrt():
     (provider,) = parse_chain("NvTensorRTRTXExecutionProvider")
     assert provider.name == "tensorrt_rtx"
     assert parse_chain("nvtensorrtrtx") == (provider,)
@@ -90,7 +90,7 @@ def test_tensorrt_rtx_is_not_tensorrt():
         parse_chain("tensort")
 
 
-def test_every_provider_that_onnx_runtime_lists_is_accepted_by_its_name():
+def test_every_onnxruntime_provider_name_is_accepted():
     import onnxruntime
 
     ours = {provider.ort_name for provider in known_providers().values()}
@@ -101,12 +101,12 @@ def test_every_provider_that_onnx_runtime_lists_is_accepted_by_its_name():
 
 
 @pytest.mark.parametrize("word", ["CUDDAExecutionProvider", "OpenVinooExecutionProvider"])
-def test_a_slip_of_the_pen_is_not_taken_for_another_provider(word):
+def test_misspelled_provider_name_gets_suggestion(word):
     with pytest.raises(UsageError, match="did you mean"):
         parse_chain(word)
 
 
-def test_the_same_library_and_provider_cannot_be_in_a_chain_twice(library):
+def test_provider_given_twice_in_chain_is_rejected(library):
     (provider,) = parse_libraries(split_libraries([f"webgpu={library}"]), all_names())
     with pytest.raises(UsageError, match="twice"):
         parse_chain("webgpu,WebGpuExecutionProvider", (provider,))

@@ -1,4 +1,4 @@
-"""The provider files: names, what a user reads when one is not there, and the log lines they claim to know."""
+"""Known providers: names, remedies when missing, and log patterns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAMES = sorted(known_providers())
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_provider_answers_to_every_name_and_explains_its_absence(name):
+def test_provider_is_found_by_every_name_and_missing_has_remedy(name):
     provider = known_providers()[name]
     for word in provider.names():
         assert parse_chain(word.upper()) == (provider,)
@@ -25,7 +25,7 @@ def test_a_provider_answers_to_every_name_and_explains_its_absence(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_codes_of_patterns_and_remedies_are_in_the_vocabulary(name):
+def test_pattern_and_remedy_codes_are_in_the_vocabulary(name):
     provider = known_providers()[name]
     assert {pattern.reason for pattern in provider.node_patterns} <= set(NODE_CODES)
     assert {pattern.reason for pattern in provider.start_patterns} <= set(PROVIDER_CODES)
@@ -34,7 +34,7 @@ def test_codes_of_patterns_and_remedies_are_in_the_vocabulary(name):
         assert set(re.compile(pattern.pattern).groupindex) <= {"node", "op", "why"}
 
 
-def test_providers_that_compile_for_long_or_emulate_are_never_chosen_by_themselves():
+def test_slow_or_emulating_providers_are_not_chosen_automatically():
     ranks = {name: provider.rank for name, provider in known_providers().items()}
     assert {name for name, rank in ranks.items() if rank == 0} == {
         *("tensorrt", "tensorrt_rtx", "qnn", "coreml", "migraphx", "mlx")
@@ -85,7 +85,7 @@ SAID: dict[str, list[tuple[str, tuple[str, str, str | None]]]] = {
 @pytest.mark.parametrize(
     ("name", "line", "expected"), [(n, *entry) for n, entries in SAID.items() for entry in entries]
 )
-def test_log_lines_give_node_operator_and_reason(name, line, expected):
+def test_log_lines_yield_node_operator_and_reason(name, line, expected):
     for pattern in known_providers()[name].node_patterns:
         if match := re.search(pattern.pattern, line):
             groups = match.groupdict()
@@ -95,7 +95,7 @@ def test_log_lines_give_node_operator_and_reason(name, line, expected):
 
 
 @pytest.mark.parametrize("between", ["", ", "])
-def test_every_node_of_a_line_that_lists_several_is_found_also_where_names_have_commas(between):
+def test_every_node_in_a_qnn_list_line_is_found(between):
     listed = [f"{{ name: {name}, type: Gelu }}" for name in ("first", "a, b", "c,d", "last")]
     line = f"Unsupported nodes in QNN EP: {between.join(listed)}, "
     patterns = known_providers()["qnn"].node_patterns
@@ -173,14 +173,14 @@ def test_every_node_of_a_line_that_lists_several_is_found_also_where_names_have_
         ),
     ],
 )
-def test_a_start_that_failed_is_explained_in_the_words_of_the_loader(name, line, reason, evidence):
-    """Seen with onnxruntime-openvino 1.24.1, onnxruntime-qnn 2.7.0 and onnxruntime-webgpu 1.27.0."""
+def test_start_failure_reason_and_evidence_come_from_loader(name, line, reason, evidence):
+    """Log lines of onnxruntime-openvino 1.24.1, onnxruntime-qnn 2.7.0 and onnxruntime-webgpu 1.27.0."""
     found = explain(known_providers()[name], [line])
     assert found.reason == reason and found.remedy
     assert found.evidence.startswith(evidence)
 
 
-def test_the_remedy_is_that_of_the_library_which_is_missing():
+def test_remedy_depends_on_missing_library():
     cuda = known_providers()["cuda"]
     missing = "x.so with error: libcuda.so.1: cannot open shared object file: No such file or directory"
     assert "driver" in explain(cuda, [missing]).remedy.text
@@ -188,7 +188,7 @@ def test_the_remedy_is_that_of_the_library_which_is_missing():
     assert other.command == ("pip", "install", "onnxruntime-gpu[cuda,cudnn]")
 
 
-def test_evidence_is_one_clean_line_of_bounded_length():
+def test_evidence_is_printable_and_bounded():
     found = explain(known_providers()["cpu"], ["\x1b[31mred\x07\nand " + "long " * 200])
     assert found.evidence.isprintable()
     assert len(found.evidence) <= 300

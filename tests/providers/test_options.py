@@ -1,4 +1,4 @@
-"""Provider options from the command line: what each kind accepts, and what is said about everything else."""
+"""Provider options from the command line: accepted values and error messages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PROBE = Provider(
         ("probe.label=a.b=c", "label", "a.b=c"),
     ],
 )
-def test_a_value_comes_out_as_onnx_runtime_spells_it(text, name, value):
+def test_option_value_is_converted_to_onnxruntime_spelling(text, name, value):
     assert parse_options(split_options([text]), (PROBE,)) == {"probe": {name: value}}
 
 
@@ -71,31 +71,31 @@ def test_a_value_comes_out_as_onnx_runtime_spells_it(text, name, value):
         (["probe.count=1", "probe.COUNT=1"], "given twice"),
     ],
 )
-def test_a_text_that_makes_no_sense_is_a_usage_error_of_one_line(texts, says):
+def test_invalid_option_text_is_a_single_line_usage_error(texts, says):
     with pytest.raises(UsageError, match=says) as caught:
         parse_options(split_options(texts), (PROBE,))
     assert "\n" not in str(caught.value)
 
 
-def test_a_provider_without_options_says_so():
+def test_option_of_provider_without_options_is_rejected():
     bare = replace(PROBE, options=())
     with pytest.raises(UsageError, match="probe has no options"):
         parse_options(split_options(["probe.use_arena=1"]), (bare,))
 
 
-def test_options_of_the_cpu_are_read_here_and_not_by_onnxruntime():
+def test_cpu_options_are_not_passed_to_onnxruntime():
     found = parse_options(split_options(["cpu.attention=NAIVE", "cpu.spinning=off"]), parse_chain("cpu"))
     assert found == {"cpu": {"attention": "naive", "spinning": "0"}}
     (resolved,) = resolve(parse_chain("cpu"), ["CPUExecutionProvider"], found)
     assert resolved.options == found["cpu"] and resolved.provider_options == {}
 
 
-def test_options_of_two_providers_stay_apart():
+def test_options_of_two_providers_are_separate():
     found = parse_options(split_options(["cuda.device_id=1", "tensorrt.device_id=2"]), parse_chain("tensorrt,cuda,cpu"))
     assert found == {"cuda": {"device_id": "1"}, "tensorrt": {"device_id": "2"}}
 
 
-def test_tensorrt_and_directml_get_words_where_cuda_gets_digits():
+def test_tensorrt_booleans_are_words_and_cuda_booleans_are_digits():
     """ONNX Runtime's bindings refuse 1 for trt_fp16_enable: `should be 'True' or 'False'`."""
     found = parse_options(
         split_options(["tensorrt.trt_fp16_enable=1", "cuda.use_tf32=off"]), parse_chain("tensorrt,cuda")
@@ -103,7 +103,7 @@ def test_tensorrt_and_directml_get_words_where_cuda_gets_digits():
     assert found == {"tensorrt": {"trt_fp16_enable": "True"}, "cuda": {"use_tf32": "0"}}
 
 
-def test_options_of_an_unknown_provider_pass_unchecked_and_are_said_to():
+def test_unknown_provider_options_pass_with_unchecked_note():
     chain = (generic_provider("XnnpackExecutionProvider"), PROBE)
     found = parse_options(split_options(["xnnpack.intra_op_num_threads=4", "probe.count=1"]), chain)
     assert found["xnnpack"] == {"intra_op_num_threads": "4"}
@@ -115,7 +115,7 @@ def test_options_of_an_unknown_provider_pass_unchecked_and_are_said_to():
 
 
 @pytest.mark.parametrize("name", sorted(known_providers()))
-def test_every_option_accepts_its_own_default(name):
+def test_every_option_accepts_its_default(name):
     provider = known_providers()[name]
     for option in provider.options:
         if option.default:

@@ -1,4 +1,4 @@
-"""Plugin packages: where their library is found, which options they answer, and what is wrong with a broken one."""
+"""Plugin packages: library lookup, options, and broken packages."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ def package(tmp_path, monkeypatch):
     sys.modules.pop("onnxruntime_probe_for_tests", None)
 
 
-def test_an_installed_plugin_is_active_with_its_library_and_answers(package):
+def test_installed_plugin_is_active_with_library_and_options(package):
     library = package()
     found = resolve_one(PROBE, (), {"other": "1"})
     assert (found.status, found.library) == ("active", library)
     assert found.options == {"backend_path": "/backend.so", "other": "1"}
 
 
-def test_the_user_has_the_last_word_on_paths(package):
+def test_user_options_override_plugin_paths(package):
     package()
     assert resolve_one(PROBE, (), {"backend_path": "/mine.so"}).options == {"backend_path": "/mine.so"}
     assert resolve_one(PROBE, (), {"backend_type": "cpu"}).options == {"backend_type": "cpu"}
 
 
-def test_an_option_that_the_plugin_would_ignore_is_refused(package):
+def test_option_ignored_by_plugin_is_rejected(package):
     package()
     found = resolve_one(PROBE, (), {"threads": "2"})
     assert (found.status, found.reason) == ("unavailable", "option_rejected")
@@ -64,7 +64,7 @@ def test_an_option_that_the_plugin_would_ignore_is_refused(package):
     assert resolve_one(PROBE, ("ProbeExecutionProvider",), {"threads": "2"}).status == "active"
 
 
-def test_onnx_runtime_itself_comes_before_a_plugin(package):
+def test_built_in_provider_takes_precedence_over_plugin(package):
     package()
     found = resolve_one(PROBE, ("ProbeExecutionProvider",))
     assert (found.status, found.library, dict(found.options)) == ("active", None, {})
@@ -78,7 +78,7 @@ def test_onnx_runtime_itself_comes_before_a_plugin(package):
         ("libep.so", "import no_such_module_at_all", "initialisation_failed", "ModuleNotFoundError"),
     ],
 )
-def test_a_broken_package_is_a_finding(package, library, extra, reason, says):
+def test_broken_plugin_package_is_unavailable_with_reason(package, library, extra, reason, says):
     package(library, extra)
     found = resolve_one(PROBE, ())
     assert (found.status, found.reason) == ("unavailable", reason)
@@ -87,5 +87,5 @@ def test_a_broken_package_is_a_finding(package, library, extra, reason, says):
     assert found.remedy
 
 
-def test_without_the_package_the_provider_is_not_in_the_build():
+def test_missing_package_is_reported_as_not_in_build():
     assert resolve_one(PROBE, ("CPUExecutionProvider",)).reason == "not_in_build"

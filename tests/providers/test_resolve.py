@@ -1,4 +1,4 @@
-"""Provider chains: what a user may write, and what the installed ONNX Runtime makes of it."""
+"""Provider chains: parsing, name suggestions, and resolution against the installed ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def provider(name: str, aliases: tuple[str, ...] = (), remedy: str = "") -> Prov
         ("quantum", "known providers: "),
     ],
 )
-def test_a_chain_that_makes_no_sense_is_a_usage_error(text, says):
+def test_invalid_chain_is_a_usage_error(text, says):
     with pytest.raises(UsageError, match=says):
         parse_chain(text)
 
 
-def test_two_providers_cannot_share_a_name():
+def test_providers_sharing_a_name_raise_value_error():
     with pytest.raises(ValueError, match="'npu' is a name of both a and b"):
         names_to_providers((provider("a", ("npu",)), provider("b", ("NPU",))))
 
 
-def test_a_provider_that_is_not_in_the_build_says_so_with_evidence_and_remedy():
+def test_provider_missing_from_build_has_evidence_and_remedy():
     wanted, with_remedy = provider("fpga"), provider("dsp", remedy="buy one")
     found = resolve((wanted, with_remedy, known_providers()["cpu"]), ("CPUExecutionProvider",))
     assert [entry.status for entry in found] == ["unavailable", "unavailable", "active"]
@@ -69,7 +69,7 @@ def test_a_provider_that_is_not_in_the_build_says_so_with_evidence_and_remedy():
     ],
 )
 @pytest.mark.parametrize("argument", ["providers", "target"])
-def test_an_unknown_provider_is_answered_with_names_of_the_list_that_it_may_mean(word, meant, argument):
+def test_unknown_provider_error_suggests_known_names(word, meant, argument):
     with pytest.raises(UsageError, match=rf"did you mean {meant}\? known providers: ") as caught:
         parse_chain(f"{word},cpu", argument=argument)
     listed = str(caught.value).partition("known providers: ")[2]
@@ -80,12 +80,12 @@ def test_an_unknown_provider_is_answered_with_names_of_the_list_that_it_may_mean
     assert [provider.name for provider in parse_chain(chain)] == [meant.split("'")[1], "cpu"]
 
 
-def test_a_short_word_does_not_mean_other_hardware():
+def test_tpu_gets_no_suggestion():
     with pytest.raises(UsageError, match="unknown provider 'tpu'; known providers"):
         parse_chain("tpu")
 
 
-def test_words_that_a_provider_is_suggested_for_are_no_names():
+def test_suggestion_words_are_not_provider_names():
     names = names_to_providers(tuple(known_providers().values()))
     for entry in known_providers().values():
         assert not set(entry.suggested_for) & names.keys(), entry.name

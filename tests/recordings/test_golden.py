@@ -1,4 +1,4 @@
-"""Reports of recorded facts of real runs, in every environment, are the golden ones."""
+"""Reports built from recorded facts of real runs match the golden reports."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.recordings.runs import GOLDEN, NAMES, golden, report
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_report_of_recorded_facts_is_the_golden_one(name: str) -> None:
+def test_report_of_recorded_facts_matches_golden_report(name: str) -> None:
     made = report(name)
     assert [check.name for check in made.checks if not check.passed] == []
     assert golden(made) == (GOLDEN / f"{name}.txt").read_text(encoding="utf-8"), "see tests/recordings/runs.py"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_brief_of_a_narrow_terminal_has_verdict_reason_remedy_and_cost(name: str) -> None:
+def test_brief_view_at_60_columns_shows_verdict_and_labels(name: str) -> None:
     made, stream = report(name), io.StringIO()
     print_text(made, REPORT_VIEWS, Console(file=stream, width=60, color_system=None), "brief")
     lines = stream.getvalue().splitlines()
@@ -34,7 +34,7 @@ def test_the_brief_of_a_narrow_terminal_has_verdict_reason_remedy_and_cost(name:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_table_adds_up_to_the_file_nodes(name: str) -> None:
+def test_every_table_sums_to_the_file_nodes(name: str) -> None:
     made = report(name)
     assert made.summary is not None
     for phase, summary in zip(made.phases, made.summary.phases, strict=True):
@@ -56,5 +56,5 @@ def test_every_table_adds_up_to_the_file_nodes(name: str) -> None:
         assert drawn == len(placed(phase)) + added_nodes(phase)
 
 
-def test_every_golden_report_has_its_run() -> None:
+def test_golden_reports_match_the_recorded_runs() -> None:
     assert {path.stem for path in GOLDEN.glob("*.txt")} == set(NAMES)

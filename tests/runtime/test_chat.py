@@ -1,4 +1,4 @@
-"""Chat templates: those that take strings, and those of processors, which take lists of parts."""
+"""Chat templates: string contents, and lists of content parts as in processor templates."""
 
 from __future__ import annotations
 
@@ -35,34 +35,34 @@ def said(package_copy, template, prompt="Hello", system=None):
 
 
 @pytest.mark.parametrize("template", [STRINGS, PARTS])
-def test_what_the_messages_say_is_in_the_prompt(package_copy, template):
+def test_message_contents_are_in_prompt(package_copy, template):
     expected = "system: Be brief.\nuser: Hello\nassistant: "
     assert said(package_copy, template, system="Be brief.") == expected
 
 
-def test_a_template_may_write_a_message_in_another_form(package_copy):
+def test_template_may_escape_message_content(package_copy):
     assert said(package_copy, QUOTED, 'say "x"') == 'user: "say \\"x\\""\n'
 
 
-def test_a_message_that_would_get_lost_is_an_error(package_copy):
+def test_omitted_system_message_raises_generation_error(package_copy):
     with pytest.raises(GenerationError, match="omits the content of the system message"):
         said(package_copy, USER_ONLY, system="Be brief.")
 
 
 @pytest.mark.parametrize("prompt", ["a", "u", "Hello"])
-def test_a_short_message_is_not_taken_for_said_by_chance(package_copy, prompt):
-    """The name of a role has an "a": a template of parts got the message as a string, and left it out."""
+def test_short_message_is_not_matched_inside_role_name(package_copy, prompt):
+    """A template for content parts omits string content; the "a" of a role name is no match."""
     assert said(package_copy, PARTS, prompt) == f"user: {prompt}\nassistant: "
 
 
-def test_a_template_may_change_what_a_short_message_says(package_copy):
-    """Words that stand for it while it is looked for are changed as well."""
+def test_template_may_change_case_of_short_message(package_copy):
+    """The marker words of the content check change case as well."""
     template = "{% for m in messages %}{{ m['content'] | upper }}\n{% endfor %}"
     assert said(package_copy, template, "HI") == "HI\n"
 
 
-def test_a_conversation_of_thousands_of_short_messages_is_read_in_a_moment(package_copy):
-    """Each is looked for behind the last; once, each was looked for from the beginning, in a text made anew."""
+def test_long_conversation_is_encoded_in_linear_time(package_copy):
+    """The search for each message starts behind the previous message."""
     folder = package_copy()
     (folder / "chat_template.jinja").write_text(STRINGS)
     text = load_text(folder)
@@ -72,7 +72,7 @@ def test_a_conversation_of_thousands_of_short_messages_is_read_in_a_moment(packa
     assert time.monotonic() - began < 10, "160 s before"
 
 
-def test_messages_that_a_template_leaves_out_are_said_in_a_moment_however_many(package_copy):
+def test_omitted_messages_in_long_conversation_are_reported_quickly(package_copy):
     folder = package_copy()
     (folder / "chat_template.jinja").write_text(USER_ONLY)
     messages = [{"role": ("user", "tool")[index % 2], "content": "ok"} for index in range(4_001)]
@@ -83,7 +83,7 @@ def test_messages_that_a_template_leaves_out_are_said_in_a_moment_however_many(p
 
 
 @pytest.mark.parametrize(("knows", "role"), [("", "system"), ("{# system, developer #}", "developer")])
-def test_a_role_has_the_name_that_the_template_knows(package_copy, knows, role):
+def test_developer_role_becomes_system_if_template_lacks_it(package_copy, knows, role):
     folder = package_copy()
     (folder / "chat_template.jinja").write_text(knows + STRINGS)
     text = load_text(folder)
@@ -117,7 +117,7 @@ DOUBLED = "{% set ns = namespace(x='aaaa') %}{% for i in range(40) %}{% set ns.x
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_a_template_is_stopped_and_the_next_conversation_is_rendered(template, error, package_copy, monkeypatch):
+def test_failing_template_is_stopped_and_next_render_succeeds(template, error, package_copy, monkeypatch):
     monkeypatch.setattr(chat_templates, "RENDER_SECONDS", 2.0)
     folder = package_copy()
     (folder / "chat_template.jinja").write_text(
@@ -130,7 +130,7 @@ def test_a_template_is_stopped_and_the_next_conversation_is_rendered(template, e
     assert text.decode(text.encode_chat("Hello")) == "user: Hello\nassistant: "
 
 
-def test_a_child_that_was_killed_between_conversations_is_started_again(package_copy):
+def test_killed_render_process_is_restarted(package_copy):
     text = load_text(package_copy())
     before = text.encode_chat("Hello")
     (child,) = [each for each in psutil.Process().children() if "chat_templates" in " ".join(each.cmdline())]
@@ -139,12 +139,12 @@ def test_a_child_that_was_killed_between_conversations_is_started_again(package_
     assert text.encode_chat("Hello") == before
 
 
-def test_a_template_of_a_mebibyte_is_too_long(package_copy):
+def test_template_above_1_mebibyte_raises_generation_error(package_copy):
     with pytest.raises(GenerationError, match="has more than 1,048,576 characters"):
         said(package_copy, STRINGS + "x" * (1 << 20))
 
 
-def test_a_conversation_that_makes_too_long_a_text_is_told_so(package_copy, monkeypatch):
+def test_too_long_rendered_conversation_raises_too_long_error(package_copy, monkeypatch):
     monkeypatch.setattr("partita.runtime.generate.text.tokens.MOST_BYTES", 1 << 20)
     folder = package_copy()
     (folder / "chat_template.jinja").write_text(STRINGS + "{{ 'a' * 1000000 }}")
@@ -154,15 +154,15 @@ def test_a_conversation_that_makes_too_long_a_text_is_told_so(package_copy, monk
             text.encode_chat(said)
 
 
-def test_a_fork_has_a_child_of_its_own(package_copy):
-    """Two processes that read one pipe would get each other's answers."""
+def test_forked_process_has_its_own_render_process(package_copy):
+    """Two processes that share a pipe would read the responses of each other."""
     text = load_text(package_copy())
     text.encode_chat("Hello")
     mine = chat_templates.renderer(os.getpid())
     assert mine.worker is not None and chat_templates.renderer(os.getpid() + 1).worker is None
 
 
-def test_a_plain_template_is_that_of_transformers_and_does_not_load_it(package_copy, monkeypatch):
+def test_plain_template_matches_transformers_without_loading_it(package_copy, monkeypatch):
     folder = package_copy()
     (folder / "chat_template.jinja").write_text(STRINGS + "{{ bos_token }}")
     for source in (folder, DEMO_CHECKPOINT):
@@ -179,7 +179,7 @@ def test_a_plain_template_is_that_of_transformers_and_does_not_load_it(package_c
 @pytest.mark.parametrize(
     "changed", [{"tokenizer_class": "LlamaTokenizer"}, {"bos_token": 5}, {"eos_token": {"text": "</s>"}}]
 )
-def test_other_tokenizers_are_left_to_transformers(package_copy, changed):
+def test_plain_template_is_none_for_unsupported_tokenizer_config(package_copy, changed):
     folder = package_copy()
     (folder / "chat_template.jinja").write_text(STRINGS)
     file = folder / "tokenizer_config.json"

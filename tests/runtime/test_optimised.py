@@ -1,4 +1,4 @@
-"""The graph as ONNX Runtime runs it, from a second session: what it tells, and that it never harms the run."""
+"""The optimised graph from a second session: its contents, and no effect on the run."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def asked(folder):
     return request, Limits()
 
 
-def test_a_fused_node_that_lost_every_name_is_mapped_back(tmp_path):
+def test_unnamed_fused_node_is_mapped_to_replaced_nodes(tmp_path):
     result = placed(written(tmp_path / "m.onnx", NORM))
     assert session_of(result).optimised_missing_reason == ""
     assert [node.op_type for node in session_of(result).optimised] == ["SkipLayerNormalization", "Pow"]
@@ -74,21 +74,21 @@ def test_a_fused_node_that_lost_every_name_is_mapped_back(tmp_path):
     assert [check for check in report.checks if not check.passed] == [] and report.conflicts == ()
 
 
-def test_what_nodes_make_is_told_in_the_type_that_they_ran_in(tmp_path):
-    """The CPU provider has no kernel for Erf in float16: ONNX Runtime casts before and behind it."""
+def test_element_types_are_those_of_the_executed_nodes(tmp_path):
+    """The CPU provider has no float16 Erf kernel: ONNX Runtime inserts Casts before and after it."""
     result = placed(written(tmp_path / "m.onnx", "g (float16[4] x) => (float16[4] y) { [a] y = Erf(x) }"))
     report = report_run(result.facts, tuple(map(chain_entry, result.resolutions)), environment(), *asked(tmp_path))
     made = [(node.op_type, node.element_type) for node in report.phases[0].nodes]
     assert made == [("Cast", "float32"), ("Erf", "float32"), ("Cast", "float16")]
 
 
-def test_nodes_that_got_names_of_ours_have_them_in_the_optimised_graph_too(tmp_path):
+def test_generated_node_names_appear_in_optimised_graph(tmp_path):
     path = written(tmp_path / "m.onnx", "g (float[4] x) => (float[4] y) { t = Relu(x) y = Exp(t) }")
     session = session_of(placed(path))
     assert {node.name for node in session.optimised} == {name for stream in session.plan for name in stream}
 
 
-def test_a_package_has_one_for_each_of_its_sessions(open_runner):
+def test_package_has_optimised_graph_for_each_session(open_runner):
     runner = open_runner(observe=True, static_shapes=True)
     assert place.run_package(runner, 1) is None
     facts = with_optimised(run_facts.run_facts(runner), [entry.session for entry in runner.graphs])
@@ -98,7 +98,7 @@ def test_a_package_has_one_for_each_of_its_sessions(open_runner):
         assert {node.name for node in session.optimised or ()} == planned and planned
 
 
-def test_pins_hold_in_the_second_session(tmp_path):
+def test_pins_apply_in_second_session(tmp_path):
     path = written(tmp_path / "m.onnx", NORM)
     model = onnx.load(path)
     model.graph.node[1].metadata_props.add(key="partita.module", value="m.ln")
@@ -107,13 +107,13 @@ def test_pins_hold_in_the_second_session(tmp_path):
     assert session_of(result).optimised is not None, session_of(result).optimised_missing_reason
 
 
-def test_it_leaves_nothing_on_disk(tmp_path, monkeypatch):
+def test_optimised_graph_leaves_no_files_on_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     placed(written(tmp_path / "m.onnx", NORM))
     assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
 
 
-def test_a_failure_becomes_a_sentence(tmp_path, monkeypatch):
+def test_second_session_failure_is_recorded_as_reason(tmp_path, monkeypatch):
     def fails(path, active, opening):
         raise NativeFailureError(RuntimeError("no room\nat all"), ())
 
@@ -123,20 +123,20 @@ def test_a_failure_becomes_a_sentence(tmp_path, monkeypatch):
     assert "no room at all" in session_of(result).optimised_missing_reason
 
 
-def test_a_graph_that_was_placed_otherwise_is_not_used(tmp_path, monkeypatch):
+def test_optimised_graph_with_different_placement_is_discarded(tmp_path, monkeypatch):
     monkeypatch.setattr(run_facts, "read_optimised", lambda session: ((), (("Other", "pow"),)))
     session = session_of(placed(written(tmp_path / "m.onnx", NORM)))
     assert session.optimised is None
     assert "1 node only in the plan of the run, 1 only in its own" in session.optimised_missing_reason
 
 
-def test_the_order_of_a_plan_does_not_matter_and_a_missing_one_does():
+def test_plan_difference_ignores_order_and_reports_missing_plan():
     assert difference((("a", "b"), ("c",)), (("c", "b", "a"),)) == ""
     assert difference((("a",),), (("a", "a"),)) != ""
     assert "no plan" in difference(None, (("a",),))
 
 
-def test_no_second_session_for_large_weights_a_compiling_provider_or_after_memory_ran_out(open_runner, monkeypatch):
+def test_second_session_is_skipped_for_large_weights_or_compiling_provider(open_runner, monkeypatch):
     monkeypatch.setattr(run_facts, "open_native", lambda *_: pytest.fail("a second session was opened"))
     runner = open_runner(observe=True)
     facts, session = run_facts.run_facts(runner), runner.graphs[0].session
@@ -149,7 +149,7 @@ def test_no_second_session_for_large_weights_a_compiling_provider_or_after_memor
     assert "cpu compiles" in add_optimised(seen, session, 0).optimised_missing_reason
 
 
-def test_a_node_reads_what_its_subgraphs_read_around_them():
+def test_node_inputs_include_values_captured_by_subgraphs():
     text = """g (float x, int64 trips, float around, float outer, bool f) => (float y) {
       [loop] y = Loop(trips, , x) <body = b (int64 i, bool c, float own) => (bool d, float m) {
         d = Identity(c)
@@ -179,7 +179,7 @@ CALLING = (
 
 
 @pytest.mark.parametrize("text", [FED, CONSTANT], ids=["fed", "constant"])
-def test_what_group_normalization_makes_has_the_type_that_its_function_gives(text: str) -> None:
+def test_group_normalization_output_type_is_inferred(text: str) -> None:
     types = tensor_types(parser.parse_model(text))
     for name in ("h", "y"):
         assert element_of(types[name]) == onnx.TensorProto.FLOAT16
@@ -187,7 +187,7 @@ def test_what_group_normalization_makes_has_the_type_that_its_function_gives(tex
 
 
 @pytest.mark.parametrize("opset", [18, 21, 22])
-def test_a_node_of_a_local_function_is_tried_in_the_version_of_the_model(opset: int, tmp_path: Path) -> None:
+def test_local_function_node_is_probed_with_model_opset(opset: int, tmp_path: Path) -> None:
     onnx.save(parser.parse_model(CALLING.format(opset=opset)), tmp_path / "m.onnx")
     case = node_variant(cut_graph(read_onnx(tmp_path / "m.onnx"), {}), "_inlfunc_Part_one")
     assert case.node.op_type == "Selu" and case.opsets[""] == 22
@@ -214,7 +214,7 @@ SHARED = (
         ("_inlfunc_First_1_n_nchwc", "float64[2,4]", "Softsign", onnx.TensorProto.DOUBLE),
     ],
 )
-def test_nodes_of_functions_are_told_apart_by_function_and_by_what_they_made(
+def test_function_nodes_are_distinguished_by_function_and_output_type(
     name: str, made: str, op_type: str, element: int, tmp_path: Path
 ) -> None:
     onnx.save(parser.parse_model(SHARED), tmp_path / "m.onnx")
@@ -224,7 +224,7 @@ def test_nodes_of_functions_are_told_apart_by_function_and_by_what_they_made(
     assert element_of(case.feeds[0].kind) == element
 
 
-def test_a_split_into_more_parts_than_it_has_number_of_does_not_end_the_process() -> None:
+def test_invalid_split_count_does_not_crash_type_inference() -> None:
     text = '<ir_version: 9, opset_import: ["" : 20]>\ng (int64[4] x) => (a, b, c, d) {\n  {node}\n}'
     split = "[planted] a, b, c, d = Split<num_outputs={count}>(x)"
     legal, illegal = (parser.parse_model(text.replace("{node}", split.replace("{count}", count))) for count in "43")

@@ -1,8 +1,4 @@
-"""The length that rotary frequencies are for: what a step is given, and when all tokens are read again.
-
-The greedy token of the hand-made graph is the rope_length of the step, and a smaller logit is at the smallest length
-that is cached up to the position; see handmade_packages.py.
-"""
+"""rope_length of each step, and recomputation above the limit; see handmade_packages.py for the logits."""
 
 from __future__ import annotations
 
@@ -59,7 +55,7 @@ def prompt(length):
 
 @pytest.mark.parametrize("chunk", [512, 2, 1])
 @pytest.mark.parametrize("shapes", PHASES)
-def test_every_chunk_of_a_prompt_has_the_length_of_the_prompt(generated, shapes, chunk):
+def test_every_prompt_chunk_uses_full_prompt_length(generated, shapes, chunk):
     spy, _, _ = generated([prompt(9)], new=3, shapes=shapes, chunk=chunk, recompute_above=None)
     assert spy.now == [9, 10, 11]
     assert spy.cached == [9, 9, 9]
@@ -67,7 +63,7 @@ def test_every_chunk_of_a_prompt_has_the_length_of_the_prompt(generated, shapes,
 
 @pytest.mark.parametrize("chunk", [512, 5])
 @pytest.mark.parametrize("shapes", PHASES)
-def test_a_text_that_grows_beyond_the_limit_is_read_again_once(generated, shapes, chunk):
+def test_sequence_crossing_limit_is_recomputed_once(generated, shapes, chunk):
     spy, steps, facts = generated([prompt(9)], shapes=shapes, chunk=chunk)
     assert spy.now == list(range(9, 19))
     assert spy.cached == [9] * 4 + [13] * 6, "a key of a shorter text was left in the cache"
@@ -82,14 +78,14 @@ def test_a_text_that_grows_beyond_the_limit_is_read_again_once(generated, shapes
 
 
 @pytest.mark.parametrize("length", [LIMIT - 1, LIMIT, LIMIT + 1])
-def test_the_limit_itself_belongs_to_the_short_texts(generated, length):
+def test_length_equal_to_limit_counts_as_short(generated, length):
     spy, steps, _ = generated([prompt(length)], new=4)
     assert spy.now == list(range(length, length + 4))
     assert any(step.is_repeated for step in steps) == (length <= LIMIT)
     assert spy.cached[-1] == 13
 
 
-def test_the_longest_row_decides_for_all(generated):
+def test_longest_row_determines_rope_length_of_batch(generated):
     spy, steps, _ = generated([prompt(10), prompt(4)], new=6)
     assert spy.now == [length for length in range(10, 16) for _ in range(2)]
     assert spy.cached == [10] * 6 + [13] * 6
@@ -97,7 +93,7 @@ def test_the_longest_row_decides_for_all(generated):
     assert (again.new_tokens, again.row_tokens) == (13, 13 + 7)
 
 
-def test_a_row_that_has_finished_is_not_read_again(generated):
+def test_finished_row_is_not_recomputed(generated):
     """Row 1 ends with its second token."""
     spy, steps, _ = generated([prompt(10), prompt(4)], new=6, stop_after={5})
     (again,) = [step for step in steps if step.is_repeated]
@@ -106,16 +102,16 @@ def test_a_row_that_has_finished_is_not_read_again(generated):
     assert spy.cached[-1] == 13
 
 
-def test_the_known_answer_has_one_length_throughout(tmp_path):
-    """The original ran over prompt and tokens at once, so every step has the frequencies of the whole."""
+def test_replay_verifies_with_constant_rope_length(tmp_path):
+    """The reference processed prompt and completion at once, so every step has the frequencies of the whole."""
     for shapes in PHASES:
         folder = handmade(tmp_path / shapes, graph="rope", shapes=shapes, batch=2, recompute_above=LIMIT)
         found = replay(folder, CPU, threads=1)
         assert found.status == "verified", found.detail
 
 
-def test_a_next_turn_that_goes_beyond_the_limit_is_read_with_all_before_it(tmp_path):
-    """Keys of the shorter text do not go with its own; read alone, they would stay beside each other unseen."""
+def test_next_turn_crossing_limit_is_prefilled_with_full_history(tmp_path):
+    """Cached keys of a short sequence do not match the frequencies of a long sequence."""
     folder = handmade(tmp_path / "rope", graph="rope", batch=1, recompute_above=LIMIT)
     spy = Spy()
     with load_runner(folder, CPU, threads=1) as runner:
@@ -130,8 +126,8 @@ def test_a_next_turn_that_goes_beyond_the_limit_is_read_with_all_before_it(tmp_p
     assert spy.now[-2:] == [17, 18] and spy.cached[-2:] == [17, 17], "a key of a shorter text was left in the cache"
 
 
-def test_a_text_whose_frequencies_follow_its_length_does_not_go_back(tmp_path):
-    """The keys that are left were turned by those of the longer one."""
+def test_sequence_with_length_dependent_rope_cannot_be_rewound(tmp_path):
+    """The remaining keys were rotated for the longer sequence."""
     folder = handmade(tmp_path / "rope", graph="rope", batch=1, recompute_above=None)
     with load_runner(folder, CPU, threads=1) as runner:
         engine = GenerationLoop(runner)

@@ -1,4 +1,4 @@
-"""What a folder suggests for sampling: generation_config.json, and onnxruntime-genai's own file where that is not."""
+"""Suggested sampling settings: generation_config.json, else genai_config.json of onnxruntime-genai."""
 
 from __future__ import annotations
 
@@ -35,17 +35,19 @@ def written(folder: Path, search: Any, file: str = "genai_config.json") -> Path:
     ],
     ids=str,
 )
-def test_the_search_of_onnxruntime_genai(search: dict[str, Any], expected: Suggestion, tmp_path: Path) -> None:
+def test_genai_search_section_gives_suggested_sampling(
+    search: dict[str, Any], expected: Suggestion, tmp_path: Path
+) -> None:
     assert suggestion(written(tmp_path, search)) == expected
 
 
-def test_what_the_checkpoint_says_comes_first(tmp_path: Path) -> None:
+def test_generation_config_takes_precedence_over_genai_config(tmp_path: Path) -> None:
     written(tmp_path, DRAWS)
     written(tmp_path, {"do_sample": True, "temperature": 0.3}, "generation_config.json")
     assert suggestion(tmp_path) == Suggestion(temperature=0.3, top_k=50)
 
 
-def test_a_folder_that_says_nothing(tmp_path: Path) -> None:
+def test_empty_folder_gives_default_suggestion(tmp_path: Path) -> None:
     assert suggestion(tmp_path) == Suggestion()
 
 
@@ -57,6 +59,6 @@ def test_a_folder_that_says_nothing(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_search_that_is_none_is_named(search: Any, said: str, tmp_path: Path) -> None:
+def test_invalid_genai_search_section_raises_package_error(search: Any, said: str, tmp_path: Path) -> None:
     with pytest.raises(PackageError, match=said):
         suggestion(written(tmp_path, search))

@@ -1,4 +1,4 @@
-"""States that sum up what a row is fed: no row may see a token that is not its own, whatever the lengths and shapes."""
+"""Recurrent (summing) states: each batch row depends only on its own tokens, for all lengths and shapes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def reading(steps):
 @pytest.mark.parametrize("states", STATES, ids="+".join)
 @pytest.mark.parametrize("shapes", PHASES)
 @pytest.mark.parametrize(("batch", "appends"), [(1, True), (2, True), (3, True), (3, False)])
-def test_every_row_gets_the_tokens_that_its_own_prompt_leads_to(opened, shapes, batch, appends, states):
+def test_each_row_generates_expected_tokens_of_its_own_prompt(opened, shapes, batch, appends, states):
     runner = opened(shapes=shapes, batch=batch, appends=appends, states=states)
     for prompts in (PROMPTS[:batch], PROMPTS[:batch][::-1]):
         for chunk in (512, 4, 1):
@@ -50,7 +50,7 @@ def test_every_row_gets_the_tokens_that_its_own_prompt_leads_to(opened, shapes, 
 @pytest.mark.parametrize("shapes", PHASES)
 @pytest.mark.parametrize("chooses_rows", [True, False], ids=["K", "all logits"])
 @pytest.mark.parametrize(("batch", "appends"), [(1, True), (3, True), (3, False)])
-def test_the_known_answer_is_replayed(tmp_path, shapes, chooses_rows, batch, appends):
+def test_replay_verifies_package_with_summing_states(tmp_path, shapes, chooses_rows, batch, appends):
     folder = handmade(tmp_path, shapes=shapes, batch=batch, appends=appends, chooses_rows=chooses_rows)
     found = replay(folder, CPU, threads=1)
     assert found.status == "verified", found.detail
@@ -62,8 +62,8 @@ def test_the_known_answer_is_replayed(tmp_path, shapes, chooses_rows, batch, app
     ]
 
 
-def test_a_static_pair_reads_whole_chunks_and_the_rest_token_by_token(opened):
-    """Chunks of 5: one of both rows, then single tokens until the shorter has ended."""
+def test_static_prefill_uses_whole_chunks_then_single_token_steps(opened):
+    """Chunk size 5: one chunk for both rows, then single tokens until the shorter prompt ends."""
     runner = opened(shapes="pair", batch=2)
     steps = run(runner, PROMPTS[:2])
     assert reading(steps) == [(5, 10, "prefill"), *[(1, 2, "decode")] * 9, (5, 5, "prefill"), (1, 1, "decode")]
@@ -75,7 +75,7 @@ def test_a_static_pair_reads_whole_chunks_and_the_rest_token_by_token(opened):
 
 
 @pytest.mark.parametrize("appends", [True, False])
-def test_one_graph_for_single_tokens_is_observed_in_both_phases(opened, appends):
+def test_single_token_graph_is_observed_in_prefill_and_decode(opened, appends):
     runner = opened(shapes="one", observe=True, appends=appends)
     assert (runner.capacity.chunk, runner.capacity.logits_rows) == (1, 1)
     steps = run(runner, [PROMPTS[2]])
@@ -87,7 +87,7 @@ def test_one_graph_for_single_tokens_is_observed_in_both_phases(opened, appends)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int64"])
-def test_rows_of_a_buffer_are_zeroed_and_others_left(dtype):
+def test_clear_rows_zeroes_only_selected_rows(dtype):
     buffer = host_buffer((3, 2, 2), dtype)
     buffer.host.fill(1)
     buffer.clear_rows([0, 2])
@@ -97,8 +97,8 @@ def test_rows_of_a_buffer_are_zeroed_and_others_left(dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("rows", [[1], [0, 2], [2, 0, 1]])
-def test_rows_of_a_device_buffer_go_by_way_of_the_host(dtype, rows):
-    """The host is the only device at hand here; the calls are those for CUDA memory."""
+def test_clear_rows_of_device_buffer_zeroes_only_selected_rows(dtype, rows):
+    """Runs on the host, through the calls used for CUDA memory."""
     filled = host_buffer((3, 4), dtype)
     filled.host[...] = np.arange(1, 13).reshape(3, 4)
     before = filled.host.copy()
@@ -109,8 +109,8 @@ def test_rows_of_a_device_buffer_go_by_way_of_the_host(dtype, rows):
     np.testing.assert_array_equal(filled.host, before)
 
 
-def test_where_a_row_cannot_be_zeroed_one_sequence_is_held_at_a_time(opened, monkeypatch):
-    """ONNX Runtime's Python package reads no bfloat16 back from CUDA."""
+def test_states_without_row_reset_hold_a_single_sequence(opened, monkeypatch):
+    """ONNX Runtime's Python package cannot read bfloat16 back from CUDA."""
     monkeypatch.setattr(RecurrentState, "separate", False)
     assert [opened(batch=batch).rows for batch in (1, 2)] == [1, 1]
     runner = opened(batch=2)
@@ -118,8 +118,8 @@ def test_where_a_row_cannot_be_zeroed_one_sequence_is_held_at_a_time(opened, mon
     assert row(run(runner, PROMPTS[1:2])) == known_tokens(PROMPTS[1], 9)
 
 
-def test_reading_again_begins_with_empty_states(opened, tmp_path):
-    """A package that is told to read again, although its states do not depend on the length."""
+def test_recomputed_prefill_starts_from_empty_states(opened, tmp_path):
+    """The manifest sets recompute_above although the states do not depend on the length."""
     folder = handmade(tmp_path / "again", batch=2)
     manifest = read_manifest(folder)
     write_manifest(
@@ -132,7 +132,7 @@ def test_reading_again_begins_with_empty_states(opened, tmp_path):
 
 
 @pytest.mark.parametrize("states", [ALL, ("key",)], ids=["states", "keys"])
-def test_more_decode_steps_than_the_cache_is_long_can_be_placed(opened, states):
+def test_run_package_supports_more_decode_steps_than_cache_length(opened, states):
     runner = opened(batch=2, states=states)
     assert run_package(runner, 60) is None
     assert [step.phase for step in runner.steps].count("decode") == 60 > LENGTH

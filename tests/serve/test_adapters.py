@@ -1,4 +1,4 @@
-"""Adapters of served packages: each is a model of the API, and rows with different ones share a running batch."""
+"""Adapters of served packages: each is a model of the API, and rows with different adapters share a batch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def known(prompt: list[int], name: str | None) -> str:
     return "".join(f" w{token}" for token in tokens)
 
 
-def test_each_is_a_model_by_its_own_name(server: Running, client: openai.OpenAI) -> None:
+def test_each_adapter_is_served_as_its_own_model(server: Running, client: openai.OpenAI) -> None:
     listed = server.get("/v1/models").json()["data"]
     assert [(entry["id"], entry["parent"]) for entry in listed] == [("tiny", None), ("loud", "tiny"), ("small", "tiny")]
     assert server.get("/v1/models/small").json()["parent"] == "tiny"
@@ -62,10 +62,10 @@ def test_each_is_a_model_by_its_own_name(server: Running, client: openai.OpenAI)
     assert {chunk.model for chunk in chunks} == {"loud"}
 
 
-def test_what_one_has_read_is_never_another_s(
+def test_prefix_cache_is_not_shared_between_adapters(
     server: Running, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every prompt begins alike, and was read with other adapters before and is read with them beside it."""
+    """All prompts share a prefix and run with different adapters, before and at the same time."""
     asked = [([*SYSTEM, last], model) for last in (9, 4) for _ in range(3) for model in ("tiny", "loud", "small")]
     engine: Any = server.models["tiny"]._engine
     step, submit, beside, tickets = engine.step, engine.submit, set[int](), list[Any]()
@@ -95,14 +95,14 @@ def test_what_one_has_read_is_never_another_s(
     assert sum(ticket.copied_tokens for ticket in tickets) > 0, "what begins alike is read once, with the same adapter"
 
 
-def test_every_name_stands_for_one_model() -> None:
+def test_model_names_map_each_name_to_a_single_model() -> None:
     assert model_names({"a": ("loud",), "b": ()}) == {"a": ("a", None), "b": ("b", None), "loud": ("a", "loud")}
     for adapters in ({"a": ("loud",), "b": ("loud",)}, {"a": ("b",), "b": ()}):
         with pytest.raises(UsageError, match="two models are named"):
             model_names(adapters)
 
 
-def test_one_that_cannot_be_read_is_found_before_anybody_asks(tmp_path: Path) -> None:
+def test_damaged_adapter_raises_package_error_at_startup(tmp_path: Path) -> None:
     folder = served_package(tmp_path / "p", batch=3)
     (folder / adapter_file("small")).write_bytes(b"nothing of the kind")
     manifest = read_manifest(folder)

@@ -1,4 +1,4 @@
-"""Requests that make no sense: status and format are those of OpenAI's API, the wrong part is named, others go on."""
+"""Invalid requests: status and format follow OpenAI's API, the error names the field, other requests continue."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ NO_OBJECT = [b"null", b"[]", b'"text"', b"3"]
 
 
 @pytest.mark.parametrize("data", BAD_JSON + NO_OBJECT, ids=lambda data: repr(data[:12]))
-def test_a_body_that_is_no_object_of_json(server, data):
+def test_non_object_json_body_returns_400(server, data):
     answer = httpx.post(f"{server.url}{CHAT}", content=data, headers={"content-type": "application/json"})
     assert said(answer, 400)["code"] in ("invalid_json", "invalid_type")
 
@@ -81,7 +81,7 @@ FITS: dict[str, tuple[type, ...]] = {
 
 
 @pytest.mark.parametrize("field", FITS)
-def test_a_value_of_another_type_names_its_field(server, field):
+def test_wrong_value_type_error_names_field(server, field):
     for value in TYPES:
         if type(value) in FITS[field] and value not in ([[]], [None]):
             continue
@@ -144,7 +144,7 @@ def test_a_value_of_another_type_names_its_field(server, field):
     ],
     ids=lambda value: str(value)[:50],
 )
-def test_what_is_wrong_is_named(server, path, changes, param):
+def test_invalid_value_error_names_parameter(server, path, changes, param):
     # The client would not write half of a surrogate pair as JSON writes it.
     data = json.dumps(body_of(path, **changes)).encode()
     answer = httpx.post(f"{server.url}{path}", content=data, headers={"content-type": "application/json"})
@@ -154,7 +154,7 @@ def test_what_is_wrong_is_named(server, path, changes, param):
         assert error["code"] == "context_length_exceeded" and "128 tokens" in error["message"]
 
 
-def test_an_unknown_field_is_refused_with_the_one_that_was_meant(server):
+def test_unknown_field_returns_400_with_suggestion(server):
     error = said(server.post(CHAT, body_of(CHAT, temprature=1)), 400)
     assert error["code"] == "unknown_parameter" and "temperature" in error["message"]
     error = said(server.post(CHAT, body_of(CHAT, **{"temprature" * 100_000: 1})), 400)
@@ -164,8 +164,8 @@ def test_an_unknown_field_is_refused_with_the_one_that_was_meant(server):
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])
-def test_fields_that_change_nothing_are_accepted(server, path):
-    """Null for every field, also of other servers; values that other servers have as defaults."""
+def test_no_op_field_values_are_accepted(server, path):
+    """null for every field (including fields of other servers), and default values of other servers."""
     nothing = dict.fromkeys({**protocol.CHAT.model_fields, **protocol.COMPLETION.model_fields, "guided_json": None})
     assert server.post(path, {**nothing, **GOOD[path]}).status_code == 200
     nothing = {"use_beam_search": False, "length_penalty": 1.0, "bad_words": [], "priority": 3, "logit_bias": {"5": 0}}
@@ -177,8 +177,8 @@ def test_fields_that_change_nothing_are_accepted(server, path):
     assert server.post(path, body_of(path, **nothing)).status_code == 200
 
 
-def test_every_sampling_option_is_a_field_with_its_range():
-    """A new one is, too, without a change here."""
+def test_every_sampling_option_is_a_validated_request_field():
+    """Covers new sampling options without a change to this test."""
     for name, option in sampling_options():
         field = protocol.CHAT.model_fields[name]
         assert field.default is None and field.annotation is not None, name
@@ -188,7 +188,7 @@ def test_every_sampling_option_is_a_field_with_its_range():
             protocol.read_body(protocol.CHAT, json.dumps(GOOD[CHAT] | {name: -7}).encode())
 
 
-def test_an_unknown_model_is_404(server):
+def test_unknown_model_returns_404(server):
     error = said(server.post(CHAT, body_of(CHAT, model="gpt-5\n\x1b[2J" + "x" * 500)), 404)
     assert error["code"] == "model_not_found" and "tiny" in error["message"]
     with (
@@ -211,25 +211,25 @@ def test_an_unknown_model_is_404(server):
         ("GET", "/report?view=other", 400),
     ],
 )
-def test_other_paths_and_methods(server, method, path, status):
+def test_invalid_path_or_method_returns_error_status(server, method, path, status):
     said(httpx.request(method, f"{server.url}{path}"), status)
 
 
 @pytest.mark.parametrize("header", ["text/plain", "multipart/form-data", ""])
-def test_another_content_type_is_415(server, header):
+def test_wrong_content_type_returns_415(server, header):
     data = json.dumps(GOOD[CHAT]).encode()
     answer = httpx.post(f"{server.url}{CHAT}", content=data, headers={"content-type": header})
     assert "application/json" in said(answer, 415)["message"]
 
 
-def test_bytes_that_are_not_http_get_a_400(server):
+def test_non_http_bytes_return_400(server):
     with raw(server.address) as connection:
         connection.sendall(b"\x16\x03\x01 nonsense\r\n\r\n")
         answer = connection.recv(65536)
     assert answer.startswith(b"HTTP/1.1 400")
 
 
-def test_a_body_that_is_too_large_or_too_slow(package, monkeypatch):
+def test_large_body_returns_413_and_slow_body_returns_408(package, monkeypatch):
     monkeypatch.setattr("partita.serve.gate.READ_SECONDS", 0.5)
     with running({"tiny": package}, ServerLimits(max_body=2000)) as small:
         answer = small.post(CHAT, body_of(CHAT, user="x" * 5000))
@@ -245,7 +245,7 @@ def test_a_body_that_is_too_large_or_too_slow(package, monkeypatch):
         assert small.metric("partita_http_responses_total", endpoint=CHAT, status="413") == 2
 
 
-def test_a_key_is_asked_for(package):
+def test_api_key_is_required_except_for_health(package):
     with running({"tiny": package}, keys=("first-key", "zweiter-schlüssel")) as guarded:
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic first-key"}):
             for path in ("/v1/models", "/metrics", "/report"):
@@ -262,15 +262,14 @@ def test_a_key_is_asked_for(package):
             client.models.list()
 
 
-def test_who_comes_while_the_server_ends_is_told_when_to_ask_again(server, monkeypatch):
-    """Of the one that comes after it, or of another behind the same proxy."""
+def test_shutdown_returns_503_with_retry_after(server, monkeypatch):
     monkeypatch.setattr(server.server.endpoints, "draining", True)
     answer = server.post(COMPLETION, GOOD[COMPLETION])
     assert said(answer, 503)["code"] == "shutting_down" and answer.headers["retry-after"] == "1"
 
 
 @pytest.mark.parametrize(("path", "param"), [(CHAT, "messages"), (COMPLETION, "prompt")])
-def test_what_the_tokenizer_does_not_take_is_named_and_no_folder_of_the_server(server, monkeypatch, path, param):
+def test_tokenizer_error_names_parameter_without_server_path(server, monkeypatch, path, param):
     def refuses(self, given):
         raise GenerationError("the chat template rejects these messages: no", path=Path("/srv/secret"))
 
@@ -287,14 +286,14 @@ def test_what_the_tokenizer_does_not_take_is_named_and_no_folder_of_the_server(s
         (CHAT, {"messages": [{"role": "user", "content": "b" * 3_900_000}]}),
     ],
 )
-def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized_whole(server, path, body):
+def test_overlong_text_returns_400_quickly(server, path, body):
     began = time.monotonic()
     error = said(server.post(path, {"model": "tiny", **body}), 400)
     assert error["code"] == "context_length_exceeded" and "The text is too long" in error["message"]
     assert time.monotonic() - began < 5
 
 
-def test_a_template_that_does_not_end_fails_its_request_alone(server, monkeypatch):
+def test_endless_chat_template_fails_only_its_own_request(server, monkeypatch):
     monkeypatch.setattr("partita.runtime.generate.text.chat_templates.RENDER_SECONDS", 1.0)
     text = server.models["tiny"].reading.text
     endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
@@ -305,8 +304,8 @@ def test_a_template_that_does_not_end_fails_its_request_alone(server, monkeypatc
     assert server.post(CHAT, body_of(CHAT)).status_code == 200
 
 
-def test_after_all_that_it_answers(server: Running):
-    """Runs last in this file: nothing of the above has left anything behind."""
+def test_server_is_idle_and_working_after_all_bad_requests(server: Running):
+    """Runs last in this file."""
     for path, body in GOOD.items():
         assert server.post(path, body).status_code == 200
     assert server.metric("partita_slots_running") == server.metric("partita_queue_waiting") == 0

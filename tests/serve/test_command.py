@@ -1,4 +1,4 @@
-"""`partita serve` as a command: what it refuses before it listens, what it prints, and how signals end it."""
+"""The `partita serve` command: errors before it listens, its output, and shutdown by signals."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def serving(
         process.communicate()
 
 
-def test_sigterm_answers_what_is_open_and_ends_with_0(package, prefix):
+def test_sigterm_completes_accepted_requests_and_exits_with_0(package, prefix):
     with serving(package, "--prefix", prefix, "--provider", "cpu", "--threads", 1) as command:
         schema = json.loads((REPOSITORY / "docs" / "serve.schema.json").read_text("utf-8"))
         jsonschema.validate(command.told, schema)
@@ -104,7 +104,7 @@ def test_sigterm_answers_what_is_open_and_ends_with_0(package, prefix):
 
 
 @pytest.mark.heavy
-def test_ctrl_c_ends_with_130_and_the_key_may_be_in_the_environment(package):
+def test_ctrl_c_exits_with_130_and_environment_key_is_required(package):
     with serving(package, "-e", "cpu", "--name", "m", PARTITA_API_KEY="secret") as command:
         assert command.post(LONG).status_code == 401
         models = httpx.get(f"{command.told['url']}/v1/models", headers={"authorization": "Bearer secret"})
@@ -121,7 +121,7 @@ main()
 """
 
 
-def test_more_connections_than_descriptors_hold_up_nobody(package):
+def test_connections_beyond_descriptor_limit_do_not_block_requests(package):
     with (
         serving(package, "--provider", "cpu", "--threads", 1, program=("-c", LIMITED)) as command,
         ExitStack() as stack,
@@ -153,8 +153,8 @@ def fails(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) -> 
     return str(err.splitlines()[-1])
 
 
-def test_a_port_is_taken_before_anything_is_loaded(package, capsys):
-    """Of two servers that are started together one ends at once, and not when both have loaded."""
+def test_used_port_is_reported_before_loading(package, capsys):
+    """Of two servers started together the second fails at once, not after loading."""
     with bind("127.0.0.1", 0) as first:
         port = first.getsockname()[1]
         line = fails(capsys, 1, package, "-e", "cpu", "--port", port)
@@ -181,7 +181,7 @@ def test_a_port_is_taken_before_anything_is_loaded(package, capsys):
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )
-def test_what_makes_no_sense_is_refused(package, capsys, monkeypatch, tmp_path, arguments, code, said):
+def test_invalid_arguments_are_rejected(package, capsys, monkeypatch, tmp_path, arguments, code, said):
     monkeypatch.chdir(tmp_path)
     words = [str(package) if word == "PACKAGE" else word for word in arguments]
     provider = [] if "--provider" in words or not words else ["--provider", "cpu"]
@@ -189,7 +189,7 @@ def test_what_makes_no_sense_is_refused(package, capsys, monkeypatch, tmp_path, 
     assert said in fails(capsys, code, *words, *provider, *port)
 
 
-def test_a_package_without_a_tokenizer_is_refused(package, own_copy, capsys):
+def test_package_without_tokenizer_is_rejected(package, own_copy, capsys):
     silent = own_copy(package)
     for file in ("tokenizer.json", "tokenizer_config.json"):
         (silent / file).unlink(missing_ok=True)
@@ -197,7 +197,7 @@ def test_a_package_without_a_tokenizer_is_refused(package, own_copy, capsys):
     assert "has no tokenizer" in fails(capsys, 1, silent, "--provider", "cpu", "--port", 0)
 
 
-def test_a_package_without_a_chat_template_has_completions(package, own_copy):
+def test_package_without_chat_template_serves_only_completions(package, own_copy):
     plain = own_copy(package)
     (plain / "chat_template.jinja").unlink(missing_ok=True)
     config = plain / "tokenizer_config.json"
@@ -225,8 +225,8 @@ def _adjust_manifest(package: Path) -> None:
 
 
 @pytest.mark.heavy
-def test_a_client_that_does_not_read_holds_no_server(package):
-    """A large answer waits in the socket, and without a limit for draining it waited for ever."""
+def test_client_not_reading_its_response_does_not_block_shutdown(package):
+    """A large response waits in the socket; without a limit for draining, shutdown never ended."""
     with serving(package, "--provider", "cpu", "--threads", 1, "--timeout", 12) as command:
         url = httpx.URL(command.told["url"])
         with socket.socket() as stalled:
@@ -242,7 +242,7 @@ def test_a_client_that_does_not_read_holds_no_server(package):
 
 
 @pytest.mark.parametrize("key", ["", " "])
-def test_an_empty_key_in_the_environment_is_an_error_as_on_the_command_line(key, package, monkeypatch, capsys):
+def test_empty_api_key_in_environment_is_rejected(key, package, monkeypatch, capsys):
     monkeypatch.setenv("PARTITA_API_KEY", key)
     assert run(["serve", str(package), "--port", "0"]) == 2
     assert "PARTITA_API_KEY is empty" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""How a server ends: open requests, signals, a stderr that cannot be written, and work that does not end."""
+"""Server shutdown: open requests, signals, unwritable stderr, and steps that do not return."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ main()
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_open_requests_are_answered(package: Path, stream: bool) -> None:
+def test_shutdown_completes_open_requests(package: Path, stream: bool) -> None:
     def full(line: str) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -55,7 +55,7 @@ def test_open_requests_are_answered(package: Path, stream: bool) -> None:
     ending.server.end(signal.SIGTERM)  # after the end nothing happens
 
 
-def test_an_end_that_does_not_wait_returns_errors(package: Path) -> None:
+def test_shutdown_with_zero_drain_timeout_returns_503(package: Path) -> None:
     limits = ServerLimits(drain_timeout=0)
     with running({"tiny": package}, limits) as ending, ending.slowly(), ThreadPoolExecutor(8) as pool:
         pending = [pool.submit(ending.post, COMPLETION, LONG) for _ in range(8)]
@@ -67,9 +67,7 @@ def test_an_end_that_does_not_wait_returns_errors(package: Path) -> None:
     assert len(cut) + sum(answer.status_code == 200 for answer in answers) == 8
 
 
-def test_an_error_of_a_run_reaches_the_client_when_it_cannot_be_logged(
-    package: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_error_reaches_client_if_logging_fails(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(line: str) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -97,7 +95,7 @@ def at_work(command: Command) -> int:
     return sum(int(float(line.split()[-1])) for line in lines if line.startswith(wanted))
 
 
-def test_a_closed_terminal_and_its_shell_send_one_signal(package: Path, tmp_path: Path) -> None:
+def test_repeated_sighup_counts_as_a_single_shutdown_signal(package: Path, tmp_path: Path) -> None:
     master, slave = os.openpty()
     (slow := tmp_path / "slow").touch()
     with slow_server(package, slow, 0.01, stderr=slave) as command, ThreadPoolExecutor(8) as pool:
@@ -112,7 +110,7 @@ def test_a_closed_terminal_and_its_shell_send_one_signal(package: Path, tmp_path
         assert command.process.wait(SECONDS) == 0
 
 
-def test_the_second_ctrl_c_ends_at_once(package: Path, tmp_path: Path) -> None:
+def test_second_ctrl_c_cancels_open_requests_with_503(package: Path, tmp_path: Path) -> None:
     (slow := tmp_path / "slow").touch()
     with slow_server(package, slow, 0.1) as command, ThreadPoolExecutor(8) as pool:
         answers = [pool.submit(command.post, LONG) for _ in range(8)]
@@ -124,7 +122,7 @@ def test_the_second_ctrl_c_ends_at_once(package: Path, tmp_path: Path) -> None:
     assert code == 130 and err.count("SIGINT: shutting down") == 1 and "Traceback" not in err
 
 
-def test_the_command_ends_beside_a_step_that_does_not(package: Path, tmp_path: Path) -> None:
+def test_command_exits_while_a_step_is_stuck(package: Path, tmp_path: Path) -> None:
     slow = tmp_path / "slow"
     with slow_server(package, slow, 600, "--drain-timeout", 0) as command, ThreadPoolExecutor(1) as pool:
         slow.touch()

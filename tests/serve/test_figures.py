@@ -1,4 +1,4 @@
-"""What the server tells of itself: figures for Prometheus, the report of its sessions, and its health."""
+"""Metrics for Prometheus, the report of the running sessions, and health."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.serve.serving import Running, running, until
 BODY = {"model": "tiny", "prompt": "return the", "max_tokens": 5, "temperature": 0, "ignore_eos": True}
 
 
-def test_requests_show_in_the_figures(server: Running) -> None:
+def test_requests_are_counted_in_metrics(server: Running) -> None:
     server.post("/v1/completions", BODY)
     before = {name: server.metric(name) for name in COUNTED}
     prompt = server.post("/v1/completions", BODY).json()["usage"]["prompt_tokens"]
@@ -54,7 +54,7 @@ COUNTED = (
 )
 
 
-def test_the_placement_is_in_the_figures_as_the_report_has_it(server: Running) -> None:
+def test_placement_metrics_match_report(server: Running) -> None:
     report = Report.model_validate(server.get("/report").json())
     decode = next(phase for phase in report.phases if phase.name == "decode")
     labels = {"model": "tiny", "phase": "decode"}
@@ -65,7 +65,7 @@ def test_the_placement_is_in_the_figures_as_the_report_has_it(server: Running) -
     assert server.metric("partita_cache_in_place") == 1
 
 
-def test_the_figures_are_what_prometheus_reads(server: Running) -> None:
+def test_metrics_are_valid_prometheus_and_openmetrics_text(server: Running) -> None:
     answer = server.get("/metrics")
     families = {family.name for family in text_string_to_metric_families(answer.text)}
     assert {"partita_time_to_first_token_seconds", "partita_slots_running", "process_resident_memory_bytes"} <= families
@@ -74,7 +74,7 @@ def test_the_figures_are_what_prometheus_reads(server: Running) -> None:
     assert newer.headers["content-type"].startswith("application/openmetrics-text")
 
 
-def test_the_report_is_that_of_the_running_sessions_in_every_view(server: Running) -> None:
+def test_report_covers_running_sessions_in_every_view(server: Running) -> None:
     report = Report.model_validate(server.get("/report").json())
     assert all(check.passed for check in report.checks), [check for check in report.checks if not check.passed]
     assert report.summary is not None and report.summary.state == "all" and report.summary.cache_in_place
@@ -92,7 +92,7 @@ def test_the_report_is_that_of_the_running_sessions_in_every_view(server: Runnin
 
 
 @pytest.mark.parametrize("process", ["this", "child"])
-def test_a_report_opens_no_session_and_stops_no_generation(
+def test_report_opens_no_session_and_does_not_block_generation(
     package: Path, process: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, goes_on = threading.Event(), threading.Event()
@@ -118,7 +118,7 @@ def test_a_report_opens_no_session_and_stops_no_generation(
 GAP = "experiments on 1 node are missing or incomplete: the budget: odd"
 
 
-def test_experiments_are_made_once_and_are_in_every_report(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probes_run_once_and_appear_in_every_report(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[RunFacts] = []
 
     def probe(facts: RunFacts, resolutions: Any, *_: object) -> tuple[RunFacts, Any]:
@@ -149,9 +149,7 @@ def test_experiments_are_made_once_and_are_in_every_report(package: Path, monkey
     assert len(seen) == 2 and all("odd" in each.sessions[0].of("CPUExecutionProvider").probes for each in seen)
 
 
-def test_a_reader_of_prompts_that_does_not_come_back_is_a_server_that_is_down(
-    server: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stuck_prompt_encoder_makes_health_503(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     served, done = server.models["tiny"], threading.Event()
     monkeypatch.setattr("partita.serve.served_package.READ_SECONDS", 0.2)
     reading = served.encoder.submit(served.encode, lambda: [] if done.wait(60) else [])

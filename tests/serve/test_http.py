@@ -1,4 +1,4 @@
-"""What comes over a connection that is no plain POST: other methods, odd heads and paths, other calls of the client."""
+"""HTTP beyond a plain POST: other methods, unusual heads and paths, hosts, origins and disconnects."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ def answered(server: Running, sent: bytes) -> tuple[int, bytes]:
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/models", "/v1/models/tiny", "/metrics", "/report"])
-def test_a_head_is_that_of_the_answer_without_its_body(server, path):
+def test_head_returns_headers_of_get_without_body(server, path):
     answer = httpx.head(f"{server.url}{path}")
     assert answer.status_code == 200 and not answer.content
     assert answer.headers["content-type"] == server.get(path).headers["content-type"]
 
 
 @pytest.mark.parametrize("version", ["\xff", "1..2", "9" * 400])
-def test_figures_are_given_whatever_version_a_scraper_asks_for(server, version):
+def test_metrics_accept_any_openmetrics_version(server, version):
     accept = f"application/openmetrics-text; version={version}".encode("latin-1")
     answer = httpx.get(f"{server.url}/metrics", headers={b"accept": accept})
     assert answer.status_code == 200 and "partita_slots" in answer.text
 
 
-def test_a_bug_is_an_error_in_the_format_of_all_and_told_to_the_operator_alone(server, monkeypatch):
+def test_internal_error_returns_500_and_details_only_in_log(server, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(server.server.endpoints, "names", None)
         answers = [server.get("/v1/models"), server.post(COMPLETION, GOOD[COMPLETION])]
@@ -76,7 +76,7 @@ def test_a_bug_is_an_error_in_the_format_of_all_and_told_to_the_operator_alone(s
     ],
     ids=lambda value: repr(value[:60]) if isinstance(value, bytes) else str(value),
 )
-def test_odd_requests_have_a_status_and_an_object_of_json(server, sent, status):
+def test_unusual_requests_get_expected_status_and_json_body(server, sent, status):
     if b"%x;a=b" in sent:
         sent %= (len(BODY), BODY)
     found, body = answered(server, sent)
@@ -88,8 +88,8 @@ def test_odd_requests_have_a_status_and_an_object_of_json(server, sent, status):
     assert status == 200 or set(record["error"]) == {"message", "type", "param", "code"}
 
 
-def test_two_lengths_of_a_body_end_the_connection(server):
-    """What follows would be the body to one reader, and the next request to another (RFC 9112, section 6.1)."""
+def test_chunked_encoding_with_content_length_returns_400_and_closes(server):
+    """Prevents request smuggling (RFC 9112, section 6.1)."""
     both = b"POST /v1/completions HTTP/1.1\r\n" + CHUNKED + b"content-length: 6\r\n\r\n0\r\n\r\n"
     with raw(server.address) as connection:
         connection.sendall(both + b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
@@ -111,21 +111,21 @@ def test_two_lengths_of_a_body_end_the_connection(server):
         ("", 400),
     ],
 )
-def test_a_host_that_leads_to_this_machine_by_another_name_is_refused(server, host, status):
-    """A page of evil.example whose name is made to lead to 127.0.0.1 is same-origin."""
+def test_host_header_other_than_localhost_is_rejected(server, host, status):
+    """Prevents DNS rebinding: a page of evil.example resolved to 127.0.0.1 is same-origin."""
     for path in ("/health", "/v1/models", "/report", "/metrics"):
         assert server.get(path, headers={"host": host}).status_code == status
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://localhost:1", "file://"])
-def test_a_foreign_origin_is_refused(server, origin):
+def test_foreign_origin_returns_403(server, origin):
     answer = server.post(COMPLETION, GOOD[COMPLETION], headers={"origin": origin})
     assert said(answer, 403)["code"] == "origin_not_allowed"
     own = server.post(COMPLETION, GOOD[COMPLETION], headers={"origin": server.url})
     assert own.status_code == 200 and "access-control-allow-origin" not in own.headers
 
 
-def test_an_allowed_origin_may_ask_and_preflight_without_a_key(package):
+def test_allowed_origin_gets_cors_headers_and_keyless_preflight(package):
     page = "http://app.example:3000"
     with running({"tiny": package}, keys=("secret",), origins=(page,)) as guarded:
         wanted = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
@@ -144,8 +144,8 @@ def test_an_allowed_origin_may_ask_and_preflight_without_a_key(package):
         assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == "*"
 
 
-def test_one_who_says_no_more_is_taken_as_gone_and_holds_no_row(server):
-    """The end of a stream is how a client that has gone looks."""
+def test_half_closed_connection_is_dropped_and_holds_no_slot(server):
+    """A disconnected client looks the same as a half-closed connection."""
     with raw(server.address) as connection:
         connection.sendall(b"POST /v1/completions HTTP/1.1\r\n" + SIZED + b"\r\n" + BODY[:-4])
         connection.shutdown(1)

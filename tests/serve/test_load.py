@@ -1,4 +1,4 @@
-"""Many clients at once, clients that go away and clients that read slowly: nothing is lost, and rows are freed."""
+"""Many concurrent, disconnecting and slow clients: no response is lost, and slots are freed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.memory import native_bytes, python_blocks, slope
 from tests.serve.serving import COMPLETION, LONG, SECONDS, Running, raw, request_bytes, running, until
 
 
-def test_64_clients_lose_nothing_and_hear_what_each_would_alone(server):
+def test_64_clients_get_the_responses_of_sequential_requests(server):
     prompts = [f"return the {word} {number}" for number in range(16) for word in ("value", "list", "item", "other")]
     asked: Any = {"temperature": 0, "extra_body": {"ignore_eos": True}}
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0, timeout=SECONDS) as client:
@@ -51,7 +51,7 @@ def test_64_clients_lose_nothing_and_hear_what_each_would_alone(server):
     assert server.log == []
 
 
-def test_clients_that_go_away_free_their_rows_and_leave_the_queue(server):
+def test_disconnected_clients_free_their_slots_and_queue_entries(server):
     interrupted = 'partita_prompts_ended_total{model="tiny",reason="interrupted"}'
     before = [line for line in server.get("/metrics").text.splitlines() if line.startswith(interrupted)]
     with server.slowly():
@@ -67,7 +67,7 @@ def test_clients_that_go_away_free_their_rows_and_leave_the_queue(server):
     assert server.post(COMPLETION, {**LONG, "max_tokens": 2}).status_code == 200
 
 
-def test_a_slow_reader_holds_no_row_and_gets_all_of_its_answer(server):
+def test_slow_client_holds_no_slot_and_gets_full_response(server):
     with raw(server.address) as slow:
         slow.sendall(request_bytes(COMPLETION, {**LONG, "stream": True}))
         head = slow.recv(10)
@@ -87,7 +87,7 @@ def _events(data: bytes) -> list[bytes]:
     return [line for line in data.split(b"\n") if line.startswith(b"data: {")]
 
 
-def test_the_queue_has_an_end(package):
+def test_full_queue_returns_503_with_retry_after(package):
     with running({"tiny": package}, ServerLimits(max_queue=2)) as small, ThreadPoolExecutor(12) as pool:
         with small.slowly():
             answers = list(pool.map(lambda _: small.post(COMPLETION, {**LONG, "max_tokens": 20}), range(12)))
@@ -110,7 +110,7 @@ def test_the_queue_has_an_end(package):
             assert all(answer.result().choices for answer in asked)
 
 
-def test_time_is_limited(package):
+def test_request_timeout_returns_504_or_stream_error_event(package):
     with running({"tiny": package}, ServerLimits(timeout=0.3)) as hasty, hasty.slowly():
         answer = hasty.post(COMPLETION, LONG)
         assert answer.status_code == 504 and answer.json()["error"]["code"] == "request_timeout"
@@ -130,7 +130,7 @@ def test_time_is_limited(package):
         until(lambda: hasty.is_idle)
 
 
-def test_open_requests_are_limited(package):
+def test_request_limit_returns_503(package):
     limits, key = ServerLimits(max_requests=1), {"authorization": "Bearer secret"}
     with running({"tiny": package}, limits, keys=("secret",)) as single, single.slowly(), ThreadPoolExecutor(1) as pool:
         long = pool.submit(single.post, COMPLETION, LONG, headers=key)
@@ -145,8 +145,8 @@ def test_open_requests_are_limited(package):
 
 
 @pytest.mark.heavy
-def test_memory_is_flat(server, monkeypatch):
-    """What requests of every kind leave behind, as a slope; `library/test_memory.py` has thousands without HTTP."""
+def test_memory_does_not_grow_with_requests(server, monkeypatch):
+    """Memory slope over requests of every kind; `library/test_memory.py` runs thousands without HTTP."""
     monkeypatch.setattr(recorder, "KEPT_STEPS", 16)
     process, each = psutil.Process(), 40
 
@@ -197,7 +197,7 @@ def reading_slowly(server: Running) -> Iterator[tuple[threading.Event, list[str]
             goes_on.set()
 
 
-def test_a_prompt_whose_client_has_gone_before_it_was_read_is_not_read(server):
+def test_prompt_of_disconnected_client_is_not_encoded(server):
     with reading_slowly(server) as (goes_on, begun), ThreadPoolExecutor(1) as pool:
         first = pool.submit(server.post, COMPLETION, {**LONG, "prompt": "first", "max_tokens": 2})
         until(lambda: begun == ["first"])
@@ -214,7 +214,7 @@ def test_a_prompt_whose_client_has_gone_before_it_was_read_is_not_read(server):
         assert begun == ["first", "last"] and server.models["tiny"].unread == 0
 
 
-def test_time_and_the_queue_count_while_prompts_are_read(package):
+def test_timeout_and_queue_limit_apply_while_prompts_are_encoded(package):
     limits = ServerLimits(timeout=0.5, max_queue=1)
     with (
         running({"tiny": package}, limits) as hasty,

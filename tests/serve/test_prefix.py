@@ -1,4 +1,4 @@
-"""A server that is started again does not read its system prompt again."""
+"""Serving with a saved prefix: the system prompt is not prefilled after a restart."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def answer(server: Running) -> str:
 
 
 @pytest.mark.parametrize("process", ["this", "child"])
-def test_the_first_request_begins_with_the_prefix(server, package, prefix, process, monkeypatch):
+def test_first_request_reuses_saved_prefix(server, package, prefix, process, monkeypatch):
     submit = ServedPackage.submit
 
     def noted(self: ServedPackage, work: Work, choice: ResponseChoice) -> Ticket:
@@ -48,7 +48,7 @@ def test_the_first_request_begins_with_the_prefix(server, package, prefix, proce
         assert copied == [known] and known > 16
 
 
-def test_what_is_no_prefix_of_the_package_is_refused(package, prefix, capsys, tmp_path, monkeypatch):
+def test_invalid_or_foreign_prefix_is_rejected(package, prefix, capsys, tmp_path, monkeypatch):
     with (
         pytest.raises(GenerationError, match="not a readable prefix"),
         running({"tiny": package}, prefix=tmp_path),

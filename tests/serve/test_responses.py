@@ -1,4 +1,4 @@
-"""Answers of the server to OpenAI's own client: the texts are those of `generate`, in every form there is."""
+"""Server responses to OpenAI's client: texts equal those of `generate`, in every response format."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def generated(model: partita.Model, prompt: str, **options: Any) -> partita.Gene
     return model.generate([prompt] * model.batch_size, stop_token_ids=(), **options).run()
 
 
-def test_an_answer_is_that_of_the_library(complete, chat, model):
+def test_response_text_and_usage_match_library(complete, chat, model):
     answer = complete(prompt=PROMPT, **GREEDY)
     expected = generated(model, PROMPT, max_new_tokens=8)
     assert answer.choices[0].text == expected.text and answer.choices[0].finish_reason == "length"
@@ -66,7 +66,7 @@ def test_an_answer_is_that_of_the_library(complete, chat, model):
 
 
 @pytest.mark.parametrize("chats", [True, False])
-def test_a_stream_has_the_same_text_and_usage(complete, chat, chats):
+def test_stream_matches_text_and_usage_of_plain_response(complete, chat, chats):
     asked: Any = {"messages": MESSAGES, **GREEDY} if chats else {"prompt": PROMPT, **GREEDY}
     create = chat if chats else complete
     whole, chunks = create(**asked), list(create(**asked, **USAGE))
@@ -81,7 +81,7 @@ def test_a_stream_has_the_same_text_and_usage(complete, chat, chats):
     assert not chats or parts[0].choices[0].delta.role == "assistant"
 
 
-def test_a_stream_ends_with_done_and_is_not_buffered_by_proxies(server):
+def test_stream_ends_with_done_and_disables_proxy_buffering(server):
     body = {"model": "tiny", "prompt": PROMPT, "stream": True, "max_tokens": 3, "temperature": 0}
     answer = server.post(COMPLETION, body)
     assert answer.headers["content-type"].startswith("text/event-stream")
@@ -90,7 +90,7 @@ def test_a_stream_ends_with_done_and_is_not_buffered_by_proxies(server):
     assert last == "data: [DONE]" and all("usage" not in json.loads(line.removeprefix("data: ")) for line in events)
 
 
-def test_stop_strings_and_stop_tokens_end_the_answer(complete, model):
+def test_stop_strings_and_stop_tokens_end_the_completion(complete, model):
     whole = generated(model, PROMPT, max_new_tokens=8)
     text, tokens = whole.text, whole.tokens[0]
     stop, last = text[3:5], tokens[3]
@@ -103,7 +103,7 @@ def test_stop_strings_and_stop_tokens_end_the_answer(complete, model):
     assert found.text == generated(model, PROMPT, max_new_tokens=count).text == "".join(found.logprobs.tokens)
 
 
-def test_the_same_seed_gives_the_same_answer_and_another_one_another(complete):
+def test_equal_seeds_repeat_and_different_seeds_vary_completions(complete):
     def answer(seed: int | None) -> str:
         asked: Any = {**GREEDY, "max_tokens": 12, "seed": seed, "temperature": None}
         found: str = complete(prompt=PROMPT, **asked).choices[0].text
@@ -116,7 +116,7 @@ def test_the_same_seed_gives_the_same_answer_and_another_one_another(complete):
     assert complete(prompt=PROMPT, top_p=0, **{**GREEDY, "temperature": None}).choices[0].text == greedy
 
 
-def test_several_choices_are_drawn_apart_and_several_prompts_keep_their_order(complete, model):
+def test_multiple_choices_differ_and_multiple_prompts_keep_order(complete, model):
     answer = complete(prompt=PROMPT, n=3, seed=1, **{**GREEDY, "temperature": 1})
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     assert len({choice.text for choice in answer.choices}) > 1 and answer.usage.completion_tokens == 24
@@ -133,7 +133,7 @@ def test_several_choices_are_drawn_apart_and_several_prompts_keep_their_order(co
     assert several.completion_tokens == 2 * 6 * 8
 
 
-def test_token_ids_are_a_prompt_and_an_echo_begins_with_it(complete, model):
+def test_token_id_prompts_and_echo_match_text_prompts(complete, model):
     ids = model.encode(PROMPT)
     one = complete(prompt=ids, **GREEDY)
     two = complete(prompt=[ids, ids], echo=True, **GREEDY)
@@ -142,7 +142,7 @@ def test_token_ids_are_a_prompt_and_an_echo_begins_with_it(complete, model):
     assert "".join(chunk.choices[0].text for chunk in streamed) == two.choices[0].text
 
 
-def test_logprobs_of_a_chat(chat):
+def test_chat_logprobs_are_consistent_and_match_when_streamed(chat):
     content = chat(messages=MESSAGES, logprobs=True, top_logprobs=3, **GREEDY).choices[0].logprobs.content
     assert len(content) == 8
     for entry in content:
@@ -154,7 +154,7 @@ def test_logprobs_of_a_chat(chat):
     assert [(e.token, e.logprob) for e in streamed] == [(e.token, e.logprob) for e in content]
 
 
-def test_logprobs_of_a_completion(complete):
+def test_completion_logprobs_and_text_offsets_are_consistent(complete):
     found = complete(prompt=PROMPT, logprobs=2, **GREEDY).choices[0].logprobs
     assert len(found.tokens) == len(found.token_logprobs) == len(found.top_logprobs) == len(found.text_offset) == 8
     assert all(max(top.values()) == own for top, own in zip(found.top_logprobs, found.token_logprobs, strict=True))
@@ -166,7 +166,7 @@ def test_logprobs_of_a_completion(complete):
 
 
 @pytest.mark.parametrize("room", [0, 1, 8])
-def test_a_prompt_as_long_as_the_cache_is_refused_and_a_shorter_one_is_answered(complete, model, room):
+def test_prompt_must_be_shorter_than_cache(complete, model, room):
     prompt, asked = [5] * (model.max_length - room), {**GREEDY, "max_tokens": None}
     if not room:
         with pytest.raises(openai.BadRequestError, match=str(len(prompt))) as caught:
@@ -186,7 +186,7 @@ def test_models_are_listed(client):
         client.models.retrieve("other")
 
 
-def test_several_packages_are_several_models(package, own_copy):
+def test_several_packages_are_served_as_several_models(package, own_copy):
     with running({"one": package, "two": own_copy(package)}) as both:
         body = {"prompt": PROMPT, "max_tokens": 6, "temperature": 0, "ignore_eos": True}
         answers = [both.post(COMPLETION, {"model": name, **body}).json() for name in ("one", "two")]
@@ -198,7 +198,7 @@ def test_several_packages_are_several_models(package, own_copy):
         assert [both.metric("partita_generated_tokens_total", model=name) for name in ("one", "two")] == [6, 6]
 
 
-def test_without_a_limit_a_chat_ends_where_the_cache_is_full(server, model):
+def test_chat_without_max_tokens_ends_at_cache_length(server, model):
     body = {"model": "tiny", "messages": MESSAGES, "temperature": 0, "ignore_eos": True}
     answer = server.post(CHAT, body).json()
     assert answer["choices"][0]["finish_reason"] == "length" and answer["usage"]["total_tokens"] == model.max_length

@@ -1,4 +1,4 @@
-"""Answers of the server are the same with guesses of what follows."""
+"""Server responses are the same with speculative decoding."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ TEXT = "def add(a, b):\n    return a + b\n\ndef add(a, b):"
 COMPLETION = "/v1/completions"
 
 
-def test_guesses_make_no_difference_to_an_answer_and_are_fed_when_one_row_goes_on(
-    package: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of four rows in `gqa`, as the server's page has packages exported."""
+def test_speculation_keeps_completions_and_accepts_draft_tokens(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Package with four rows and `gqa` attention, as the serving page recommends."""
     always_draft(monkeypatch)
     monkeypatch.setattr("partita.serve.served_package.REPORT_SECONDS", 0.0)
     prompts, count = [TEXT, TEXT[4:], TEXT[:30], TEXT[:20]], 24

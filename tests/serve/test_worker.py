@@ -1,4 +1,4 @@
-"""A package in a worker process that is killed while the server runs."""
+"""A served package whose worker process is killed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def streamed(server: Running, after: int) -> list[dict[str, Any]]:
     return events
 
 
-def test_a_stream_ends_with_an_error_event_and_the_next_request_works(apart: Running) -> None:
+def test_killed_worker_ends_stream_with_error_and_restarts(apart: Running) -> None:
     for _ in range(20):  # a fast worker may have sent everything before it is killed
         events = streamed(apart, 1)
         assert is_well(apart)
@@ -58,7 +58,7 @@ def test_a_stream_ends_with_an_error_event_and_the_next_request_works(apart: Run
     assert any("being restarted" in line for line in apart.log)
 
 
-def test_openai_s_client_raises_the_error_of_a_stream(apart: Running) -> None:
+def test_openai_client_raises_stream_error_of_killed_worker(apart: Running) -> None:
     asked: Any = {key: value for key, value in LONG.items() if key != "ignore_eos"}
     with openai.OpenAI(base_url=f"{apart.url}/v1", api_key="x", max_retries=0, timeout=SECONDS) as client:
         for _ in range(20):
@@ -74,7 +74,7 @@ def test_openai_s_client_raises_the_error_of_a_stream(apart: Running) -> None:
     assert is_well(apart)
 
 
-def test_waiting_requests_are_answered(apart: Running) -> None:
+def test_waiting_requests_complete_after_worker_is_killed(apart: Running) -> None:
     with ThreadPoolExecutor(24) as pool:
         worker(apart).suspend()
         answers = [pool.submit(apart.post, COMPLETION, LONG) for _ in range(24)]
@@ -86,10 +86,10 @@ def test_waiting_requests_are_answered(apart: Running) -> None:
     assert apart.metric("partita_model_up") == 1
 
 
-def test_a_package_that_was_loaded_again_keeps_to_the_limits_and_is_tried_again_by_itself(
+def test_reload_over_placement_limits_is_down_until_retry_succeeds(
     apart: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A load balancer sends no request to a server whose /health is 503."""
+    """Retries by itself: load balancers send no requests to a server with /health 503."""
     monkeypatch.setattr("partita.library.engine.remote.RETRY_SECONDS", 0.2)
     served = apart.models["tiny"]
     nodes = served._metrics.nodes.labels("tiny", "decode", "GPU")
@@ -109,7 +109,7 @@ def test_a_package_that_was_loaded_again_keeps_to_the_limits_and_is_tried_again_
     assert "created when the model was reloaded" in apart.get("/report").text
 
 
-def test_a_worker_that_does_not_answer_is_ended_with_the_server(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_suspended_worker_is_ended_with_the_server(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("partita.serve.served_package.END_SECONDS", 0.3)
     monkeypatch.setattr("partita.runtime.worker.parent.END_SECONDS", 0.3)
     with running({"tiny": package}, process="child") as server, ThreadPoolExecutor(1) as pool:

@@ -1,4 +1,4 @@
-"""The table from answers: verdicts, types by outcome, what a model needs."""
+"""The support table built from probe results: outcomes, types by outcome, operators of a model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FLOAT, HALF, WHOLE = "T=tensor(float)", "T=tensor(float16)", "T=tensor(int64)"
         (["invalid", "untested"], "untested"),
     ],
 )
-def test_an_invalid_model_says_nothing_of_the_provider(outcomes, expected):
+def test_invalid_outcomes_do_not_affect_support_level(outcomes, expected):
     assert support_level(answer("Cast", outcome, FLOAT) for outcome in outcomes) == expected
 
 
@@ -38,11 +38,11 @@ def test_an_invalid_model_says_nothing_of_the_provider(outcomes, expected):
         ("sparse_tensor(float)", "sparse_tensor(float32)"),
     ],
 )
-def test_types_have_the_names_that_people_use(kind, expected):
+def test_type_names_are_shortened(kind, expected):
     assert short(kind) == expected
 
 
-def test_types_by_outcome_and_forms_apart():
+def test_types_are_grouped_by_outcome_and_forms_are_separate():
     made = table(
         answer("Cast", "supported", FLOAT),
         answer("Cast", "rejected", HALF, message="no kernel"),
@@ -62,7 +62,7 @@ def test_types_by_outcome_and_forms_apart():
     assert (made.variants.supported, made.variants.rejected, made.variants.invalid) == (2, 2, 1)
 
 
-def test_types_that_are_not_taken_explain_a_form_and_no_attribute_is_blamed():
+def test_rejected_type_explains_form_before_attributes():
     half = answer("Cast", "rejected", "T=tensor(float16)", kind="form", factors=frozenset({"saturate=0"}))
     plain = form("Cast", "supported", "saturate by default")
     told = table(answer("Cast", "rejected", HALF), plain, half).operators[0].newest
@@ -71,12 +71,12 @@ def test_types_that_are_not_taken_explain_a_form_and_no_attribute_is_blamed():
     assert [condition.factors for condition in untold.conditions] == [("T float16", "saturate=0")]
 
 
-def test_a_form_without_an_input_has_no_type_for_it():
+def test_absent_optional_input_has_empty_type():
     made = table(answer("Clip", "supported", FLOAT, "T2=tensor(float)"), answer("Clip", "supported", FLOAT))
     assert made.operators[0].newest.types.supported == (("float32", "float32"), ("float32", ""))
 
 
-def test_versions_are_in_order_and_the_newest_is_last():
+def test_operator_versions_are_sorted_with_newest_last():
     made = table(answer("Cast", "supported", FLOAT, since=13), answer("Cast", "rejected", FLOAT, since=9, until=12))
     assert [version.since for version in made.operators[0].versions] == [9, 13]
     assert made.operators[0].newest.since == 13
@@ -85,7 +85,7 @@ def test_versions_are_in_order_and_the_newest_is_last():
 @pytest.mark.parametrize(
     ("kind", "expected"), [(FLOAT, "supported"), (HALF, "rejected"), ("T=tensor(bool)", "untested")]
 )
-def test_what_a_model_needs_is_looked_up_in_its_types(kind, expected):
+def test_model_operators_get_outcome_of_their_types(kind, expected):
     name, _, text = kind.partition("=")
     made = table(
         answer("Cast", "supported", FLOAT),
@@ -110,7 +110,7 @@ def test_what_a_model_needs_is_looked_up_in_its_types(kind, expected):
         ([], ["a=1", "a=2"], [], 0),
     ],
 )
-def test_the_fewest_factors_that_no_taken_form_has_decide(taken, others, found, unexplained):
+def test_deciding_factors_are_smallest_sets_absent_from_supported_forms(taken, others, found, unexplained):
     def forms(texts: list[str]) -> list[frozenset[str]]:
         return [frozenset(text.split(", ")) for text in texts]
 

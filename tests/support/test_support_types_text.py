@@ -1,4 +1,4 @@
-"""Types in words, which say no more and no less than the assignments."""
+"""Text for supported and rejected type assignments."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ from partita.support.records import Assignments
 from partita.support.sections import refused_text, supported_text
 
 
-def test_all_of_them():
+def test_all_types_supported_text_lists_all():
     types = Assignments(variables=("T",), supported=(("float32",), ("int8",)))
     assert (supported_text(types), refused_text(types)) == ("all: float32, int8", "")
 
 
-def test_none_of_them():
+def test_no_types_supported_text_is_none():
     types = Assignments(variables=("T",), rejected=(("float32",), ("int8",)))
     assert (supported_text(types), refused_text(types)) == ("none", "float32, int8")
 
 
-def test_untried_types_keep_it_from_being_all():
+def test_untested_types_omit_the_all_prefix():
     types = Assignments(variables=("T",), supported=(("float32",),), untested=(("int8",),))
     assert supported_text(types) == "float32"
 
 
-def test_a_product_is_said_by_variable():
+def test_product_of_types_is_listed_per_variable():
     rows = tuple((a, b) for a in ("float32", "float16") for b in ("int32", "int64"))
     types = Assignments(variables=("T", "I"), supported=rows, rejected=(("float64", "int32"), ("float64", "int64")))
     assert supported_text(types) == "T: float32, float16; I: int32, int64"
     assert refused_text(types) == "the other 2 combinations"
 
 
-def test_what_is_no_product_is_said_with_what_goes_together():
+def test_non_product_types_are_listed_as_combinations():
     types = Assignments(variables=("T1", "T2"), supported=(("a", "x"), ("b", "x"), ("b", "y")), rejected=(("a", "y"),))
     assert supported_text(types) == "T1 a with T2 x; T1 b with T2 x, y"
     assert refused_text(types) == "the other 1 combination"
 
 
-def test_types_that_have_to_be_the_same():
+def test_equal_type_variables_are_listed_as_equation():
     types = Assignments(variables=("T", "U"), supported=(("a", "a"), ("b", "b")), rejected=(("a", "b"), ("b", "a")))
     assert supported_text(types) == "T = U: a, b"
 
@@ -47,6 +47,6 @@ def test_many_combinations_are_counted():
     assert supported_text(types) == f"{len(taken)} of 512 combinations of A, B, C"
 
 
-def test_the_only_type_that_an_input_may_have_is_not_said():
+def test_fixed_input_types_are_omitted():
     types = Assignments(variables=("T", "tensor(int64)"), supported=(("float32", "int64"),))
     assert supported_text(types) == "float32"

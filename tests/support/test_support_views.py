@@ -1,4 +1,4 @@
-"""The views of a support table, its published schema, and that it is read back as it was written."""
+"""The views of a support table, its published schema, and that it loads back unchanged."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ def make() -> SupportTable:
 
 
 @pytest.mark.parametrize("view", ("html", "json", "markdown", "text"))
-def test_every_view_says_what_is_taken_and_what_was_not_tried(made, view):
+def test_every_view_shows_operators_types_and_provider_version(made, view):
     text = load_view(view, VIEWS).to_text(made)
     for told in ("Resize", "float16", "mode=cubic", "com.microsoft", "Scale-1", "onnxruntime-webgpu 1.27.0"):
         assert told in text, (view, told)
 
 
-def test_a_table_is_read_back_as_it_was_written(made, tmp_path):
+def test_json_table_round_trips_and_matches_published_schema(made, tmp_path):
     path = tmp_path / "table.json"
     path.write_text(load_view("json", VIEWS).to_text(made), encoding="utf-8")
     assert storage.read_one_of(path, {SCHEMA: SupportTable}) == made
     jsonschema.validate(json.loads(path.read_text(encoding="utf-8")), json.loads(PUBLISHED.read_text(encoding="utf-8")))
 
 
-def test_few_operators_are_shown_with_what_was_said(made):
+def test_text_view_of_few_operators_shows_error_messages(made):
     assert "Resize-13: kernel not found" in load_view("text", VIEWS).to_text(made)
 
 
-def test_many_operators_are_shown_by_their_newest_version():
+def test_text_view_of_many_operators_shows_newest_versions_only():
     many = [answer(f"Op{number}", "supported", FLOAT, since=since) for number in range(9) for since in (9, 13)]
     made = table(*many)
     assert "Op3-9" not in load_view("text", VIEWS).to_text(made)

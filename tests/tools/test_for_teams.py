@@ -45,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_action_places_checks_and_writes_the_summary(folder: Path):
+def test_action_checks_placement_and_writes_summary(folder: Path):
     options = {"model": "model.onnx", "place_options": "--shape 'x=1,3,224,224'"}
     done = act(folder, **options, limits="--require 'provider=cpu,share>=0.95' --max-copies 0")
     assert done.returncode == 0, done.stderr
@@ -58,7 +58,7 @@ def test_the_action_places_checks_and_writes_the_summary(folder: Path):
     assert act(folder, **options, baseline="baseline.json").returncode == 0
 
 
-def test_the_action_refuses_a_baseline_that_it_would_write_over(folder: Path):
+def test_action_rejects_baseline_equal_to_its_output(folder: Path):
     (folder / "placement.json").write_text("{}")
     refused = act(folder, model="model.onnx", baseline="./placement.json")
     assert refused.returncode == 2 and "another name" in refused.stderr
@@ -66,20 +66,20 @@ def test_the_action_refuses_a_baseline_that_it_would_write_over(folder: Path):
 
 
 @pytest.mark.parametrize("name", ["place-options", "limits"])
-def test_the_action_names_the_input_with_an_open_quote(folder: Path, name: str):
+def test_action_names_input_with_unclosed_quote(folder: Path, name: str):
     refused = act(folder, model="model.onnx", **{name: "--shape 'x=1"})
     assert refused.returncode == 2
     assert refused.stderr == f"the input {name} has a quote that is not closed: --shape 'x=1\n"
     assert not (folder / "placement.json").exists()
 
 
-def test_the_action_ends_with_the_error_of_a_placement_that_fails(folder: Path):
+def test_action_fails_with_placement_error(folder: Path):
     failed = act(folder, model="no-such-model.onnx", limits="--max-copies 0")
     assert failed.returncode not in (0, 5)
     assert "no-such-model.onnx" in failed.stderr
 
 
-def test_the_hook_checks_the_reports_that_it_gets(folder: Path):
+def test_pre_commit_hook_checks_given_reports(folder: Path):
     options = {"model": "model.onnx", "place_options": "--shape x=1,3,224,224"}
     assert act(folder, **options, report="a.report.json").returncode == 0
     (folder / "b.report.json").write_bytes((folder / "a.report.json").read_bytes())
@@ -94,8 +94,8 @@ def test_the_hook_checks_the_reports_that_it_gets(folder: Path):
     assert failed.stderr.splitlines()[-1] == "partita: 2 of 2 reports failed"
 
 
-def test_the_distribution_is_built_and_valid(tmp_path: Path):
-    """What `pip install partita` gets: the command, the type marker and the embedded checkpoint."""
+def test_distribution_is_valid_and_complete(tmp_path: Path):
+    """Checks metadata, type marker and demo checkpoint; tests and tools are not included."""
     build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(tmp_path), str(REPOSITORY)]
     subprocess.run(build, check=True, capture_output=True)
     files = sorted(tmp_path.iterdir())
@@ -108,7 +108,7 @@ def test_the_distribution_is_built_and_valid(tmp_path: Path):
     assert not any(name.startswith(("tests/", "tools/")) for name in names)
 
 
-def test_the_site_builds_in_strict_mode(tmp_path: Path):
+def test_docs_site_builds_in_strict_mode(tmp_path: Path):
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
     done = subprocess.run(build, cwd=REPOSITORY, text=True, capture_output=True)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""The pages that are made from code are current, and reading a report stays light."""
+"""Generated pages and schemas are up to date, and reading a report imports no heavy library."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ AGAIN = "write it again with: python -m tools.published docs"
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_what_is_published_is_current(name):
+def test_generated_pages_are_up_to_date(name):
     assert (DOCS / name).read_text(encoding="utf-8") == PAGES[name](), AGAIN
 
 
-def test_every_schema_of_the_documentation_is_made():
+def test_every_docs_schema_is_generated():
     assert {path.name for path in DOCS.glob("*.schema.json")} == {name for name in PAGES if name.endswith(".json")}
 
 
-def test_every_reason_is_on_the_page():
+def test_reasons_page_has_every_reason():
     for reason in REASONS.values():
         assert f"\n## {reason.code}\n" in reasons_text()
 
 
-def test_the_page_has_the_time_limits_of_experiments_and_the_cache_variable():
+def test_reasons_page_states_probe_time_limits_and_cache_variable():
     from partita.files import CACHE_VARIABLE
     from partita.options.placement import PlaceOptions
     from partita.runtime.lab.laboratory import MODEL_SECONDS, PATIENCE, START_SECONDS
@@ -45,12 +45,12 @@ def test_the_page_has_the_time_limits_of_experiments_and_the_cache_variable():
     assert f"`{CACHE_VARIABLE}=`" in page
 
 
-def test_one_command_writes_all(tmp_path):
+def test_main_writes_every_page(tmp_path):
     main(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == set(PAGES)
 
 
-def test_the_schema_knows_every_field_of_a_report():
+def test_report_schema_has_every_field():
     schema = Report.model_json_schema(by_alias=True)
     raw = json.loads(report_of(mixed_facts(), GPU_CHAIN).model_dump_json(by_alias=True))
     assert set(raw) == set(schema["properties"])
@@ -58,14 +58,14 @@ def test_the_schema_knows_every_field_of_a_report():
         assert set(value) == set(schema["$defs"][record]["properties"])
 
 
-def test_the_page_on_the_schema_names_every_section():
+def test_schema_page_names_every_section():
     page = (DOCS / "report-schema.md").read_text(encoding="utf-8")
     for section in Report.model_json_schema()["properties"]:
         assert f"`{section}`" in page, section
 
 
 @pytest.mark.parametrize("module", ["build", "storage", "sections.report"])
-def test_reports_need_no_heavy_library(module):
+def test_report_modules_import_no_heavy_library(module):
     heavy = ("torch", "onnxruntime", "transformers", "onnx", "numpy")
     code = f"import sys, partita.partition_reports.{module}; print([name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
@@ -76,6 +76,6 @@ def test_reports_need_no_heavy_library(module):
 
 
 @pytest.mark.parametrize("name", support_tables.TABLES)
-def test_a_page_is_made_from_its_tables(name: str) -> None:
+def test_support_page_matches_its_tables(name: str) -> None:
     written = (support_tables.FOLDER / f"{name}.md").read_text(encoding="utf-8")
     assert written == support_tables.page(name), "write it again with: python -m tools.support_tables --pages"

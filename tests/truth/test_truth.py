@@ -1,4 +1,4 @@
-"""A sample of onnx's own backend tests, placed and compared with plain ONNX Runtime; `make truth` has all of them."""
+"""A sample of onnx's backend tests, compared with plain ONNX Runtime; `make truth` runs all of them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ PROVIDERS = [pytest.param(name, marks=pytest.mark.environment(WHERE[name])) for 
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_placement_is_that_of_plain_onnxruntime_and_reasons_agree_with_the_support_table(
-    provider: str, tmp_path: Path
-) -> None:
+def test_placement_matches_onnxruntime_and_reasons_match_support_table(provider: str, tmp_path: Path) -> None:
     if provider == "cuda":
         require_dry_run()
     for target in ENVIRONMENTS[WHERE[provider]].targets:

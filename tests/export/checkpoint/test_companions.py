@@ -1,4 +1,4 @@
-"""What generate would refuse of a package's files is found by export, which reads them the same way."""
+"""Export checks generation config, tokenizer and chat template with the readers that generate uses."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"eos_token_id": "x"}', '{"eos_token_id": [2, null]}'])
-def test_a_damaged_generation_config_is_refused(
+def test_damaged_generation_config_fails_export(
     checkpoint: Path, capsys: pytest.CaptureFixture[str], content: str
 ) -> None:
     (checkpoint / "generation_config.json").write_text(content)
@@ -49,7 +49,7 @@ def test_a_damaged_generation_config_is_refused(
     ("model_type", "said", "stop"),
     [("gemma3", {"text_config": {"eos_token_id": 7}}, 7), ("gemma3", {}, 1), ("llama", {}, 2)],
 )
-def test_a_text_ends_where_transformers_ends_it_without_a_generation_config(
+def test_stop_tokens_come_from_model_config_without_generation_config(
     tmp_path: Path, model_type: str, said: dict[str, Any], stop: int
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, **said}))
@@ -57,9 +57,7 @@ def test_a_text_ends_where_transformers_ends_it_without_a_generation_config(
     assert stop_token_ids(tmp_path) == {stop}
 
 
-def test_export_writes_a_generation_config_where_there_is_none(
-    checkpoint: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_export_writes_missing_generation_config(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (checkpoint / "generation_config.json").unlink()
     settings = json.loads((checkpoint / "config.json").read_text())
     del settings["eos_token_id"]
@@ -75,7 +73,7 @@ def test_export_writes_a_generation_config_where_there_is_none(
         (None, "has no eos_token_id: generate will stop only at the maximum"),
     ],
 )
-def test_a_stop_token_that_never_comes_is_said(
+def test_unreachable_or_missing_eos_token_adds_a_note(
     checkpoint: Path, capsys: pytest.CaptureFixture[str], token: int | None, said: str
 ) -> None:
     for name in ("generation_config.json", "config.json"):
@@ -86,9 +84,7 @@ def test_a_stop_token_that_never_comes_is_said(
 
 
 @pytest.mark.parametrize("template", ["{% for m in messages %}", "{{ nosuch.attribute.at_all }}"])
-def test_a_chat_template_that_fails_is_said(
-    checkpoint: Path, capsys: pytest.CaptureFixture[str], template: str
-) -> None:
+def test_failing_chat_template_adds_a_note(checkpoint: Path, capsys: pytest.CaptureFixture[str], template: str) -> None:
     settings = json.loads((checkpoint / "tokenizer_config.json").read_text())
     settings.pop("chat_template", None)
     (checkpoint / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -97,13 +93,13 @@ def test_a_chat_template_that_fails_is_said(
     assert code == 0 and "chat will fail" in " ".join(err.split())
 
 
-def test_a_sound_checkpoint_has_nothing_to_say(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_valid_checkpoint_adds_no_chat_or_eos_note(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(checkpoint, capsys)
     assert code == 0 and "--chat" not in err and "eos_token_id" not in err
 
 
 @pytest.mark.parametrize("error", [GenerationError, PackageError])
-def test_a_note_does_not_name_the_hidden_folder(tmp_path: Path, error: type[PartitaError]) -> None:
+def test_chat_note_omits_temporary_folder(tmp_path: Path, error: type[PartitaError]) -> None:
     hidden = tmp_path / "my folder: .out.partial-x"
 
     def chat(folder: Path, kind: TokenizerKind) -> bool:
@@ -114,7 +110,7 @@ def test_a_note_does_not_name_the_hidden_folder(tmp_path: Path, error: type[Part
     assert note == f"chat will fail: {named}it is damaged; do it again"
 
 
-def test_a_package_is_not_exported_again(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exporting_a_package_is_a_usage_error(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(checkpoint, capsys)[0] == 0
     assert cli.run(["export", str(checkpoint.parent / "out"), str(checkpoint.parent / "again")]) == 2
     assert "out: already a Partita package; run it with partita generate" in " ".join(capsys.readouterr().err.split())
@@ -127,9 +123,7 @@ def test_a_package_is_not_exported_again(checkpoint: Path, capsys: pytest.Captur
         lambda folder: RuntimeError(f"Load model from {folder}/model.onnx failed"),
     ],
 )
-def test_why_a_graph_does_not_run_does_not_name_the_hidden_folder(
-    tmp_path: Path, raised: Callable[[Path], Exception]
-) -> None:
+def test_run_error_omits_temporary_folder(tmp_path: Path, raised: Callable[[Path], Exception]) -> None:
     hidden = tmp_path / "my folder: .out.partial-x"
     with pytest.raises(NotRunningError) as caught, opened_and_run("cpu", hidden):
         raise raised(hidden)

@@ -1,4 +1,4 @@
-"""Settings of config.json that only say how to run, values that no model has, and weight files as people have them."""
+"""config.json: overridden runtime settings and invalid values; weight files in other formats."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def refused(folder: Path, *words: str) -> None:
     assert not (folder.parent / "out").exists()
 
 
-def test_settings_that_say_how_to_run_are_overridden(checkpoint: Path) -> None:
+def test_runtime_settings_in_config_are_overridden(checkpoint: Path) -> None:
     summary = exported(
         edit_config(
             checkpoint,
@@ -88,28 +88,26 @@ def test_settings_that_say_how_to_run_are_overridden(checkpoint: Path) -> None:
         ("rope_parameters", {"rope_type": "default", "rope_theta": None}),
     ],
 )
-def test_a_bad_value_is_refused_by_the_name_of_its_field(checkpoint: Path, name: str, value: Any) -> None:
+def test_invalid_value_is_rejected_by_field_name(checkpoint: Path, name: str, value: Any) -> None:
     refused(edit_config(checkpoint, **{name: value}), name, "config.json")
 
 
-def test_bad_values_in_the_text_part_are_seen(checkpoint: Path) -> None:
+def test_invalid_text_config_value_is_rejected(checkpoint: Path) -> None:
     refused(edit_config(checkpoint, text_config={"rms_norm_eps": NAN}), "text_config.rms_norm_eps")
 
 
-def test_a_model_of_one_position_has_no_room_for_an_answer(checkpoint: Path) -> None:
+def test_single_position_model_is_rejected(checkpoint: Path) -> None:
     refused(edit_config(checkpoint, max_position_embeddings=1), "max_position_embeddings in config.json is 1", "take 2")
 
 
-def test_a_checkpoint_in_the_current_folder_is_called_as_the_folder_is(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_current_folder_checkpoint_is_named_after_its_folder(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(checkpoint)
     assert open_checkpoint(".").source_name == open_checkpoint(str(checkpoint)).source_name == "checkpoint"
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-def test_weights_of_torch_save_old_and_new(checkpoint: Path, zipped: bool) -> None:
-    """Files of torch before 1.6 are not archives."""
+def test_torch_zip_weights_export_and_legacy_weights_are_rejected(checkpoint: Path, zipped: bool) -> None:
+    """Files by torch before 1.6 are not zip archives."""
     weights, target = checkpoint / "model.safetensors", checkpoint / "pytorch_model.bin"
     torch.save(load_file(weights), target, _use_new_zipfile_serialization=zipped)
     weights.unlink()
@@ -117,7 +115,7 @@ def test_weights_of_torch_save_old_and_new(checkpoint: Path, zipped: bool) -> No
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-def test_pickled_code_is_not_run(checkpoint: Path, tmp_path: Path, zipped: bool) -> None:
+def test_pickled_code_is_not_executed(checkpoint: Path, tmp_path: Path, zipped: bool) -> None:
     class Trap:
         def __reduce__(self) -> Any:
             return os.mkdir, (str(tmp_path / "trapped"),)
@@ -130,14 +128,14 @@ def test_pickled_code_is_not_run(checkpoint: Path, tmp_path: Path, zipped: bool)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "config.json", "tokenizer.json"])
-def test_a_pointer_of_git_lfs_is_told(checkpoint: Path, name: str) -> None:
+def test_git_lfs_pointer_is_rejected_with_pull_command(checkpoint: Path, name: str) -> None:
     if name == "pytorch_model.bin":
         (checkpoint / "model.safetensors").unlink()
     (checkpoint / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 10\n")
     refused(checkpoint, name, "git lfs pull")
 
 
-def test_an_adapter_in_the_folder_of_its_model_is_told(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def test_adapter_in_model_folder_is_rejected(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     folder = tmp_path / "both"
     shutil.copytree(tiny_checkpoint("llama"), folder)
     (folder / "adapter_config.json").write_text("{}", encoding="utf-8")
@@ -155,7 +153,7 @@ def test_an_adapter_in_the_folder_of_its_model_is_told(tiny_checkpoint: TinyChec
         {"quantization_config": False},
     ],
 )
-def test_the_config_in_the_package_can_be_loaded(checkpoint: Path, settings: dict[str, Any]) -> None:
+def test_packaged_config_is_loadable_by_transformers(checkpoint: Path, settings: dict[str, Any]) -> None:
     with pytest.raises(Exception, match=r"."):
         AutoConfig.from_pretrained(edit_config(checkpoint, **settings))
     out = checkpoint.parent / "out"
@@ -163,7 +161,7 @@ def test_the_config_in_the_package_can_be_loaded(checkpoint: Path, settings: dic
     assert AutoConfig.from_pretrained(out).hidden_size == 64
 
 
-def test_a_config_that_can_be_loaded_is_copied_as_it_is(checkpoint: Path) -> None:
+def test_loadable_config_is_not_rewritten(checkpoint: Path) -> None:
     edit_config(checkpoint, attn_implementation="flash_attention_2", use_cache=False)
     assert config_values.without_overridden_settings(checkpoint) is None
 
@@ -181,7 +179,7 @@ def test_a_config_that_can_be_loaded_is_copied_as_it_is(checkpoint: Path) -> Non
         ("llama", "max_position_embeddings", {"max_position_embeddings": 48}),
     ],
 )
-def test_the_longest_text_by_the_name_that_the_type_has_for_it(
+def test_max_length_uses_the_position_field_of_the_model_type(
     checkpoint: Path, model_type: str, name: str, settings: dict[str, Any]
 ) -> None:
     opened = replace(open_checkpoint(str(checkpoint)), config=AutoConfig.for_model(model_type, **settings))

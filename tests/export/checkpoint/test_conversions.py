@@ -1,4 +1,4 @@
-"""What transformers computes from several tensors while it loads comes out bit for bit the same, and is streamed."""
+"""Weights that transformers merges or splits on load: bit-identical results, read as a stream."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def mixtral(tiny_checkpoint: TinyCheckpoint) -> Path:
 
 @pytest.mark.parametrize("stacked", [False, True], ids=["as_saved", "as_in_the_model"])
 @pytest.mark.parametrize("model_type", sorted(EXPERTS))
-def test_every_tensor_is_what_transformers_loads(
+def test_converted_tensors_equal_those_loaded_by_transformers(
     tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, model_type: str, stacked: bool
 ) -> None:
     folder = own_copy(tiny_checkpoint(model_type, tokenizer=False, **SMALL, **EXPERTS[model_type]))
@@ -115,7 +115,7 @@ def test_every_tensor_is_what_transformers_loads(
     assert not sources.unmatched_tensors and not sources.failures
 
 
-def test_experts_are_read_one_at_a_time(
+def test_stacked_experts_are_read_individually(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
@@ -141,10 +141,10 @@ def test_experts_are_read_one_at_a_time(
 
 
 @pytest.mark.parametrize("limit", [1, 100, 1000, 1 << 20])
-def test_layouts_are_those_of_torch(
+def test_permuted_and_interleaved_stacks_match_torch(
     tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
-    """Whatever the size of a slice, be it less than a row."""
+    """For any slice size, including less than one row."""
     folder = tiny_checkpoint("mixtral", tokenizer=False, hidden_size=16, intermediate_size=6, num_local_experts=3)
     checkpoint, sources = matched(folder)
     origin = sources.of(STACK)
@@ -176,10 +176,10 @@ ONE_TO_MANY: dict[str, list[ConversionOps]] = {
 
 
 @pytest.mark.parametrize("kind", sorted(ONE_TO_MANY))
-def test_one_tensor_can_hold_several(
+def test_fused_projection_is_split_like_transformers(
     tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """A fused projection, taken apart by transformers' own operations: on real tensors there, on none here."""
+    """Uses transformers' own operations: on real tensors in the reference, without data here."""
 
     def rules(*_: Any, **__: Any) -> list[WeightConverter]:
         targets = [f"self_attn.{name}_proj.weight" for name in "qkv"]
@@ -203,14 +203,14 @@ def test_one_tensor_can_hold_several(
     assert in_parts == (kind in ("chunk", "split", "transpose"))
 
 
-def test_a_renamed_tensor_is_one_tensor(tiny_checkpoint: TinyCheckpoint) -> None:
+def test_renamed_tensor_maps_to_a_single_stored_tensor(tiny_checkpoint: TinyCheckpoint) -> None:
     _, sources = matched(tiny_checkpoint("gpt_neox", tokenizer=False))
     head = sources.of("lm_head.weight")
     assert isinstance(head, TensorInfo) and head.name == "embed_out.weight"
 
 
-def test_an_expert_that_is_missing(tiny_checkpoint: TinyCheckpoint, own_copy: Copy) -> None:
-    """With one projection of an expert the stack cannot be made; without the whole expert it is too small."""
+def test_missing_expert_tensors_fail_or_shrink_the_stack(tiny_checkpoint: TinyCheckpoint, own_copy: Copy) -> None:
+    """One missing projection makes stacking fail; one missing expert gives a smaller stack."""
     folder = own_copy(mixtral(tiny_checkpoint))
     expert = "model.layers.0.block_sparse_moe.experts.3"
     edit_tensors(folder, lambda tensors: tensors.pop(f"{expert}.w3.weight"))
@@ -222,7 +222,7 @@ def test_an_expert_that_is_missing(tiny_checkpoint: TinyCheckpoint, own_copy: Co
     assert origin is not None and origin.shape == (11, 96, 32)
 
 
-def test_a_stack_along_another_axis(tiny_checkpoint: TinyCheckpoint) -> None:
+def test_stack_along_axis_1_then_transpose_matches_torch(tiny_checkpoint: TinyCheckpoint) -> None:
     folder = mixtral(tiny_checkpoint)
     checkpoint = open_checkpoint(str(folder))
     names = [f"model.layers.0.block_sparse_moe.experts.{i}.w1.weight" for i in range(12)]

@@ -1,6 +1,4 @@
-"""Checkpoints that are already quantised are recognised by their config, by files beside it, or by their tensors, and
-what nothing reads is refused by name.
-"""
+"""Quantised checkpoints: detection by config, extra file or tensors; unsupported formats are rejected by name."""
 
 from __future__ import annotations
 
@@ -52,7 +50,9 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize(
     ("kind", "inside"), [*((kind, False) for kind in sorted(CONFIGS)), ("gptq", True), ("unheard_of", True)]
 )
-def test_by_its_config(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, kind: str, inside: bool) -> None:
+def test_quantisation_is_detected_by_config(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, kind: str, inside: bool
+) -> None:
     settings, words = CONFIGS[kind]
     folder = own_copy(tiny_checkpoint("llama"))
     quantised = {"quantization_config": settings}
@@ -77,14 +77,16 @@ FILES: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", sorted(FILES))
-def test_by_a_file_beside_the_config(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, kind: str) -> None:
+def test_quantisation_is_detected_by_extra_config_file(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, kind: str
+) -> None:
     name, content, words = FILES[kind]
     folder = own_copy(tiny_checkpoint("llama"))
     (folder / name).write_text(json.dumps(content))
     assert f"quantised: {words}" in refused(folder)
 
 
-def test_mlx(
+def test_mlx_quantisation_is_rejected(
     tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = own_copy(tiny_checkpoint("llama"))
@@ -116,8 +118,8 @@ TENSORS: dict[str, tuple[dict[str, torch.Tensor], str]] = {
 
 
 @pytest.mark.parametrize("kind", sorted(TENSORS))
-def test_by_its_tensors(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, kind: str) -> None:
-    """The config says nothing: it was lost, or the tool writes none."""
+def test_quantisation_is_detected_by_tensors(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, kind: str) -> None:
+    """Without quantisation settings in config.json."""
     added, words = TENSORS[kind]
 
     def change(tensors: dict[str, torch.Tensor]) -> None:
@@ -128,7 +130,7 @@ def test_by_its_tensors(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, kind: s
     assert f"quantised: {words}" in error and f"(by its tensor {PROJECTION}" in error
 
 
-def test_a_gguf_file_beside_other_weights_is_left_alone(tiny_checkpoint: TinyCheckpoint, own_copy: Copy) -> None:
+def test_gguf_file_next_to_safetensors_is_ignored(tiny_checkpoint: TinyCheckpoint, own_copy: Copy) -> None:
     folder = own_copy(tiny_checkpoint("llama"))
     (folder / "model-Q4_K_M.gguf").write_bytes(b"GGUF")
     assert open_checkpoint(str(folder)).files == ("model.safetensors",)
@@ -137,7 +139,7 @@ def test_a_gguf_file_beside_other_weights_is_left_alone(tiny_checkpoint: TinyChe
 @pytest.mark.parametrize(
     "settings", [None, {}, {"quant_algo": None, "kv_cache_quant_algo": "FP8"}], ids=["null", "empty", "cache_only"]
 )
-def test_a_config_that_says_that_nothing_is_quantised(
+def test_config_without_quantisation_method_is_ignored(
     tiny_checkpoint: TinyCheckpoint, own_copy: Copy, settings: dict[str, Any] | None
 ) -> None:
     from partita.export.checkpoint.quantisation_method import by_config
@@ -145,6 +147,6 @@ def test_a_config_that_says_that_nothing_is_quantised(
     assert by_config(tiny_checkpoint("llama"), {"quantization_config": settings}) is None
 
 
-def test_plain_checkpoints_are_not_taken_for_quantised(tiny_checkpoint: TinyCheckpoint) -> None:
+def test_unquantised_checkpoints_are_accepted(tiny_checkpoint: TinyCheckpoint) -> None:
     for model_type in ("llama", "gpt_neox"):
         open_checkpoint(str(tiny_checkpoint(model_type, tokenizer=False)))

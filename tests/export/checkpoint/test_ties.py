@@ -1,4 +1,4 @@
-"""Tied weights of which the checkpoint holds two: what transformers loads is what is exported."""
+"""Checkpoints with tied embeddings that also store the head: the export matches transformers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def parameters(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPat
         pytest.param("rounded", "fp16", marks=pytest.mark.heavy),
     ],
 )
-def test_a_stored_head_that_differs_is_used(
+def test_differing_stored_head_is_exported_as_separate_weight(
     folder: Path, parameters: int, tmp_path: Path, change: str, precision: str
 ) -> None:
     summary = exported(with_head(folder, tmp_path / "c", change), tmp_path / "out", precision=precision)
@@ -64,25 +64,21 @@ def test_a_stored_head_that_differs_is_used(
     assert manifest.source.parameters > parameters, "the head is a weight of its own"
 
 
-def test_a_second_copy_of_the_embedding_stays_one_weight(folder: Path, parameters: int, tmp_path: Path) -> None:
+def test_identical_stored_head_stays_tied(folder: Path, parameters: int, tmp_path: Path) -> None:
     summary = exported(with_head(folder, tmp_path / "c", "same"), tmp_path / "out", verify=False)
     assert summary.manifest.source.parameters == parameters
     assert not [note for note in summary.notes if "lm_head" in note]
 
 
-def test_a_second_copy_of_the_embedding_stays_as_it_is_where_the_embedding_is_packed(
-    folder: Path, tmp_path: Path
-) -> None:
-    """The original ties both, and is given a rounded embedding and a head that is not rounded."""
+def test_identical_stored_head_stays_fp32_with_int4_embedding(folder: Path, tmp_path: Path) -> None:
+    """transformers ties both; the package has a quantised embedding and a float head."""
     copy = with_head(folder, tmp_path / "c", "same")
     export_to(tmp_path / "out", copy, precision="int4", keep={"lm_head": "fp32"})
     manifest = checked(tmp_path / "out")
     assert manifest.packed is not None and manifest.packed.keep == ("lm_head=fp32",)
 
 
-def test_what_nothing_used_is_said_and_recorded_but_not_the_buffers_of_older_versions(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_unused_tensors_are_reported_except_legacy_buffers(folder: Path, tmp_path: Path) -> None:
     import torch
 
     more = {

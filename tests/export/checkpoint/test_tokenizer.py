@@ -1,4 +1,4 @@
-"""A package says which library reads its tokenizer, and that library reads it as transformers does."""
+"""The manifest names the library that reads the tokenizer; its ids equal those of transformers."""
 
 from __future__ import annotations
 
@@ -26,14 +26,12 @@ def probe(folder: Path, *told: str) -> str:
     return found.kind
 
 
-def test_a_plain_fast_tokenizer_needs_tokenizers_only(tiny_checkpoint: TinyCheckpoint) -> None:
+def test_plain_fast_tokenizer_requires_only_tokenizers(tiny_checkpoint: TinyCheckpoint) -> None:
     assert probe(tiny_checkpoint("llama")) == "tokenizers"
     assert probe(DEMO_CHECKPOINT) == "tokenizers"
 
 
-def test_what_a_tokenizer_was_saved_with_in_training_does_not_count(
-    tiny_checkpoint: TinyCheckpoint, own_copy: Copy
-) -> None:
+def test_saved_truncation_settings_are_ignored(tiny_checkpoint: TinyCheckpoint, own_copy: Copy) -> None:
     folder = own_copy(tiny_checkpoint("llama"))
     path = folder / "tokenizer.json"
     saved = {**json.loads(path.read_text())}
@@ -42,12 +40,14 @@ def test_what_a_tokenizer_was_saved_with_in_training_does_not_count(
     assert probe(folder) == "tokenizers"
 
 
-def test_no_tokenizer(tiny_checkpoint: TinyCheckpoint) -> None:
+def test_missing_tokenizer_is_recorded_as_none(tiny_checkpoint: TinyCheckpoint) -> None:
     assert probe(tiny_checkpoint("llama", tokenizer=False), "the checkpoint has no tokenizer") == "none"
 
 
-def test_settings_that_only_transformers_reads_are_noticed(tiny_checkpoint: TinyCheckpoint, own_copy: Copy) -> None:
-    """A special token that tokenizer_config.json alone knows changes the ids in transformers, not in `tokenizers`."""
+def test_settings_only_read_by_transformers_require_transformers(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy
+) -> None:
+    """Special tokens only in tokenizer_config.json change ids in transformers, not in `tokenizers`."""
     folder = own_copy(tiny_checkpoint("llama"))
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text())
@@ -55,7 +55,7 @@ def test_settings_that_only_transformers_reads_are_noticed(tiny_checkpoint: Tiny
     assert probe(folder) == "transformers"
 
 
-def test_both_readers_agree() -> None:
+def test_tokenizers_and_transformers_give_equal_ids() -> None:
     plain, full = load_text(DEMO_CHECKPOINT, "tokenizers"), load_text(DEMO_CHECKPOINT, "transformers")
     for text in TEXTS:
         ids = full.encode(text)

@@ -1,4 +1,4 @@
-"""A cache of 8-bit integers: what it holds, what it costs, what is recorded of it, and where it is refused."""
+"""int8 KV cache: contents, size, manifest entries, and cases that are rejected."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def scales(folder: Path) -> dict[str, np.ndarray]:
     return {past: numpy_helper.to_array(held[scale]) for past, scale in pairs}
 
 
-def test_the_cache_holds_the_keys_and_values_to_half_a_step(pair: tuple[Path, Path]) -> None:
-    """Of the first layer, whose input is not rounded; and logits stay where they were, to a few hundredths."""
+def test_int8_cache_is_within_half_a_step_of_float_cache(pair: tuple[Path, Path]) -> None:
+    """Checked in the first layer, whose input is exact; logits differ by at most 0.1 of the maximum."""
     (rounded, logits), (floats, reference) = read(pair[0]), read(pair[1])
     step = scales(pair[0])
     assert rounded.keys() == floats.keys() == step.keys() and len(step) == 4
@@ -74,8 +74,8 @@ def test_the_cache_holds_the_keys_and_values_to_half_a_step(pair: tuple[Path, Pa
     assert np.abs(logits - reference).max() < 0.1 * np.abs(reference).max()
 
 
-def test_what_is_recorded(pair: tuple[Path, Path]) -> None:
-    """A quarter of the bytes, a verification that names the float copy, and the loss."""
+def test_manifest_records_int8_cache_verification_and_quality(pair: tuple[Path, Path]) -> None:
+    """A quarter of the bytes, verification through a float-cache copy, and the quality loss."""
     manifest, floats = (read_manifest(folder) for folder in pair)
     assert manifest.quantised_cache is not None and manifest.quality is not None
     assert manifest.graph.cache_bytes * 4 == floats.graph.cache_bytes == manifest.quantised_cache.float_bytes
@@ -92,8 +92,8 @@ def test_what_is_recorded(pair: tuple[Path, Path]) -> None:
     assert Manifest.model_validate_json(manifest.model_dump_json(by_alias=True)) == manifest
 
 
-def test_states_that_no_such_node_keeps_are_refused_or_left(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    """A model that attends in primitives has nothing to round, and says so before anything is published."""
+def test_int8_cache_requires_group_query_attention(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    """bloom exports primitive attention nodes; the error occurs before anything is published."""
     with pytest.raises(UnsupportedModelError, match="this model has no states kept by GroupQueryAttention"):
         export(
             tiny_checkpoint("bloom", num_hidden_layers=1), tmp_path / "package", max_length=64, cache_precision="int8"
@@ -112,15 +112,13 @@ def test_states_that_no_such_node_keeps_are_refused_or_left(tiny_checkpoint: Tin
     ],
     ids=str,
 )
-def test_what_makes_no_sense(given: dict, said: str, tmp_path: Path) -> None:
+def test_conflicting_int8_cache_options_are_usage_errors(given: dict, said: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=said):
         check_options(ExportOptions("checkpoint", tmp_path / "out", **given))
 
 
-def test_a_text_that_was_asked_for_gives_no_way_to_random_tokens(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
-) -> None:
-    """As where weights are rounded on it: without a tokenizer nobody can read it."""
+def test_explicit_calibration_text_requires_a_tokenizer(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    """The default text falls back to random tokens if there is no tokenizer; an explicit text does not."""
     folder = tiny_checkpoint("llama", tokenizer=False)
     graph, source = SimpleNamespace(max_length=64, vocab_size=288), SimpleNamespace(parameters=10_000)
     manifest: Any = SimpleNamespace(graph=graph, source=source)
@@ -131,7 +129,7 @@ def test_a_text_that_was_asked_for_gives_no_way_to_random_tokens(
     assert cache_rounding.read_text(usual, open_checkpoint(str(folder)), manifest).name == RANDOM
 
 
-def test_a_target_without_such_a_kernel_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_target_without_int8_cache_kernel_is_rejected(tmp_path: Path) -> None:
     assert list(supported_by_cpu([cache_rounding.question("float32")])) == [True]
     asked = ExportOptions("checkpoint", tmp_path, cache_precision="int8")
     target = Target("chip", "--target", "gqa", "itself", supports=lambda questions: [False for _ in questions])
@@ -141,8 +139,8 @@ def test_a_target_without_such_a_kernel_is_refused_before_anything_is_written(tm
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_keys_are_as_large_as_they_get_at_any_position(interleaved: bool) -> None:
-    """Beside what turning them through every position gives, by brute force."""
+def test_largest_rotated_key_covers_every_position(interleaved: bool) -> None:
+    """Compared with rotating the keys through every position."""
     draw, length, tokens = np.random.default_rng(3), 400, 7
     rotation = Rotation(interleaved, np.array([1.0, 0.3, 0.01, 1e-4]))
     one, other = rotation.pairs
@@ -162,8 +160,8 @@ def test_keys_are_as_large_as_they_get_at_any_position(interleaved: bool) -> Non
 
 
 @pytest.mark.heavy
-def test_a_key_that_is_small_for_as_long_as_was_read_is_not_cut_off_later(tmp_path: Path) -> None:
-    """A bias of one channel, which in 512 positions turns by little into the channel beside it."""
+def test_key_scale_covers_positions_beyond_the_calibration_text(tmp_path: Path) -> None:
+    """The bias of one channel rotates slowly into its partner channel, beyond the 512 calibration positions."""
     from safetensors.torch import load_file, save_file
 
     checkpoint, settings = tmp_path / "checkpoint", {**BASE, "num_hidden_layers": 1, "max_position_embeddings": 2048}

@@ -1,4 +1,4 @@
-"""Graphs of a batch that take fewer rows: the same numbers for all of them, and those of each row for one."""
+"""Symbolic batch: a graph exported for a batch also accepts fewer rows, with equal results per row."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def fed(tokens: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("layers", [(heads,), (flat,), (spread,), (heads, flat, spread, flat)])
-def test_all_rows_give_the_same_and_each_alone_gives_its_own(tmp_path: Path, layers: Any) -> None:
+def test_freed_graph_gives_equal_results_for_full_batch_and_single_row(tmp_path: Path, layers: Any) -> None:
     (before,) = run(made(*layers), tmp_path, fed(TOKENS))
     model = made(*layers)
     found = freeing(model, INPUTS, OUTPUTS, (), asks=True)
@@ -94,7 +94,7 @@ def test_all_rows_give_the_same_and_each_alone_gives_its_own(tmp_path: Path, lay
     assert model.graph.inputs[1].shape == ir.Shape([ROWS]), "which logits are wanted has nothing to do with the batch"
 
 
-def test_what_is_reshaped_tells_the_size_without_a_node_more() -> None:
+def test_reshape_gives_batch_size_without_extra_nodes() -> None:
     model = made(heads)
     found = freeing(model, INPUTS, OUTPUTS, (), asks=False)
     assert found is not None
@@ -104,13 +104,13 @@ def test_what_is_reshaped_tells_the_size_without_a_node_more() -> None:
 
 
 @pytest.mark.parametrize("layers", [(flat,), (heads, spread)])
-def test_a_graph_that_would_have_to_ask_is_left_as_it_is_where_it_may_not(layers: Any) -> None:
+def test_graph_is_unchanged_if_required_shape_nodes_are_disallowed(layers: Any) -> None:
     model = made(*layers)
     assert freeing(model, INPUTS, OUTPUTS, (), asks=False) is None
     assert model.graph.inputs[0].shape == ir.Shape([ROWS, "s"])
 
 
-def test_a_size_that_hides_in_a_constant_shows_when_the_graph_is_run(tmp_path: Path) -> None:
+def test_constant_batch_size_shows_in_output_rows(tmp_path: Path) -> None:
     model = made(hidden)
     found = freeing(model, INPUTS, OUTPUTS, (), asks=True)
     assert found is not None
@@ -134,7 +134,7 @@ def test_a_size_that_hides_in_a_constant_shows_when_the_graph_is_run(tmp_path: P
         pytest.param("llama", {"batch_size": 2, "cache_precision": "int8"}, marks=pytest.mark.heavy),
     ],
 )
-def test_packages_of_a_batch_take_fewer_rows_and_are_verified_so(
+def test_batch_packages_are_verified_with_fewer_rows(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, kind: str, options: dict[str, Any]
 ) -> None:
     manifest = read_manifest(exported(tiny_checkpoint(kind, **SETTINGS.get(kind, {})), **options))
@@ -155,7 +155,7 @@ def test_packages_of_a_batch_take_fewer_rows_and_are_verified_so(
     ],
     ids=["one row", "static shapes"],
 )
-def test_sizes_stay_fixed_where_there_is_one_row_or_that_was_asked_for(
+def test_batch_is_static_for_single_row_or_static_shapes(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, options: dict[str, Any]
 ) -> None:
     graph = read_manifest(exported(tiny_checkpoint("llama"), **options)).graph
@@ -163,9 +163,7 @@ def test_sizes_stay_fixed_where_there_is_one_row_or_that_was_asked_for(
     assert all(port.shape[0] == graph.batch_size for port in graph.files[0].inputs if port.role == "tokens")
 
 
-def test_a_graph_that_fails_or_disagrees_over_fewer_rows_is_kept_for_all(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
-) -> None:
+def test_failed_check_with_fewer_rows_restores_static_batch(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     tried: list[tuple[str, bool]] = []
 
     def replay(folder: Path, manifest: Manifest) -> Verification:

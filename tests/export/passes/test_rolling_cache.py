@@ -1,4 +1,4 @@
-"""`--cache window`: layers with a sliding window cache that alone, and give the tokens of a whole cache."""
+"""`--cache window`: sliding window layers cache only their window; tokens equal those of a full cache."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def logits_of(folder: Path, text: Sequence[int]) -> npt.NDArray[np.float32]:
     return np.stack([heard[place] for place in sorted(heard)])
 
 
-def test_it_computes_what_the_model_computes_and_keeps_no_more_than_the_window(pair: tuple[Path, Path]) -> None:
+def test_window_cache_is_verified_and_sized_to_the_window(pair: tuple[Path, Path]) -> None:
     manifest, whole = (read_manifest(folder) for folder in pair)
     assert manifest.verification.status == "verified"
     assert max(step.max_rel_error for step in manifest.verification.steps) < 1e-5
@@ -63,7 +63,7 @@ def test_it_computes_what_the_model_computes_and_keeps_no_more_than_the_window(p
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 16, 40])
-def test_tokens_are_those_of_a_whole_cache_far_beyond_the_window(pair: tuple[Path, Path], chunk: int) -> None:
+def test_tokens_match_full_cache_beyond_the_window(pair: tuple[Path, Path], chunk: int) -> None:
     answers = []
     for folder in pair:
         with partita.load(folder, providers="cpu", threads=1) as model:
@@ -72,7 +72,7 @@ def test_tokens_are_those_of_a_whole_cache_far_beyond_the_window(pair: tuple[Pat
     assert answers[0] == answers[1] and len(answers[0]) == 20
 
 
-def test_logits_after_every_token_are_those_of_a_whole_cache(pair: tuple[Path, Path]) -> None:
+def test_logits_after_every_token_match_full_cache(pair: tuple[Path, Path]) -> None:
     np.testing.assert_allclose(logits_of(pair[0], TEXT), logits_of(pair[1], TEXT), rtol=1e-4, atol=1e-5)
 
 
@@ -88,10 +88,10 @@ def test_logits_after_every_token_are_those_of_a_whole_cache(pair: tuple[Path, P
     ],
     ids=str,
 )
-def test_other_models_and_precisions(
+def test_window_cache_logits_match_full_cache_for_other_models(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, kind: str, options: dict[str, str]
 ) -> None:
-    """Softcaps, sinks, packed weights, and a graph for prompts beside that for what comes after them."""
+    """Softcaps, attention sinks, quantised weights, and separate prefill and decode graphs."""
     found = []
     for cache in ("window", "fixed"):
         out = tmp_path / cache
@@ -120,7 +120,7 @@ def _step(engine: GenerationLoop, found: dict[int, list[int]]) -> bool:
     return step is not None
 
 
-def test_a_row_goes_back_as_long_as_nothing_was_dropped(pair: tuple[Path, Path]) -> None:
+def test_rewind_succeeds_until_the_window_drops_tokens(pair: tuple[Path, Path]) -> None:
     with load_runner(pair[0], parse_chain("cpu"), threads=1) as runner:
         engine = GenerationLoop(runner)
         engine.add_request(Request(TEXT[:4], greedy, 4))
@@ -141,7 +141,7 @@ def test_a_row_goes_back_as_long_as_nothing_was_dropped(pair: tuple[Path, Path])
         assert "only the window of some layers" in (no_speculation_reason(runner) or "")
 
 
-def test_a_kept_prefix_that_is_longer_than_the_window_is_gone_on_with(pair: tuple[Path, Path], tmp_path: Path) -> None:
+def test_saved_prefix_longer_than_the_window_continues_correctly(pair: tuple[Path, Path], tmp_path: Path) -> None:
     told = []
     for folder in pair:
         kept = tmp_path / folder.name
@@ -153,7 +153,7 @@ def test_a_kept_prefix_that_is_longer_than_the_window_is_gone_on_with(pair: tupl
     assert told[0] == told[1] == told[2] == told[3] and len(told[0]) == 9
 
 
-def test_a_prefix_within_the_window_is_taken_as_far_as_the_prompt_has_it(pair: tuple[Path, Path]) -> None:
+def test_prefix_shorter_than_the_window_is_reused_up_to_a_mismatch(pair: tuple[Path, Path]) -> None:
     prompt, answers = [*TEXT[:5], 9, 4], []
     with load_runner(pair[0], parse_chain("cpu"), threads=1) as runner:
         engine = GenerationLoop(runner)
@@ -174,20 +174,20 @@ def test_a_prefix_within_the_window_is_taken_as_far_as_the_prompt_has_it(pair: t
     assert answers[0] == answers[1] and len(answers[0]) == 12
 
 
-def test_what_rolls_is_shown(pair: tuple[Path, Path]) -> None:
+def test_inspect_reports_window_cache_layout_and_size(pair: tuple[Path, Path]) -> None:
     found, whole = (partita.inspect(folder).cache for folder in pair)
     assert found is not None and whole is not None and found.layout == "window"
     assert found.bytes_per_token == whole.bytes_per_token // 2
     assert found.fixed_bytes == WINDOW * found.bytes_per_token
 
 
-def test_a_model_without_such_layers_is_refused(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def test_model_without_sliding_window_layers_is_a_usage_error(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no layer with a window of less than `max_length=64`; omit it$"):
         export(tiny_checkpoint("llama"), tmp_path / "out", max_length=LENGTH, cache="window")
     assert not (tmp_path / "out").exists()
 
 
-def test_layers_that_others_read_keep_everything() -> None:
+def test_shared_and_unfused_layers_use_a_full_cache() -> None:
     layer = LayerState(0, 2, 16, 16, window=WINDOW, fused=True)
     assert layer.rolls and not replace(layer, shared=True).rolls and not replace(layer, fused=False).rolls
 
@@ -195,7 +195,7 @@ def test_layers_that_others_read_keep_everything() -> None:
 @pytest.mark.parametrize(
     "others", [{"attention": "onnx24"}, {"static_shapes": True}, {"cache_precision": "int8"}], ids=str
 )
-def test_what_does_not_go_with_it_is_refused(others: dict[str, object]) -> None:
+def test_conflicting_window_cache_options_are_usage_errors(others: dict[str, object]) -> None:
     with pytest.raises(UsageError, match="`cache=window`"):
         check_options(ExportOptions("there", Path("out"), cache="window", **others))  # type: ignore[arg-type]
 
@@ -204,7 +204,7 @@ def target(**known: object) -> Target:
     return Target("there", "--target", "gqa", "directly", **known)  # type: ignore[arg-type]
 
 
-def test_a_target_that_is_not_known_to_do_it_or_has_no_kernel_is_refused() -> None:
+def test_target_without_known_window_cache_support_is_rejected() -> None:
     options = ExportOptions("there", Path("out"), cache="window")
     ask(options, target(rolls=True, supports=supported_by_cpu))
     with pytest.raises(ProviderError, match="not known to support a window cache"):
@@ -214,14 +214,14 @@ def test_a_target_that_is_not_known_to_do_it_or_has_no_kernel_is_refused() -> No
     assert supported_by_cpu([question("float32", window=True)]) == [True]
 
 
-def test_a_provider_that_might_leave_it_out_of_account_does_not_run_it(pair: tuple[Path, Path]) -> None:
+def test_provider_without_known_window_cache_support_fails_to_load(pair: tuple[Path, Path]) -> None:
     with pytest.raises(PartitaError, match="which webgpu is not known to support"):
         load_runner(pair[0], parse_chain("webgpu,cpu"))
 
 
 @pytest.mark.heavy
-def test_rows_that_join_others_have_the_tokens_of_a_whole_cache(rows: tuple[Path, Path]) -> None:
-    """They begin with a common text that is longer than the window, and go on from copies of each other's states."""
+def test_rows_sharing_a_prefix_match_full_cache(rows: tuple[Path, Path]) -> None:
+    """The shared prefix is longer than the window; rows copy each other's cached states."""
 
     def answers(folder: Path) -> tuple[list[list[int]], int]:
         prompts = [[*TEXT[:24], *rest] for rest in ([5, 9], [7], [4, 4, 11])]

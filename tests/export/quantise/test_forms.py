@@ -1,4 +1,4 @@
-"""Forms of packed weights: what each writes computes with the very weights that the quantiser found."""
+"""Storage forms of quantised weights: each computes with the values of the quantiser."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "bits", "symmetric", "size"), CASES)
-def test_products(
+def test_quantised_products_match_quantiser_values(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, name: str, bits: int, symmetric: bool, size: int
 ) -> None:
     written = form(name)
@@ -124,10 +124,8 @@ def test_products(
 
 
 @pytest.mark.parametrize("opset", [18, 21])
-def test_activations_of_a_batch_are_rounded_for_every_token(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, opset: int
-) -> None:
-    """Since opset 21 by one node; before, the tokens of all rows are put on one axis meanwhile."""
+def test_batch_activations_are_quantised_per_token(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, opset: int) -> None:
+    """One node from opset 21; earlier opsets flatten the tokens of all rows to one axis."""
     written = form("matmul_integer")
     packing = Packing(Grid(8, symmetric=True), WIDTH, "nearest")
     weight = QuantisedSource.of(plain(tiny_checkpoint("llama")), packing, written.product.layout)
@@ -150,10 +148,10 @@ def test_activations_of_a_batch_are_rounded_for_every_token(
         (2, 1, {"Reshape": 1, "Clip": 1, "Cast": 1}),
     ],
 )
-def test_rounding_asks_for_no_shape(
+def test_activation_quantisation_has_no_shape_nodes(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, batch: int, length: int | str, operators: dict[str, int]
 ) -> None:
-    """Those are integers of 64 bits, which not every provider computes."""
+    """Shape nodes produce int64, which some providers do not support."""
     written = form("matmul_integer_to_float")
     packing = Packing(Grid(8, symmetric=True), WIDTH, "nearest")
     weight = QuantisedSource.of(plain(tiny_checkpoint("llama")), packing, written.product.layout)
@@ -168,7 +166,9 @@ def test_rounding_asks_for_no_shape(
 
 
 @pytest.mark.parametrize("name", ["matmul_nbits", "dequantize_linear", "matmul_integer"])
-def test_look_ups(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, name: str) -> None:
+def test_quantised_embedding_lookups_match_quantiser_values(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, name: str
+) -> None:
     written = form(name)
     packing = Packing(Grid(8, written.look_up.symmetric), 32, "refit")
     weight = QuantisedSource.of(plain(tiny_checkpoint("llama")), packing, written.look_up.layout)
@@ -178,7 +178,7 @@ def test_look_ups(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, name: str) ->
     assert np.array_equal(one.run(np.array([[3, 0, 63]], np.int64))[0], values[[3, 0, 63]])
 
 
-def test_integers_of_an_odd_number_of_rows_go_on_inside_a_byte(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def test_odd_row_counts_pack_int4_across_byte_boundaries(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     written = form("dequantize_linear")
     whole = plain(tiny_checkpoint("llama", vocab_size=301), "model.embed_tokens.weight")
     weight = QuantisedSource.of(whole, Packing(Grid(4, symmetric=False), 32, "nearest"), written.product.layout)
@@ -191,10 +191,10 @@ def test_integers_of_an_odd_number_of_rows_go_on_inside_a_byte(tiny_checkpoint: 
     assert np.allclose(one.run(x), x @ values.T, atol=1e-5)
 
 
-def test_the_cpu_provider_makes_packed_products_of_standard_operators(
+def test_cpu_provider_fuses_dequantize_linear_into_matmul_nbits(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
-    """Otherwise it would restore the whole weight in every step."""
+    """Otherwise every step would dequantise the whole weight."""
     written = form("dequantize_linear")
     packing = Packing(Grid(4, symmetric=False), 32, "nearest")
     one = Written(
@@ -208,7 +208,7 @@ def test_the_cpu_provider_makes_packed_products_of_standard_operators(
     assert seen == {"MatMulNBits"}
 
 
-def test_two_graphs_share_all_parts_of_a_weight(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def test_graphs_share_integers_scales_and_zero_points(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     packing = Packing(Grid(4, symmetric=False), 32, "nearest")
     weight = QuantisedSource.of(plain(tiny_checkpoint("llama")), packing)
     graphs = [ir.Graph([], [], nodes=[], initializers=initializers(weight, "w")) for _ in range(2)]

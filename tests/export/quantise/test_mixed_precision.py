@@ -1,4 +1,4 @@
-"""Widths by budget: what each weight costs, the order in which they are made wider, and what is written in the end."""
+"""Mixed precision under a budget: cost of each weight, order of the steps, and the written package."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def made(folder: Path, weights: list[PlacedWeight], plan: Plan = PLAN) -> Mixes:
     return measured(load(open_checkpoint(str(folder))), folder, weights, plan)
 
 
-def test_every_step_is_judged_as_the_model_that_it_makes(tiny_checkpoint: TinyCheckpoint) -> None:
+def test_measured_divergence_matches_applied_steps(tiny_checkpoint: TinyCheckpoint) -> None:
     found = made(tiny_checkpoint("llama"), placed(tiny_checkpoint("llama")))
     assert [bits for _, bits in found.steps] == [8] * 4 + [FULL] * 4
     costs = [cost for _, cost in found.costs]
@@ -82,13 +82,13 @@ def test_every_step_is_judged_as_the_model_that_it_makes(tiny_checkpoint: TinyCh
         assert found.measure(0) == none, "weights go back and forth without a trace"
 
 
-def test_what_saves_most_for_a_byte_is_made_wider_first(tiny_checkpoint: TinyCheckpoint) -> None:
+def test_steps_are_ordered_by_cost_per_byte(tiny_checkpoint: TinyCheckpoint) -> None:
     gate, down, *_ = (Unit((each,)) for each in placed(tiny_checkpoint("llama"), NAMES[:2]))
     assert [unit for unit, _ in ordered_steps([(gate, 1.0), (down, 3.0)], PLAN)] == [down, gate, down, gate]
     assert gate.size(4, PLAN) < gate.size(8, PLAN) < gate.size(FULL, PLAN) == 4 * 64 * 96
 
 
-def test_what_was_said_of_modules_stays(tiny_checkpoint: TinyCheckpoint) -> None:
+def test_modules_in_keep_are_excluded_from_the_search(tiny_checkpoint: TinyCheckpoint) -> None:
     plan = replace(PLAN, keep=(Keep("layers.0.mlp.down_proj", "int8"),))
     weights = placed(tiny_checkpoint("llama"), plan=plan)
     assert [unit.patterns for unit in units(weights, plan)] == [(name,) for name in (NAMES[0], *NAMES[2:])]
@@ -98,7 +98,7 @@ def test_what_was_said_of_modules_stays(tiny_checkpoint: TinyCheckpoint) -> None
     assert {keep.precision for keep in every} == {"fp32"} and len(every) == 3
 
 
-def test_a_tied_embedding_that_is_not_packed_stays_where_its_head_is_rounded(tiny_checkpoint: TinyCheckpoint) -> None:
+def test_tied_float_embedding_is_unchanged_if_head_is_quantised(tiny_checkpoint: TinyCheckpoint) -> None:
     checkpoint = open_checkpoint(str(tiny_checkpoint("llama", tied=True)))
     model = load(checkpoint)
     source = checkpoint_weight(checkpoint, "model.embed_tokens.weight", ir.DataType.FLOAT).source
@@ -112,7 +112,7 @@ def test_a_tied_embedding_that_is_not_packed_stays_where_its_head_is_rounded(tin
     assert not torch.equal(model.get_output_embeddings().weight.detach(), before)
 
 
-def test_layers_go_together_where_there_would_be_too_many(
+def test_layers_are_grouped_if_units_exceed_the_limit(
     tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mixed_precision, "MOST_UNITS", 3)
@@ -134,7 +134,7 @@ def budgeted(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> tuple[Path,
     return base, exported(checkpoint, precision="int4", block_size=32, max_weight_size=room)
 
 
-def test_a_package_takes_the_size_that_it_may(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+def test_max_weight_size_is_met_and_lowers_divergence(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
     plain, package = budgeted(tiny_checkpoint, exported)
     base, manifest, mix = read_manifest(plain), read_manifest(package), packed_of(package).mix
     assert mix is not None and 0 < mix.applied_steps < mix.steps and mix.held_out and mix.tokens >= 256
@@ -149,7 +149,7 @@ def test_a_package_takes_the_size_that_it_may(tiny_checkpoint: TinyCheckpoint, e
     assert manifest.quality.kl_mean < base.quality.kl_mean
 
 
-def test_a_package_keeps_the_ratio_with_few_weights_wider(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+def test_max_perplexity_ratio_is_met_with_minimal_steps(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
     checkpoint = tiny_checkpoint("llama", tied=True)
     none = packed_of(budgeted(tiny_checkpoint, exported)[1]).mix
     assert none is not None
@@ -166,7 +166,7 @@ def test_a_package_keeps_the_ratio_with_few_weights_wider(tiny_checkpoint: TinyC
     )
 
 
-def test_a_ratio_that_cannot_be_kept_publishes_nothing(
+def test_unmet_perplexity_ratio_publishes_nothing(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored = read_manifest(budgeted(tiny_checkpoint, exported)[0]).quality
@@ -188,8 +188,8 @@ def test_a_ratio_that_cannot_be_kept_publishes_nothing(
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("model_type", ["gemma3", "mixtral"])
-def test_what_was_chosen_can_be_asked_for(model_type: str, exported: Exported, tmp_path: Path) -> None:
-    """By modules as the model has them, where its checkpoint has other names, and experts as many tensors."""
+def test_recorded_mix_is_reproducible_with_keep(model_type: str, exported: Exported, tmp_path: Path) -> None:
+    """Patterns use transformers' module names; checkpoint names differ and experts are several tensors."""
     checkpoint = tmp_path / model_type
     recipes.save(checkpoint, model_type)
     options = {"precision": "int4", "block_size": 32}
@@ -203,7 +203,7 @@ def test_what_was_chosen_can_be_asked_for(model_type: str, exported: Exported, t
     assert (again / WEIGHTS).read_bytes() == (mixed / WEIGHTS).read_bytes()
 
 
-def test_memory_that_is_too_small_for_the_search_is_refused_before_anything_is_loaded(
+def test_insufficient_search_memory_is_detected_before_loading(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_load(*_: object) -> None:
@@ -217,7 +217,7 @@ def test_memory_that_is_too_small_for_the_search_is_refused_before_anything_is_l
     assert "`verify=False`" not in str(caught.value) and list(tmp_path.iterdir()) == []
 
 
-def test_weights_none_of_which_is_packed_are_held_to_the_size(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def test_max_weight_size_applies_to_unquantised_weights(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     keep = {"model": "fp32", "lm_head": "fp32"}
     with pytest.raises(
         ResourceError, match=r"`max_weight_size=.*`: the weights take .* and none of them can be quantised"
@@ -228,17 +228,15 @@ def test_weights_none_of_which_is_packed_are_held_to_the_size(tiny_checkpoint: T
     assert not (tmp_path / "out").exists()
 
 
-def test_weights_that_are_too_large_at_their_smallest_are_refused(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
-) -> None:
+def test_max_weight_size_below_int4_size_is_rejected(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     with pytest.raises(ResourceError, match=r"`max_weight_size=.*`: the weights take .* with int4 for all weights"):
         export_to(tmp_path / "out" / "package", tiny_checkpoint("llama"), precision="int4", max_weight_size=1000)
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.heavy
-def test_a_mix_is_calibrated(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
-    """With the widths that were chosen without its text."""
+def test_calibration_applies_to_mixed_precision(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    """Precisions are chosen without the calibration text."""
     checkpoint = tiny_checkpoint("llama", tied=True)
     size = read_manifest(budgeted(tiny_checkpoint, exported)[1]).graph.weight_bytes
     options = {"precision": "int4", "block_size": 32, "max_weight_size": size}
@@ -251,8 +249,7 @@ def test_a_mix_is_calibrated(tiny_checkpoint: TinyCheckpoint, exported: Exported
 
 
 @pytest.mark.heavy
-def test_a_head_that_stays_as_it_is_is_still_the_embedding(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
-    """One table, as it was measured and counted."""
+def test_tied_fp32_head_and_embedding_share_bytes(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
     checkpoint = tiny_checkpoint("llama", tied=True, num_hidden_layers=1)
     package = exported(checkpoint, precision="int4", block_size=32, max_weight_size=10 << 20)
     manifest = read_manifest(package)

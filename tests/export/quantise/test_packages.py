@@ -1,4 +1,4 @@
-"""A package of each stored format generates what transformers' model with the dequantised weights does."""
+"""Packages of every stored format generate the same tokens as transformers with dequantised weights."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PROMPT, TOKENS = [5, 17, 9, 40, 3], 8
         for each in FORMATS
     ],
 )
-def test_tokens_are_those_of_the_dequantised_model(
+def test_tokens_match_the_dequantised_model(
     name: str, tiny_checkpoint: TinyCheckpoint, exported: Exported, short_text: Path, tmp_path: Path
 ) -> None:
     settings, packer = FORMATS[name]

@@ -1,4 +1,4 @@
-"""Mixtures of experts in int4 and int8: which operator reads the packed stacks, and that the graph is right."""
+"""int4 and int8 mixture of experts: choice of operator, calibration, and verified graphs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ PLAN = Plan(4, None, "refit", Kernels(), form("matmul_nbits"))
         pytest.param("nemotron_h", "int4", "gqa", marks=pytest.mark.heavy),  # an activation that MoE has not
     ],
 )
-def test_experts_are_packed(
+def test_experts_are_quantised_and_routers_are_not(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str, precision: str, attention: str
 ) -> None:
     package = exported(tiny_checkpoint(model_type, **EXPERTS), precision=precision, attention=attention)
@@ -86,7 +86,7 @@ def stack(checkpoint: Path, layer: int = 0, name: str = "gate_up_proj") -> Float
     return flatten_stack(source)
 
 
-def test_both_stacks_of_a_layer_get_one_width(tiny_checkpoint: TinyCheckpoint) -> None:
+def test_both_expert_stacks_of_a_layer_share_precision(tiny_checkpoint: TinyCheckpoint) -> None:
     checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
     packing = PLAN.experts(["model.layers.0.mlp.experts"], (64, 96))
     assert packing is not None and packing.block_size == 32, "it divides the rows of both"
@@ -106,7 +106,7 @@ def test_both_stacks_of_a_layer_get_one_width(tiny_checkpoint: TinyCheckpoint) -
 
 
 @pytest.mark.parametrize(("leaves", "takes"), [(frozenset[str](), True), (frozenset({"QMoE"}), False)])
-def test_the_target_is_asked_about_experts_where_there_are_some(leaves: frozenset[str], takes: bool) -> None:
+def test_target_is_probed_for_qmoe_only_for_models_with_experts(leaves: frozenset[str], takes: bool) -> None:
     asked = Asked(leaves)
     plan = make_plan(options(), target(asked), MODULES, has_experts=True)
     assert plan is not None and plan.kernels.experts == takes
@@ -160,10 +160,8 @@ class Calibrated:
 EXPERTS_MODULE = "model.layers.0.mlp.experts"
 
 
-def test_experts_are_rounded_by_the_tokens_that_are_sent_to_them(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
-) -> None:
-    """Both stacks: the error of what each gives is less than without the text; the original has the rounded ones."""
+def test_experts_are_calibrated_on_their_routed_tokens(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    """Output error is lower for both stacks; the source model receives the quantised weights."""
     checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
     one = Calibrated(checkpoint, tmp_path, 12 * 96)
     assert one.left == []
@@ -186,7 +184,9 @@ def test_experts_are_rounded_by_the_tokens_that_are_sent_to_them(
     assert all(text < 0.9 * none for text, none in zip(errors["gptq"], errors["refit"], strict=True)), errors
 
 
-def test_experts_that_get_few_tokens_are_rounded_without_them(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def test_experts_with_few_tokens_are_quantised_without_calibration(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
     checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
     one = Calibrated(checkpoint, tmp_path, 96)
     assert one.left == [f"4 of 4 experts of {EXPERTS_MODULE}, which receive few tokens"]
@@ -195,8 +195,8 @@ def test_experts_that_get_few_tokens_are_rounded_without_them(tiny_checkpoint: T
     assert torch.equal(torch.cat([one.rows(0, number) for number in range(4)]), free)
 
 
-def test_a_calibration_names_the_experts_that_it_leaves(tiny_checkpoint: TinyCheckpoint) -> None:
-    """A stack without the other of its layer is rounded without the text."""
+def test_calibration_reports_uncalibrated_experts(tiny_checkpoint: TinyCheckpoint) -> None:
+    """A stack without its counterpart in the same layer is not calibrated."""
     checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
     packing = Plan(4, None, "gptq", Kernels(), form("matmul_nbits")).experts(["experts"], (64, 96))
     assert packing is not None
@@ -221,8 +221,8 @@ def test_a_calibration_names_the_experts_that_it_leaves(tiny_checkpoint: TinyChe
         ("Sigmoid Mul", False),
     ],
 )
-def test_a_router_is_known_by_the_choice_behind_it(steps: str, router: bool) -> None:
-    """Whatever is done to its scores before, as long as nothing multiplies or norms them."""
+def test_router_is_recognised_by_the_top_k_after_it(steps: str, router: bool) -> None:
+    """Operators between scores and selection are allowed, except products and norms."""
     given = ir.Value(name="x")
     node = first = ir.Node("", "MatMul", [given, ir.Value(name="w")])
     for step in steps.split():
@@ -231,8 +231,10 @@ def test_a_router_is_known_by_the_choice_behind_it(steps: str, router: bool) -> 
 
 
 @pytest.mark.heavy
-def test_experts_stay_where_they_are_kept_or_gathered(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
-    """Packed for one graph and wide for the other of a pair they would be stored twice."""
+def test_experts_in_keep_and_gathered_experts_are_not_quantised(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported
+) -> None:
+    """In a package of two graphs, quantising the experts of one graph would store them twice."""
     checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
     kept = exported(checkpoint, precision="int4", keep={"experts": "fp32"})
     assert operators(kept)["MoE"] == 2 and not operators(kept)["QMoE"]
@@ -244,7 +246,7 @@ def test_experts_stay_where_they_are_kept_or_gathered(tiny_checkpoint: TinyCheck
 
 
 @pytest.mark.heavy
-def test_one_stack_of_experts_in_16_bits_is_both(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+def test_fp16_for_an_expert_stack_applies_to_both_stacks(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
     checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
     package = exported(checkpoint, precision="int4", keep={"layers.0.mlp.experts.down_proj": "fp16"})
     checked(package)
@@ -256,7 +258,9 @@ def test_one_stack_of_experts_in_16_bits_is_both(tiny_checkpoint: TinyCheckpoint
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("model_type", ["mixtral", "gpt_oss"])
-def test_a_calibrated_mixture(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str) -> None:
+def test_calibrated_experts_are_verified_and_complete(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str
+) -> None:
     package = exported(tiny_checkpoint(model_type, **EXPERTS), precision="int4", calibrate=heldout_path())
     manifest = checked(package)
     assert manifest.packed is not None and manifest.packed.calibration is not None

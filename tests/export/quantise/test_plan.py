@@ -1,4 +1,4 @@
-"""Which weight is packed how, and what is asked of a provider before anything is traced."""
+"""Quantisation plan: precision and block size of each weight, and the probes of the provider."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def target(asked: Asked | None, kernels: Kernels | None = None) -> Target:
     return Target("npu", "--target", "gqa", "directly", ask, kernels=kernels or Kernels())
 
 
-def test_a_pattern_is_of_whole_names_in_a_path() -> None:
+def test_keep_pattern_matches_whole_path_components() -> None:
     assert Keep("layers.1", "fp32").fits("model.layers.1.mlp.down_proj")
     assert not Keep("layers.1", "fp32").fits("model.layers.10.mlp.down_proj")
     assert Keep("mlp.down_proj", "fp32").fits("model.layers.10.mlp.down_proj")
     assert not Keep("down", "fp32").fits("model.layers.10.mlp.down_proj")
 
 
-def test_a_module_that_is_not_there_is_named_with_one_that_is() -> None:
+def test_unknown_keep_module_error_suggests_an_existing_module() -> None:
     check_modules([Keep("lm_head", "int8"), Keep("layers.1.mlp", "fp32")], MODULES)
     with pytest.raises(UsageError, match=r"`keep=down_prj=int8`: the model has no such module; down_proj is one"):
         check_modules([Keep("down_prj", "int8")], MODULES)
@@ -71,7 +71,7 @@ def test_a_module_that_is_not_there_is_named_with_one_that_is() -> None:
         check_modules([Keep("zzz", "int8")], MODULES)
 
 
-def test_what_was_said_last_counts() -> None:
+def test_last_matching_keep_entry_applies() -> None:
     keep = {"layers.1": "fp32", "layers.1.mlp.down_proj": "int8"}
     plan = make_plan(options(keep=keep), None, MODULES)
     assert plan is not None
@@ -85,7 +85,7 @@ def test_what_was_said_last_counts() -> None:
     ("width", "asked", "size"),
     [(256, None, 64), (96, None, 32), (100, None, 32), (96, 64, 32), (576, 128, 64), (80, 128, 16), (100, 128, 32)],
 )
-def test_blocks_divide_rows_where_that_can_be(width: int, asked: int | None, size: int) -> None:
+def test_block_size_divides_rows_if_possible(width: int, asked: int | None, size: int) -> None:
     plan = make_plan(options(block_size=asked), None, MODULES)
     assert plan is not None
     found = plan.packing(["lm_head"], width)
@@ -94,7 +94,7 @@ def test_blocks_divide_rows_where_that_can_be(width: int, asked: int | None, siz
     assert embedding is not None and (embedding.block_size == size or asked is None)
 
 
-def test_smaller_blocks_are_a_note(tiny_checkpoint: TinyCheckpoint) -> None:
+def test_smaller_block_sizes_are_noted(tiny_checkpoint: TinyCheckpoint) -> None:
     folder = tiny_checkpoint("llama")
     plan = make_plan(options(block_size=128), None, MODULES)
     assert plan is not None
@@ -112,8 +112,8 @@ def test_smaller_blocks_are_a_note(tiny_checkpoint: TinyCheckpoint) -> None:
         assert notes(plan, outcome(width)) == [said]
 
 
-def test_smaller_blocks_are_those_that_the_target_takes() -> None:
-    """One question for all of them, and one for each where that is refused."""
+def test_smaller_block_sizes_are_limited_to_target_support() -> None:
+    """One probe covers all sizes; a rejection is followed by one probe per size."""
 
     class Choosy(Asked):
         def ask(self, model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> ProbeResult:
@@ -131,12 +131,12 @@ def test_smaller_blocks_are_those_that_the_target_takes() -> None:
     assert nobody is not None and nobody.kernels.smaller == (32, 64)
 
 
-def test_nothing_is_packed_in_fp32() -> None:
+def test_fp32_has_no_plan_and_no_probes() -> None:
     asked = Asked(frozenset())
     assert make_plan(options("fp32"), target(asked), MODULES) is None and not asked.models
 
 
-def test_the_form_is_the_one_that_the_target_takes() -> None:
+def test_plan_follows_probed_kernels_and_zero_point_support() -> None:
     asked = Asked(frozenset({GATHER}), zero_points=False)
     told: list[str] = []
     plan = make_plan(options(keep={"lm_head": "int8"}), target(asked), MODULES, told.append)
@@ -147,8 +147,8 @@ def test_the_form_is_the_one_that_the_target_takes() -> None:
     assert bits == {4, 8} and len(asked.models) == 4, "products with and without zero points, look-ups, smaller blocks"
 
 
-def test_products_in_8_bits_are_asked_for_where_the_package_has_some() -> None:
-    """An embedding in 8 bits is looked up, which takes another kernel."""
+def test_int8_products_are_probed_only_if_the_package_has_them() -> None:
+    """An int8 embedding uses the lookup kernel."""
 
     class Narrow(Asked):
         def ask(self, model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> ProbeResult:
@@ -167,7 +167,7 @@ def test_products_in_8_bits_are_asked_for_where_the_package_has_some() -> None:
     assert "npu does not support MatMulNBits" in told[-1]
 
 
-def test_standard_operators_are_written_where_the_target_has_no_others() -> None:
+def test_dequantize_linear_is_used_if_target_lacks_contrib_operators() -> None:
     asked, told = Asked(frozenset({MATMUL, GATHER})), list[str]()
     plan = make_plan(options(), target(asked), MODULES, told.append)
     assert plan is not None and plan.form.name == "dequantize_linear" and plan.kernels.gather
@@ -188,14 +188,14 @@ def test_standard_operators_are_written_where_the_target_has_no_others() -> None
         (False, "onnx24", "dequantize_linear"),
     ],
 )
-def test_compilers_and_standard_lowerings_get_standard_operators(folds: bool, attention: Attention, first: str) -> None:
+def test_attention_and_constant_folding_select_the_weight_form(folds: bool, attention: Attention, first: str) -> None:
     asked = Asked(frozenset())
     wanted = replace(options(), attention=attention)
     plan = make_plan(wanted, target(asked, Kernels(folds=folds)), MODULES)
     assert plan is not None and plan.form.name == first
 
 
-def test_rounded_activations_are_a_form_of_their_own() -> None:
+def test_int8_activations_require_an_integer_matmul_kernel() -> None:
     asked = Asked(frozenset())
     plan = make_plan(replace(options("int8"), activations="int8"), target(asked), MODULES)
     assert plan is not None and plan.form.name == "matmul_integer_to_float"
@@ -212,7 +212,7 @@ def test_rounded_activations_are_a_form_of_their_own() -> None:
         make_plan(replace(options("int8"), activations="int8"), target(Asked(own | {"MatMulInteger"})), MODULES)
 
 
-def test_a_precision_without_a_kernel_is_refused_by_operators_and_provider() -> None:
+def test_precision_without_kernel_raises_provider_error() -> None:
     said = (
         r"`precision=int4`: npu has no kernel that computes float32 activations with int4 weights in blocks of 64: .*"
         r"MatMulNBits \(com\.microsoft\).* leaves MatMulNBits .*DequantizeLinear of blocks and MatMul"
@@ -221,8 +221,8 @@ def test_a_precision_without_a_kernel_is_refused_by_operators_and_provider() -> 
         make_plan(options(), target(Asked(frozenset({MATMUL, "DequantizeLinear"}))), MODULES)
 
 
-def test_a_kernel_that_restores_the_weights_in_every_run_is_none() -> None:
-    """What the CPU provider does with 8 bits at level 0, and says nowhere but in its log."""
+def test_whole_weight_dequantising_kernel_is_not_used() -> None:
+    """The CPU provider does this for int8 at accuracy level 0, and only logs it."""
     from partita.library.place.target import find_target
 
     found = find_target("cpu", {}, default_allowed=False, libraries={})
@@ -236,7 +236,7 @@ def test_a_kernel_that_restores_the_weights_in_every_run_is_none() -> None:
         make_plan(options("int8"), restoring, MODULES)
 
 
-def test_where_nobody_can_be_asked_the_record_decides() -> None:
+def test_kernel_record_applies_without_probe() -> None:
     kernels = Kernels(symmetric=True, accuracy_level=0, bias=False, gather=False, block_sizes={4: 32, 8: 32})
     plan = make_plan(options(), target(None, kernels), MODULES)
     assert plan is not None and plan.kernels == replace(kernels, smaller=())

@@ -1,6 +1,4 @@
-"""int8 and int4 packages: what is packed, that the graph computes what the model with those weights computes, and what
-the precision costs.
-"""
+"""int8 and int4 packages: quantised weights, verified graphs, and quality loss."""
 
 from __future__ import annotations
 
@@ -66,7 +64,7 @@ def checked(package: Path) -> Manifest:
     return manifest
 
 
-def test_int4_of_a_tied_model(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+def test_int4_tied_model_shares_head_and_embedding_bytes(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
     checkpoint = tiny_checkpoint("llama", tied=True)
     package, plain = exported(checkpoint, precision="int4"), exported(checkpoint)
     manifest = checked(package)
@@ -98,7 +96,9 @@ def test_int4_of_a_tied_model(tiny_checkpoint: TinyCheckpoint, exported: Exporte
         pytest.param("phi3", marks=pytest.mark.heavy),
     ],
 )
-def test_int8(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str) -> None:
+def test_int8_package_is_verified_with_minor_quality_loss(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str
+) -> None:
     package = exported(tiny_checkpoint(model_type), precision="int8", block_size=32)
     manifest = checked(package)
     assert manifest.packed is not None and manifest.quality is not None
@@ -107,8 +107,10 @@ def test_int8(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: s
     assert abs(manifest.quality.perplexity_ratio - 1) < 0.01 and manifest.quality.top1_agreement > 0.9
 
 
-def test_rounded_activations(tiny_checkpoint: TinyCheckpoint, exported: Exported, short_text: Path) -> None:
-    """Products of integers on both sides; what reads the same activations shares their rounding."""
+def test_int8_activations_share_quantisation_nodes(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, short_text: Path
+) -> None:
+    """Integer products; weights that read the same activations share one QuantizeLinear."""
     package = exported(tiny_checkpoint("qwen2"), precision="int8", activations="int8", quality_text=short_text)
     manifest = checked(package)
     assert manifest.packed is not None and manifest.quality is not None
@@ -121,8 +123,10 @@ def test_rounded_activations(tiny_checkpoint: TinyCheckpoint, exported: Exported
     assert abs(manifest.quality.perplexity_ratio - 1) < 0.01 and manifest.quality.top1_agreement > 0.8
 
 
-def test_fp16_activations(tiny_checkpoint: TinyCheckpoint, exported: Exported, short_text: Path) -> None:
-    """As an fp16 package has them: cache and products in float16, logits in float32."""
+def test_fp16_activations_use_a_float16_cache(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, short_text: Path
+) -> None:
+    """The logits have the same type as in an fp16 package."""
     checkpoint = tiny_checkpoint("llama", tied=True)
     package = exported(checkpoint, precision="int4", activations="fp16", quality_text=short_text)
     manifest = read_manifest(package)
@@ -136,7 +140,7 @@ def test_fp16_activations(tiny_checkpoint: TinyCheckpoint, exported: Exported, s
     assert quality is not None and 0.9 < quality.perplexity_ratio < 1.2
 
 
-def test_modules_keep_what_they_are_told_to(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+def test_keep_sets_the_precision_of_modules(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
     keep = {"lm_head": "int8", "layers.0": "fp32", "layers.0.mlp": "int8", "embed_tokens": "fp32"}
     package = exported(tiny_checkpoint("llama", tied=True), precision="int4", keep=keep, quantiser="nearest")
     manifest = checked(package)
@@ -150,8 +154,8 @@ def test_modules_keep_what_they_are_told_to(tiny_checkpoint: TinyCheckpoint, exp
     assert {kind.quantiser for kind in manifest.packed.kinds} == {"nearest"} and not manifest.packed.not_packed
 
 
-def test_modules_are_kept_in_16_bits(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
-    """The file has them so, and the graph agrees with a model whose weights were rounded to them."""
+def test_keep_stores_modules_in_fp16_and_bf16(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    """The graph matches a reference model with weights converted to these types."""
     keep = {"layers.0": "fp16", "layers.0.mlp.down_proj": "bf16", "embed_tokens": "bf16", "lm_head": "int8"}
     package = exported(tiny_checkpoint("llama", tied=True), precision="int4", keep=keep)
     manifest = checked(package)
@@ -164,7 +168,7 @@ def test_modules_are_kept_in_16_bits(tiny_checkpoint: TinyCheckpoint, exported: 
     assert manifest.packed is not None and manifest.packed.keep == tuple(f"{m}={p}" for m, p in keep.items())
 
 
-def test_a_module_without_a_weight_that_could_be_packed_is_told(
+def test_keep_without_quantisable_weight_is_noted(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, short_text: Path
 ) -> None:
     from partita.export.pipeline import ExportOptions, export
@@ -179,9 +183,7 @@ def test_a_module_without_a_weight_that_could_be_packed_is_told(
     assert told == ["`keep=input_layernorm=fp32` has no effect: no quantisable weight matches"]
 
 
-def test_one_product_of_several_modules_is_as_wide_as_the_widest_of_them_is_kept(
-    tiny_checkpoint: TinyCheckpoint, exported: Exported
-) -> None:
+def test_fused_qkv_uses_the_highest_precision_in_keep(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
     """Queries, keys and values are one weight in the graph."""
     keep = {"layers.0.self_attn.v_proj": "int8"}
     package = exported(tiny_checkpoint("llama", tied=True), precision="int4", keep=keep, quantiser="nearest")
@@ -192,7 +194,7 @@ def test_one_product_of_several_modules_is_as_wide_as_the_widest_of_them_is_kept
 
 
 @pytest.mark.parametrize("process", ["this", "child"])
-def test_a_program_measures_it_too(
+def test_python_evaluate_matches_recorded_perplexity(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, process: Literal["this", "child"]
 ) -> None:
     import partita
@@ -205,8 +207,8 @@ def test_a_program_measures_it_too(
     assert found.perplexity == pytest.approx(stored.perplexity, rel=1e-4)
 
 
-def test_blocks_that_do_not_divide_rows_are_smaller(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    """The embedding among them: it is the head's bytes, and looked up only in blocks that divide its rows."""
+def test_block_sizes_shrink_to_divide_rows(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    """Also for the tied embedding, whose lookup requires blocks that divide its rows."""
     export_to(tmp_path / "package", tiny_checkpoint("llama", tied=True), precision="int4", block_size=128)
     manifest = checked(tmp_path / "package")
     assert manifest.packed is not None and not manifest.packed.not_packed
@@ -214,10 +216,10 @@ def test_blocks_that_do_not_divide_rows_are_smaller(tiny_checkpoint: TinyCheckpo
     assert operators(tmp_path / "package")["GatherBlockQuantized"] == 1
 
 
-def test_other_weights_are_seen(
+def test_quality_is_measured_on_package_bytes(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, own_copy: Callable[[Path], Path]
 ) -> None:
-    """Quality is measured on the bytes of the package: scales that are off by a fifth show."""
+    """Flipping bits of one quantised weight lowers the top-1 agreement."""
     from partita.runtime.verify.quality import evaluate
 
     package = own_copy(exported(tiny_checkpoint("llama", tied=True), precision="int4"))
@@ -277,7 +279,7 @@ REFUSED: list[tuple[dict[str, object], str]] = [
 
 
 @pytest.mark.parametrize(("options", "said"), REFUSED, ids=[said[:32] for _, said in REFUSED])
-def test_what_makes_no_sense_is_refused(
+def test_conflicting_quantisation_options_are_usage_errors(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, options: dict[str, object], said: str
 ) -> None:
     with pytest.raises(UsageError, match=said):
@@ -295,10 +297,10 @@ def export_to(out: Path, checkpoint: Path, **options: object) -> None:
     export(ExportOptions(str(checkpoint), out, max_length=64, **options), replay=replay, scorer=scorer)  # type: ignore[arg-type]
 
 
-def test_memory_that_is_too_small_for_the_quality_is_refused_before_anything_is_written(
+def test_insufficient_quality_memory_is_detected_before_writing(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The original alone fits, and beside the package it does not; without it no such package is written."""
+    """The source model fits into memory alone, but not together with the package."""
 
     def no_write(*_: object) -> None:
         raise AssertionError("weights were written")
@@ -318,7 +320,7 @@ def test_memory_that_is_too_small_for_the_quality_is_refused_before_anything_is_
 @pytest.mark.parametrize(
     ("content", "said"), [(b"Too short a text.", r"too short: \d+ tokens; at least 256"), (b"\xff\xfe", "not UTF-8")]
 )
-def test_a_text_that_measures_nothing_is_refused(
+def test_unusable_quality_text_is_a_usage_error(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, content: bytes, said: str
 ) -> None:
     text = tmp_path / "text.txt"
@@ -328,19 +330,17 @@ def test_a_text_that_measures_nothing_is_refused(
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
 
 
-def test_without_a_tokenizer_tokens_are_random_and_that_is_said(
-    tiny_checkpoint: TinyCheckpoint, exported: Exported
-) -> None:
+def test_quality_uses_random_tokens_without_tokenizer(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
     package = exported(tiny_checkpoint("llama", tokenizer=False), precision="int4", block_size=32)
     found = checked(package).quality
     assert found is not None and found.text == "random tokens" and found.tokens > 400 and found.top1_agreement > 0.2
 
 
 @pytest.mark.heavy
-def test_an_embedding_that_has_other_bits_than_were_said_is_told(
+def test_int8_and_float_embeddings_are_noted_in_int4_package(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, short_text: Path
 ) -> None:
-    """Standard operators look up 8 bits alone. What stays is told in the type that it has."""
+    """Standard operators support only int8 lookups. Unquantised weights are listed with their stored type."""
     from partita.export.pipeline import ExportOptions, export
     from partita.library.exporting import replay, scorer
 
@@ -362,7 +362,7 @@ def test_an_embedding_that_has_other_bits_than_were_said_is_told(
 
 
 @pytest.mark.heavy
-def test_a_static_pair_shares_its_packed_weights(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+def test_static_graphs_share_quantised_weights(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
     checkpoint = tiny_checkpoint("llama", tied=True)
     package = exported(checkpoint, precision="int4", static_shapes=True, prefill_chunk=6, attention="onnx24")
     manifest = checked(package)

@@ -1,4 +1,4 @@
-"""A graph for prompts in 8-bit integers beside a decode graph of packed weights: chosen, written and checked."""
+"""int8 prefill graph with a quantised decode graph: plan, export and verification."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pair(tiny_checkpoint: TinyCheckpoint, exported: Exported, short_text: Path) 
     return exported(checkpoint, precision="int4", prefill_precision="int8", quality_text=short_text, batch_size=2)
 
 
-def test_both_graphs_are_verified_with_the_weights_that_they_have(pair: Path) -> None:
+def test_both_graphs_are_verified_with_their_own_weights(pair: Path) -> None:
     manifest = read_manifest(pair)
     check_files(pair, manifest, hashes=True)
     phases = [(file.phase, file.sequence_length) for file in manifest.graph.files]
@@ -43,7 +43,7 @@ def test_both_graphs_are_verified_with_the_weights_that_they_have(pair: Path) ->
     assert "which differ after the prompt" in str(result.reference)
 
 
-def test_the_graph_for_prompts_has_the_head_and_the_embedding_of_the_other(pair: Path) -> None:
+def test_prefill_graph_shares_head_and_embedding_with_decode_graph(pair: Path) -> None:
     manifest = read_manifest(pair)
     layers = len([state for state in manifest.graph.states if state.kind == "key"])
     prompts, decode = (operators(pair, file) for file in ("prefill.onnx", "decode.onnx"))
@@ -61,7 +61,7 @@ def test_the_graph_for_prompts_has_the_head_and_the_embedding_of_the_other(pair:
     assert (found.packed.activations, sum(kind.weights for kind in found.packed.kinds)) == ("int8", 5 * layers)
 
 
-def test_quality_is_that_of_a_run_and_of_each_graph(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quality_is_measured_in_total_and_per_graph(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quality = read_manifest(pair).quality
     assert quality is not None and [each.phase for each in quality.phases] == ["prefill", "decode"]
     assert sum(each.tokens for each in quality.phases) == quality.tokens
@@ -82,7 +82,7 @@ def test_quality_is_that_of_a_run_and_of_each_graph(pair: Path, monkeypatch: pyt
     assert sorted(heard) == list(range(20))
 
 
-def test_prompts_go_to_one_graph_and_what_follows_to_the_other(
+def test_prompts_run_the_prefill_graph_and_later_steps_the_decode_graph(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, short_text: Path
 ) -> None:
     package = exported(tiny_checkpoint("qwen2"), precision="int4", prefill_precision="int8", quality_text=short_text)
@@ -106,7 +106,7 @@ def test_prompts_go_to_one_graph_and_what_follows_to_the_other(
         assert turn is not None and (turn.file, turn.phase) == ("prefill.onnx", "prefill")
 
 
-def test_a_target_without_such_a_kernel() -> None:
+def test_target_without_integer_matmul_kernel_is_rejected() -> None:
     lacks = target(Asked(frozenset({"MatMulIntegerToFloat", "MatMulInteger"})))
     wanted = replace(options(), prefill_precision="int8")
     said = r"^`prefill_precision=int8`: npu has no kernel .* MatMulIntegerToFloat.* or omit `prefill_precision=int8`"
@@ -114,7 +114,7 @@ def test_a_target_without_such_a_kernel() -> None:
         prefill_plan(wanted, lacks, make_plan(wanted, lacks, MODULES))
 
 
-def test_modules_that_stay_do_so_in_both_graphs() -> None:
+def test_keep_applies_to_both_graphs() -> None:
     wanted = replace(options(keep={"layers.1": "fp32", "lm_head": "int8"}), prefill_precision="int8")
     plan = make_plan(wanted, None, MODULES)
     beside = prefill_plan(wanted, None, plan)
@@ -124,7 +124,7 @@ def test_modules_that_stay_do_so_in_both_graphs() -> None:
     assert found is not None and (found.grid.bits, found.block_size) == (8, 256)
 
 
-def test_a_calibration_is_of_the_decode_graph_alone(tmp_path: Path) -> None:
+def test_calibration_applies_only_to_the_decode_graph(tmp_path: Path) -> None:
     wanted = replace(options(), prefill_precision="int8", calibrate=tmp_path / "text")
     plan = make_plan(wanted, None, MODULES)
     beside = prefill_plan(wanted, None, plan)
@@ -132,7 +132,7 @@ def test_a_calibration_is_of_the_decode_graph_alone(tmp_path: Path) -> None:
     assert beside is not None and beside.quantiser == "refit"
 
 
-def test_a_package_in_float16_has_no_such_graph() -> None:
+def test_float16_target_rejects_prefill_precision() -> None:
     wanted = replace(options(), prefill_precision="int8", activations="fp16")
     plan = make_plan(wanted, None, MODULES)
     with pytest.raises(UsageError, match=r"`prefill_precision=int8`: .* float16 .* add `activations=fp32`"):
@@ -140,7 +140,7 @@ def test_a_package_in_float16_has_no_such_graph() -> None:
 
 
 @pytest.mark.heavy
-def test_a_model_with_recurrent_states_is_refused_by_name(
+def test_recurrent_model_rejects_prefill_precision(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, short_text: Path
 ) -> None:
     checkpoint = tiny_checkpoint("mamba")

@@ -1,6 +1,4 @@
-"""Quantised checkpoints: their integers are those of the package, their graph computes what the stored weights do, and
-nothing is rounded a second time without being asked for.
-"""
+"""Quantised checkpoints: stored integers are exported unchanged; requantisation requires an option."""
 
 from __future__ import annotations
 
@@ -91,7 +89,7 @@ def read_back(packed: QuantisedSource) -> torch.Tensor:
 
 @pytest.mark.parametrize("layout", [InRows(), InColumns()], ids=["rows", "columns"])
 @pytest.mark.parametrize("name", sorted(INTEGERS))
-def test_the_bytes_are_the_stored_numbers(quantised: Quantised, name: str, layout: Layout) -> None:
+def test_exported_integers_reproduce_stored_values(quantised: Quantised, name: str, layout: Layout) -> None:
     folder = quantised(name, *INTEGERS[name])
     checkpoint = open_checkpoint(str(folder))
     weights = [f"model.layers.0.mlp.{each}_proj.weight" for each in ("gate", "up", "down")]
@@ -109,8 +107,8 @@ def test_the_bytes_are_the_stored_numbers(quantised: Quantised, name: str, layou
         assert torch.equal(expected, plain) is (name != "gptq_act_order")
 
 
-def test_the_model_of_the_stored_weights_is_that_of_transformers(quantised: Quantised) -> None:
-    """The reference for everything: transformers' model, with the dequantised weights under its own names."""
+def test_reference_model_has_dequantised_weights(quantised: Quantised) -> None:
+    """The reference is transformers' model with dequantised weights under its own parameter names."""
     folder = quantised("gptq_act_order", *INTEGERS["gptq_act_order"])
     model = load(open_checkpoint(str(folder)))
     state = model.state_dict()
@@ -120,7 +118,7 @@ def test_the_model_of_the_stored_weights_is_that_of_transformers(quantised: Quan
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
 
 
-def test_act_order_is_exported_with_the_columns_sorted(
+def test_gptq_act_order_is_exported_with_sorted_columns(
     quantised: Quantised, exported: Exported, short_text: Path
 ) -> None:
     folder = quantised("half", *INTEGERS["gptq_act_order"], dtype="float16")
@@ -156,10 +154,10 @@ def test_act_order_is_exported_with_the_columns_sorted(
 
 
 @pytest.mark.heavy
-def test_experts_of_mxfp4(
+def test_mxfp4_experts_are_exported_as_int8_qmoe(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, short_text: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """gpt_oss: the numbers of MXFP4 are integers of 8 bits, in stacks that one operator reads."""
+    """gpt_oss: MXFP4 values are int8 integers times a scale, which QMoE reads."""
     settings: dict[str, Any] = {
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
@@ -182,7 +180,7 @@ FLOATS: dict[str, tuple[dict[str, Any], formats.Packer]] = {
 }
 
 
-def test_numbers_that_are_no_integers_are_refused_with_what_to_do(
+def test_fp8_error_suggests_float_precision_or_requantise(
     quantised: Quantised, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, made, precisions in (("fp8", quantised("fp8", *FLOATS["fp8"]), ("int4", "int8")),):
@@ -196,7 +194,7 @@ def test_numbers_that_are_no_integers_are_refused_with_what_to_do(
             assert "set --precision bf16, fp16 or fp32" in error and "add --requantise to --precision int8" in error
 
 
-def test_a_float_precision_dequantises(quantised: Quantised, exported: Exported) -> None:
+def test_fp16_precision_dequantises_fp8_weights(quantised: Quantised, exported: Exported) -> None:
     folder = quantised("fp8", *FLOATS["fp8"])
     package = exported(folder, precision="fp16")
     manifest = read_manifest(package)
@@ -209,17 +207,17 @@ def test_a_float_precision_dequantises(quantised: Quantised, exported: Exported)
     assert np.array_equal(array, expected) or np.array_equal(array, expected.T)
 
 
-def test_a_package_of_a_checkpoint_in_16_bits_is_replayed_as_it_is(
+def test_verify_accepts_package_of_fp16_gptq_checkpoint(
     quantised: Quantised, exported: Exported, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is not quantised is exact, and the products round activations all the same."""
+    """Unquantised weights are exact, but quantised products round activations."""
     package = exported(quantised("gptq_fp16", GPTQ, formats.gptq(), "float16"))
     manifest = read_manifest(package)
     assert manifest.half_precision is not None and not manifest.half_precision.rounded and manifest.tolerance == 1e-1
     assert run(["verify", str(package), "--provider", "cpu"]) == 0, capsys.readouterr().err
 
 
-def test_rounding_a_second_time_is_said(quantised: Quantised) -> None:
+def test_requantisation_adds_a_note(quantised: Quantised) -> None:
     folder = quantised("fp8", *FLOATS["fp8"])
     options = ExportOptions(str(folder), folder, precision="int4", requantise=True)
     checkpoint = open_checkpoint(str(folder))
@@ -227,7 +225,7 @@ def test_rounding_a_second_time_is_said(quantised: Quantised) -> None:
 
 
 @pytest.mark.heavy
-def test_weights_are_rounded_a_second_time(quantised: Quantised, exported: Exported, short_text: Path) -> None:
+def test_requantisation_is_recorded_in_manifest(quantised: Quantised, exported: Exported, short_text: Path) -> None:
     folder = quantised("fp8", *FLOATS["fp8"])
     asked: dict[str, Any] = {"precision": "int4", "requantise": True}
     manifest = read_manifest(exported(folder, quality_text=short_text, **asked))
@@ -246,7 +244,7 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", sorted(CONTRADICTIONS))
-def test_what_contradicts_the_stored_weights(quantised: Quantised, tmp_path: Path, name: str) -> None:
+def test_options_contradicting_stored_weights_are_usage_errors(quantised: Quantised, tmp_path: Path, name: str) -> None:
     from partita.export.pipeline import export
     from partita.library.exporting import replay
 
@@ -261,10 +259,9 @@ def test_what_contradicts_the_stored_weights(quantised: Quantised, tmp_path: Pat
     ("model_type", "module"),
     [("llama", "embed_tokens"), pytest.param("mixtral", "mlp.experts", marks=pytest.mark.heavy)],
 )
-def test_other_integers_than_the_stored_ones_are_refused(
+def test_keep_with_other_bits_than_stored_is_a_usage_error(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, model_type: str, module: str
 ) -> None:
-    """Of products, of embeddings and of experts."""
     from partita.export.pipeline import export
     from partita.library.exporting import replay
 
@@ -288,10 +285,10 @@ def test_other_integers_than_the_stored_ones_are_refused(
     ],
     ids=["keep", "activations"],
 )
-def test_what_is_said_of_packed_weights_is_judged_by_what_the_checkpoint_stores(
+def test_quantisation_options_are_checked_against_the_checkpoint(
     quantised: Quantised, tiny_checkpoint: TinyCheckpoint, options: dict[str, Any], words: str
 ) -> None:
-    """Without a precision it is that of the checkpoint, which is not known before it is read."""
+    """The default precision is that of the checkpoint, which is unknown until it is read."""
     stored, floats = quantised("gptq", *INTEGERS["gptq"]), tiny_checkpoint("llama")
     for folder in (stored, floats):
         check_options(ExportOptions(str(folder), folder, **options))
@@ -301,7 +298,7 @@ def test_what_is_said_of_packed_weights_is_judged_by_what_the_checkpoint_stores(
         with_stored(ExportOptions(str(floats), floats, **options), open_checkpoint(str(floats)))
 
 
-def test_requantise_is_about_quantised_checkpoints(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def test_requantise_requires_a_quantised_checkpoint(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     from partita.export.pipeline import export
     from partita.library.exporting import replay
 
@@ -310,10 +307,10 @@ def test_requantise_is_about_quantised_checkpoints(tiny_checkpoint: TinyCheckpoi
         export(options, replay=replay)
 
 
-def test_columns_that_are_grouped_in_several_ways_cannot_be_sorted(
+def test_weights_with_different_act_orders_cannot_be_joined(
     quantised: Quantised, own_copy: Callable[[Path], Path]
 ) -> None:
-    """Two products as one, whose act-orders differ."""
+    """Gate and up projections have different `g_idx` tensors."""
     folder = own_copy(quantised("gptq_act_order", *INTEGERS["gptq_act_order"]))
     another = torch.randperm(64, generator=torch.Generator().manual_seed(5)).to(torch.int32) // 32
     edit_tensors(folder, lambda t: t.update({"model.layers.0.mlp.up_proj.g_idx": another}))
@@ -324,7 +321,7 @@ def test_columns_that_are_grouped_in_several_ways_cannot_be_sorted(
         AsStored(checkpoint).take([JoinedOrigin.of((gate, up), 0)])
 
 
-def test_floats_and_integers_are_not_packed_together(quantised: Quantised) -> None:
+def test_float_and_integer_weights_cannot_be_joined(quantised: Quantised) -> None:
     checkpoint = open_checkpoint(str(quantised("gptq", *INTEGERS["gptq"])))
     up, plain = (
         checkpoint.tensors[name] for name in (f"{DOWN.replace('down', 'up')}.weight", "model.embed_tokens.weight")
@@ -333,7 +330,7 @@ def test_floats_and_integers_are_not_packed_together(quantised: Quantised) -> No
         AsStored(checkpoint).take([JoinedOrigin.of((up, plain), 0)])
 
 
-def test_whole_rows_are_split_into_blocks(quantised: Quantised) -> None:
+def test_per_row_scales_are_split_into_blocks(quantised: Quantised) -> None:
     checkpoint = open_checkpoint(str(quantised("compressed_w8a8", *INTEGERS["compressed_w8a8"])))
     origin = checkpoint.tensors["model.layers.0.mlp.up_proj.weight"]
     assert AsStored(checkpoint).take([origin]).packing.block_size == 64
@@ -384,7 +381,7 @@ BAD: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], object], dict[str,
 
 
 @pytest.mark.parametrize("name", sorted(BAD))
-def test_bad_checkpoints_are_named(
+def test_invalid_quantised_checkpoint_errors_name_the_folder(
     quantised: Quantised, own_copy: Callable[[Path], Path], tmp_path: Path, name: str
 ) -> None:
     kind, change, settings, words = BAD[name]
@@ -395,7 +392,9 @@ def test_bad_checkpoints_are_named(
     assert str(found.value).startswith(f"{folder}: ") and "\n" not in str(found.value)
 
 
-def test_a_zero_point_that_kernels_disagree_on(quantised: Quantised, own_copy: Callable[[Path], Path]) -> None:
+def test_ambiguous_gptq_zero_point_raises_checkpoint_error(
+    quantised: Quantised, own_copy: Callable[[Path], Path]
+) -> None:
     folder = own_copy(quantised("gptq", *INTEGERS["gptq"]))
     edit_tensors(folder, lambda t: t[f"{DOWN}.qzeros"].fill_(-1))
     with pytest.raises(
@@ -405,7 +404,9 @@ def test_a_zero_point_that_kernels_disagree_on(quantised: Quantised, own_copy: C
         dequantised(folder, f"{DOWN}.weight")
 
 
-def test_a_stored_scale_that_is_no_number_is_named(quantised: Quantised, own_copy: Callable[[Path], Path]) -> None:
+def test_non_finite_stored_scale_raises_checkpoint_error(
+    quantised: Quantised, own_copy: Callable[[Path], Path]
+) -> None:
     folder = own_copy(quantised("gptq", *INTEGERS["gptq"]))
     edit_tensors(folder, lambda t: t[f"{DOWN}.scales"][:1].fill_(float("nan")))
     checkpoint = open_checkpoint(str(folder))
@@ -416,7 +417,7 @@ def test_a_stored_scale_that_is_no_number_is_named(quantised: Quantised, own_cop
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("kind", ["other_orders", "floats_beside"])
-def test_products_that_fit_no_one_weight_are_refused_and_can_be_kept_apart(
+def test_incompatible_qkv_weights_require_without_pass(
     tiny_checkpoint: TinyCheckpoint,
     quantised: Quantised,
     exported: Exported,
@@ -425,7 +426,7 @@ def test_products_that_fit_no_one_weight_are_refused_and_can_be_kept_apart(
     tmp_path: Path,
     kind: str,
 ) -> None:
-    """Queries, keys and values are one product in the graph, and were quantised in several ways, or not all of them."""
+    """The graph fuses Q, K and V; here their act-orders differ, or only some are quantised."""
     if kind == "other_orders":
         folder = own_copy(quantised("gptq_act_order", *INTEGERS["gptq_act_order"]))
         another = torch.randperm(64, generator=torch.Generator().manual_seed(5)).to(torch.int32) // 32

@@ -1,4 +1,4 @@
-"""A packed weight: its bytes are what ONNX Runtime's operators read, and it never is in memory as a whole."""
+"""Quantised weights are written in slices, in the layout of ONNX Runtime's operators."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def arrays(weight: QuantisedSource) -> list[np.ndarray]:
     return [StoredPart(weight, index).numpy() for index in range(len(weight.parts))]
 
 
-def test_pieces_do_not_depend_on_their_size(tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantised_bytes_are_independent_of_slice_size(
+    tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     weight = QuantisedSource.of(plain(tiny_checkpoint("llama")), Packing(Grid(4, symmetric=False), 32, "refit"))
     whole = arrays(weight)
     monkeypatch.setattr(packed_module, "SLICE_BYTES", 96 * 4 * 7)  # seven rows are read at a time

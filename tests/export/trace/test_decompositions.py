@@ -1,4 +1,4 @@
-"""What an export leaves out of torch's exporter changes no graph, and what a trace assumes of sizes is found."""
+"""Decompositions skipped by the fast export change no graph; guards on sizes are detected."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.conftest import TinyCheckpoint
     ("model_type", "skipped"),
     [("qwen2", True), ("mixtral", False), pytest.param("mamba", False, marks=pytest.mark.heavy)],
 )
-def test_a_quick_export_changes_nothing(
+def test_quick_export_produces_same_graph(
     tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch, model_type: str, skipped: bool
 ) -> None:
     from transformers import AutoConfig
@@ -65,8 +65,8 @@ class Indexed(torch.nn.Module):
         return x[:, rows, :], x[narrow], x[..., rows], two, x[:, torch.tensor([True, False, True])]
 
 
-def test_an_index_is_a_gather_and_others_are_those_of_torch(tmp_path: Path) -> None:
-    """No Transpose, and no int32 in a GatherND."""
+def test_indexing_is_translated_to_gather(tmp_path: Path) -> None:
+    """Results equal those of torch."""
     from partita.export.trace.decompositions import TABLE
 
     given = torch.randn(2, 3, 4), torch.tensor([2, -1, 0]), torch.tensor([1, 0], dtype=torch.int32)
@@ -95,7 +95,7 @@ class Model(torch.nn.Module):
         self.bias = torch.nn.Buffer(torch.ones(8, 8, dtype=torch.bool).tril()[None, None])
 
 
-def test_the_last_rows_are_those_of_the_positions() -> None:
+def test_last_rows_of_mask_are_selected_by_position() -> None:
     model, positions = Model(), torch.tensor([[1, 2], [4, 5]])
     with rows_by_position(model, positions, KEYS):
         found = model.bias[:, :, KEYS - 2 : KEYS, :KEYS]
@@ -103,7 +103,7 @@ def test_the_last_rows_are_those_of_the_positions() -> None:
     assert torch.equal(found[:, 0], torch.arange(KEYS) <= positions[..., None])
 
 
-def test_every_other_cut_stays() -> None:
+def test_other_mask_slices_are_unchanged() -> None:
     model, positions = Model(), torch.tensor([[1, 2]])
     other = torch.ones(1, 1, 8, 8, dtype=torch.bool)
     with rows_by_position(model, positions, KEYS):
@@ -123,7 +123,7 @@ def rotated(x: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(pairs * factor[:, :, None, :]).flatten(3)
 
 
-def test_a_rotation() -> None:
+def test_complex_rotation_as_pairs_matches_torch() -> None:
     x, angle = torch.randn(2, 5, 3, 8), torch.randn(2, 5, 4)
     wanted = rotated(x, angle)
     with ComplexAsPairs():
@@ -131,7 +131,7 @@ def test_a_rotation() -> None:
     assert torch.allclose(found, wanted, atol=1e-6)
 
 
-def test_indices_of_every_kind() -> None:
+def test_complex_indexing_as_pairs_matches_torch() -> None:
     x = torch.randn(2, 3, 4, 2)
     whole = torch.view_as_complex(x)
     with ComplexAsPairs():
@@ -141,7 +141,7 @@ def test_indices_of_every_kind() -> None:
         assert torch.equal(torch.view_as_real(pairs.unsqueeze(-1)), torch.view_as_real(whole.unsqueeze(-1)))
 
 
-def test_what_is_not_known_is_refused() -> None:
+def test_unknown_complex_operations_are_rejected() -> None:
     with ComplexAsPairs():
         pairs = torch.view_as_complex(torch.randn(3, 2))
         with pytest.raises(UnsupportedModelError, match=r"complex numbers \(conj\)"):
@@ -177,9 +177,9 @@ def exported(odd: Callable[[Any], Any]) -> RecordedGuards:
 
 
 @pytest.mark.parametrize("odd", [lambda size: size % 64 == 0, lambda size: size % 4 == 3, lambda size: size**2 > 100])
-def test_a_branch_that_depends_on_the_size_is_found(odd: Callable[[Any], Any]) -> None:
+def test_size_dependent_branch_is_detected(odd: Callable[[Any], Any]) -> None:
     assert broken_guard(exported(odd), 4096)
 
 
-def test_what_holds_for_every_size_is_no_guard() -> None:
+def test_condition_true_for_every_size_is_ignored() -> None:
     assert broken_guard(exported(lambda size: size * 64 < size), 4096) is None

@@ -1,4 +1,4 @@
-"""Frequencies by length are those of transformers' own rotary modules, in eager mode and in a graph."""
+"""Length-dependent rotary frequencies match transformers' rotary modules, in eager mode and in a graph."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ LENGTHS = [1, CONTEXT - 1, CONTEXT, CONTEXT + 1, 40, 63]
 
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("make", ROTARIES.values(), ids=ROTARIES)
-def test_a_text_gets_the_waves_of_transformers_to_the_bit(make: Any, length: int) -> None:
+def test_rope_by_length_matches_transformers_exactly(make: Any, length: int) -> None:
     expected = make()(*inputs(0, length))
     rotary = make()
     with rope_by_length(rotary, scalar(length)):
@@ -107,8 +107,8 @@ def test_a_text_gets_the_waves_of_transformers_to_the_bit(make: Any, length: int
 
 
 @pytest.mark.parametrize("make", ROTARIES.values(), ids=ROTARIES)
-def test_the_length_counts_and_not_the_positions(make: Any) -> None:
-    """The first tokens of a long text have the frequencies of that text."""
+def test_frequencies_depend_on_length_not_positions(make: Any) -> None:
+    """The first tokens of a long sequence use the frequencies of that sequence."""
     long = make()(*inputs(0, 40))
     rotary = make()
     with rope_by_length(rotary, scalar(40)):
@@ -118,7 +118,7 @@ def test_the_length_counts_and_not_the_positions(make: Any) -> None:
 
 
 @pytest.mark.parametrize("make", ROTARIES.values(), ids=ROTARIES)
-def test_a_graph_takes_the_length_as_an_input(make: Any) -> None:
+def test_graph_with_length_input_matches_transformers(make: Any) -> None:
     tokens = torch.export.Dim("tokens", min=1, max=64)
     program = torch.export.export(
         Model(make()),
@@ -131,14 +131,14 @@ def test_a_graph_takes_the_length_as_an_input(make: Any) -> None:
 
 
 @pytest.mark.parametrize("make", ROTARIES.values(), ids=ROTARIES)
-def test_without_a_length_every_text_counts_as_short(make: Any) -> None:
+def test_missing_length_selects_short_frequencies(make: Any) -> None:
     rotary = make()
     with rope_by_length(rotary, None):
         waves = rotary(*inputs(0, 40))
     assert same([wave[:, :CONTEXT] for wave in waves], make()(*inputs(0, CONTEXT)))
 
 
-def test_a_scaling_of_the_waves_is_kept() -> None:
+def test_attention_factor_is_applied() -> None:
     expected = phi3(attention_factor=1.7)(*inputs(0, 40))
     assert not same(expected, phi3()(*inputs(0, 40)))
     rotary = phi3(attention_factor=1.7)
@@ -147,7 +147,7 @@ def test_a_scaling_of_the_waves_is_kept() -> None:
 
 
 @pytest.mark.parametrize("full", [DYNAMIC, {**LONGROPE, "original_max_position_embeddings": CONTEXT, "factor": 4.0}])
-def test_one_layer_type_may_depend_on_the_length_and_another_not(full: dict[str, Any]) -> None:
+def test_layer_types_may_differ_in_length_dependence(full: dict[str, Any]) -> None:
     rotary = gemma3(full)
     assert kinds(Model(rotary)) == {"model.rotary.full_attention": full["rope_type"]}
     for length in LENGTHS:
@@ -157,12 +157,12 @@ def test_one_layer_type_may_depend_on_the_length_and_another_not(full: dict[str,
                 assert same(rotary(*inputs(0, length), layer_type), expected)
 
 
-def test_cached_keys_stay_valid_but_for_longrope() -> None:
+def test_only_longrope_requires_recomputation_of_cached_keys() -> None:
     assert recompute_above(Model(phi3())) == CONTEXT
     assert recompute_above(Model(llama())) is None
 
 
-def test_longrope_that_changes_at_different_lengths_is_refused() -> None:
+def test_longrope_with_different_original_lengths_is_rejected() -> None:
     model = Model(phi3())
     model.other = gemma3({**LONGROPE, "original_max_position_embeddings": 24, "factor": 4.0})
     with pytest.raises(UnsupportedModelError, match=r"model\.rotary beyond 16, other\.full_attention beyond 24"):
@@ -178,8 +178,8 @@ STATIC: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("rope_type", sorted({*ROPE_INIT_FUNCTIONS, "default"} - {"dynamic", "longrope"}))
-def test_every_other_rope_type_of_transformers_has_fixed_frequencies(rope_type: str) -> None:
-    """A rope type that is new in transformers has no entry above, and fails here until somebody has looked at it."""
+def test_other_rope_types_have_fixed_frequencies(rope_type: str) -> None:
+    """A new rope type of transformers has no entry in STATIC and fails here until it is reviewed."""
     parameters = {"rope_type": rope_type, **THETA, **({} if rope_type == "default" else STATIC[rope_type])}
     config: Any = AutoConfig.for_model("llama", **SIZES, max_position_embeddings=CONTEXT, rope_parameters=parameters)
     rotary = LlamaRotaryEmbedding(config)
@@ -188,8 +188,8 @@ def test_every_other_rope_type_of_transformers_has_fixed_frequencies(rope_type: 
     assert same(rotary(*inputs(0, 5)), [wave[:, :5] for wave in long])
 
 
-def test_a_fixed_alpha_is_no_dynamic_frequency() -> None:
-    """Hunyuan labels it dynamic."""
+def test_hunyuan_fixed_alpha_is_not_length_dependent() -> None:
+    """Its config labels the rope type dynamic."""
     from transformers.models.hunyuan_v1_dense.modeling_hunyuan_v1_dense import HunYuanDenseV1RotaryEmbedding
 
     config: Any = AutoConfig.for_model(
@@ -198,8 +198,8 @@ def test_a_fixed_alpha_is_no_dynamic_frequency() -> None:
     assert not rotaries(HunYuanDenseV1RotaryEmbedding(config))
 
 
-def test_a_module_with_ways_of_its_own_is_refused_by_name() -> None:
-    """Phimoe scales its waves by the length, beside transformers' wrapper."""
+def test_custom_frequency_computation_is_rejected_with_module_name() -> None:
+    """Phimoe scales its cosines and sines by length, outside transformers' wrapper."""
     config: Any = AutoConfig.for_model(
         "phimoe",
         **SIZES,
@@ -216,7 +216,7 @@ def test_a_module_with_ways_of_its_own_is_refused_by_name() -> None:
         model(*inputs(0, 5), scalar(5))
 
 
-def test_a_module_outside_of_transformers_wrapper_is_refused_by_name() -> None:
+def test_dynamic_rope_without_transformers_wrapper_is_rejected_by_name() -> None:
     class Other(torch.nn.Module):
         rope_type = "dynamic"
 

@@ -1,4 +1,4 @@
-"""Mixtures in 16 bits: where rounding alone changes the chosen experts, a copy in float32 proves the graph."""
+"""16-bit mixture-of-experts models: a float32 copy verifies the graph if rounding changes the selected experts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def mixture(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> Path:
 
 
 @pytest.mark.heavy
-def test_a_mixture_in_16_bits_is_verified_where_its_experts_are_the_same(mixture: Path) -> None:
+def test_moe_in_16_bits_is_verified_except_rerouted_positions(mixture: Path) -> None:
     found = read_manifest(mixture).verification
     assert found.status == "verified" and found.converted_copy is None and found.proof == changed_copy.PROOF
     assert 0 < found.rerouted < 16 and f"except {found.rerouted} of 32 positions" in found.detail
@@ -35,8 +35,8 @@ def test_a_mixture_in_16_bits_is_verified_where_its_experts_are_the_same(mixture
     assert not list(mixture.parent.glob("*-copy-*"))
 
 
-def test_a_graph_that_is_wrong_at_a_few_positions_is_not_proven(mixture: Path, tmp_path: Path) -> None:
-    """They are fewer than half: without the copy, which must match at every position, they would be excluded."""
+def test_moe_graph_wrong_at_few_positions_is_not_verified(mixture: Path, tmp_path: Path) -> None:
+    """Without the float32 copy, fewer than half of the positions differ and would be excluded."""
     folder = tmp_path / "package"
     shutil.copytree(mixture, folder)
     answer = load_file(folder / KNOWN_ANSWER)
@@ -49,10 +49,10 @@ def test_a_graph_that_is_wrong_at_a_few_positions_is_not_proven(mixture: Path, t
     assert found.status == "verified" and found.rerouted > believed.rerouted
 
 
-def test_a_dense_model_that_differs_has_nothing_to_leave_out(
+def test_mismatch_of_dense_model_excludes_no_positions(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path
 ) -> None:
-    """Even where its copy matches: it chooses no experts."""
+    """Even if its float32 copy matches: it selects no experts."""
     folder = tmp_path / "package"
     shutil.copytree(exported(tiny_checkpoint("llama"), precision="fp16"), folder)
     manifest = unverified(folder)

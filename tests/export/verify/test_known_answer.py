@@ -1,4 +1,4 @@
-"""The known answer is what transformers computes by default, over texts that cross windows and original contexts."""
+"""The reference logits equal transformers' defaults, on prompts crossing windows and original contexts."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def checkpoint(folder: Path, model_type: str, **settings: Any) -> Path:
         ("llama", DYNAMIC, 1024, 40, ()),
     ],
 )
-def test_the_text_crosses_windows_chunks_and_original_contexts(
+def test_reference_prompt_crosses_windows_chunks_and_contexts(
     tmp_path: Path, model_type: str, settings: dict[str, Any], crossed: int, length: int, missed: tuple[str, ...]
 ) -> None:
     import torch
@@ -94,7 +94,7 @@ def test_the_text_crosses_windows_chunks_and_original_contexts(
         pytest.param("llama", DYNAMIC, {"batch_size": 2}, marks=pytest.mark.heavy),
     ],
 )
-def test_a_package_is_verified_across_them(
+def test_package_is_verified_beyond_windows_and_contexts(
     tmp_path: Path, model_type: str, settings: dict[str, Any], options: dict[str, Any]
 ) -> None:
     folder = checkpoint(tmp_path / "checkpoint", model_type, **settings)
@@ -105,7 +105,7 @@ def test_a_package_is_verified_across_them(
     assert (out / "known_answer.safetensors").stat().st_size < 40 * 288 * 4
 
 
-def test_a_window_that_is_off_by_one_is_found(
+def test_window_off_by_1_raises_parity_error(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(state, "classify_mask", lambda *_: MaskRule(41))
@@ -114,7 +114,7 @@ def test_a_window_that_is_off_by_one_is_found(
         export(ExportOptions(str(folder), tmp_path / "out", max_length=64), replay=replay)
 
 
-def test_the_headline_says_what_was_not_exercised(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def test_headline_lists_unexercised_features(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     folder, out = tiny_checkpoint("mistral", sliding_window=40, num_hidden_layers=1), tmp_path / "out"
     summary = export(ExportOptions(str(folder), out, max_length=64, verify_length=39), replay=replay)
     told = "verified (not exercised: sliding window of 40 tokens)"
@@ -124,13 +124,13 @@ def test_the_headline_says_what_was_not_exercised(tiny_checkpoint: TinyCheckpoin
     assert verify.replay(out, parse_chain("cpu"), threads=1).headline == told
 
 
-def test_a_length_of_verification_without_verification_is_refused(tmp_path: Path) -> None:
+def test_verify_length_without_verification_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="`verify_length`"):
         export(ExportOptions("any", tmp_path / "out", verify=False, verify_length=2048), replay=replay)
 
 
 @pytest.mark.parametrize("signalled", [None, KeyboardInterrupt()])
-def test_a_model_without_a_usable_cache_gives_the_same_answer(
+def test_reference_logits_are_equal_without_usable_cache(
     tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch, signalled: BaseException | None
 ) -> None:
     checkpoint = open_checkpoint(str(tiny_checkpoint("llama")))

@@ -1,4 +1,4 @@
-"""What rounding costs, of packages of 16 bits too, and what of it can be measured again without the original."""
+"""Quality loss of rounded weights, 16-bit packages included, and its repetition without the source model."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def compared(ours: torch.Tensor, theirs: torch.Tensor) -> quality.Measured:
     return found
 
 
-def test_a_package_of_16_bits_has_a_figure(half: Path) -> None:
-    """In the manifest, in its files, for a report and in what `inspect` shows."""
+def test_fp16_package_records_quality(half: Path) -> None:
+    """In the manifest, the files, reports and `inspect`."""
     manifest = read_manifest(half)
     check_files(half, manifest, hashes=True)
     found = manifest.quality
@@ -72,8 +72,8 @@ def test_a_package_of_16_bits_has_a_figure(half: Path) -> None:
     assert "KL divergence" in str(partita.inspect(half).provenance.quality)
 
 
-def test_bfloat16_arithmetic_is_measured_on_the_twin(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
-    """The CPU provider has no kernels for it."""
+def test_bf16_quality_is_measured_on_converted_copy(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    """The CPU provider has no bfloat16 kernels."""
     package = exported(tiny_checkpoint("llama", num_hidden_layers=1), precision="bf16")
     manifest = read_manifest(package)
     found = manifest.quality
@@ -82,15 +82,13 @@ def test_bfloat16_arithmetic_is_measured_on_the_twin(tiny_checkpoint: TinyCheckp
     assert not list(package.parent.glob("*-copy-*"))
 
 
-def test_weights_that_lose_nothing_are_measured_all_the_same(
-    tiny_checkpoint: TinyCheckpoint, exported: Exported
-) -> None:
+def test_lossless_weights_have_near_zero_divergence(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
     checkpoint = tiny_checkpoint("llama", dtype="bfloat16", tied=True, num_hidden_layers=1)
     found = read_manifest(exported(checkpoint, precision="bf16", activations="fp32")).quality
     assert found is not None and found.top1_agreement == 1 and found.kl_mean < 1e-9
 
 
-def test_fp32_rounds_nothing_and_has_none(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+def test_fp32_package_has_no_quality(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
     package = exported(tiny_checkpoint("llama", num_hidden_layers=1))
     manifest = read_manifest(package)
     assert manifest.quality is None and quality_texts(manifest) == [] and not (package / QUALITY).exists()
@@ -98,7 +96,7 @@ def test_fp32_rounds_nothing_and_has_none(tiny_checkpoint: TinyCheckpoint, expor
         evaluate(package, parse_chain("cpu"))
 
 
-def test_a_package_that_was_not_measured_says_so(half: Path, own_copy: Callable[[Path], Path]) -> None:
+def test_unmeasured_package_reports_missing_quality(half: Path, own_copy: Callable[[Path], Path]) -> None:
     manifest = read_manifest(half).model_copy(
         update={
             "quality": None,
@@ -112,7 +110,7 @@ def test_a_package_that_was_not_measured_says_so(half: Path, own_copy: Callable[
         evaluate(package, parse_chain("cpu"), manifest=manifest)
 
 
-def test_it_is_repeated_without_the_original(half: Path) -> None:
+def test_quality_is_repeatable_without_source_model(half: Path) -> None:
     stored, now = read_manifest(half).quality, evaluate(half, parse_chain("cpu"))
     assert stored is not None and stored.likely is not None
     assert math.isclose(now.perplexity_ratio, stored.perplexity_ratio, rel_tol=1e-5)
@@ -131,10 +129,10 @@ def save_figures(package: Path, figures: dict[str, Any]) -> None:
     write_manifest(package, manifest.model_copy(update={"files": (*files, record_file(package, QUALITY))}))
 
 
-def test_a_loss_that_is_beyond_a_float_gives_the_largest_perplexity(
+def test_overflowing_loss_gives_maximum_perplexity(
     half: Path, own_copy: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the package, as where a provider computes something else, and of its original."""
+    """For the package and for its source model."""
     package = own_copy(half)
     figures = load_file(package / QUALITY)
     save_figures(package, {**figures, "losses": figures["losses"] + np.float32(1e4)})
@@ -143,7 +141,7 @@ def test_a_loss_that_is_beyond_a_float_gives_the_largest_perplexity(
     assert now.perplexity == now.original_perplexity == math.exp(709) and now.perplexity_ratio == 1
 
 
-def test_text_and_json_have_the_divergence(half: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_prints_divergence_as_text_and_json(half: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["evaluate", str(half), "--provider", "cpu"]) == 0
     text = capsys.readouterr().out
     stored = read_manifest(half).quality
@@ -157,10 +155,8 @@ def test_text_and_json_have_the_divergence(half: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("spread", [1e-4, 1e-2, 1.0])
-def test_the_kept_divergence_is_a_lower_bound_and_evaluate_has_the_same(
-    monkeypatch: pytest.MonkeyPatch, spread: float
-) -> None:
-    """Whatever there is between the two; with all of the vocabulary it is the whole divergence."""
+def test_stored_divergence_is_a_lower_bound_matched_by_evaluate(monkeypatch: pytest.MonkeyPatch, spread: float) -> None:
+    """With the whole vocabulary stored, it equals the exact divergence."""
     random = torch.Generator().manual_seed(1)
     theirs = torch.randn(1, 9, 300, generator=random) * 4
     ours = theirs + spread * torch.randn(1, 9, 300, generator=random)
@@ -185,8 +181,8 @@ def test_the_kept_divergence_is_a_lower_bound_and_evaluate_has_the_same(
     np.testing.assert_allclose(before, exact, rtol=1e-6, atol=1e-14)
 
 
-def test_a_divergence_below_the_error_of_float32_is_right() -> None:
-    """What weights that lose nothing cost: a few steps of a float in the logits, and no negative figure."""
+def test_divergence_below_float32_error_is_accurate() -> None:
+    """As of lossless weights: logits differ by a few float32 steps, and no divergence is negative."""
     random = torch.Generator().manual_seed(2)
     theirs = torch.randn(1, 4, 20_000, generator=random) * 3
     ours = theirs * (1 + 1e-6 * torch.randn(1, 4, 20_000, generator=random))
@@ -199,14 +195,14 @@ def test_a_divergence_below_the_error_of_float32_is_right() -> None:
 
 @pytest.mark.parametrize("vocabulary", [50, 32_000, 65_536, 152_064])
 @pytest.mark.parametrize("positions", [1, 511, 1023, 8176])
-def test_what_is_kept_stays_small(positions: int, vocabulary: int) -> None:
+def test_stored_probabilities_take_at_most_2_mib(positions: int, vocabulary: int) -> None:
     count = kept_tokens(positions, vocabulary)
     size = 6 if vocabulary <= 65_536 else 8
     assert 1 <= count <= min(64, vocabulary) and count * positions * size <= 2 << 20
     assert count >= min(32, vocabulary)
 
 
-def test_tokens_that_are_measured() -> None:
+def test_measured_token_count_depends_on_options_and_model_size() -> None:
     options = ExportOptions("a", Path("b"), precision="int4")
     judged = replace(options, max_perplexity_ratio=1.01)
     assert measured_tokens(options, 10**6) == measured_tokens(options, 10**10) == 512
@@ -214,8 +210,8 @@ def test_tokens_that_are_measured() -> None:
     assert measured_tokens(replace(judged, quality_tokens=40), 10**6) == 40
 
 
-def test_a_text_that_nobody_chose_gives_way_to_random_tokens(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    """Where a tokenizer makes few tokens of it, an export would be refused over a text that was not asked for."""
+def test_short_default_text_is_replaced_with_random_tokens(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    """A text chosen by the user raises a usage error instead."""
     checkpoint, text = open_checkpoint(str(tiny_checkpoint("llama"))), tmp_path / "text.txt"
     text.write_text("the list")
     told: list[str] = []
@@ -233,15 +229,17 @@ def test_a_text_that_nobody_chose_gives_way_to_random_tokens(tiny_checkpoint: Ti
         ({"precision": "bf16", "verify": False}, "omit one of them"),
     ],
 )
-def test_a_text_that_measures_nothing_is_refused(given: dict[str, Any], options: dict[str, Any], said: str) -> None:
+def test_quality_options_without_measurement_are_rejected(
+    given: dict[str, Any], options: dict[str, Any], said: str
+) -> None:
     with pytest.raises(UsageError, match=said):
         check_options(ExportOptions("a", Path("b"), **given, **options))
 
 
-def test_a_package_that_cannot_read_the_text_is_not_published(
+def test_non_finite_logits_during_scoring_reject_package(
     tiny_checkpoint: TinyCheckpoint, half: Path, tmp_path: Path
 ) -> None:
-    """Numbers beyond float16, which the known answer did not reach."""
+    """float16 overflows on the text, but not in the verification."""
 
     class Overflowing:
         rows, provider = 1, "cpu"
@@ -268,8 +266,8 @@ def test_a_package_that_cannot_read_the_text_is_not_published(
         writing._with_quality(made, work, manifest, text)
 
 
-def test_infinite_logits_are_heard_of() -> None:
-    """They have no probability: a figure over the others would say that nothing is lost."""
+def test_infinite_and_nan_logits_raise_generation_error() -> None:
+    """Negative infinity is allowed: it marks an excluded token."""
     from partita.runtime.verify.quality import _checked
 
     for wrong in (np.inf, np.nan):
@@ -280,7 +278,7 @@ def test_infinite_logits_are_heard_of() -> None:
     assert heard[0][:2] == (0, 2), "a token that is ruled out is none"
 
 
-def test_the_default_text_is_taken_where_the_original_is_run() -> None:
+def test_default_text_is_used_only_with_verification_and_rounding() -> None:
     floats: Any = SimpleNamespace(quantised=None)
     options = ExportOptions("a", Path("b"), precision="fp16")
     assert resolve(options, floats, None, heldout_path()).quality_text == heldout_path()
@@ -288,7 +286,7 @@ def test_the_default_text_is_taken_where_the_original_is_run() -> None:
     assert resolve(replace(options, precision="fp32"), floats, None, heldout_path()).quality_text is None
 
 
-def test_a_package_of_before_has_no_divergence_to_repeat(
+def test_package_without_stored_probabilities_has_no_divergence(
     half: Path, own_copy: Callable[[Path], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     package = own_copy(half)

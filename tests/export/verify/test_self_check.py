@@ -1,4 +1,4 @@
-"""Models that contradict themselves are told so, and models that need a mask of ones, or have no experts, export."""
+"""Inconsistent models are rejected with a message; models that need a mask of ones or lack experts export."""
 
 from __future__ import annotations
 
@@ -30,15 +30,17 @@ def options(folder: Path, out: Path) -> ExportOptions:
 
 
 @pytest.mark.heavy
-def test_generate_that_is_not_forward_is_told_by_experiment(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    """roberta counts positions from its padding token in one, and from nought in the other."""
+def test_model_with_generate_differing_from_forward_is_rejected(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    """roberta counts positions from its padding token in one and from zero in the other."""
     folder = tiny_checkpoint("roberta", num_hidden_layers=1, is_decoder=True)
     with pytest.raises(UnsupportedModelError, match="is inconsistent: generate") as caught:
         export(options(folder, tmp_path / "out"), replay=replay)
     assert "report this model" not in str(caught.value) and not (tmp_path / "out").exists()
 
 
-def test_a_model_that_agrees_with_itself_is_not_blamed(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def test_parity_error_of_consistent_model_requests_report(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     def wrong(folder: Path, manifest: Manifest) -> Verification:
         return Verification(status="unverified", detail="first difference in prefill")
 
@@ -47,8 +49,8 @@ def test_a_model_that_agrees_with_itself_is_not_blamed(tiny_checkpoint: TinyChec
 
 
 @pytest.mark.heavy
-def test_a_model_that_rounding_makes_another_one_of_is_told_by_experiment(tmp_path: Path) -> None:
-    """doge masks all keys but those that it holds for the best: which, float16 decides otherwise."""
+def test_parity_error_reports_model_sensitive_to_float16(tmp_path: Path) -> None:
+    """doge masks all keys except the best; float16 selects other keys."""
     folder = tmp_path / "doge"
     folder.mkdir()
     recipes.save(folder, "doge")
@@ -57,7 +59,7 @@ def test_a_model_that_rounding_makes_another_one_of_is_told_by_experiment(tmp_pa
     assert "report this model" not in str(caught.value) and "choose another `precision`" in str(caught.value)
 
 
-def test_rounding_is_not_blamed_for_what_it_does_not_do(tiny_checkpoint: TinyCheckpoint) -> None:
+def test_rounding_is_reported_only_for_comparable_fp16_differences(tiny_checkpoint: TinyCheckpoint) -> None:
     checkpoint = open_checkpoint(str(tiny_checkpoint("llama", num_hidden_layers=1)))
     answer = compute(checkpoint, 288, 64)
     assert self_check.rounding(checkpoint, answer, PRECISIONS["fp16"], 0.03) is None
@@ -68,10 +70,8 @@ def test_rounding_is_not_blamed_for_what_it_does_not_do(tiny_checkpoint: TinyChe
         assert self_check.rounding(checkpoint, other, PRECISIONS[name], 0.03) is None
 
 
-def test_later_tokens_that_change_earlier_logits_are_found(
-    tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """roberta as an encoder sees all tokens."""
+def test_non_causal_model_is_detected(tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """roberta as an encoder attends to all tokens."""
     decoder = tiny_checkpoint("roberta", num_hidden_layers=1, is_decoder=True)
     checkpoint = open_checkpoint(str(decoder))
     answer = compute(checkpoint, 288, 64)
@@ -87,7 +87,7 @@ def test_later_tokens_that_change_earlier_logits_are_found(
     assert told is not None and "is not causal" in told
 
 
-def test_a_model_whose_own_logits_are_no_numbers_is_said_to_be_broken(
+def test_non_finite_logits_of_source_model_are_reported(
     tiny_checkpoint: TinyCheckpoint, own_copy: Callable[[Path], Path]
 ) -> None:
     from safetensors.torch import load_file, save_file
@@ -102,7 +102,7 @@ def test_a_model_whose_own_logits_are_no_numbers_is_said_to_be_broken(
 
 
 @pytest.mark.parametrize("multi_query", [False, pytest.param(True, marks=pytest.mark.heavy)])
-def test_falcon_with_alibi(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, multi_query: bool) -> None:
+def test_falcon_with_alibi_is_verified(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, multi_query: bool) -> None:
     folder = tiny_checkpoint(
         "falcon",
         num_hidden_layers=1,
@@ -162,6 +162,6 @@ def _falcon_with_alibi(folder: Path, prompt: list[int], times: int) -> npt.NDArr
 
 
 @pytest.mark.heavy
-def test_dense_doge_has_no_experts_to_be_refused_over(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def test_dense_doge_is_exported_despite_expert_settings(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     folder = tiny_checkpoint("doge", num_hidden_layers=1, is_moe=False, num_experts=16384)
     assert export(options(folder, tmp_path / "out"), replay=replay).manifest.verification.status == "verified"

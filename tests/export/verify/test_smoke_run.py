@@ -1,4 +1,4 @@
-"""What is written is opened and run before it is published, and a lowering that does not run is set aside."""
+"""Packages are opened and run before publishing; a lowering that does not run is rejected."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def beyond(*lowerings: str) -> Callable[[Path, Manifest], Verification]:
 
 
 @pytest.mark.heavy
-def test_what_one_lowering_rounds_too_much_another_may_not(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    """As of a gpt_neo in float16, whose scores are computed in float32 and not scaled."""
+def test_lowering_beyond_tolerance_is_replaced_with_the_next(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    """As gpt_neo in float16, whose scores are unscaled and computed in float32."""
     checkpoint, target = tiny_checkpoint("llama", num_hidden_layers=1), There({}).target()
     options = ExportOptions(str(checkpoint), tmp_path / "out", max_length=64, precision="fp16")
     summary = export(options, replay=beyond("gqa"), target=target)
@@ -96,7 +96,7 @@ def test_what_one_lowering_rounds_too_much_another_may_not(tiny_checkpoint: Tiny
 
 @pytest.mark.parametrize("verify", [pytest.param(True, marks=pytest.mark.heavy), False])
 @pytest.mark.parametrize("asked", [True, pytest.param(False, marks=pytest.mark.heavy)])
-def test_auto_finds_a_lowering_that_runs(exporting: Exporting, asked: bool, verify: bool) -> None:
+def test_auto_selects_lowering_able_to_run(exporting: Exporting, asked: bool, verify: bool) -> None:
     target = find_target("cpu", {}, default_allowed=False, libraries={}) if asked else None
     summary = exporting(target, ODD, verify=verify)
     manifest = read_manifest(summary.path)
@@ -115,9 +115,7 @@ def test_auto_finds_a_lowering_that_runs(exporting: Exporting, asked: bool, veri
 
 
 @pytest.mark.parametrize("verify", [pytest.param(True, marks=pytest.mark.heavy), False])
-def test_by_name_it_is_refused_with_the_reason_and_what_runs(
-    exporting: Exporting, tmp_path: Path, verify: bool
-) -> None:
+def test_requested_lowering_unable_to_run_is_rejected(exporting: Exporting, tmp_path: Path, verify: bool) -> None:
     target = find_target("cpu", {}, default_allowed=False, libraries={})
     with pytest.raises(
         PartitaError, match=r"head_size.*nothing was written; `attention=auto` tries the other"
@@ -128,10 +126,8 @@ def test_by_name_it_is_refused_with_the_reason_and_what_runs(
 
 
 @pytest.mark.heavy
-def test_a_cache_of_a_window_that_does_not_run_is_to_be_left_out(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
-) -> None:
-    """It is written in one way, so that another lowering runs is of use only without it."""
+def test_window_cache_unable_to_run_suggests_omitting_it(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    """Only one lowering supports it, so other lowerings do not help."""
     checkpoint = tiny_checkpoint("mistral", num_hidden_layers=1, head_dim=ODD)
     options = ExportOptions(str(checkpoint), tmp_path / "out", max_length=64, cache="window", verify=False)
     with pytest.raises(PartitaError) as caught:
@@ -141,7 +137,7 @@ def test_a_cache_of_a_window_that_does_not_run_is_to_be_left_out(
 
 
 @pytest.mark.parametrize("error", [RuntimeError("nobody has seen this"), GenerationError("model.onnx: a run failed")])
-def test_any_failure_is_a_reason_to_try_the_next(exporting: Exporting, error: Exception) -> None:
+def test_any_smoke_run_failure_selects_next_lowering(exporting: Exporting, error: Exception) -> None:
     there = There({"gqa": error})
     summary = exporting(there.target(), verify=False)
     assert there.ran == ["gqa", "onnx24"] and summary.manifest.graph.attention == "onnx24"
@@ -149,7 +145,7 @@ def test_any_failure_is_a_reason_to_try_the_next(exporting: Exporting, error: Ex
     assert summary.manifest.smoke[-1] == SmokeRecord(chain="there,cpu", status="ran", detail="opened")
 
 
-def test_a_failing_replay_on_the_cpu_is_one_as_well(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def test_failed_cpu_verification_selects_next_lowering(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     def replay(folder: Path, manifest: Manifest) -> Verification:
         if manifest.graph.attention == "gqa":
             raise ValueError("nobody has seen this")
@@ -161,7 +157,7 @@ def test_a_failing_replay_on_the_cpu_is_one_as_well(tiny_checkpoint: TinyCheckpo
     assert "ValueError: nobody has seen this" in summary.attention_reason
 
 
-def test_when_none_runs_every_reason_is_told(exporting: Exporting, tmp_path: Path) -> None:
+def test_error_lists_failure_of_every_lowering(exporting: Exporting, tmp_path: Path) -> None:
     there = There({name: RuntimeError(f"trouble with {name}") for name in ("gqa", "onnx24", "primitives")})
     with pytest.raises(GenerationError) as caught:
         exporting(there.target(), verify=False)
@@ -170,15 +166,15 @@ def test_when_none_runs_every_reason_is_told(exporting: Exporting, tmp_path: Pat
     assert not list(tmp_path.iterdir())
 
 
-def test_a_target_that_takes_a_part_is_run_with_the_cpu_behind_it(exporting: Exporting) -> None:
-    """Alone it refuses, which is not a failure of the lowering: the package runs on there,cpu."""
+def test_partially_supporting_target_runs_with_cpu_fallback(exporting: Exporting) -> None:
+    """Its rejection without fallback is not a failure of the lowering: the chain there,cpu runs."""
     there = There({}, alone=ProviderError("there does not take Softmax"))
     summary = exporting(there.target())
     assert "not verified on there: there does not take Softmax" in summary.notes
     assert [entry.chain for entry in summary.manifest.smoke] == ["cpu", "there,cpu"]
 
 
-def test_a_target_that_cannot_run_here_is_recorded_with_the_reason(exporting: Exporting) -> None:
+def test_unavailable_target_is_recorded_with_reason(exporting: Exporting) -> None:
     target = replace(There({}).target(), replay=None, smoke=None, not_here="device_missing: no such device")
     for verify in (True, False):
         summary = exporting(target, verify=verify, force=True)
@@ -203,8 +199,8 @@ def overflowing(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("batch", [1, pytest.param(2, marks=pytest.mark.heavy)])
-def test_logits_that_are_not_finite_are_no_parity(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, batch: int) -> None:
-    """Every row is compared, and none ends the comparison."""
+def test_non_finite_logits_raise_parity_error(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, batch: int) -> None:
+    """Every row is compared; a non-finite row does not end the comparison."""
     folder = overflowing(tiny_checkpoint, tmp_path)
     options = ExportOptions(str(folder), tmp_path / "out", max_length=64, precision="fp16", batch_size=batch)
     with pytest.raises(ParityError, match="first difference in prefill, output logits") as caught:
@@ -212,7 +208,7 @@ def test_logits_that_are_not_finite_are_no_parity(tiny_checkpoint: TinyCheckpoin
     assert caught.value.exit_code == 4 and "itself, run by torch in float16, has logits that" in str(caught.value)
 
 
-def test_logits_that_are_not_finite_are_no_package(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def test_non_finite_logits_prevent_publishing(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     folder = overflowing(tiny_checkpoint, tmp_path)
     options = ExportOptions(str(folder), tmp_path / "out", max_length=64, precision="fp16", verify=False)
     with pytest.raises(PartitaError, match=r"not finite.*nothing was written"):
@@ -221,7 +217,7 @@ def test_logits_that_are_not_finite_are_no_package(tiny_checkpoint: TinyCheckpoi
 
 
 @pytest.mark.heavy
-def test_without_memory_for_it_the_run_is_left_out_and_said(
+def test_smoke_run_is_skipped_with_note_if_memory_is_short(
     exporting: Exporting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(known_answer, "free_bytes", lambda: 1000.0)
@@ -231,7 +227,7 @@ def test_without_memory_for_it_the_run_is_left_out_and_said(
     assert any(note.startswith("not run on cpu here") for note in summary.notes)
 
 
-def test_bf16_for_the_cpu_by_name_is_refused(
+def test_bf16_activations_with_cpu_target_are_rejected(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["export", str(tiny_checkpoint("llama", num_hidden_layers=1)), str(tmp_path / "out"), "--no-verify"]
@@ -243,7 +239,7 @@ def test_bf16_for_the_cpu_by_name_is_refused(
 
 
 @pytest.mark.heavy
-def test_what_every_lowering_rounds_too_much_is_refused(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def test_export_fails_if_every_lowering_exceeds_tolerance(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     checkpoint, target = tiny_checkpoint("llama", num_hidden_layers=1), There({}).target()
     options = ExportOptions(str(checkpoint), tmp_path / "other", max_length=64, precision="fp16")
     every = beyond("gqa", "onnx24", "primitives")
@@ -253,7 +249,7 @@ def test_what_every_lowering_rounds_too_much_is_refused(tiny_checkpoint: TinyChe
 
 
 @pytest.mark.heavy
-def test_bf16_arithmetic_says_where_it_does_not_run_and_what_does(
+def test_bf16_activations_without_kernels_warn_with_alternatives(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["export", str(tiny_checkpoint("llama", num_hidden_layers=1)), str(tmp_path / "out")]

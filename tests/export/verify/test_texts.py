@@ -1,4 +1,4 @@
-"""Texts that weights are rounded on and quality is measured on: what is of no use is refused by the option and file."""
+"""Calibration and quality texts: unusable texts are rejected with the option and the file."""
 
 from __future__ import annotations
 
@@ -28,10 +28,8 @@ READERS: dict[str, Reads] = {
 }
 
 
-def test_a_tokenizer_without_a_file_that_is_called_so_reads_texts(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
-) -> None:
-    """An old gpt2 has vocab.json and merges.txt. Quality would be measured on random tokens."""
+def test_tokenizer_of_vocab_and_merges_is_loaded(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    """An old gpt2 checkpoint; without it, quality would be measured on random tokens."""
     folder = shutil.copytree(tiny_checkpoint("gpt2", tokenizer=False), tmp_path / "gpt2")
     (folder / "vocab.json").write_text(json.dumps({"<|endoftext|>": 0, "a": 1, "b": 2, "ab": 3}))
     (folder / "merges.txt").write_text("#version: 0.2\na b\n")
@@ -42,15 +40,15 @@ def test_a_tokenizer_without_a_file_that_is_called_so_reads_texts(
 
 
 @pytest.mark.parametrize("option", READERS)
-def test_a_folder_is_no_text(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, option: str) -> None:
+def test_folder_as_text_is_rejected(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, option: str) -> None:
     with pytest.raises(UsageError, match=rf"^`{option}={tmp_path}`: a folder; give a text file"):
         READERS[option](tmp_path, open_checkpoint(str(tiny_checkpoint("llama"))))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such files there")
 @pytest.mark.parametrize("option", READERS)
-def test_a_pipe_is_no_text(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, option: str) -> None:
-    """It is read once, and a text more often; one that nobody writes into is waited for without an end."""
+def test_pipe_as_text_is_rejected(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, option: str) -> None:
+    """A pipe can be read only once, and blocks without a writer."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     writer = threading.Thread(target=pipe.write_bytes, args=(b"too short a text",), daemon=True)
@@ -63,7 +61,7 @@ def test_a_pipe_is_no_text(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, opti
 
 
 @pytest.mark.parametrize("option", READERS)
-def test_an_empty_text_is_too_short(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, option: str) -> None:
+def test_empty_text_is_rejected_as_too_short(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, option: str) -> None:
     (path := tmp_path / "empty.txt").touch()
     with pytest.raises(UsageError, match=rf"`{option}=.*empty\.txt`: too short: 0 tokens; at least"):
         READERS[option](path, open_checkpoint(str(tiny_checkpoint("llama"))))
@@ -86,7 +84,7 @@ def words(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize("option", READERS)
-def test_a_text_that_the_tokenizer_does_not_know_says_nothing(words: Checkpoint, tmp_path: Path, option: str) -> None:
+def test_text_of_unknown_tokens_is_rejected(words: Checkpoint, tmp_path: Path, option: str) -> None:
     path = tmp_path / "text.txt"
     path.write_text("drei vier " * 2000)
     with pytest.raises(UsageError, match=rf"`{option}=.*`: the tokenizer does not know ([\d,]+) of its \1 tokens"):
@@ -95,10 +93,8 @@ def test_a_text_that_the_tokenizer_does_not_know_says_nothing(words: Checkpoint,
     assert READERS[option](path, words).tokens > 256
 
 
-def test_a_first_token_that_the_model_does_not_have_is_left_out(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
-) -> None:
-    """As any other that a tokenizer has beyond the vocabulary of the model: its embedding has no such row."""
+def test_bos_token_outside_model_vocabulary_is_omitted(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    """The embedding has no row for it."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -112,14 +108,14 @@ def test_a_first_token_that_the_model_does_not_have_is_left_out(
     assert tokens("one two", checkpoint, 3) == Tokens([], [1, 2], 0)
 
 
-def test_a_few_unknown_tokens_do_no_harm() -> None:
+def test_text_with_at_most_half_unknown_tokens_is_accepted() -> None:
     mixed = [0] * 128 + [1] * 128
     assert problem_of(Tokens([], mixed, 0), 256) == problem_of(Tokens([], mixed), 256) == ""
     assert "does not know 129 of its 257 tokens" in problem_of(Tokens([5], [*mixed, 0], 0), 256)
 
 
-def test_a_text_that_nobody_has_chosen_is_no_reason_not_to_export(words: Checkpoint, tmp_path: Path) -> None:
-    """A tokenizer of proteins knows no word of the embedded text; random tokens stand for it then."""
+def test_unusable_default_text_is_replaced_with_random_tokens(words: Checkpoint, tmp_path: Path) -> None:
+    """As with the tokenizer of a protein model, which knows no word of the default text."""
     path, said = tmp_path / "text.txt", list[str]()
     path.write_text("drei vier " * 2000)
     found = quality.read_text(path, words, 300, 64, 1 << 20, said.append, chosen=False)
@@ -127,8 +123,8 @@ def test_a_text_that_nobody_has_chosen_is_no_reason_not_to_export(words: Checkpo
     assert ["has no tokens for the text" in line for line in said] == [True]
 
 
-def test_of_a_large_text_the_beginning_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A gigabyte would not fit in memory as tokens. It ends with a whole word, and is known by all its bytes."""
+def test_large_text_is_truncated_at_a_word_boundary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recorded SHA-256 is that of the whole file."""
     monkeypatch.setattr(texts, "MOST_BYTES", 101)
     path = tmp_path / "text"
     for whole in ("é word " * 40, "é" * 200, "short é"):

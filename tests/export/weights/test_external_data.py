@@ -1,4 +1,4 @@
-"""Weights arrive in the package bit for bit, whatever files they came from, and shared ones are written once."""
+"""Weights reach the package bit-exact from every file format; shared weights are written once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def array(model: ir.Model, name: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("shards", [1, 3])
-def test_bits_survive(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, shards: int) -> None:
+def test_weights_are_bit_exact(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, shards: int) -> None:
     original = load_file(tiny_checkpoint("llama") / "model.safetensors")
     model = unverified(tiny_checkpoint("llama", shards=shards), tmp_path / "out")
     np.testing.assert_array_equal(array(model, "model.norm.weight"), original["model.norm.weight"].numpy())
@@ -48,7 +48,7 @@ def test_bits_survive(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, shards: i
     np.testing.assert_array_equal(array(model, f"{name}.transposed"), original[name].T.numpy())
 
 
-def test_bin_files_are_read(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:
+def test_pytorch_bin_checkpoint_is_read(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:
     folder = own_copy(tiny_checkpoint("llama"))
     tensors = load_file(folder / "model.safetensors")
     torch.save(tensors, folder / "pytorch_model.bin")
@@ -62,7 +62,7 @@ def test_bin_files_are_read(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp
     ("precision", "dtype"),
     [("fp32", torch.float32), ("fp16", torch.float16), pytest.param("bf16", torch.bfloat16, marks=pytest.mark.heavy)],
 )
-def test_casts_round_as_torch_does(
+def test_weight_casts_round_like_torch(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, precision: str, dtype: torch.dtype
 ) -> None:
     folder = tiny_checkpoint("llama", dtype="bfloat16")
@@ -73,7 +73,7 @@ def test_casts_round_as_torch_does(
     np.testing.assert_array_equal(got.astype(np.float32), expected.float().numpy())
 
 
-def test_large_tensors_are_cut_into_slices(tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_tensors_are_read_in_slices(tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = open_checkpoint(str(tiny_checkpoint("llama")))
     name = "model.layers.0.mlp.up_proj.weight"
     for turned in (False, True):
@@ -96,7 +96,7 @@ def test_tied_weights_are_stored_once(tiny_checkpoint: TinyCheckpoint, tmp_path:
     assert abs(sizes[0] - sizes[1] - embedding) <= weights.ALIGNMENT
 
 
-def test_large_weights_start_on_a_page(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def test_large_weights_are_page_aligned(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     model = unverified(tiny_checkpoint("llama"), tmp_path / "out")
     external = [
         v.const_value for v in model.graph.initializers.values() if isinstance(v.const_value, ir.ExternalTensor)
@@ -107,7 +107,7 @@ def test_large_weights_start_on_a_page(tiny_checkpoint: TinyCheckpoint, tmp_path
     )
 
 
-def test_a_full_disk_is_found_before_writing(
+def test_insufficient_disk_space_is_detected_before_writing(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import shutil
@@ -119,8 +119,8 @@ def test_a_full_disk_is_found_before_writing(
 
 
 @pytest.mark.usefixtures("no_bytecode")
-def test_a_disk_that_fills_up_while_writing(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    """A file size limit of the operating system stands in for the full disk: the write itself fails."""
+def test_full_disk_while_writing_raises_resource_error(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    """RLIMIT_FSIZE stands in for a full disk."""
     import resource
     import signal
 

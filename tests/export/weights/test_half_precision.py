@@ -1,4 +1,4 @@
-"""Matrices of 16 bits that are computed with in float32: what is stored, what is lost, and where it is chosen."""
+"""16-bit weights with float32 arithmetic: stored types, rounding loss and automatic selection."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def types_of(folder: Path) -> dict[str, int]:
     return {each.name: each.data_type for each in proto.graph.initializer if each.external_data}
 
 
-def test_a_bf16_checkpoint_loses_nothing(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
-    """Half the size, the tolerance of float32, and the replay is of the package itself."""
+def test_bf16_weights_of_bf16_checkpoint_are_exact(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    """About half the size, float32 tolerance, and the package itself is verified."""
     checkpoint = tiny_checkpoint("llama", dtype="bfloat16", tied=True, num_hidden_layers=1)
     narrow = exported(checkpoint, precision="bf16", activations="fp32")
     manifest = read_manifest(narrow)
@@ -43,7 +43,7 @@ def test_a_bf16_checkpoint_loses_nothing(tiny_checkpoint: TinyCheckpoint, export
     assert {state.dtype for state in manifest.graph.states} == {"float32"}
 
 
-def test_the_file_has_the_very_bits_of_the_checkpoint(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+def test_stored_bf16_weights_equal_checkpoint_bits(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
     checkpoint = tiny_checkpoint("llama", dtype="bfloat16", tied=True, num_hidden_layers=1)
     folder = exported(checkpoint, precision="bf16", activations="fp32")
     proto = onnx.load(folder / "model.onnx", load_external_data=False)
@@ -56,8 +56,8 @@ def test_the_file_has_the_very_bits_of_the_checkpoint(tiny_checkpoint: TinyCheck
     assert np.array_equal(np.asarray(data).T, weight.view(torch.uint16).numpy())
 
 
-def test_rows_of_an_embedding_are_cast_and_not_all_of_it(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
-    """And vectors stay float32."""
+def test_embedding_is_cast_after_gather(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    """Vectors remain float32."""
     folder = exported(
         tiny_checkpoint("llama", dtype="bfloat16", tied=True, num_hidden_layers=1), precision="bf16", activations="fp32"
     )
@@ -70,7 +70,7 @@ def test_rows_of_an_embedding_are_cast_and_not_all_of_it(tiny_checkpoint: TinyCh
     assert not any(kind == TensorProto.BFLOAT16 for name, kind in kinds.items() if name in vectors)
 
 
-def test_wider_weights_are_rounded_and_that_is_said(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+def test_float32_weights_rounded_to_fp16_are_recorded(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
     folder = exported(tiny_checkpoint("llama", num_hidden_layers=1), precision="fp16", activations="fp32")
     manifest = read_manifest(folder)
     assert manifest.half_precision is not None and manifest.half_precision.rounded == manifest.half_precision.weights
@@ -78,10 +78,10 @@ def test_wider_weights_are_rounded_and_that_is_said(tiny_checkpoint: TinyCheckpo
     assert manifest.quality is not None and manifest.quality.kl_mean > 0
 
 
-def test_integers_whose_scales_have_the_type_are_rounded(
+def test_dequantised_gptq_weights_are_rounded_to_fp16(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path
 ) -> None:
-    """What they stand for needs more bits than their scales."""
+    """The dequantised values need more bits than their scales."""
     source = tiny_checkpoint("llama", dtype="float16", num_hidden_layers=1)
     settings = {"quant_method": "gptq", "bits": 4, "group_size": 32}
     checkpoint = save_quantised(source, tmp_path / "gptq", settings, gptq())
@@ -97,7 +97,7 @@ def test_integers_whose_scales_have_the_type_are_rounded(
         ("fp16", "cpu has no MatMul kernel for float16"),
     ],
 )
-def test_it_is_chosen_where_the_target_multiplies_in_nothing_else(
+def test_float32_activations_are_selected_without_16_bit_matmul(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str], precision: str, why: str
 ) -> None:
     dtype = {"bf16": "bfloat16", "fp16": "float16"}[precision]
@@ -122,7 +122,7 @@ def test_it_is_chosen_where_the_target_multiplies_in_nothing_else(
         ("fp16", Target("cpu", "", "gqa", ""), "x86_64", False),
     ],
 )
-def test_float16_is_computed_in_float32_for_an_x86_cpu_that_was_named(
+def test_fp16_uses_float32_activations_on_requested_x86_cpu(
     monkeypatch: pytest.MonkeyPatch, asked: str | None, provider: Target | None, machine: str, wide: bool
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: machine)
@@ -136,7 +136,7 @@ def test_float16_is_computed_in_float32_for_an_x86_cpu_that_was_named(
 
 
 @pytest.mark.parametrize(("precision", "activations"), [("fp32", "fp16"), ("fp16", "bf16"), ("bf16", "int8")])
-def test_what_does_not_go_together_is_refused(
+def test_incompatible_precision_and_activations_are_rejected(
     tmp_path: Path, precision: str, activations: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["export", "nowhere", str(tmp_path / "out"), "--precision", precision, "--activations", activations]
@@ -144,16 +144,16 @@ def test_what_does_not_go_together_is_refused(
     assert f"--activations {activations}: with --precision {precision} choose fp32" in capsys.readouterr().err
 
 
-def test_options_say_what_is_stored() -> None:
+def test_export_options_report_stored_dtype() -> None:
     said = ExportOptions("a", Path("b"), precision="bf16", activations="fp32").computing
     assert (said.dtype, said.stored, said.cpu_dtype) == ("float32", "bfloat16", None)
     assert ExportOptions("a", Path("b"), precision="bf16", activations="bf16").computing == PRECISIONS["bf16"]
 
 
-def test_what_was_compared_with_the_model_as_it_is_keeps_its_tolerance(
+def test_package_compared_with_unrounded_model_has_fp16_tolerance(
     tiny_checkpoint: TinyCheckpoint, exported: Exported
 ) -> None:
-    """As a package of a Partita before, and where the model cannot be given the rounded weights."""
+    """As in older packages, and where the model cannot use the rounded weights."""
     folder = exported(tiny_checkpoint("llama", num_hidden_layers=1), precision="fp16", activations="fp32")
     manifest = read_manifest(folder)
     assert manifest.half_precision is not None and manifest.half_precision.compared == "rounded"

@@ -1,4 +1,4 @@
-"""The original's parameters in a file: the same numbers, no memory once a module has run, and nothing left behind."""
+"""Memory-mapped parameters of the source model: same values, no resident memory after use, no leftover files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def resident(model: torch.nn.Module) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3_moe"])
-def test_the_model_is_the_same_and_its_weights_are_not_in_memory(
+def test_memory_mapped_model_matches_and_is_not_resident(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, model_type: str
 ) -> None:
     checkpoint = open_checkpoint(str(tiny_checkpoint(model_type, dtype="bfloat16")))
@@ -59,7 +59,7 @@ def test_the_model_is_the_same_and_its_weights_are_not_in_memory(
         assert resident(model)[1] > 0  # else nothing was measured
 
 
-def test_what_is_written_to_a_parameter_stays(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def test_written_parameter_survives_page_release(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     model = known_answer.load(open_checkpoint(str(tiny_checkpoint("llama", tied=True))), tmp_path)
     embedding = model.get_input_embeddings().weight
     assert model.get_output_embeddings().weight is embedding
@@ -69,7 +69,7 @@ def test_what_is_written_to_a_parameter_stays(tiny_checkpoint: TinyCheckpoint, t
     assert bool((embedding[1] == 7.0).all())
 
 
-def test_without_room_on_the_disk_the_model_stays_in_memory(
+def test_model_is_loaded_in_memory_if_disk_is_full(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
@@ -77,7 +77,7 @@ def test_without_room_on_the_disk_the_model_stays_in_memory(
     assert not any(hasattr(p, memory_map.PAGES) for p in model.parameters())
 
 
-def test_a_disk_that_fills_up_is_told(
+def test_full_disk_during_mapping_raises_resource_error(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
@@ -89,7 +89,7 @@ def test_a_disk_that_fills_up_is_told(
     assert memory_map.SYNCHRONOUS_LOADING not in os.environ  # as it was before, also after an error
 
 
-def test_a_model_larger_than_the_memory_needs_a_layer_at_a_time(
+def test_memory_mapping_reduces_required_memory(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tensors = open_checkpoint(str(tiny_checkpoint("llama", num_hidden_layers=8))).tensors

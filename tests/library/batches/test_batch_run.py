@@ -1,4 +1,4 @@
-"""Rows through the scheduler into a journal: row by row what each gets alone, in every lowering and kind of state."""
+"""Batch runs with scheduler and journal: each row equals its individual run for every lowering and state."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def rows_of(count: int, vocab: int, longest: int) -> list[InputRow]:
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())) or "auto",
 )
-def test_each_row_is_what_it_is_alone(
+def test_batched_rows_match_individual_runs(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, kind: str, options: dict[str, Any]
 ) -> None:
     more: dict[str, Any] = {"layer_types": ["conv", "full_attention"]} if kind == "lfm2" else {}
@@ -95,7 +95,7 @@ def test_each_row_is_what_it_is_alone(
     assert len({tuple(row["tokens"]) for row in together}) > len(rows) // 2, "the rows differ"
 
 
-def test_errors_of_rows_are_rows_and_the_rest_is_answered(tmp_path):
+def test_row_errors_do_not_stop_other_rows(tmp_path):
     rows = [
         InputRow(0, {"tokens": [3, 4]}),
         InputRow(1, {"tokens": [], "id": "empty"}),
@@ -116,7 +116,7 @@ def test_errors_of_rows_are_rows_and_the_rest_is_answered(tmp_path):
     assert "49 tokens, but the cache length is 48" in found[3]["error"] and found[4]["error"] is None
 
 
-def test_log_probabilities_are_in_the_rows_that_ask(tmp_path):
+def test_logprobs_are_written_only_for_rows_requesting_them(tmp_path):
     rows = [InputRow(0, {"tokens": [3, 4], "logprobs": 2, "max_new_tokens": 3}), InputRow(1, {"tokens": [3, 4]})]
     with opened(handmade(tmp_path / "p", batch=2)) as engine:
         first, second = answered(engine, rows)
@@ -151,7 +151,7 @@ class File:
         assert [row["tokens"] for row in found] == self.expected
 
 
-def test_an_error_of_the_run_ends_it_and_the_next_run_goes_on(tmp_path, monkeypatch):
+def test_provider_error_stops_run_and_next_run_resumes(tmp_path, monkeypatch):
     file = File(tmp_path)
     with opened(handmade(tmp_path / "p", batch=2)) as engine:
         real, steps = Binding.run, [0]
@@ -170,7 +170,7 @@ def test_an_error_of_the_run_ends_it_and_the_next_run_goes_on(tmp_path, monkeypa
     file.check()
 
 
-def test_ctrl_c_keeps_the_answers_that_are_whole(tmp_path):
+def test_ctrl_c_preserves_completed_rows(tmp_path):
     file = File(tmp_path)
 
     def press(progress: Any) -> None:
@@ -185,7 +185,7 @@ def test_ctrl_c_keeps_the_answers_that_are_whole(tmp_path):
 
 
 @pytest.mark.parametrize("change", ["grows", "other rows", "removed"])
-def test_a_file_that_changes_while_its_rows_are_answered_makes_no_output(tmp_path, change):
+def test_input_change_during_run_prevents_output(tmp_path, change):
     file = File(tmp_path)
 
     def changes(progress: Any) -> None:
@@ -205,7 +205,7 @@ def test_a_file_that_changes_while_its_rows_are_answered_makes_no_output(tmp_pat
     file.check()
 
 
-def test_rows_that_get_no_answer_are_named_and_the_next_run_answers_them(tmp_path):
+def test_rows_without_response_are_named_and_rerun(tmp_path):
     file = File(tmp_path)
 
     def some(rows: Iterator[InputRow], _: RowDefaults) -> Iterator[AnswerRow]:
@@ -217,7 +217,7 @@ def test_rows_that_get_no_answer_are_named_and_the_next_run_answers_them(tmp_pat
         assert file.run(engine).resumed == 8
 
 
-def test_few_rows_are_read_ahead(tmp_path):
+def test_input_read_ahead_is_bounded(tmp_path):
     read = 0
 
     def rows() -> Iterator[InputRow]:
@@ -231,7 +231,7 @@ def test_few_rows_are_read_ahead(tmp_path):
     assert count == read == 300
 
 
-def test_answers_take_no_memory_while_they_wait_for_the_first_row(tmp_path):
+def test_out_of_order_responses_use_under_16_bytes_each(tmp_path):
     def last_first(rows: Iterator[InputRow], _: RowDefaults) -> Iterator[AnswerRow]:
         first = next(rows)
         for row in rows:

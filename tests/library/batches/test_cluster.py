@@ -1,4 +1,4 @@
-"""Prompt files on a Ray cluster: the answers are those of one process, whatever is killed. `make test-ray` runs all."""
+"""Prompt files on a Ray cluster give the rows of one process, also after kills. `make test-ray` runs all."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def title_of(process: psutil.Process) -> str:
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed_in_the_middle_loses_and_doubles_nothing(tmp_path, monkeypatch, capsys):
+def test_killed_worker_neither_loses_nor_duplicates_rows(tmp_path, monkeypatch, capsys):
     require("ray")
     files, killed = Files(tmp_path, 400), list[int]()
     show = RowBar.show
@@ -121,7 +121,7 @@ def test_a_worker_that_is_killed_in_the_middle_loses_and_doubles_nothing(tmp_pat
 
 
 @pytest.mark.heavy
-def test_a_driver_that_is_killed_goes_on_and_loses_and_doubles_nothing(tmp_path):
+def test_killed_driver_resumes_without_lost_or_duplicate_rows(tmp_path):
     require("ray")
     files = Files(tmp_path, 3000)
     command = [sys.executable, "-m", "partita", *files.words("--address", "local", "--workers", "2")]
@@ -162,7 +162,7 @@ class DiesOnOne(Worker):
 
 
 @pytest.mark.heavy
-def test_a_block_that_ends_every_worker_is_named_and_the_other_rows_are_answered(tmp_path, monkeypatch):
+def test_rows_crashing_every_worker_are_named_and_others_complete(tmp_path, monkeypatch):
     require("ray")
     files = Files(tmp_path, 120)
     with monkeypatch.context() as patched:
@@ -175,7 +175,7 @@ def test_a_block_that_ends_every_worker_is_named_and_the_other_rows_are_answered
 
 
 @pytest.mark.heavy
-def test_another_package_on_a_worker_is_an_error_of_the_run(tmp_path):
+def test_package_mismatch_on_worker_raises_package_error(tmp_path):
     require("ray")
     files = Files(tmp_path, 20)
     with pytest.raises(PackageError, match="worker on .*another version of Partita than the command"):
@@ -183,10 +183,10 @@ def test_another_package_on_a_worker_is_an_error_of_the_run(tmp_path):
 
 
 @pytest.mark.heavy
-def test_the_class_of_the_page_answers_a_table(
+def test_ray_example_of_batches_page_completes_parquet_table(
     tmp_path: Path, exported: Exported, tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """docs/batches.md, with a package and a cluster that are here."""
+    """Runs the code of docs/batches.md with a local package and cluster."""
     require("ray")
     import pyarrow
     import ray
@@ -213,7 +213,7 @@ def test_the_class_of_the_page_answers_a_table(
     assert answers.keys() == set(prompts) and answers[prompts[0]] == first
 
 
-def test_an_address_where_no_cluster_answers_is_one_line(tmp_path, capsys):
+def test_unreachable_cluster_address_prints_single_error_line(tmp_path, capsys):
     require("ray")
     assert run(Files(tmp_path, 2).words("--address", "127.0.0.1:1")) == 2
     said = capsys.readouterr().err
@@ -221,7 +221,7 @@ def test_an_address_where_no_cluster_answers_is_one_line(tmp_path, capsys):
     assert said.count("\n") == 1
 
 
-def test_without_ray_it_is_one_line(tmp_path, capsys, monkeypatch):
+def test_missing_ray_is_reported_as_not_installed(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     assert run(Files(tmp_path, 2).words("--address", "auto")) == 1
     assert capsys.readouterr().err.startswith("partita: ray is not installed; ")
@@ -237,6 +237,6 @@ def test_without_ray_it_is_one_line(tmp_path, capsys, monkeypatch):
         (("--address", "auto", "--report", "r.json"), "--address cannot be combined with"),
     ],
 )
-def test_options_that_make_no_sense_are_refused_before_anything_starts(tmp_path, capsys, more, said):
+def test_invalid_cluster_options_are_usage_errors(tmp_path, capsys, more, said):
     assert run(Files(tmp_path, 2).words(*more)) == 2
     assert said in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The journal of a run: no answer is lost or doubled, however the process that wrote it ended."""
+"""Journal of a batch run: no row is lost or duplicated, however the writing process ends."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "out.jsonl"
 
 
-def test_answers_are_published_in_the_order_of_the_rows(out):
+def test_rows_are_published_in_input_order(out):
     with Journal(out, RUN, 5, ROWS) as journal:
         for index in (2, 0, 1):
             journal.append(answer(index))
@@ -67,7 +67,7 @@ def test_answers_are_published_in_the_order_of_the_rows(out):
     assert [*out.parent.iterdir()] == [out]
 
 
-def test_a_journal_that_was_cut_off_at_any_byte_goes_on_with_the_whole_lines(out):
+def test_truncated_journal_resumes_from_complete_lines(out):
     whole = begun(out)
     ends = [place + 1 for place, byte in enumerate(whole) if byte == 10]
     for size in range(len(whole) + 1):
@@ -86,7 +86,7 @@ def test_a_journal_that_was_cut_off_at_any_byte_goes_on_with_the_whole_lines(out
         ({"package": "b"}, "the package differs"),
     ],
 )
-def test_the_journal_of_another_run_is_left_alone_and_the_difference_is_named(out, change, said):
+def test_journal_of_different_run_is_unchanged_and_difference_named(out, change, said):
     before = begun(out)
     with pytest.raises(UsageError, match=said):
         Journal(out, {**RUN, **change}, 5, ROWS)
@@ -94,7 +94,7 @@ def test_the_journal_of_another_run_is_left_alone_and_the_difference_is_named(ou
 
 
 @pytest.mark.parametrize("content", [b'{"prompt": "my own file"}\n', b"my own file", b'{"prompt": 1}'])
-def test_a_file_that_is_not_a_journal_is_left_alone(out, content):
+def test_non_journal_file_is_rejected_unchanged(out, content):
     journal_path(out).write_bytes(content)
     with pytest.raises(UsageError, match="not a journal of Partita"):
         Journal(out, RUN, 5, ROWS)
@@ -105,7 +105,7 @@ def test_a_file_that_is_not_a_journal_is_left_alone(out, content):
         Journal(out, RUN, 5, ROWS)
 
 
-def test_a_journal_without_an_answer_belongs_to_no_run_and_a_failed_run_without_one_leaves_nothing(out):
+def test_empty_journal_is_reused_and_removed_after_failed_run(out):
     begun(out, 0)
     with Journal(out, {**RUN, "package": "b"}, 7, ROWS) as journal:
         assert (journal.seed, journal.resumed) == (7, 0)
@@ -114,7 +114,7 @@ def test_a_journal_without_an_answer_belongs_to_no_run_and_a_failed_run_without_
     assert not journal_path(out).exists()
 
 
-def test_two_processes_do_not_write_one_output(out):
+def test_concurrent_process_cannot_open_same_output(out):
     with Journal(out, {}, 1, 1):
         other = in_child("Journal(Path(sys.argv[1]), {}, 1, 1)", out)
     assert other.returncode and "another process writes this output" in other.stderr
@@ -134,7 +134,7 @@ with Journal(Path(sys.argv[1]), {}, 1, 100) as journal:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such limit there")
-def test_a_full_disk_damages_no_answer_and_the_next_run_goes_on(out):
+def test_full_disk_preserves_rows_and_next_run_resumes(out):
     done = in_child(FILLS, out)
     count = int(done.stdout.split()[0])
     assert count and "cannot be written" in done.stdout and "run the same command again" in done.stdout
@@ -143,7 +143,7 @@ def test_a_full_disk_damages_no_answer_and_the_next_run_goes_on(out):
         assert journal.resumed == count
 
 
-def test_a_disk_that_reports_late_that_it_is_full_ends_the_run(out, monkeypatch):
+def test_fsync_failure_raises_resource_error(out, monkeypatch):
     with Journal(out, RUN, 1, ROWS) as journal:
         journal.append(answer(0))
         monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "late")))
@@ -164,7 +164,7 @@ def test_a_disk_that_reports_late_that_it_is_full_ends_the_run(out, monkeypatch)
     ],
     ids=lambda line: repr(line[:24]),
 )
-def test_a_damaged_line_is_ignored_and_its_row_is_answered_again(out, line):
+def test_damaged_line_is_ignored_and_its_row_rerun(out, line):
     *before, last = begun(out).splitlines(keepends=True)
     journal_path(out).write_bytes(b"".join(before[:-1]) + line.strip(b"\n") + b"\n" + last)
     notes = list[str]()
@@ -176,14 +176,14 @@ def test_a_damaged_line_is_ignored_and_its_row_is_answered_again(out, line):
 
 
 @pytest.mark.parametrize(("run", "seed"), [("7", "1"), ("{}", '"x"'), ("{}", "1e999"), ("{}", "null")])
-def test_a_damaged_first_line_is_one_error(out, run, seed):
+def test_damaged_header_raises_usage_error(out, run, seed):
     header = f'{{"schema": "partita.batch/1", "run": {run}, "seed": {seed}}}\n'
     journal_path(out).write_bytes(header.encode() + answer(0).to_line())
     with pytest.raises(UsageError, match="first line is damaged"):
         Journal(out, {}, 1, 1)
 
 
-def test_a_run_that_was_killed_after_the_output_was_written_is_finished_by_the_next(out, monkeypatch):
+def test_run_killed_after_writing_output_is_finished_by_next_run(out, monkeypatch):
     with monkeypatch.context() as patched, Journal(out, RUN, 5, ROWS) as journal:
         patched.setattr(Journal, "_remove", lambda self: None)
         for index in range(ROWS):
@@ -197,7 +197,7 @@ def test_a_run_that_was_killed_after_the_output_was_written_is_finished_by_the_n
     assert out.read_bytes() == made and [*out.parent.iterdir()] == [out]
 
 
-def test_an_output_that_this_run_did_not_write_is_left_alone(out):
+def test_output_file_not_written_by_this_run_is_not_overwritten(out):
     begun(out, 3)
     out.write_bytes(b"theirs")
     with pytest.raises(UsageError, match="exists already"):
@@ -209,7 +209,7 @@ def test_an_output_that_this_run_did_not_write_is_left_alone(out):
     assert out.read_bytes() == b"theirs" and sorted(out.parent.iterdir()) == [out, journal_path(out)]
 
 
-def test_a_lost_answer_is_not_published(out):
+def test_journal_truncated_before_publish_raises_resource_error(out):
     with Journal(out, RUN, 1, 1) as journal:
         journal.append(answer(0))
         os.truncate(journal_path(out), journal_path(out).stat().st_size - 3)
@@ -218,7 +218,7 @@ def test_a_lost_answer_is_not_published(out):
     assert not out.exists()
 
 
-def test_a_folder_that_is_missing_is_one_error_and_the_current_folder_may_change(tmp_path, monkeypatch):
+def test_missing_folder_is_an_error_and_relative_path_survives_chdir(tmp_path, monkeypatch):
     with pytest.raises(ResourceError, match="cannot be written"):
         Journal(tmp_path / "nowhere" / "out.jsonl", RUN, 1, 1)
     (tmp_path / "other").mkdir()
@@ -230,7 +230,7 @@ def test_a_folder_that_is_missing_is_one_error_and_the_current_folder_may_change
     assert (tmp_path / "out.jsonl").is_file()
 
 
-def test_a_link_stays_and_names_of_any_length_work(tmp_path):
+def test_symlinked_output_and_long_file_names_are_supported(tmp_path):
     link, target = tmp_path / "link.jsonl", tmp_path / f"{'a' * 241}.jsonl"
     link.symlink_to(target)
     for output in (link, tmp_path / f"{'b' * 241}.jsonl"):

@@ -1,4 +1,4 @@
-"""Rows of a file of prompts: what each asks for, and what is wrong with those that ask for nothing sensible."""
+"""Rows of prompt files: parsing, defaults and error messages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def asked(data: dict[str, Any], text: Text | None, defaults: RowDefaults = DEFAU
     return work_of(InputRow(index, data), defaults, text, VOCAB)
 
 
-def test_a_row_has_what_it_says_and_otherwise_what_all_have(text):
+def test_row_options_override_defaults(text):
     plain = asked({"prompt": "return the"}, text)
     assert plain == Work(tuple(text.encode("return the")), GREEDY, ("\n",), (2,))
     own = {"temperature": 0.5, "top_k": 4, "max_tokens": 3, "stop": "x", "stop_token_ids": [5], "logprobs": 2}
@@ -53,7 +53,7 @@ def test_a_row_has_what_it_says_and_otherwise_what_all_have(text):
         asked({"tokens": [4, 5], "system": "Be terse"}, text)
 
 
-def test_what_every_row_would_fail_with_is_said_before_the_first(text):
+def test_check_defaults_rejects_prefix_or_tokenizer_mismatch(text):
     ids, words = PrefixContent((4, 5), None, None), PrefixContent((4, 5), "return", None)
     check_defaults(replace(DEFAULTS, prefix=words), text, "txt")
     check_defaults(replace(DEFAULTS, prefix=ids), None, "jsonl")
@@ -65,7 +65,7 @@ def test_what_every_row_would_fail_with_is_said_before_the_first(text):
         check_defaults(DEFAULTS, None, "txt")
 
 
-def test_messages_go_through_the_chat_template(text):
+def test_messages_are_rendered_with_chat_template(text):
     said = [{"role": "user", "content": "hello"}]
     expected = tuple(text.encode_messages(said))
     assert asked({"messages": said}, text).prompt == expected
@@ -80,14 +80,14 @@ def test_messages_go_through_the_chat_template(text):
         asked({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, text)
 
 
-def test_an_option_under_two_names_has_one_value(text):
+def test_conflicting_option_aliases_are_rejected(text):
     same = {"max_tokens": 3, "max_new_tokens": 3, "max_completion_tokens": 3}
     assert asked({"prompt": "a", **same}, text).sampling.max_new_tokens == 3
     with pytest.raises(UsageError, match="an alias of it in the same row"):
         asked({"prompt": "a", "max_tokens": 3, "max_completion_tokens": 4}, text)
 
 
-def test_rows_that_draw_have_seeds_of_their_own(text):
+def test_sampled_rows_have_distinct_seeds(text):
     draws = RowDefaults(complete_sampling(Sampling(temperature=1.0, seed=9), Suggestion()), base_seed=9)
     seeds = [asked({"prompt": "a"}, text, draws, index).sampling.seed for index in range(3)]
     assert seeds == [row_seed(9, index) for index in range(3)] and len(set(seeds)) == 3
@@ -120,13 +120,13 @@ def test_rows_that_draw_have_seeds_of_their_own(text):
         ({"prompt": "a", "colour": 1, "size": 2}, "unknown field colour and size"),
     ],
 )
-def test_what_is_wrong_with_a_row_is_its_own_error(text, data, match):
+def test_invalid_row_is_rejected_with_specific_message(text, data, match):
     with pytest.raises((GenerationError, UsageError), match=match):
         asked(data, text)
 
 
-def test_integers_beside_missing_ones_are_floats_in_a_table(text):
-    """In every field that is an integer, the name of the row too."""
+def test_float_integers_of_tables_become_integers(text):
+    """Columns with missing values hold floats, including the row id."""
     data = {"prompt": "a", "id": 7.0, "logprobs": 2.0, "top_k": 4.0, "seed": 5.0, "max_tokens": 3.0}
     work = asked(data, text)
     assert InputRow(0, data).key == 7 and isinstance(InputRow(0, data).key, int)
@@ -144,7 +144,7 @@ LINES = (
 )
 
 
-def test_lines_that_are_no_rows_keep_their_place(tmp_path):
+def test_invalid_lines_become_errors_at_their_index(tmp_path):
     path = tmp_path / "in.jsonl"
     path.write_bytes(LINES)
     first, *bad, last = read_rows(path)
@@ -158,7 +158,7 @@ def test_lines_that_are_no_rows_keep_their_place(tmp_path):
         work_of(bad[0], DEFAULTS, None, VOCAB)
 
 
-def test_a_line_of_text_is_a_prompt_and_an_empty_one_keeps_its_place(tmp_path):
+def test_every_text_line_is_a_prompt_including_empty_lines(tmp_path):
     path = tmp_path / "in.txt"
     path.write_bytes(b"one\r\n\n{two}\nthree")
     rows = list(read_rows(path))
@@ -167,13 +167,13 @@ def test_a_line_of_text_is_a_prompt_and_an_empty_one_keeps_its_place(tmp_path):
 
 
 @pytest.mark.parametrize("field", ["temperature", "top_k", "seed", "max_new_tokens"])
-def test_a_number_that_cannot_be_used_is_the_error_of_its_row(field, text):
+def test_nan_and_huge_numbers_are_rejected_by_field(field, text):
     for value, said in ((10**400, "an integer of more than 300 digits"), (float("nan"), "nan")):
         with pytest.raises(UsageError, match=f"`{field}` is {said}"):
             asked({"prompt": "a", field: value}, text)
 
 
-def test_a_message_of_the_system_in_a_row_is_the_only_one(text):
+def test_row_system_message_overrides_default_and_rejects_conflicts(text):
     said = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
     expected, default = tuple(text.encode_messages(said)), RowDefaults(GREEDY, system="be long")
     assert asked({"messages": said}, text, default).prompt == expected, "the row's own holds"
@@ -189,14 +189,14 @@ def test_a_message_of_the_system_in_a_row_is_the_only_one(text):
 @pytest.mark.parametrize(
     "row", [{"prompt": "a" * 3_000_000}, {"messages": [{"role": "user", "content": "b" * 40_000_000}]}]
 )
-def test_a_text_that_cannot_fit_is_the_error_of_its_row(row, package):
+def test_overlong_text_is_rejected_within_10_seconds(row, package):
     began = time.monotonic()
     with pytest.raises(GenerationError, match="the text is too long"):
         asked(row, load_text(package, "tokenizers", 128))
     assert time.monotonic() - began < 10, "it was tokenized whole"
 
 
-def test_two_rows_of_one_id_are_refused_and_named(tmp_path):
+def test_duplicate_row_ids_are_rejected(tmp_path):
     path = tmp_path / "in.jsonl"
     path.write_text("".join(json.dumps({"id": key, "prompt": "a"}) + "\n" for key in (-1, -2, "7", 7)))
     assert scan_file(path).rows == 4
@@ -214,7 +214,7 @@ def tabled(path: Path, rows: list[dict[str, Any]], **options: Any) -> Path:
     return path
 
 
-def test_a_table_has_the_rows_that_lines_have(tmp_path):
+def test_parquet_rows_equal_jsonl_rows(tmp_path):
     said = [{"role": "user", "content": "b"}]
     data: list[dict[str, Any]] = [
         {"id": "x", "prompt": "a", "messages": None, "temperature": 0.5, "top_k": 4.0},
@@ -232,7 +232,7 @@ def test_a_table_has_the_rows_that_lines_have(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "match"), [(None, "not a Parquet file"), ([{"prompt": "a", "other": 1}], "column other is unknown")]
 )
-def test_a_file_that_is_not_a_table_of_prompts_is_refused(tmp_path, rows, match):
+def test_invalid_parquet_or_csv_input_is_rejected(tmp_path, rows, match):
     path = tmp_path / "in.parquet"
     path.write_bytes(b"not a table")
     if rows is not None:
@@ -243,7 +243,7 @@ def test_a_file_that_is_not_a_table_of_prompts_is_refused(tmp_path, rows, match)
         scan_file(tmp_path / "in.csv")
 
 
-def test_answers_in_a_table(tmp_path):
+def test_responses_are_written_to_parquet(tmp_path):
     require("pyarrow")
     from pyarrow import parquet
 
@@ -262,7 +262,7 @@ def test_answers_in_a_table(tmp_path):
     assert rows[19]["logprobs"][0]["top"][1] == {"token": 2, "logprob": -7.875} and rows[20]["logprobs"] is None
 
 
-def test_a_table_without_pyarrow_is_refused_with_the_command_that_installs_it(tmp_path, monkeypatch):
+def test_missing_pyarrow_error_includes_install_command(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "in.jsonl").write_text("")
     with pytest.raises(InstallationError, match=r"pyarrow is not installed.*pip install"):

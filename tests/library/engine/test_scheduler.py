@@ -1,4 +1,4 @@
-"""Requests that take turns in the rows of a batch: each gets what it would get alone, whatever comes beside it."""
+"""Scheduler: requests that share the rows of a batch produce the tokens of individual runs."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def run(scheduler: Engine) -> int:
 @pytest.mark.parametrize("shapes", ["any", "one", "pair"])
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("appends", [True, False], ids=["chunks", "chunks-at-the-beginning"])
-def test_each_request_gets_what_it_would_get_alone(tmp_path, opened, states, shapes, batch, appends):
+def test_batched_requests_match_individual_runs(tmp_path, opened, states, shapes, batch, appends):
     scheduler = opened(handmade(tmp_path / "p", batch=batch, states=states, shapes=shapes, appends=appends))
     first = [scheduler.submit(work(prompt, 3 + n)) for n, prompt in enumerate(PROMPTS[:4])]
     assert (scheduler.slots, scheduler.running, scheduler.waiting) == (batch, 0, 4)
@@ -111,8 +111,8 @@ def test_each_request_gets_what_it_would_get_alone(tmp_path, opened, states, sha
 @pytest.mark.parametrize("states", [KEYS, ALL], ids=["keys", "states"])
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("child", [False, True], ids=["here", "in-a-child"])
-def test_what_requests_begin_with_alike_is_read_once(tmp_path, opened, states, batch, child):
-    """A system prompt: the first request reads it, in sight of those that wait, and the others copy it."""
+def test_shared_prefix_is_prefilled_once(tmp_path, opened, states, batch, child):
+    """The first request prefills the system prompt; waiting requests copy it."""
     steps: list[Any] = []
     folder = handmade(tmp_path / "p", batch=batch, states=states)
     scheduler = opened(folder, child=child)
@@ -129,8 +129,8 @@ def test_what_requests_begin_with_alike_is_read_once(tmp_path, opened, states, b
     assert read <= len(system) + max(alone, 0) + sum(len(prompt) - len(system) + 4 for prompt in prompts)
 
 
-def test_a_row_that_is_free_is_given_to_the_next_at_once(tmp_path, opened):
-    """Twelve short requests beside a long one take no longer than the long one: nobody waits for a batch to end."""
+def test_free_row_is_assigned_to_next_request_immediately(tmp_path, opened):
+    """Twelve short requests finish while one long request runs."""
     scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
     long = scheduler.submit(work((5,), 36))
     short = [scheduler.submit(work((n,), 2)) for n in range(12)]
@@ -143,7 +143,7 @@ def test_a_row_that_is_free_is_given_to_the_next_at_once(tmp_path, opened):
 
 
 @pytest.mark.parametrize("child", [False, True], ids=["here", "child"])
-def test_a_listener_hears_each_piece_and_how_likely_it_was(tmp_path, opened, child):
+def test_listener_receives_every_token_with_logprobs(tmp_path, opened, child):
     scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS), child=child)
     heard: list[RequestOutput] = []
     asking = scheduler.submit(work(PROMPTS[0], 4, logprobs=3), lambda ticket, piece: heard.append(piece))
@@ -166,7 +166,7 @@ def test_a_listener_hears_each_piece_and_how_likely_it_was(tmp_path, opened, chi
 
 @pytest.mark.parametrize("child", [False, True], ids=["here", "child"])
 @pytest.mark.parametrize("states", [KEYS, ALL], ids=["keys", "states"])
-def test_a_request_that_stays_reads_a_next_turn_in_its_cache(tmp_path, opened, states, child):
+def test_extended_request_continues_from_its_history(tmp_path, opened, states, child):
     scheduler = opened(handmade(tmp_path / "p", batch=2, states=states), child=child)
     kept = scheduler.submit(work(PROMPTS[0], 5, keep_row=True))
     run(scheduler)
@@ -190,7 +190,7 @@ def test_a_request_that_stays_reads_a_next_turn_in_its_cache(tmp_path, opened, s
 
 
 @pytest.mark.parametrize("stays", [False, True], ids=["leaves", "stays"])
-def test_one_that_is_cancelled_is_over_and_the_others_do_not_notice(tmp_path, opened, stays):
+def test_cancelled_request_ends_without_affecting_others(tmp_path, opened, stays):
     scheduler = opened(handmade(tmp_path / "p", batch=2, states=ALL))
     heard: list[RequestOutput] = []
     gone = scheduler.submit(work(PROMPTS[0], 20, keep_row=stays), lambda ticket, piece: heard.append(piece))
@@ -214,7 +214,7 @@ def test_one_that_is_cancelled_is_over_and_the_others_do_not_notice(tmp_path, op
 
 
 @pytest.mark.parametrize("child", [False, True], ids=["here", "child"])
-def test_logits_that_are_not_finite_end_one_row_and_leave_nothing_behind(tmp_path, opened, monkeypatch, child):
+def test_non_finite_logits_end_only_their_row(tmp_path, opened, monkeypatch, child):
     texts = [[*prompt, *known_tokens(prompt, count, ALL)] for prompt, count in zip(PROMPTS, (8, 4, 4, 4), strict=False)]
     poison = next(token for token in range(1, VOCAB) if not any(token in text for text in texts))
     poisoned = hand.EMBEDDING.copy()
@@ -234,8 +234,8 @@ def test_logits_that_are_not_finite_end_one_row_and_leave_nothing_behind(tmp_pat
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["next request", "next generation"])
-def test_a_row_that_leaves_before_its_logits_were_looked_at_leaves_nothing_behind(tmp_path, opened, monkeypatch, whole):
-    """It may have taken in what is not finite, in a chunk in the middle of its prompt."""
+def test_cancelled_prefill_leaves_no_non_finite_cache_values(tmp_path, opened, monkeypatch, whole):
+    """A chunk in the middle of the prompt produces non-finite states."""
     poison = next(token for token in range(1, VOCAB) if token not in [*PROMPTS[0], *known_tokens(PROMPTS[0], 4, ALL)])
     poisoned = hand.EMBEDDING.copy()
     poisoned[poison] = np.nan
@@ -255,7 +255,7 @@ def test_a_row_that_leaves_before_its_logits_were_looked_at_leaves_nothing_behin
     assert all(np.isfinite(buffer.host).all() for buffer in engine.runner.cache.buffers)
 
 
-def test_ctrl_c_while_a_turn_is_given_to_its_row_has_it_read_anew(tmp_path, opened, monkeypatch):
+def test_ctrl_c_during_extend_allows_retry(tmp_path, opened, monkeypatch):
     scheduler = opened(handmade(tmp_path / "p", states=KEYS))
     ticket = scheduler.submit(work(PROMPTS[1], 3, keep_row=True))
     run(scheduler)
@@ -280,7 +280,7 @@ def _interrupt_after(monkeypatch: Any, kind: type, name: str) -> None:
     monkeypatch.setattr(kind, name, pressed)
 
 
-def test_an_error_of_the_run_ends_those_in_the_batch_and_others_go_on(tmp_path, opened, monkeypatch):
+def test_provider_error_ends_running_requests_only(tmp_path, opened, monkeypatch):
     scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
     tickets = [scheduler.submit(work(prompt, 5, keep_row=n == 0)) for n, prompt in enumerate(PROMPTS[:4])]
     for _ in range(3):
@@ -294,7 +294,7 @@ def test_an_error_of_the_run_ends_those_in_the_batch_and_others_go_on(tmp_path, 
         assert list(ticket.result.tokens) == known_tokens(ticket.work.prompt, 5, KEYS)
 
 
-def test_a_worker_that_is_killed_ends_every_request_with_what_became_of_it(tmp_path, opened):
+def test_killed_worker_ends_every_request_with_provider_error(tmp_path, opened):
     engine = opened(handmade(tmp_path / "p", batch=2, states=KEYS), child=True)
     tickets = [engine.submit(work(prompt, 40 - len(prompt))) for prompt in PROMPTS[:4]]
     os.kill(engine._worker.process.pid, signal.SIGSTOP)
@@ -309,7 +309,7 @@ def test_a_worker_that_is_killed_ends_every_request_with_what_became_of_it(tmp_p
         engine.submit(work(PROMPTS[0]))
 
 
-def test_what_a_package_cannot_take_is_said_when_it_is_submitted(tmp_path, opened):
+def test_invalid_request_is_rejected_on_submit(tmp_path, opened):
     scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
     for prompt, match in (
         ((), "empty"),
@@ -332,7 +332,7 @@ def test_what_a_package_cannot_take_is_said_when_it_is_submitted(tmp_path, opene
         scheduler.submit(work((1,)))
 
 
-def test_a_stop_string_ends_a_row_and_a_next_turn_follows_it(package, opened):
+def test_stop_string_ends_row_and_request_can_be_extended(package, opened):
     engine, text = opened(package), load_text(package)
     scheduler = engine
     engine.use_text(text)
@@ -382,8 +382,8 @@ def told_to_requests(engine: Engine, batch: BatchOptions) -> tuple[list[Any], li
 
 
 @pytest.mark.parametrize("fewer", [True, False], ids=["a row alone", "all rows"])
-def test_guesses_change_nothing_that_a_request_hears(tmp_path, opened, monkeypatch, fewer):
-    """Stop strings that end within what a step confirms, log-probabilities, requests that come and go."""
+def test_speculative_decoding_does_not_change_request_output(tmp_path, opened, monkeypatch, fewer):
+    """Covers stop strings inside accepted tokens, log-probabilities and requests that start and end in between."""
     always_draft(monkeypatch)
     knowing(monkeypatch, *((*prompt, *known_tokens(prompt, 30, KEYS)) for prompt in PROMPTS))
     engine = opened(handmade(tmp_path / "p", batch=3, states=KEYS, appends=not fewer, fewer=fewer))
@@ -398,7 +398,7 @@ def test_guesses_change_nothing_that_a_request_hears(tmp_path, opened, monkeypat
     assert beside and any(step.drafted for step in beside) != fewer
 
 
-def test_it_waits_until_there_is_something_to_do(tmp_path, opened):
+def test_wait_blocks_until_request_is_submitted(tmp_path, opened):
     scheduler = opened(handmade(tmp_path / "p", states=KEYS))
     assert not scheduler.wait(0.0)
     tickets: list[Ticket] = []
@@ -412,8 +412,8 @@ def test_it_waits_until_there_is_something_to_do(tmp_path, opened):
 
 
 @pytest.mark.parametrize("child", [False, True], ids=["here", "child"])
-def test_the_report_of_a_batch_goes_beside_it(tmp_path, opened, child, monkeypatch):
-    """Any number of steps: only the last ones are kept, and it says so."""
+def test_report_during_batch_does_not_interrupt_requests(tmp_path, opened, child, monkeypatch):
+    """The recorder retains only the last steps, and a note in the report states this."""
     monkeypatch.setattr("partita.runtime.generate.record.recorder.KEPT_STEPS", 5)
     scheduler = engine = opened(handmade(tmp_path / "p", batch=2, states=KEYS), child=child)
     with pytest.raises(ReportError, match="no request has been answered"):
@@ -435,13 +435,8 @@ def test_the_report_of_a_batch_goes_beside_it(tmp_path, opened, child, monkeypat
 
 
 @pytest.mark.parametrize("recompute_above", [None, 20])
-def test_rows_whose_rotary_frequencies_depend_on_the_length_make_no_difference_to_each_other(
-    tmp_path, opened, recompute_above
-):
-    """Tokens of this graph are the length that the frequencies of their step were for.
-
-    Those up to `recompute_above` are the same ones.
-    """
+def test_length_dependent_rope_rows_do_not_affect_each_other(tmp_path, opened, recompute_above):
+    """The graph outputs the length used for its rotary frequencies; up to `recompute_above` they are constant."""
     engine = opened(handmade(tmp_path / "p", graph="rope", batch=3, recompute_above=recompute_above))
     asked = [
         work(tuple(range(1, size + 1)), count) for size, count in ((4, 3), (18, 8), (5, 6), (25, 4), (3, 2), (9, 9))
@@ -480,8 +475,8 @@ class Odd:
 
 
 @pytest.mark.parametrize("error", [GenerationError("no such token"), ValueError("a bug")])
-def test_a_row_whose_tokens_make_no_text_ends_alone(tmp_path, opened, error):
-    """The other row gets its tokens of the very step."""
+def test_decoding_error_ends_only_its_row(tmp_path, opened, error):
+    """The other row receives its token of the same step."""
     other = known_tokens(PROMPTS[2], 6, KEYS)
     scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
     scheduler.use_text(Odd(PROMPTS[1], error))
@@ -498,7 +493,7 @@ def test_a_row_whose_tokens_make_no_text_ends_alone(tmp_path, opened, error):
     assert list(again.result.tokens) == other, "its row is free"
 
 
-def test_a_listener_that_fails_takes_no_tokens_from_others(tmp_path, opened):
+def test_failing_listener_does_not_affect_other_requests(tmp_path, opened):
     scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
     heard: list[int] = []
 
@@ -515,14 +510,14 @@ def test_a_listener_that_fails_takes_no_tokens_from_others(tmp_path, opened):
     assert failing.result.finish_reason == "interrupted" and scheduler.running == 0
 
 
-def test_a_token_of_probability_0_has_a_figure_that_json_has_too():
+def test_zero_probability_logprob_is_finite_in_json():
     logits = np.array([1.0, -np.inf, 0.5, -np.inf], np.float32)
     told = token_logprobs(logits, 1, 4)
     assert told.logprob == IMPOSSIBLE == min(value for _, value in told.top) and len(told.top) == 4
     assert json.loads(json.dumps([told.logprob, told.top], allow_nan=False))
 
 
-def test_a_request_whose_adapter_is_damaged_is_alone_with_that(tmp_path, opened, monkeypatch):
+def test_damaged_adapter_fails_only_its_request(tmp_path, opened, monkeypatch):
     scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
     beside = scheduler.submit(work(PROMPTS[1], 8))
     scheduler.step()
@@ -535,7 +530,7 @@ def test_a_request_whose_adapter_is_damaged_is_alone_with_that(tmp_path, opened,
     assert list(beside.result.tokens) == known_tokens(PROMPTS[1], 8, KEYS) and scheduler.lost_by is None
 
 
-def test_a_request_that_cannot_begin_is_told_of_it(tmp_path, opened, monkeypatch):
+def test_unexpected_error_on_request_start_ends_its_ticket(tmp_path, opened, monkeypatch):
     scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
     monkeypatch.setattr(GenerationLoop, "add_request", lambda *_: (_ for _ in ()).throw(ValueError("no room")))
     ticket = scheduler.submit(work(PROMPTS[0], 3))
@@ -545,7 +540,7 @@ def test_a_request_that_cannot_begin_is_told_of_it(tmp_path, opened, monkeypatch
     assert scheduler.lost_by is ticket.error, "nobody takes it for the request's own"
 
 
-def test_ctrl_c_while_a_request_is_given_its_row_takes_no_row_for_good(tmp_path, opened, monkeypatch):
+def test_ctrl_c_during_request_start_does_not_lose_a_row(tmp_path, opened, monkeypatch):
     scheduler = opened(handmade(tmp_path / "p", states=KEYS))
     ticket = scheduler.submit(work(PROMPTS[0], 4))
     _interrupt_after(monkeypatch, GenerationLoop, "add_request")

@@ -1,4 +1,4 @@
-"""Speculation as programs ask for it: the same tokens, figures, and what it is refused for."""
+"""Speculative decoding in the Python API: equal tokens, statistics and rejected options."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.5, "seed": 4}], ids=["greedy", "drawn"])
-def test_draft_tokens_change_the_number_of_steps_and_no_token(package: Path, options: dict[str, float]) -> None:
+def test_draft_tokens_reduce_steps_without_changing_tokens(package: Path, options: dict[str, float]) -> None:
     with partita.load(package, "cpu", observe=False) as model:
         plain = answered(model, **options)
         for how in ({"speculate": "ngram"}, {"draft": package}, {"draft": str(package)}):
@@ -47,7 +47,7 @@ def test_draft_tokens_change_the_number_of_steps_and_no_token(package: Path, opt
 
 
 @pytest.mark.usefixtures("eager")
-def test_a_report_says_what_draft_tokens_have_come_to(package: Path) -> None:
+def test_report_contains_speculation_statistics(package: Path) -> None:
     with partita.load(package, "cpu") as model:
         answered(model, draft=package)
         told = model.report().speculation
@@ -61,8 +61,8 @@ def test_a_report_says_what_draft_tokens_have_come_to(package: Path) -> None:
 
 
 @pytest.mark.usefixtures("eager")
-def test_a_report_of_rows_with_draft_tokens_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a step each row gets as many tokens as its own draft_tokens were right."""
+def test_report_with_per_row_acceptance_passes_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row accepts its own number of draft tokens per step."""
     prompts = [[*PROMPT, 9], PROMPT[2:]]
     knowing(monkeypatch, *([*prompt, *known_tokens(prompt, 30, ("key",))] for prompt in prompts))
     folder = handmade(tmp_path / "package", batch=2, states=("key",))
@@ -72,7 +72,7 @@ def test_a_report_of_rows_with_draft_tokens_adds_up(tmp_path: Path, monkeypatch:
         assert [check for check in model.report().checks if not check.passed] == []
 
 
-def test_a_package_in_a_process_of_its_own_draft_tokens_as_well(package: Path) -> None:
+def test_speculation_works_in_worker_process(package: Path) -> None:
     with partita.load(package, "cpu", process="child", observe=False) as model:
         plain, fast = answered(model), answered(model, speculate="ngram")
         assert fast.tokens == plain.tokens
@@ -80,14 +80,14 @@ def test_a_package_in_a_process_of_its_own_draft_tokens_as_well(package: Path) -
 
 
 @pytest.mark.usefixtures("eager")
-def test_draft_tokens_do_not_come_from_other_completions(package: Path) -> None:
-    """Else the speed of a request would tell one user what another has asked."""
+def test_draft_tokens_are_not_shared_between_completions(package: Path) -> None:
+    """Otherwise response times would reveal the prompts of other users."""
     with partita.load(package, "cpu", observe=False) as model:
         first, again = (answered(model, **DRAWN, speculate="ngram").speculation for _ in range(2))
     assert first is not None and again is not None and again.accepted == first.accepted
 
 
-def test_what_cannot_be_is_refused_by_name(package: Path, pair: Path, own_copy: Callable[[Path], Path]) -> None:
+def test_invalid_speculation_options_are_rejected(package: Path, pair: Path, own_copy: Callable[[Path], Path]) -> None:
     other = own_copy(package)
     tokenizer = json.loads((other / "tokenizer.json").read_text(encoding="utf-8"))
     tokenizer["added_tokens"][2]["content"] = "<over>"
@@ -108,10 +108,8 @@ def test_what_cannot_be_is_refused_by_name(package: Path, pair: Path, own_copy: 
 
 
 @pytest.mark.usefixtures("eager")
-def test_a_row_that_goes_on_alone_has_draft_tokens_in_a_batch_whose_rows_take_one_token_each(
-    pair: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`gqa`: the CPU's default."""
+def test_last_running_row_of_batch_uses_draft_tokens(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `gqa` attention (CPU default), several rows take one token each per step."""
     prompts = [PROMPT, PROMPT[2:]]
     with partita.load(pair, "cpu", observe=False) as model:
         whole = [
@@ -128,7 +126,7 @@ def test_a_row_that_goes_on_alone_has_draft_tokens_in_a_batch_whose_rows_take_on
     assert all(step.row_tokens == 2 for step in fast.steps[1:4]), "no draft tokens beside others"
 
 
-def test_states_that_cannot_be_taken_back_are_named(tmp_path: Path) -> None:
+def test_speculation_rejects_conv_and_recurrent_states(tmp_path: Path) -> None:
     folder = handmade(tmp_path / "package", states=ALL)
     with partita.load(folder, "cpu", observe=False) as model:
         with pytest.raises(partita.ArgumentError, match=r"conv and recurrent states \(past\.") as caught:

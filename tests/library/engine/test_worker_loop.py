@@ -1,4 +1,4 @@
-"""Messages of a worker process: updates of short steps are sent together, and nothing waits that a client waits for."""
+"""Worker process messages: updates of short steps are batched without delaying a finished request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pins: the nodes they match, refused ones, and that ONNX Runtime's real plan follows them."""
+"""Pins: matched nodes, rejected pins, and ONNX Runtime's plan."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ON_CPU, ON_CUDA = Pin(CPU, "lm_head"), Pin(CUDA, "lm_head")
         ("head", "lm_head", False),
     ],
 )
-def test_a_pin_matches_whole_parts_of_a_module_path(pin, module, covered):
+def test_pin_matches_whole_module_path_components(pin, module, covered):
     assert Pin(CPU, pin).covers(module) is covered
 
 
@@ -61,7 +61,7 @@ def test_invalid_pins_are_usage_errors(texts, message):
         parse_pins(texts, CHAIN)
 
 
-def test_modules_may_have_slashes_and_providers_any_of_their_names():
+def test_pin_accepts_slashes_and_provider_aliases():
     texts = ["CPUExecutionProvider:lm_head", " cuda : layers.0 ", "cpu:/layers.1/mlp"]
     assert [pin.text for pin in parse_pins(texts, CHAIN)] == ["cpu:lm_head", "cuda:layers.0", "cpu:layers.1.mlp"]
 
@@ -70,7 +70,7 @@ def model(text: str) -> ModelProto:
     return parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]>\n{text}')
 
 
-def test_pins_that_match_no_node_or_one_node_twice_are_refused(tiny_package):
+def test_pins_with_no_or_conflicting_match_are_rejected(tiny_package):
     package = tiny_package() / "model.onnx"
     with pytest.raises(UsageError, match=r"cpu:lm_hed\W+no module .* existing modules: lm_head"):
         marked_model(package, [Pin(CPU, "lm_hed")])
@@ -85,7 +85,7 @@ def test_pins_that_match_no_node_or_one_node_twice_are_refused(tiny_package):
         assert marks.pins and all(pin in nested for pin in marks.pins.values())
 
 
-def test_an_onnxruntime_without_layer_assignment_is_refused(monkeypatch):
+def test_onnxruntime_without_layer_assignment_is_rejected(monkeypatch):
     class Old:
         version = "1.26.4"
 
@@ -126,7 +126,7 @@ FUSED = f"{UP}/MatMulAddFusion"
     ],
     ids=["listed", "not listed", "fused", "fused and not listed", "fused later", "fused twice"],
 )
-def test_a_pin_holds_for_its_nodes_and_for_nodes_fused_from_them(session, pin, nodes, pinned):
+def test_honoured_pin_covers_nodes_and_fused_nodes(session, pin, nodes, pinned):
     assert check(session, pin, *nodes) == dict.fromkeys(pinned, pin.text)
 
 
@@ -147,13 +147,13 @@ def test_a_pin_holds_for_its_nodes_and_for_nodes_fused_from_them(session, pin, n
     ],
     ids=["other provider", "gone", "not listed", "fused", "other nodes"],
 )
-def test_a_pin_that_does_not_hold_is_an_error_with_the_nodes(session, nodes, others, message):
+def test_violated_pin_raises_error_naming_nodes(session, nodes, others, message):
     with pytest.raises(ProviderError, match=message):
         check(session, ON_CPU, *nodes, others=others)
 
 
-def test_a_module_that_is_one_layer_with_a_bias_can_be_pinned(tmp_path):
-    """In ONNX Runtime's own list and plan, with subgraphs in the file."""
+def test_linear_layer_with_bias_can_be_pinned(tmp_path):
+    """Uses ONNX Runtime's own list and plan; the file has subgraphs."""
     made = model("""g (float[2,4,4] x, bool c) => (float[2,4,4] y)
     <float[4,4] w = {1,1,1,1, 1,1,1,1, 1,1,1,1, 1,1,1,1}, float[4] b = {1,1,1,1}> {
       m = MatMul(x, w)
@@ -176,7 +176,7 @@ def test_a_module_that_is_one_layer_with_a_bias_can_be_pinned(tmp_path):
         assert "enc/up/MatMul/Neg" not in session.pins
 
 
-def test_a_pin_on_a_provider_that_did_not_start_says_why(tiny_package):
+def test_pin_on_unavailable_provider_error_gives_reason(tiny_package):
     names = available_ort_names()
     if "CUDAExecutionProvider" not in names or Path("/dev/nvidia0").exists():
         pytest.skip("needs an ONNX Runtime with CUDA on a machine without")
@@ -184,8 +184,8 @@ def test_a_pin_on_a_provider_that_did_not_start_says_why(tiny_package):
         open_session(tiny_package() / "model.onnx", resolve(CHAIN, names), threads=1, observe=False, pins=[ON_CUDA])
 
 
-def test_the_real_plan_keeps_to_a_pin(tiny_package, tmp_path):
-    """The CUDA provider over stub libraries: lm_head would go to CUDA, and is pinned to the CPU."""
+def test_real_plan_honours_pin(tiny_package, tmp_path):
+    """CUDA provider with stub libraries: lm_head is on CUDA unless pinned to the CPU."""
     require_dry_run()
     package = tiny_package(precision="fp16")
 

@@ -1,4 +1,4 @@
-"""Trying a provider in a child process: real providers, and children that crash, hang, exit and babble."""
+"""Provider check in a child process: real providers, and children that crash, hang or exit."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def no_nvidia_driver() -> bool:
     return not Path("/proc/driver/nvidia").exists() and shutil.which("nvidia-smi") is None
 
 
-def test_the_cpu_is_usable_and_lists_its_device():
+def test_cpu_provider_is_usable_and_has_device():
     (found,) = check(resolve(parse_chain("cpu"), available_ort_names()))
     assert found.usable
     assert (found.library_loads, found.device_found, found.resolution.reason) == (True, True, None)
@@ -69,7 +69,7 @@ def test_the_cpu_is_usable_and_lists_its_device():
 
 
 @pytest.mark.parametrize(("name", "library"), [("cuda", "libcublasLt.so.13"), ("tensorrt", "libcublas.so.13")])
-def test_a_provider_without_its_libraries_says_which_one_is_missing(name, library):
+def test_missing_provider_library_is_named_in_evidence(name, library):
     provider = known_providers()[name]
     require("onnxruntime-gpu", provider.ort_name in available_ort_names())
     require("a machine without an NVIDIA driver", no_nvidia_driver())
@@ -82,7 +82,7 @@ def test_a_provider_without_its_libraries_says_which_one_is_missing(name, librar
 
 
 @pytest.mark.parametrize("kind", CRASHES)
-def test_a_library_that_ends_its_process_is_a_finding(kind, tmp_path):
+def test_crashing_library_is_reported_as_initialisation_failed(kind, tmp_path):
     source, says = CRASHES[kind]
     found = try_library(compiled(tmp_path, source))
     assert found.resolution.reason == "initialisation_failed"
@@ -92,7 +92,7 @@ def test_a_library_that_ends_its_process_is_a_finding(kind, tmp_path):
     assert found.resolution.remedy
 
 
-def test_a_library_that_is_no_plugin_or_lacks_a_library_is_explained_in_the_loaders_words(tmp_path):
+def test_loader_error_explains_unloadable_plugin_library(tmp_path):
     needed = compiled(tmp_path, "int needed(void) { return 0; }")
     needed = needed.rename(tmp_path / "libneeded_by_it.so")
     (tmp_path / "user.c").write_text("int needed(void); int user(void) { return needed(); }\n" + NAMES_ENTRY)
@@ -107,7 +107,7 @@ def test_a_library_that_is_no_plugin_or_lacks_a_library_is_explained_in_the_load
     assert (found.resolution.evidence or "").startswith("libneeded_by_it.so: cannot open shared object file")
 
 
-def test_a_library_that_hangs_is_a_finding_and_is_killed_with_what_it_started(tmp_path):
+def test_hanging_library_times_out_and_its_children_are_killed(tmp_path):
     source = (
         "#include <stdio.h>\n#include <unistd.h>\n__attribute__((constructor)) static void spawn(void)"
         f'{{ if (fork() == 0) {{ FILE *f = fopen("{tmp_path}/pid", "w"); fprintf(f, "%d", getpid()); fclose(f);'
@@ -119,7 +119,7 @@ def test_a_library_that_hangs_is_a_finding_and_is_killed_with_what_it_started(tm
     assert_gone(int((tmp_path / "pid").read_text()))
 
 
-def test_an_interrupt_ends_the_children(tmp_path, monkeypatch):
+def test_interrupt_kills_child_processes(tmp_path, monkeypatch):
     library = compiled(
         tmp_path,
         "#include <stdio.h>\n#include <unistd.h>\n__attribute__((constructor)) static void wait_(void)"
@@ -152,7 +152,7 @@ def assert_gone(pid: int) -> None:
     pytest.fail(f"process {pid} is still there")
 
 
-def test_a_wrong_answer_no_device_and_a_silent_fallback_are_findings():
+def test_wrong_result_missing_device_and_fallback_are_unavailable():
     resolution = Resolution(known_providers()["webgpu"], "active")
     wrong = outcome(result={"error": None, "correct": False, "output": [[0.0, 0.0], [0.0, 0.0]]})
     assert "it computed [[0.0, 0.0], [0.0, 0.0]], which is incorrect" in (
@@ -171,13 +171,13 @@ def outcome(*, result: dict) -> WorkerResult:
     return WorkerResult(result=result, stage="run", log=(), how="", seconds=0.1)
 
 
-def test_outcomes_come_in_the_order_of_the_requests():
+def test_outcomes_are_in_request_order():
     names = ("CPUExecutionProvider", "NoExecutionProvider", "CPUExecutionProvider")
     found = examine([Resolution(generic_provider(name), "active") for name in names], slots=3)
     assert [(entry.result or {}).get("correct") for entry in found] == [True, None, True]
 
 
-def test_no_process_is_started_when_only_the_cpu_is_there(monkeypatch):
+def test_no_child_process_is_started_with_cpu_only(monkeypatch):
     monkeypatch.setattr(provider_check, "Worker", None)
     monkeypatch.setattr(provider_check, "installed_version", lambda wheel: None)
     found = best_chain(("CPUExecutionProvider",))
@@ -185,7 +185,7 @@ def test_no_process_is_started_when_only_the_cpu_is_there(monkeypatch):
     assert found.reason == "cuda, directml, openvino and webgpu: not in this build; so cpu"
 
 
-def test_the_best_usable_provider_leads_and_the_cpu_follows():
+def test_best_chain_is_best_usable_provider_then_cpu():
     names = ("CUDAExecutionProvider", "OpenVINOExecutionProvider", "TensorrtExecutionProvider", "CPUExecutionProvider")
     cuda, openvino = (entry for entry in candidates(names) if entry.provider.name in ("cuda", "openvino"))
     failed = Check(Resolution(cuda.provider, "unavailable", "device_missing", "none", Remedy("buy one")), True, False)
@@ -195,7 +195,7 @@ def test_the_best_usable_provider_leads_and_the_cpu_follows():
     assert [entry.provider.name for entry in found.skipped] == ["cuda"]
 
 
-def test_a_device_that_is_the_cpu_in_disguise_is_usable_but_not_chosen():
+def test_cpu_emulated_device_is_usable_but_not_chosen():
     resolution = Resolution(known_providers()["webgpu"], "active")
     ran: dict[str, object] = {"error": None, "correct": True, "devices": []}
     disguised = judge(resolution, outcome(result={**ran, "hardware": ["CPU"]}))
@@ -208,8 +208,8 @@ def test_a_device_that_is_the_cpu_in_disguise_is_usable_but_not_chosen():
         assert (real.usable, real.software) == (True, False)
 
 
-def test_a_provider_that_starts_and_computes_nothing_is_not_usable(tmp_path_factory):
-    """The real CUDA provider over the dry run's stub libraries: it starts, runs, and reads zeros."""
+def test_provider_computing_zeros_is_not_usable(tmp_path_factory):
+    """CUDA provider with stub libraries: it starts, runs, and returns zeros."""
     require("onnxruntime-gpu", "CUDAExecutionProvider" in available_ort_names())
     require("a C compiler", shutil.which("cc") is not None)
     require("elftools")
@@ -234,7 +234,7 @@ def test_a_provider_that_starts_and_computes_nothing_is_not_usable(tmp_path_fact
         ({"arena_extend_strategy": "x"}, 'Failed to parse provider option "arena_extend_strategy"'),
     ],
 )
-def test_options_that_cuda_refuses_are_explained(tmp_path_factory, options, says):
+def test_options_rejected_by_cuda_have_reason(tmp_path_factory, options, says):
     require("onnxruntime-gpu", "CUDAExecutionProvider" in available_ort_names())
     require("a C compiler", shutil.which("cc") is not None)
     require("elftools")

@@ -1,4 +1,4 @@
-"""Providers that ONNX Runtime leaves out: which one is to blame, why, and what helps."""
+"""Providers that ONNX Runtime leaves out: the provider at fault, the cause and the remedy."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def missing(provider: str, library: str) -> str:
 
 
 @pytest.mark.parametrize(("starting", "blamed"), [("tensorrt", CUDA), ("cuda", TENSORRT), ("both", TENSORRT)])
-def test_what_a_library_of_several_providers_says_blames_the_one_that_does_not_start(
+def test_shared_library_error_blames_provider_failing_to_start(
     starting: str, blamed: Resolution, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(provider_state, "starts", lambda resolution: starting in (resolution.provider.name, "both"))
     assert to_blame(CHAIN, failed(NO_DEVICE)) is blamed
 
 
-def test_a_provider_that_is_named_or_alone_is_to_blame_and_none_is_started_to_find_out(
+def test_named_or_only_provider_is_blamed_without_experiment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(provider_state, "starts", lambda resolution: pytest.fail("started"))
@@ -76,7 +76,7 @@ def opened(log: tuple[str, ...]) -> Any:
     return SimpleNamespace(registered=("CPUExecutionProvider",), log=log, assigned=tuple)
 
 
-def test_a_provider_does_not_lack_what_another_one_lacks() -> None:
+def test_missing_library_is_attributed_to_its_provider() -> None:
     log = (missing("cuda", "libcublasLt.so.13"), missing("tensorrt", "libnvinfer.so.10"))
     tensorrt, cuda, cpu = (settle_one(entry, opened(log), CHAIN) for entry in CHAIN)
     assert (tensorrt.reason, cuda.reason, cpu.status) == ("library_missing", "library_missing", "active")
@@ -98,7 +98,7 @@ def test_a_provider_does_not_lack_what_another_one_lacks() -> None:
         ({"a": "1"}, lambda given: False, ""),
     ],
 )
-def test_an_option_is_to_blame_where_the_provider_starts_without_it(
+def test_option_is_blamed_if_provider_starts_without_it(
     options: Mapping[str, str], starts: Callable[[Mapping[str, str]], bool], named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(provider_state, "starts", lambda resolution: starts(resolution.options))
@@ -110,7 +110,7 @@ def test_an_option_is_to_blame_where_the_provider_starts_without_it(
         assert found is UNCLEAR
 
 
-def test_a_known_cause_is_not_tested_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_known_cause_or_missing_options_start_no_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert really_starts(CPU), "the model of the test runs on the CPU"
     monkeypatch.setattr(provider_state, "starts", lambda resolution: pytest.fail("started"))
     known = failure(OPENVINO, "library_missing", "libx.so")
@@ -121,8 +121,8 @@ def test_a_known_cause_is_not_tested_again(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("options", "sets_it"), [({}, False), ({"device_type": "CPU"}, False), ({"device_type": "GPU"}, True)]
 )
-def test_a_remedy_does_not_set_an_option_as_it_is_set(options: Mapping[str, str], sets_it: bool) -> None:
-    """device_type is CPU by default."""
+def test_remedy_omits_option_value_already_set(options: Mapping[str, str], sets_it: bool) -> None:
+    """device_type defaults to CPU."""
     for reason in ("device_missing", "initialisation_failed"):
         why = failure(OPENVINO, reason, "no message")
         remedy = unavailable(Resolution(OPENVINO, "active", options=options), why).remedy
@@ -130,7 +130,7 @@ def test_a_remedy_does_not_set_an_option_as_it_is_set(options: Mapping[str, str]
         assert "plugin" not in str(remedy), "which the wheel is not"
 
 
-def test_a_plugin_without_a_device_is_to_be_replaced_by_the_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugin_without_device_suggests_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     """The plugin ignores device_type."""
     monkeypatch.setattr(provider_state, "register_library", lambda name, path: ())
     (found,) = register_plugins([Resolution(OPENVINO, "active", library=Path("libopenvino_plugin.so"))])
@@ -138,7 +138,7 @@ def test_a_plugin_without_a_device_is_to_be_replaced_by_the_wheel(monkeypatch: p
     assert found.remedy.command == ("pip", "install", "onnxruntime-openvino")
 
 
-def test_the_remedies_of_a_provider_that_does_not_start_do_not_apply_to_one_that_crashed() -> None:
+def test_crashed_provider_gets_crash_remedy() -> None:
     how = "native code ended the run with SIGSEGV"
     chain = [Resolution(provider, "active") for provider in known_providers().values()]
     assert without_crashed(chain, {RUN: how, EXPERIMENTS: how}) == tuple(chain)
@@ -163,7 +163,7 @@ g (float[2,4] x, bool c) => (float[2,4] y) {
 }"""
 
 
-def test_a_refusal_knows_nodes_without_a_name_by_those_that_they_were_given(tmp_path: Path) -> None:
+def test_refused_unnamed_nodes_use_generated_names(tmp_path: Path) -> None:
     proto = parser.parse_model(NAMELESS)
     proto.graph.node[0].metadata_props.add(key="partita.module", value="model.act")
     onnx.save(proto, tmp_path / "m.onnx")
@@ -178,8 +178,8 @@ def test_a_refusal_knows_nodes_without_a_name_by_those_that_they_were_given(tmp_
     assert ("Relu_0", "model.act") in [(row.node, row.module) for row in rows]
 
 
-def test_a_node_that_no_provider_has_is_that_of_the_first_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the provider that is left out, the CPU provider names the first node that it does not have itself."""
+def test_no_kernel_error_names_node_of_first_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The retry without the provider fails on the CPU provider's own first unsupported node."""
     unplaced = RuntimeError("Exception: Provider type for Conv node with name 'conv' is not set.")
     lacking = type("NotImplemented", (Exception,), {})(
         "Could not find an implementation for BiasAdd(1) node with name 'b'"

@@ -1,4 +1,4 @@
-"""The path through GroupQueryAttention, chosen by processor and head sizes, and other settings of the CPU provider."""
+"""GroupQueryAttention path, chosen by processor and head sizes, and other CPU provider settings."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ CPU = resolve(parse_chain("cpu"), ["CPUExecutionProvider"])
         ({"has_window": True}, 1, True, "flash", "sliding window"),
     ],
 )
-def test_naive_is_taken_where_it_was_measured_to_be_faster(change, threads, avx512, path, why):
+def test_naive_attention_is_chosen_only_where_it_is_faster(change, threads, avx512, path, why):
     choice = choose(replace(ATTENTION, **change), threads, avx512=avx512)
     assert choice is not None
     assert choice.path == path and why in f"{choice.reason}: {choice.detail}"
 
 
-def test_a_matrix_of_scores_beyond_the_limit_rules_naive_out():
+def test_score_matrix_above_memory_limit_selects_flash():
     length = MOST_SCRATCH // (4 * 8 * 512)
     fits, exceeds = (choose(replace(ATTENTION, length=each), 1, avx512=True) for each in (length, length + 1))
     assert fits is not None and fits.path == "naive"
@@ -67,7 +67,7 @@ def graph(*, kind: int = TensorProto.FLOAT, past: tuple[int | str, ...] = (1, 2,
     return helper.make_model(helper.make_graph([node], "g", inputs, []))
 
 
-def test_attention_with_two_paths_is_found_with_its_form():
+def test_attention_with_two_paths_is_found_with_parameters():
     found = find_attention(graph())
     assert found == replace(ATTENTION, length=1024)
     windowed = find_attention(graph(local_window_size=128, scale=0.5))
@@ -88,7 +88,7 @@ def test_attention_with_two_paths_is_found_with_its_form():
     ],
     ids=str,
 )
-def test_attention_that_has_one_path_is_left_alone(other):
+def test_attention_with_single_path_is_not_found(other):
     assert find_attention(graph(**other)) is None
 
 
@@ -106,19 +106,19 @@ def chosen(attention, active=CPU, opening=None):
 
 
 @pytest.mark.parametrize(("flags", "path"), [({"avx512f"}, "naive"), ({"avx2"}, "flash"), (set(), "flash")])
-def test_what_is_chosen_reaches_the_session(monkeypatch, flags, path):
+def test_chosen_path_is_set_in_environment(monkeypatch, flags, path):
     monkeypatch.setattr(settings, "cpu_flags", lambda: flags)
     environment, choice = chosen(ATTENTION, opening=Opening(threads=1))
     assert environment == {VARIABLE: "1" if path == "naive" else "0"} and choice.path == path
 
 
-def test_nothing_is_chosen_where_it_cannot_matter():
+def test_no_path_is_chosen_if_attention_is_short_or_not_on_cpu():
     cuda = resolve(parse_chain("cuda,cpu"), ["CUDAExecutionProvider", "CPUExecutionProvider"])
     for attention, active in ((None, CPU), (replace(ATTENTION, tokens=16, length=16), CPU), (ATTENTION, cuda)):
         assert chosen(attention, active) == ({}, None)
 
 
-def test_whoever_said_something_is_obeyed(monkeypatch):
+def test_option_overrides_environment_and_choice(monkeypatch):
     naive, flash = (
         resolve(parse_chain("cpu"), ["CPUExecutionProvider"], {"cpu": {"attention": path}})
         for path in ("naive", "flash")
@@ -130,7 +130,7 @@ def test_whoever_said_something_is_obeyed(monkeypatch):
     assert chosen(ATTENTION)[1].reason == "environment"
 
 
-def test_the_process_of_another_program_keeps_its_variables(monkeypatch):
+def test_naive_attention_in_foreign_process_requires_variable(monkeypatch):
     monkeypatch.setattr(process, "own_process", False)
     assert chosen(ATTENTION)[1].path == "flash"
     naive = resolve(parse_chain("cpu"), ["CPUExecutionProvider"], {"cpu": {"attention": "naive"}})
@@ -149,7 +149,7 @@ def test_the_process_of_another_program_keeps_its_variables(monkeypatch):
         (1, "0", False, "option"),
     ],
 )
-def test_threads_do_not_spin_when_there_are_more_than_cores(threads, option, spinning, reason):
+def test_spinning_is_off_when_oversubscribed_unless_set_by_option(threads, option, spinning, reason):
     active = resolve(parse_chain("cpu"), ["CPUExecutionProvider"], {"cpu": {"spinning": option} if option else {}})
     opened, cpu = settings.set_up(Path("model.onnx"), active, Opening(threads=threads), None)
     assert cpu is not None
@@ -168,7 +168,7 @@ def test_threads_do_not_spin_when_there_are_more_than_cores(threads, option, spi
         ("cpu,cuda", {}, settings.PACKING, "0"),
     ],
 )
-def test_the_session_configuration_of_the_cpu_provider(chain, options, key, value):
+def test_cpu_options_set_session_config(chain, options, key, value):
     active = resolve(parse_chain(chain), ["CUDAExecutionProvider", "CPUExecutionProvider"], {"cpu": options})
     assert settings.set_up(Path("model.onnx"), active, Opening(), None)[0].config.get(key) == value
 
@@ -206,7 +206,7 @@ def rounded_product(path: Path, kind: type[np.int8 | np.uint8], form: str, *, ze
 @pytest.mark.parametrize("form", ["initializer", "Constant", "Transpose"])
 @pytest.mark.parametrize(("kind", "zero_point"), [(np.int8, True), (np.int8, False), (np.uint8, True)])
 @pytest.mark.parametrize("unit", ["", "avx512_vnni", None])
-def test_integer_products_are_exact_where_the_session_runs(monkeypatch, tmp_path, unit, kind, zero_point, form):
+def test_integer_matmul_is_exact_for_every_weight_form(monkeypatch, tmp_path, unit, kind, zero_point, form):
     monkeypatch.setattr(settings, "integer_unit", lambda: unit)
     path = tmp_path / "model.onnx"
     weight = rounded_product(path, kind, form, zero_point=zero_point)

@@ -1,4 +1,4 @@
-"""Threads follow what the process may use of the machine, not what the machine has."""
+"""Thread counts follow the CPUs available to the process (affinity, quota), not the machine's."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ V2 = "0::/batch/job\n"
 
 
 @pytest.mark.usefixtures("four_cpus")
-def test_two_cpus_of_one_core_are_one_thread(tmp_path):
+def test_hyperthreads_of_a_core_count_as_single_thread(tmp_path):
     root = machine(tmp_path, PAIRS)
     assert usable_cores(root, {0, 1, 2, 3}).threads() == (2, "cores")
     assert usable_cores(root, {0, 2}).threads() == (1, "affinity")
@@ -78,13 +78,13 @@ def test_two_cpus_of_one_core_are_one_thread(tmp_path):
         ({"proc/self/cgroup": V2, "sys/fs/cgroup/cpu.max": "nonsense\n"}, None, 4),
     ],
 )
-def test_a_quota_is_rounded_down_to_whole_threads(tmp_path, files, quota, threads):
+def test_cpu_quota_is_rounded_down_to_whole_threads(tmp_path, files, quota, threads):
     cores = usable_cores(machine(tmp_path, {cpu: str(cpu) for cpu in range(4)}, files), {0, 1, 2, 3})
     assert cores.quota == quota
     assert cores.threads() == (threads, "cores" if threads == 4 else "quota")
 
 
-def test_the_user_has_the_last_word_and_more_threads_than_cores_are_known_as_such():
+def test_thread_option_overrides_and_oversubscription_is_detected():
     cores = Cores(machine=8, allowed=4, quota=3.5)
     assert cores.threads(6) == (6, "option")
     assert [cores.is_oversubscribed(threads) for threads in (3, 4, 5)] == [False, True, True]
@@ -107,8 +107,8 @@ print(session.cpu.threads, session.cpu.threads_reason)
 
 
 @pytest.mark.skipif(not shutil.which("taskset") or (os.cpu_count() or 1) < 2, reason="needs taskset and two CPUs")
-def test_a_process_that_is_tied_to_one_cpu_stays_there(tiny_package):
-    """ONNX Runtime's own choice starts a thread per core of the machine, and ties one to a CPU that was ruled out."""
+def test_process_with_affinity_to_single_cpu_stays_there(tiny_package):
+    """ONNX Runtime's default starts a thread per machine core and pins a thread to a disallowed CPU."""
     path = tiny_package() / "model.onnx"
     done = subprocess.run(
         ["taskset", "-c", "0", sys.executable, "-c", TASKS, str(path)],
@@ -129,7 +129,7 @@ def test_a_process_that_is_tied_to_one_cpu_stays_there(tiny_package):
         (None, None),
     ],
 )
-def test_the_name_and_the_integer_unit_of_the_processor(tmp_path: Path, flags: str | None, unit: str | None) -> None:
+def test_cpu_name_and_integer_unit_are_parsed(tmp_path: Path, flags: str | None, unit: str | None) -> None:
     info = tmp_path / "cpuinfo"
     if flags is not None:
         info.write_text(f"processor : 0\nmodel name : A processor\n{flags}\n")
@@ -156,7 +156,7 @@ def nvml(monkeypatch):
     return module
 
 
-def test_every_gpu_is_described_where_the_driver_answers(nvml, monkeypatch):
+def test_nvidia_gpus_are_listed_or_none_on_driver_failure(nvml, monkeypatch):
     assert nvidia_gpus() == (
         Gpu(name="NVIDIA H100", memory_bytes=1 << 30, driver="580.95.05", cuda_driver="13.1"),
         Gpu(name="NVIDIA L4", memory_bytes=2 << 30, driver="580.95.05", cuda_driver="13.1"),

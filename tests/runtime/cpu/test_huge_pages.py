@@ -1,4 +1,4 @@
-"""Memory that a session allocates goes into huge pages, and no other memory."""
+"""Huge pages for memory that a session allocates."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ linux = pytest.mark.skipif(not huge_pages.are_available(), reason="this system m
         ([(0, 4)], [(3, 6), (8, 9)], [(4, 6), (8, 9)]),
     ],
 )
-def test_only_what_was_not_there_before_counts(before, now, new):
+def test_added_ranges_excludes_existing_memory(before, now, new):
     assert added_ranges(before, now) == new
 
 
 @linux
-def test_memory_in_use_is_found_and_put_into_huge_pages_as_it_is():
+def test_make_huge_preserves_content_and_untouched_memory():
     count = (24 << 20) // 4
     before = anonymous_memory()
     with mmap.mmap(-1, 40 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
@@ -64,7 +64,7 @@ def test_memory_in_use_is_found_and_put_into_huge_pages_as_it_is():
         ("always [madvise] never", 65536, False),
     ],
 )
-def test_what_the_system_says_is_kept_to(tmp_path, monkeypatch, setting, size, allowed):
+def test_huge_pages_follow_system_setting_and_page_size(tmp_path, monkeypatch, setting, size, allowed):
     path = tmp_path / "enabled"
     path.write_text(setting)
     monkeypatch.setattr(huge_pages, "SETTING", path)
@@ -75,7 +75,7 @@ def test_what_the_system_says_is_kept_to(tmp_path, monkeypatch, setting, size, a
 
 
 @linux
-def test_nothing_is_done_where_another_provider_is_first_or_against_the_users_word():
+def test_huge_pages_are_off_for_other_providers_and_by_option():
     cuda = resolve(parse_chain("cuda,cpu"), ["CUDAExecutionProvider", "CPUExecutionProvider"])
     off = resolve(parse_chain("cpu"), ["CPUExecutionProvider"], {"cpu": {"huge_pages": "0"}})
     assert memory_before(cuda) is None and memory_before(off) is None
@@ -83,7 +83,7 @@ def test_nothing_is_done_where_another_provider_is_first_or_against_the_users_wo
 
 
 @linux
-def test_a_session_computes_the_same_in_huge_pages(tmp_path):
+def test_session_output_is_identical_with_huge_pages(tmp_path):
     weights = np.random.default_rng(0).standard_normal((2048, 3072), np.float32)
     node = helper.make_node("MatMul", ["x", "w"], ["y"], name="product")
     ports = [helper.make_tensor_value_info(name, 1, [1, size]) for name, size in (("x", 2048), ("y", 3072))]

@@ -1,4 +1,4 @@
-"""Graphs that no manifest describes, and a cache that grows: both are run by what a contract says of them."""
+"""Graphs without a manifest and growing KV caches run as their contract describes."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def opened(folder: Path, contract: Contract) -> Runner:
     return load_runner(folder, CPU, manifest=manifest.model_copy(update={"graph": graph, "files": files}))
 
 
-def test_a_cache_that_grows_runs_through_the_same_loop(folder: Path) -> None:
+def test_growing_cache_supports_rewind_reuse_and_prefix(folder: Path) -> None:
     with opened(folder, CONTRACT) as runner:
         engine = GenerationLoop(runner, prefill_chunk=3)
         row = engine.add_request(Request([5, 9, 1, 7], greedy, 6))
@@ -109,8 +109,8 @@ def test_a_cache_that_grows_runs_through_the_same_loop(folder: Path) -> None:
         assert [token for _ in range(4) if (step := engine.step()) for token in step.tokens[0]] == adding(text, 4)
 
 
-def test_a_batch_whose_cache_grows_holds_one_sequence_at_a_time(folder: Path) -> None:
-    """Its rows share one length, so all of them are fed the same."""
+def test_batch_with_growing_cache_accepts_a_single_sequence(folder: Path) -> None:
+    """All rows share a length, so every row receives the same tokens."""
     text = ADDING.replace("[1,S] ids, float[1,P,1]", "[2,S] ids, float[2,P,1]").replace("[1,T,1]", "[2,T,1]")
     onnx.save(parser.parse_model(text.replace("float[1,S,64]", "float[2,S,64]")), folder / "decoder.onnx")
     (file,), (state,) = CONTRACT.files, CONTRACT.states
@@ -140,7 +140,7 @@ def test_a_batch_whose_cache_grows_holds_one_sequence_at_a_time(folder: Path) ->
         assert [token for _ in range(4) if (step := engine.step()) for token in step.tokens[0]] == adding(prompt, 4)
 
 
-def test_rejected_draft_tokens_leave_a_cache_that_grows(folder: Path) -> None:
+def test_rejected_draft_tokens_are_removed_from_growing_cache(folder: Path) -> None:
     wanted = adding([2, 3], 8)
     drafts = iter([[wanted[1], wanted[2], 63], [], [wanted[5], 63, 63], [wanted[7]]])
     with opened(folder, CONTRACT) as runner:
@@ -162,7 +162,7 @@ def test_rejected_draft_tokens_leave_a_cache_that_grows(folder: Path) -> None:
         ({"inputs": ()}, "inputs and outputs differ from the manifest: ids"),
     ],
 )
-def test_a_contract_that_the_folder_does_not_keep_is_refused(folder: Path, change, says) -> None:
+def test_contract_mismatch_with_model_folder_raises_package_error(folder: Path, change, says) -> None:
     file = CONTRACT.files[0].model_copy(update=change)
     with pytest.raises(PackageError, match=says):
         opened(folder, CONTRACT.model_copy(update={"files": (file,)}))

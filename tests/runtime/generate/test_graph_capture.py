@@ -1,4 +1,4 @@
-"""Graph capture: obstacles are named before a run; states are where they would be without it; a replay is compared."""
+"""Graph capture: obstacles are reported before a run, and a replayed step is verified."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ BFLOAT16 = contract(output=LOGITS.model_copy(update={"dtype": "bfloat16"}))
         (BFLOAT16, "WebGPU_Buf", (), ""),
     ],
 )
-def test_data_of_a_step_in_host_memory_is_named(described, memory, on_host_ports, message):
+def test_step_data_in_host_memory_is_reported(described, memory, on_host_ports, message):
     graph = described.files[0]
     names = [*(port.name for port in (*graph.inputs, *graph.outputs)), "past"]
     found = on_host(graph, described, {**dict.fromkeys(names, memory), **dict.fromkeys(on_host_ports, "Cpu")})
@@ -76,14 +76,14 @@ def test_data_of_a_step_in_host_memory_is_named(described, memory, on_host_ports
         (contract(Port(name="mask", role="mask", shape=(1, "T"), dtype="int64")), "mask grows with every step"),
     ],
 )
-def test_a_graph_whose_steps_have_other_shapes_is_refused(described, said):
+def test_graph_with_varying_step_shapes_raises_provider_error(described, said):
     with pytest.raises(ProviderError, match=said):
         check_contract(FILE, described, described.files[0])
     fixed = contract(Port(name="mask", role="mask", shape=(1, 16), dtype="int64"))
     check_contract(FILE, fixed, fixed.files[0])
 
 
-def test_the_option_is_that_of_the_provider_that_leads_the_chain():
+def test_graph_capture_option_is_set_for_first_provider():
     for chain, option in (("cuda,cpu", ("cuda", "enable_cuda_graph")), ("webgpu", ("webgpu", "enableGraphCapture"))):
         target = read_chain(ProviderChain(chain), graph_capture=True)
         assert target.options[option[0]] == {option[1]: "1"}
@@ -173,20 +173,20 @@ def steps(device: Device, tokens: list[float], observed: int = 0) -> list[float]
 
 
 @pytest.mark.parametrize("observed", [0, 2])
-def test_a_state_takes_each_token_in_once_however_often_the_provider_runs_it(observed):
+def test_state_consumes_each_token_once_despite_repeated_runs(observed):
     device = Device()
     assert steps(device, [1, 2, 4, 8, 16], observed) == [1, 3, 7, 15, 31]
     assert set(device.recorded) == {1} and len(device.recorded) == 5 - observed
 
 
-def test_a_replay_that_leaves_something_out_gives_no_token():
+def test_incorrect_replay_raises_provider_error():
     device = Device(skips_output=True)
     with pytest.raises(ProviderError, match="a replayed step computes a different result"):
         steps(device, [1, 2, 4])
     assert steps(Device(skips_output=True), [1]) == [1]  # the step that is recorded is a run like any other
 
 
-def test_a_length_that_the_host_reads_is_that_of_the_whole_cache_and_stays():
+def test_total_length_on_host_is_fixed_to_cache_length():
     recording = Device(on_host=("total",)).recording()
     total = host_buffer((), "int32")
     recording.bind_input("total", total)
@@ -194,7 +194,7 @@ def test_a_length_that_the_host_reads_is_that_of_the_whole_cache_and_stays():
     assert total.host == 512
 
 
-def test_a_length_that_is_on_the_device_is_written_like_the_others():
+def test_total_length_on_device_is_not_fixed():
     recording = Device().recording()
     total = host_buffer((), "int32")
     recording.bind_input("total", total)

@@ -1,4 +1,4 @@
-"""The loop over real sessions: requests join and leave, each with its own sampler and end, and others do not notice."""
+"""GenerationLoop over real sessions: requests join and end independently, each with its own sampler."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def finish(engine: GenerationLoop) -> dict[int, list[int]]:
 @pytest.mark.parametrize("states", [KEYS, STATES], ids=["keys", "states"])
 @pytest.mark.parametrize("shapes", ["any", "one", "pair"])
 @pytest.mark.parametrize("ends", ["stop", "length"])
-def test_a_next_turn_goes_on_in_the_cache(opened, states, shapes, ends):
-    """What a chat does: more tokens are read after an answer, and nothing before them again."""
+def test_extend_continues_from_cache_without_repeated_prefill(opened, states, shapes, ends):
+    """A second chat turn runs its new tokens only."""
     engine = GenerationLoop(opened(batch=1, states=states, shapes=shapes))
     answer, budget = known_tokens(PROMPTS[1], 3, states), 30 if ends == "stop" else 3
     stops = frozenset(answer[-1:]) if ends == "stop" else frozenset[int]()
@@ -51,7 +51,7 @@ def up_to(tokens: list[int], stops: frozenset[int]) -> list[int]:
     return tokens[: ends[0] + 1] if ends else tokens
 
 
-def test_what_makes_no_sense_for_a_row_is_refused_and_changes_nothing(opened):
+def test_invalid_extend_or_rewind_raises_and_leaves_row_unchanged(opened):
     engine = GenerationLoop(opened(batch=1, states=KEYS))
     row = engine.add_request(Request(PROMPTS[0], greedy, 3))
     wanted = finish(engine)[row]
@@ -74,8 +74,8 @@ def test_what_makes_no_sense_for_a_row_is_refused_and_changes_nothing(opened):
 
 
 @pytest.mark.parametrize("states", [KEYS, STATES], ids=["keys", "states"])
-def test_a_batch_that_needs_rows_of_one_length_holds_one_sequence_at_a_time(opened, states, monkeypatch):
-    """As with GroupQueryAttention on WebGPU: every row of the batch is fed the same."""
+def test_batch_requiring_equal_row_lengths_accepts_a_single_sequence(opened, states, monkeypatch):
+    """As GroupQueryAttention on WebGPU: every row of the batch receives the same tokens."""
     monkeypatch.setattr(executor, "_needs_even_rows", lambda loaded: True)
     runner = opened(batch=2, states=states)
     engine = GenerationLoop(runner)
@@ -103,7 +103,7 @@ class Drafts:
 
 
 @pytest.mark.parametrize("wrong", [(), (22, 23, 29), tuple(range(60))], ids=["right", "sometimes", "never"])
-def test_draft_tokens_change_the_number_of_steps_and_no_token(opened, wrong):
+def test_draft_tokens_reduce_steps_without_changing_output(opened, wrong):
     engine = GenerationLoop(opened(batch=2, states=KEYS))
     wanted = known_tokens(PROMPTS[0], 17, KEYS)
     drafts = Drafts([*PROMPTS[0], *wanted], frozenset(wrong))
@@ -140,8 +140,8 @@ def known_in_turns(prompt: list[int], count: int) -> list[int]:
 
 @pytest.mark.parametrize("ends", [False, True])
 @pytest.mark.parametrize("graph", ["felt", "felt later"])
-def test_rejected_draft_tokens_that_leave_nan_in_the_cache_change_no_token(opened, graph, ends):
-    """A mask of zeros hides numbers, and not what is none: the row reads again, and so does whoever has it next."""
+def test_nan_in_cache_from_rejected_draft_does_not_change_output(opened, graph, ends):
+    """A mask of zeros does not hide NaN: the cache row is recomputed, also for the next request in it."""
     engine = GenerationLoop(opened(graph=graph, batch=2, states=KEYS))
     wanted, beside = known_in_turns(PROMPTS[0], 17), known_in_turns(PROMPTS[1], 20)
     assert BROKEN not in (*PROMPTS[0], *PROMPTS[1], *wanted, *beside) and wanted[2] not in wanted[:2]
@@ -168,7 +168,7 @@ def test_rejected_draft_tokens_that_leave_nan_in_the_cache_change_no_token(opene
     assert late[again] == wanted and heard + late.get(other, []) == beside
 
 
-def test_an_accepted_stop_token_ends_the_row(opened):
+def test_accepted_draft_stop_token_ends_row(opened):
     engine = GenerationLoop(opened(batch=1, states=KEYS))
     wanted = [(PROMPTS[2][-1] + 1 + count) % VOCAB for count in range(12)]
     asked = Drafts([*PROMPTS[2], *wanted], most=9)
@@ -184,7 +184,7 @@ def test_an_accepted_stop_token_ends_the_row(opened):
 @pytest.mark.parametrize(
     "options", [{"states": STATES}, {"states": KEYS, "shapes": "pair"}, {"states": KEYS, "appends": False}]
 )
-def test_no_draft_tokens_where_one_step_cannot_verify_them(opened, options):
+def test_no_draft_tokens_if_a_step_cannot_verify_them(opened, options):
     engine = GenerationLoop(opened(**options))
     wanted = known_tokens(PROMPTS[0], 8, options["states"])
     engine.add_request(Request(PROMPTS[0], greedy, 8, drafter=Drafts([*PROMPTS[0], *wanted])))
@@ -196,8 +196,8 @@ def test_no_draft_tokens_where_one_step_cannot_verify_them(opened, options):
 
 
 @pytest.mark.parametrize("place", [0, 2], ids=["first row", "last row"])
-def test_a_single_row_has_draft_tokens_where_several_rows_cannot(opened, place):
-    """Of graphs whose rows take one token each, and several tokens of a row by itself."""
+def test_single_active_row_drafts_if_several_rows_cannot(opened, place):
+    """The graph takes one token per row for several rows, and several tokens for a single row."""
     engine = GenerationLoop(opened(batch=3, states=KEYS, appends=False, fewer=True))
     budgets = [17 if row == place else 4 + row for row in range(3)]
     asked: list[list[int]] = [[], [], []]
@@ -232,7 +232,7 @@ def test_a_single_row_has_draft_tokens_where_several_rows_cannot(opened, place):
     assert finish(engine)[resting] == known_tokens(text, 5, KEYS)
 
 
-def test_a_drafter_that_fails_changes_no_token(opened):
+def test_failing_drafter_stops_drafting_without_changing_output(opened):
 
     class Fails(Drafts):
         def __call__(self, history: np.ndarray, most: int) -> list[int]:
@@ -248,8 +248,8 @@ def test_a_drafter_that_fails_changes_no_token(opened):
 
 
 @pytest.mark.parametrize("fewer", [False, True], ids=["all rows", "fewer rows"])
-def test_rows_at_work_have_a_step_between_the_chunks_of_others(opened, fewer):
-    """With patience; without, they wait for the whole of a prompt."""
+def test_patience_interleaves_decode_steps_with_prefill_chunks(opened, fewer):
+    """Without patience, decoding rows wait for the prefill of a whole prompt."""
     for patience, longest in ((8, 1), (None, 3)):
         engine = GenerationLoop(
             opened(batch=2, states=KEYS, appends=not fewer, fewer=fewer), prefill_chunk=8, patience=patience
@@ -265,8 +265,8 @@ def test_rows_at_work_have_a_step_between_the_chunks_of_others(opened, fewer):
         assert told == {first: known_tokens(PROMPTS[2], 20, KEYS), second: known_tokens(PROMPTS[0], 6, KEYS)}
 
 
-def test_a_row_at_rest_reads_anew_what_the_padding_of_others_has_written_over(opened):
-    """Where every step is of all rows, one that begins beside it may be longer than the room behind what it has."""
+def test_idle_row_recomputes_cache_overwritten_by_padding(opened):
+    """Every step covers all rows, so a long prompt in another row may exceed the free cache of the idle row."""
     states = KEYS
     engine = GenerationLoop(opened(batch=2, states=states, fewer=False))
     begin, later = tuple(n % VOCAB for n in range(3, 42)), tuple(n % VOCAB for n in range(5, 35))
@@ -285,8 +285,8 @@ def test_a_row_at_rest_reads_anew_what_the_padding_of_others_has_written_over(op
     assert row.history[row.turn_start : row.known].tolist() == known_tokens((*said, 1, 2, 3), 4, states)
 
 
-def test_a_full_row_goes_back_beside_others_that_are_padded_over_it(opened):
-    """What a step writes at the end of a full row is never read."""
+def test_full_row_rewinds_correctly_after_padding_by_other_rows(opened):
+    """Entries written at the end of a full row are never read."""
     engine = GenerationLoop(opened(batch=2, states=KEYS))
     full = engine.add_request(Request(PROMPTS[0], greedy, LENGTH))
     written = finish(engine)[full]
@@ -297,8 +297,8 @@ def test_a_full_row_goes_back_beside_others_that_are_padded_over_it(opened):
     assert finish(engine)[full] == written[-5:]
 
 
-def test_what_a_report_says_of_a_step_is_of_one_that_was_profiled(tmp_path):
-    """Rows end one after the other, and the last steps are of fewer: their buffers are smaller than those observed."""
+def test_last_bound_returns_the_profiled_decode_binding(tmp_path):
+    """The last steps cover fewer rows, with smaller buffers than the profiled steps."""
     package = handmade(tmp_path / "package", batch=4, states=KEYS, appends=False, fewer=True)
     runner = load_runner(package, parse_chain("cpu"), threads=1, observe=True)
     try:

@@ -1,4 +1,4 @@
-"""Which graph takes which tokens next. No session is opened here, and nothing of ONNX Runtime imported."""
+"""Step planning: choice of graph, rows and tokens. No session is opened, ONNX Runtime is not imported."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def read_all(lengths: list[int], capacity: Capacity, most: int = 512, *, policy=
         ([50, 50], [None]),
     ],
 )
-def test_neighbours_are_read_together_where_that_takes_no_longer(lengths, spans):
+def test_neighbouring_rows_share_prefill_if_not_slower(lengths, spans):
     assert [plan.span for plan in read_all(lengths, FEWER)] == spans
 
 
-def test_a_decode_step_is_of_the_rows_from_the_first_that_goes_on_to_the_last():
+def test_decode_step_spans_first_to_last_active_row():
     rows = [
         RowView(0, 0, needs_cache=False),
         RowView(9, 1),
@@ -73,8 +73,8 @@ def test_a_decode_step_is_of_the_rows_from_the_first_that_goes_on_to_the_last():
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_whatever_the_rows_are_each_token_is_fed_once_in_order_and_nothing_is_spoiled(seed):
-    """The rules, on random rows: who has begun and would be spoiled is never padded, and no cache is written beyond."""
+def test_random_rows_run_each_token_once_without_cache_corruption(seed):
+    """Padding never overwrites a started row that needs its cache, and no write exceeds the cache length."""
     rng = random.Random(seed)
     for capacity, batch in itertools.product(GRAPHS, (1, 2, 3)):
         lengths = [rng.randint(1, 60) for _ in range(batch)]
@@ -105,7 +105,7 @@ def test_whatever_the_rows_are_each_token_is_fed_once_in_order_and_nothing_is_sp
         assert filled == lengths, (capacity, lengths)
 
 
-def test_what_follows_a_prompt_is_for_the_graph_that_is_not_of_prompts():
+def test_decode_graph_runs_tokens_after_the_prompt():
     apart = replace(ANY, decode_any_length=True)
     assert shape(planned([RowView(0, 20, in_prompt=True)], apart, most=8)) == ("prefill", 8, (8,))
     assert shape(planned([RowView(0, 1, in_prompt=True)], apart)) == ("prefill", 1, (1,))
@@ -116,13 +116,13 @@ def test_what_follows_a_prompt_is_for_the_graph_that_is_not_of_prompts():
     assert shape(planned([RowView(12, 8)], alone)) == ("decode", 1, (1,))
 
 
-def test_rows_that_would_be_read_in_several_chunks_are_read_one_by_one_where_chunks_need_a_row_alone():
+def test_multi_chunk_prompts_are_prefilled_separately_if_required():
     assert [plan.span for plan in read_all([40, 40], FEWER, most=32)] == [(0, 1), (0, 1), (1, 2), (1, 2)]
     together = replace(FEWER, appends_chunks=True)
     assert [plan.span for plan in read_all([40, 40], together, most=32)] == [None, None]
 
 
-def test_beside_a_row_that_rests_a_prompt_begins_where_every_row_has_to() -> None:
+def test_prefill_moves_idle_row_start_only_if_graph_requires_it() -> None:
     rows = [RowView(20, 0, needs_cache=False), RowView(0, 8, in_prompt=True)]
     assert (planned(rows, WHOLE).new_tokens, planned(rows, WHOLE).starts) == (8, (0, 0))
     assert planned(rows, ANY).starts == (20, 0), "and stays where it is where any may begin"

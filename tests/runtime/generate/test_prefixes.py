@@ -1,4 +1,4 @@
-"""What prompts begin with alike is read once, and every row has the tokens that its own prompt leads to."""
+"""Prefix sharing: common prompt prefixes are prefilled once, and outputs do not change."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def saved(engine: GenerationLoop, tokens: list[int]):
 
 @pytest.mark.parametrize("states", STATES, ids="+".join)
 @pytest.mark.parametrize("shapes", PHASES)
-def test_rows_that_begin_together_read_what_they_have_in_common_once(opened, states, shapes):
+def test_common_prefix_of_concurrent_rows_is_prefilled_once(opened, states, shapes):
     engine = GenerationLoop(opened(batch=3, states=states, shapes=shapes), shares=True)
     rows = [engine.add_request(Request(prompt, greedy, 4)) for prompt in PROMPTS[:3]]
     found, taken = finish(engine)
@@ -60,8 +60,8 @@ def test_rows_that_begin_together_read_what_they_have_in_common_once(opened, sta
 
 @pytest.mark.parametrize("states", STATES, ids="+".join)
 @pytest.mark.parametrize("batch", [1, 2])
-def test_a_row_that_joins_later_begins_with_what_was_kept(opened, states, batch):
-    """Of one row after the other: what two of them have in common is known with the second, and copied by the third."""
+def test_later_row_copies_saved_prefix(opened, states, batch):
+    """The second request determines the common prefix, and the third copies it."""
     engine = GenerationLoop(opened(batch=batch, states=states), shares=True)
     read = []
     for prompt in PROMPTS:
@@ -75,7 +75,7 @@ def test_a_row_that_joins_later_begins_with_what_was_kept(opened, states, batch)
 
 
 @pytest.mark.parametrize("states", STATES, ids="+".join)
-def test_a_row_whose_source_leaves_reads_its_prompt_itself(opened, states):
+def test_row_prefills_its_prompt_if_prefix_source_is_released(opened, states):
     engine = GenerationLoop(opened(batch=2, states=states), prefill_chunk=5, shares=True)
     first = engine.add_request(Request(PROMPTS[0], greedy, 4))
     second = engine.add_request(Request(PROMPTS[1], greedy, 4))
@@ -87,7 +87,7 @@ def test_a_row_whose_source_leaves_reads_its_prompt_itself(opened, states):
 
 @pytest.mark.parametrize("states", STATES, ids="+".join)
 @pytest.mark.parametrize(("batch", "appends", "fewer"), [(1, True, False), (3, True, False), (3, False, True)])
-def test_a_prefix_of_an_earlier_run_is_copied_by_the_first_row_and_stays(opened, states, batch, appends, fewer):
+def test_prefix_from_earlier_run_is_copied_and_not_evicted(opened, states, batch, appends, fewer):
     runner = opened(batch=batch, states=states, appends=appends, fewer=fewer)
     prefix = saved(GenerationLoop(runner), SYSTEM)
     engine = GenerationLoop(runner, shares=True)
@@ -102,7 +102,7 @@ def test_a_prefix_of_an_earlier_run_is_copied_by_the_first_row_and_stays(opened,
             engine.release_row(row)
 
 
-def test_a_prefix_that_no_row_can_begin_with_is_refused(opened):
+def test_prefix_for_length_dependent_rope_raises_generation_error(opened):
     keeps = Prefix(np.array(SYSTEM), {})
     engine = GenerationLoop(opened(graph="rope", recompute_above=30), shares=True)
     engine.add_prefix(keeps)
@@ -111,7 +111,7 @@ def test_a_prefix_that_no_row_can_begin_with_is_refused(opened):
             GenerationLoop(opened(**options), shares=True).add_prefix(keeps)
 
 
-def test_only_as_much_is_kept_as_may_be_and_what_was_used_longest_ago_goes_first(opened):
+def test_saved_prefixes_are_bounded_by_size_and_evicted_lru(opened):
     engine = GenerationLoop(opened(batch=1, states=ALL), shares=True)
     texts = [[number, *SYSTEM] for number in range(12)]
     for text in texts:
@@ -128,7 +128,7 @@ def test_only_as_much_is_kept_as_may_be_and_what_was_used_longest_ago_goes_first
 
 
 @pytest.mark.parametrize("bytes_per_second", [1e-3, 1e12])
-def test_a_row_of_a_device_copies_only_what_takes_longer_to_read(opened, monkeypatch, bytes_per_second):
+def test_device_row_copies_prefix_only_if_faster_than_prefill(opened, monkeypatch, bytes_per_second):
     runner = opened(batch=1, states=("key",))
     monkeypatch.setattr(type(runner.cache), "on_host", False)
     monkeypatch.setattr("partita.runtime.generate.prefixes.DEVICE_BYTES_PER_SECOND", bytes_per_second)
@@ -140,7 +140,7 @@ def test_a_row_of_a_device_copies_only_what_takes_longer_to_read(opened, monkeyp
     assert engine.prefixes is not None and bool(engine.prefixes.copies) is (bytes_per_second > 1)
 
 
-def test_keys_that_depend_on_the_length_of_the_text_are_not_shared_beyond_it(opened):
+def test_length_dependent_keys_are_not_shared_past_threshold(opened):
     runner = opened(graph="rope", batch=2, recompute_above=28)
     for prompts, shared in ((PROMPTS[:2], True), ([PROMPTS[0], [*PROMPTS[1], *range(8)]], False)):
         engine = GenerationLoop(runner, shares=True)
@@ -156,7 +156,7 @@ def test_keys_that_depend_on_the_length_of_the_text_are_not_shared_beyond_it(ope
 @pytest.mark.parametrize("states", STATES, ids="+".join)
 @pytest.mark.parametrize("shapes", PHASES)
 @pytest.mark.parametrize("batch", [1, 2])
-def test_rows_begin_with_a_prefix_that_another_run_gave_out(opened, states, shapes, batch):
+def test_rows_start_from_prefix_saved_by_another_run(opened, states, shapes, batch):
     prefix = saved(GenerationLoop(opened(states=states, shapes=shapes)), SYSTEM)
     assert prefix.tokens.tolist() == SYSTEM
     engine = GenerationLoop(opened(states=states, shapes=shapes, batch=batch), shares=True)
@@ -167,8 +167,8 @@ def test_rows_begin_with_a_prefix_that_another_run_gave_out(opened, states, shap
     assert taken == sum(map(len, QUESTIONS[:batch])) + 4 * batch
 
 
-def test_of_keys_and_values_as_much_is_taken_as_the_prompt_begins_with(opened):
-    """A tokenizer may join the end of a prefix with what follows it."""
+def test_matching_part_of_key_value_prefix_is_copied(opened):
+    """A tokenizer may merge the end of a prefix with the following text."""
     runner = opened(states=("key",))
     prefix = saved(GenerationLoop(runner), SYSTEM)
     engine = GenerationLoop(runner, shares=True)
@@ -182,7 +182,7 @@ def test_of_keys_and_values_as_much_is_taken_as_the_prompt_begins_with(opened):
     assert finish(engine)[0][0] == known_tokens(SYSTEM, 4, ("key",)), "the last token is read in any case"
 
 
-def test_a_recurrent_state_is_copied_only_if_the_prompt_begins_with_the_whole_prefix(opened):
+def test_recurrent_state_is_copied_only_for_full_prefix_match(opened):
     runner = opened()
     prefix = saved(GenerationLoop(runner), SYSTEM)
     engine = GenerationLoop(runner, shares=True)
@@ -194,7 +194,7 @@ def test_a_recurrent_state_is_copied_only_if_the_prompt_begins_with_the_whole_pr
         engine.release_row(0)
 
 
-def test_prefixes_of_texts_whose_keys_depend_on_their_length_are_refused(opened):
+def test_prefix_above_rope_threshold_cannot_be_saved(opened):
     runner = opened(graph="rope", recompute_above=20)
     with pytest.raises(GenerationError, match="24 tokens cannot be saved as a prefix: the rotary frequencies"):
         saved(GenerationLoop(runner), SYSTEM)
@@ -207,8 +207,8 @@ def test_prefixes_of_texts_whose_keys_depend_on_their_length_are_refused(opened)
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("kind", ["key", "recurrent"])
-def test_rows_of_a_device_go_by_way_of_the_host(dtype, kind):
-    """The host is the only device at hand here; the calls are those for CUDA memory."""
+def test_device_rows_are_saved_and_loaded_through_host_memory(dtype, kind):
+    """Runs on host memory through the calls used for CUDA memory."""
     from dataclasses import replace
 
     from partita.package.contract import State
@@ -235,7 +235,7 @@ def test_rows_of_a_device_go_by_way_of_the_host(dtype, kind):
     np.testing.assert_array_equal(filled.host, before)
 
 
-def test_a_prefix_is_copied_only_for_the_adapter_that_it_was_read_with(opened):
+def test_prefix_is_not_copied_for_a_different_adapter(opened):
     runner = opened(batch=1, states=("key",))
     prefix = saved(GenerationLoop(runner), SYSTEM)
     engine = GenerationLoop(runner, shares=True)
@@ -245,8 +245,8 @@ def test_a_prefix_is_copied_only_for_the_adapter_that_it_was_read_with(opened):
     assert taken == len(PROMPTS[0]) + 2
 
 
-def test_a_row_that_goes_back_waits_for_nothing_any_more(opened):
-    """What it waited for is what its text was."""
+def test_rewind_cancels_wait_for_shared_prefix(opened):
+    """The awaited prefix belongs to the text before the rewind."""
     engine = GenerationLoop(opened(batch=2, states=("key",)), prefill_chunk=5, shares=True)
     first = engine.add_request(Request(PROMPTS[0], greedy, 4))
     second = engine.add_request(Request(PROMPTS[1], greedy, 4))

@@ -1,4 +1,4 @@
-"""Steady steps against general ones: the same requests through both, and every recorded fact equal but the times."""
+"""Steady steps equal general steps: the same requests give equal recorded facts, except times."""
 
 from __future__ import annotations
 
@@ -120,17 +120,17 @@ def assert_equal(general: list[Any], steady: list[Any]) -> None:
 @pytest.mark.parametrize(("script", "batch"), [(SCRIPTS[0], 3), (SCRIPTS[1], 3), (SCRIPTS[1], 1)])
 @pytest.mark.parametrize("states", [("key",), ALL], ids=["keys", "states"])
 @pytest.mark.parametrize("shapes", ["one", "pair", "any"])
-def test_a_steady_step_is_the_general_one(both, script, states, shapes, batch):
+def test_steady_steps_equal_general_steps(both, script, states, shapes, batch):
     assert_equal(*both.run(script, batch=batch, states=states, shapes=shapes))
     assert both.steady > 5
 
 
-def test_steady_steps_of_a_part_of_the_batch(both):
+def test_steady_steps_of_partial_batch_equal_general_steps(both):
     assert_equal(*both.run(rows_join_and_end, batch=3, states=("key",), appends=False, fewer=True))
     assert both.steady > 5
 
 
-def test_profiled_steps_are_general_ones(both):
+def test_profiled_steps_use_the_general_path(both):
     general, steady = both.run(rows_join_and_end, batch=3, states=("key",), observe=True, shares=True)
     assert_equal(general, steady)
     assert any(step.observed for step in steady[0]) and not all(step.observed for step in steady[0])
@@ -139,8 +139,8 @@ def test_profiled_steps_are_general_ones(both):
 
 @pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("any_logits", [False, True])
-def test_logits_that_are_not_finite_in_a_steady_step(both, alone, any_logits):
-    """The token with an embedding that is not finite is drawn after some steps."""
+def test_non_finite_logits_in_steady_step_are_handled_as_in_general_step(both, alone, any_logits):
+    """A token with a non-finite embedding is sampled after some steps."""
 
     def draw(logits: np.ndarray, history: np.ndarray) -> int:
         return BROKEN if len(history) == 12 else int(np.nan_to_num(logits).argmax())
@@ -157,7 +157,7 @@ def test_logits_that_are_not_finite_in_a_steady_step(both, alone, any_logits):
     assert bool(errors) == alone and (steady[1] is not None) == (not alone and not any_logits)
 
 
-def test_a_drafter_that_finds_nothing_keeps_the_steady_step(both):
+def test_empty_drafts_do_not_disable_steady_steps(both):
     def script(engine: GenerationLoop) -> None:
         drafts = iter([[], [], [], [3], []])
         engine.add_request(
@@ -170,8 +170,8 @@ def test_a_drafter_that_finds_nothing_keeps_the_steady_step(both):
     assert both.steady > 10 and any(step.drafted for step in steady[0])
 
 
-def test_the_graph_of_another_adapter_is_bound_anew(both):
-    """What a steady step runs was bound for the adapter before."""
+def test_graph_is_bound_again_after_adapter_change(both):
+    """The binding of a steady step belongs to the previous adapter."""
 
     def script(engine: GenerationLoop) -> None:
         row = engine.add_request(Request(PROMPTS[1], greedy, 20))

@@ -1,4 +1,4 @@
-"""The token loop, on real sessions: the right tokens whatever the chunks and rows, and a clear end otherwise."""
+"""Token loop over real sessions: tokens match for any chunk size and batch, and end reasons are correct."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def row(steps, index=0):
     "kind", [pytest.param(kind, marks=pytest.mark.heavy) if kind == "static pair, 2 rows" else kind for kind in KINDS]
 )
 @pytest.mark.parametrize("chunk", [512, 5, 1])
-def test_greedy_tokens_are_those_of_transformers(open_runner, reference, kind, chunk):
+def test_greedy_tokens_match_transformers(open_runner, reference, kind, chunk):
     runner = open_runner(**KINDS[kind])
     steps = run(runner, PROMPTS[: runner.contract.batch_size], chunk=chunk)
     for index in range(runner.contract.batch_size):
@@ -55,7 +55,7 @@ def test_greedy_tokens_are_those_of_transformers(open_runner, reference, kind, c
 
 
 @pytest.mark.parametrize("kind", ["gqa, 3 rows", "onnx24, 3 rows"])
-def test_a_prompt_that_joins_others_is_read_by_itself_in_chunks(open_runner, reference, kind):
+def test_joining_prompt_is_prefilled_separately_in_chunks(open_runner, reference, kind):
     runner = open_runner(**KINDS[kind])
     engine = GenerationLoop(runner, prefill_chunk=8, records=True)
     found: list[list[int]] = [[], [], []]
@@ -77,7 +77,7 @@ def test_a_prompt_that_joins_others_is_read_by_itself_in_chunks(open_runner, ref
     assert [step.row_tokens for step in runner.steps][:3] == [7, 1, 1], "a step of one row, and not of three"
 
 
-def test_steps_count_what_they_took_in(open_runner):
+def test_steps_record_phase_and_token_count(open_runner):
     runner = open_runner()
     steps = run(runner, [PROMPTS[0]], new=4, chunk=8)
     assert [(step.phase, step.new_tokens) for step in steps] == [("prefill", n) for n in (8, 8, 4)] + [
@@ -86,8 +86,8 @@ def test_steps_count_what_they_took_in(open_runner):
     assert [step.tokens[0] == () for step in steps] == [True, True, False, False, False, False]
 
 
-def test_a_static_chunk_that_would_leave_the_cache_is_read_token_by_token(open_runner, reference):
-    """Of 62 prompt tokens 60 fit in chunks of 6; another chunk would end at 66, beyond the 64 of the cache."""
+def test_static_chunk_exceeding_cache_is_prefilled_token_by_token(open_runner, reference):
+    """60 of 62 prompt tokens fit in chunks of 6; another chunk would end at 66, cache length 64."""
     runner = open_runner(**PAIR)
     assert (runner.capacity.chunk, runner.contract.max_length) == (6, 64)
     prompt = random_prompt(6, 62)
@@ -97,7 +97,7 @@ def test_a_static_chunk_that_would_leave_the_cache_is_read_token_by_token(open_r
     assert steps[-1].finish == ("cache_full",)
 
 
-def test_a_stop_token_ends_its_row_and_no_other(open_runner, reference):
+def test_stop_token_ends_only_its_row(open_runner, reference):
     runner = open_runner(batch_size=3)
     expected = [reference(prompt, 20) for prompt in PROMPTS]
     stop = expected[1][4]
@@ -109,14 +109,14 @@ def test_a_stop_token_ends_its_row_and_no_other(open_runner, reference):
 
 
 @pytest.mark.parametrize("kind", ["gqa", "onnx24", "static pair"])
-def test_a_full_cache_ends_the_row_after_the_last_token_that_fits(open_runner, reference, kind):
+def test_full_cache_ends_row_after_last_token_in_cache(open_runner, reference, kind):
     runner = open_runner(**KINDS[kind])
     steps = run(runner, [PROMPTS[0]], new=1000)
     assert row(steps) == reference(PROMPTS[0], runner.contract.max_length - len(PROMPTS[0]))
     assert steps[-1].finish == ("cache_full",)
 
 
-def test_a_row_whose_cache_is_full_does_not_disturb_the_others(open_runner, reference):
+def test_full_row_does_not_change_other_rows(open_runner, reference):
     runner = open_runner(attention="onnx24", batch_size=3)
     long = random_prompt(7, runner.contract.max_length - 2)
     steps = run(runner, [long, *PROMPTS[1:]], new=15)
@@ -129,7 +129,7 @@ def test_a_row_whose_cache_is_full_does_not_disturb_the_others(open_runner, refe
     ("prompts", "says"),
     [([[5], [6]], "no row of the batch is free"), ([[]], "empty"), ([[5, 6, -1]], "token id -1 at position 2")],
 )
-def test_a_prompt_that_cannot_be_taken_is_refused_before_anything_runs(open_runner, prompts, says):
+def test_invalid_prompt_is_rejected_before_any_run(open_runner, prompts, says):
     is_refused(open_runner(), prompts, says)
 
 
@@ -140,8 +140,8 @@ def is_refused(runner, prompts, says):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_logits_that_are_not_finite_name_step_and_row_and_do_not_spoil_the_next_run(open_runner, reference, bad):
-    """A cache that holds `bad` is what a graph with an overflow leaves behind."""
+def test_non_finite_logits_error_names_step_and_row(open_runner, reference, bad):
+    """The cache holds `bad`, as after an overflow in the graph; the next run is correct."""
     runner = open_runner(attention="onnx24", batch_size=3)
     steps = generate(runner, PROMPTS, max_new_tokens=20, sampler=greedy)
     next(steps)
@@ -158,7 +158,7 @@ QUESTIONS = tuple(SHARED + random_prompt(seed, size) for seed, size in ((11, 5),
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "growing"])
-def test_rows_that_share_what_they_begin_with_have_the_tokens_of_transformers(open_runner, reference, kind):
+def test_rows_with_shared_prefix_match_transformers(open_runner, reference, kind):
     runner = open_runner(**KINDS.get(kind, {"cache": "growing"}))
     engine = GenerationLoop(runner, shares=True)
     waiting, of_row = list(enumerate(QUESTIONS)), dict[int, int]()

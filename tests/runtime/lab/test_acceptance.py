@@ -1,4 +1,4 @@
-"""What a provider says of a graph: what it does not take, and what nobody knows."""
+"""Node support of a provider, from probes: unsupported and untested nodes."""
 
 from __future__ import annotations
 
@@ -38,14 +38,13 @@ def asked(lab: Lab, monkeypatch: pytest.MonkeyPatch, outcome: Outcome, whole: Ou
 
 
 @pytest.mark.parametrize("outcome", ["rejected", "failed", "crashed"])
-def test_what_a_provider_refuses_or_dies_of_it_does_not_take(bench, monkeypatch, outcome):
+def test_rejected_failed_and_crashed_nodes_count_as_unsupported(bench, monkeypatch, outcome):
     told = asked(bench.lab(), monkeypatch, outcome)
     assert (told.nodes, told.unsupported, told.untested) == (3, {"Sqrt": 1}, 0)
 
 
 @pytest.mark.parametrize("outcome", ["timed_out", "invalid"])
-def test_what_was_not_answered_is_not_known(bench, monkeypatch, outcome):
-    """A slow machine is no property of the provider."""
+def test_timed_out_and_invalid_nodes_count_as_untested(bench, monkeypatch, outcome):
     told = asked(bench.lab(), monkeypatch, outcome)
     assert (told.nodes, told.unsupported, told.untested, told.failure) == (3, {}, 1, "")
 
@@ -53,5 +52,5 @@ def test_what_was_not_answered_is_not_known(bench, monkeypatch, outcome):
 @pytest.mark.parametrize(
     ("outcome", "fails"), [("failed", "said"), ("crashed", "said"), ("timed_out", ""), ("supported", "")]
 )
-def test_a_whole_graph_that_comes_too_late_has_not_failed(bench, monkeypatch, outcome, fails):
+def test_timeout_of_whole_graph_is_not_a_failure(bench, monkeypatch, outcome, fails):
     assert asked(bench.lab(), monkeypatch, "supported", outcome).failure == fails

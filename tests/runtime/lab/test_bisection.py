@@ -1,4 +1,4 @@
-"""Bisection: the smallest part of a graph that a provider does not open, when it names none."""
+"""Bisection: the smallest subgraph that a provider rejects, if its error names no node."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def chain(tmp_path) -> Graph:
 
 
 @pytest.mark.parametrize("culprit", [f"n{step}" for step in range(NODES)])
-def test_one_culprit_is_found_wherever_it_stands(chain, culprit):
+def test_bisection_finds_rejected_node_at_any_position(chain, culprit):
     lab = ScriptedLab(lambda names: culprit in names)
     found = rejected(chain, lab)
     assert found is not None and found.nodes == (culprit,) and found.minimal
@@ -67,32 +67,32 @@ def test_one_culprit_is_found_wherever_it_stands(chain, culprit):
 
 
 @pytest.mark.parametrize("pair", [("n0", "n1"), ("n3", "n4"), ("n0", "n15"), ("n2", "n9"), ("n14", "n15")])
-def test_a_pair_that_fails_only_together_is_found(chain, pair):
+def test_bisection_finds_pair_failing_only_together(chain, pair):
     found = rejected(chain, ScriptedLab(lambda names: set(pair) <= set(names)))
     assert found is not None and found.nodes == pair and found.minimal and not found.neg_added
 
 
 @pytest.mark.parametrize("outcome", ["crashed", "timed_out"])
-def test_a_crash_and_a_hang_are_rejections_too(chain, outcome):
+def test_crash_and_timeout_count_as_rejection(chain, outcome):
     found = rejected(chain, ScriptedLab(lambda names: "n7" in names, outcome=outcome))
     assert found is not None and found.nodes == ("n7",)
 
 
 @pytest.mark.parametrize("outcome", ["rejected", "invalid"])
-def test_a_part_that_is_left_or_not_legal_is_not_rejected(chain, outcome):
+def test_unassigned_or_invalid_subgraph_is_not_rejected(chain, outcome):
     assert rejected(chain, ScriptedLab(lambda _: True, outcome=outcome)) is None
 
 
 @pytest.mark.parametrize("tries", range(1, 6))
-def test_when_the_time_is_up_the_smallest_part_so_far_is_told_as_such(chain, tries):
+def test_exhausted_budget_returns_smallest_subgraph_so_far(chain, tries):
     pair = {"n2", "n9"}
     found = rejected(chain, ScriptedLab(lambda names: pair <= set(names), tries=tries))
     assert found is not None and pair <= set(found.nodes) and not found.minimal
     assert found.attempts == tries and found.message == f"{len(found.nodes)} nodes are too many"
 
 
-def test_a_part_that_cannot_be_cut_out_counts_as_not_rejected(tmp_path):
-    """The type between the two is not known, so only both together can be tried."""
+def test_subgraph_with_unknown_input_type_is_not_tested(tmp_path):
+    """The type between the two nodes is unknown, so only both together are tested."""
     text = "g (float[4] x) => (float[4] y) {\n  [a] h = own.Mystery(x)\n  [b] y = own.Mystery(h)\n}"
     path = tmp_path / "m.onnx"
     onnx.save(parser.parse_model(HEAD + text), path)
@@ -101,7 +101,7 @@ def test_a_part_that_cannot_be_cut_out_counts_as_not_rejected(tmp_path):
     assert found.untested == "the type of its input 'h' is unknown"
 
 
-def test_parts_that_were_not_tried_are_told(chain):
+def test_search_records_reason_for_untested_subgraphs(chain):
     for lab, why in (
         (ScriptedLab(lambda _: True, tries=0), "probing budget exhausted (--probe-seconds)"),
         (
@@ -114,14 +114,14 @@ def test_parts_that_were_not_tried_are_told(chain):
         assert find_rejected(search) is None and search.untested == why
 
 
-def test_every_culprit_is_found_and_that_the_rest_opens(chain):
+def test_bisection_finds_every_rejected_part_and_tests_the_rest(chain):
     lab = ScriptedLab(lambda names: "n3" in names or {"n9", "n12"} <= set(names))
     found = rejected(chain, lab)
     assert found is not None and [part.nodes for part in found.parts] == [("n3",), ("n9", "n12")]
     assert found.rest_opens and sum(part.attempts for part in found.parts) <= len(lab.asked)
 
 
-def test_where_the_first_of_a_large_graph_took_long_no_other_is_looked_for(chain, monkeypatch):
+def test_slow_search_in_large_graph_stops_after_first_part(chain, monkeypatch):
     monkeypatch.setattr("partita.runtime.lab.bisection.MORE_SECONDS", -1.0)
     slow = rejected(chain, ScriptedLab(lambda names: "n3" in names or "n9" in names))
     assert slow is not None and [part.nodes for part in slow.parts] == [("n3",), ("n9",)], "it is a small graph"
@@ -130,7 +130,7 @@ def test_where_the_first_of_a_large_graph_took_long_no_other_is_looked_for(chain
     assert found is not None and found.nodes == ("n3",) and found.other_parts == () and not found.rest_opens
 
 
-def test_of_a_graph_that_is_nothing_but_culprits_no_rest_is_said_to_open(chain):
+def test_rest_opens_is_false_if_every_node_is_rejected(chain):
     found = rejected(chain, ScriptedLab(lambda names: True))
     assert found is not None and len(found.parts) == MOST_PARTS and not found.rest_opens
     text = "g (float[4] x) => (float[4] y) {\n  [only] y = Neg(x)\n}"
@@ -139,7 +139,7 @@ def test_of_a_graph_that_is_nothing_but_culprits_no_rest_is_said_to_open(chain):
     assert alone is not None and alone.nodes == ("only",) and not alone.rest_opens
 
 
-def test_when_the_time_is_up_after_the_first_the_rest_is_not_said_to_open(chain):
+def test_rest_opens_is_false_if_budget_ends_before_last_part(chain):
     for tries in range(1, 40):
         lab = ScriptedLab(lambda names: "n3" in names or "n9" in names, tries=tries)
         found = rejected(chain, lab)

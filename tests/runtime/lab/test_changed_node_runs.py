@@ -1,4 +1,4 @@
-"""A changed node that a provider claims is also run: one that it claims and cannot run is no remedy."""
+"""Changed nodes are run as well as placed: a change that fails at run time is not a remedy."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def tried(model: onnx.ModelProto) -> placement.Placement:
     return placement._measure(model.SerializeToString(), CPU, one_node=True)
 
 
-def test_a_node_that_is_claimed_and_does_not_run_is_not_taken(tmp_path: Path) -> None:
+def test_assigned_node_with_failing_run_is_not_supported(tmp_path: Path) -> None:
     broken = case_of(ADD, tmp_path, x=(2,), y=(3,))
     assert tried(variant_model(broken)).outcome == "supported"
     found = tried(to_run(variant_model(broken), broken))
@@ -55,8 +55,8 @@ def test_a_node_that_is_claimed_and_does_not_run_is_not_taken(tmp_path: Path) ->
     assert tried(to_run(variant_model(sound), sound)).outcome == "supported"
 
 
-def test_a_node_whose_inputs_could_make_its_run_fail_is_not_run(tmp_path: Path) -> None:
-    """Inputs of integers may be positions or sizes: a Slice with steps of 0 fails on every provider."""
+def test_nodes_with_unsafe_inputs_are_not_run(tmp_path: Path) -> None:
+    """Integer inputs may be positions or sizes: a Slice with step 0 fails on every provider."""
     stepping = case_of(SLICE, tmp_path)
     assert not to_run(variant_model(stepping), stepping).metadata_props
     adding = case_of(ADD, tmp_path, x=(3,), y=(3,))
@@ -64,7 +64,7 @@ def test_a_node_whose_inputs_could_make_its_run_fail_is_not_run(tmp_path: Path) 
     assert not to_run(variant_model(declaring), declaring).metadata_props
 
 
-def test_changed_nodes_are_run_where_their_sizes_are_known_and_small(tmp_path: Path) -> None:
+def test_changed_nodes_run_only_with_known_small_sizes(tmp_path: Path) -> None:
     def sizes(model: onnx.ModelProto) -> dict[str, list[int]] | None:
         found = {entry.key: entry.value for entry in model.metadata_props}
         return json.loads(found[RUN]) if RUN in found else None
@@ -120,29 +120,27 @@ def dry(text: str, change: Change, factor: str, folder: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("name", INVALID)
-def test_in_a_dry_run_an_invalid_node_is_not_taken(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dry_run_reports_invalid_node(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text, change, factor, said = INVALID[name]
     found = dry(text, change, factor, tmp_path, monkeypatch)
     assert found.outcome == "invalid" and said in found.message
 
 
 @pytest.mark.parametrize("name", VALID)
-def test_in_a_dry_run_a_node_that_the_cpu_runs_is_taken(
+def test_dry_run_supports_changed_node_if_cpu_runs_it(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert dry(*VALID[name], tmp_path, monkeypatch) == placement.Placement("supported", "")
 
 
 @pytest.mark.parametrize("name", UNRUN)
-def test_in_a_dry_run_a_node_that_cannot_be_run_is_marked(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dry_run_marks_node_without_run_as_placed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert dry(*UNRUN[name], tmp_path, monkeypatch) == placement.Placement("placed")
 
 
 @pytest.mark.parametrize(("rank", "there"), [(4, True), (5, False)])
-def test_an_opset_that_documents_another_rank_is_no_variant(rank: int, there: bool, tmp_path: Path) -> None:
-    """Shape inference and the CPU provider accept a 5-D GridSample of opset 16, which is defined for 4-D alone."""
+def test_opset_with_different_documented_rank_is_not_a_variant(rank: int, there: bool, tmp_path: Path) -> None:
+    """Shape inference and the CPU provider accept 5-D GridSample of opset 16, which is defined for 4-D only."""
     sizes = ",".join("2" * (rank - 1))
     text = (
         f"g (float[1,{sizes}] x, float[1,{sizes[:-1]}{rank - 2}] y) => (float[K] z) {{\n  [n] z = GridSample(x, y)\n}}"

@@ -1,4 +1,4 @@
-"""What is tried besides the node alone: other options of the provider, and the nodes around one that is taken alone."""
+"""Probes beyond the node alone: provider options, and the neighbours of a node that is supported alone."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Compiling(Scripted):
         return super().answer(model)
 
 
-def test_a_compiling_provider_is_asked_no_further_once_a_factor_is_found(graph: Graph) -> None:
+def test_compiling_provider_probes_stop_at_first_factor(graph: Graph) -> None:
     lab = Compiling()
     subject = explored(graph, "a", lab)
     assert {trial.factor for trial in subject.variants} == {"as_is", "type"} and not subject.missing_probes
@@ -101,7 +101,7 @@ class Naming(Scripted):
         return ModelOutcome("rejected", "Relu filtered off by the affinity provider option")
 
 
-def test_an_option_that_the_provider_names_is_tried_at_its_default(graph: Graph) -> None:
+def test_option_named_by_provider_is_probed_at_its_default(graph: Graph) -> None:
     lab = Naming(affinity="a.json", speed="1")
     subject = explored(graph, "c", lab)
     assert lab.asked == [("affinity", "")]
@@ -122,7 +122,7 @@ class Both(Scripted):
         return ModelOutcome("rejected", "")
 
 
-def test_an_option_is_tried_with_a_change_of_the_node_where_neither_helps_alone(graph: Graph) -> None:
+def test_option_is_combined_with_node_change_if_neither_helps_alone(graph: Graph) -> None:
     lab = Both()
     subject = explored(graph, "a", lab)
     told = [trial for trial in subject.variants if trial.outcome == "supported"]
@@ -133,7 +133,7 @@ def test_an_option_is_tried_with_a_change_of_the_node_where_neither_helps_alone(
     assert (reason_from_probes(subject.probe("a"), WEBGPU.ort_name) or ("",))[0] == "no_kernel_version"
 
 
-def test_an_option_is_left_alone_where_the_run_had_that_value_or_where_it_does_not_matter(graph: Graph) -> None:
+def test_option_is_not_probed_if_already_set_or_irrelevant(graph: Graph) -> None:
     set_already = Scripted(wide="1")
     assert OPTION not in {trial.factor for trial in explored(graph, "a", set_already).variants}
     asked_otherwise = explored(graph, "a", Scripted(wide="0")).variants[-1]
@@ -143,7 +143,7 @@ def test_an_option_is_left_alone_where_the_run_had_that_value_or_where_it_does_n
     assert set_already.asked == taken.asked == []
 
 
-def test_the_first_neighbourhood_in_which_it_is_left_is_named(graph: Graph) -> None:
+def test_evidence_names_first_unsupported_neighbourhood(graph: Graph) -> None:
     subject = explored(graph, "d", Scripted())
     relu = explored(graph, "c", Scripted())
 
@@ -160,7 +160,7 @@ def test_the_first_neighbourhood_in_which_it_is_left_is_named(graph: Graph) -> N
     assert conclusions(subject.probe("d"))[0].evidence.endswith("the provider supports it"), "nothing else was tried"
 
 
-def test_a_hub_of_a_graph_is_not_tried_with_everything(tmp_path: Path) -> None:
+def test_neighbourhoods_of_node_with_many_consumers_are_bounded(tmp_path: Path) -> None:
     lines = "".join(f"  [r{n}] h{n} = Relu(h)\n" for n in range(MOST_TOGETHER + 1))
     outputs = ", ".join(f"float[2] h{n}" for n in range(MOST_TOGETHER + 1))
     text = f'<ir_version: 10, opset_import: ["" : 21]>\ng (float[2] x) => ({outputs}) {{\n  [hub] h = Neg(x)\n{lines}}}'
@@ -169,7 +169,7 @@ def test_a_hub_of_a_graph_is_not_tried_with_everything(tmp_path: Path) -> None:
     assert found and max(len(model.graph.node) for _, model in found) == 2
 
 
-def test_a_node_in_a_body_is_tried_with_what_has_the_body(tmp_path: Path) -> None:
+def test_subgraph_node_is_probed_with_its_control_flow_node(tmp_path: Path) -> None:
     text = (
         '<ir_version: 10, opset_import: ["" : 21]>\ng (float[2] x, bool c) => (float[2] y) {\n  [first] h = Neg(x)\n'
         "  [choice] y = If(c)<then_branch = t () => (float[2] a) { [inner] a = Relu(h) }, "
@@ -182,7 +182,7 @@ def test_a_node_in_a_body_is_tried_with_what_has_the_body(tmp_path: Path) -> Non
     assert [node.name for body in holder.attribute for node in body.g.node] == [NODE, f"{AUXILIARY}2"]
 
 
-def test_an_option_that_helps_among_the_neighbours_is_the_reason(graph: Graph) -> None:
+def test_option_required_in_neighbourhood_is_the_reason(graph: Graph) -> None:
     wide = Option("wide", "bool", "0", "", probe_value=ProbeValue("1", operators=("Relu",)))
     lab = Scripted()
     lab.resolution = replace(lab.resolution, provider=replace(WEBGPU, options=(wide,)))
@@ -193,7 +193,7 @@ def test_an_option_that_helps_among_the_neighbours_is_the_reason(graph: Graph) -
     assert "b (Cast) it does not support it; with webgpu.wide=1" in shown.evidence
 
 
-def test_options_that_open_kernels_are_ones_of_the_provider_with_another_default() -> None:
+def test_probe_options_are_provider_options_with_non_default_values() -> None:
     every = [(provider, option) for provider in known_providers().values() for option in provider.options]
     opening = [pair for pair in every if pair[1].probe_value is not None]
     assert opening

@@ -1,4 +1,4 @@
-"""What is tried on a node besides the node as it is: one factor at a time, legal, and told in words."""
+"""Variations of a node for probes: a single factor at a time, valid, with distinct descriptions."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_every_variation_is_another_model_and_leaves_the_case_as_it_was(case, name):
+def test_variations_are_distinct_and_do_not_modify_the_case(case, name):
     plain = case(TEXTS[name], N=(2, 4))
     before = fingerprint(variant_model(unchanged(plain).variant))
     found = [*single_changes(plain), *combine_factors(plain)]
@@ -92,12 +92,12 @@ def test_every_variation_is_another_model_and_leaves_the_case_as_it_was(case, na
 
 @pytest.mark.parametrize("name", ["Elu", "Clip", "Gather", "Squeeze", "Softmax"])
 @pytest.mark.parametrize("factor", ["static_shape", "type", "attribute", "input"])
-def test_single_variations_are_legal(case, name, factor):
+def test_single_variations_load_in_onnxruntime(case, name, factor):
     for variation in single_changes(case(TEXTS[name], x=(2, 4))):
         assert variation.factor != factor or opens(variation.variant), variation.change
 
 
-def test_single_variations_have_one_factor_and_reasons_know_it(case):
+def test_each_factor_belongs_to_a_single_reason(case):
     known = [factor for reason in REASONS.values() for factor in reason.factors]
     own = [OPTION, *factors()]
     assert sorted(known) == sorted(own), "each factor shows one reason"
@@ -108,7 +108,7 @@ def test_single_variations_have_one_factor_and_reasons_know_it(case):
 # --- sizes ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_unknown_rank_is_tried_as_that_of_the_run_and_its_sizes_stay_open(case):
+def test_unknown_rank_is_probed_with_observed_rank_and_free_sizes(case):
     text = "g (float[] x, float[N] z) => (float[] y) {\n  [n] y = Add(x, z)\n}"
     (found,) = [entry for entry in single_changes(case(text, x=(2, 4), z=(4,))) if entry.factor == "rank"]
     assert found.change == "a known rank in place of an unknown rank" and opens(found.variant)
@@ -119,7 +119,7 @@ def test_an_unknown_rank_is_tried_as_that_of_the_run_and_its_sizes_stay_open(cas
 
 
 @pytest.mark.parametrize(("sizes", "number"), [({"x": (0, 4)}, 2), ({}, 1)])
-def test_sizes_that_are_zero_in_the_run_or_not_known_are_also_tried_as_one(case, sizes, number):
+def test_zero_or_unknown_sizes_are_probed_as_size_1(case, sizes, number):
     found = [entry for entry in single_changes(case(TEXTS["Elu"], **sizes)) if entry.factor == "static_shape"]
     assert len(found) == number and found[-1].change == "all sizes fixed, to 1 where the run has 0 or none"
     assert inputs(found[-1].variant) == [(TensorProto.FLOAT, [1, 4])] and opens(found[-1].variant)
@@ -128,7 +128,7 @@ def test_sizes_that_are_zero_in_the_run_or_not_known_are_also_tried_as_one(case,
 # --- types ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_operator_that_nobody_knows_is_tried_with_what_can_be_told(case):
+def test_unknown_operator_is_probed_with_types_and_inputs(case):
     plain = case("g (float[4] x) => (float[4] y) {\n  [n] y = own.Mystery<a=1>(x)\n}")
     assert {entry.factor for entry in single_changes(plain)} == {"type", "input"}
     assert find_operator("own", "Mystery", 1) is None
@@ -137,7 +137,7 @@ def test_an_operator_that_nobody_knows_is_tried_with_what_can_be_told(case):
 # --- operator sets -------------------------------------------------------------------------------------------------
 
 
-def test_a_version_that_cannot_say_the_same_is_left_out(case):
+def test_opset_without_required_feature_is_skipped(case):
     dilated = "g (float[1,4,8,8] x) => (float[1,4,C,D] y) {\n  [n] y = MaxPool<kernel_shape=[2,2], ceil_mode=1>(x)\n}"
     assert "MaxPool of opset 8 in place of 12" not in changes(case(dilated), "opset"), "ceil_mode came with opset 10"
     half = "g (bfloat16[4,8] x) => (bfloat16[4,8] y) {\n  [n] y = Softmax(x)\n}"
@@ -147,7 +147,7 @@ def test_a_version_that_cannot_say_the_same_is_left_out(case):
 # --- attributes and inputs -----------------------------------------------------------------------------------------
 
 
-def test_attributes_have_other_values_also_where_the_node_leaves_them_out(case):
+def test_attribute_variations_include_omitted_attributes(case):
     text = (
         "g (float[3,1,4] x, float[1,12,4] w, float[1,12,4] r) => (float[3,1,1,4] y) {\n"
         "  [n] y = GRU<hidden_size=4>(x, w, r)\n}"
@@ -161,8 +161,8 @@ def test_attributes_have_other_values_also_where_the_node_leaves_them_out(case):
     assert axes and not any(each.startswith("axis=2") for each in axes), "the input has two"
 
 
-def test_attributes_of_every_operator_can_be_varied_in_every_version():
-    """A list that an example leaves empty, an attribute without a default: none of them ends the experiments."""
+def test_attributes_vary_for_every_operator_and_version():
+    """Empty lists in examples and attributes without a default do not raise."""
     found = [as_example(form).build() for operator in operators() for form in forms(operator)[:2]]
     assert sum(len(list(other_attributes(variant))) for variant in found) > 1000
 
@@ -170,7 +170,7 @@ def test_attributes_of_every_operator_can_be_varied_in_every_version():
 # --- together ------------------------------------------------------------------------------------------------------
 
 
-def test_combinations_have_two_factors(case):
+def test_combined_variations_have_two_factors(case):
     every = [combine_factors(case(text, x=(2, 4))) for text in TEXTS.values()]
     assert sum(map(len, every)) > 50
     for found in every:
@@ -188,7 +188,7 @@ OLD = {
 
 
 @pytest.mark.parametrize("name", OLD)
-def test_what_was_an_attribute_is_a_constant_input_in_a_newer_version(case, name):
+def test_attribute_becomes_constant_input_in_newer_opset(case, name):
     newer = [variation for variation in single_changes(case(OLD[name], opset=9)) if variation.factor == "opset"]
     assert newer, "the attributes of the old version are no reason not to try a newer one"
     assert any(feed.constant is not None for variation in newer for feed in variation.variant.feeds)

@@ -1,4 +1,4 @@
-"""Variants of operators: every one that is written is a model that says what it was meant to say."""
+"""Operator forms and typed variants: the written models have the intended types, inputs and attributes."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def written(variant: TypedForm) -> onnx.ModelProto:
     return variant_model(variant.build())
 
 
-def test_an_older_version_has_as_attribute_what_a_newer_one_has_as_input():
+def test_older_opset_writes_input_as_attribute():
     (node,) = written(as_example(forms(version("Squeeze", 11))[0])).graph.node
     assert len(node.input) == 1
     (attribute,) = node.attribute
     assert (attribute.name, list(attribute.ints)) == ("axes", [0])
 
 
-def test_inputs_of_another_version_go_by_their_names():
-    """Resize 10 has no roi: its second input is what is the third of version 19."""
+def test_inputs_are_matched_by_name_across_versions():
+    """Resize 10 has no roi: its second input is the third input of version 19."""
     form = forms(version("Resize", 10))[0]
     assert [form.name_of(index) for index in range(len(form.inputs))] == ["X", "scales"]
     model = written(as_example(form))
@@ -37,7 +37,7 @@ def test_inputs_of_another_version_go_by_their_names():
     assert onnx.numpy_helper.to_array(scales).shape == (4,)
 
 
-def test_a_cast_is_written_for_every_pair_of_types():
+def test_cast_is_written_for_every_type_pair():
     cast = version("Cast", 13)
     form = forms(cast)[0]
     listed, more = assignments(form)
@@ -48,14 +48,14 @@ def test_a_cast_is_written_for_every_pair_of_types():
         assert f"tensor({onnx.TensorProto.DataType.Name(to).lower()})" == dict(types)["T2"]
 
 
-def test_too_many_assignments_are_sampled_and_the_rest_is_counted():
+def test_type_assignments_above_limit_are_sampled_and_counted():
     form = forms(version("QLinearMatMul", 21))[0]
     listed, more = assignments(form)
     assert 0 < len(listed) <= 200 and more > 0
     assert len({tuple(types) for types in listed}) == len(listed)
 
 
-def test_small_inputs_after_the_first_are_constants_and_data_are_none():
+def test_reshape_shape_input_is_constant_and_add_inputs_are_not():
     gather = forms(version("Reshape", 14))[0]
     assert gather.constant == {1}
     assert forms(version("Add", 14))[0].constant == frozenset()
@@ -63,7 +63,7 @@ def test_small_inputs_after_the_first_are_constants_and_data_are_none():
     assert notes == ["shape not constant"]
 
 
-def test_ranks_are_varied_where_the_data_have_one_shape():
+def test_ranks_vary_only_for_operators_without_fixed_rank():
     assert [form.note for form in ranks(forms(version("Add", 14))[0])] == [
         "rank 0",
         "rank 1",
@@ -76,11 +76,11 @@ def test_ranks_are_varied_where_the_data_have_one_shape():
 
 
 @pytest.mark.parametrize("text", ["tensor(float)", "seq(tensor(int64))", "optional(seq(tensor(bool)))"])
-def test_types_are_read_as_they_are_written(text):
+def test_type_text_round_trips_through_parse_type(text):
     assert spell_type(parse_type(text, (2, 3))) == text
 
 
-def test_types_are_asked_about_in_a_form_that_is_taken():
+def test_types_are_probed_with_first_supported_form():
     table = Table({version("Resize", 19): frozenset()}, by_need=False)
     waves = table.batches()
     first = next(waves)

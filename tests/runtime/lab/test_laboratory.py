@@ -1,4 +1,4 @@
-"""Experiments in a child process: crashes, hangs, budgets, providers that do not start; none of them ends ours."""
+"""Probes in a child process: crashes, timeouts, budgets and start failures do not end the parent process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def outcomes(answers):
     return [answer.outcome if answer is not None else None for answer in answers]
 
 
-def test_answers_come_in_the_order_of_the_models(bench, model):
+def test_outcomes_are_in_order_of_models(bench, model):
     with bench.lab() as here:
         answers = here.try_all([model("one"), model("rejected"), model("two")])
     assert outcomes(answers) == ["supported", "rejected", "supported"]
@@ -41,7 +41,7 @@ def test_answers_come_in_the_order_of_the_models(bench, model):
     assert (here.experiments, here.cached, here.crashes) == (3, 0, 0) and len(bench.processes) == 1
 
 
-def test_a_crash_is_an_answer_and_the_next_models_are_answered_too(bench, model):
+def test_crash_is_recorded_and_later_models_are_probed(bench, model):
     with bench.lab() as here:
         answers = here.try_all([model("one"), model("crash"), model("two"), model("leave"), model("rejected")])
     assert outcomes(answers) == ["supported", "crashed", "supported", "crashed", "rejected"]
@@ -51,15 +51,15 @@ def test_a_crash_is_an_answer_and_the_next_models_are_answered_too(bench, model)
     assert here.crashes == 2 and not here.unusable
 
 
-def test_a_crash_counts_only_when_a_fresh_process_crashes_too(bench, model):
-    """A model that leaves damage behind must not put the blame on the one after it, in its batch or the next."""
+def test_crash_counts_only_if_repeated_in_new_process(bench, model):
+    """A model that corrupts the process must not mark later models as crashed, in the same batch or the next."""
     with bench.lab() as here:
         assert outcomes(here.try_all([model("poison"), model("innocent"), model("poison 2")])) == ["supported"] * 3
         assert outcomes(here.try_all([model("innocent 2"), model("two")])) == ["supported"] * 2
     assert here.crashes == 0 and len(bench.processes) == 3
 
 
-def test_a_model_that_hangs_is_ended_and_the_next_are_answered(bench, model, monkeypatch):
+def test_hanging_model_times_out_and_later_models_are_probed(bench, model, monkeypatch):
     monkeypatch.setattr(laboratory, "MODEL_SECONDS", 1.0)
     monkeypatch.setattr(laboratory, "START_SECONDS", 5.0)  # a busy machine starts a process in two
     with bench.lab() as here:
@@ -68,8 +68,7 @@ def test_a_model_that_hangs_is_ended_and_the_next_are_answered(bench, model, mon
     assert answers[1] and answers[1].message == "no answer within 5 s", "it was tried again, with more time"
 
 
-def test_a_slow_machine_changes_no_answer(bench, model, monkeypatch):
-    """What is late is tried again once the others are answered, by itself and with more time."""
+def test_late_model_is_retried_alone_with_more_time(bench, model, monkeypatch):
     monkeypatch.setattr(laboratory, "MODEL_SECONDS", 1.0)
     with bench.lab() as here:
         answers = here.try_all([model("one"), model("slow-left"), model("two")])
@@ -77,9 +76,7 @@ def test_a_slow_machine_changes_no_answer(bench, model, monkeypatch):
     assert here.experiments == 3 and here.crashes == 0
 
 
-def test_what_another_process_may_have_caused_is_tried_again_next_time_and_a_crash_is_not(
-    bench, model, monkeypatch, tmp_path
-):
+def test_timeout_and_kill_are_not_cached_but_crash_is(bench, model, monkeypatch, tmp_path):
     monkeypatch.setattr(laboratory, "MODEL_SECONDS", 1.0)
     monkeypatch.setattr(laboratory, "START_SECONDS", 3.0)  # a busy machine starts a process in two
     models = [model("one"), model("hang"), model("kill"), model("crash")]
@@ -101,11 +98,11 @@ def test_what_another_process_may_have_caused_is_tried_again_next_time_and_a_cra
         ("rejected", "no kernel that computes out of memory", True),
     ],
 )
-def test_a_failure_for_want_of_memory_is_not_stored(outcome, said, lasts):
+def test_out_of_memory_outcomes_are_not_repeatable(outcome, said, lasts):
     assert ModelOutcome(outcome, said).is_repeatable is lasts
 
 
-def test_without_time_nothing_is_started_and_what_is_known_is_still_told(bench, model, tmp_path):
+def test_zero_budget_returns_cached_outcomes_only(bench, model, tmp_path):
     with bench.lab(cache=Cache(tmp_path / "answers.json")) as here:
         here.try_all([model("one")])
     with bench.lab(seconds=0.0, cache=Cache(tmp_path / "answers.json")) as late:
@@ -114,7 +111,7 @@ def test_without_time_nothing_is_started_and_what_is_known_is_still_told(bench, 
 
 
 @pytest.mark.parametrize(("mode", "first"), [("", "supported"), ("sleep", None)])
-def test_a_budget_that_runs_out_leaves_the_rest_unanswered_and_blames_nobody(bench, model, mode, first):
+def test_exhausted_budget_leaves_remaining_models_without_outcome(bench, model, mode, first):
     bench.mode(mode)
     with bench.lab(seconds=3.0) as here:
         assert outcomes(here.try_all([model("one"), model("hang"), model("two")])) == [first, None, None]
@@ -129,7 +126,7 @@ def test_a_budget_that_runs_out_leaves_the_rest_unanswered_and_blames_nobody(ben
         ("sleep", "did not start within 0.5 s"),
     ],
 )
-def test_a_provider_that_does_not_start_is_asked_once(bench, model, monkeypatch, mode, says):
+def test_provider_start_failure_is_recorded_without_retry(bench, model, monkeypatch, mode, says):
     monkeypatch.setattr(laboratory, "START_SECONDS", 0.5 if mode == "sleep" else 60.0)
     bench.mode(mode)
     with bench.lab() as here:
@@ -138,7 +135,7 @@ def test_a_provider_that_does_not_start_is_asked_once(bench, model, monkeypatch,
         assert here.try_all([model("three")]) == [None] and not here.starts()
 
 
-def test_whatever_ends_a_lab_ends_its_process_and_saves_its_answers(bench, model, monkeypatch, tmp_path):
+def test_interrupted_lab_ends_its_process_and_saves_cache(bench, model, monkeypatch, tmp_path):
     folder = tmp_path / "temp"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -150,7 +147,7 @@ def test_whatever_ends_a_lab_ends_its_process_and_saves_its_answers(bench, model
     assert len(Cache(tmp_path / "answers.json").answers) == 3
 
 
-def test_a_process_that_dies_between_batches_is_replaced(bench, model):
+def test_process_killed_between_batches_is_replaced(bench, model):
     with bench.lab() as here:
         here.try_all([model("one")])
         os.kill(bench.processes[0], signal.SIGKILL)
@@ -162,7 +159,7 @@ def test_a_process_that_dies_between_batches_is_replaced(bench, model):
 # --- real children -------------------------------------------------------------------------------------------------
 
 
-def test_a_plugin_library_is_asked_under_whatever_name_it_was_given(model, tmp_path):
+def test_plugin_library_is_loaded_under_any_name(model, tmp_path):
     path = compiled(tmp_path, "int nothing(void) { return 0; }")
     (mine,) = parse_libraries(split_libraries([f"myep={path}"]), all_names())
     here = Lab(Resolution(mine, "active", library=mine.library), Cache(None), time.monotonic() + 60)
@@ -203,7 +200,7 @@ def failure(kind: str, text: str, *log: str) -> NativeFailureError:
         ("RuntimeException", "Exception during initialization: /x/core/providers/cpu/nn/conv.h:43 no shape", "failed"),
     ],
 )
-def test_whose_fault_it_is_that_a_model_cannot_be_opened(kind, text, outcome):
+def test_failed_placement_classifies_session_errors(kind, text, outcome):
     found = placement.failed_placement(failure(kind, text), CUDA, one_node=True, legal=lambda: outcome != "invalid")
     assert found.outcome == outcome and found.message
 
@@ -215,14 +212,14 @@ def test_whose_fault_it_is_that_a_model_cannot_be_opened(kind, text, outcome):
         ("another", "CUDA kernel not found in registries for Op type: Selu node name: inner"),
     ],
 )
-def test_what_is_said_of_the_node_goes_before_what_is_said_of_one_in_its_body(node, said):
+def test_log_line_of_node_takes_precedence_over_subgraph_node(node, said):
     head = "[I:onnxruntime:, cuda.cc:1 GetCapability] CUDA kernel not found in registries for Op type"
     log = (f"{head}: Selu node name: inner", f"{head}: Loop node name: {node}")
     broken = failure("NotImplemented", "nobody has it", *log)
     assert placement.failed_placement(broken, CUDA, one_node=True, legal=lambda: True) == Placement("rejected", said)
 
 
-def test_a_kernel_that_breaks_after_the_provider_left_the_node_is_not_the_providers(model):
+def test_error_after_missing_kernel_counts_as_rejected(model):
     broken = failure("RuntimeException", "Exception during initialization: transformer_memcpy.cc:253", NOT_FOUND)
     found = placement.failed_placement(broken, CUDA, one_node=True, legal=lambda: False)
     assert found.outcome == "rejected" and found.message.startswith("CUDA kernel not found")
@@ -230,7 +227,7 @@ def test_a_kernel_that_breaks_after_the_provider_left_the_node_is_not_the_provid
     assert whole.outcome == "failed", "in a graph the line may be about another node"
 
 
-def test_an_experiment_that_goes_wrong_by_itself_counts_for_nothing(monkeypatch):
+def test_internal_probe_error_returns_invalid(monkeypatch):
     def broken(*_):
         raise MemoryError("no memory")
 
@@ -240,7 +237,7 @@ def test_an_experiment_that_goes_wrong_by_itself_counts_for_nothing(monkeypatch)
     assert found.outcome == "invalid" and "MemoryError: no memory" in found.message
 
 
-def test_a_complaint_of_the_provider_that_reads_like_a_bad_model_is_the_providers():
+def test_invalid_argument_error_is_failed_if_model_is_valid():
     broken = failure("InvalidArgument", "activation LeakyRelu is not supported")
     assert placement.failed_placement(broken, CUDA, one_node=True, legal=lambda: True).outcome == "failed"
     assert placement.failed_placement(broken, CUDA, one_node=True, legal=lambda: False).outcome == "invalid"
@@ -275,7 +272,7 @@ LOG = "[I:onnxruntime:, x.cc:1 f] webgpu kernel not found in registries for Op t
         ("openvino", {"probe": "openvino", "auxiliary2": "cpu"}, {}, Placement("supported")),
     ],
 )
-def test_where_the_node_of_an_open_session_is(name, listed, planned, expected):
+def test_opened_placement_classifies_node_of_open_session(name, listed, planned, expected):
     resolution = Resolution(known_providers()[name], "active")
     names = {each: known_providers()[each].ort_name for each in ("cpu", "webgpu", "openvino")}
     nodes = [AssignedNode(node, "X", "", names[on], number) for number, (node, on) in enumerate(listed.items())]
@@ -323,11 +320,11 @@ REFUSED = (
         ((), ""),
     ],
 )
-def test_the_most_telling_sentence_about_the_node_is_kept(log: tuple[str, ...], said: str):
+def test_reason_in_log_returns_most_specific_qnn_message(log: tuple[str, ...], said: str):
     assert reason_in_log(log, QNN) == said
 
 
-def test_a_runtime_that_opens_no_model_is_an_error_and_not_an_empty_table() -> None:
+def test_newest_opset_returns_error_if_no_model_opens() -> None:
     broken = ModelOutcome("invalid", "the experiment itself failed")
     lab = cast(Lab, SimpleNamespace(try_all=lambda models, one_node: [broken]))
     assert newest_opset(lab) == (None, "the experiment itself failed")

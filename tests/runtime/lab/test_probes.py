@@ -1,4 +1,4 @@
-"""Probing a run: which nodes come first, what a rejected graph becomes, and that nothing else of the facts changes."""
+"""Probing after a run: order of nodes, rejected graphs, and unchanged run facts."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def probed(facts, chain=(WANTED, FALLBACK), seconds=60.0, model=None):
 # --- nodes that fell back ------------------------------------------------------------------------------------------
 
 
-def test_nodes_that_are_the_same_are_tried_once_and_all_get_the_answer(model, scripted):
+def test_identical_nodes_share_a_single_probe(model, scripted):
     facts, chain = probed(facts_of(model, "bc"), model=model)
     (session,) = facts.sessions
     assert (
@@ -118,7 +118,7 @@ def test_nodes_that_are_the_same_are_tried_once_and_all_get_the_answer(model, sc
     assert sum("Elu" in tried for tried in scripted.tried) == len(session.of(QNN).probes["b"].variants)
 
 
-def test_a_node_that_is_taken_alone_is_tried_with_the_nodes_around_it_and_not_changed(model):
+def test_node_supported_alone_is_probed_with_neighbours(model):
     facts, _ = probed(facts_of(model, "d"), model=model)
     first, *others = facts.sessions[0].of(QNN).probes["d"].variants
     assert first.outcome == "supported" and {trial.factor for trial in others} == {NEIGHBOURS}
@@ -127,8 +127,8 @@ def test_a_node_that_is_taken_alone_is_tried_with_the_nodes_around_it_and_not_ch
     )
 
 
-def test_each_provider_that_was_skipped_is_tried(model, scripted):
-    """With `qnn,webgpu,cpu`, a node on the CPU is tried with both, and one on WebGPU with QNN alone."""
+def test_each_skipped_provider_is_probed(model, scripted):
+    """With `qnn,webgpu,cpu`, a node on CPU is probed on both, a node on WebGPU on QNN only."""
     before = facts_of(model, "b")
     second = Resolution(known_providers()["webgpu"], "active")
     (session,) = before.sessions
@@ -141,7 +141,7 @@ def test_each_provider_that_was_skipped_is_tried(model, scripted):
     assert facts.probing.experiments == len(scripted.tried)
 
 
-def test_the_run_itself_stays_as_it_was(model):
+def test_probing_does_not_change_run_facts(model):
     before = facts_of(model, "b")
     after, _ = probed(before, model=model)
     assert after.probing is not None and after.probing.experiments > 0 and after.probing.budget_seconds == 60
@@ -149,14 +149,14 @@ def test_the_run_itself_stays_as_it_was(model):
 
 
 @pytest.mark.parametrize("case", ["no time", "the cpu is wanted", "nothing fell back", "the device is missing"])
-def test_where_there_is_nothing_to_ask_nothing_is_asked(model, scripted, case):
+def test_no_probes_without_time_fallback_or_missing_provider(model, scripted, case):
     facts = facts_of(model, "" if case == "nothing fell back" else "b")
     chain = {"the cpu is wanted": (FALLBACK,), "the device is missing": (GONE, FALLBACK)}.get(case, (WANTED, FALLBACK))
     seconds = 0.0 if case == "no time" else 60.0
     assert probed(facts, chain, seconds, model) == (facts, chain) and scripted.tried == []
 
 
-def test_a_node_that_cannot_be_cut_out_says_why(model):
+def test_unprobed_node_records_reason(model):
     facts = facts_of(model, "b")
     broken = replace(model, proto=parser.parse_model(TEXT.replace("h = Relu(x)", "h = own.Mystery(x)")))
     after, _ = probed(facts, model=broken)
@@ -165,7 +165,7 @@ def test_a_node_that_cannot_be_cut_out_says_why(model):
     assert any("the type of its input 'h' is unknown: b" in note for note in after.notes)
 
 
-def test_an_interruption_keeps_the_answers_that_were_there(model, scripted, monkeypatch, tmp_path):
+def test_interrupted_probing_saves_completed_outcomes(model, scripted, monkeypatch, tmp_path):
     def interrupted(self, models, *, one_node=True):
         self.cache.put("node:a", ModelOutcome("supported", ""))
         raise KeyboardInterrupt
@@ -179,7 +179,7 @@ def test_an_interruption_keeps_the_answers_that_were_there(model, scripted, monk
     assert after.interruptions == ("experiments",) and "were interrupted" in after.notes[-1]
 
 
-def test_a_full_disk_costs_the_experiments_and_not_the_report(model, scripted, monkeypatch):
+def test_full_disk_skips_probing_and_preserves_report(model, scripted, monkeypatch):
     def full(self, models, *, one_node=True):
         raise OSError(28, "No space left on device")
 
@@ -193,7 +193,7 @@ def test_a_full_disk_costs_the_experiments_and_not_the_report(model, scripted, m
 # --- graphs that a provider does not open --------------------------------------------------------------------------
 
 
-def test_a_rejected_graph_ends_at_the_node_to_blame_and_experiments_on_it(model):
+def test_rejected_graph_is_bisected_and_rejected_node_is_probed(model):
     facts, chain = probed(facts_of(model, "abcde"), (FAILED, FALLBACK), model=model)
     (session,) = facts.sessions
     assert (
@@ -206,7 +206,7 @@ def test_a_rejected_graph_ends_at_the_node_to_blame_and_experiments_on_it(model)
     assert (chain[0].status, chain[0].reason) == ("unavailable", "subgraph_rejected") and chain[1] == FALLBACK
 
 
-def test_a_switch_without_which_the_graph_opens_is_to_be_left_out(model, scripted, monkeypatch):
+def test_remedy_removes_option_causing_graph_rejection(model, scripted, monkeypatch):
     asked = []
 
     def try_with(lab, option, value, models, *, one_node=True):
@@ -222,20 +222,20 @@ def test_a_switch_without_which_the_graph_opens_is_to_be_left_out(model, scripte
     assert asked == [("htp_bf16_enable", "0", [5], False)]
 
 
-def test_a_provider_that_starts_for_no_graph_keeps_its_reason(model, scripted, monkeypatch):
+def test_provider_start_failure_reason_is_unchanged_by_probing(model, scripted, monkeypatch):
     monkeypatch.setattr(scripted, "starts_at_all", False)
     facts, chain = probed(facts_of(model, "abcde"), (FAILED, FALLBACK), model=model)
     assert facts.sessions[0].of(QNN).rejected is None and chain == (FAILED, FALLBACK)
 
 
-def test_a_refusal_names_the_part_that_is_rejected(model):
+def test_chain_error_names_rejected_subgraph(model):
     error = ChainError("m.onnx: qnn: finalising failed", path=model.path, chain=(FAILED,))
     told = probe_refusal(error, model, SIZES, 60.0)
     assert isinstance(told, ProviderError) and told.exit_code == 3 and "\n" not in str(told)
     assert "subgraph_rejected" in str(told) and "the smallest part that fails with only an added Neg is e" in str(told)
 
 
-def test_a_refusal_keeps_what_was_found_of_the_second_provider(model):
+def test_chain_error_includes_causes_of_all_providers(model):
     missing = replace(GONE, provider=known_providers()["tensorrt"])
     error = ChainError("m.onnx: none starts", path=model.path, chain=(missing, FAILED))
     told = str(probe_refusal(error, model, SIZES, 60.0))
@@ -243,7 +243,7 @@ def test_a_refusal_keeps_what_was_found_of_the_second_provider(model):
     assert "qnn: subgraph_rejected: " in told and "the smallest part that fails with only an added Neg is e" in told
 
 
-def test_a_refusal_over_nodes_names_the_cause_of_each(model):
+def test_chain_error_names_cause_for_each_node(model):
     facts = facts_of(model, "b").sessions[0]
     error = ChainError("m.onnx: not all on qnn", path=model.path, chain=(WANTED,), facts=facts)
     told = probe_refusal(error, model, SIZES, 60.0)
@@ -251,8 +251,7 @@ def test_a_refusal_over_nodes_names_the_cause_of_each(model):
     assert all("without alpha=2" in node.refusals[0].evidence for node in told.nodes)
 
 
-def test_experiments_without_an_answer_are_told_where_nothing_else_decides():
-    """So that a slow machine is the cause that the report gives, and not an unexplained node."""
+def test_timed_out_probes_are_reported_if_no_other_reason_exists():
     late = ProbeRun("type", "float16 in place of float32", "timed_out", "no answer within 60 s")
     first, other = ProbeRun("as_is", "", "rejected", ""), ProbeRun("opset", "an older one", "supported", "")
     assert timeout_note((first, late)) == "1 of 2 experiments did not finish in time: no answer within 60 s"

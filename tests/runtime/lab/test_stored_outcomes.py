@@ -1,4 +1,4 @@
-"""Answers of earlier experiments: found again, never trusted blindly, and never the reason why a report fails."""
+"""Cache of probe outcomes: reuse, keys, and damaged or unwritable files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def filled(path: Path | None) -> Cache:
     return cache
 
 
-def test_the_second_run_tries_only_what_is_new(bench, model):
+def test_second_run_probes_only_new_models(bench, model):
     models = [model("one"), model("rejected")]
     with bench.lab(cache=cache_for(CUDA)) as first:
         told = first.try_all(models)
@@ -45,7 +45,7 @@ def test_the_second_run_tries_only_what_is_new(bench, model):
     assert (second.experiments, second.cached) == (1, 2)
 
 
-def test_two_runs_at_a_time_keep_what_the_other_found(folder):
+def test_concurrent_saves_merge_outcomes(folder):
     path = folder / "answers.json"
     one, two = Cache(path), Cache(path)
     one.put("node:a", ModelOutcome("supported", ""))
@@ -84,7 +84,7 @@ FOREIGN = (
         *(json.dumps(entry).encode() for entry in FOREIGN),
     ],
 )
-def test_a_damaged_or_foreign_file_is_as_good_as_none_and_is_replaced(folder, content):
+def test_damaged_or_foreign_cache_file_is_replaced(folder, content):
     path = folder / "answers.json"
     folder.mkdir()
     path.write_bytes(content)
@@ -93,7 +93,7 @@ def test_a_damaged_or_foreign_file_is_as_good_as_none_and_is_replaced(folder, co
     assert Cache(path).get("node:a") == ModelOutcome("supported", "", cached=True)
 
 
-def test_a_folder_that_cannot_be_written_costs_time_and_nothing_else(folder, tmp_path):
+def test_unwritable_cache_folder_does_not_raise(folder, tmp_path):
     (tmp_path / "file").write_text("in the way")
     for path in (tmp_path / "file" / "answers.json", tmp_path):
         cache = filled(path)
@@ -102,7 +102,7 @@ def test_a_folder_that_cannot_be_written_costs_time_and_nothing_else(folder, tmp
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"], "nothing half-written is left"
 
 
-def test_a_full_disk_leaves_the_old_answers_and_no_rubbish(folder, monkeypatch):
+def test_full_disk_preserves_old_cache_without_temporary_files(folder, monkeypatch):
     path = folder / "answers.json"
     filled(path)
     cache = Cache(path)
@@ -120,7 +120,7 @@ def test_a_full_disk_leaves_the_old_answers_and_no_rubbish(folder, monkeypatch):
 # --- where ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_empty_variable_turns_it_off(monkeypatch):
+def test_empty_cache_variable_disables_cache(monkeypatch):
     monkeypatch.setenv(CACHE_VARIABLE, "")
     assert cache_for(CUDA).path is None
 
@@ -134,7 +134,7 @@ def name_of(resolution: Resolution = CUDA) -> str:
     return path.name
 
 
-def test_another_option_or_provider_has_another_file():
+def test_cache_file_depends_on_provider_and_options():
     names = [
         name_of(),
         name_of(replace(CUDA, options={"device_id": "0"})),
@@ -145,13 +145,13 @@ def test_another_option_or_provider_has_another_file():
 
 
 @pytest.mark.parametrize("variable", ["VK_ICD_FILENAMES", "CUDA_VISIBLE_DEVICES", f"{PREFIX}MEMORY"])
-def test_another_device_has_another_file(monkeypatch, variable):
+def test_cache_file_depends_on_device_variables(monkeypatch, variable):
     before = name_of()
     monkeypatch.setenv(variable, "something else")
     assert name_of() != before
 
 
-def test_another_plugin_library_has_another_file_also_in_the_same_place(tmp_path):
+def test_cache_file_depends_on_plugin_library_file(tmp_path):
     library = tmp_path / "libep.so"
     library.write_bytes(b"one")
     plugin = replace(CUDA, library=library)

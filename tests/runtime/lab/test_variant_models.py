@@ -1,4 +1,4 @@
-"""One node, or a part of a graph, as a model of its own: what it keeps, what it leaves out, and that it is legal."""
+"""Models of a single node or subgraph for probes: inputs, constants, types and validity."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def shapes(model: onnx.ModelProto) -> list[list[int | str]]:
 # --- constants -----------------------------------------------------------------------------------------------------
 
 
-def test_a_small_constant_keeps_its_values_wherever_it_stands(cut, opened):
+def test_small_constants_preserve_values_in_variant_model(cut, opened):
     graph = cut(
         "g (float[2,3] x) => (float[3,2] y, float[6] z) <int64[1] flat = {6}> {\n"
         "  to = Constant<value = int64[2] {3, 2}>()\n"
@@ -78,7 +78,7 @@ def weighted(size: int) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize(("size", "value"), [(4, 0.5), (256, 0.0)])
-def test_constants_outside_the_file_are_read_when_they_are_small(tmp_path, opened, size, value):
+def test_small_external_constants_are_read_and_large_are_zero(tmp_path, opened, size, value):
     (tmp_path / "model").mkdir()
     path = tmp_path / "model" / "m.onnx"
     onnx.save(weighted(size), path, save_as_external_data=True, location="m.data", size_threshold=0)
@@ -105,7 +105,7 @@ def branching(size: int) -> onnx.ModelProto:
 @pytest.mark.parametrize(
     "cut_out", [lambda graph: variant_model(node_variant(graph, "n")), lambda graph: part_model(graph, "n")]
 )
-def test_constants_of_a_body_outside_the_file_come_along_as_well(tmp_path, opened, cut_out, size, value):
+def test_external_constants_of_subgraphs_are_included(tmp_path, opened, cut_out, size, value):
     (tmp_path / "model").mkdir()
     path = tmp_path / "model" / "m.onnx"
     onnx.save(branching(size), path, save_as_external_data=True, location="m.data", size_threshold=0)
@@ -116,7 +116,7 @@ def test_constants_of_a_body_outside_the_file_come_along_as_well(tmp_path, opene
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"cut off")])
-def test_a_small_constant_whose_file_is_damaged_becomes_zeros(tmp_path, opened, damage):
+def test_small_constant_with_damaged_file_becomes_zeros(tmp_path, opened, damage):
     path = tmp_path / "m.onnx"
     onnx.save(weighted(4), path, save_as_external_data=True, location="m.data", size_threshold=0)
     graph = cut_graph(read_onnx(path), {})
@@ -128,7 +128,7 @@ def test_a_small_constant_whose_file_is_damaged_becomes_zeros(tmp_path, opened, 
 # --- inputs --------------------------------------------------------------------------------------------------------
 
 
-def test_an_input_of_unknown_type_cannot_be_probed_until_a_run_has_shown_it(cut, opened):
+def test_input_of_unknown_type_requires_observed_type(cut, opened):
     graph = cut("g (float[4,2] x) => (float[4,2] y) {\n  [mystery] s = own.Mystery(x)\n  [n] y = Relu(s)\n}")
     with pytest.raises(CannotProbeError, match="the type of its input 's' is unknown"):
         node_variant(graph, "n")
@@ -142,7 +142,7 @@ def test_an_input_of_unknown_type_cannot_be_probed_until_a_run_has_shown_it(cut,
 # --- bodies and functions ------------------------------------------------------------------------------------------
 
 
-def test_a_body_takes_what_it_reads_from_outside_along(cut, opened):
+def test_captured_values_of_subgraph_become_inputs(cut, opened):
     graph = cut(
         "g (float[4] x, bool c) => (float[4] y) <float[4] w = {1, 2, 3, 4}> {\n  h = Relu(x)\n"
         "  [n] y = If(c)<then_branch = t () => (float[4] a) { a = Mul(h, w) },"
@@ -167,7 +167,7 @@ LAYERS = (
 )
 
 
-def test_nodes_that_differ_in_names_only_are_one_experiment(cut):
+def test_nodes_differing_only_in_names_share_a_fingerprint(cut):
     graph = cut(LAYERS)
     made = {name: fingerprint(variant_model(node_variant(graph, name))) for name in ("one", "two", "three", "four")}
     assert made["one"] == made["two"]
@@ -194,7 +194,7 @@ FORK = (
         ("ad", "xqr", "ps"),
     ],
 )
-def test_a_part_reads_and_gives_what_crosses_its_border(cut, opened, names, inputs, outputs):
+def test_part_model_inputs_and_outputs_match_its_boundary(cut, opened, names, inputs, outputs):
     part = part_model(cut(FORK, x=(2, 4)), list(names))
     assert {port.name for port in part.graph.input} == set(inputs)
     assert {port.name for port in part.graph.output} == set(outputs)
@@ -223,13 +223,13 @@ def model(text: str) -> onnx.ModelProto:
         ("value = int64[2] {3, 4}", TensorProto.INT64, [3, 4]),
     ],
 )
-def test_a_constant_node_is_a_constant_however_it_is_written(attribute, dtype, values):
+def test_constant_node_value_is_found_for_every_attribute_form(attribute, dtype, values):
     found = find_constants(model(f"g () => (int64 c) {{\n  c = Constant <{attribute}> ()\n}}"))["c"]
     assert found.data_type == dtype
     assert numpy_helper.to_array(found).tolist() == values
 
 
-def test_strings_and_sparse_constants_are_constants_too():
+def test_string_and_sparse_constants_are_found():
     text = helper.make_node("Constant", [], ["s"], value_strings=["a", "b"])
     values = numpy_helper.from_array(np.ones(1, np.float32), "w")
     sparse = helper.make_sparse_tensor(values, numpy_helper.from_array(np.array([3], np.int64)), [2, 4])
@@ -250,7 +250,7 @@ SIZED = """g () => (float[M] made) {{
 
 
 @pytest.mark.parametrize("node", ["Expand (one, sizes)", "Tile (one, sizes)", "Range (first, end, step)"])
-def test_what_follows_from_constants_is_worked_out_where_it_is_small_and_not_even_made_where_it_is_large(node):
+def test_constant_folding_is_limited_to_small_results(node):
     few = known_values(model(SIZED.format(node=node, count=3)), {})
     assert list(few["made"].dims) == [3]
     tracemalloc.start()
@@ -271,7 +271,7 @@ BODIES = """g (bool c, float[4] x) => (float[4] y) {
 }"""
 
 
-def test_bodies_that_use_one_name_keep_their_types_apart(tmp_path):
+def test_equal_names_in_different_subgraphs_have_separate_types(tmp_path):
     onnx.save(model(BODIES), tmp_path / "m.onnx")
     graph = cut_graph(read_onnx(tmp_path / "m.onnx"), {})
     kinds = {name: node_variant(graph, name).feeds[0].kind.tensor_type.elem_type for name in ("back", "again")}

@@ -1,4 +1,4 @@
-"""What is said of a file that another ONNX Runtime was meant for, and of a device that cannot build what it took."""
+"""Error messages for ONNX Runtime load and run failures."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ PIPELINE = (
 )
 
 
-def test_a_file_for_a_newer_operator_is_not_called_damaged(tmp_path: Path) -> None:
-    """Exporting it again as it was would give the same file."""
+def test_unknown_operator_version_error_suggests_matching_onnxruntime(tmp_path: Path) -> None:
+    """Exporting again with the same versions would give the same file."""
     error = open_error(tmp_path / "model.onnx", ["CPUExecutionProvider"], InvalidGraph(SCHEMA), ())
     assert isinstance(error, PackageError) and "run it with the ONNX Runtime it was exported for" in str(error)
     other = open_error(tmp_path / "model.onnx", ["CPUExecutionProvider"], InvalidGraph("This is an invalid model."), ())
     assert "onnx.checker" in str(other)
 
 
-def test_a_shader_that_cannot_be_built_is_the_providers_trouble() -> None:
+def test_shader_compilation_failure_is_a_provider_error() -> None:
     error = run_error("model.onnx", RuntimeError(PIPELINE))
     assert isinstance(error, ProviderError) and "use another provider" in str(error)
 
@@ -49,7 +49,7 @@ ESCAPES = (
 """ONNX Runtime 1.24.1's message for a link out of the model's folder."""
 
 
-def test_operators_of_a_custom_library_are_not_said_to_be_in_another_onnx_runtime(tmp_path: Path) -> None:
+def test_custom_library_operator_error_names_onnxruntime_extensions(tmp_path: Path) -> None:
     path, sets = tmp_path / "model.onnx", '"" : 17, "ai.onnx.contrib" : 1'
     graph = "g (float[4] x) => (float[4] y) { [n] y = ai.onnx.contrib.BertTokenizer(x) }"
     onnx.save(parser.parse_model(f"<ir_version: 10, opset_import: [{sets}]> {graph}"), path)
@@ -59,7 +59,7 @@ def test_operators_of_a_custom_library_are_not_said_to_be_in_another_onnx_runtim
     assert "made for" not in f"{caught.value.message}; {caught.value.remedy}"
 
 
-def test_links_out_of_the_folder_are_to_be_copied_as_files(tmp_path: Path) -> None:
+def test_remedy_for_external_symlinks_copies_files(tmp_path: Path) -> None:
     blob, folder = tmp_path / "blob", tmp_path / "snapshot"
     blob.write_bytes(b"1234")
     folder.mkdir()
@@ -72,7 +72,7 @@ def test_links_out_of_the_folder_are_to_be_copied_as_files(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("location", [".\\d.data", "weights\\d.data"])
-def test_a_windows_path_of_external_data_is_said_to_be_one(tmp_path: Path, location: str) -> None:
+def test_windows_path_of_external_data_is_reported_with_correction(tmp_path: Path, location: str) -> None:
     model = parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 17]> g (float[4] x) => (float[4] y) { y = Add(x, w) }'
     )

@@ -1,4 +1,4 @@
-"""Sessions on the real ONNX Runtime: what they leave behind, what they report, and how they fail."""
+"""Sessions on the real ONNX Runtime: temporary files, reports and errors."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def write_model(path: Path, node: str, dtype: str = "float") -> Path:
     return path
 
 
-def test_a_session_leaves_nothing_in_the_temp_folder(tiny_package, tmp_path, own_temp):
+def test_session_removes_its_temporary_files(tiny_package, tmp_path, own_temp):
     opened = open_session(tiny_package() / "model.onnx", CPU, threads=1, observe=True)
     assert opened._native.get_session_options().intra_op_num_threads == 1
     assert any("Session successfully initialized" in line for line in opened.log)
@@ -85,7 +85,7 @@ def test_a_session_leaves_nothing_in_the_temp_folder(tiny_package, tmp_path, own
 
 @NO_CUDA
 @pytest.mark.parametrize("observe", [False, True])
-def test_a_provider_that_cannot_start_is_an_error_that_quotes_onnx_runtime(tiny_package, own_temp, capfd, observe):
+def test_provider_start_error_quotes_onnxruntime(tiny_package, own_temp, capfd, observe):
     with pytest.raises(ProviderError, match=r"onnx: cuda: library_missing: lib\w+\.so\.\d+: cannot open") as caught:
         open_session(tiny_package() / "model.onnx", (Resolution(CUDA, "active"),), threads=1, observe=observe)
     assert "\n" not in str(caught.value)
@@ -94,16 +94,14 @@ def test_a_provider_that_cannot_start_is_an_error_that_quotes_onnx_runtime(tiny_
     assert capfd.readouterr().err == ""
 
 
-def test_a_node_without_a_kernel_is_a_provider_error(tmp_path):
+def test_node_without_kernel_raises_provider_error(tmp_path):
     path = write_model(tmp_path / "mod.onnx", "Mod<fmod=1>(x, x)", "bfloat16")
     with pytest.raises(ProviderError, match="CPUExecutionProvider cannot run it.*Mod.*change the node's type or opset"):
         open_session(path, CPU, threads=1, observe=False)
 
 
-def test_a_bf16_package_on_the_cpu_provider_ends_in_one_line_that_says_what_to_do(
-    tiny_package, own_temp, tmp_path, capfd
-):
-    """A whole package: it is sound and verified, and the CPU provider has no bfloat16 kernels for it."""
+def test_bf16_package_on_cpu_prints_single_line_error_with_remedy(tiny_package, own_temp, tmp_path, capfd):
+    """The package is verified; the CPU provider has no bfloat16 kernels for it."""
     folder, target = tiny_package(precision="bf16"), tmp_path / "run.json"
     assert read_manifest(folder).verification.status == "verified"
     code = run(["generate", str(folder), "return the", "--provider", "cpu", "--report", str(target)])
@@ -118,7 +116,7 @@ def test_a_bf16_package_on_the_cpu_provider_ends_in_one_line_that_says_what_to_d
     assert not target.exists()
 
 
-def test_truncated_and_missing_weights_are_package_errors(package_copy):
+def test_truncated_or_missing_weights_raise_package_error(package_copy):
     folder = package_copy()
     data = folder / "model.onnx.data"
     data.write_bytes(data.read_bytes()[:1000])
@@ -129,7 +127,7 @@ def test_truncated_and_missing_weights_are_package_errors(package_copy):
         open_session(folder / "model.onnx", CPU, threads=1, observe=False)
 
 
-def test_a_failed_run_is_one_line_and_not_on_stderr(open_runner, capfd):
+def test_failed_run_error_is_single_line_without_stderr_output(open_runner, capfd):
     runner = open_runner()
     feed = runner.bound("decode", 1, 1)
     feed.place(np.zeros(1, np.int64), 1)
@@ -140,7 +138,7 @@ def test_a_failed_run_is_one_line_and_not_on_stderr(open_runner, capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_a_run_that_fails_in_the_provider_is_not_repeated_on_the_cpu(tmp_path):
+def test_failed_provider_run_is_not_repeated_on_cpu(tmp_path):
     """ONNX Runtime's Python class catches EPFail, changes to the CPU provider and runs again."""
     opened = open_session(write_model(tmp_path / "m.onnx", "Relu(x)"), CPU, threads=1, observe=False)
     runs = []
@@ -159,7 +157,7 @@ def test_a_run_that_fails_in_the_provider_is_not_repeated_on_the_cpu(tmp_path):
     assert runs == [1]
 
 
-def test_every_exception_class_of_onnx_runtime_is_translated():
+def test_all_onnxruntime_exceptions_are_translated():
     native = onnxruntime.capi.onnxruntime_pybind11_state
     classes = {v for v in vars(native).values() if isinstance(v, type) and issubclass(v, Exception)}
     assert len(classes) >= 15
@@ -176,12 +174,12 @@ def test_every_exception_class_of_onnx_runtime_is_translated():
         (ValueError("Required inputs (['x']) are missing"), GenerationError, ""),
     ],
 )
-def test_errors_of_a_run(error, expected, helps):
+def test_run_error_maps_to_expected_exception_class(error, expected, helps):
     found = ort_errors.run_error("model.onnx", error)
     assert type(found) is expected and helps in str(found)
 
 
-def test_memory_that_runs_out():
+def test_failed_allocation_raises_resource_error():
     with pytest.raises(ResourceError, match=r"buffer of 4,611,686,018,427,387,904 bytes in Cpu memory"):
         host_buffer((1 << 60,), "float32")
     error = ort_errors.open_error(Path("m"), ["X"], RuntimeError("std::bad_alloc"), ())
@@ -189,7 +187,7 @@ def test_memory_that_runs_out():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int64"])
-def test_a_host_buffer_is_shared_zeroed_and_aligned(dtype):
+def test_host_buffer_is_shared_zeroed_and_aligned(dtype):
     buffer = host_buffer((2, 3), dtype)
     assert buffer.address() == buffer.host.ctypes.data
     assert buffer.address() % 64 == 0
@@ -199,8 +197,8 @@ def test_a_host_buffer_is_shared_zeroed_and_aligned(dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_a_device_buffer_can_be_zeroed_without_numpy_seeing_it(dtype):
-    """The host is the only device at hand here; the call is that for CUDA memory."""
+def test_device_buffer_is_cleared_without_host_access(dtype):
+    """Runs on host memory through the call used for CUDA memory."""
     filled = host_buffer((4, 5), dtype)
     filled.host.fill(1)
     buffer = replace(filled, array=None, memory="Cuda")
@@ -217,7 +215,7 @@ def bytes_at(address: int, size: int) -> bytes:
     return ctypes.string_at(address, size)
 
 
-def test_stderr_is_restored_even_when_the_block_fails(capfd):
+def test_stderr_is_restored_after_exception(capfd):
     with pytest.raises(UsageError), captured_output() as captured:
         os.write(2, b"\x1b[1;31m2026-11-21 08:10:19.367891333 [E:onnxruntime:, a.cc:1 F] lost?\x1b[m\n\n")
         raise UsageError("on purpose")
@@ -227,7 +225,7 @@ def test_stderr_is_restored_even_when_the_block_fails(capfd):
 
 
 @pytest.mark.parametrize("prepared", ["os.close(2)", "sys.stdout.close()"])
-def test_a_process_without_a_stream_can_still_open_sessions(prepared):
+def test_output_is_captured_with_closed_stderr_or_stdout(prepared):
     script = (
         "import os, sys\n"
         "from partita import process\n"
@@ -241,8 +239,8 @@ def test_a_process_without_a_stream_can_still_open_sessions(prepared):
 
 
 @pytest.mark.parametrize("redirection", [">&-", ">/dev/full"])
-def test_pending_text_of_a_closed_stdout_does_not_go_to_the_log(redirection):
-    """It is pending when the descriptors change, and cannot be written then."""
+def test_buffered_stdout_text_is_not_captured_in_log(redirection):
+    """The text is pending while the descriptors change, and cannot be written then."""
     script = (
         "import os\n"
         "from partita import process\n"
@@ -260,7 +258,7 @@ def test_pending_text_of_a_closed_stdout_does_not_go_to_the_log(redirection):
     assert (done.returncode, done.stderr) == (1, "after\n")
 
 
-def test_logits_of_every_dtype_come_out_as_float32(open_runner):
+def test_logits_are_converted_to_float32_from_every_dtype(open_runner):
     wanted = np.array([1.5, -2.0, 0.0, 3.25], np.float32)
     for dtype, stored in (
         ("float32", wanted),
@@ -326,7 +324,7 @@ def apart(what: Callable[[], Any]) -> Any:
         return pool.submit(what).result()
 
 
-def test_runs_after_a_profile_leave_nothing_behind(bound, monkeypatch):
+def test_memory_does_not_grow_in_runs_after_profiling(bound, monkeypatch):
     runs = 6 * 2 * EVERY
     assert apart(lambda: grown(bound(False))) < runs * NOTES / 2  # malloc grows by itself, too
     monkeypatch.setattr(bindings, "NOTED_RUNS", 10**9)
@@ -335,8 +333,8 @@ def test_runs_after_a_profile_leave_nothing_behind(bound, monkeypatch):
     assert apart(lambda: grown(bound(True))) < runs * NOTES / 2  # malloc grows by itself, too
 
 
-def test_a_thread_in_which_a_run_has_failed_keeps_its_notes(bound, monkeypatch):
-    """A loop that was not ended is noted as begun, and taking such notes away ends the process."""
+def test_notes_are_not_removed_in_thread_with_failed_run(bound, monkeypatch):
+    """Removing the note of a loop that began and did not end terminates the process."""
     taken = list[int]()
     monkeypatch.setattr(bindings, "NOTED_RUNS", 2)
     monkeypatch.setattr(bindings, "remove_notes", lambda: taken.append(1))
@@ -357,7 +355,7 @@ def test_a_thread_in_which_a_run_has_failed_keeps_its_notes(bound, monkeypatch):
     assert len(taken) == 2
 
 
-def test_a_chain_of_unavailable_providers_says_why(tiny_package):
+def test_unavailable_chain_error_names_reason(tiny_package):
     missing = Provider("fpga", "FpgaExecutionProvider", (), ("onnxruntime-fpga",), "Fpga", "gqa")
     with pytest.raises(ProviderError, match=r"fpga: not_in_build: .*onnxruntime-fpga"):
         open_session(

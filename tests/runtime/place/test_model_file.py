@@ -1,4 +1,4 @@
-"""What is read from an ONNX file before ONNX Runtime sees it."""
+"""Facts read from an ONNX file before ONNX Runtime loads it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from partita.errors import PackageError
 from partita.runtime.place.model_file import graph_node, read_model_file
 
 
-def test_weights_in_an_attribute_of_a_subgraph_are_checked_too(tmp_path):
+def test_external_data_in_subgraph_attributes_is_validated(tmp_path):
     hidden = onnx.helper.make_tensor("hidden", onnx.TensorProto.FLOAT, [1], [1.0])
     hidden.ClearField("float_data")
     hidden.data_location = onnx.TensorProto.EXTERNAL
@@ -25,7 +25,7 @@ def test_weights_in_an_attribute_of_a_subgraph_are_checked_too(tmp_path):
         read_model_file(tmp_path / "m.onnx", tmp_path)
 
 
-def test_nodes_say_where_they_come_from(tiny_package):
+def test_nodes_have_module_and_source_location(tiny_package):
     folder = tiny_package()
     model = read_model_file(folder / "model.onnx", folder)
     linear = next(node for node in model.nodes if node.name.startswith("model.layers.1.mlp.down_proj/"))
@@ -59,7 +59,9 @@ TORCHS = {
     ],
     ids=["ours before torch's", "torch's", "by name", "none"],
 )
-def test_the_origin_of_a_node(name: str, notes: dict[str, str], facts: tuple[str | None, str | None]) -> None:
+def test_node_origin_is_read_from_metadata_or_name(
+    name: str, notes: dict[str, str], facts: tuple[str | None, str | None]
+) -> None:
     node = onnx.helper.make_node("Add", ["a", "b"], ["c"], name=name)
     for key, value in notes.items():
         node.metadata_props.add(key=key, value=value)
@@ -67,8 +69,8 @@ def test_the_origin_of_a_node(name: str, notes: dict[str, str], facts: tuple[str
     assert (fact.module, fact.source) == facts
 
 
-def test_the_type_of_the_weight_that_a_node_reads(tmp_path):
-    """Of several constants the largest with two dimensions; not what is computed, and not a vector."""
+def test_matrix_is_dtype_of_largest_two_dimensional_constant(tmp_path):
+    """Computed inputs and vectors do not count."""
     kinds = {"table": (onnx.TensorProto.BFLOAT16, [4, 2]), "bias": (onnx.TensorProto.FLOAT, [9]), "odd": (0, [9, 9])}
     constants = [onnx.TensorProto(name=name, data_type=kind, dims=dims) for name, (kind, dims) in kinds.items()]
     reads = {"rows": ["table", "ids"], "sum": ["rows", "bias"], "wide": ["table", "bias"], "strange": ["odd"]}

@@ -1,4 +1,4 @@
-"""Any ONNX model, read and run on given or generated inputs: names, sizes, values, errors, and the resulting facts."""
+"""Runs of any ONNX model on given or generated inputs: names, sizes, values, errors and facts."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def placed(path: Path, *shapes: str, **changes):
 # --- reading -------------------------------------------------------------------------------------------------------
 
 
-def test_damaged_files_are_errors_of_one_line(tmp_path):
+def test_damaged_files_raise_single_line_package_error(tmp_path):
     whole = chain(tmp_path / "m.onnx", ("Relu", "m/Relu"), ("Neg", "b")).read_bytes()
     empty = helper.make_model(helper.make_graph([], "g", [], []))
     cases = [
@@ -109,7 +109,7 @@ def with_data(folder: Path, location: str = "m.data", *, names: bool = True) -> 
     return folder / "m.onnx"
 
 
-def test_external_data_is_found_counted_and_run_or_refused(tmp_path):
+def test_external_data_is_counted_and_invalid_paths_are_rejected(tmp_path):
     model = read_onnx(with_data(tmp_path / "a"))
     assert (model.data_files, model.weight_bytes) == (("m.data",), 64)
     assert placed(model.path).error is None
@@ -122,7 +122,7 @@ def test_external_data_is_found_counted_and_run_or_refused(tmp_path):
             read_onnx(with_data(tmp_path / f"d{number}", location))
 
 
-def test_nodes_without_a_unique_name_on_one_line_get_one(tmp_path):
+def test_nodes_receive_unique_single_line_names(tmp_path):
     nodes = [("Relu", ""), ("Neg", "same"), ("Abs", "same"), ("Neg", "Relu_0"), ("Relu", "a\nb"), ("Abs", 'x "c"\\d')]
     path = chain(tmp_path / "m.onnx", *nodes)
     before = path.read_bytes()
@@ -138,7 +138,7 @@ def test_nodes_without_a_unique_name_on_one_line_get_one(tmp_path):
     assert path.read_bytes() == before
 
 
-def test_control_flow_subgraphs_count_as_part_of_their_node(tmp_path):
+def test_subgraph_nodes_count_as_part_of_control_flow_node(tmp_path):
     text = """g (bool flag, float[4,4] x) => (float[4,4] y) {
       [if] t = If(flag) <then_branch = t () => (float[4,4] ty) { [same] ty = Relu(x) },
                          else_branch = e () => (float[4,4] ey) { [same] ey = Neg(x) }>
@@ -151,7 +151,7 @@ def test_control_flow_subgraphs_count_as_part_of_their_node(tmp_path):
     assert not any("does not load the file" in note for note in result.facts.notes), "names are unique per graph"
 
 
-def test_nodes_of_functions_without_a_name_are_named_after_their_function(tmp_path):
+def test_unnamed_function_nodes_are_named_after_their_function(tmp_path):
     text = (
         "g (float[2] x) => (float[2] y) {\n  [one] h = own.Part(x)\n  [two] y = own.Part(h)\n}\n"
         '<domain: "own", opset_import: ["" : 21]>\n'
@@ -174,7 +174,7 @@ def ports(**shapes) -> list[ModelPort]:
     return [ModelPort(name, "tensor", "float32", shape) for name, shape in shapes.items()]
 
 
-def test_sizes_come_from_the_file_the_input_or_the_symbol():
+def test_input_shapes_combine_file_input_and_symbol_sizes():
     two = ports(x=("batch", 3, None), mask=("batch",), fixed=(2,))
     wanted = {"x": (5, 3, 7), "mask": (5,), "fixed": (2,)}
     assert input_shapes(two, split_shapes(["x=5,3,7"])) == wanted, "a size given with one input holds for its symbol"
@@ -185,7 +185,7 @@ def test_sizes_come_from_the_file_the_input_or_the_symbol():
     assert input_shapes([], {}) == {}
 
 
-def test_missing_sizes_are_named_in_one_line_with_an_example_that_works():
+def test_missing_sizes_error_is_single_line_with_valid_example():
     some = ports(ids=("batch", "seq"), image=(1, 3, None, "w"), free=None, fine=(2, 2))
     with pytest.raises(UsageError) as caught:
         input_shapes(some, {})
@@ -216,7 +216,7 @@ def test_missing_sizes_are_named_in_one_line_with_an_example_that_works():
         (["y=2,3"], "batch is the size of two axes of y, here 2 and 3"),
     ],
 )
-def test_a_bad_size_is_a_usage_error(texts, message):
+def test_invalid_size_raises_usage_error(texts, message):
     with pytest.raises(UsageError, match=message):
         input_shapes(ports(x=("batch", 3, None), y=("batch", "batch")), split_shapes(texts))
 
@@ -229,7 +229,7 @@ FLOATS = ["float16", "float32", "float64", "bfloat16"]
 @pytest.mark.parametrize(
     "dtype", [*FLOATS, "bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 64))]
 )
-def test_every_plain_type_has_values_the_same_ones_each_time(dtype):
+def test_generated_values_are_deterministic_for_every_dtype(dtype):
     entry = ModelPort("x", "tensor", dtype, (3, 5))
     first, second = (make_values(entry, (3, 5), np.random.default_rng(0)) for _ in range(2))
     assert first.shape == (3, 5) and np.array_equal(first, second)
@@ -238,7 +238,7 @@ def test_every_plain_type_has_values_the_same_ones_each_time(dtype):
     assert make_values(ModelPort("x", "tensor", dtype, ()), (), np.random.default_rng(0)).shape == ()
 
 
-def test_integers_are_safe_as_indices_and_masks_let_everything_through():
+def test_generated_integers_are_zero_and_masks_are_nonzero():
     rng = np.random.default_rng(0)
     assert make_values(ModelPort("ids", "tensor", "int64", (2,)), (2,), rng).max() == 0
     for name in ("attention_mask", "total_sequence_length", "seq_len"):
@@ -263,7 +263,7 @@ def npy(path: Path, array: Any) -> Path:
         (helper.make_value_info("s", helper.make_map_type_proto(TensorProto.INT64, TENSOR)), "a map"),
     ],
 )
-def test_an_input_that_cannot_be_generated_is_named_with_its_type(tmp_path, made, kind):
+def test_unsupported_input_kind_is_reported_with_its_type(tmp_path, made, kind):
     graph = helper.make_graph([helper.make_node("Identity", ["s"], ["y"])], "g", [made], [])
     onnx.save(helper.make_model(graph), tmp_path / "m.onnx")
     model = read_onnx(tmp_path / "m.onnx")
@@ -275,7 +275,7 @@ def test_an_input_that_cannot_be_generated_is_named_with_its_type(tmp_path, made
         read_values(model.inputs, {"s": npy(tmp_path / "s.npy", np.zeros(2))})
 
 
-def test_a_model_runs_on_values_from_files(tmp_path):
+def test_model_runs_with_values_from_npy_files(tmp_path):
     text = "g (int64[n] i, int64 depth, float[2] pair) => (float[5,n] y) { [h] y = OneHot<axis=0>(i, depth, pair) }"
     model = read_onnx(written(tmp_path / "m.onnx", text))
     given = {"i": np.arange(3), "depth": np.array(5)}
@@ -309,7 +309,7 @@ HUGE = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({10**30},), }}\n".e
         ("x={double}", "is float64, but x is float32"),
     ],
 )
-def test_values_that_do_not_fit_are_one_line(tmp_path, text, message):
+def test_invalid_input_values_raise_single_line_usage_error(tmp_path, text, message):
     files = {name: tmp_path / f"{name}.npy" for name in ("good", "missing", "text", "pickled", "double")}
     npy(files["good"], np.ones(3, np.float32))
     npy(files["double"], np.ones(3))
@@ -327,14 +327,14 @@ def test_values_that_do_not_fit_are_one_line(tmp_path, text, message):
     assert "\n" not in str(caught.value)
 
 
-def test_values_of_another_shape_and_sizes_given_twice():
+def test_mismatched_or_conflicting_sizes_raise_usage_error():
     with pytest.raises(UsageError, match="x=3.*: x is float32"):
         input_shapes(ports(x=("n", 2)), {}, {"x": (3,)})
     with pytest.raises(UsageError, match="x=3.*: conflicting values .* n: 3 here, 4 in another option"):
         input_shapes(ports(x=("n",)), split_shapes(["n=4"]), {"x": (3,)})
 
 
-def test_inputs_that_do_not_fit_into_free_memory_are_refused_before_they_are_made(tmp_path):
+def test_inputs_exceeding_free_memory_raise_resource_error(tmp_path):
     model = read_onnx(written(tmp_path / "m.onnx", RELU))
     wide = {"x": (1 << 19, 1 << 18)}
     message = r"needs 1 TiB of memory.* is free; the largest is x\[524288,262144\], 512 GiB"
@@ -343,7 +343,7 @@ def test_inputs_that_do_not_fit_into_free_memory_are_refused_before_they_are_mad
     check_free_memory(model.inputs, wide, {"x"})
 
 
-def test_inputs_of_a_dry_run_take_no_memory(tmp_path):
+def test_dry_run_inputs_use_no_memory(tmp_path):
     model = read_onnx(written(tmp_path / "m.onnx", RELU))
     began = rss_bytes()
     buffer = filled_buffer(model.inputs[0], (1 << 14, 1 << 15), where(dry_run=True), np.random.default_rng(0))
@@ -358,7 +358,7 @@ ENDLESS = """g (float x, bool go) => (float y) {
 }"""
 
 
-def test_a_run_that_does_not_end_is_stopped_and_keeps_the_placement(tmp_path):
+def test_endless_run_is_stopped_and_placement_is_preserved(tmp_path):
     result = placed(written(tmp_path / "m.onnx", ENDLESS), run_seconds=0.3)
     assert isinstance(result.error, RunLateError) and "did not end within 0.3 s" in str(result.error)
     assert result.facts.sessions[0].plan == (("loop",),) and result.facts.steps == ()
@@ -366,8 +366,8 @@ def test_a_run_that_does_not_end_is_stopped_and_keeps_the_placement(tmp_path):
 
 
 @pytest.mark.parametrize("before", [0, 1])
-def test_a_kernel_that_never_ends_is_abandoned(tmp_path, monkeypatch, before):
-    """Figures of runs that ended before it hold, without the profile, which ONNX Runtime writes at the end."""
+def test_hanging_kernel_is_abandoned_after_time_limit(tmp_path, monkeypatch, before):
+    """Steps completed before it are reported, without the profile, which ONNX Runtime writes at the end."""
     monkeypatch.setattr(time_limit, "STOP_SECONDS", 0.05)
     monkeypatch.setattr(time_limit, "_running", [])
     runs, ended, run = [0], threading.Event(), Binding.run
@@ -426,7 +426,7 @@ def failed(path: Path, message: str, session: object = None) -> PartitaError:
         ("elsewhere", "too bad", GenerationError, "other values"),
     ],
 )
-def test_a_failed_run_is_an_error_of_the_provider_or_of_the_inputs(tmp_path, node, message, kind, remedy):
+def test_failed_run_is_attributed_to_provider_or_inputs(tmp_path, node, message, kind, remedy):
     path = written(tmp_path / "m.onnx", RELU)
     text = f"Non-zero status code returned while running Resize node. Name:'{node}' Status Message: {message}"
     error = failed(path, text)
@@ -437,7 +437,7 @@ def test_a_failed_run_is_an_error_of_the_provider_or_of_the_inputs(tmp_path, nod
 
 @pytest.mark.parametrize("node", ["a", "in_a_subgraph"])
 @pytest.mark.parametrize("message", ["only shapes of rank 4", "indices element out of data bounds"])
-def test_a_failed_run_is_the_providers_error_only_if_the_cpu_runs_the_same_inputs(tmp_path, node, message):
+def test_failed_run_is_provider_error_only_if_cpu_run_succeeds(tmp_path, node, message):
     path = written(tmp_path / "m.onnx", RELU)
     failure = failed_run(f"while running Relu node. Name:'{node}' Status Message: {message}")
     for runs_on_cpu, kind in ((lambda: False, GenerationError), (lambda: True, ProviderError)):
@@ -445,7 +445,7 @@ def test_a_failed_run_is_the_providers_error_only_if_the_cpu_runs_the_same_input
         assert type(error) is kind and node in str(error)
 
 
-def test_nodes_that_a_user_leaves_to_the_cpu_already_stay_there(tmp_path):
+def test_remedy_preserves_existing_forced_cpu_nodes(tmp_path):
     path, message = (
         written(tmp_path / "m.onnx", RELU),
         "while running Relu node. Name:'a' Status Message: not there yet",
@@ -464,7 +464,7 @@ def test_nodes_that_a_user_leaves_to_the_cpu_already_stay_there(tmp_path):
 # --- running -------------------------------------------------------------------------------------------------------
 
 
-def test_a_model_with_several_inputs_has_facts_of_every_source(tmp_path):
+def test_multi_input_model_has_facts_from_every_source(tmp_path):
     text = """g (int64[n] ids, float[n,8] x, bool[n,1] mask) => (float[n,8] y)
     <float[2,8] table = {1,1,1,1,1,1,1,1, 1,1,1,1,1,1,1,1}> {
       [embed] e = Gather(table, ids)
@@ -483,14 +483,14 @@ def test_a_model_with_several_inputs_has_facts_of_every_source(tmp_path):
     assert result.facts.finish_reason is None and result.facts.memory.weight_bytes == 64
 
 
-def test_initializers_are_no_inputs_and_a_model_may_have_none(tmp_path):
+def test_initializers_are_not_inputs_and_models_may_have_no_inputs(tmp_path):
     text = "g (float[1] x) => (float[1] y) <float[1] x = {1}> { [r] y = RandomNormalLike(x) }"
     path = written(tmp_path / "m.onnx", text)
     assert read_onnx(path).inputs == ()
     assert placed(path).error is None
 
 
-def test_a_run_that_fails_keeps_the_placement(tmp_path):
+def test_failed_run_preserves_placement(tmp_path):
     text = "g (float[a] x, float[b] z) => (float[c] y) { [add] y = Add(x, z) }"
     result = placed(written(tmp_path / "m.onnx", text), "a=2", "b=3")
     assert isinstance(result.error, GenerationError) and "generated inputs failed" in str(result.error)
@@ -498,7 +498,7 @@ def test_a_run_that_fails_keeps_the_placement(tmp_path):
     assert any(note.startswith("run 1 of 3 failed") for note in result.facts.notes)
 
 
-def test_a_provider_that_does_not_start_is_noted_or_an_error(tmp_path):
+def test_provider_start_failure_is_an_error_without_fallback(tmp_path):
     path = written(tmp_path / "m.onnx", RELU)
     result = placed(path, chain=parse_chain("openvino,cpu"))
     assert [entry.status for entry in result.resolutions] == ["unavailable", "active"]
@@ -509,7 +509,7 @@ def test_a_provider_that_does_not_start_is_noted_or_an_error(tmp_path):
 
 
 @pytest.mark.parametrize(("shapes", "prefill"), [("any", 16), ("pair", 5)])
-def test_a_package_runs_both_phases_on_dummy_tokens(tmp_path, shapes, prefill):
+def test_package_runs_prefill_and_decode_on_dummy_tokens(tmp_path, shapes, prefill):
     result = place_package(handmade(tmp_path / "package", shapes=shapes), where())
     steps = [(step.phase, step.tokens) for step in result.facts.steps]
     assert result.error is None and steps == [("prefill", prefill)] * 3 + [("decode", 1)] * 3
@@ -518,12 +518,12 @@ def test_a_package_runs_both_phases_on_dummy_tokens(tmp_path, shapes, prefill):
     assert result.facts.finish_reason is None
 
 
-def test_more_runs_than_the_cache_is_long(tmp_path):
+def test_runs_may_exceed_cache_length(tmp_path):
     result = place_package(handmade(tmp_path / "package", states=("key",)), where(runs=50))
     assert result.error is None and len(result.facts.steps) == 100
 
 
-def test_shapes_that_follow_from_the_inputs(tmp_path):
+def test_fixed_shapes_returns_values_determined_by_input_shapes(tmp_path):
     text = """g (float[n,4] x) => (int64[2,k] i, float y) {
       [a] a = Relu(x) [nz] i = NonZero(a) [s] s = Shape(a) [m] y = ReduceMax<keepdims=0>(a)
     }"""
@@ -532,7 +532,7 @@ def test_shapes_that_follow_from_the_inputs(tmp_path):
     assert "a" not in fixed_shapes(model.proto, {})
 
 
-def test_the_longest_name_of_an_input_is_the_name():
+def test_longest_matching_input_name_is_used():
     texts = {
         "x=runs/lr=0.1/x.npy": ("x", "runs/lr=0.1/x.npy"),
         "x=y=a.npy": ("x=y", "a.npy"),

@@ -1,4 +1,4 @@
-"""Types of tensors that only ONNX Runtime infers."""
+"""Tensor types that only ONNX Runtime infers."""
 
 import onnx.parser
 import pytest
@@ -17,7 +17,7 @@ HEAD = '<ir_version: 10, opset_import: ["" : 21, "ai.onnx.ml" : 3, "com.microsof
     ],
     ids=["no rank", "scalar", "matrix"],
 )
-def test_an_unknown_rank_is_not_a_scalar(graph: str, sizes: tuple[int, ...] | None) -> None:
+def test_unknown_rank_is_not_inferred_as_scalar(graph: str, sizes: tuple[int, ...] | None) -> None:
     kind = tensor_types(onnx.parser.parse_model(HEAD + graph), by_runtime=True)["p"].tensor_type
     assert kind.elem_type == onnx.TensorProto.FLOAT
     assert (tuple(size.dim_value for size in kind.shape.dim) if kind.HasField("shape") else None) == sizes

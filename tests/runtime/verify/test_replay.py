@@ -1,4 +1,4 @@
-"""Replaying the known answer: agreement is found, and so is every kind of difference."""
+"""Replay of the reference outputs: a correct package verifies, and every kind of mismatch is reported."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def reseal(folder):
     ],
     ids=str,
 )
-def test_a_sound_package_agrees_in_every_step(tiny_package, spec):
+def test_correct_package_verifies_in_every_step(tiny_package, spec):
     folder = tiny_package(**spec)
     found = replay(folder, parse_chain("cpu"), threads=1)
     assert found.status == "verified", found.detail
@@ -75,7 +75,7 @@ def test_a_sound_package_agrees_in_every_step(tiny_package, spec):
     assert first_difference(found) is None
 
 
-def test_near_ties_are_counted_and_not_compared(package_copy):
+def test_near_ties_are_counted_but_not_compared(package_copy):
     folder = package_copy()
 
     def tie(tensors):
@@ -90,7 +90,7 @@ def test_near_ties_are_counted_and_not_compared(package_copy):
     assert all(step.tokens_equal for step in found.steps)
 
 
-def test_the_first_step_that_differs_is_named(package_copy):
+def test_mismatch_detail_names_first_differing_step_and_output(package_copy):
     folder = package_copy()
 
     def shift(tensors):
@@ -108,8 +108,8 @@ def test_the_first_step_that_differs_is_named(package_copy):
     assert found.detail.startswith("first difference in prefill, output logits: max relative error ")
 
 
-def test_a_step_that_does_not_fit_in_the_cache_is_not_among_those_that_agree(tiny_package):
-    """Nothing is read after the token that fills it."""
+def test_step_beyond_cache_length_is_not_reported(tiny_package):
+    """No decode step follows the token that fills the cache."""
     folder = tiny_package(max_length=32)
     prompt, decoded, _ = answer_sizes(folder)
     assert prompt + decoded == 32
@@ -120,7 +120,7 @@ def test_a_step_that_does_not_fit_in_the_cache_is_not_among_those_that_agree(tin
     assert all(step.max_rel_error > 0 for step in found.steps)
 
 
-def test_another_greedy_token_is_a_difference_even_within_the_tolerance():
+def test_different_greedy_token_is_mismatch_within_tolerance():
     unheard = Comparison("decode 8", "logits", np.ones((1, 10), np.float32), tolerance=0.02)
     assert unheard.result().max_rel_error == float("inf")
     reference = np.zeros((1, 10), np.float32)
@@ -135,7 +135,7 @@ def test_another_greedy_token_is_a_difference_even_within_the_tolerance():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_logits_that_are_not_finite_never_agree(bad):
+def test_non_finite_logits_have_infinite_error(bad):
     reference = np.ones((1, 10), np.float32)
     ours = reference[0].copy()
     ours[7] = bad
@@ -147,7 +147,7 @@ def test_logits_that_are_not_finite_never_agree(bad):
 
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("shapes", ["any", "pair"])
-def test_a_package_whose_logits_are_not_finite_is_unverified_whatever_its_batch(tmp_path, batch, shapes):
+def test_package_with_nan_logits_is_unverified_at_any_batch_size(tmp_path, batch, shapes):
     folder = handmade(tmp_path / "package", batch=batch, shapes=shapes)
     sound = replay(folder, parse_chain("cpu"), threads=1)
     assert sound.status == "verified", sound.detail
@@ -182,7 +182,7 @@ def test_every_row_of_a_batch_is_compared(open_runner, monkeypatch):
     assert set(alike.values()) == {3} and len(seen) > len(alike)
 
 
-def test_a_missing_damaged_or_foreign_known_answer_is_a_package_error(package_copy):
+def test_missing_damaged_or_foreign_reference_raises_package_error(package_copy):
     folder = package_copy()
 
     def widen(tensors):
@@ -201,7 +201,7 @@ def test_a_missing_damaged_or_foreign_known_answer_is_a_package_error(package_co
         replay(folder, parse_chain("cpu"))
 
 
-def test_a_graph_that_is_not_the_manifests_is_refused(package_copy):
+def test_graph_outputs_differing_from_manifest_raise_package_error(package_copy):
     folder = package_copy()
     model = onnx.load(folder / "model.onnx", load_external_data=False)
     model.graph.output[0].name = "scores"
@@ -214,8 +214,8 @@ def test_a_graph_that_is_not_the_manifests_is_refused(package_copy):
 
 
 @pytest.mark.parametrize("lowest", [np.finfo(np.float32).min, np.float32(-65504.0), -np.inf])
-def test_tokens_that_are_ruled_out_do_not_hide_other_differences(lowest):
-    """Their logits are the lowest float of whatever precision; beside it everything else would be equal."""
+def test_masked_logits_do_not_hide_other_mismatches(lowest):
+    """Masked logits are the lowest float of the precision and would dominate a relative error."""
     reference = np.array([[3.0, 1.0, np.finfo(np.float32).min]], np.float32)
     for ours, agrees in (([3.0, 1.0, lowest], True), ([3.0, 1.5, lowest], False), ([3.0, 1.0, 0.0], False)):
         comparison = Comparison("prefill", "logits", reference, tolerance=1e-4)
@@ -239,8 +239,8 @@ def compared(off, count=8, kind="prefill", error=0.5):
 @pytest.mark.parametrize(
     ("off", "error", "left"), [(0, 0.5, 0), (3, 0.5, 3), (3, 2.0, 3), (4, 0.5, 0), (8, 0.5, 0), (1, np.inf, 0)]
 )
-def test_positions_that_rounding_reroutes_are_left_out_while_they_are_the_fewer(off, error, left):
-    """Half of a kind of step, or a logit that is not finite, stay a difference; so does another token there."""
+def test_rerouted_positions_are_excluded_only_as_a_minority(off, error, left):
+    """Half the positions of a kind of step, or a non-finite logit, stay a mismatch."""
     comparison = compared(off, error=error)
     set_aside([comparison])
     found = comparison.result()
@@ -248,8 +248,8 @@ def test_positions_that_rounding_reroutes_are_left_out_while_they_are_the_fewer(
     assert (found.max_rel_error <= 0.1 and found.tokens_equal) == (off == left)
 
 
-def test_each_kind_of_step_has_to_agree_by_itself():
-    """A kernel that is wrong in decoding alone is not outvoted by the prompt."""
+def test_majority_for_exclusion_is_counted_per_step_kind():
+    """Prompt positions do not outvote a kernel that is wrong only in decode steps."""
     prompt, decode = compared(0, count=24), [compared(1, count=1, kind="decode") for _ in range(5)]
     decode += [compared(0, count=1, kind="decode") for _ in range(3)]
     set_aside([prompt, *decode])
@@ -257,8 +257,8 @@ def test_each_kind_of_step_has_to_agree_by_itself():
 
 
 @pytest.mark.parametrize("bias", [-1e4, -65504.0, -1e9])
-def test_rows_that_fill_up_a_vocabulary_do_not_hide_other_differences(bias):
-    """A head with a bias of -10,000 there: the likeliest tokens are what others are measured by."""
+def test_vocabulary_padding_does_not_hide_other_mismatches(bias):
+    """The head has a large bias on padding entries; errors are relative to the likeliest tokens."""
     reference = np.array([[3.0, 1.0, -2.0, bias], [-1.0, 2.5, 0.5, bias]], np.float32)
     for change, agrees in ((0.0, True), (1e-5, True), (0.5, False)):
         comparison = Comparison("prefill", "logits", reference, tolerance=1e-4)

@@ -1,4 +1,4 @@
-"""A worker process: its answers, its events, and every way in which it can end."""
+"""A worker process: calls, events, and every way in which it can end."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def is_gone(pid):
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-def test_it_answers_calls_of_several_threads(worker):
+def test_worker_handles_calls_from_several_threads(worker):
     found = []
     threads = [
         threading.Thread(target=lambda n=n: found.append((n, worker.call("add", n, 1, start=1, timeout=SECONDS))))
@@ -53,7 +53,7 @@ def test_it_answers_calls_of_several_threads(worker):
     assert sorted(found) == [(n, n + 2) for n in range(20)]
 
 
-def test_it_has_a_folder_an_environment_and_a_main_of_its_own(monkeypatch):
+def test_worker_has_its_own_folder_environment_and_main(monkeypatch):
     monkeypatch.setenv("OF_PARENT", "yes")
     with Worker(MODULE) as worker:
         value, folder, main = worker.call("environment", "OF_PARENT")
@@ -63,13 +63,13 @@ def test_it_has_a_folder_an_environment_and_a_main_of_its_own(monkeypatch):
         assert worker.call("environment", "OF_PARENT")[0] is None and worker.call("environment", "OTHER")[0] == "1"
 
 
-def test_printing_does_not_disturb_the_messages(worker):
+def test_worker_stdout_does_not_corrupt_messages(worker):
     assert worker.call("print") == ""
     assert worker.call("add", 1, 2) == 3
     assert {"native", "of a child"} <= set(worker.log())
 
 
-def test_exceptions_are_raised_here_as_they_are(worker):
+def test_worker_exceptions_are_raised_in_parent(worker):
     with pytest.raises(ProviderError, match="wrong") as caught:
         worker.call("raise", "ours")
     assert caught.value.nodes[0].refusals[0].provider == "C"
@@ -103,7 +103,7 @@ def test_events_come_in_order():
         (7, "ended with exit code 7; last line: last words", None),
     ],
 )
-def test_its_end_is_an_error_of_every_call_and_of_later_ones(how, words, number):
+def test_worker_exit_raises_error_in_running_and_later_calls(how, words, number):
     lost: list[Any] = []
     with Worker(MODULE, on_lost=lost.append) as worker:
         waiting = worker.submit("end", how)
@@ -117,7 +117,7 @@ def test_its_end_is_an_error_of_every_call_and_of_later_ones(how, words, number)
     assert lost == [caught.value]
 
 
-def test_a_module_that_cannot_be_imported_is_named():
+def test_import_failure_names_missing_module():
     with (
         pytest.raises(WorkerLostError, match="exit code 1; last line: ModuleNotFoundError.*no_such"),
         Worker("no_such_module") as worker,
@@ -125,7 +125,7 @@ def test_a_module_that_cannot_be_imported_is_named():
         worker.call("add")
 
 
-def test_a_call_that_takes_too_long_ends_it_and_what_it_started(worker):
+def test_call_timeout_ends_worker_and_its_children(worker):
     other = worker.call("start")
     with pytest.raises(WorkerLostError, match="gave no answer within 0.5 s") as caught:
         worker.call("sleep", 600, timeout=0.5)
@@ -134,7 +134,7 @@ def test_a_call_that_takes_too_long_ends_it_and_what_it_started(worker):
     assert is_gone(worker.process.pid)
 
 
-def test_closing_ends_a_call_of_another_thread(worker, monkeypatch):
+def test_close_ends_running_and_later_calls(worker, monkeypatch):
     monkeypatch.setattr("partita.runtime.worker.parent.END_SECONDS", 0.2)
     waiting = worker.submit("sleep", 600)
     worker.close()
@@ -145,7 +145,7 @@ def test_closing_ends_a_call_of_another_thread(worker, monkeypatch):
         worker.call("add")
 
 
-def test_an_interruption_is_an_exception_of_the_call(worker):
+def test_interrupt_raises_keyboard_interrupt_only_in_running_call(worker):
     worker.interrupt()  # nothing is being done
     assert worker.call("add") == 0
     for seconds in (0, 0.3):  # before the handler runs, and while it does
@@ -157,7 +157,7 @@ def test_an_interruption_is_an_exception_of_the_call(worker):
     assert worker.call("add") == 0
 
 
-def test_a_callback_that_fails_ends_it(monkeypatch):
+def test_failing_event_callback_ends_worker(monkeypatch):
     monkeypatch.setattr("partita.runtime.worker.parent.END_SECONDS", 0.2)
 
     def refuse(event):
@@ -170,7 +170,7 @@ def test_a_callback_that_fails_ends_it(monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-def test_a_fork_can_neither_use_nor_end_it(worker):
+def test_forked_process_cannot_call_or_close_worker(worker):
     child = os.fork()
     if not child:
         try:
@@ -192,7 +192,7 @@ worker.call("sleep", 600)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
-def test_it_ends_with_its_parent_and_leaves_no_folder(number):
+def test_parent_death_ends_worker_and_removes_its_folder(number):
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT],
         stdout=subprocess.PIPE,
@@ -207,7 +207,7 @@ def test_it_ends_with_its_parent_and_leaves_no_folder(number):
     wait_until(lambda: is_gone(int(pid)) and not Path(folder).exists())
 
 
-def test_starting_one_changes_neither_signals_nor_descriptors():
+def test_start_preserves_signal_handlers_and_std_descriptors():
     def state():
         return [signal.getsignal(number) for number in signal.valid_signals()], [
             os.fstat(fd).st_ino for fd in (0, 1, 2)
@@ -223,7 +223,7 @@ def test_starting_one_changes_neither_signals_nor_descriptors():
 # Work that may never end, and the thread that waits for it
 
 
-def test_work_that_ends_in_time_gives_its_value_or_its_error():
+def test_in_time_returns_value_or_raises_error():
     def work() -> int:
         return 3
 
@@ -232,7 +232,7 @@ def test_work_that_ends_in_time_gives_its_value_or_its_error():
         in_time(lambda: 1 // 0, lambda: None, 60.0)
 
 
-def test_work_that_stops_when_it_is_asked_to_is_late_and_not_left():
+def test_in_time_reports_late_work_stopped_after_stop_request():
     asked = threading.Event()
 
     def work() -> None:
@@ -246,7 +246,7 @@ def test_work_that_stops_when_it_is_asked_to_is_late_and_not_left():
     assert in_time(lambda: again.wait(), again.set, 0.05) is True, "it has a result by then"
 
 
-def test_work_that_never_stops_is_left(monkeypatch):
+def test_in_time_reports_late_work_still_running(monkeypatch):
     monkeypatch.setattr(patience, "STOP_SECONDS", 0.05)
     monkeypatch.setattr(patience, "_running", [])
     ended = threading.Event()
@@ -260,7 +260,7 @@ def test_work_that_never_stops_is_left(monkeypatch):
     ended.set()
 
 
-def test_an_interruption_while_the_work_goes_on(monkeypatch):
+def test_in_time_stops_work_on_keyboard_interrupt(monkeypatch):
     asked = threading.Event()
 
     def press(*_: object, **__: object) -> None:

@@ -1,4 +1,4 @@
-"""Every way an adapter can be wrong, or another model's, ends in one line that says what and where."""
+"""Invalid adapters, and adapters of another model: one-line errors with cause and place."""
 
 from __future__ import annotations
 
@@ -48,15 +48,14 @@ def adapter(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> Path:
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_other_kinds_are_refused_by_name(changes: dict[str, Any], said: str, adapter: Path) -> None:
+def test_unsupported_adapter_types_and_settings_are_named(changes: dict[str, Any], said: str, adapter: Path) -> None:
     with pytest.raises(UnsupportedModelError) as caught:
         read_adapter(settings(adapter, **changes))
     assert said in str(caught.value) and "adapter_config.json" in str(caught.value)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
-def test_numbers_that_are_none_are_the_adapters(number: float, adapter: Path) -> None:
-    """They were said to be of the checkpoint, or not to fit float32."""
+def test_non_finite_adapter_weights_raise_error(number: float, adapter: Path) -> None:
     name = sorted(load_file(adapter / "adapter_model.safetensors"))[-1]
     edit_tensors(adapter, lambda tensors: tensors[name][-1, -1].fill_(number), "adapter_model.safetensors")
     with pytest.raises(CheckpointError, match=rf"tensor {name} contains NaN or infinity; the adapter is damaged"):
@@ -78,13 +77,13 @@ def test_numbers_that_are_none_are_the_adapters(number: float, adapter: Path) ->
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_damaged_settings(changes: dict[str, Any], said: str, adapter: Path) -> None:
+def test_invalid_adapter_settings_raise_error(changes: dict[str, Any], said: str, adapter: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         read_adapter(settings(adapter, **changes))
     assert said in str(caught.value)
 
 
-def test_missing_and_replaced_files(adapter: Path, tmp_path: Path) -> None:
+def test_missing_or_damaged_adapter_files_raise_error(adapter: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no such folder"):
         read_adapter(tmp_path / "absent")
     with pytest.raises(CheckpointError, match=r"not an adapter: adapter_config\.json is missing"):
@@ -105,9 +104,7 @@ def test_missing_and_replaced_files(adapter: Path, tmp_path: Path) -> None:
         read_adapter(adapter)
 
 
-def test_a_pickled_adapter_is_read_without_running_what_is_in_it(
-    adapter: Path, tiny_checkpoint: TinyCheckpoint
-) -> None:
+def test_pickled_adapter_is_loaded_without_running_code(adapter: Path, tiny_checkpoint: TinyCheckpoint) -> None:
     import torch
     from safetensors.torch import load_file
 
@@ -125,7 +122,7 @@ def test_a_pickled_adapter_is_read_without_running_what_is_in_it(
         read_adapter(adapter)
 
 
-def test_foreign_tensors(adapter: Path) -> None:
+def test_tensors_not_saved_by_peft_raise_error(adapter: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
@@ -138,7 +135,7 @@ def test_foreign_tensors(adapter: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["adapter", "with_adapters"])
-def test_an_adapter_of_another_model(option: str, tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def test_adapter_of_another_model_raises_error(option: str, tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     other = save_adapter(tmp_path / "adapter", tiny_checkpoint("gpt2"), ("c_attn", "c_proj", "c_fc"), turned=True)
     value = other if option == "adapter" else {"name": other}
     error = refuse(tiny_checkpoint("llama"), tmp_path / "out", **{option: value})
@@ -151,7 +148,7 @@ def test_an_adapter_of_another_model(option: str, tiny_checkpoint: TinyCheckpoin
     assert "has lora_A [4, 32]" in str(error) and "but the model's is [" in str(error)
 
 
-def test_what_cannot_be_switched_is_to_be_merged(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def test_dora_adapter_is_rejected_as_switchable(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     dora = save_adapter(tmp_path / "dora", tiny_checkpoint("llama"), use_dora=True)
     error = refuse(tiny_checkpoint("llama"), tmp_path / "out", with_adapters={"dora": dora})
     assert "it also changes magnitudes (DoRA), which cannot be switched; merge it with `adapter`" in str(error)
@@ -170,18 +167,20 @@ def test_what_cannot_be_switched_is_to_be_merged(tiny_checkpoint: TinyCheckpoint
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_options_that_make_no_sense(options: Any, said: str, tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def test_invalid_adapter_options_raise_usage_error(
+    options: Any, said: str, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
     error = refuse(tiny_checkpoint("llama"), tmp_path / "out", **options)
     assert isinstance(error, UsageError) and said in str(error)
 
 
-def test_a_name_that_a_command_line_gives_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_duplicate_adapter_name_exits_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     twice = ("--with-adapters", "a=x", "--with-adapters", "a=y")
     assert run(["export", str(tmp_path), str(tmp_path / "out"), *twice]) == 2
     assert "--with-adapters a=y: a is set twice" in capsys.readouterr().err
 
 
-def test_force_never_replaces_the_adapter_that_is_read(
+def test_force_does_not_replace_the_source_adapter(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, own_copy: Any, tmp_path: Path
 ) -> None:
     package = own_copy(exported(tiny_checkpoint("llama")))
@@ -194,7 +193,7 @@ def test_force_never_replaces_the_adapter_that_is_read(
     assert (inside / "adapter_config.json").is_file()
 
 
-def test_another_base_is_a_note(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def test_different_base_model_adds_a_note(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     import torch
 
     checkpoint = tiny_checkpoint("llama")
@@ -211,10 +210,10 @@ def test_another_base_is_a_note(tiny_checkpoint: TinyCheckpoint, tmp_path: Path)
 
 
 @pytest.mark.parametrize("ends", [(), ("lm_head",)])
-def test_an_adapter_of_a_resized_vocabulary(
+def test_adapter_with_resized_vocabulary_raises_error(
     ends: tuple[str, ...], tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
-    """Its embedding is kept whole, or its head is changed by a LoRA."""
+    """Either the adapter contains the whole embedding, or it applies LoRA to the head."""
     import torch
 
     sizes: Any = {"vocab_size": 296}
@@ -225,8 +224,8 @@ def test_an_adapter_of_a_resized_vocabulary(
     assert "resize the checkpoint first (model.resize_token_embeddings(296)" in str(error)
 
 
-def test_what_peft_saves_beside_whole_parameters_is_not_used(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    """peft adds `original_module` where the vocabulary was resized; merged weights are those of `modules_to_save`."""
+def test_original_module_tensors_are_ignored(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    """peft adds `original_module` for resized vocabularies; `modules_to_save` has the weights to merge."""
     import torch
 
     rows = {
@@ -250,14 +249,14 @@ def test_what_peft_saves_beside_whole_parameters_is_not_used(tiny_checkpoint: Ti
     ],
     ids=lambda value: str(value)[:12],
 )
-def test_a_pattern_that_takes_too_long_is_named(pattern: str, said: str, key: str, adapter: Path) -> None:
+def test_slow_or_invalid_pattern_is_named(pattern: str, said: str, key: str, adapter: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         for module in ("model.layers.0.self_attn.q_proj", "model.layers.0.mlp.down_proj"):
             read_adapter(settings(adapter, **{key: {pattern: 4}})).config.scale(module)
     assert said in str(caught.value) and repr(pattern)[1:-1][:60] in str(caught.value)
 
 
-def test_a_package_without_adapters_says_how_to_get_them(exported: Exported, tiny_checkpoint: TinyCheckpoint) -> None:
+def test_package_without_adapters_names_export_option(exported: Exported, tiny_checkpoint: TinyCheckpoint) -> None:
     import partita
 
     with (

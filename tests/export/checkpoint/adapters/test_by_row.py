@@ -1,4 +1,4 @@
-"""Rows of a batch with adapters of their own: each is answered as by itself."""
+"""Batches whose rows use different adapters: each completion matches a single run."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def alone(package: Path) -> list[tuple[int, ...]]:
     ],
     ids=str,
 )
-def test_row_by_row_as_single_runs(
+def test_batch_with_different_adapters_matches_single_runs(
     options: Any, tiny_checkpoint: TinyCheckpoint, exported: Exported, adapters: dict[str, Path], tmp_path: Path
 ) -> None:
     checkpoint = tiny_checkpoint("llama")
@@ -90,7 +90,7 @@ def test_row_by_row_as_single_runs(
     assert alone(single) == wanted
 
 
-def test_where_rows_have_one_together_they_take_turns(
+def test_requests_run_in_turn_at_batch_size_1(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, adapters: dict[str, Path]
 ) -> None:
     package = exported(tiny_checkpoint("llama"), batch_size=1, with_adapters=adapters)
@@ -98,7 +98,7 @@ def test_where_rows_have_one_together_they_take_turns(
     assert found == alone(package) and most == 1
 
 
-def test_a_file_of_rows_names_its_adapters(
+def test_batch_file_selects_adapter_per_row(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, adapters: dict[str, Path], tmp_path: Path
 ) -> None:
     package = exported(tiny_checkpoint("llama"), batch_size=3, with_adapters=adapters)
@@ -117,8 +117,10 @@ def test_a_file_of_rows_names_its_adapters(
 
 
 @pytest.mark.heavy
-def test_rows_of_fixed_graphs(tiny_checkpoint: TinyCheckpoint, exported: Exported, adapters: dict[str, Path]) -> None:
-    """A pair of graphs in which every size is a number, as compilers take them."""
+def test_static_graphs_support_adapters_per_row(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, adapters: dict[str, Path]
+) -> None:
+    """Prefill and decode graphs with fixed sizes only, as compilers require."""
     given = adapters
     package = exported(tiny_checkpoint("llama"), with_adapters=given, batch_size=2, static_shapes=True, prefill_chunk=6)
     graph = read_manifest(package).graph

@@ -1,4 +1,4 @@
-"""An adapter that is merged: the model is that of the checkpoint whose weights were changed by hand, and peft's."""
+"""Merged adapters against manually changed checkpoint weights and against peft."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def agree(model: Any, other: Path) -> None:
     ],
     ids=["alpha", "rslora and dora", "patterns"],
 )
-def test_merged_weights_are_those_of_the_formula(
+def test_merged_weights_match_the_lora_formula(
     options: Any, scales: Any, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
     checkpoint = tiny_checkpoint("llama")
@@ -108,7 +108,7 @@ def test_merged_weights_are_those_of_the_formula(
 
 
 @pytest.mark.parametrize("options", [{}, pytest.param({"precision": "int8"}, marks=pytest.mark.heavy)], ids=str)
-def test_the_package_is_that_of_the_merged_model(
+def test_package_matches_the_merged_model(
     options: Any, tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path
 ) -> None:
     checkpoint = tiny_checkpoint("llama")
@@ -127,15 +127,15 @@ def test_the_package_is_that_of_the_merged_model(
     np.testing.assert_allclose(answer["prefill_logits"], wanted, atol=tolerance, rtol=tolerance)
 
 
-def test_weights_that_lie_the_other_way_round(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def test_transposed_weights_merge_correctly(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     checkpoint = tiny_checkpoint("gpt2")
     adapter = save_adapter(tmp_path / "adapter", checkpoint, ("c_attn", "c_proj", "c_fc"), turned=True, use_dora=True)
     wanted = changed(checkpoint, tmp_path / "changed", by_hand(adapter, lambda module, rank: 2.0, turned=True))
     agree(merged_model(checkpoint, adapter), wanted)
 
 
-def test_experts_by_their_names_in_the_files(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    """transformers makes one tensor of them; an adapter that names each was made before it did."""
+def test_adapters_of_individual_experts_merge_correctly(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    """Older adapters name each expert; transformers stacks the experts in a single tensor."""
     checkpoint = tiny_checkpoint(
         "qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, decoder_sparse_step=1
     )
@@ -145,8 +145,8 @@ def test_experts_by_their_names_in_the_files(tiny_checkpoint: TinyCheckpoint, tm
 
 
 @pytest.mark.filterwarnings("ignore")  # peft and transformers are not ours
-def test_equal_to_peft(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    """What the known answer is computed with is what peft computes without merging anything."""
+def test_merged_models_match_peft(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    """The reference is peft without merging."""
     require("peft")
     import peft
     import torch

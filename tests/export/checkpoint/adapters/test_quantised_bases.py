@@ -1,4 +1,4 @@
-"""Adapters that were trained on a quantised model (QLoRA): added to what its stored weights stand for, as peft does."""
+"""Adapters trained on a quantised model (QLoRA): added to the dequantised weights, as in peft."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def same_but_for_a_tie(found: list[int], expected: list[int], wanted: Any) -> No
 @pytest.mark.filterwarnings("ignore")  # peft is not ours
 @pytest.mark.parametrize("dora", [False, True], ids=["lora", "dora"])
 @pytest.mark.parametrize("name", ["gptq", "gptq_act_order", "nf4", "gguf"])
-def test_merged_it_is_what_peft_computes(name: str, dora: bool, floats: Path, tmp_path: Path) -> None:
+def test_merged_quantised_base_matches_peft(name: str, dora: bool, floats: Path, tmp_path: Path) -> None:
     base = base_of(name, floats, tmp_path)
     adapter = save_adapter(tmp_path / "adapter", floats, LINEAR, use_dora=dora)
     found = logits(merged_model(base, adapter))
@@ -107,7 +107,9 @@ def test_merged_it_is_what_peft_computes(name: str, dora: bool, floats: Path, tm
         pytest.param("gguf", {"precision": "fp32"}, marks=pytest.mark.heavy),
     ],
 )
-def test_the_package_of_a_merged_one(name: str, options: Any, floats: Path, exported: Exported, tmp_path: Path) -> None:
+def test_package_of_merged_quantised_base_matches_peft(
+    name: str, options: Any, floats: Path, exported: Exported, tmp_path: Path
+) -> None:
     base = base_of(name, floats, tmp_path)
     adapter = save_adapter(tmp_path / "adapter", floats, ("q_proj", "down_proj"))
     package = exported(base, adapter=adapter, **options)
@@ -120,7 +122,7 @@ def test_the_package_of_a_merged_one(name: str, options: Any, floats: Path, expo
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["gptq_act_order", pytest.param("gguf", marks=pytest.mark.heavy)])
-def test_switched_beside_the_integers_that_are_stored(
+def test_switchable_adapter_on_stored_integers_matches_peft(
     name: str, floats: Path, exported: Exported, own_copy: Any, tmp_path: Path
 ) -> None:
     base = base_of(name, floats, tmp_path)
@@ -139,7 +141,7 @@ def test_switched_beside_the_integers_that_are_stored(
 
 
 @pytest.mark.parametrize("name", ["gptq", "gguf"])
-def test_integers_that_it_would_change_are_not_taken_as_stored(name: str, floats: Path, tmp_path: Path) -> None:
+def test_merging_into_stored_integers_raises_error(name: str, floats: Path, tmp_path: Path) -> None:
     (tmp_path / "base").mkdir()
     base, adapter = base_of(name, floats, tmp_path / "base"), save_adapter(tmp_path / "adapter", floats, ("q_proj",))
     error = refuse(base, tmp_path / "out", adapter=adapter, max_length=64)
@@ -148,7 +150,9 @@ def test_integers_that_it_would_change_are_not_taken_as_stored(name: str, floats
     assert "`with_adapters`" in str(error) and "`precision=bf16`" in str(error) and "`requantise=True`" in str(error)
 
 
-def test_an_adapter_of_another_quantised_model(floats: Path, tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def test_adapter_of_another_quantised_model_raises_error(
+    floats: Path, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
     base = base_of("nf4", floats, tmp_path)
     wider = save_adapter(tmp_path / "adapter", tiny_checkpoint("llama", hidden_size=32), ("q_proj",))
     error = refuse(base, tmp_path / "out" / "package", adapter=wider, precision="fp32")

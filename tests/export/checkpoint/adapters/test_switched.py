@@ -1,4 +1,4 @@
-"""Adapters beside the weights: the package computes the base without one, and what the merged model does with one."""
+"""Switchable adapters: without one the package computes the base model, with one the merged model."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def answer(package: Path, name: str) -> dict[str, np.ndarray[Any, Any]]:
     return load_file(package / name)
 
 
-def test_each_adapter_is_what_merging_it_gives(
+def test_switchable_adapters_match_merged_models(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, adapters: dict[str, Path]
 ) -> None:
     checkpoint = tiny_checkpoint("llama")
@@ -76,7 +76,7 @@ def test_each_adapter_is_what_merging_it_gives(
     assert 0 < sizes[adapter_file("small")] < sizes[adapter_file("loud")] < sizes["model.onnx.data"] / 2
 
 
-def test_one_model_changes_adapters_and_says_which(
+def test_loaded_model_switches_adapters_and_reports_the_last(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, adapters: dict[str, Path]
 ) -> None:
     package = exported(tiny_checkpoint("llama"), with_adapters=adapters)
@@ -103,7 +103,7 @@ def test_one_model_changes_adapters_and_says_which(
     ],
     ids=str,
 )
-def test_beside_every_form_of_weights(
+def test_adapters_verify_with_each_weight_format_and_graph_option(
     options: Any, tiny_checkpoint: TinyCheckpoint, exported: Exported, adapters: dict[str, Path], tmp_path: Path
 ) -> None:
     if options.get("precision") in ("int4", "int8"):
@@ -119,7 +119,7 @@ def test_beside_every_form_of_weights(
     assert {step.step.partition(": ")[0] for step in manifest.verification.steps} >= {"loud", "small"}
 
 
-def test_an_answer_that_is_not_the_adapter_s_is_found(
+def test_replaced_or_damaged_adapter_file_is_detected(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, adapters: dict[str, Path], own_copy: Any
 ) -> None:
     package = own_copy(exported(tiny_checkpoint("llama"), with_adapters=adapters))
@@ -139,7 +139,7 @@ def test_an_answer_that_is_not_the_adapter_s_is_found(
 
 
 @pytest.mark.heavy
-def test_a_tied_head_has_a_path_and_the_embedding_none(
+def test_adapter_on_tied_head_matches_merged_model(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path
 ) -> None:
     import torch

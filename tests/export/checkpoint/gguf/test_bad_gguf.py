@@ -1,4 +1,4 @@
-"""GGUF files that are damaged, cut off, of other kinds, or count more than they hold: one line, nothing allocated."""
+"""Damaged, truncated, unsupported or oversized GGUF files: one-line errors without large allocations."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ CASES: dict[str, tuple[bytes, type[PartitaError], str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_damaged_and_other_files(case: str, tmp_path: Path) -> None:
+def test_damaged_or_unsupported_files_raise_error(case: str, tmp_path: Path) -> None:
     require("gguf")
     raw, kind, said = CASES[case]
     file = tmp_path / "model.gguf"
@@ -158,7 +158,7 @@ def test_damaged_and_other_files(case: str, tmp_path: Path) -> None:
     assert type(error) is kind and said in str(error) and "model.gguf" in str(error)
 
 
-def test_every_cut_is_found(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def test_truncated_file_raises_error(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     require("gguf")
     from partita.export.checkpoint.gguf.header import read_header
 
@@ -172,7 +172,7 @@ def test_every_cut_is_found(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> 
             read_header(file)
 
 
-def test_settings_and_tensors_that_contradict_each_other(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def test_contradicting_settings_and_tensors_raise_error(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     require("gguf")
     checkpoint = tiny_checkpoint("llama")
     file = save_gguf(tmp_path / "model.gguf", checkpoint, llama__feed_forward_length=48)
@@ -187,7 +187,7 @@ def test_settings_and_tensors_that_contradict_each_other(tiny_checkpoint: TinyCh
     assert "num_hidden_layers is 1,073,741,824" in str(refuse(file, tmp_path / "out"))
 
 
-def test_what_transformers_would_leave_out_is_refused(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def test_data_ignored_by_transformers_raises_error(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     require("gguf")
     checkpoint = tiny_checkpoint("llama")
     file = save_gguf(
@@ -203,8 +203,10 @@ def test_what_transformers_would_leave_out_is_refused(tiny_checkpoint: TinyCheck
     assert isinstance(error, UnsupportedModelError) and "ignores blk.0.attn_k.bias" in str(error)
 
 
-def test_half_of_the_experts(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other half was zeros, without a word."""
+def test_missing_expert_tensor_raises_error(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without this check, the missing half of the experts would be zeros."""
     require("gguf")
     sizes: Any = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
 
@@ -219,7 +221,7 @@ def test_half_of_the_experts(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, mo
     )
 
 
-def test_a_folder_with_several_files(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def test_folder_with_several_gguf_files_raises_error(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     for name in ("a.gguf", "b.gguf"):
         (tmp_path / "folder" / name).write_bytes(b"GGUF")
@@ -227,7 +229,7 @@ def test_a_folder_with_several_files(tiny_checkpoint: TinyCheckpoint, tmp_path: 
     assert "2 GGUF files and no other weights: a.gguf, b.gguf; give one of them" in str(error)
 
 
-def test_precisions_that_would_round_twice(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def test_requantising_precision_requires_requantise_option(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     require("gguf")
     file = save_gguf(tmp_path / "model.gguf", tiny_checkpoint("llama"), "Q4_1")
     error = refuse(file, tmp_path / "out", precision="int4")

@@ -1,4 +1,4 @@
-"""A GGUF file is a checkpoint: the same numbers as transformers' own reader gives, integers taken as they are."""
+"""GGUF checkpoints: weights equal those of transformers' GGUF reader; integers are exported as stored."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def of_transformers(file: Path) -> dict[str, Any]:
         pytest.param("llama", "F32", {}, marks=pytest.mark.heavy),
     ],
 )
-def test_every_weight_is_what_transformers_reads(
+def test_weights_equal_those_read_by_transformers(
     model_type: str, kind: str, options: Any, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
     require("gguf")
@@ -49,13 +49,15 @@ def test_every_weight_is_what_transformers_reads(
         assert torch.equal(value, wanted[name]), name
 
 
-def test_a_file_of_any_name_is_known_by_how_it_begins(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def test_gguf_is_recognised_by_content_not_file_name(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     require("gguf")
     file = save_gguf(tmp_path / "model.gguf", tiny_checkpoint("llama")).rename(tmp_path / "sha256-0a1b")
     assert open_checkpoint(str(file)).model_type == "llama"
 
 
-def test_experts_are_stacked_as_the_model_has_them(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def test_stacked_experts_equal_those_of_the_safetensors_checkpoint(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
     require("gguf")
     import torch
 
@@ -68,10 +70,10 @@ def test_experts_are_stacked_as_the_model_has_them(tiny_checkpoint: TinyCheckpoi
 
 
 @pytest.mark.parametrize(("halves", "others"), [("Q8_0", "Q4_0"), ("Q4_1", "F16"), ("F32", "F16")])
-def test_halves_of_experts_may_be_of_two_types(
+def test_up_and_gate_experts_may_have_different_gguf_types(
     halves: str, others: str, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
-    """Which are one parameter of the model: each half has the numbers that its own type gives it."""
+    """Both are halves of one model parameter; each half is read with its own GGUF type."""
     require("gguf")
     import torch
 
@@ -87,10 +89,10 @@ def test_halves_of_experts_may_be_of_two_types(
                 assert torch.equal(dict(whole.named_parameters())[key][:, half], value[:, half]), key
 
 
-def test_integers_are_taken_as_they_are_stored(
+def test_package_contains_stored_integers_and_matches_logits(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path
 ) -> None:
-    """As llama.cpp's Q4_0 is: the head in 8 bits of its own."""
+    """llama.cpp's Q4_0 layout: 4-bit weights and an 8-bit head."""
     require("gguf")
     checkpoint = tiny_checkpoint("llama")
     file = save_gguf(tmp_path / "model.gguf", checkpoint, lambda name: "Q8_0" if name == "output.weight" else "Q4_0")
@@ -114,10 +116,10 @@ def test_integers_are_taken_as_they_are_stored(
         assert opened.encode(text) and opened.decode(opened.encode(text)).strip() == text
 
 
-def test_modules_are_known_by_the_names_of_the_model(
+def test_keep_selects_gguf_tensors_by_transformers_module_name(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path
 ) -> None:
-    """Queries, keys and values are one product, and blk.0.attn_v in the file."""
+    """The file calls this module blk.0.attn_v; the exporter fuses it into one QKV product."""
     require("gguf")
     file = save_gguf(tmp_path / "model.gguf", tiny_checkpoint("llama"))
     keep = {"model.layers.0.self_attn.v_proj": "int8"}
@@ -139,7 +141,7 @@ def test_modules_are_known_by_the_names_of_the_model(
         pytest.param("Q5_0", {"precision": "auto"}, marks=pytest.mark.heavy),
     ],
 )
-def test_the_package_is_verified(
+def test_package_from_gguf_file_or_folder_is_verified(
     kind: str, options: Any, tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path
 ) -> None:
     require("gguf")
@@ -148,10 +150,10 @@ def test_the_package_is_verified(
     assert manifest.verification.status == "verified" and manifest.source.checkpoint in (file.name, tmp_path.name)
 
 
-def test_factors_of_the_rotary_embedding_are_kept(
+def test_rope_frequency_factors_are_applied(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path
 ) -> None:
-    """llama.cpp keeps the frequencies of llama 3.1 as factors in a tensor; transformers' reader forgets them."""
+    """llama.cpp stores Llama 3.1's RoPE frequencies as a factor tensor, which transformers' reader ignores."""
     require("gguf")
     import gguf
     import torch

@@ -1,4 +1,4 @@
-"""Settings of GGUF files that transformers does not read: put into the config, named in a note, or refused."""
+"""GGUF settings that transformers does not read: copied to the config, listed in a note, or rejected."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ PUT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", PUT)
-def test_what_transformers_does_not_read_is_in_the_config(case: str, tmp_path: Path) -> None:
+def test_settings_ignored_by_transformers_are_copied_to_config(case: str, tmp_path: Path) -> None:
     require("gguf")
     architecture, settings, wanted = PUT[case]
     found, notes = config_of(tmp_path, architecture, settings)
@@ -108,7 +108,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_changes_the_model_is_refused_by_name(case: str, tmp_path: Path) -> None:
+def test_model_changing_settings_are_rejected_by_name(case: str, tmp_path: Path) -> None:
     require("gguf")
     architecture, settings, said = REFUSED[case]
     with pytest.raises(UnsupportedModelError) as caught:
@@ -117,14 +117,14 @@ def test_what_changes_the_model_is_refused_by_name(case: str, tmp_path: Path) ->
     assert "\n" not in str(caught.value)
 
 
-def test_what_changes_nothing_is_a_note(tmp_path: Path) -> None:
+def test_settings_without_effect_are_listed_in_a_note(tmp_path: Path) -> None:
     require("gguf")
     _, notes = config_of(tmp_path, "bloom", {"attention.causal": True, "pooling_type": 3})
     assert notes[0] == "settings of the GGUF file that transformers does not read: context_length, pooling_type"
 
 
 @pytest.mark.parametrize(("name", "noted"), [("stablelm2", True), ("gpt-2", False), ("mpt", False), ("qwen2", False)])
-def test_text_that_is_split_in_a_way_transformers_does_not_know(
+def test_unknown_pre_tokenizer_adds_a_note(
     name: str, noted: bool, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
     require("gguf")
@@ -133,8 +133,8 @@ def test_text_that_is_split_in_a_way_transformers_does_not_know(
     assert any(f"names the pre-tokenizer '{name}' (tokenizer.ggml.pre)" in note for note in notes) is noted
 
 
-def test_a_generation_ends_where_llama_cpp_ends_it(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    """By the settings, and by the text of a token."""
+def test_eos_tokens_match_llama_cpp(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    """From the eos and eot settings, and from token texts such as <|im_end|>."""
     require("gguf")
     ends: Any = {"tokenizer__ggml__eos_token_id": 1, "tokenizer__ggml__eot_token_id": 10}
     file = save_gguf(tmp_path / "model.gguf", tiny_checkpoint("llama"), tokenizer=False, **ends)
@@ -145,7 +145,7 @@ def test_a_generation_ends_where_llama_cpp_ends_it(tiny_checkpoint: TinyCheckpoi
     assert open_checkpoint(str(file)).config.eos_token_id == [1, 2045, 2046]
 
 
-def test_settings_of_the_tokenizer_that_are_not_read_are_a_note(tmp_path: Path) -> None:
+def test_ignored_tokenizer_settings_are_listed_in_a_note(tmp_path: Path) -> None:
     require("gguf")
     settings = {"tokenizer.ggml.fim_pad_token_id": 3, "tokenizer.ggml.eot_token_id": 2, "tokenizer.ggml.add_sep": False}
     file = save_settings(tmp_path / "model.gguf", "llama", {}, settings)
@@ -157,6 +157,6 @@ def test_settings_of_the_tokenizer_that_are_not_read_are_a_note(tmp_path: Path) 
     ("architecture", "key"),
     [("gpt2", "n_positions"), ("llama", "max_position_embeddings"), ("falcon", "max_position_embeddings")],
 )
-def test_the_context_length_of_the_file_is_the_configs(architecture: str, key: str, tmp_path: Path) -> None:
+def test_context_length_is_copied_to_config(architecture: str, key: str, tmp_path: Path) -> None:
     require("gguf")
     assert config_of(tmp_path, architecture, {"context_length": 256})[0][key] == 256

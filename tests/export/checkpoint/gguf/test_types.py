@@ -1,4 +1,4 @@
-"""Every type of numbers, from random bytes: what is read is what the package gguf computes, bit for bit."""
+"""Every GGUF tensor type, from random bytes: values equal those of the gguf package bit for bit."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def random_rows(name, rows=7, blocks=2, seed=0):
 
 
 @pytest.mark.parametrize("name", [*AFFINE, *OTHERS, *RARE])
-def test_any_region_is_that_of_the_whole(name, tmp_path):
+def test_every_region_equals_gguf_dequantisation(name, tmp_path):
     require("gguf")
     import gguf
     import torch

@@ -1,7 +1,4 @@
-"""What a stored weight stands for, compared bit for bit with the libraries of the formats.
-
-`record.py` has written down what the libraries store for a small weight and what they make of it again.
-"""
+"""Stored quantised weights equal the dequantised values that `record.py` recorded from each format's library."""
 
 from __future__ import annotations
 
@@ -36,14 +33,14 @@ def stored(name: str, folder: Path) -> tuple[QuantisedTensors, torch.Tensor]:
     return read(folder, found, tensors), expected
 
 
-def test_all_that_can_be_recorded_is() -> None:
+def test_every_recordable_case_is_recorded() -> None:
     from tests.export.checkpoint.stored_formats import record
 
     assert sorted(record.CASES) == CASES
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_numbers_are_those_of_the_library(tmp_path: Path, name: str) -> None:
+def test_dequantised_values_equal_those_of_the_library(tmp_path: Path, name: str) -> None:
     quantised, expected = stored(name, tmp_path)
     (weight,) = quantised.weights.values()
     assert weight.name == "X.weight" and weight.shape == tuple(expected.shape)
@@ -60,8 +57,8 @@ def test_the_numbers_are_those_of_the_library(tmp_path: Path, name: str) -> None
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_integers_are_the_numbers(tmp_path: Path, name: str) -> None:
-    """Scale times integer less zero point, in blocks along an axis: what a package is given."""
+def test_integers_scales_and_zero_points_reproduce_values(tmp_path: Path, name: str) -> None:
+    """Checks scale * (integer - zero point), constant scales within a block, and the integer range."""
     quantised, _ = stored(name, tmp_path)
     (weight,) = quantised.weights.values()
     assert isinstance(weight, AffineWeight) is not any(part in name for part in DEQUANTISED_ONLY)
@@ -84,8 +81,8 @@ def test_the_integers_are_the_numbers(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gptq_4", "awq", "compressed_w4a16", "fp8_block", "bnb_nf4", "mxfp4"])
-def test_a_format_is_recognised_by_its_tensors(tmp_path: Path, name: str) -> None:
-    """Without settings: a config may have lost them. Bits and group sizes are then those that the shapes say."""
+def test_format_is_recognised_from_tensors_without_settings(tmp_path: Path, name: str) -> None:
+    """Bits and group size are then derived from tensor shapes."""
     quantised, expected = stored(name, tmp_path)
     tensors = {key: info for key, info in find_tensors(tmp_path)[0].items() if key != "expected"}
     found = by_tensors(tensors)

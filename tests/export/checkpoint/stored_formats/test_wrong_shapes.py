@@ -1,7 +1,4 @@
-"""A tensor of another size than the others ask for is an error that names it, whatever the format.
-
-The tensors are those that the formats' libraries stored; each of them is made longer or shorter in turn.
-"""
+"""Quantised tensors with inconsistent shapes or contradicting settings raise errors that name the tensor."""
 
 from __future__ import annotations
 
@@ -53,7 +50,7 @@ def changes(value: torch.Tensor) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_tensor_of_another_size(name: str, tmp_path: Path) -> None:
+def test_wrong_tensor_shapes_raise_errors_or_change_weight_shape(name: str, tmp_path: Path) -> None:
     settings, tensors = tensors_of(name)
     seen = 0
     (right,) = opened(tmp_path, settings, tensors).weights.values()
@@ -71,7 +68,7 @@ def test_every_tensor_of_another_size(name: str, tmp_path: Path) -> None:
     assert seen or name == "fp8_tensor"  # whose scale is one number
 
 
-def test_groups_of_another_size_than_the_settings_say(tmp_path: Path) -> None:
+def test_group_size_mismatch_raises_checkpoint_error(tmp_path: Path) -> None:
     for name in ("gptq_4", "awq", "compressed_w4a16", "compressed_int8"):
         settings, tensors = tensors_of(name)
         more = one_group(group_size=16) if "config_groups" in settings else {"group_size": 16}
@@ -79,8 +76,8 @@ def test_groups_of_another_size_than_the_settings_say(tmp_path: Path) -> None:
             opened(tmp_path, {**settings, **more}, tensors)
 
 
-def test_what_torchao_stores_for_its_kernels(tmp_path: Path) -> None:
-    """Tiles, and scales of activations: no numbers that anybody but a kernel can tell."""
+def test_torchao_kernel_layouts_are_rejected(tmp_path: Path) -> None:
+    """Tiled layouts and activation scales have no documented values outside the kernel."""
     settings, tensors = tensors_of("torchao_int4_plain")
     tiles = {
         "X._weight_qdata": torch.zeros(4, 1, 32, 4, dtype=torch.int32),
@@ -94,8 +91,8 @@ def test_what_torchao_stores_for_its_kernels(tmp_path: Path) -> None:
             opened(tmp_path, settings, more)
 
 
-def test_integers_beyond_what_the_file_says(tmp_path: Path) -> None:
-    """torchao's int4 in bytes: the header has the bits, and a package has as many."""
+def test_torchao_integers_beyond_declared_bits_raise_checkpoint_error(tmp_path: Path) -> None:
+    """torchao stores int4 in bytes; the header declares the bits. An unreadable header means 8 bits."""
     settings, tensors = tensors_of("torchao_int4")
     said = {"X.weight": settings["metadata"]["X.weight"]}
     for integer, fine in ((7, True), (8, False), (-8, True), (-9, False)):
@@ -117,8 +114,8 @@ def test_integers_beyond_what_the_file_says(tmp_path: Path) -> None:
         assert isinstance(weight, AffineWeight) and weight.bits == 8  # what cannot be read says nothing
 
 
-def test_one_weight_in_both_forms_of_gptq(tmp_path: Path) -> None:
-    """gptq_v2 stores zero points as they are, the first form one less."""
+def test_gptq_and_gptq_v2_zero_points_give_equal_weights(tmp_path: Path) -> None:
+    """gptq_v2 stores zero points unchanged; gptq stores them minus one."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(32, 64, generator=generator)
     settings = {"quant_method": "gptq", "bits": 4, "group_size": 32}
@@ -133,8 +130,7 @@ def test_one_weight_in_both_forms_of_gptq(tmp_path: Path) -> None:
     assert float((values[0] - weight).abs().max()) < 0.5
 
 
-def test_packed_integers_in_the_order_of_activations(tmp_path: Path) -> None:
-    """compressed-tensors with g_idx: each input has the scale of its own group."""
+def test_compressed_tensors_g_idx_selects_the_scale_of_each_input(tmp_path: Path) -> None:
     settings, tensors = tensors_of("compressed_w4a16")
     settings["config_groups"]["group_0"]["weights"]["actorder"] = "group"
     order = torch.randperm(64, generator=torch.Generator().manual_seed(1))
@@ -152,15 +148,15 @@ def test_packed_integers_in_the_order_of_activations(tmp_path: Path) -> None:
         opened(tmp_path, settings, {**tensors, "X.weight_g_idx": groups[:63]})
 
 
-def test_scales_of_activations_beside_awq(tmp_path: Path) -> None:
-    """AutoAWQ divides by them what an activation gives, where no layer takes them in: starcoder2, falcon, bloom."""
+def test_awq_activation_scales_are_rejected(tmp_path: Path) -> None:
+    """AutoAWQ adds them for starcoder2, falcon and bloom, where no preceding layer can absorb the scale."""
     settings, tensors = tensors_of("awq")
     with pytest.raises(UnsupportedModelError, match=r"activation scales \(X\.act\.scales\)"):
         opened(tmp_path, settings, {**tensors, "X.act.scales": torch.ones(64)})
 
 
-def test_eight_bits_in_tiles(tmp_path: Path) -> None:
-    """Older files of bitsandbytes have them as a kind of GPU reads them, and say so in a number."""
+def test_bnb_int8_tiled_layouts_are_rejected(tmp_path: Path) -> None:
+    """Older bitsandbytes files store a GPU tile layout, recorded in `weight_format`."""
     settings, tensors = tensors_of("bnb_int8")
     for number, fine in ((0, True), (1, False), (3, False)):
         with (
@@ -171,7 +167,7 @@ def test_eight_bits_in_tiles(tmp_path: Path) -> None:
             opened(tmp_path, settings, {**tensors, "X.weight_format": torch.tensor(number, dtype=torch.uint8)})
 
 
-def test_four_bits_in_words_of_floats(tmp_path: Path) -> None:
+def test_bnb_4bit_float_storage_is_rejected(tmp_path: Path) -> None:
     settings, tensors = tensors_of("bnb_nf4")
     words = tensors["X.weight"].reshape(-1).view(torch.bfloat16).reshape(-1, 1)
     with pytest.raises(UnsupportedModelError, match=r"in words of bfloat16 \(bnb_4bit_quant_storage; X\.weight\)"):
@@ -179,7 +175,7 @@ def test_four_bits_in_words_of_floats(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["compressed_int8", "compressed_w8a16"])
-def test_a_scale_for_each_row_may_have_one_axis(name: str, tmp_path: Path) -> None:
+def test_per_row_scale_may_be_a_vector(name: str, tmp_path: Path) -> None:
     settings, tensors = tensors_of(name)
     found = []
     for shape in ((-1, 1), (-1,)):
@@ -191,7 +187,7 @@ def test_a_scale_for_each_row_may_have_one_axis(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)], ids=str)
-def test_all_rows_may_have_one_zero_point(shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_scalar_zero_point_applies_to_all_rows(shape: tuple[int, ...], tmp_path: Path) -> None:
     settings, tensors = tensors_of("compressed_int8_asymmetric")
     more = {"X.weight_zero_point": torch.full(shape, 3, dtype=torch.int8)}
     (weight,) = opened(tmp_path, settings, {**tensors, **more}).weights.values()
@@ -203,8 +199,8 @@ def test_all_rows_may_have_one_zero_point(shape: tuple[int, ...], tmp_path: Path
         assert set(weight.zero_points(files).reshape(-1).tolist()) == {128 + 3}
 
 
-def test_modules_with_settings_of_their_own(tmp_path: Path) -> None:
-    """GPTQModel's `dynamic`: bits and group size are those of the shapes."""
+def test_gptq_dynamic_modules_use_bits_and_group_size_of_tensors(tmp_path: Path) -> None:
+    """GPTQModel's `dynamic` setting; the shapes of the tensors take precedence."""
     settings, tensors = tensors_of("gptq_4")
     more = {"dynamic": {"X": {"bits": 4, "group_size": 32}}}
     (weight,) = opened(tmp_path, {**settings, "bits": 8, "group_size": 128, **more}, tensors).weights.values()
@@ -230,7 +226,9 @@ def one_group(**weights: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_settings_that_the_tensors_contradict(name: str, changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_settings_contradicting_tensors_raise_checkpoint_error(
+    name: str, changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
     settings, tensors = tensors_of(name)
     with pytest.raises(CheckpointError) as caught:
         opened(tmp_path, {**settings, **changes}, tensors)
@@ -240,7 +238,9 @@ def test_settings_that_the_tensors_contradict(name: str, changes: dict[str, Any]
 @pytest.mark.parametrize(
     ("changes", "missing"), [({"symmetric": False}, "weight_zero_point"), ({"actorder": "group"}, "weight_g_idx")]
 )
-def test_tensors_that_the_settings_require(changes: dict[str, Any], missing: str, tmp_path: Path) -> None:
+def test_missing_tensors_required_by_settings_raise_checkpoint_error(
+    changes: dict[str, Any], missing: str, tmp_path: Path
+) -> None:
     settings, tensors = tensors_of("compressed_w4a16")
     with pytest.raises(CheckpointError, match=rf"lacks X\.{missing}; download it again"):
         opened(tmp_path, {**settings, **one_group(**changes)}, tensors)

@@ -1,6 +1,4 @@
-"""Weights rounded on a text: what each module is given, that what comes after sees what was rounded, and that the text
-is read with no more in memory than a layer's activations and one matrix.
-"""
+"""Calibration on a text: inputs of each module, order of quantisation, errors, and memory use."""
 
 from __future__ import annotations
 
@@ -72,7 +70,7 @@ def calibrated(
     return model, rounded
 
 
-def test_what_comes_after_sees_what_was_changed_and_a_model_that_fails_says_so(tiny_checkpoint: TinyCheckpoint) -> None:
+def test_lockstep_propagates_changed_weights_and_model_errors(tiny_checkpoint: TinyCheckpoint) -> None:
     model = load(open_checkpoint(str(tiny_checkpoint("llama"))))
     batches = [torch.from_numpy(some_text().windows[:2])]
     walk = run_lockstep(model, batches, {name: model.get_submodule(name) for name in (GATE, DOWN)})
@@ -90,8 +88,8 @@ def test_what_comes_after_sees_what_was_changed_and_a_model_that_fails_says_so(t
         list(run_lockstep(model, batches, {GATE: model.get_submodule(GATE)}))
 
 
-def test_outputs_on_the_text_are_nearer_than_without_it(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    """Of the weights that are in the package, on what the module is given there."""
+def test_calibration_lowers_output_error_on_the_text(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    """Of the weights in the package, on the inputs that the module receives."""
     folder = tiny_checkpoint("llama")
     model, rounded = calibrated(folder, (GATE, DOWN), tmp_path / "found")
     original = load(open_checkpoint(str(folder)))
@@ -114,7 +112,7 @@ def test_outputs_on_the_text_are_nearer_than_without_it(tiny_checkpoint: TinyChe
     assert error(from_file) < 0.95 * error(free), "weights of this model are random"
 
 
-def test_it_finds_the_same_again(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def test_calibration_is_deterministic(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     names = (GATE, DOWN, "lm_head")
     for name in ("one", "other"):
         calibrated(tiny_checkpoint("llama"), names, tmp_path / name)
@@ -123,10 +121,8 @@ def test_it_finds_the_same_again(tiny_checkpoint: TinyCheckpoint, tmp_path: Path
     assert all((tmp_path / "one" / name).read_bytes() == (tmp_path / "other" / name).read_bytes() for name in files)
 
 
-def test_weights_that_lie_the_other_way_round_are_rounded_along_what_they_multiply(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
-) -> None:
-    """gpt2 stores [K, N]; the package has [N, K], and blocks along K."""
+def test_transposed_weights_are_quantised_along_their_inputs(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    """gpt2 stores [K, N]; the package stores [N, K] with blocks along K."""
     folder, name = tiny_checkpoint("gpt2"), "transformer.h.0.mlp.c_fc"
     model, rounded = calibrated(folder, (name,), tmp_path / "found")
     (entry,) = placed(folder, (name,))
@@ -139,8 +135,10 @@ def test_weights_that_lie_the_other_way_round_are_rounded_along_what_they_multip
 
 
 @pytest.mark.parametrize("model_type", ["llama", pytest.param("gpt2", marks=pytest.mark.heavy)])
-def test_a_package_is_rounded_on_a_text(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str) -> None:
-    """Queries, keys and values are one weight of the package; gpt2's weights lie the other way round."""
+def test_calibrated_package_uses_gptq_and_lowers_divergence(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str
+) -> None:
+    """llama has fused QKV weights; gpt2 has transposed weights."""
     checkpoint = tiny_checkpoint(model_type, tied=True) if model_type == "llama" else tiny_checkpoint(model_type)
     manifest = checked(exported(checkpoint, precision="int4", calibrate=heldout_path(), block_size=32))
     free = read_manifest(exported(checkpoint, precision="int4", block_size=32))
@@ -171,7 +169,7 @@ def own_text(folder: Path, content: bytes) -> Path:
     ],
     ids=["fp32", "short", "bytes", "absent", "quantiser"],
 )
-def test_a_text_that_is_of_no_use_is_refused(
+def test_unusable_calibration_text_is_a_usage_error(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, options: dict[str, object], content: bytes | None, said: str
 ) -> None:
     text = tmp_path / "text.txt" if content is None else own_text(tmp_path, content)
@@ -180,7 +178,7 @@ def test_a_text_that_is_of_no_use_is_refused(
     assert not (tmp_path / "package").exists()
 
 
-def test_a_checkpoint_without_a_tokenizer_reads_no_text(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def test_calibration_requires_a_tokenizer(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"`calibrate=.*the checkpoint's tokenizer cannot be loaded"):
         export_to(
             tmp_path / "out", tiny_checkpoint("llama", tokenizer=False), precision="int4", calibrate=heldout_path()
@@ -195,7 +193,7 @@ def test_a_checkpoint_without_a_tokenizer_reads_no_text(tiny_checkpoint: TinyChe
         (f"{GATE}.weight", 3e38, rf"the input of {DOWN}\.weight overflows float32"),
     ],
 )
-def test_what_is_no_number_is_named(
+def test_non_finite_values_raise_checkpoint_error(
     tiny_checkpoint: TinyCheckpoint,
     tmp_path: Path,
     own_copy: Callable[[Path], Path],
@@ -209,7 +207,7 @@ def test_what_is_no_number_is_named(
         calibrated(folder, (DOWN,), tmp_path / "found")
 
 
-def test_memory_that_is_too_small_is_refused_before_anything_is_loaded(
+def test_insufficient_memory_is_detected_before_loading_the_model(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_load(*_: object) -> None:
@@ -230,8 +228,8 @@ def living_bytes() -> int:
     return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
 
 
-def test_passes_hold_no_more_than_the_estimate_says(tiny_checkpoint: TinyCheckpoint) -> None:
-    """Where they hold the most, before the last product of a layer; with the weights of attention and without."""
+def test_peak_memory_is_below_the_estimate(tiny_checkpoint: TinyCheckpoint) -> None:
+    """Measured before the last product of a layer, with and without materialised attention weights."""
     text, hidden, width, heads = some_text(8, 64), 64, 96, 4
     attention = "model.layers.1.self_attn.o_proj"
     held = {}

@@ -1,4 +1,4 @@
-"""GPTQ: what it computes is what the definition computes, and its outputs are nearer than without a text."""
+"""GPTQ: results match the definition, and output errors are lower than without calibration."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def output_error(values: torch.Tensor, weight: torch.Tensor, inputs: torch.Tenso
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("symmetric", [False, True])
-def test_outputs_are_nearer_than_without_a_text(bits: int, symmetric: bool) -> None:
+def test_gptq_output_error_is_lower_than_uncalibrated(bits: int, symmetric: bool) -> None:
     inputs, weight, grid = activations(1024, 128), weights(48, 128), Grid(bits, symmetric)
     ours = output_error(restored(rounded(weight, inputs, grid), 128), weight, inputs)
     for name in ("nearest", "refit"):
@@ -70,7 +70,7 @@ def by_definition(weight: torch.Tensor, inputs: torch.Tensor, grid: Grid, size: 
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
-def test_it_is_what_the_definition_says(symmetric: bool) -> None:
+def test_gptq_matches_definition(symmetric: bool) -> None:
     inputs, weight, grid = activations(512, 48), weights(16, 48), Grid(4, symmetric)
     found, expected = restored(rounded(weight, inputs, grid, 16), 48), by_definition(weight, inputs, grid, 16)
     # A weight in the middle between two steps may go to either, and moves those after it in its row.
@@ -79,7 +79,7 @@ def test_it_is_what_the_definition_says(symmetric: bool) -> None:
     assert output_error(found, weight, inputs) == pytest.approx(output_error(expected, weight, inputs), rel=0.05)
 
 
-def test_rows_do_not_know_of_each_other_and_runs_agree() -> None:
+def test_rows_are_independent_and_results_deterministic() -> None:
     inputs, weight = activations(512, 64), weights(12, 64)
     whole = rounded(weight, inputs)
     again, part = rounded(weight, inputs), rounded(weight[5:9], inputs)
@@ -87,8 +87,8 @@ def test_rows_do_not_know_of_each_other_and_runs_agree() -> None:
     assert torch.allclose(restored(whole, 64)[5:9], restored(part, 64), atol=1e-6)
 
 
-def test_inputs_that_are_always_0_are_rounded_as_they_are() -> None:
-    """And a text of fewer tokens than inputs still gives something finite."""
+def test_zero_input_channels_give_finite_accurate_weights() -> None:
+    """The text has fewer tokens than the layer has inputs; results stay finite."""
     inputs, weight = activations(20, 64), weights(8, 64)
     inputs[:, 10] = 0
     found = restored(rounded(weight, inputs), 64)
@@ -97,7 +97,7 @@ def test_inputs_that_are_always_0_are_rounded_as_they_are() -> None:
     assert output_error(found, weight, inputs) < 0.1
 
 
-def test_a_last_block_is_filled_up() -> None:
+def test_incomplete_last_block_is_padded() -> None:
     inputs, weight = activations(256, 40), weights(8, 40)
     found = rounded(weight, inputs)
     assert found.integers.shape == (8, 2, 32) and found.scales.shape == (8, 2)

@@ -1,4 +1,4 @@
-"""What quantisers find: integers in range, and weights that are near; the default is nearer than rounding alone."""
+"""Quantisers: integer range, error bounds, exact values on the grid, and the default quantiser."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def error(blocks: torch.Tensor, name: str, grid: Grid) -> float:
 
 @pytest.mark.parametrize("name", names())
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_integers_are_in_range_and_near(name: str, grid: Grid) -> None:
+def test_integers_are_in_range_and_error_is_bounded(name: str, grid: Grid) -> None:
     blocks = weights()
     found = quantiser(name).quantise(blocks, grid)
     assert found.integers.dtype == found.zeros.dtype == torch.uint8 and found.scales.dtype == torch.float32
@@ -47,24 +47,24 @@ def test_integers_are_in_range_and_near(name: str, grid: Grid) -> None:
 
 @pytest.mark.parametrize("name", names())
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_what_is_on_the_grid_stays(name: str, grid: Grid) -> None:
-    """Weights that are integers times a scale come back as they are, and blocks of 0 are 0."""
+def test_values_on_the_grid_are_exact(name: str, grid: Grid) -> None:
+    """Includes a block of zeros."""
     steps = torch.linspace(0, grid.top, 32).round() - grid.middle
     blocks = torch.stack([steps * 0.125, torch.zeros(32)])[None]
     assert torch.allclose(values(quantiser(name).quantise(blocks, grid)), blocks, atol=1e-6 * float(blocks.abs().max()))
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
-def test_the_default_is_nearer_than_rounding(symmetric: bool) -> None:
+def test_default_quantiser_has_lower_error_than_nearest(symmetric: bool) -> None:
     assert DEFAULT == "refit"
     grid = Grid(4, symmetric)
     assert error(weights(), "refit", grid) < 0.97 * error(weights(), "nearest", grid)
 
 
-def test_zero_points_pay() -> None:
+def test_zero_points_lower_the_error() -> None:
     assert error(weights(), "nearest", Grid(4, symmetric=False)) < error(weights(), "nearest", Grid(4, symmetric=True))
 
 
-def test_options_name_every_quantiser_and_lowering() -> None:
+def test_option_types_list_every_quantiser_and_lowering() -> None:
     assert set(get_args(Quantiser)) == set(names())
     assert set(get_args(Attention)) == {"auto", GROWING, *attention.names()}

@@ -1,4 +1,4 @@
-"""Tokens selected on a device: only if it selects as the host does, faster than a copy, and all logits are finite."""
+"""Token selection on a device: used only if it matches the host, beats a copy and logits are finite."""
 
 from __future__ import annotations
 
@@ -115,13 +115,13 @@ def fast(monkeypatch):
         (Device(None), "float32", False),
     ],
 )
-def test_a_device_is_used_that_selects_known_rows_as_the_host_does(device, dtype, used):
+def test_device_is_used_only_if_selection_matches_host(device, dtype, used):
     choice = device.choice((BATCH, 1, 2 * VOCAB), dtype)
     assert choice.check() > 0 and choice.is_used == used != device.closed
     assert choice.check() == 0, "once"
 
 
-def test_a_device_that_is_slower_than_a_copy_is_not_used(monkeypatch):
+def test_device_slower_than_copy_is_not_used(monkeypatch):
     seconds = iter([1.0, 0.5])
     monkeypatch.setattr(device_choice, "_lowest", lambda work: next(seconds))
     choice = Device().choice()
@@ -130,7 +130,7 @@ def test_a_device_that_is_slower_than_a_copy_is_not_used(monkeypatch):
 
 
 @pytest.mark.parametrize(("shape", "dtype"), [((1, 1, 100), "float32"), (SHAPE, "float64"), (SHAPE, "bfloat16")])
-def test_few_logits_and_those_that_the_host_rounds_are_copied(shape, dtype):
+def test_small_vocabulary_and_other_dtypes_are_copied(shape, dtype):
     device = Device()
     assert device.choice(shape, dtype).check() == 0 and device.runs == 0
 
@@ -144,7 +144,7 @@ def logits_of(device: Device) -> tuple[Logits, OnDevice, DeviceChoice]:
 
 
 @pytest.mark.usefixtures("fast")
-def test_one_selection_serves_all_rows_and_a_draw_from_all_logits_copies_them():
+def test_single_selection_serves_all_rows_until_logits_are_copied():
     device = Device()
     logits, made, _ = logits_of(device)
     runs = device.runs
@@ -167,7 +167,7 @@ def test_one_selection_serves_all_rows_and_a_draw_from_all_logits_copies_them():
 
 @pytest.mark.usefixtures("fast")
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_logits_that_are_not_finite_are_looked_at_on_the_host(value):
+def test_non_finite_logits_are_handled_on_the_host(value):
     logits, made, _ = logits_of(Device())
     for step in range(8):
         made.held[0, 0, 7] = 0.0 if step % 2 else value
@@ -177,7 +177,7 @@ def test_logits_that_are_not_finite_are_looked_at_on_the_host(value):
 
 
 @pytest.mark.usefixtures("fast")
-def test_a_device_that_fails_later_leaves_the_choice_to_the_host_and_says_why():
+def test_failing_device_falls_back_to_host_with_reason():
     device = Device()
     logits, made, choice = logits_of(device)
     made.held[0, 0, 7] = 9.0
@@ -189,8 +189,8 @@ def test_a_device_that_fails_later_leaves_the_choice_to_the_host_and_says_why():
 
 
 @pytest.mark.parametrize("memory", ["Cuda", "WebGPU_Buf"])
-def test_a_copy_that_fails_is_an_error_of_the_run(memory, monkeypatch):
-    """Native errors are no errors of Partita's, and would end in a traceback."""
+def test_failed_copy_raises_partita_error(memory, monkeypatch):
+    """A native error would end in a traceback."""
 
     def lost(*_):
         raise RuntimeError("the device was lost")

@@ -1,4 +1,4 @@
-"""Speculative decoding: draft packages, n-gram lookup, the number of draft tokens; none changes a token."""
+"""Speculative decoding: draft packages, n-gram lookup, number of draft tokens. Output does not change."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def drafted(drafter: DraftModel, text: list[int], most: int = 4) -> list[int]:
 
 
 @pytest.mark.parametrize("shapes", ["any", "pair", "one"])
-def test_a_draft_goes_on_as_it_would_by_itself_whatever_it_drafted_before(opened: Opened, shapes: str) -> None:
+def test_draft_model_matches_fresh_run_after_any_history(opened: Opened, shapes: str) -> None:
     drafter = DraftModel(opened(shapes=shapes), VOCAB)
     assert drafted(drafter, PROMPT, 0) == []
     text = [*PROMPT]
@@ -52,19 +52,19 @@ def test_a_draft_goes_on_as_it_would_by_itself_whatever_it_drafted_before(opened
     assert drafted(drafter, text[:14]) == known_tokens(text[:14], len(drafted(drafter, text[:14])), KEYS)
 
 
-def test_a_draft_with_a_shorter_cache_ends_where_it_is_full(opened: Opened) -> None:
+def test_draft_model_stops_at_its_cache_length(opened: Opened) -> None:
     drafter = DraftModel(opened(), VOCAB)
     full = [*known_tokens(PROMPT, LENGTH, KEYS)][:LENGTH]
     assert len(drafted(drafter, full)) == 1, "the token after the last one that it holds"
     assert drafted(drafter, [*full, 4]) == []
 
 
-def test_tokens_that_the_larger_model_does_not_have_are_not_drafted(opened: Opened) -> None:
+def test_tokens_outside_target_vocabulary_are_not_drafted(opened: Opened) -> None:
     drafter = DraftModel(opened(), 1)
     assert drafted(drafter, PROMPT) == ([0] * 4 if known_tokens(PROMPT, 1, KEYS) == [0] else [])
 
 
-def test_a_package_that_cannot_draft_says_why(opened: Opened) -> None:
+def test_no_draft_reason_names_obstacle(opened: Opened) -> None:
     assert no_draft_reason(opened()) is None and no_draft_reason(opened(shapes="pair")) is None
     for options, says in (
         ({"batch": 2}, "its batch size is 2"),
@@ -74,8 +74,8 @@ def test_a_package_that_cannot_draft_says_why(opened: Opened) -> None:
         assert says in str(no_draft_reason(opened(**options)))
 
 
-def test_what_is_drawn_has_the_distribution_of_the_model_and_not_of_its_draft(opened: Opened) -> None:
-    """The second token of 3,000 draws against its exact distribution, by chi-squared; with a seed the same tokens."""
+def test_speculative_sampling_keeps_distribution_of_target_model(opened: Opened) -> None:
+    """Chi-squared test of the second of 3,000 sampled tokens; with a seed, the tokens are those without a draft."""
     runner, draft = opened(), opened()
     drafter = DraftModel(draft, VOCAB)
 
@@ -112,9 +112,7 @@ def test_what_is_drawn_has_the_distribution_of_the_model_and_not_of_its_draft(op
         ({"graph": "rope"}, "its rotary frequencies depend on the length of the text"),
     ],
 )
-def test_a_package_that_cannot_verify_draft_tokens_is_refused_by_name(
-    opened: Opened, options: dict[str, object], says: str | None
-) -> None:
+def test_no_speculation_reason_names_obstacle(opened: Opened, options: dict[str, object], says: str | None) -> None:
     found = no_speculation_reason(opened(**options))
     assert (found is None) if says is None else (found is not None and says.partition("*")[0] in found), found
 
@@ -149,14 +147,14 @@ def test_rejected_draft_tokens_cost_at_most_four_percent(rate: float, slope: flo
     assert slope < 0.3 or sum(map(bool, counts)) < 2000 / 10
 
 
-def test_drafting_is_off_for_a_while_after_it_lost_and_is_tried_again() -> None:
+def test_drafting_pauses_after_a_slowdown_and_resumes() -> None:
     counts = simulate(0.0, 0.4, 200)[1]
     tries = [step for step, count in enumerate(counts) if count]
     gaps = [later - earlier for earlier, later in zip(tries, tries[1:], strict=False)]
     assert {gap for gap in gaps if gap > 3} == {OFF_STEPS + 1} or min(gap for gap in gaps if gap > 3) > OFF_STEPS
 
 
-def test_drafting_rests_after_drafters_proposed_nothing() -> None:
+def test_drafting_pauses_after_three_empty_drafts() -> None:
     control = DraftLength()
     for _ in range(3):
         control.count()
@@ -173,25 +171,25 @@ def drafts(text: Sequence[int], most: int = 4, drafter: NgramDrafter | None = No
     return (drafter or NgramDrafter())(np.array(text, np.int64), most)
 
 
-def test_the_longest_earlier_occurrence_is_followed_and_not_the_latest() -> None:
+def test_ngram_drafter_prefers_longest_match_over_latest() -> None:
     assert drafts([1, 2, 3, 9, 8, 7, 6, 2, 3, 5, 5, 1, 2, 3]) == [9, 8, 7, 6]
 
 
-def test_of_occurrences_of_equal_length_the_latest_is_followed() -> None:
+def test_ngram_drafter_prefers_latest_of_equal_matches() -> None:
     assert drafts([2, 3, 9, 0, 2, 3, 8, 1, 2, 3], most=2) == [8, 1]
 
 
-def test_there_is_no_draft_without_two_tokens_that_occurred_before() -> None:
+def test_ngram_drafter_requires_a_repeated_pair_of_tokens() -> None:
     assert drafts([1, 2, 3]) == [] and drafts([1]) == [] and drafts([4, 5, 6, 1, 5]) == []
     assert drafts([1, 2, 1, 2], most=0) == []
 
 
-def test_a_text_that_repeats_itself_goes_on_repeating_beyond_its_end() -> None:
+def test_ngram_drafter_continues_repetition_past_end_of_text() -> None:
     assert drafts([7, 1, 2, 3, 1, 2, 3], most=8) == [1, 2, 3, 1, 2, 3, 1, 2]
     assert drafts([5, 4, 4, 4], most=3) == [4, 4, 4]
 
 
-def test_a_row_that_grows_and_is_rewound_has_the_drafts_of_a_new_one() -> None:
+def test_ngram_drafter_matches_new_drafter_after_growth_and_rewind() -> None:
     random = np.random.default_rng(3)
     drafter, text = NgramDrafter(), list[int]()
     for turn in range(400):

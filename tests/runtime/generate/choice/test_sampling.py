@@ -1,4 +1,4 @@
-"""Sampling: the distribution that tokens are drawn from is that of transformers' logits processors."""
+"""Sampling: token distributions match transformers' logits processors."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def nucleus(weights: np.ndarray, share: float) -> np.ndarray:
 @pytest.mark.parametrize(
     "options", list(itertools.product([0.7, 1.0, 2.5], [0, 1, 40, 5000], [0.05, 0.9, 1.0], [0.0, 0.1], [1.0, 1.3, 0.8]))
 )
-def test_the_distribution_is_that_of_transformers(options):
+def test_distribution_matches_transformers(options):
     logits = logits_of(hash(options) % 1000)
     expected = reference(logits, HISTORY, *options)
     found = ours(logits, HISTORY, *options)
@@ -65,7 +65,7 @@ def test_the_distribution_is_that_of_transformers(options):
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-9)
 
 
-def test_temperature_zero_is_greedy_and_still_penalised():
+def test_temperature_zero_is_greedy_with_repetition_penalty():
     logits = logits_of(4)
     best = int(logits.argmax())
     assert make_sampler(Sampling(0.0))(logits, HISTORY) == greedy(logits, HISTORY) == best
@@ -73,7 +73,7 @@ def test_temperature_zero_is_greedy_and_still_penalised():
     assert make_sampler(Sampling(0.0, repetition_penalty=100.0))(logits, seen) != best
 
 
-def test_logits_and_history_are_left_alone():
+def test_samplers_do_not_modify_logits_or_history():
     logits, history = logits_of(5), HISTORY.copy()
     kept = logits.copy()
     for sampler in (
@@ -106,7 +106,7 @@ def test_logits_and_history_are_left_alone():
         ("seed", -1),
     ],
 )
-def test_absurd_values_name_the_option_and_its_range(option, value):
+def test_out_of_range_option_raises_usage_error_with_range(option, value):
     with pytest.raises(UsageError, match=f"`{option}` is {value}; it must be"):
         make_sampler(Sampling(**{"temperature": 1.0, option: value}))
 
@@ -142,7 +142,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_distribution_is_exact_for_every_temperature_and_penalty(shape):
+def test_distribution_is_exact_for_every_temperature_and_penalty(shape):
     for temperature, penalty in itertools.product(TEMPERATURES, PENALTIES):
         compare(shape, temperature, penalty)
 
@@ -163,7 +163,7 @@ def compare(shape, temperature, penalty):
         assert best == scores.argmax(), "the first of the likeliest"
 
 
-def test_the_least_temperature_draws_among_equals_and_greedy_takes_the_first():
+def test_lowest_temperature_samples_ties_and_greedy_returns_first():
     logits = np.array([1, 7, 3, 7, 7, -2], np.float32)
     sampler = make_sampler(Sampling(1e-3, seed=0))
     counts = np.bincount([sampler(logits, HISTORY[:0]) for _ in range(3000)], minlength=6)
@@ -175,8 +175,8 @@ def test_the_least_temperature_draws_among_equals_and_greedy_takes_the_first():
 @pytest.mark.parametrize(
     "options", list(itertools.product([0.3, 1.5], [0, 40, 9000], [0.3, 0.95, 1.0], [0.0, 0.1], [1.0, 1.3]))
 )
-def test_a_large_vocabulary_has_the_distribution_of_transformers_too(options):
-    """Where nothing is sorted as a whole."""
+def test_distribution_of_large_vocabulary_matches_transformers(options):
+    """A large vocabulary is sampled without sorting all logits."""
     logits = logits_of(zlib.crc32(str(options).encode()), 30_000)
     expected, found = (of(logits, HISTORY, *options) for of in (reference, ours))
     assert abs(np.count_nonzero(found) - np.count_nonzero(expected)) <= 2  # rounding of a long float32 sum
@@ -185,7 +185,7 @@ def test_a_large_vocabulary_has_the_distribution_of_transformers_too(options):
 
 @pytest.mark.parametrize("size", [2049, 65_536, 150_001])
 @pytest.mark.parametrize("shape", ["peaked", "heavy", "flat", "steps", "equal", "falling", "one and dust"])
-def test_a_nucleus_of_any_shape_is_that_of_a_sort(shape, size):
+def test_nucleus_size_matches_full_sort(shape, size):
     draw = np.random.default_rng(zlib.crc32(f"{shape} {size}".encode()))
     weights = {
         "peaked": np.exp(8 * (draw.standard_normal(size) - 5)),
@@ -206,7 +206,7 @@ def test_a_nucleus_of_any_shape_is_that_of_a_sort(shape, size):
         assert abs(len(chosen) - wanted) <= slack
 
 
-def test_what_weighs_nothing_is_never_drawn_in_any_block():
+def test_zero_weights_are_never_sampled_in_any_block():
     weights = np.zeros(5 * sampling.BLOCK + 7, np.float32)
     weights[[sampling.BLOCK - 1, 3 * sampling.BLOCK, len(weights) - 1]] = (0.5, 0.3, 0.2)
     drawn = [sampling.draw(weights, uniform) for uniform in np.linspace(0, 1 - 2**-53, 1000)]
@@ -217,8 +217,8 @@ def test_what_weighs_nothing_is_never_drawn_in_any_block():
 
 @pytest.mark.parametrize("share", [0.05, 0.5, 0.9])
 @pytest.mark.parametrize("size", [100, 20_000])
-def test_what_is_drawn_from_a_nucleus_is_as_likely_as_it_weighs(size, share):
-    """By chi-squared, in 30 groups of equal weight."""
+def test_top_p_samples_follow_nucleus_weights(size, share):
+    """Chi-squared test in 30 groups of equal weight."""
     draw = np.random.default_rng(int(size + 100 * share))
     weights = np.exp(1.5 * draw.standard_normal(size)).astype(np.float32)
     inside = nucleus(weights, share)
@@ -235,8 +235,7 @@ def test_what_is_drawn_from_a_nucleus_is_as_likely_as_it_weighs(size, share):
 
 
 @pytest.mark.parametrize("shape", ["ordinary", "huge", "masked", "flat"])
-def test_a_large_vocabulary_at_the_edge_of_every_setting(shape):
-    """Nothing overflows, nothing that is ruled out is drawn, and no warning is given."""
+def test_extreme_settings_sample_valid_tokens_without_overflow(shape):
     size = 10_000
     logits = {
         "ordinary": logits_of(7, size),
@@ -271,8 +270,8 @@ def drawing(**options: Any) -> Draws:
 @pytest.mark.parametrize(
     "options", [{"top_k": 20}, {"top_k": 50, "top_p": 0.9}, {"top_k": 5, "min_p": 0.2, "temperature": 1e-3}]
 )
-def test_a_draw_among_the_largest_is_that_from_all(vocab, options):
-    """Equal logits at the edge too, as in 16 bits."""
+def test_sampling_from_largest_logits_matches_all_logits(vocab, options):
+    """float16 logits produce ties at the cut-off."""
     samplers = [drawing(**{"temperature": 0.8, "seed": 7, **options}) for _ in range(2)]
     random = np.random.default_rng(3)
     for _ in range(50):
@@ -282,11 +281,11 @@ def test_a_draw_among_the_largest_is_that_from_all(vocab, options):
 
 
 @pytest.mark.parametrize("options", [{}, {"top_k": 51}, {"top_k": 5, "repetition_penalty": 1.1}])
-def test_other_draws_need_all_logits(options):
+def test_candidate_count_is_zero_if_all_logits_are_needed(options):
     assert drawing(temperature=1.0, **options).candidate_count == 0
 
 
-def test_masked_tokens_stay_masked():
+def test_masked_tokens_have_zero_probability():
     logits = np.array([-np.inf, 1, -np.inf, 2, 0.5], np.float32)
     for temperature, penalty in itertools.product(TEMPERATURES, PENALTIES):
         found = ours(logits, np.array([0, 1], np.int64), temperature, 0, 1.0, 0.0, penalty)

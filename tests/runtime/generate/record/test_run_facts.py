@@ -1,4 +1,4 @@
-"""The facts of a run: that they describe the run, and that the sources agree with each other."""
+"""Facts of a run: windows, steps, states and memory describe the run and are consistent."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(runner, *, new=12, chunk=512, rows=1, take=None):
     return [step for _, step in zip(range(take), steps, strict=False)] if take else list(steps)
 
 
-def test_the_window_is_one_prefill_and_four_decode_runs(open_runner):
+def test_observation_window_has_prefill_and_four_decode_runs(open_runner):
     runner = open_runner(observe=True)
     steps = run(runner)
     facts = run_facts(runner)
@@ -45,7 +45,7 @@ def test_the_window_is_one_prefill_and_four_decode_runs(open_runner):
         assert sum(event.host_us for event in inside) <= window.host_us
 
 
-def test_a_run_of_some_rows_says_of_how_many(open_runner):
+def test_run_records_its_number_of_rows(open_runner):
     runner = open_runner(observe=True, batch_size=3)
     assert len(list(serve(runner, [Request(PROMPT, greedy, 3)] * 2, records=True))) == 3
     facts = run_facts(runner)
@@ -61,7 +61,7 @@ def test_a_run_of_some_rows_says_of_how_many(open_runner):
 
 
 @pytest.mark.parametrize("spec", [{"attention": "onnx24"}, {"precision": "fp16"}, PAIR])
-def test_past_and_present_are_one_buffer(open_runner, spec):
+def test_past_and_present_share_a_buffer(open_runner, spec):
     runner = open_runner(observe=True, **spec)
     before = [buffer.address() for buffer in runner.cache.buffers]
     run(runner)
@@ -74,7 +74,7 @@ def test_past_and_present_are_one_buffer(open_runner, spec):
     assert facts.memory.cache_bytes == runner.contract.cache_bytes
 
 
-def test_a_state_that_moves_is_noticed(open_runner):
+def test_state_address_changes_are_counted(open_runner):
     cache = open_runner().cache
     home = {state.present: buffer.address() for state, buffer in zip(cache.states, cache.buffers, strict=True)}
     moved = {**home, cache.states[0].present: 64}
@@ -85,7 +85,7 @@ def test_a_state_that_moves_is_noticed(open_runner):
     assert all(state.same_address for state in facts[1:])
 
 
-def test_tokens_and_times_of_the_steps_add_up(open_runner):
+def test_step_tokens_and_times_sum_to_run_totals(open_runner):
     runner = open_runner(observe=True)
     run(runner, chunk=8)
     facts = run_facts(runner, tokenizer_load_seconds=1.5, notes=["a note"])
@@ -101,7 +101,7 @@ def test_tokens_and_times_of_the_steps_add_up(open_runner):
     assert facts.memory.weight_bytes == runner.contract.weight_bytes
 
 
-def test_a_failed_run_ends_the_window_and_loses_nothing(open_runner):
+def test_failed_run_ends_window_and_preserves_earlier_events(open_runner):
     runner = open_runner(observe=True)
     run(runner, take=3)
     feed = runner.bound("decode", 1, 1)
@@ -113,7 +113,7 @@ def test_a_failed_run_ends_the_window_and_loses_nothing(open_runner):
     assert {event.run for event in session.events} == {0, 1, 2}
 
 
-def test_the_environment_names_machine_and_software():
+def test_environment_contains_cpu_memory_and_package_versions():
     here = environment()
     (wheel,) = here.onnxruntime_wheels
     assert wheel.name.startswith("onnxruntime") and wheel.version == here.onnxruntime_version
@@ -123,12 +123,12 @@ def test_the_environment_names_machine_and_software():
 
 
 @pytest.mark.parametrize("text", ["", "no json", "{}", '{"streams": 3}', "[]"])
-def test_a_plan_that_cannot_be_read_is_no_plan(text):
+def test_unparsable_plan_returns_none(text):
     assert parse_plan(text) == (None, None)
     assert parse_plan('{"type":"DeviceBasedPartitioner"}') == ((), None), "of a graph without nodes"
 
 
-def test_a_profile_is_read_into_runs_and_events():
+def test_parse_profile_returns_runs_and_events():
     def entry(name, ts, dur, cat="Node", **args):
         return {"name": name, "ts": ts, "dur": dur, "cat": cat, "args": args}
 
@@ -143,13 +143,13 @@ def test_a_profile_is_read_into_runs_and_events():
 
 
 @pytest.mark.parametrize("text", ["", "no json", "{}", '[{"cat" : "Node"', "[3]"])
-def test_a_profile_that_cannot_be_read_is_none_and_a_note(text):
+def test_unparsable_profile_is_empty_and_adds_note(text):
     assert parse_profile(text, [("run", 0)]) == ((), ())
     assert len(unread_profile(1, ())) == 1 and unread_profile(0, ()) == ()
 
 
-def test_the_peak_stays_when_memory_is_freed():
-    """In a process of its own, which does not begin with the peak of this one: that may have been gigabytes."""
+def test_peak_rss_does_not_decrease_after_free():
+    """Runs in a new process, because the peak of the test process may already be gigabytes."""
     code = """
 import numpy as np
 from partita.process import peak_rss_bytes
@@ -164,7 +164,7 @@ print(before, peak_rss_bytes(), peak_rss_bytes())
     assert later == after
 
 
-def test_prompt_tokens_that_the_decode_graph_read_are_named(open_runner):
+def test_note_counts_prompt_tokens_prefilled_by_decode_graph(open_runner):
     runner = open_runner(**PAIR)
     steps = list(generate(runner, [list(range(1, 63))], max_new_tokens=1, sampler=greedy))
     by_decode = [step for step in steps if step.phase == "prefill" and step.file == "decode.onnx"]

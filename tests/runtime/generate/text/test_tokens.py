@@ -1,4 +1,4 @@
-"""Text in and out: whole characters only, stop strings across tokens, chat templates."""
+"""Tokenization and streaming: whole characters, stop strings across tokens, chat templates."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def text(tiny_package):
     return load_text(tiny_package())
 
 
-def test_streaming_gives_whole_characters_and_in_the_end_everything(text):
+def test_stream_emits_whole_characters_and_complete_text(text):
     ids = text.encode(HARD)
     assert len(ids) > 2 * len("日本語"), "the test needs characters of several tokens"
     stream = text.stream()
@@ -34,7 +34,7 @@ def test_streaming_gives_whole_characters_and_in_the_end_everything(text):
     assert pieces.count("") > 10
 
 
-def test_text_comes_as_soon_as_its_character_is_whole(text):
+def test_stream_emits_character_when_complete(text):
     stream = text.stream()
     assert [stream.push(token) for token in text.encode("😀")] == ["", "", "", "😀"]
 
@@ -67,13 +67,13 @@ def byte_ids(data: bytes) -> list[int]:
         ("a你b好".encode(), "a你b好"),
     ],
 )
-def test_stray_bytes_cost_one_mark_each_and_nothing_that_was_shown(bytes_text, data, shown):
+def test_invalid_bytes_become_replacement_characters(bytes_text, data, shown):
     stream = bytes_text.stream()
     pieces = [stream.push(token) for token in byte_ids(data)]
     assert "".join(pieces) + stream.finish() == shown == bytes_text.decode(byte_ids(data))
 
 
-def test_a_stream_is_the_decode_of_the_whole_for_any_bytes(bytes_text):
+def test_stream_equals_full_decode_for_random_bytes(bytes_text):
     draw = random.Random(0)
     for _ in range(300):
         parts = [draw.choice(["a", "b", "é", "你", "😀"]).encode(), bytes([draw.randrange(128, 256)])]
@@ -108,7 +108,7 @@ def spaced_text(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", ["tokenizers", "transformers"])
 @pytest.mark.parametrize("family", ["byte level", "sentencepiece"])
-def test_a_stream_after_a_prompt_adds_what_decoding_all_of_it_does(tiny_package, spaced_text, kind, family):
+def test_prompt_plus_stream_equals_full_decode(tiny_package, spaced_text, kind, family):
     text = load_text(tiny_package() if family == "byte level" else spaced_text, kind)
     draw, size = random.Random(5), len(text._tokenizer.core.get_vocab())
     said = [text.encode("the cat") + text.encode(part) for part in ("é😀", "the cats.", "日本語 the", "<|added|>")]
@@ -126,8 +126,8 @@ def test_a_stream_after_a_prompt_adds_what_decoding_all_of_it_does(tiny_package,
 
 
 @pytest.mark.parametrize("cut", range(12))
-def test_a_long_prompt_that_is_cut_anywhere_is_gone_on_with_in_whole_characters(bytes_text, cut):
-    """The context begins with a character, also where the decoder gives up on the run that ends inside of another."""
+def test_stream_after_long_prompt_starts_on_character_boundary(bytes_text, cut):
+    """The context starts at a character boundary, also if the prompt ends inside a character."""
     ids = byte_ids("你好世界".encode() * 100)
     end = len(ids) - 24 + cut
     stream = bytes_text.stream(ids[:end])
@@ -136,8 +136,7 @@ def test_a_long_prompt_that_is_cut_anywhere_is_gone_on_with_in_whole_characters(
     assert shown == ("你好世界" * 2)[cut // 3 :] + "a", "from the character on that the cut is in"
 
 
-def test_a_long_prompt_of_stray_bytes_is_not_read_over_and_over(bytes_text, monkeypatch):
-    """It holds up whoever takes requests."""
+def test_long_prompt_of_invalid_bytes_is_decoded_in_bounded_work(bytes_text, monkeypatch):
     decoded = []
     decode = type(bytes_text).decode_at_once
 
@@ -150,14 +149,14 @@ def test_a_long_prompt_of_stray_bytes_is_not_read_over_and_over(bytes_text, monk
     assert sum(decoded) < 2000
 
 
-def test_a_token_that_ends_the_text_is_not_shown_whether_or_not_the_tokenizer_calls_it_special(text):
+def test_stop_token_is_not_part_of_streamed_text(text):
     *said, end = text.encode("hello world")
     stream = text.stream(stop_ids={end})
     assert "".join(stream.push(token) for token in [*said, end]) + stream.finish() == text.decode(said)
     assert not stream.stopped, "that is the loop's to say"
 
 
-def test_a_run_of_special_tokens_is_not_decoded_again_with_each(text, monkeypatch):
+def test_repeated_special_tokens_are_decoded_in_bounded_work(text, monkeypatch):
     stream, decoded = text.stream(text.encode("and")), 0
     decode = type(text).decode_at_once
 
@@ -172,8 +171,8 @@ def test_a_run_of_special_tokens_is_not_decoded_again_with_each(text, monkeypatc
 
 
 @pytest.mark.parametrize("kind", ["tokenizers", "transformers"])
-def test_a_stop_string_that_is_a_special_token_ends_the_text(tiny_package, kind):
-    """Decoded text has none, so it would never be found there."""
+def test_special_token_as_stop_string_ends_text(tiny_package, kind):
+    """Decoded text omits special tokens, so a text search would not find it."""
     text = load_text(tiny_package(), kind)
     name = text._tokenizer.decode([2], special=True)
     stream = text.stream(stops=["never", name])
@@ -185,7 +184,7 @@ def test_a_stop_string_that_is_a_special_token_ends_the_text(tiny_package, kind)
     assert "".join(shown) + stream.finish() == "hello wor"
 
 
-def test_a_long_text_is_read_beside_other_threads_and_as_a_short_one_is(text):
+def test_encoding_long_text_does_not_block_other_threads(text):
     longest = 0.0
     over = threading.Event()
 
@@ -221,26 +220,26 @@ def test_a_long_text_is_read_beside_other_threads_and_as_a_short_one_is(text):
         ([], ["any", "thing"], ["any", "thing"], None),
     ],
 )
-def test_stop_strings(stops, pieces, shown, found):
+def test_stop_strings_are_found_across_pieces(stops, pieces, shown, found):
     holder = StopStrings(stops)
     assert [holder.push(piece) for piece in pieces] == shown
     assert holder.found == found
     assert holder.push("after") == ("" if found else "after")
 
 
-def test_an_empty_stop_string_is_a_usage_error():
+def test_empty_stop_string_raises_usage_error():
     with pytest.raises(UsageError, match="`stop`"):
         StopStrings(["x", ""])
 
 
-def test_a_stop_string_has_4096_characters_at_most():
+def test_stop_string_longer_than_4096_characters_raises_usage_error():
     assert StopStrings(["x" * 4096]).push("y" + "x" * 4096) == "y"
     with pytest.raises(UsageError, match="`stop` has 4,097 characters; the maximum is 4,096"):
         StopStrings(["x" * 4097])
 
 
-def test_a_text_that_repeats_itself_is_stopped_where_it_would_be_as_a_whole() -> None:
-    """Whatever the pieces are that it comes in: a stop string may begin again within its own beginning."""
+def test_stop_string_search_is_independent_of_piece_boundaries() -> None:
+    """Random texts of "a" and "b", whose stop strings overlap themselves."""
     draw = random.Random(3)
     for _ in range(2000):
         stops = ["".join(draw.choices("ab", k=draw.randint(1, 6))) for _ in range(draw.randint(1, 3))]
@@ -257,8 +256,7 @@ def test_a_text_that_repeats_itself_is_stopped_where_it_would_be_as_a_whole() ->
             assert shown == whole and holder.found is None
 
 
-def test_a_long_stop_string_costs_no_more_per_token_the_longer_its_beginning_is_there() -> None:
-    """The rows of a server wait for each token."""
+def test_partial_match_of_long_stop_string_is_linear_time() -> None:
     holder = StopStrings([*("a" * 4000 + str(last) for last in range(16))])
     began = time.process_time()
     for _ in range(4_000):
@@ -266,13 +264,13 @@ def test_a_long_stop_string_costs_no_more_per_token_the_longer_its_beginning_is_
     assert time.process_time() - began < 5
 
 
-def test_half_of_a_surrogate_pair_is_a_usage_error(text):
+def test_unpaired_surrogate_raises_usage_error(text):
     with pytest.raises(UsageError, match="an unpaired surrogate, .* at position 2"):
         text.encode("ab\ud83d")
 
 
-def test_a_prompt_is_read_whole_whatever_the_tokenizer_was_saved_with(package_copy):
-    """Training saves how long its examples were; transformers reads prompts without that."""
+def test_saved_truncation_and_padding_are_ignored(package_copy):
+    """Training saves the length of its examples; transformers ignores it for prompts."""
     folder = package_copy()
     path = folder / "tokenizer.json"
     whole = load_text(folder).encode(HARD)
@@ -291,21 +289,21 @@ def test_a_prompt_is_read_whole_whatever_the_tokenizer_was_saved_with(package_co
     assert len(whole) > 8
 
 
-def test_chat_without_a_template_is_a_usage_error(package_copy):
+def test_missing_chat_template_raises_usage_error(package_copy):
     folder = package_copy()
     (folder / "chat_template.jinja").unlink()
     with pytest.raises(UsageError, match="`chat`"):
         load_text(folder).encode_chat("Hello")
 
 
-def test_a_template_that_refuses_is_reported(package_copy):
+def test_chat_template_exception_raises_generation_error(package_copy):
     folder = package_copy()
     (folder / "chat_template.jinja").write_text("{{ raise_exception('System role not supported') }}")
     with pytest.raises(GenerationError, match="System role not supported"):
         load_text(folder).encode_chat("Hello", system="x")
 
 
-def test_a_package_without_a_tokenizer_says_that_ids_will_do(package_copy):
+def test_missing_tokenizer_error_suggests_token_ids(package_copy):
     folder = package_copy()
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
@@ -313,7 +311,7 @@ def test_a_package_without_a_tokenizer_says_that_ids_will_do(package_copy):
         load_text(folder)
 
 
-def test_a_damaged_tokenizer_is_a_package_error(package_copy):
+def test_damaged_tokenizer_raises_package_error(package_copy):
     folder = package_copy()
     (folder / "tokenizer.json").write_text("{")
     with pytest.raises(PackageError, match="tokenizer cannot be loaded"):
@@ -329,7 +327,7 @@ def test_a_damaged_tokenizer_is_a_package_error(package_copy):
         ({}, set()),
     ],
 )
-def test_stop_token_ids(tmp_path, files, ids):
+def test_stop_token_ids_are_read_from_config_files(tmp_path, files, ids):
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
     assert stop_token_ids(tmp_path) == ids
@@ -338,13 +336,13 @@ def test_stop_token_ids(tmp_path, files, ids):
 @pytest.mark.parametrize(
     "content", ["{", "[]", '{"eos_token_id": "x"}', '{"eos_token_id": [2, true]}', '{"eos_token_id": 2.5}']
 )
-def test_a_damaged_generation_config_is_a_package_error(tmp_path, content):
+def test_damaged_generation_config_raises_package_error(tmp_path, content):
     (tmp_path / "generation_config.json").write_text(content)
     with pytest.raises(PackageError, match=r"generation_config\.json: damaged"):
         stop_token_ids(tmp_path)
 
 
-def test_streaming_continues_the_prompt(text):
+def test_stream_continues_prompt_text(text):
     ids = text.encode("日本語 text")
     for cut in range(1, len(ids)):
         stream = text.stream(ids[:cut])
@@ -352,7 +350,7 @@ def test_streaming_continues_the_prompt(text):
         assert "日本語 text".endswith(shown)
 
 
-def test_a_character_that_never_becomes_whole_shows_at_the_end_only(text):
+def test_incomplete_character_is_emitted_only_on_finish(text):
     ids = text.encode("a😀")[:-1]
     stream = text.stream()
     assert "".join(stream.push(token) for token in ids) == "a"
@@ -394,14 +392,14 @@ def spaces_text(tmp_path: Path) -> Text:
     )
 
 
-def test_a_token_has_its_space_and_a_special_one_its_name(spaces_text):
+def test_token_text_includes_space_and_special_token_name(spaces_text):
     assert spaces_text.decode_at_once([1]) == spaces_text.decode_at_once([2]) == "true"
     assert [spaces_text.token_text(token) for token in (1, 2, 3, 0)] == [" true", "true", " ", "<s>"]
     assert "\ufffd" in spaces_text.token_text(4) and "\ufffd" in spaces_text.token_text(5)
 
 
-def test_a_text_that_a_vocabulary_cannot_say_is_an_error_of_the_prompt(tmp_path):
-    """The tokenizer raises a plain exception there, which would end a run over a file."""
+def test_text_outside_vocabulary_raises_generation_error(tmp_path):
+    """The tokenizer raises a plain exception, which would end a batch run over a file."""
     text = tokenizer(tmp_path, {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "missing"})
     assert text.encode("a") == [0]
     with pytest.raises(GenerationError, match="the tokenizer cannot encode this text"):
