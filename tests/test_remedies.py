@@ -69,9 +69,9 @@ BLANKS: dict[str, Any] = {
 POSITIONAL = {"generate": ["pkg", "1,2"], "export": ["owner/name", "out"]}
 """Arguments of a verb, where they are not one package."""
 TRIED = {
-    "chmod": test_hints.test_what_may_not_be_read_is_to_be_made_readable,
-    "git": test_hints.test_a_pointer_of_git_lfs_is_to_be_pulled,
-    "cp": test_errors.test_links_out_of_the_folder_are_to_be_copied_as_files,
+    "chmod": test_hints.test_unreadable_file_error_suggests_working_chmod,
+    "git": test_hints.test_git_lfs_pointer_error_suggests_git_lfs_pull,
+    "cp": test_errors.test_remedy_for_external_symlinks_copies_files,
 }
 """Programs whose commands a test carries out, or does what they do."""
 OF_SYSTEMS = {

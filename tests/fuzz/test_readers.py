@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save
-from tests.library.batches.test_journal_reader_raises_only_partita_errors import RUN, answer
+from tests.library.batches.test_journal import RUN, answer
 
 from partita.cli import run
 from partita.dtypes import storage
