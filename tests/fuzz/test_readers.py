@@ -19,7 +19,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save
-from tests.library.batches.test_journal import RUN, answer
 
 from partita.cli import run
 from partita.dtypes import storage
@@ -41,6 +40,7 @@ from partita.runtime.place.onnx_model import read_onnx
 from tests.conftest import DEMO_CHECKPOINT, REPOSITORY
 from tests.fuzz.mutations import byte_texts, json_texts
 from tests.gguf_files import save_settings
+from tests.library.batches.test_journal import RUN, answer
 from tests.package.test_folder import example_manifest
 from tests.partition_reports.samples import GPU_CHAIN, mixed_facts, report_of
 
