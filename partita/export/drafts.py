@@ -139,11 +139,11 @@ class Draft:
             self._sources = match_names(self.fake.module, self.checkpoint.tensors)
         return self._sources
 
-    def graphs(self, way: GraphVariant) -> Graphs:
+    def graphs(self, variant: GraphVariant) -> Graphs:
         """The graphs of a variant, cached. Raises UnsupportedModelError when the model does not fit it."""
-        if way not in self.variants:
-            self.variants[way] = self._trace(way)
-        return self.variants[way]
+        if variant not in self.variants:
+            self.variants[variant] = self._trace(variant)
+        return self.variants[variant]
 
     @property
     def supports(self) -> NodeSupport | None:
@@ -213,18 +213,18 @@ class Draft:
         )
         return found, summary(plan, graphs.packing).kinds
 
-    def _trace(self, way: GraphVariant) -> Graphs:
-        options, work, chosen = self.work.options, self.work, lowering(way.attention)
+    def _trace(self, variant: GraphVariant) -> Graphs:
+        options, work, chosen = self.work.options, self.work, lowering(variant.attention)
         if options.opset is not None and options.opset < chosen.min_opset:
             raise UnsupportedModelError(
                 f"`opset={options.opset}`: {chosen.name} needs opset {chosen.min_opset} or newer",
                 option="opset",
             )
         with stage(
-            work.progress, "trace", work.seconds, len(layers(self.fake.module)), "layers", of=str(way)
+            work.progress, "trace", work.seconds, len(layers(self.fake.module)), "layers", of=str(variant)
         ) as current:
             try:
-                traced = self._trace_phases(way, current)
+                traced = self._trace_phases(variant, current)
             except UnsupportedModelError as error:
                 if not (outside := self.fake.probed.outside_cache):
                     raise
@@ -241,21 +241,21 @@ class Draft:
             add_note(
                 work, "the model's code needs the number of cached tokens as a Python int, so it was traced with 0"
             )
-        graphs = Graphs(self, way, chosen, traced, {})
-        with stage(work.progress, "rewrite", work.seconds, of=str(way)):
+        graphs = Graphs(self, variant, chosen, traced, {})
+        with stage(work.progress, "rewrite", work.seconds, of=str(variant)):
             _rewrite(graphs)
         return graphs
 
-    def _trace_phases(self, way: GraphVariant, current: Stage) -> list[TracedGraph]:
+    def _trace_phases(self, variant: GraphVariant, current: Stage) -> list[TracedGraph]:
         """One graph for any number of tokens where the model's code can be traced so, a static pair otherwise."""
         probed = self.fake.probed
         loops = any(extra.kind == "recurrent" for extra in probed.extras)  # over tokens, in standard operators
-        if loops and way.form == "contrib":
+        if loops and variant.form == "contrib":
             loops = not used_by(self.fake.module)
         if self.work.options.static_shapes or loops:
-            return self._trace_all(way, current, fixed=True)
+            return self._trace_all(variant, current, fixed=True)
         try:
-            return self._trace_all(way, current, fixed=False)
+            return self._trace_all(variant, current, fixed=False)
         except UnsupportedModelError as error:
             # A model that got 0 cached tokens might silently take a branch for it.
             if not probed.length_as_tensor or not (probed.recurs or isinstance(error, FixedLengthError)):
@@ -264,9 +264,9 @@ class Draft:
                 self.work,
                 f"exported as a static pair of graphs, because one with a dynamic number of tokens failed: {error}",
             )
-        return self._trace_all(way, current, fixed=True)
+        return self._trace_all(variant, current, fixed=True)
 
-    def _trace_all(self, way: GraphVariant, current: Stage, *, fixed: bool) -> list[TracedGraph]:
+    def _trace_all(self, variant: GraphVariant, current: Stage, *, fixed: bool) -> list[TracedGraph]:
         """One graph for any number of tokens; `fixed`: one for a chunk, and one for a token."""
         options = self.work.options
         if fixed and (options.prefill_chunk or 0) > self.max_length:
@@ -276,13 +276,13 @@ class Draft:
                 f"(`max_length={self.max_length}`): prefill.onnx processes {self.max_length} tokens at a "
                 "time",
             )
-        chosen = lowering(way.attention)
+        chosen = lowering(variant.attention)
         plans = [self.plan, self.prefill_plan]
         oldest = max((plan.form.opset for plan in plans if plan is not None), default=1)
         opset, rolls = options.opset or max(oldest, chosen.opset), options.cache == WINDOW
 
         def graph(length: int | None) -> TracedGraph:
-            spec = TraceSpec(options.batch_size, self.max_length, length, opset, way.form, rolls=rolls)
+            spec = TraceSpec(options.batch_size, self.max_length, length, opset, variant.form, rolls=rolls)
             return trace(self.fake, chosen, spec, current)
 
         if not fixed:
@@ -384,7 +384,7 @@ def _add_prefill(graphs: Graphs, own_plan: Plan, fits: Callable[[FloatSource], b
         _count(graphs, quantise(traced, plan, shared, fits))
     if not own.placed:
         option = f"`prefill_precision={graphs.draft.work.options.prefill_precision}`"
-        cause = reason or "no matrix product of the model can be quantised this way"
+        cause = reason or "no matrix product of the model can be quantised this variant"
         raise UnsupportedModelError(f"{option}: {cause}; omit it", option="prefill_precision")
     _count(graphs, keep_narrow(traced, plan, shared, graphs.draft.supports))
     name_nodes(traced.model)

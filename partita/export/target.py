@@ -152,32 +152,32 @@ def candidates(preferred: str, requested: str) -> list[GraphVariant]:
     """Variants to probe: of the requested lowering, else of all by preference, the `preferred` lowering first."""
     if requested != AUTO:
         return [usual(requested)]
-    return sorted((usual(each.name) for each in by_preference()), key=lambda way: way.attention != preferred)
+    return sorted((usual(each.name) for each in by_preference()), key=lambda variant: variant.attention != preferred)
 
 
-def instead_of(way: GraphVariant, answer: ProbeResult, *, has_both: bool) -> GraphVariant | None:
+def instead_of(variant: GraphVariant, answer: ProbeResult, *, has_both: bool) -> GraphVariant | None:
     """The lowering with experts and recurrences in the other form, where it may be better. `has_both`: it exists."""
-    if way.form == "contrib":
-        return GraphVariant(way.attention, "standard") if CONTRIB.intersection(answer.unsupported) else None
-    return GraphVariant(way.attention, "contrib") if has_both else None
+    if variant.form == "contrib":
+        return GraphVariant(variant.attention, "standard") if CONTRIB.intersection(answer.unsupported) else None
+    return GraphVariant(variant.attention, "contrib") if has_both else None
 
 
 def rank(answers: Mapping[GraphVariant, ProbeResult], order: Sequence[GraphVariant]) -> list[GraphVariant]:
     """Variants with results, best first: fewest nodes off the provider, lowering, fewer and larger operators."""
-    places = list(dict.fromkeys(way.attention for way in order))
+    places = list(dict.fromkeys(variant.attention for variant in order))
 
-    def key(way: GraphVariant) -> tuple[bool, int, int, bool]:
-        answer = answers[way]
-        return not answer.is_known, answer.unsupported_count, places.index(way.attention), way.form != "contrib"
+    def key(variant: GraphVariant) -> tuple[bool, int, int, bool]:
+        answer = answers[variant]
+        return not answer.is_known, answer.unsupported_count, places.index(variant.attention), variant.form != "contrib"
 
     return sorted(answers, key=key)
 
 
-def manifest_record(way: GraphVariant, answer: ProbeResult, mismatch: str) -> ProbedLowering:
+def manifest_record(variant: GraphVariant, answer: ProbeResult, mismatch: str) -> ProbedLowering:
     """The manifest record of a result."""
     return ProbedLowering(
-        attention=way.attention,
-        form=None if way.is_usual else way.form,
+        attention=variant.attention,
+        form=None if variant.is_usual else variant.form,
         nodes=answer.nodes,
         unsupported=dict(answer.unsupported),
         error=answer.failure,

@@ -167,15 +167,15 @@ class Shapes:
         """Raise PackageError for a static cache whose rows may move in a step."""
         if pair.kind not in ("key", "value"):
             return
-        _, way = carried(self.graph, pair.present.name, self.cursors)
-        if way == "moved":
+        _, axis_origin = carried(self.graph, pair.present.name, self.cursors)
+        if axis_origin == "moved":
             raise self._state_error(
                 pair,
                 f"it has a fixed length, and {pair.present.name!r} is a part of it with appended rows, so "
                 "each step moves all rows, which Partita does not support",
                 OTHER_CACHE,
             )
-        if way != "cursor":
+        if axis_origin != "cursor":
             raise self._state_error(
                 pair,
                 f"it has a fixed length, and the position of new rows in {pair.present.name!r} is unknown",

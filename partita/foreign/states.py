@@ -52,7 +52,7 @@ def carried(graph: GraphFacts, present: str, cursors: frozenset[str] | None = No
     output = graph.output(present)
     pasts = {port.name for port in graph.inputs if output is not None and port.dtype == output.dtype}
     producers = {output: node for node in graph.nodes for output in node.outputs if output}
-    way: AxisOrigin | None = None
+    axis_origin: AxisOrigin | None = None
     tensor, seen = present, set[str]()
     while tensor not in pasts:
         node = producers.get(tensor)
@@ -66,29 +66,29 @@ def carried(graph: GraphFacts, present: str, cursors: frozenset[str] | None = No
             if place is None or len(node.inputs) <= place or node.inputs[place] not in pasts:
                 return None, "unknown"
             here: AxisOrigin = "cursor" if node.op_type in AT_LENGTH else "behind"
-            return node.inputs[place], "moved" if way == "moved" else here
+            return node.inputs[place], "moved" if axis_origin == "moved" else here
         if node.op_type in PASS_THROUGH:
             tensor = node.inputs[0]
         elif node.op_type in PLACED:
             data, where = PLACED[node.op_type]
             if len(node.inputs) <= where or not follows(producers, node.inputs[where], cursors):
                 return None, "unknown"
-            tensor, way = node.inputs[data], way or "cursor"
+            tensor, axis_origin = node.inputs[data], axis_origin or "cursor"
         elif node.op_type == "Where":
             continued = [name for name in node.inputs[1:3] if _leads_to(producers, name, pasts)]
             if len(continued) != 1 or not follows(producers, node.inputs[0], cursors):
                 return None, "unknown"
-            tensor, way = continued[0], way or "cursor"
+            tensor, axis_origin = continued[0], axis_origin or "cursor"
         elif node.op_type == "Concat":
             continued = [name for name in node.inputs if _leads_to(producers, name, pasts)]
             if len(continued) != 1:
                 return None, "unknown"
-            tensor, way = continued[0], way or "behind"
+            tensor, axis_origin = continued[0], axis_origin or "behind"
         elif node.op_type in CUT:
-            tensor, way = node.inputs[0], "moved"
+            tensor, axis_origin = node.inputs[0], "moved"
         else:
             return None, "unknown"
-    return tensor, way or "unknown"
+    return tensor, axis_origin or "unknown"
 
 
 def cursor_axis(graph: GraphFacts, present: str, rank: int) -> int | None:
