@@ -96,7 +96,7 @@ def rows(chain: str, folders: dict[str, Path], kinds: list[str], sources: dict[s
                 continue
             with TemporaryDirectory() as scratch:
                 layer, node, found = judge(folder, fault, Path(scratch) / "faulty", chain, sources.get(graph))
-            node = node and (fault.finite or found.not_finite is not None and found.not_finite.node == fault.node)
+            node = node and (found.not_finite is None or found.not_finite.node == fault.node)  # QNN has no infinity
             seen = f"{found.first_layer} {found.first_node} ({found.basis}) {found.not_finite or ''}"
             yield {"graph": graph, "kind": fault.kind, "node": fault.node, "right": [layer, node], "found": seen}
 
