@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
@@ -15,6 +14,7 @@ import pytest
 
 from partita import cli
 from partita.partition_reports import storage
+from partita.partition_reports.model_explorer import FALLBACK, FOLDED, PREFERRED, UNKNOWN
 from partita.partition_reports.records import Report
 from tests.conftest import require
 from tests.partition_reports.chromium import chromium, find_chromium
@@ -23,29 +23,20 @@ from tests.partition_reports.pages import mixed_report
 SERVER = Path(__file__).with_name("serve_model_explorer.py")
 BROWSER_OPTIONS = ("--enable-unsafe-swiftshader", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1")
 """The page draws with WebGL, and would send statistics."""
-SHOWN_NODES = """
-(async names => {
-  const until = async find => {
-    for (let round = 0; round < 3000; round++) {
-      const found = find();
-      if (found) return found;
-      await new Promise(resolve => setTimeout(resolve, 10));
-    }
-    throw new Error(document.body.innerText);
-  };
-  const row = key => [...document.querySelectorAll("tr")].find(each => each.cells[0]?.innerText.trim() == key);
-  const text = key => row(key)?.querySelector(".one-line-text")?.textContent.trim();
-  await until(() => document.body.innerText.includes(TITLE));
-  const shown = {};
-  for (const name of names) {
-    postMessage({cmd: "model-explorer-select-node-by-node-id", nodeId: name}, "*");
-    await until(() => text("id") == name);
-    shown[name] = [text(TITLE), row(TITLE)?.querySelector(".has-bg-color")?.style.backgroundColor];
+TABLE = """
+(async () => {
+  for (let round = 0; round < 3000; round++) {
+    const rows = [...document.querySelectorAll("table.results tr:has(td)")];
+    if (rows.length) return rows.map(row => {
+      const value = row.querySelector(".value-col");
+      return [row.querySelector(".node-label").innerText.trim(), value.innerText.trim(), value.style.backgroundColor];
+    });
+    await new Promise(resolve => setTimeout(resolve, 10));
   }
-  return shown;
-})(NAMES)
+  throw new Error(document.body.innerText);
+})()
 """
-"""What the side panel shows of each node when it is selected: label and background colour of its node data."""
+"""The table of node data, with 50 rows: operator, label and background colour; the label is `-` where there is none."""
 
 
 @contextmanager
@@ -88,7 +79,9 @@ def with_four_placements(report: Report) -> Report:
     return report.model_copy(update={"phases": phases, "fallbacks": fallbacks})
 
 
-def test_page_shows_label_and_colour_of_every_node(package: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_page_shows_label_and_colour_of_every_node(
+    package: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     environment = request.config.rootpath / request.config.getoption("--venvs") / "model-explorer"
     require("environment model-explorer (make env-model-explorer)", (environment / ".installed").is_file())
     require("chromium", find_chromium() is not None)
@@ -98,20 +91,17 @@ def test_page_shows_label_and_colour_of_every_node(package: Path, tmp_path: Path
     storage.write(report, changed)
     assert cli.run(["report", "show", str(changed), "--view", "model-explorer", "--out", str(node_data)]) == 0
 
-    data = json.loads(node_data.read_text(encoding="utf-8"))
-    nodes = report.phases[-1].file_nodes
-    script = SHOWN_NODES.replace("TITLE", json.dumps(data["name"]))
-    script = script.replace("NAMES", json.dumps([node.name for node in nodes]))
     with (
         served(environment / "bin" / "python", package / "model.onnx", node_data) as address,
         chromium(tmp_path / "profile", *BROWSER_OPTIONS) as tab,
     ):
         tab.open(address, width=600, height=400)
-        shown = tab.run(script)
-    assert shown == {name: [each["value"], rgb(each["bgColor"])] for name, each in data["results"].items()}
-    labels = [label for label, _ in shown.values()]
-    reason = report.fallbacks[0].reason
-    assert labels == ["folded", "unknown", f"WebGpu: {reason}", *["CPU"] * (len(nodes) - 3)]
+        shown = [(operator.rpartition("::")[2], *rest) for operator, *rest in tab.run(TABLE) if rest[0] != "-"]
+    nodes = report.phases[-1].file_nodes
+    labels = ["folded", "unknown", f"WebGpu: {report.fallbacks[0].reason}", *["CPU"] * (len(nodes) - 3)]
+    assert [row[:2] for row in shown] == [(node.op_type, label) for node, label in zip(nodes, labels, strict=True)]
+    colours = [FOLDED, UNKNOWN, FALLBACK, *[PREFERRED] * (len(nodes) - 3)]
+    assert [row[2] for row in shown] == [rgb(colour) for colour in colours]
 
 
 def rgb(colour: str) -> str:
