@@ -7,8 +7,8 @@ import json
 import sys
 from pathlib import Path
 
-import model_explorer
-from model_explorer.node_data_builder import GraphNodeData, NodeDataResult
+import model_explorer  # type: ignore[import-not-found]
+from model_explorer.node_data_builder import GraphNodeData, NodeDataResult  # type: ignore[import-not-found]
 
 model, node_data, port = sys.argv[1:]
 fields = json.loads(Path(node_data).read_text(encoding="utf-8"))
