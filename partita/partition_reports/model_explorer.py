@@ -1,7 +1,7 @@
 """Placement as node data for Google's Model Explorer, which shows it on the graph of the ONNX file.
 
 Format: node_data_builder.py of ai-edge-model-explorer 0.1.34, one `GraphNodeData`. Keys are node names, which
-model-explorer-onnx uses as node ids.
+model-explorer-onnx uses as node ids. It gives output tensors no `tensor_name`, so keys by tensor would match no node.
 """
 
 from __future__ import annotations

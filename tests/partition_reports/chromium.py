@@ -76,13 +76,13 @@ class Tab:
         elif method == "Network.requestWillBeSent" and not content["request"]["url"].startswith("file:"):
             self.problems.append(f"request to {content['request']['url']}")
 
-    def open(self, path: Path, **metrics: Any) -> float:
-        """Load a file and return the seconds until it had loaded and was laid out. Metrics: width, height."""
+    def open(self, page: Path | str, **metrics: Any) -> float:
+        """Load a file or address; return the seconds until it had loaded and was laid out. Metrics: width, height."""
         if metrics:
             self.call("Emulation.setDeviceMetricsOverride", deviceScaleFactor=1, mobile=False, **metrics)
         self.events.clear()
         start = time.perf_counter()
-        self.call("Page.navigate", url=path.resolve().as_uri())
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         while "Page.loadEventFired" not in self.events:
             self.receive()
         self.run("document.body.offsetHeight")
@@ -102,7 +102,7 @@ class Tab:
 
 
 @contextmanager
-def chromium(profile: Path) -> Iterator[Tab]:
+def chromium(profile: Path, *more_options: str) -> Iterator[Tab]:
     """A browser with an empty profile in the folder `profile`, and one tab of it."""
     program = find_chromium()
     assert program, "no Chromium is installed"
@@ -117,6 +117,7 @@ def chromium(profile: Path) -> Iterator[Tab]:
         "--hide-scrollbars",
         "--remote-debugging-pipe",
         f"--user-data-dir={profile}",
+        *more_options,
     ]
     # Chromium reads commands from file descriptor 3 and writes answers to 4.
     shell = f'exec "$0" "$@" 3<&{command_in} 4>&{answer_out}'
