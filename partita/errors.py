@@ -87,9 +87,12 @@ class ResourceError(PartitaError):
     """Memory or disk space is insufficient for the request."""
 
 
+FREE_MEMORY = Remedy("close other models, or use a smaller one")
+
+
 def out_of_memory() -> ResourceError:
     """The error for a MemoryError."""
-    return ResourceError("out of memory", remedy=Remedy("close other models, or use a smaller one"))
+    return ResourceError("out of memory", remedy=FREE_MEMORY)
 
 
 class InstallationError(PartitaError):

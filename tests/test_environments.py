@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import REPOSITORY
 
 TEST = "tests/contract/test_place.py"
-PICK = "island and webgpu"
+PICK = "between_supported and webgpu"
 """One test that needs no package and no device."""
 
 

@@ -156,8 +156,9 @@ def builds(environment):
 @cases("provider, fits", builds)
 def test_suggested_onnx_runtime_build_removes_reason(environment, provider, fits, partita, model, tmp_path):
     reason, remedy, ort_name = BUILDS[provider]
+    name = provider if provider == "qnn" else ort_name
     library = ("--provider-library", f"qnn={compile_library(f'WANTED={API}', tmp_path)}") if provider == "qnn" else ()
-    words = ("place", model("matmul_relu"), "--provider", f"{provider},cpu", "--json", "--probe-seconds", "0", *library)
+    words = ("place", model("matmul_relu"), "--provider", f"{name},cpu", "--json", "--probe-seconds", "0", *library)
     entry = chain_entry(honoured(partita(*words)).json, environment, ort_name)
     if fits:
         assert entry["reason"] != reason
