@@ -46,6 +46,8 @@ class StepComparison:
     step: Step
     graph: PartedGraph
     settings: Settings
+    unread: tuple[dict[str, str], dict[str, str]]
+    """Tensors that the tested side and the reference cannot give as outputs, with the error of a run; of all steps."""
     states: Values = field(default_factory=dict)
     """States that the tested side reads in place of the step's."""
     notes: dict[str, None] = field(default_factory=dict)
@@ -133,11 +135,12 @@ class StepComparison:
 
     def _compared(self, part: Part, theirs: Values, ours: Values, alone_on: tuple[Values, Values]) -> PartDrift:
         """The errors of one part. `alone_on`: its tensors on the tested side and the reference, from equal inputs."""
-        errors = {name: deviation(ours[name], theirs[name]) for name in part.outputs if name in theirs and name in ours}
         local, wanted = alone_on
-        own = {name: deviation(local[name], wanted[name]) for name in errors if name in local and name in wanted}
+        known = [name for name in part.outputs if name in theirs]
+        errors = {name: deviation(ours[name], theirs[name]) for name in known if name in ours}
+        own = {name: deviation(local[name], wanted[name]) for name in known if name in local and name in wanted}
         tensor = max(own or errors, key=lambda name: (own or errors)[name], default="")
-        error, alone = max(errors.values(), default=0.0), max(own.values(), default=None)
+        error, alone = max(errors.values(), default=None), max(own.values(), default=None)
         # Without an own error, the errors of all parts before count.
         tolerance = self._tolerance(part.nodes if own else self.graph.compared, theirs)
         node = self.graph.nodes[part.nodes[-1]]
@@ -154,14 +157,19 @@ class StepComparison:
             own_error=finite(alone),
             infinite=float("inf") in (error, alone),
             tolerance=tolerance,
-            exceeds_tolerance=(error if alone is None else alone) > tolerance,
+            exceeds_tolerance=((error or 0.0) if alone is None else alone) > tolerance,
             largest=largest(ours[name] for name in errors),
             largest_reference=largest(theirs[name] for name in errors),
         )
 
-    def _tolerance(self, positions: Iterable[int], theirs: Values) -> float:
+    def _tolerance(self, positions: Sequence[int], theirs: Values) -> float:
         if self.settings.tolerance is not None:
             return self.settings.tolerance
+        if self.reference.weight_bits is not None:
+            positions = self.graph.with_sources(positions, theirs)
+            read = {name for at in positions for name in self.graph.nodes[at].input}
+            if any(self.step.feeds[name].any() for name in read.intersection(self.step.states.values())):
+                positions = self.graph.compared  # these states are of a run with the rounded weights
         nodes = [self.graph.nodes[at] for at in positions]
         names = {name for node in nodes for name in (*node.input, *node.output)} & theirs.keys()
         half = any(theirs[name].dtype.name == "float16" for name in names)
@@ -190,17 +198,44 @@ class StepComparison:
 
     def tap(self, names: Iterable[str], side: Side | None = None) -> tuple[Values, Values]:
         """Tensors of the reference and of the tested side (or `side`) in runs of the whole graph."""
-        self._check_time()
         taps = [name for name in dict.fromkeys(names) if name not in self.step.feeds]
-        ours = (side or self.tested_side).run(self.step, self._tested_graph.with_outputs(taps), self.feeds, taps)
+        ours = self._read(side or self.tested_side, self._tested_graph, self.feeds, taps)
         if ours.skipped:
             count, kinds = len(ours.skipped), listing(dict.fromkeys(ours.skipped.values()))
             self.note(f"not compared: {plural(count, 'tensor')} of type {kinds} ({name_some(list(ours.skipped), 3)})")
         if side is None:
             self._check_placement(ours)
-        taps = list(ours.values)
-        theirs = self.reference.run(self.step, self.graph.with_outputs(taps), self.step.feeds, taps, ours.values)
+        taps = [name for name in taps if name not in ours.skipped]
+        theirs = self._read(self.reference, self.graph, self.step.feeds, taps, ours.values)
         return {**self.step.feeds, **theirs.values}, {**self.feeds, **ours.values}
+
+    def _read(
+        self, side: Side, graph: PartedGraph, feeds: Values, taps: Sequence[str], ours: Values | None = None
+    ) -> GraphRun:
+        """A run of the whole graph with these tensors as outputs; runs with half of them each where it fails.
+
+        A tensor that cannot be read is missing. Raises the error of a pinned side.
+        """
+        self._check_time()
+        is_pinned = side not in (self.tested_side, self.reference)
+        unread = {} if is_pinned else self.unread[side is self.reference]
+        taps = [name for name in taps if name not in unread]
+        try:
+            return side.run(self.step, graph.with_outputs(taps), feeds, taps, ours)
+        except FAILURES as error:
+            if len(taps) < 2:
+                if is_pinned:
+                    raise
+                unread.update(dict.fromkeys(taps, error.message))
+                return GraphRun()
+        half = len(taps) // 2
+        first, second = (self._read(side, graph, feeds, part, ours) for part in (taps[:half], taps[half:]))
+        return GraphRun(
+            {**first.values, **second.values},
+            {**first.skipped, **second.skipped},
+            {**first.placement, **second.placement},
+            version=first.version or second.version,
+        )
 
     def _check_time(self) -> None:
         if self.settings.deadline is not None and time.monotonic() > self.settings.deadline:
