@@ -164,7 +164,7 @@ class PartedGraph:
         )
 
     def with_sources(self, positions: Sequence[int], known: Collection[str]) -> list[int]:
-        """The nodes, and those that compute what they read, back to known tensors."""
+        """The nodes and all nodes between known tensors and them."""
         found, pending = set(positions), [*positions]
         while pending:
             read = [name for name in tensors_read(self.nodes[pending.pop()]) if name not in known]
