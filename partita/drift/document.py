@@ -147,9 +147,10 @@ def _growth(found: Drift) -> Section | None:
 
 def _row(part: PartDrift) -> Row:
     own = NOT_KNOWN if part.own_error is None and not part.infinite else error_text(part.own_error)
+    in_graph = NOT_KNOWN if part.error is None and not part.infinite else error_text(part.error)
     largest = NOT_KNOWN if part.largest is None else f"{part.largest:.4g}"
     reference = NOT_KNOWN if part.largest_reference is None else f"{part.largest_reference:.4g}"
-    return Row((part.name, own, error_text(part.error), largest, reference, "over" if part.exceeds_tolerance else ""))
+    return Row((part.name, own, in_graph, largest, reference, "over" if part.exceeds_tolerance else ""))
 
 
 def _nodes(found: Drift) -> Section | None:

@@ -65,6 +65,7 @@ class PartedGraph:
                 made = [name for name in node.output if name]
                 self.constants.update(made)
                 self._folded.update(dict.fromkeys(made, position))
+        self._makers = {name: position for position, node in enumerate(self.nodes) for name in node.output if name}
         self._users: dict[str, list[int]] = {}
         for position, node in enumerate(self.nodes):
             for name in tensors_read(node):
@@ -161,6 +162,16 @@ class PartedGraph:
             tuple(entry for entry in read if entry not in made and entry not in self.constants),
             tuple(shared),
         )
+
+    def with_sources(self, positions: Sequence[int], known: Collection[str]) -> list[int]:
+        """The nodes and all nodes between known tensors and them."""
+        found, pending = set(positions), [*positions]
+        while pending:
+            read = [name for name in tensors_read(self.nodes[pending.pop()]) if name not in known]
+            more = {self._makers[name] for name in read if name in self._makers} - found
+            found |= more
+            pending += more
+        return sorted(found)
 
     def module(self, position: int) -> str | None:
         """Module path of a node."""

@@ -108,12 +108,13 @@ def _open(
     """Both sides of every compared step. Free running, all steps run, and the tested side reads its own states."""
     graphs: dict[str, PartedGraph] = {}
     states: Values = {}
+    unread: tuple[dict[str, str], dict[str, str]] = ({}, {})
     for step in steps:
         if step not in compared and not settings.free_running:
             continue
         if step.file not in graphs:
             graphs[step.file] = PartedGraph(read_onnx(reference.folder / step.file))
-        entry = StepComparison(tested, reference, step, graphs[step.file], settings, states)
+        entry = StepComparison(tested, reference, step, graphs[step.file], settings, unread, states)
         if settings.free_running:
             states = {past: entry.tested_run.values[present] for present, past in step.states.items()}
         if step in compared:
@@ -219,6 +220,9 @@ def _worst_of_steps(parts: Sequence[PartDrift]) -> list[PartDrift]:
 def _notes(entries: Sequence[StepComparison]) -> Iterator[str]:
     """Limits of the comparison."""
     yield from dict.fromkeys(note for entry in entries for note in entry.notes)
+    for side, unread in zip((entries[0].tested_side, entries[0].reference), entries[0].unread, strict=True):
+        for error in [*unread.values()][:1]:
+            yield f"{plural(len(unread), 'tensor')} not read on {side.name} ({name_some([*unread], 3)}): {error}"
     nodes = entries[0].graph.nodes
     if entries[0].reference.weight_bits is not None and any(node.op_type in QUANTISED for node in nodes):
         yield "the package's weights are rounded, the source model's are not: errors include the rounding"

@@ -49,7 +49,7 @@ class PartDrift(Record):
         """The error that is compared with the tolerance."""
         if self.own_error is not None:
             return self.own_error
-        return math.inf if self.infinite or self.error is None else self.error
+        return math.inf if self.infinite else self.error or 0.0
 
 
 class NotFinite(Record):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TypeVar
 
 from partita.drift.deviation import bad_numbers, deviation, finite, largest, tolerance_of
 from partita.drift.graphs import LOCAL, Part, PartedGraph, Values, array_bytes
 from partita.drift.records import NotFinite, PartDrift
 from partita.drift.sides import GraphRun, Side, Step, with_provider
-from partita.errors import GenerationError, PackageError, ProviderError, ResourceError
+from partita.errors import GenerationError, PackageError, PartitaError, ProviderError, ResourceError
 from partita.observations.names import CPU
 from partita.observations.text_format import listing, name_some, plural
 from partita.runtime.place.onnx_model import read_onnx
@@ -20,6 +21,7 @@ from partita.runtime.time_limit import LateError
 
 MEMORY_SHARE = 4
 """Part of the free memory that tensors of one chunk may take: both sides, and the copies of a run."""
+Item = TypeVar("Item")
 FAILURES = (GenerationError, PackageError, ProviderError, ResourceError)
 
 
@@ -46,6 +48,8 @@ class StepComparison:
     step: Step
     graph: PartedGraph
     settings: Settings
+    unread: tuple[dict[str, str], dict[str, str]]
+    """Tensors that the tested side and the reference cannot give as outputs, with the error of a run; of all steps."""
     states: Values = field(default_factory=dict)
     """States that the tested side reads in place of the step's."""
     notes: dict[str, None] = field(default_factory=dict)
@@ -95,11 +99,13 @@ class StepComparison:
         broken: NotFinite | None = None
         for chunk in self._chunks(parts):
             theirs, ours = self.tap(name for part in chunk for name in (*part.inputs, *part.outputs))
-            local, places = self._alone(chunk, {**ours, **theirs})
-            rest = [part for part in chunk if self._moved(part, places) or not set(part.outputs) & local.keys()]
-            mirrored = self._mirrored(rest, ours)
+            local = self._alone(chunk, {**ours, **theirs})
+            rest = [part for part in chunk if self._moved(part, local) or not set(part.outputs) & local.values.keys()]
+            # The reference computes from the tested side's tensors what does not run alone on the tested side.
+            mirrored = self._alone(rest, ours, on_reference=True).values
             for part in chunk:
-                compared = self._compared(part, theirs, ours, (ours, mirrored) if part in rest else (local, theirs))
+                alone_on = (ours, mirrored) if part in rest else (local.values, theirs)
+                compared = self._compared(part, theirs, ours, alone_on)
                 found += [compared] if compared.tensor else []
                 broken = broken or self._not_finite(part, theirs, ours)
         return found, broken
@@ -108,7 +114,7 @@ class StepComparison:
         """Errors of a layer's nodes when the layer alone runs on the reference's tensors."""
         whole = self.graph.open_part(layer)
         theirs, ours = self.tap((*whole.inputs, *whole.outputs))
-        local, _ = self._alone([whole], {**ours, **theirs})
+        local = self._alone([whole], {**ours, **theirs}).values
         return [self._compared(node, theirs, ours, (local, theirs)) for node in nodes]
 
     def _chunks(self, parts: Sequence[Part]) -> Iterable[list[Part]]:
@@ -133,11 +139,12 @@ class StepComparison:
 
     def _compared(self, part: Part, theirs: Values, ours: Values, alone_on: tuple[Values, Values]) -> PartDrift:
         """The errors of one part. `alone_on`: its tensors on the tested side and the reference, from equal inputs."""
-        errors = {name: deviation(ours[name], theirs[name]) for name in part.outputs if name in theirs and name in ours}
         local, wanted = alone_on
-        own = {name: deviation(local[name], wanted[name]) for name in errors if name in local and name in wanted}
+        known = [name for name in part.outputs if name in theirs]
+        errors = {name: deviation(ours[name], theirs[name]) for name in known if name in ours}
+        own = {name: deviation(local[name], wanted[name]) for name in known if name in local and name in wanted}
         tensor = max(own or errors, key=lambda name: (own or errors)[name], default="")
-        error, alone = max(errors.values(), default=0.0), max(own.values(), default=None)
+        error, alone = max(errors.values(), default=None), max(own.values(), default=None)
         # Without an own error, the errors of all parts before count.
         tolerance = self._tolerance(part.nodes if own else self.graph.compared, theirs)
         node = self.graph.nodes[part.nodes[-1]]
@@ -154,14 +161,19 @@ class StepComparison:
             own_error=finite(alone),
             infinite=float("inf") in (error, alone),
             tolerance=tolerance,
-            exceeds_tolerance=(error if alone is None else alone) > tolerance,
+            exceeds_tolerance=((error or 0.0) if alone is None else alone) > tolerance,
             largest=largest(ours[name] for name in errors),
             largest_reference=largest(theirs[name] for name in errors),
         )
 
-    def _tolerance(self, positions: Iterable[int], theirs: Values) -> float:
+    def _tolerance(self, positions: Sequence[int], theirs: Values) -> float:
         if self.settings.tolerance is not None:
             return self.settings.tolerance
+        if self.reference.weight_bits is not None:
+            positions = self.graph.with_sources(positions, theirs)
+            read = {name for at in positions for name in self.graph.nodes[at].input}
+            if any(self.step.feeds[name].any() for name in read.intersection(self.step.states.values())):
+                positions = self.graph.compared  # these states are of a run with the rounded weights
         nodes = [self.graph.nodes[at] for at in positions]
         names = {name for node in nodes for name in (*node.input, *node.output)} & theirs.keys()
         half = any(theirs[name].dtype.name == "float16" for name in names)
@@ -190,17 +202,36 @@ class StepComparison:
 
     def tap(self, names: Iterable[str], side: Side | None = None) -> tuple[Values, Values]:
         """Tensors of the reference and of the tested side (or `side`) in runs of the whole graph."""
-        self._check_time()
         taps = [name for name in dict.fromkeys(names) if name not in self.step.feeds]
-        ours = (side or self.tested_side).run(self.step, self._tested_graph.with_outputs(taps), self.feeds, taps)
+        ours = self._read(side or self.tested_side, self._tested_graph, self.feeds, taps)
         if ours.skipped:
             count, kinds = len(ours.skipped), listing(dict.fromkeys(ours.skipped.values()))
             self.note(f"not compared: {plural(count, 'tensor')} of type {kinds} ({name_some(list(ours.skipped), 3)})")
         if side is None:
             self._check_placement(ours)
-        taps = list(ours.values)
-        theirs = self.reference.run(self.step, self.graph.with_outputs(taps), self.step.feeds, taps, ours.values)
+        taps = [name for name in taps if name not in ours.skipped]
+        theirs = self._read(self.reference, self.graph, self.step.feeds, taps, ours.values)
         return {**self.step.feeds, **theirs.values}, {**self.feeds, **ours.values}
+
+    def _read(
+        self, side: Side, graph: PartedGraph, feeds: Values, taps: Sequence[str], ours: Values | None = None
+    ) -> GraphRun:
+        """A run of the whole graph with these tensors as outputs; one that cannot be read is missing.
+
+        Raises the error of a pinned side.
+        """
+        is_pinned = side not in (self.tested_side, self.reference)
+        unread = {} if is_pinned else self.unread[side is self.reference]
+
+        def run(some: Sequence[str]) -> GraphRun:
+            self._check_time()
+            return side.run(self.step, graph.with_outputs(some), feeds, some, ours)
+
+        found, failed = _in_halves(run, [name for name in taps if name not in unread])
+        if is_pinned and failed:
+            raise next(iter(failed.values()))
+        unread.update({name: error.message for name, error in failed.items()})
+        return found
 
     def _check_time(self) -> None:
         if self.settings.deadline is not None and time.monotonic() > self.settings.deadline:
@@ -219,42 +250,47 @@ class StepComparison:
                 f"{name_some(moved, 3)}; errors of the whole graph may differ there from those of a run"
             )
 
-    def _moved(self, part: Part, places: Mapping[str, str]) -> bool:
+    def _moved(self, part: Part, local: GraphRun) -> bool:
         """Whether a node of the part runs on another provider alone than in the graph."""
         names = [self.graph.nodes[at].name for at in part.nodes]
-        usual = self.tested_run.placement
+        usual, places = self.tested_run.placement, local.placement
         return any(name in places and name in usual and places[name] != usual[name] for name in names)
 
-    def _alone(self, parts: Sequence[Part], inputs: Values) -> tuple[Values, Mapping[str, str]]:
-        """Tensors that each part computes on the tested side from `inputs`, and the providers of the nodes.
+    def _alone(self, parts: Sequence[Part], inputs: Values, *, on_reference: bool = False) -> GraphRun:
+        """A run of each part alone, on the tested side or the reference.
 
-        A part that the tested side does not run alone is missing.
+        A part that reads other tensors or does not run alone is missing.
         """
-        self._check_time()
-        try:
-            ran = self._run_cut(with_provider(self.tested_side, CPU), self._tested_graph, parts, inputs)
-        except FAILURES:
-            if len(parts) == 1:
-                return {}, {}
-            half = len(parts) // 2
-            first, second = self._alone(parts[:half], inputs), self._alone(parts[half:], inputs)
-            return {**first[0], **second[0]}, {**first[1], **second[1]}
-        return {name.removesuffix(LOCAL): array for name, array in ran.values.items()}, ran.placement
-
-    def _mirrored(self, parts: Sequence[Part], ours: Values) -> Values:
-        """Tensors that the reference computes from the tested side's tensors, for parts that do not run alone on it."""
-        try:
-            ran = self._run_cut(self.reference, self.graph, parts, ours)
-        except FAILURES as error:
-            self.note(f"{name_some([part.name for part in parts], 3)}: no own error: {error}")
-            return {}
-        return {name.removesuffix(LOCAL): array for name, array in ran.values.items()}
-
-    def _run_cut(self, side: Side, graph: PartedGraph, parts: Sequence[Part], inputs: Values) -> GraphRun:
-        """A run of the parts alone on these inputs. Parts with other inputs are left out."""
-        parts = [part for part in parts if part.outputs and all(name in inputs for name in part.inputs)]
-        outputs = [name + LOCAL for part in parts for name in part.outputs if name in inputs]
-        if not outputs or not side.runs_graphs:
-            return GraphRun()
+        side, graph = self.reference, self.graph
+        if not on_reference:
+            side, graph = with_provider(self.tested_side, CPU), self._tested_graph
         shared = {name + LOCAL: past for name, past in self.step.shared.items()}
-        return side.run(self.step, graph.submodel(parts, inputs), inputs, outputs, shared=shared)
+
+        def run(some: Sequence[Part]) -> GraphRun:
+            self._check_time()
+            outputs = [name + LOCAL for part in some for name in part.outputs if name in inputs]
+            if not outputs or not side.runs_graphs:
+                return GraphRun()
+            return side.run(self.step, graph.submodel(some, inputs), inputs, outputs, shared=shared)
+
+        parts = [part for part in parts if part.outputs and all(name in inputs for name in part.inputs)]
+        found, failed = _in_halves(run, parts)
+        if on_reference and failed:
+            names = name_some([part.name for part in failed], 3)
+            self.note(f"{names}: no own error: {next(iter(failed.values()))}")
+        return replace(found, values={name.removesuffix(LOCAL): array for name, array in found.values.items()})
+
+
+def _in_halves(
+    run: Callable[[Sequence[Item]], GraphRun], items: Sequence[Item]
+) -> tuple[GraphRun, dict[Item, PartitaError]]:
+    """One run for all items; where it fails, runs for half of them each. With the errors of items that fail alone."""
+    try:
+        return run(items), {}
+    except FAILURES as error:
+        if len(items) < 2:
+            return GraphRun(), dict.fromkeys(items, error)
+    half = len(items) // 2
+    (one, failed), (two, more) = _in_halves(run, items[:half]), _in_halves(run, items[half:])
+    values, skipped, placement = {**one.values, **two.values}, {**one.skipped, **two.skipped}, one.placement
+    return GraphRun(values, skipped, {**placement, **two.placement}, version=one.version or two.version), failed | more

@@ -338,9 +338,8 @@ def _verify(exported: Exported, work: Work, manifest: Manifest) -> Manifest:
 
 def _locate(exported: Exported, work: Work, manifest: Manifest) -> str:
     """Where a wrong graph first differs from the source model, as the end of a sentence."""
-    computing = work.options.computing
-    if work.locate is None or computing.cpu_dtype is not None or computing.bits is not None:
-        return ""  # another graph than the package's was verified
+    if work.locate is None or work.options.computing.cpu_dtype is not None:
+        return ""  # the CPU provider does not run the package
     return f"; {work.locate(work.folder, manifest, exported.checkpoint)}"
 
 

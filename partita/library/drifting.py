@@ -222,8 +222,12 @@ def locate(folder: Path, manifest: Manifest, checkpoint: Checkpoint) -> str:
         with temporary_directory() as scratch:
             steps = package_steps(tested, manifest)
             side = source_side(folder, manifest, checkpoint, steps, Path(scratch))
-            return headline(measure(folder.name, tested, side, steps, chosen_steps(steps), settings))
+            found = measure(folder.name, tested, side, steps, chosen_steps(steps), settings)
     except LateError:
         return f"its first difference was not found within {LOCATE_SECONDS} s"
     except PartitaError as error:
         return f"its first difference was not found: {error.message}"
+    if manifest.packed is not None and (found.layer is None or not found.layer.exceeds_tolerance):
+        limit = f"tolerance {found.outputs.tolerance:.0e}"
+        return f"its first difference was not found: no layer alone is over {limit}, which rounded weights need"
+    return headline(found)

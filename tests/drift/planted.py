@@ -37,12 +37,12 @@ from tests.drift.faults import FOREIGN, GRAPHS, Fault, export_package, faults_of
 CHAINS = {"main": "cpu", "plugins": "cpu", "webgpu": "webgpu,cpu", "openvino": "openvino,cpu", "qnn": "qnn,cpu"}
 """Environment -> the tested chain. The providers of the plugins have no device on processors of AMD."""
 ONLY = {
-    "openvino": ("llama-fp32", "llama-int4", "llama-primitives-fp32", "genai-int4-cpu"),
+    "openvino": ("llama-fp32", "llama-int4", "llama-primitives-fp32", "genai-int4-cpu", "optimum"),
     "webgpu": ("llama-onnx24-fp32", "llama-primitives-fp32", "llama-primitives-int4", "gemma3_text-primitives-fp32"),
     "qnn": ("llama-primitives-static-fp16", "demo-primitives-static-fp16", "genai-int4-cpu"),
 }
-"""Graphs of an environment, if not all. OpenVINO fails when tensors of the optimum graph are read. Over SwiftShader,
-GroupQueryAttention is wrong and float16 is missing. QNN takes no nodes of other packages.
+"""Graphs of an environment, if not all. Over SwiftShader, GroupQueryAttention is wrong and float16 is missing. QNN
+takes no nodes of other packages.
 """
 
 

@@ -7,6 +7,7 @@ import json
 import sys
 import venv
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,13 +17,15 @@ from rich.console import Console
 
 import partita
 from partita.cli import run
+from partita.drift import sides
 from partita.drift.deviation import deviation
 from partita.drift.document import VIEWS
 from partita.drift.inputs import chosen_steps, file_step, package_steps
 from partita.drift.measure import measure
 from partita.drift.records import Drift
-from partita.drift.sides import Side
+from partita.drift.sides import GraphRun, Side
 from partita.drift.step_comparison import Settings
+from partita.errors import GenerationError
 from partita.foreign.folder import Choice, open_folder
 from partita.providers.resolve import parse_chain
 from partita.runtime.place.onnx_model import read_onnx
@@ -107,6 +110,29 @@ def test_memory_limit_does_not_change_the_result(tmp_path: Path) -> None:
     changed = PLAIN.replace("Relu", "Sigmoid")
     whole, small = both(PLAIN, changed, tmp_path), both(PLAIN, changed, tmp_path, Settings(memory_bytes=1))
     assert (small.first_node, small.layers) == (whole.first_node, whole.layers)
+
+
+@pytest.mark.parametrize(("node", "fault"), [("a", "Abs(x)"), ("b", "Sigmoid(h)")])
+def test_tensors_that_cannot_be_read_are_noted_and_faults_are_found(
+    node: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenVINO cannot run some graphs with further outputs."""
+
+    def run_graph(side: Side, file: str, model: bytes, feeds: Any, outputs: Any = None, shared: Any = None) -> GraphRun:
+        if side.folder.name == "two" and "h" in (outputs or ()):
+            raise GenerationError("output names mismatch")
+        return original(side, file, model, feeds, outputs, shared)
+
+    original = sides.run_graph
+    monkeypatch.setattr(sides, "run_graph", run_graph)
+    graph = "g (float[2,8] x) => (float[2,8] y) { [a] h = Neg(x) [b] p = Relu(h) [c] y = Add(p, x) }"
+    correct = both(graph, graph, tmp_path, Settings(by_node=True))
+    assert correct.is_within and [entry.error for entry in correct.nodes] == [None, 0, 0]
+    wrong = graph.replace("Neg(x)" if node == "a" else "Relu(h)", fault)
+    found = both(graph, wrong, tmp_path, Settings(by_node=True))
+    assert (found.first_node, found.basis) == (node, "alone")
+    assert found.notes[-1] == correct.notes[-1] == "1 tensor not read on cpu (h): output names mismatch"
+    assert "  a  0.0e+00  -  b  " in "  ".join(text_of(correct).split())
 
 
 LIMITS = {

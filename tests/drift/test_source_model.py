@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -57,6 +58,17 @@ def test_correct_graph_has_no_finding(
     assert len(layers) >= 2 - len(omitted) and bool(omitted) is (model_type == "gemma3_text"), found.notes
 
 
+def test_rounding_of_weights_and_states_is_within_tolerance_of_every_node(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported
+) -> None:
+    checkpoint = tiny_checkpoint("llama")
+    package = exported(checkpoint, precision="int4", attention="primitives")
+    found = partita.drift(package, "cpu", against=str(checkpoint), by="node")
+    assert found.is_within and len(found.nodes) > 20
+    over = [node.name for node in found.nodes if node.exceeds_tolerance]
+    assert not over
+
+
 def test_drift_accepts_checkpoint_and_check_accepts_its_result(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,6 +115,29 @@ def test_wrong_export_error_names_first_difference(
         export(options, replay=replay, locate=drifting.locate)
     monkeypatch.setattr(drifting, "LOCATE_SECONDS", -1)
     with pytest.raises(ParityError, match="its first difference was not found within -1 s"):
+        export(options, replay=replay, locate=drifting.locate)
+
+
+@pytest.mark.parametrize(
+    ("precision", "window", "words"),
+    [
+        ("int8", 2, r"first node over tolerance .*model\.layers\.0\.self_attn/\w+ to .*self_attn/\w*Attention"),
+        ("int4", 41, r"its first difference was not found: no layer alone is over tolerance 1e\+00, "),
+    ],
+)
+def test_wrong_quantised_export_error_names_location_only_over_rounding(
+    precision: Literal["int8", "int4"],
+    window: int,
+    words: str,
+    tiny_checkpoint: TinyCheckpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another sliding window than 40 is exported."""
+    monkeypatch.setattr(state, "classify_mask", lambda *_: MaskRule(window))
+    checkpoint = tiny_checkpoint("mistral", sliding_window=40, num_hidden_layers=1)
+    options = ExportOptions(str(checkpoint), tmp_path / "out", max_length=64, precision=precision)
+    with pytest.raises(ParityError, match=words):
         export(options, replay=replay, locate=drifting.locate)
 
 
