@@ -268,7 +268,8 @@ def test_report_names_bound_of_each_phase(
         for groups in (phase.by_op_type, phase.by_layer, phase.by_module):
             assert sum(entry.read_bytes or 0 for entry in groups) == phase.bound.read_bytes
             assert sum(entry.flops or 0 for entry in groups) == phase.bound.flops
-            timed = [entry.ceiling_share for entry in groups if entry.flops]
+            # The profile counts whole microseconds: a group of a tiny model may have 0.
+            timed = [entry.ceiling_share for entry in groups if entry.flops and entry.host_us_per_run]
             assert all(timed) if rates is not None and rates.threads == 2 else timed == [None] * len(timed)
 
 
