@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from partita.errors import PackageError, UsageError
 from partita.observations.text_format import listing
-from partita.package.folder import MANIFEST, path_inside
+from partita.package.folder import MANIFEST, MODEL_PACKAGE, path_inside
 from partita.untrusted_files import read_json_value
 
 COMPONENT, SHARED = "component.json", "shared_assets"
@@ -72,7 +72,7 @@ def is_model_package(folder: Path) -> bool:
         value = read_json_value(folder / MANIFEST)
     except (OSError, ValueError):
         return False
-    return isinstance(value, dict) and value.keys() >= {"schema_version", "components"}
+    return isinstance(value, dict) and value.keys() >= MODEL_PACKAGE
 
 
 def is_folder(path: Path) -> bool:

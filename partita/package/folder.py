@@ -36,6 +36,8 @@ from partita.untrusted_files import KINDS, irregular, kind_of, parsed_record, re
 SCHEMA: Final = "partita.package/1"
 MANIFEST = foreign_paths.MANIFEST
 WEIGHTS = "model.onnx.data"
+MODEL_PACKAGE = {"schema_version", "components"}
+"""Keys of the manifest of a model package of ONNX Runtime."""
 EXPORT_AGAIN = Remedy("export it again", ("partita", "export", "{checkpoint}", "{out}", "--force"))
 REMOVE_FIRST = Remedy("remove the folder, then export again", ("partita", "export", "{checkpoint}", "{out}"))
 EXPORT_LIKE = replace(
@@ -45,6 +47,7 @@ EXPORT_LIKE = replace(
         *("--batch-size", "{batch_size}"),
     ),
 )
+GIVE_MODEL = Remedy("give a package, or a folder with one model")
 GET_AGAIN = Remedy("download the folder again")
 HOW = {"growing": ("--cache", "growing"), "optimum": ("--exporter", "optimum")}
 """The export option of these lowerings; others are values of --attention."""
@@ -285,12 +288,17 @@ def is_package(folder: Path) -> bool:
 
 
 def is_of_others(manifest: Path) -> bool:
-    """Whether a manifest.json is not a package's, e.g. a web application's; a damaged file counts as a package's."""
+    """Whether a manifest.json is neither a package's nor a model package's, e.g. a web application's.
+
+    A damaged file counts as a package's.
+    """
     try:
         value = read_json_value(manifest)
     except (OSError, ValueError):
         return False
-    return isinstance(value, dict) and not value.keys() & {"schema", "graph", "files"}
+    if not isinstance(value, dict):
+        return False
+    return not (value.keys() & {"schema", "graph", "files"} or value.keys() >= MODEL_PACKAGE)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -308,8 +316,10 @@ def read_manifest(folder: Path) -> Manifest:
         raw = parsed_record(read_capped(path))
     except ValueError as error:
         raise PackageError(f"{path}: damaged, not JSON ({error})", remedy=_remove_first(folder)) from error
-    if isinstance(raw, dict) and raw.keys() >= {"schema_version", "components"}:
-        raise PackageError(f"{folder}: a model package of ONNX Runtime, which only place and inspect read")
+    if isinstance(raw, dict) and raw.keys() >= MODEL_PACKAGE:
+        raise PackageError(
+            f"{folder}: a model package of ONNX Runtime, which only place and inspect read", remedy=GIVE_MODEL
+        )
     schema = raw.get("schema") if isinstance(raw, dict) else None
     if schema != SCHEMA:
         raise PackageError(

@@ -11,6 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from partita.errors import PackageError
+from partita.foreign.folder import open_folder
 from partita.package.contract import GraphFile, Port, State
 from partita.package.folder import (
     WEIGHTS,
@@ -277,5 +278,8 @@ def test_onnx_runtime_model_package_is_identified(tmp_path):
     variant = {"variant_directory": "main/cpu", "executor_info": {"ort": {"model_file": "model.onnx"}}}
     content = {"schema_version": "1.0", "components": {"main": {"variants": {"cpu": variant}}}}
     (tmp_path / "manifest.json").write_text(json.dumps(content))
-    with pytest.raises(PackageError, match="a model package of ONNX Runtime, which only place and inspect read"):
-        read_manifest(tmp_path)
+    (tmp_path / "main" / "cpu").mkdir(parents=True)
+    (tmp_path / "main" / "cpu" / "model.onnx").touch()
+    for read in (read_manifest, open_folder):
+        with pytest.raises(PackageError, match="a model package of ONNX Runtime, which only place and inspect read"):
+            read(tmp_path)
