@@ -162,7 +162,7 @@ test-cuda: install ## run the contract tests with the cuda provider; fails where
 
 smoke-pythons: demo ## verify, generate and report with the demo package on other versions of Python; minutes
 	@for python in $(PYTHONS); do \
-	  command -v $$python >/dev/null || { echo "$$python: NOT RUN: not installed"; continue; }; \
+	  $$python --version >/dev/null 2>&1 || { echo "$$python: NOT RUN: not installed"; continue; }; \
 	  folder=$(VENVS)/$$(basename $$python); rm -rf $$folder; \
 	  $$python -m venv $$folder && $$folder/bin/pip --disable-pip-version-check --quiet install -c $(CONSTRAINTS) ".[cpu]" \
 	  && $$folder/bin/partita verify $(PACKAGE) --provider cpu \
