@@ -27,7 +27,7 @@ from partita.library.exporting import own_compile_cache, run_export
 from partita.observations.text_format import listing
 from partita.options.export import ExportOptions
 from partita.options.groups import ForeignFolder, PrecisionName
-from partita.package.folder import MANIFEST, is_package, read_manifest, sha256_of
+from partita.package.folder import MANIFEST, Manifest, is_package, read_manifest, sha256_of
 
 KIND = "packages"
 """The part of the cache folder that packages are in."""
@@ -46,8 +46,9 @@ class CachedPackage:
     name: str
     path: Path
     source: str
-    """The checkpoint, as its manifest names it."""
+    """The checkpoint, as its manifest names it; empty for a damaged package."""
     precision: str
+    """`damaged` for a package that cannot be read."""
     size_bytes: int
 
 
@@ -87,10 +88,11 @@ def folder_of(
     key = [partita.__version__, precision, target, *key]
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
     out = home / f"{_file_name(path)}-{precision}-{digest}"
-    if not is_package(out):
+    if _manifest(out) is None:
         home.mkdir(parents=True, exist_ok=True)
         with _locked(home / f".{out.name}.lock", model, audience):
-            if not is_package(out):  # another process may have exported it meanwhile
+            if _manifest(out) is None:  # another process may have exported it meanwhile
+                shutil.rmtree(out, ignore_errors=True)  # damaged, or of another version
                 audience.note(f"exporting {model} once to {out}")
                 _export(ExportOptions(source, out, precision=precision, target=target), progress, audience)
     return out
@@ -135,14 +137,25 @@ def _export(options: ExportOptions, progress: Progress | None, audience: Audienc
         audience.note(line)
 
 
+def _manifest(folder: Path) -> Manifest | None:
+    """The manifest of a cached package; None without one, and for a damaged one or one of another version."""
+    try:
+        return read_manifest(folder)
+    except PackageError:
+        return None
+
+
 def cached_packages() -> Iterator[CachedPackage]:
     """The packages in the cache folder, by name."""
     home = cache_folder(KIND)
     for path in sorted(home.iterdir()) if home is not None and home.is_dir() else ():
         if is_package(path):
-            manifest = read_manifest(path)
+            manifest = _manifest(path)
+            checkpoint, precision = "", "damaged"
+            if manifest is not None:
+                checkpoint, precision = manifest.source.checkpoint, manifest.graph.precision
             size = sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
-            yield CachedPackage(path.name, path, manifest.source.checkpoint, manifest.graph.precision, size)
+            yield CachedPackage(path.name, path, checkpoint, precision, size)
 
 
 def remove_cached(name: str) -> CachedPackage:

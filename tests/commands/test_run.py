@@ -108,6 +108,17 @@ def test_checkpoint_is_exported_once_and_again_after_change(cache, checkpoint, t
     assert texts(capsys, "cache", "list") == "" and not package.exists()
 
 
+@pytest.mark.parametrize("content", ["{", '{"schema": "partita.package/1", "unknown": 1}'])
+def test_damaged_cached_package_is_listed_and_exported_again(cache, checkpoint, tmp_path, capsys, content):
+    checkpoint = shutil.copytree(checkpoint, tmp_path / "my-model")
+    first = texts(capsys, "run", checkpoint, *WORDS)
+    (package,) = cache.iterdir()
+    (package / "manifest.json").write_text(content)
+    assert "damaged" in texts(capsys, "cache", "list")
+    assert texts(capsys, "run", checkpoint, *WORDS) == first
+    assert "damaged" not in texts(capsys, "cache", "list")
+
+
 @pytest.mark.usefixtures("cache", "no_export")
 def test_package_runs_without_export(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
     same = ("Return the", "--max-new-tokens", 4, "--provider", "cpu")
