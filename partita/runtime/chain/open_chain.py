@@ -1,7 +1,7 @@
 """Opens a session on exactly the providers of a chain, or raises an error that names the cause.
 
 Detects providers that ONNX Runtime skips, that fail while the session is created or that it drops for a model (see
-`settling`), and nodes on the CPU provider when the chain does not include it.
+`provider_state`), and nodes on the CPU provider when the chain does not include it.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def ort_names(chain: Sequence[Resolution]) -> tuple[str, ...]:
 
 
 def no_provider_text(chain: Sequence[Resolution]) -> str:
-    """One line on why no provider of the chain can run; see `what_helps` for a remedy."""
+    """One line on why no provider of the chain can run; see `remedy_for` for a remedy."""
     return "; ".join(f"{r.provider.name}: {r.reason}: {r.evidence}" for r in chain)
 
 

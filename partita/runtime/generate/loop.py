@@ -38,7 +38,7 @@ PADDING = 0
 
 @dataclass
 class GenerationLoop:
-    """The rows of one batch. A runner supports one engine at a time."""
+    """The rows of one batch. A runner supports one loop at a time."""
 
     runner: Runner
     prefill_chunk: int = PREFILL_CHUNK_TOKENS

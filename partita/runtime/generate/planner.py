@@ -102,10 +102,10 @@ Policy = Callable[[Sequence[RowView], Capacity], list[RowView]]
 
 
 def prompts_first(rows: Sequence[RowView], capacity: Capacity) -> list[RowView]:
-    """Prefill first: decoding rows wait, because a chunk with them would counts much longer.
+    """Prefill first: decoding rows wait, because a chunk with them would take much longer.
 
     Except when padding is not allowed and the prompt is not prefilled in steps of its own, since then every row must
-    counts part; and when a prompt is prefilled token by token, since decoding rows add no cost.
+    take part; and when a prompt is prefilled token by token, since decoding rows add no cost.
     """
     waits = capacity.padding_is_safe or capacity.symbolic_batch
     one_by_one = (
@@ -165,7 +165,7 @@ def _plan(rows: Sequence[RowView], ready: Sequence[int], capacity: Capacity, mos
         new_tokens=size,
         counts=counts,
         # Overwriting the last token of a full row is safe: it gets no more tokens, and after a rewind its last token
-        # is fed again (`Engine.rewind`).
+        # is fed again (`GenerationLoop.rewind`).
         starts=tuple(
             0 if beginning and not row.needs_cache else min(row.cache_length, capacity.max_length - size)
             for row in rows

@@ -133,7 +133,7 @@ class Draws:
         return self.top_k if few else 0
 
     def choose_from(self, places: Ids, logits: Logits) -> int:
-        """The same token from only these `few` candidates: ascending token ids and their logits."""
+        """The same token from `candidate_count` candidates: ascending token ids and their logits."""
         return self._draw_token(*self._narrowed(places, logits))
 
     def distribution(self, logits: Logits, history: Ids) -> tuple[Places | None, Logits]:
