@@ -42,14 +42,12 @@ class _Difference:
     broken: NotFinite | None = None
 
 
-def measure(
-    model: str, tested: Side, reference: Side, steps: Sequence[Step], compared: Sequence[Step], settings: Settings
-) -> Drift:
-    """Compare both sides in the `compared` ones of these `steps`.
+def measure(model: str, tested: Side, reference: Side, steps: Sequence[Step], settings: Settings) -> Drift:
+    """Compare both sides in the first and the last of these steps.
 
     Raises PackageError, ProviderError, ResourceError, UsageError, GenerationError; LateError after `settings.deadline`.
     """
-    entries = list(_open(tested, reference, steps, compared, settings))
+    entries = list(_open(tested, reference, steps, settings))
     layers: list[PartDrift] = []
     nodes: list[PartDrift] = []
     found: _Difference | None = None
@@ -87,7 +85,7 @@ def measure(
         nodes_by_provider=dict(Counter(ours.placement.values()).most_common()),
         unused=ours.unused,
         free_running=settings.free_running,
-        steps=tuple(step.name for step in compared),
+        steps=tuple(entry.step.name for entry in entries),
         outputs=outputs,
         layers=tuple(_worst_of_steps(layers)),
         first_layer=None if found is None else found.layer.name,
@@ -102,22 +100,21 @@ def measure(
     )
 
 
-def _open(
-    tested: Side, reference: Side, steps: Sequence[Step], compared: Sequence[Step], settings: Settings
-) -> Iterator[StepComparison]:
-    """Both sides of every compared step. Free running, all steps run, and the tested side reads its own states."""
+def _open(tested: Side, reference: Side, steps: Sequence[Step], settings: Settings) -> Iterator[StepComparison]:
+    """Both sides of the first and the last step. Free running, all steps run, and the tested side reads its own states."""
     graphs: dict[str, PartedGraph] = {}
     states: Values = {}
     unread: tuple[dict[str, str], dict[str, str]] = ({}, {})
-    for step in steps:
-        if step not in compared and not settings.free_running:
+    compared = (0, len(steps) - 1)
+    for at, step in enumerate(steps):
+        if at not in compared and not settings.free_running:
             continue
         if step.file not in graphs:
             graphs[step.file] = PartedGraph(read_onnx(reference.folder / step.file))
         entry = StepComparison(tested, reference, step, graphs[step.file], settings, unread, states)
         if settings.free_running:
             states = {past: entry.tested_run.values[present] for present, past in step.states.items()}
-        if step in compared:
+        if at in compared:
             yield entry
 
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeVar
 
+import onnx
+
+from partita import dtypes
 from partita.drift.deviation import bad_numbers, deviation, finite, largest, tolerance_of
-from partita.drift.graphs import LOCAL, Part, PartedGraph, Values, array_bytes
+from partita.drift.graphs import LOCAL, Part, PartedGraph, Values
 from partita.drift.records import NotFinite, PartDrift
 from partita.drift.sides import GraphRun, Side, Step, with_provider
 from partita.errors import GenerationError, PackageError, PartitaError, ProviderError, ResourceError
 from partita.observations.names import CPU
 from partita.observations.text_format import listing, name_some, plural
 from partita.runtime.place.onnx_model import read_onnx
-from partita.runtime.place.tensor_types import tensor_types
+from partita.runtime.place.tensor_types import sizes_of, tensor_types
 from partita.runtime.time_limit import LateError
 
 MEMORY_SHARE = 4
@@ -117,23 +120,22 @@ class StepComparison:
         local = self._alone([whole], {**ours, **theirs}).values
         return [self._compared(node, theirs, ours, (local, theirs)) for node in nodes]
 
-    def _chunks(self, parts: Sequence[Part]) -> Iterable[list[Part]]:
+    def _chunks(self, parts: Sequence[Part]) -> Iterator[list[Part]]:
         """The parts in groups whose tensors fit into memory. A tensor of unknown size counts as the mean of others."""
         import psutil
 
         most = self.settings.memory_bytes or psutil.virtual_memory().available // MEMORY_SHARE
         types = tensor_types(self.graph.proto, {name: array.shape for name, array in self.step.feeds.items()})
-        sizes = {name: array_bytes(types.get(name)) for part in parts for name in (*part.inputs, *part.outputs)}
-        known = [size for size in sizes.values() if size is not None]
-        usual = sum(known) // len(known) if known else 0
+        known = {name: size for name, kind in types.items() if (size := _bytes(kind)) is not None}
+        usual = sum(known.values()) // max(1, len(known))
         chunk: list[Part] = []
         tensors: set[str] = set()
         for part in parts:
-            more = tensors.union(part.inputs, part.outputs)
-            if chunk and 4 * sum(usual if sizes[name] is None else sizes[name] or 0 for name in more) > most:
+            tensors.update(part.inputs, part.outputs)
+            if chunk and 4 * sum(known.get(name, usual) for name in tensors) > most:
                 yield chunk
-                chunk, more = [], {*part.inputs, *part.outputs}
-            chunk, tensors = [*chunk, part], more
+                chunk, tensors = [], {*part.inputs, *part.outputs}
+            chunk.append(part)
         if chunk:
             yield chunk
 
@@ -279,6 +281,12 @@ class StepComparison:
             names = name_some([part.name for part in failed], 3)
             self.note(f"{names}: no own error: {next(iter(failed.values()))}")
         return replace(found, values={name.removesuffix(LOCAL): array for name, array in found.values.items()})
+
+
+def _bytes(kind: onnx.TypeProto) -> int | None:
+    """Bytes of a tensor; None if a size or the type is unknown."""
+    sizes, name = sizes_of(kind), dtypes.name_of(kind.tensor_type.elem_type)
+    return None if sizes is None or dtypes.bits_of(name) is None else dtypes.size_bytes(name, sizes)
 
 
 def _in_halves(
