@@ -101,7 +101,7 @@ def measure(model: str, tested: Side, reference: Side, steps: Sequence[Step], se
 
 
 def _open(tested: Side, reference: Side, steps: Sequence[Step], settings: Settings) -> Iterator[StepComparison]:
-    """Both sides of the first and the last step. Free running, all steps run, and the tested side reads its own states."""
+    """Both sides of the first and the last step. Free running, all steps run, with the tested side's own states."""
     graphs: dict[str, PartedGraph] = {}
     states: Values = {}
     unread: tuple[dict[str, str], dict[str, str]] = ({}, {})
