@@ -104,7 +104,7 @@ def _open(tested: Side, reference: Side, steps: Sequence[Step], settings: Settin
     """Both sides of the first and the last step. Free running, all steps run, with the tested side's own states."""
     graphs: dict[str, PartedGraph] = {}
     states: Values = {}
-    unread: tuple[dict[str, str], dict[str, str]] = ({}, {})
+    unread: tuple[dict[str, PartitaError], dict[str, PartitaError]] = ({}, {})
     compared = (0, len(steps) - 1)
     for at, step in enumerate(steps):
         if at not in compared and not settings.free_running:
@@ -219,7 +219,8 @@ def _notes(entries: Sequence[StepComparison]) -> Iterator[str]:
     yield from dict.fromkeys(note for entry in entries for note in entry.notes)
     for side, unread in zip((entries[0].tested_side, entries[0].reference), entries[0].unread, strict=True):
         for error in [*unread.values()][:1]:
-            yield f"{plural(len(unread), 'tensor')} not read on {side.name} ({name_some([*unread], 3)}): {error}"
+            names = name_some([*unread], 3)
+            yield f"{plural(len(unread), 'tensor')} not read on {side.name} ({names}): {error.message}"
     nodes = entries[0].graph.nodes
     if entries[0].reference.weight_bits is not None and any(node.op_type in QUANTISED for node in nodes):
         yield "the package's weights are rounded, the source model's are not: errors include the rounding"

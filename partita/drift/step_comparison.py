@@ -24,6 +24,8 @@ from partita.runtime.time_limit import LateError
 
 MEMORY_SHARE = 4
 """Part of the free memory that tensors of one chunk may take: both sides, and the copies of a run."""
+MOST_UNREAD = 8
+"""Unreadable tensors of a side from which a failed run is not tried again in halves. Own errors do not need them."""
 Item = TypeVar("Item")
 FAILURES = (GenerationError, PackageError, ProviderError, ResourceError)
 
@@ -51,7 +53,7 @@ class StepComparison:
     step: Step
     graph: PartedGraph
     settings: Settings
-    unread: tuple[dict[str, str], dict[str, str]]
+    unread: tuple[dict[str, PartitaError], dict[str, PartitaError]]
     """Tensors that the tested side and the reference cannot give as outputs, with the error of a run; of all steps."""
     states: Values = field(default_factory=dict)
     """States that the tested side reads in place of the step's."""
@@ -224,16 +226,13 @@ class StepComparison:
         """
         is_pinned = side not in (self.tested_side, self.reference)
         unread = {} if is_pinned else self.unread[side is self.reference]
+        taps = [name for name in taps if name not in unread]
 
         def run(some: Sequence[str]) -> GraphRun:
             self._check_time()
             return side.run(self.step, graph.with_outputs(some), feeds, some, ours)
 
-        found, failed = _in_halves(run, [name for name in taps if name not in unread])
-        if is_pinned and failed:
-            raise next(iter(failed.values()))
-        unread.update({name: error.message for name, error in failed.items()})
-        return found
+        return run(taps) if is_pinned else _in_halves(run, taps, unread, MOST_UNREAD)
 
     def _check_time(self) -> None:
         if self.settings.deadline is not None and time.monotonic() > self.settings.deadline:
@@ -276,7 +275,8 @@ class StepComparison:
             return side.run(self.step, graph.submodel(some, inputs), inputs, outputs, shared=shared)
 
         parts = [part for part in parts if part.outputs and all(name in inputs for name in part.inputs)]
-        found, failed = _in_halves(run, parts)
+        failed: dict[Part, PartitaError] = {}
+        found = _in_halves(run, parts, failed, len(parts))
         if on_reference and failed:
             names = name_some([part.name for part in failed], 3)
             self.note(f"{names}: no own error: {next(iter(failed.values()))}")
@@ -290,15 +290,19 @@ def _bytes(kind: onnx.TypeProto) -> int | None:
 
 
 def _in_halves(
-    run: Callable[[Sequence[Item]], GraphRun], items: Sequence[Item]
-) -> tuple[GraphRun, dict[Item, PartitaError]]:
-    """One run for all items; where it fails, runs for half of them each. With the errors of items that fail alone."""
+    run: Callable[[Sequence[Item]], GraphRun], items: Sequence[Item], failed: dict[Item, PartitaError], most: int
+) -> GraphRun:
+    """One run for all items; where it fails, runs for half of them each.
+
+    `failed` gets the error of each item that fails alone, and once it has `most`, of all items of a run that fails.
+    """
     try:
-        return run(items), {}
+        return run(items)
     except FAILURES as error:
-        if len(items) < 2:
-            return GraphRun(), dict.fromkeys(items, error)
+        if len(items) < 2 or len(failed) >= most:
+            failed |= dict.fromkeys(items, error)
+            return GraphRun()
     half = len(items) // 2
-    (one, failed), (two, more) = _in_halves(run, items[:half]), _in_halves(run, items[half:])
-    values, skipped, placement = {**one.values, **two.values}, {**one.skipped, **two.skipped}, one.placement
-    return GraphRun(values, skipped, {**placement, **two.placement}, version=one.version or two.version), failed | more
+    one, two = (_in_halves(run, some, failed, most) for some in (items[:half], items[half:]))
+    values, skipped, placement = one.values | two.values, one.skipped | two.skipped, one.placement | two.placement
+    return GraphRun(values, skipped, placement, version=one.version or two.version)
