@@ -178,9 +178,8 @@ class StepComparison:
             read = {name for at in positions for name in self.graph.nodes[at].input}
             if any(self.step.feeds[name].any() for name in read.intersection(self.step.states.values())):
                 positions = self.graph.compared  # these states are of a run with the rounded weights
+        half = any(array.dtype.name == "float16" for array in theirs.values())  # QNN computes float32 nodes in it, too
         nodes = [self.graph.nodes[at] for at in positions]
-        names = {name for node in nodes for name in (*node.input, *node.output)} & theirs.keys()
-        half = any(theirs[name].dtype.name == "float16" for name in names)
         return tolerance_of(nodes, half=half, weight_bits=self.reference.weight_bits)
 
     def _not_finite(self, part: Part, theirs: Values, ours: Values) -> NotFinite | None:
