@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 import partita
-from partita.capacity.records import DeviceFacts, MachineRates, Plan
+from partita.capacity.records import DeviceFacts, Estimate, MachineRates, Plan
 from partita.errors import CheckpointError, PackageError, PartitaError, ResourceError, UsageError, out_of_memory
 from partita.export.options import ExportOptions
 from partita.export.progress import Progress, Silent, stage
@@ -91,11 +91,10 @@ def make_plan(options: PlanOptions, progress: Progress | None = None, audience: 
                 f"file or a {CONFIG}"
             )
         planned = _checkpoint(given, options, gpu, progress or Silent())
-    rates = here_rates(audience) if gpu is None else None
-    return plan_of(planned, given, options, gpu, rates)
+    return _plan_of(planned, given, options, gpu, here_rates(audience) if gpu is None else None)
 
 
-def plan_of(planned: Planned, name: str, options: PlanOptions, gpu: Device | None, rates: MachineRates | None) -> Plan:
+def _plan_of(planned: Planned, name: str, options: PlanOptions, gpu: Device | None, rates: MachineRates | None) -> Plan:
     """The plan of a model. `rates`: of this machine, without `gpu`."""
     from partita.capacity.speed import phase_plans
 
@@ -125,9 +124,7 @@ def plan_of(planned: Planned, name: str, options: PlanOptions, gpu: Device | Non
         largest_batch=model.largest_batch(context, facts.available_bytes, planned.batch_limit),
         phases=(prefill, decode),
         first_token_seconds=prefill.seconds,
-        decode_tokens_per_second=step.model_copy(
-            update={"value": batch / step.value, "low": batch / step.high, "high": batch / step.low}
-        ),
+        decode_tokens_per_second=Estimate(value=batch / step.value, low=batch / step.high, high=batch / step.low),
         speed_basis=BASES[gpu is None],
         notes=(*planned.notes, *([f"workspace: {unknown} are not counted"] if shapeless else [])),
     )
@@ -263,11 +260,10 @@ def measured_requirements(
 ) -> tuple[Requirements | None, MachineRates | None]:
     """The memory and work of a package, on this machine's CPU if `on_cpu`, and its rates; None for unknown."""
     rates = stored_rates()
-    try:
-        models = read_graphs(folder, manifest.graph)
-    except (OSError, ValueError):  # the run read them; they may be gone
-        return None, rates
-    return replace(requirements(manifest.graph, models, rates), on_cpu=on_cpu), rates
+    with suppress(OSError, ValueError):  # the run read the graphs; they may be gone
+        model = requirements(manifest.graph, read_graphs(folder, manifest.graph), rates)
+        return replace(model, on_cpu=on_cpu), rates
+    return None, rates
 
 
 def with_what_fits(error: ResourceError, folder: Path, manifest: Manifest, chain: Sequence[Provider]) -> ResourceError:
