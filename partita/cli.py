@@ -102,6 +102,7 @@ VERBS = (
             "plan ./my-checkpoint --precision int4 --batch 4",
             "plan ./my-checkpoint --device h100 --batch 8 --json",
         ),
+        "inspection:plan",
     ),
     Verb(
         "push",

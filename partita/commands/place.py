@@ -77,9 +77,9 @@ def _finish(options: PlaceCommand, sink: Sink | None, report: Report, error: Par
 def drift(options: DriftCommand) -> int:
     """Compare and show. Then raises ParityError on a difference, ProviderError if no node ran on the provider."""
     showing = prepare(options)
-    target, reference, python = read_sides(options)
-    print_target_notes(target)
-    found = measure_drift(options, target, reference, python, audience=TERMINAL)
+    sides = read_sides(options)
+    print_target_notes(sides[0])
+    found = measure_drift(options, sides, audience=TERMINAL)
     showing.show(found)
     if found.is_within and found.unused_because is None:
         return 0

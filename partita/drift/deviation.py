@@ -54,22 +54,27 @@ def deviation(ours: npt.NDArray[Any], theirs: npt.NDArray[Any]) -> float:
 def tolerance_of(nodes: Sequence[onnx.NodeProto], *, half: bool, weight_bits: int | None) -> float:
     """The tolerance of the least precise node: quantised weights, 16-bit floats (`half`), or 32-bit floats.
 
-    `weight_bits`: of weights that are not rounded on the reference, so that errors include their rounding.
+    `weight_bits`: of weights that are not rounded on the reference, so that errors include their rounding, if the node
+    has no attribute `bits`.
     """
     least = PRECISIONS["fp16"].tolerance if half else EXACT.tolerance
-    names = {node.op_type for node in nodes}
-    rounds = names >= ROUNDED_IF_FUSED or any(map(_rounds_input, nodes))
-    if not (rounds if weight_bits is None else names & QUANTISED.keys()):
-        return least
-    rounding = 0.0 if weight_bits is None else ROUNDING_STEPS * 0.5**weight_bits
-    return max(least, PRECISIONS["int4"].tolerance, rounding)
+    if weight_bits is None:
+        rounds = {node.op_type for node in nodes} >= ROUNDED_IF_FUSED or any(map(_rounds_input, nodes))
+        return max(least, PRECISIONS["int4"].tolerance) if rounds else least
+    bits = [_attribute(node, "bits") or weight_bits for node in nodes if node.op_type in QUANTISED]
+    return max(least, PRECISIONS["int4"].tolerance, ROUNDING_STEPS * 0.5 ** min(bits)) if bits else least
 
 
 def _rounds_input(node: onnx.NodeProto) -> bool:
     """Whether an operator rounds its input to 8 bits."""
     if node.op_type == "MatMulNBits":
-        return any(entry.name == "accuracy_level" and entry.i == ROUNDED_TO_INT8 for entry in node.attribute)
+        return _attribute(node, "accuracy_level") == ROUNDED_TO_INT8
     return node.op_type in QUANTISED and node.op_type not in ("DequantizeLinear", "GatherBlockQuantized")
+
+
+def _attribute(node: onnx.NodeProto, name: str) -> int:
+    """An integer attribute; 0 without it."""
+    return next((entry.i for entry in node.attribute if entry.name == name), 0)
 
 
 def finite(error: float | None) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from partita.drift.records import Drift, NotFinite, PartDrift, PinTrial
+from partita.drift.records import Drift, NotFinite, PartDrift
 from partita.observations.text_format import NOT_KNOWN, listing, named_provider, plural
 from partita.partition_reports.render.show import Views
 from partita.partition_reports.sections.model import (
@@ -15,7 +15,6 @@ from partita.partition_reports.sections.model import (
     Line,
     Plot,
     Point,
-    Row,
     Section,
     numbers,
     pairs,
@@ -35,7 +34,7 @@ def document(found: Drift) -> Document:
         name=found.model,
         headline=(headline(found),),
         opening=tuple(_opening(found)),
-        sections=tuple(section for section in sections if section is not None),
+        sections=tuple(filter(None, sections)),
         created=found.created,
         version=found.partita_version,
     )
@@ -47,18 +46,15 @@ VIEWS = Views(document)
 def headline(found: Drift) -> str:
     """The outcome in one sentence."""
     sides = f"{found.provider} against {found.against}"
-    worst = found.worst
+    worst, layer, node, outputs = found.worst, found.layer, found.node, found.outputs
     if found.is_within and found.unused_because is not None:
         return f"nothing was compared on {found.provider.partition(',')[0]}: {found.unused_because}"
     if found.is_within and worst.compared_error == 0:
         return f"no difference on {sides}"
     if found.is_within:
         return f"no layer over tolerance on {sides}; largest error {error_text(worst.compared_error)} in {worst.name}"
-    layer, node = found.layer, found.node
     if layer is None:
-        outputs = found.outputs
-        limit = f"tolerance {outputs.tolerance:.0e}"
-        return f"output {outputs.name} differs on {sides}: error {error_text(outputs.error)}, {limit}"
+        return f"output {outputs.name} differs on {sides}: {_limited(outputs.error, outputs)}"
     if node is not None:
         return f"first node over tolerance on {sides}: {node.name}, error {error_text(node.compared_error)}"
     if found.basis == "whole_graph":
@@ -71,15 +67,18 @@ def error_text(error: float | None) -> str:
     return "infinite" if error is None or math.isinf(error) else f"{error:.1e}"
 
 
+def _limited(error: float | None, part: PartDrift) -> str:
+    """An error of a part with its tolerance."""
+    return f"error {error_text(error)}, tolerance {part.tolerance:.0e}"
+
+
 def _opening(found: Drift) -> Iterator[Block]:
     """Outputs, first NaN or infinity, and float16 layers near the largest number."""
     outputs = found.outputs
-    limit = f"tolerance {outputs.tolerance:.0e}"
-    steps = f"of {listing(found.steps)}" if found.steps != ("run",) else "of the run"
-    states = "own states" if found.free_running else "states of the reference"
-    states = states if all(found.versions) or found.free_running else "states of the package's run on cpu"
-    inputs = f" ({states})" if found.steps != ("run",) else ""
-    text = f"output {outputs.name} {steps}{inputs}: error {error_text(outputs.error)}, {limit}"
+    states = "states of the reference" if all(found.versions) else "states of the package's run on cpu"
+    states = "own states" if found.free_running else states
+    steps = "the run" if found.steps == ("run",) else f"{listing(found.steps)} ({states})"
+    text = f"output {outputs.name} of {steps}: {_limited(outputs.error, outputs)}"
     yield Line(text, tone="bad" if outputs.exceeds_tolerance else "good")
     counts = [f"{named_provider(name)} {count}" for name, count in found.nodes_by_provider.items()]
     counts += [f"none on {name} ({reason})" for name, reason in found.unused.items()]
@@ -124,7 +123,7 @@ def _first(found: Drift) -> Section | None:
         rows += [("node", node.name), *([("operator", node.op_type)] if node.op_type else [])]
         rows += [("runs on", named_provider(node.provider))] if node.provider is not None else []
     rows += [
-        ("error", f"{error_text(shown.compared_error)}, tolerance {shown.tolerance:.0e}"),
+        ("error", _limited(shown.compared_error, shown).removeprefix("error ")),
         ("measured", measured),
         ("output", f"{shown.tensor} ({shown.dtype}), {shown.step}"),
     ]
@@ -141,16 +140,23 @@ def _growth(found: Drift) -> Section | None:
     points = tuple(Point(part.name, part.error) for part in found.layers)
     plot = Plot("error in the whole graph, by layer", points, limit, "tolerance")
     columns: tuple[Head, ...] = ("layer", *numbers("own error", "in the graph", "largest", "reference"), "")
-    shown = table("Errors by layer", columns, map(_row, found.layers), obvious=True, most=ROWS, rest=_more)
+    rows = [(*_cells(part), _value(part.largest), _value(part.largest_reference), _over(part)) for part in found.layers]
+    shown = table("Errors by layer", columns, rows, obvious=True, most=ROWS, rest=_more)
     return Section("layers", "Layers", (plot, shown))
 
 
-def _row(part: PartDrift) -> Row:
-    own = NOT_KNOWN if part.own_error is None and not part.infinite else error_text(part.own_error)
-    in_graph = NOT_KNOWN if part.error is None and not part.infinite else error_text(part.error)
-    largest = NOT_KNOWN if part.largest is None else f"{part.largest:.4g}"
-    reference = NOT_KNOWN if part.largest_reference is None else f"{part.largest_reference:.4g}"
-    return Row((part.name, own, in_graph, largest, reference, "over" if part.exceeds_tolerance else ""))
+def _cells(part: PartDrift) -> tuple[str, ...]:
+    """Name, own error, and error in the graph."""
+    errors = (part.own_error, part.error)
+    return part.name, *(NOT_KNOWN if each is None and not part.infinite else error_text(each) for each in errors)
+
+
+def _value(magnitude: float | None) -> str:
+    return NOT_KNOWN if magnitude is None else f"{magnitude:.4g}"
+
+
+def _over(part: PartDrift) -> str:
+    return "over" if part.exceeds_tolerance else ""
 
 
 def _nodes(found: Drift) -> Section | None:
@@ -158,10 +164,7 @@ def _nodes(found: Drift) -> Section | None:
     if not found.nodes:
         return None
     columns: tuple[Head, ...] = ("node", *numbers("own error", "in the graph"), "")
-    rows = []
-    for part in found.nodes:
-        name, own, in_graph, _, _, over = _row(part).cells
-        rows.append((name, own, in_graph, over))
+    rows = [(*_cells(part), _over(part)) for part in found.nodes]
     return Section("nodes", "Nodes", (table("Errors by node", columns, rows, obvious=True, most=ROWS, rest=_more),))
 
 
@@ -175,17 +178,13 @@ def _trials(found: Drift) -> Section | None:
         return None
     blocks: list[Block] = []
     for trial in found.pin_trials:
-        blocks.append(Line(_trial_text(trial), tone="good" if trial.within_tolerance else "plain"))
+        outcome = "within tolerance" if trial.within_tolerance else "still over tolerance"
+        result = f"the layer is {outcome}, error {error_text(trial.error)}"
+        result = f"not possible: {trial.failure}" if trial.failure else result
+        blocks.append(Line(f"{trial.pin}: {result}", tone="good" if trial.within_tolerance else "plain"))
         if trial.within_tolerance:
-            blocks.append(Line(" ".join(("--provider", trial.chain, "--pin", trial.pin)), "add"))
+            blocks.append(Line(f"--provider {trial.chain} --pin {trial.pin}", "add"))
     return Section("pins", "Pins tried", tuple(blocks))
-
-
-def _trial_text(trial: PinTrial) -> str:
-    if trial.failure:
-        return f"{trial.pin}: not possible: {trial.failure}"
-    outcome = "within tolerance" if trial.within_tolerance else "still over tolerance"
-    return f"{trial.pin}: the layer is {outcome}, error {error_text(trial.error)}"
 
 
 def _notes(found: Drift) -> Section | None:

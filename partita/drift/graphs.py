@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import onnx
 from onnx import helper, numpy_helper
@@ -55,7 +54,7 @@ class PartedGraph:
         self.inputs = frozenset(port.name for port in model.inputs)
         self._initializers = {entry.name: entry for entry in self.proto.graph.initializer}
         functions = {(entry.domain, entry.name) for entry in self.proto.functions}
-        self.constants = set(self._initializers) | {entry.values.name for entry in self.proto.graph.sparse_initializer}
+        self.constants = set(self._initializers)
         self._folded: dict[str, int] = {}
         """Tensors computed from constants alone, which ONNX Runtime folds, by the position of their node."""
         for position, node in enumerate(self.nodes):
@@ -76,7 +75,7 @@ class PartedGraph:
         """Positions of nodes that are not folded."""
 
     def layers(self) -> list[Part]:
-        """Nodes by the module path up to its first number; without module paths, runs of nodes that share few tensors.
+        """Nodes by the module path up to its first number; without module paths, runs of nodes.
 
         A node without a module counts to the node before it.
         """
@@ -91,20 +90,9 @@ class PartedGraph:
         return [self.part(name, positions) for name, positions in keys.items()]
 
     def _runs(self) -> list[Part]:
-        """Runs of about sqrt(n) nodes in file order, each cut where the fewest tensors cross."""
-        positions = self.compared
-        size = max(1, math.isqrt(len(positions)))
-        crossing = [0] * (len(self.nodes) + 1)
-        for position in positions:
-            for name in self.nodes[position].output:
-                for between in range(position + 1, max(self._users.get(name, [position])) + 1):
-                    crossing[between] += 1
-        cuts = [0]
-        while len(positions) - cuts[-1] > 2 * size:
-            window = range(cuts[-1] + max(1, size // 2), cuts[-1] + 3 * size // 2 + 1)
-            cuts.append(min(window, key=lambda at: (crossing[positions[at]], at)))
-        parts = [positions[begin:end] for begin, end in zip(cuts, [*cuts[1:], len(positions)], strict=True)]
-        return [self._span(part) for part in parts]
+        """Runs of about sqrt(n) nodes in file order."""
+        size = max(1, math.isqrt(len(self.compared)))
+        return [self._span(self.compared[at : at + size]) for at in range(0, len(self.compared), size)]
 
     def single_nodes(self, positions: Iterable[int], known: Collection[str] | None = None) -> list[Part]:
         """One part per node. Random nodes are left out: their values differ from run to run.
@@ -140,8 +128,7 @@ class PartedGraph:
 
     def open_part(self, part: Part) -> Part:
         """The part with every tensor of its nodes as an output."""
-        gives = tuple(name for at in part.nodes for name in self.nodes[at].output if name)
-        return Part(part.name, part.nodes, part.inputs, gives)
+        return replace(part, outputs=tuple(name for at in part.nodes for name in self.nodes[at].output if name))
 
     def part(self, name: str, positions: Sequence[int]) -> Part:
         """The nodes at these positions, with the tensors that they read and that others read of them."""
@@ -167,8 +154,8 @@ class PartedGraph:
         """The nodes and all nodes between known tensors and them."""
         found, pending = set(positions), [*positions]
         while pending:
-            read = [name for name in tensors_read(self.nodes[pending.pop()]) if name not in known]
-            more = {self._makers[name] for name in read if name in self._makers} - found
+            read = {name for name in tensors_read(self.nodes[pending.pop()]) if name not in known}
+            more = {self._makers[name] for name in read & self._makers.keys()} - found
             found |= more
             pending += more
         return sorted(found)
@@ -220,15 +207,11 @@ class PartedGraph:
         """Add the nodes, and all constants and folded nodes that they read."""
         wanted, folded, stack = set[str](), set[int](), [name for node in nodes for name in tensors_read(node)]
         while stack:
-            name = stack.pop()
+            wanted.add(name := stack.pop())
             if name in self._folded and self._folded[name] not in folded:
                 folded.add(self._folded[name])
                 stack += self.nodes[self._folded[name]].input
-            wanted.add(name)
         proto.graph.initializer.extend(self._initializers[name] for name in self._initializers if name in wanted)
-        proto.graph.sparse_initializer.extend(
-            entry for entry in self.proto.graph.sparse_initializer if entry.values.name in wanted
-        )
         proto.graph.node.extend(self.nodes[position] for position in sorted(folded))
         proto.graph.node.extend(nodes)
 
@@ -238,17 +221,3 @@ def layer_path(module: str) -> str:
     parts = module.split(".")
     at = next((position for position, part in enumerate(parts) if part.isdigit()), len(parts) - 1)
     return ".".join(parts[: at + 1])
-
-
-def array_bytes(kind: onnx.TypeProto | None) -> int | None:
-    """Bytes of a tensor of this type; None if a size or the type is unknown."""
-    tensor = None if kind is None or kind.WhichOneof("value") != "tensor_type" else kind.tensor_type
-    if (
-        tensor is None
-        or not tensor.HasField("shape")
-        or not all(size.HasField("dim_value") for size in tensor.shape.dim)
-    ):
-        return None
-    name = dtypes.name_of(tensor.elem_type)
-    sizes = [size.dim_value for size in tensor.shape.dim]
-    return None if dtypes.bits_of(name) is None else int(np.ceil(dtypes.size_bytes(name, sizes)))

@@ -81,11 +81,6 @@ def _most_likely(logits: npt.NDArray[np.float32], history: npt.NDArray[np.int64]
     return int(np.nan_to_num(logits).argmax())
 
 
-def chosen_steps(steps: list[Step]) -> list[Step]:
-    """The steps whose layers are compared: the first, and the last decode step."""
-    return steps[:1] if len(steps) < 2 else [steps[0], steps[-1]]
-
-
 def file_step(model: OnnxModel, shapes: Mapping[str, Shape], values: Mapping[str, npt.NDArray[Any]]) -> Step:
     """One run of an ONNX file on given values; others are generated."""
     rng = np.random.default_rng(SEED)

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeVar
 
+import onnx
+
+from partita import dtypes
 from partita.drift.deviation import bad_numbers, deviation, finite, largest, tolerance_of
-from partita.drift.graphs import LOCAL, Part, PartedGraph, Values, array_bytes
+from partita.drift.graphs import LOCAL, Part, PartedGraph, Values
 from partita.drift.records import NotFinite, PartDrift
 from partita.drift.sides import GraphRun, Side, Step, with_provider
 from partita.errors import GenerationError, PackageError, PartitaError, ProviderError, ResourceError
 from partita.observations.names import CPU
 from partita.observations.text_format import listing, name_some, plural
 from partita.runtime.place.onnx_model import read_onnx
-from partita.runtime.place.tensor_types import tensor_types
+from partita.runtime.place.tensor_types import sizes_of, tensor_types
 from partita.runtime.time_limit import LateError
 
 MEMORY_SHARE = 4
 """Part of the free memory that tensors of one chunk may take: both sides, and the copies of a run."""
+MOST_UNREAD = 8
+"""Unreadable tensors of a side from which a failed run is not tried again in halves. Own errors do not need them."""
 Item = TypeVar("Item")
 FAILURES = (GenerationError, PackageError, ProviderError, ResourceError)
 
@@ -48,7 +53,7 @@ class StepComparison:
     step: Step
     graph: PartedGraph
     settings: Settings
-    unread: tuple[dict[str, str], dict[str, str]]
+    unread: tuple[dict[str, PartitaError], dict[str, PartitaError]]
     """Tensors that the tested side and the reference cannot give as outputs, with the error of a run; of all steps."""
     states: Values = field(default_factory=dict)
     """States that the tested side reads in place of the step's."""
@@ -117,23 +122,22 @@ class StepComparison:
         local = self._alone([whole], {**ours, **theirs}).values
         return [self._compared(node, theirs, ours, (local, theirs)) for node in nodes]
 
-    def _chunks(self, parts: Sequence[Part]) -> Iterable[list[Part]]:
+    def _chunks(self, parts: Sequence[Part]) -> Iterator[list[Part]]:
         """The parts in groups whose tensors fit into memory. A tensor of unknown size counts as the mean of others."""
         import psutil
 
         most = self.settings.memory_bytes or psutil.virtual_memory().available // MEMORY_SHARE
         types = tensor_types(self.graph.proto, {name: array.shape for name, array in self.step.feeds.items()})
-        sizes = {name: array_bytes(types.get(name)) for part in parts for name in (*part.inputs, *part.outputs)}
-        known = [size for size in sizes.values() if size is not None]
-        usual = sum(known) // len(known) if known else 0
+        known = {name: size for name, kind in types.items() if (size := _bytes(kind)) is not None}
+        usual = sum(known.values()) // max(1, len(known))
         chunk: list[Part] = []
         tensors: set[str] = set()
         for part in parts:
-            more = tensors.union(part.inputs, part.outputs)
-            if chunk and 4 * sum(usual if sizes[name] is None else sizes[name] or 0 for name in more) > most:
+            tensors.update(part.inputs, part.outputs)
+            if chunk and 4 * sum(known.get(name, usual) for name in tensors) > most:
                 yield chunk
-                chunk, more = [], {*part.inputs, *part.outputs}
-            chunk, tensors = [*chunk, part], more
+                chunk, tensors = [], {*part.inputs, *part.outputs}
+            chunk.append(part)
         if chunk:
             yield chunk
 
@@ -174,9 +178,8 @@ class StepComparison:
             read = {name for at in positions for name in self.graph.nodes[at].input}
             if any(self.step.feeds[name].any() for name in read.intersection(self.step.states.values())):
                 positions = self.graph.compared  # these states are of a run with the rounded weights
+        half = any(array.dtype.name == "float16" for array in theirs.values())  # QNN computes float32 nodes in it, too
         nodes = [self.graph.nodes[at] for at in positions]
-        names = {name for node in nodes for name in (*node.input, *node.output)} & theirs.keys()
-        half = any(theirs[name].dtype.name == "float16" for name in names)
         return tolerance_of(nodes, half=half, weight_bits=self.reference.weight_bits)
 
     def _not_finite(self, part: Part, theirs: Values, ours: Values) -> NotFinite | None:
@@ -222,16 +225,13 @@ class StepComparison:
         """
         is_pinned = side not in (self.tested_side, self.reference)
         unread = {} if is_pinned else self.unread[side is self.reference]
+        taps = [name for name in taps if name not in unread]
 
         def run(some: Sequence[str]) -> GraphRun:
             self._check_time()
             return side.run(self.step, graph.with_outputs(some), feeds, some, ours)
 
-        found, failed = _in_halves(run, [name for name in taps if name not in unread])
-        if is_pinned and failed:
-            raise next(iter(failed.values()))
-        unread.update({name: error.message for name, error in failed.items()})
-        return found
+        return run(taps) if is_pinned else _in_halves(run, taps, unread, MOST_UNREAD)
 
     def _check_time(self) -> None:
         if self.settings.deadline is not None and time.monotonic() > self.settings.deadline:
@@ -274,23 +274,34 @@ class StepComparison:
             return side.run(self.step, graph.submodel(some, inputs), inputs, outputs, shared=shared)
 
         parts = [part for part in parts if part.outputs and all(name in inputs for name in part.inputs)]
-        found, failed = _in_halves(run, parts)
+        failed: dict[Part, PartitaError] = {}
+        found = _in_halves(run, parts, failed, len(parts))
         if on_reference and failed:
             names = name_some([part.name for part in failed], 3)
             self.note(f"{names}: no own error: {next(iter(failed.values()))}")
         return replace(found, values={name.removesuffix(LOCAL): array for name, array in found.values.items()})
 
 
+def _bytes(kind: onnx.TypeProto) -> int | None:
+    """Bytes of a tensor; None if a size or the type is unknown."""
+    sizes, name = sizes_of(kind), dtypes.name_of(kind.tensor_type.elem_type)
+    return None if sizes is None or dtypes.bits_of(name) is None else dtypes.size_bytes(name, sizes)
+
+
 def _in_halves(
-    run: Callable[[Sequence[Item]], GraphRun], items: Sequence[Item]
-) -> tuple[GraphRun, dict[Item, PartitaError]]:
-    """One run for all items; where it fails, runs for half of them each. With the errors of items that fail alone."""
+    run: Callable[[Sequence[Item]], GraphRun], items: Sequence[Item], failed: dict[Item, PartitaError], most: int
+) -> GraphRun:
+    """One run for all items; where it fails, runs for half of them each.
+
+    `failed` gets the error of each item that fails alone, and once it has `most`, of all items of a run that fails.
+    """
     try:
-        return run(items), {}
+        return run(items)
     except FAILURES as error:
-        if len(items) < 2:
-            return GraphRun(), dict.fromkeys(items, error)
+        if len(items) < 2 or len(failed) >= most:
+            failed |= dict.fromkeys(items, error)
+            return GraphRun()
     half = len(items) // 2
-    (one, failed), (two, more) = _in_halves(run, items[:half]), _in_halves(run, items[half:])
-    values, skipped, placement = {**one.values, **two.values}, {**one.skipped, **two.skipped}, one.placement
-    return GraphRun(values, skipped, {**placement, **two.placement}, version=one.version or two.version), failed | more
+    one, two = (_in_halves(run, some, failed, most) for some in (items[:half], items[half:]))
+    values, skipped, placement = one.values | two.values, one.skipped | two.skipped, one.placement | two.placement
+    return GraphRun(values, skipped, placement, version=one.version or two.version)

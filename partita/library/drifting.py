@@ -49,11 +49,15 @@ def drift(options: DriftOptions) -> Drift:
     helps. Raises ArgumentError, PackageError, CheckpointError, ResourceError, InstallationError, GenerationError, and
     ProviderError when a chain cannot be honoured.
     """
-    return measure_drift(options, *read_sides(options))
+    return measure_drift(options, read_sides(options))
 
 
-def read_sides(options: DriftOptions) -> tuple[Target, Target, Path | str | None]:
-    """The chains of both sides, and another reference: an interpreter, or the checkpoint of the source model.
+Sides = tuple[Target, Target, Path | str | None]
+"""The chains of both sides, and another reference: an interpreter, or the checkpoint of the source model."""
+
+
+def read_sides(options: DriftOptions) -> Sides:
+    """The sides of a comparison.
 
     Raises UsageError; PackageError for a source model whose checkpoint is not known.
     """
@@ -104,13 +108,12 @@ def interpreter(folder: Path) -> Path:
     return python.absolute()
 
 
-def measure_drift(
-    options: DriftOptions, target: Target, reference: Target, other: Path | str | None, *, audience: Audience = QUIET
-) -> Drift:
+def measure_drift(options: DriftOptions, sides: Sides, *, audience: Audience = QUIET) -> Drift:
     """The comparison for checked options."""
+    target, reference, _ = sides
     found: Drift = run_job(
         "partita.library.drifting:compare",
-        *(options, target, reference, other),
+        *(options, sides),
         chain=(*target.chain, *reference.chain),
         in_worker=in_child(target, options.process) or in_child(reference, options.process),
         audience=audience,
@@ -118,39 +121,41 @@ def measure_drift(
     return found
 
 
-def compare(
-    options: DriftOptions, target: Target, reference: Target, other: Path | str | None, *, audience: Audience = QUIET
-) -> Drift:
+def compare(options: DriftOptions, sides: Sides, *, audience: Audience = QUIET) -> Drift:
     """The comparison in this process.
 
     Raises PackageError, ProviderError, ResourceError, UsageError, GenerationError, and CheckpointError.
     """
-    from partita.drift.inputs import chosen_steps, package_steps
+    from partita.drift.inputs import package_steps
     from partita.drift.measure import measure
     from partita.drift.sides import Side
     from partita.drift.step_comparison import Settings
 
-    path = Path(options.model)
+    path, (target, reference, other) = Path(options.model), sides
     folder = path if path.is_dir() else path.parent
     tested = Side(folder, target.chain, target.options, target.pins, options.threads)
-    local = Side(folder, reference.chain, reference.options, (), options.threads)
-    if path.is_dir():
-        manifest = open_folder(path, Choice.of(options))
-        if other is not None:
-            local = Side(folder, read_chain(ProviderChain(CPU_CHAIN)).chain)
-        with audience.busy("running the reference"):
-            steps = package_steps(local, manifest)
-    else:
-        steps = [_file_step(options, path)]
+    side = Side(folder, reference.chain, reference.options, (), options.threads)
     settings = Settings(options.by == "node", options.free_running, options.tolerance)
-    with audience.busy("comparing layers"), ExitStack() as opened:
+    with ExitStack() as opened:
+        if path.is_dir():
+            manifest = open_folder(path, Choice.of(options))
+            with audience.busy("running the reference"):
+                steps = package_steps(side if other is None else cpu_side(folder), manifest)
+        else:
+            steps = [_file_step(options, path)]
         if isinstance(other, Path):
-            side: Side = opened.enter_context(_in_environment(replace(local, chain=tested.chain), other))
+            side = opened.enter_context(_in_environment(replace(side, chain=tested.chain), other))
         elif other is not None:
             side = opened.enter_context(_source_model(folder, manifest, other, steps))
-        else:
-            side = local
-        return measure(str(path), tested, side, steps, chosen_steps(steps), settings)
+        with audience.busy("comparing layers"):
+            return measure(str(path), tested, side, steps, settings)
+
+
+def cpu_side(folder: Path) -> Side:
+    """A package on the CPU provider."""
+    from partita.drift.sides import Side
+
+    return Side(folder, read_chain(ProviderChain(CPU_CHAIN)).chain)
 
 
 def _file_step(options: DriftOptions, path: Path) -> Step:
@@ -210,19 +215,17 @@ def source_side(folder: Path, manifest: Manifest, checkpoint: Checkpoint, steps:
 def locate(folder: Path, manifest: Manifest, checkpoint: Checkpoint) -> str:
     """Where a package on the CPU provider first differs from its source model, within a time limit."""
     from partita.drift.document import headline
-    from partita.drift.inputs import chosen_steps, package_steps
+    from partita.drift.inputs import package_steps
     from partita.drift.measure import measure
-    from partita.drift.sides import Side
     from partita.drift.step_comparison import Settings
     from partita.runtime.time_limit import LateError
 
-    tested = Side(folder, read_chain(ProviderChain(CPU_CHAIN)).chain)
-    settings = Settings(deadline=time.monotonic() + LOCATE_SECONDS)
+    tested, settings = cpu_side(folder), Settings(deadline=time.monotonic() + LOCATE_SECONDS)
     try:
         with temporary_directory() as scratch:
             steps = package_steps(tested, manifest)
             side = source_side(folder, manifest, checkpoint, steps, Path(scratch))
-            found = measure(folder.name, tested, side, steps, chosen_steps(steps), settings)
+            found = measure(folder.name, tested, side, steps, settings)
     except LateError:
         return f"its first difference was not found within {LOCATE_SECONDS} s"
     except PartitaError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 import partita
-from partita.capacity.records import DeviceFacts, MachineRates, Plan
+from partita.capacity.records import DeviceFacts, Estimate, MachineRates, Plan
 from partita.errors import CheckpointError, PackageError, PartitaError, ResourceError, UsageError, out_of_memory
 from partita.export.options import ExportOptions
 from partita.export.progress import Progress, Silent, stage
@@ -34,7 +33,6 @@ from partita.providers.cuda import PROVIDER as CUDA
 from partita.providers.cuda_dry_run.devices import Device, device
 from partita.runtime.machine import nvidia_gpus
 from partita.runtime.place.model_file import read_light
-from partita.untrusted_files import parse_json, read_capped
 
 if TYPE_CHECKING:
     import onnx
@@ -87,17 +85,16 @@ def make_plan(options: PlanOptions, progress: Progress | None = None, audience: 
     if path.is_dir() and (is_package(path) or not (path / CONFIG).is_file() or any(path.glob("**/*.onnx"))):
         planned = _package(path, options)
     else:
-        config = None
-        if path.is_file() and path.suffix == ".json" and path.name != CONFIG:
-            config = _config_text(path)
-        elif os.path.lexists(path) and path.name != CONFIG and not recognise(path).is_checkpoint:
-            raise CheckpointError(f"{path}: neither a checkpoint nor a package: {recognise(path).description}")
-        planned = _checkpoint(given, config, options, gpu, progress or Silent())
-    rates = here_rates(audience) if gpu is None else None
-    return plan_of(planned, given, options, gpu, rates)
+        if os.path.lexists(path) and path.name != CONFIG and not recognise(path).is_checkpoint:
+            raise CheckpointError(
+                f"{path}: neither a checkpoint nor a package: {recognise(path).description}; name a folder, a GGUF "
+                f"file or a {CONFIG}"
+            )
+        planned = _checkpoint(given, options, gpu, progress or Silent())
+    return _plan_of(planned, given, options, gpu, here_rates(audience) if gpu is None else None)
 
 
-def plan_of(planned: Planned, name: str, options: PlanOptions, gpu: Device | None, rates: MachineRates | None) -> Plan:
+def _plan_of(planned: Planned, name: str, options: PlanOptions, gpu: Device | None, rates: MachineRates | None) -> Plan:
     """The plan of a model. `rates`: of this machine, without `gpu`."""
     from partita.capacity.speed import phase_plans
 
@@ -127,9 +124,7 @@ def plan_of(planned: Planned, name: str, options: PlanOptions, gpu: Device | Non
         largest_batch=model.largest_batch(context, facts.available_bytes, planned.batch_limit),
         phases=(prefill, decode),
         first_token_seconds=prefill.seconds,
-        decode_tokens_per_second=step.model_copy(
-            update={"value": batch / step.value, "low": batch / step.high, "high": batch / step.low}
-        ),
+        decode_tokens_per_second=Estimate(value=batch / step.value, low=batch / step.high, high=batch / step.low),
         speed_basis=BASES[gpu is None],
         notes=(*planned.notes, *([f"workspace: {unknown} are not counted"] if shapeless else [])),
     )
@@ -200,7 +195,7 @@ def _package(path: Path, options: PlanOptions) -> Planned:
                 f"`{name}={requested}`: {path} is written for at most {most}; use less, or plan its checkpoint"
             )
     try:
-        models = [read_light(path / file.file) for file in contract.files]
+        models = read_graphs(path, contract)
     except (OSError, ValueError) as error:
         raise PackageError(f"{path}: a graph cannot be read ({error})") from error
     return Planned(
@@ -216,26 +211,8 @@ def _package(path: Path, options: PlanOptions) -> Planned:
     )
 
 
-def _config_text(path: Path) -> str:
-    """The text of a config.json, under any name. Raises CheckpointError for another file."""
-    try:
-        text = read_capped(path)
-        if isinstance(parse_json(text).get("model_type"), str):
-            return text
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: damaged: not JSON ({error})") from error
-    except AttributeError:  # no JSON object
-        pass
-    raise CheckpointError(f"{path}: no model_type in it, so it is not the config.json of a checkpoint; name that file")
-
-
-def _checkpoint(
-    given: str, config: str | None, options: PlanOptions, gpu: Device | None, progress: Progress
-) -> Planned:
-    """The graphs that an export writes for the device. `config`: the text of `given`, if that is a config.json.
-
-    Raises CheckpointError, UnsupportedModelError, UsageError.
-    """
+def _checkpoint(given: str, options: PlanOptions, gpu: Device | None, progress: Progress) -> Planned:
+    """The graphs that an export writes for the device. Raises CheckpointError, UnsupportedModelError, UsageError."""
     with stage(progress, "load libraries", {}):
         import onnx
 
@@ -250,19 +227,14 @@ def _checkpoint(
         kernels = Kernels(**asdict(CUDA.packed_weights), folds=CUDA.compiles)
         target = Target(CUDA.name, HERE, CUDA.preferred_attention, "not probed for a plan", kernels=kernels)
     with checked_versions(), temporary_directory() as scratch:
-        out, source = Path(scratch) / "package", given
-        if config is not None:  # transformers reads no other name
-            source = str(Path(scratch) / CONFIG)
-            Path(source).write_text(config, encoding="utf-8")
+        out = Path(scratch) / "package"
         # of batch size 1: memory and time of more rows follow from its graph
-        export = ExportOptions(source, out=out, precision=options.precision, max_length=options.context)
+        export = ExportOptions(given, out=out, precision=options.precision, max_length=options.context)
         work = Work(export, progress, out, supports=supported_by_cpu)
         try:
             checkpoint, found = planned_graphs(work, target)
         except PartitaError as error:
-            text = error.problem.replace("`max_length=", "`context=").replace(source, given).replace(scratch, given)
-            if config is not None:
-                text = re.sub(rf"(?<!\S){re.escape(CONFIG)}\b", Path(given).name, text)
+            text = error.problem.replace("`max_length=", "`context=").replace(scratch, given)
             raise type(error)(text, remedy=error.remedy) from error
         return Planned(
             kind="checkpoint" if checkpoint.files else "config",
@@ -278,16 +250,20 @@ def _checkpoint(
         )
 
 
+def read_graphs(folder: Path, contract: Contract) -> list[onnx.ModelProto]:
+    """The graphs of a package without weights. Raises OSError, ValueError."""
+    return [read_light(folder / file.file) for file in contract.files]
+
+
 def measured_requirements(
     folder: Path, manifest: Manifest, *, on_cpu: bool
 ) -> tuple[Requirements | None, MachineRates | None]:
     """The memory and work of a package, on this machine's CPU if `on_cpu`, and its rates; None for unknown."""
     rates = stored_rates()
-    try:
-        models = [read_light(folder / file.file) for file in manifest.graph.files]
-    except (OSError, ValueError):  # the run read them; they may be gone
-        return None, rates
-    return replace(requirements(manifest.graph, models, rates), on_cpu=on_cpu), rates
+    with suppress(OSError, ValueError):  # the run read the graphs; they may be gone
+        model = requirements(manifest.graph, read_graphs(folder, manifest.graph), rates)
+        return replace(model, on_cpu=on_cpu), rates
+    return None, rates
 
 
 def with_what_fits(error: ResourceError, folder: Path, manifest: Manifest, chain: Sequence[Provider]) -> ResourceError:
@@ -297,8 +273,7 @@ def with_what_fits(error: ResourceError, folder: Path, manifest: Manifest, chain
         if chain[0].name != "cpu" and not gpus:
             return error
         contract = manifest.graph
-        models = [read_light(folder / file.file) for file in contract.files]
-        model = requirements(contract, models, None if gpus else stored_rates())
+        model = requirements(contract, read_graphs(folder, contract), None if gpus else stored_rates())
         model = replace(model, on_cpu=not gpus, process_bytes=model.process_bytes or (0 if gpus else rss_bytes()))
         available = gpus[0].memory_bytes if gpus else _free_bytes() + rss_bytes()
         found = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -120,10 +119,8 @@ def test_plan_of_config_file_equals_plan_of_checkpoint(
 ) -> None:
     checkpoint = tiny_checkpoint("qwen3")
     (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
-    renamed = Path(shutil.copyfile(checkpoint / "config.json", tmp_path / "qwen3 small.json"))
-    whole, alone, copied = (partita.plan(each) for each in (checkpoint, tmp_path / "config.json", renamed))
-    assert (whole.kind, alone.kind, copied.kind, copied.model) == ("checkpoint", "config", "config", str(renamed))
-    assert copied.memory == whole.memory
+    whole, alone = (partita.plan(each) for each in (checkpoint, tmp_path / "config.json"))
+    assert (whole.kind, alone.kind) == ("checkpoint", "config")
     assert alone.memory == whole.memory and alone.parameters == whole.parameters
     assert alone.phases == whole.phases and alone.largest_batch == whole.largest_batch
 
@@ -186,9 +183,8 @@ def test_device_speed_is_interval_from_data_sheet(package: Path, capsys: pytest.
         (["SIZELESS"], 1, "config.json: hidden_size is missing; without it the size of the model is unknown"),
         (["BROKEN"], 1, "config.json: damaged: not JSON"),
         (["NOTE"], 1, "neither a checkpoint nor a package"),
-        (["OTHER"], 1, "OTHER: no model_type in it, so it is not the config.json of a checkpoint"),
-        (["UNKNOWN"], 1, "cannot read UNKNOWN.json of model type 'no_such'"),
-        (["RENAMED"], 1, "RENAMED: hidden_size is missing; without it the size of the model is unknown"),
+        (["OTHER"], 1, "OTHER: neither a checkpoint nor a package"),
+        (["UNKNOWN"], 1, "cannot read config.json of model type 'no_such'"),
         (["GGUF"], 1, "num_hidden_layers"),
         (["CHECKPOINT", "--context", "4096"], 2, "--context 4096: the model supports at most 256 positions"),
     ],
@@ -212,11 +208,9 @@ def test_invalid_input_fails_with_single_line(
         places[arguments[0]].mkdir()
         text = '{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}' if arguments[0] == "SIZELESS" else "{"
         (places[arguments[0]] / "config.json").write_text(text)
-    places |= {name: tmp_path / f"{name}.json" for name in ("OTHER", "RENAMED", "UNKNOWN")}
-    if arguments[0] in ("OTHER", "RENAMED", "UNKNOWN"):
-        model_type = {"RENAMED": "llama", "UNKNOWN": "no_such"}.get(arguments[0])
-        config = {"architectures": ["LlamaForCausalLM"], "model_type": model_type}
-        places[arguments[0]].write_text(json.dumps(config))
+    places |= {"OTHER": tmp_path / "other.json", "UNKNOWN": tmp_path / "config.json"}
+    if arguments[0] in ("OTHER", "UNKNOWN"):
+        places[arguments[0]].write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "no_such"}')
     if arguments[0] == "NOTE":
         places["NOTE"].write_text("a note")
     if arguments[0] == "GGUF":
@@ -230,7 +224,7 @@ def test_invalid_input_fails_with_single_line(
     assert run(["plan", *words, "-q"]) == code
     out, err = capsys.readouterr()
     assert out == "" and len(err.splitlines()) == 1, err
-    for name in ("PACKAGE", "OTHER", "RENAMED"):
+    for name in ("PACKAGE", "OTHER"):
         message = message.replace(name, str(places[name]))
     assert message in err
 

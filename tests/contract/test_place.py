@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import require_dry_run
 from tests.contract.cases import cases, each_environment, only_in, targets
-from tests.contract.commands import honoured, nodes_on, refused, source, sources_agree
+from tests.contract.commands import execute, honoured, nodes_on, refused, source, sources_agree
 
 CPU = "CPUExecutionProvider"
 
@@ -28,6 +28,20 @@ def test_supported_model_runs_entirely_on_provider(environment, target, partita,
         assert (share["nodes"], share["op_types"]) == (2, {"MatMul": 1, "Relu": 1})
         optimised = source(content, "optimised_model")
         assert not optimised["available"] and "compiles" in optimised["covers"]
+
+
+TWICE = """
+import sys, partita
+for _ in range(2):
+    partita.place(sys.argv[1], providers=sys.argv[2], process="this", probe_seconds=0)
+"""
+
+
+@cases("target", targets)
+def test_provider_starts_again_in_the_same_process(environment, target, model, tmp_path):
+    """ONNX Runtime 1.32 lists a registered plugin beside the providers of the build."""
+    done = execute("-c", TWICE, model("matmul_relu"), target.provider, folder=tmp_path)
+    assert done.code == 0, done.err
 
 
 @cases("target", targets)

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from partita.drift.graphs import PartedGraph
-from partita.drift.inputs import chosen_steps, file_step, package_steps
+from partita.drift.inputs import file_step, package_steps
 from partita.drift.measure import measure
 from partita.drift.records import Drift
 from partita.drift.sides import Side
@@ -61,8 +61,8 @@ def compare(folder: Path, faulty: Path, chain: str = "cpu", source: Path | None 
 
         with TemporaryDirectory() as scratch:
             reference = source_side(folder, manifest, open_checkpoint(str(source)), steps, Path(scratch))
-            return measure(str(folder), tested, reference, steps, chosen_steps(steps), Settings())
-    return measure(str(folder), tested, reference, steps, chosen_steps(steps), Settings())
+            return measure(str(folder), tested, reference, steps, Settings())
+    return measure(str(folder), tested, reference, steps, Settings())
 
 
 def judge(

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from partita.diagnosis.graphs import COMPILED
 from partita.dtypes import EXACT, PRECISIONS, bits_of
-from partita.observations.text_format import listing, plural, short_provider
+from partita.observations.text_format import listing, short_provider
 from partita.partition_reports.groups import op_type_of, provider_of, ran_by
 from partita.partition_reports.outcome import used_phases
 from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.sections.model import Block, Line, Section, Table, numbers, table
 
-CAST = "Cast"
 MOVING = frozenset(
     {
         *("Concat", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "MemcpyFromHost"),
@@ -26,17 +25,16 @@ MOVING = frozenset(
 """Operators without arithmetic; they count only if they read a weight."""
 QUANTISED = re.compile(r"int\d+")
 """int8 and int4 for packages; other bit widths for folders of other exporters."""
-INTEGERS = frozenset({"MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul"})
-"""Operators of `PACKED` that multiply integers with integers, so that activations are quantised."""
-PACKED = INTEGERS | {"MatMulNBits", "MatMulNBitsMlp", "MatMulNBitsQkv", "GatherBlockQuantized", "QMoE"}
-"""Operators that read quantised weights, including operators from provider fusions."""
-RESTORING = frozenset({"DequantizeLinear"})
-"""Operators that dequantise weights for other nodes; compilers fuse them with these nodes."""
-FLOATING = frozenset({"MatMul", "Gemm", "FusedMatMul", "FusedGemm", "MoE"})
-"""Matrix products in floating point."""
-KNOWN = PACKED | RESTORING | FLOATING
-AS_PACKED, INSIDE, RESTORED, FLOATS = "quantised", "compiled", "dequantised first", "floating point"
-ORDER = (AS_PACKED, INSIDE, RESTORED, FLOATS)
+AS_PACKED, TO_INTEGERS, INSIDE = "quantised", "quantised, int8 activations", "compiled"
+RESTORED, FLOATS = "dequantised first", "floating point"
+ORDER = (AS_PACKED, TO_INTEGERS, INSIDE, RESTORED, FLOATS)
+WEIGHTS = {
+    **dict.fromkeys(("MatMulNBits", "MatMulNBitsMlp", "MatMulNBitsQkv", "GatherBlockQuantized", "QMoE"), AS_PACKED),
+    **dict.fromkeys(("MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul"), TO_INTEGERS),
+    "DequantizeLinear": RESTORED,
+    **dict.fromkeys(("MatMul", "Gemm", "FusedMatMul", "FusedGemm", "MoE"), FLOATS),
+}
+"""Operator that reads a weight, including operators from provider fusions -> form of the weight in its arithmetic."""
 Kind = tuple[str, ...]
 """Operator, its arithmetic or the format of its weights, further properties, provider."""
 Counts = Counter[Kind]
@@ -50,19 +48,12 @@ def floats_section(report: Report) -> Section | None:
         return None
     counted = [_count_floats(phase) for phase in phases]
     compiled = {provider_of(node) for phase in phases for node in phase.nodes if node.op_type == COMPILED}
-    if not any(counted) and not compiled:
-        return None
     text = "compiled nodes and does not report the type of their arithmetic"
-    blocks: list[Block] = [
-        Line(_describe_floats(narrow.dtype, counts, listing(names)))
-        for names, counts in _equal_counts(phases, counted)
-        if counts
-    ]
-    blocks += [Line(f"{short_provider(provider)} {text}.") for provider in sorted(compiled)]
+    blocks: list[Block] = [Line(f"{short_provider(provider)} {text}.") for provider in sorted(compiled)]
     if any(counted):
         heads = ("operator", "arithmetic", "weight in file", "provider")
         blocks.append(_table("Nodes by type of arithmetic", heads, phases, counted, _float_order))
-    return Section("arithmetic", "16-bit arithmetic", tuple(blocks))
+    return Section("arithmetic", "16-bit arithmetic", tuple(blocks)) if blocks else None
 
 
 def quantised_section(report: Report) -> Section | None:
@@ -73,25 +64,12 @@ def quantised_section(report: Report) -> Section | None:
     counted = [_count_quantised(phase) for phase in phases]
     if not any(counted):
         return Section("packed", "Quantised weights", (Line("No node computes with quantised weights.", tone="bad"),))
-    blocks: list[Block] = [
-        Line(_describe_quantised(report.package.precision, counts, names[-1]))
-        for names, counts in _equal_counts(phases, counted)
-    ]
     inside = sorted({short_provider(provider) for counts in counted for _, how, provider in counts if how == INSIDE})
-    if inside:
-        blocks.append(Line(f"{' and '.join(inside)} compiled the quantised weights and does not report their use."))
+    text = "compiled the quantised weights and does not report their use"
+    blocks: list[Block] = [Line(f"{listing(inside)} {text}.")] if inside else []
     heads = ("operator", "weights", "provider")
     blocks.append(_table("Matrix products and embeddings", heads, phases, counted, lambda kind: ORDER.index(kind[1])))
     return Section("packed", "Quantised weights", tuple(blocks))
-
-
-def _equal_counts(phases: Sequence[Phase], counted: Sequence[Counts]) -> Iterator[tuple[list[str], Counts]]:
-    """Names of phases with their counts; all phases together if the counts are equal."""
-    names = [str(phase.name) for phase in phases]
-    if all(counts == counted[-1] for counts in counted):
-        yield names, counted[-1]
-    else:
-        yield from (([name], counts) for name, counts in zip(names, counted, strict=True))
 
 
 def _table(
@@ -124,48 +102,16 @@ def _float_order(kind: Kind) -> tuple[int, bool]:
     return bits_of(kind[1]) or 0, kind[2] in ("", kind[1])
 
 
-def _describe_floats(narrow: str, counts: Counts, where: str) -> str:
-    """Summary in one sentence."""
-    by_type, stored = Counter[str](), Counter[str]()
-    for (operator, dtype, matrix, _), count in counts.items():
-        if operator != CAST and operator not in MOVING:
-            by_type[dtype] += count
-            stored[dtype] += count if matrix == narrow != dtype else 0
-    casts = sum(count for kind, count in counts.items() if kind[0] == CAST)
-    computing = by_type.pop(narrow, 0)
-    parts = [f"{plural(computing, 'node')} in {narrow}" if computing else f"no node in {narrow}"]
-    for dtype, count in sorted(by_type.items()):
-        weights = f" ({stored[dtype]} of them with {narrow} weights in the file)" if stored[dtype] else ""
-        parts.append(f"{count} in {dtype}{weights}")
-    between = f"; {plural(casts, 'Cast node')} in every run" if casts else ""
-    return f"{where}: {listing(parts)}{between}."
-
-
 def _count_quantised(phase: Phase) -> Counts:
     """Nodes that read weights, by kind; a compiled node counts as its parts."""
     found: Counts = Counter()
     rows = ran_by(phase)
     for node in phase.nodes:
-        if node.op_type in KNOWN:
-            how = AS_PACKED if node.op_type in PACKED else RESTORED if node.op_type in RESTORING else FLOATS
-            found[node.op_type, how, provider_of(node)] += 1
+        if node.op_type in WEIGHTS:
+            found[node.op_type, WEIGHTS[node.op_type], provider_of(node)] += 1
             continue
-        inside = [row.op_type for row in rows.get(node.name, ()) if row.op_type in KNOWN]
-        reads = any(operator not in FLOATING for operator in inside)  # its products may read dequantised weights
+        inside = [row.op_type for row in rows.get(node.name, ()) if row.op_type in WEIGHTS]
+        reads = any(WEIGHTS[operator] != FLOATS for operator in inside)  # its products may read dequantised weights
         for operator in inside:
             found[operator, INSIDE if reads else FLOATS, provider_of(node)] += 1
     return found
-
-
-def _describe_quantised(precision: str, counts: Counts, phase: str) -> str:
-    """Summary in one sentence."""
-    by_how = Counter[str]()
-    for (operator, how, _), count in counts.items():
-        by_how[how] += 0 if how == INSIDE and operator in FLOATING else count
-    packed = by_how[AS_PACKED] + by_how[INSIDE]
-    restored = f"; {plural(by_how[RESTORED], 'node')} dequantise weights first" if by_how[RESTORED] else ""
-    floats = f"; {plural(by_how[FLOATS], 'product')} in floating point" if by_how[FLOATS] else ""
-    whole = sum(count for kind, count in counts.items() if kind[0] in INTEGERS)
-    rounded = f", {whole} of them as int8 with int8 activations" if whole else ""
-    text = f"{plural(packed, 'node')} of {phase} read quantised weights of an {precision} package"
-    return f"{text}{rounded}{restored}{floats}."

@@ -12,7 +12,6 @@ import os
 import shutil
 import tempfile
 import time
-import zlib
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -35,11 +34,10 @@ from partita.runtime.ort.session_options import Opening
 from partita.runtime.place.model_file import data_files
 from partita.untrusted_files import read_json_value
 
-FORMAT: Literal[1] = 1
+FORMAT: Literal[2] = 2
 RECORD, GRAPH, WEIGHTS = "entry.json", "compiled.onnx", "weights.data"
 SHORT_KEY = 24
 """Characters of the hash in the name of an entry."""
-BLOCK_BYTES = 1 << 20
 UNFINISHED, DAY_SECONDS = ".compiling-", 86400
 """Prefix of the folder of a compilation, and the age at which it is that of a killed process."""
 
@@ -47,10 +45,10 @@ UNFINISHED, DAY_SECONDS = ".compiling-", 86400
 class Entry(Record):
     """The record of a compiled graph, written after the session that compiled it."""
 
-    format: Literal[1] = FORMAT
+    format: Literal[2] = FORMAT
     key: str
-    files: dict[str, int]
-    """File name -> CRC-32."""
+    files: dict[str, str]
+    """File name -> SHA-256."""
     subgraphs: dict[str, tuple[AssignedNode, ...]]
     """Nodes in each EPContext node, by its name."""
     log: tuple[str, ...]
@@ -141,7 +139,7 @@ def _compile(place: Path, key: str, path: Path, active: Sequence[Resolution], op
                 raise ValueError("ONNX Runtime does not list the nodes of its compiled subgraphs")
             entry = Entry(
                 key=key,
-                files={file.name: _checksum(file) for file in sorted(unfinished.iterdir())},
+                files={file.name: sha256_of(file) for file in sorted(unfinished.iterdir())},
                 subgraphs={name: found[name] for name in written},
                 log=session.log,
             )
@@ -164,7 +162,7 @@ def _open_entry(place: Path, key: str, path: Path, active: Sequence[Resolution],
     if entry.key != key:
         raise ValueError("it belongs to another graph, provider or version")
     for name in (GRAPH, *entry.files):
-        if _checksum(place / Path(name).name) != entry.files.get(name):
+        if sha256_of(place / Path(name).name) != entry.files.get(name):
             raise ValueError(f"{name} is damaged")
     session = open_native(place / GRAPH, active, replace(opening, model=None, weights=None))
     unknown = {node.name for node in session.assigned() if node.op_type == EP_CONTEXT} - set(entry.subgraphs)
@@ -173,12 +171,3 @@ def _open_entry(place: Path, key: str, path: Path, active: Sequence[Resolution],
         raise ValueError(f"ONNX Runtime reports the unknown subgraph {min(unknown)}")
     session.present_as(path, opening, entry.subgraphs, entry.log)
     return session
-
-
-def _checksum(path: Path) -> int:
-    """CRC-32 of a file. Raises OSError."""
-    found = 0
-    with path.open("rb") as file:
-        while block := file.read(BLOCK_BYTES):
-            found = zlib.crc32(block, found)
-    return found

@@ -36,6 +36,8 @@ COMPILED_FOR = "ep_compatibility_info."
 """Prefix of a compiled model's metadata, followed by a provider's name."""
 OFFERED: dict[Path, tuple[str, ...]] = {}
 """Libraries that this process has registered, with the providers that have a device."""
+FROM_PLUGINS: set[str] = set()
+"""Providers of registered libraries that ONNX Runtime (from 1.32) lists beside those of the build."""
 
 
 def ort_build() -> OrtBuild:
@@ -51,8 +53,8 @@ def ort_build() -> OrtBuild:
 
 
 def available_ort_names() -> tuple[str, ...]:
-    """ONNX Runtime's names of the providers in the build, which may not start."""
-    return tuple(ort.get_available_providers())
+    """ONNX Runtime's names of the providers in the build, which may not start; without those of registered plugins."""
+    return tuple(name for name in ort.get_available_providers() if name not in FROM_PLUGINS)
 
 
 def ep_devices(*, check: bool = False) -> tuple[Device, ...]:
@@ -125,8 +127,9 @@ def register_library(name: str, path: Path) -> tuple[str, ...]:
     Runtime's exceptions when the library cannot be loaded.
     """
     if path not in OFFERED:
-        before = len(ort.get_ep_devices())
+        before, built_in = len(ort.get_ep_devices()), available_ort_names()
         ort.register_execution_provider_library(name, str(path))
+        FROM_PLUGINS.update(set(available_ort_names()).difference(built_in))
         OFFERED[path] = tuple(dict.fromkeys(str(device.ep_name) for device in ort.get_ep_devices()[before:]))
     return OFFERED[path]
 

@@ -93,14 +93,14 @@ def replay(
         _check_answer(folder, answer, runner)
         limit = manifest.tolerance if tolerance is None else tolerance
         replaying = _Replay(runner, answer, limit)
-        compared = _compare(replaying)
+        compared = replaying.compare()
         for record in manifest.switchable:
             if record.known_answer is not None:
                 adapted = read_known_answer(folder, record.known_answer)
                 _check_answer(folder, adapted, runner, record.known_answer)
                 runner.use_adapters(record.name)
                 try:
-                    compared += _compare(_Replay(runner, adapted, limit, replaying.ran), record.name)
+                    compared += _Replay(runner, adapted, limit, replaying.ran).compare(record.name)
                 finally:
                     runner.use_adapters(None)
         nodes = (node for entry in runner.graphs for node in (*entry.model.nodes, *entry.model.subgraph_nodes))
@@ -126,9 +126,8 @@ def replay(
         steps=tuple(entry.result() for entry in compared),
     )
     difference = first_difference(verification)
-    if difference is None:
-        return verification
-    return verification.model_copy(update={"status": "unverified", "detail": difference})
+    wrong = {} if difference is None else {"status": "unverified", "detail": difference}
+    return verification.model_copy(update=wrong)
 
 
 def used_providers(runner: Runner) -> str:
@@ -136,19 +135,6 @@ def used_providers(runner: Runner) -> str:
     idle = {name for entry in runner.graphs for name in idle_providers(entry.session, entry.model)}
     active = [entry.provider for entry in runner.resolutions if entry.status == "active"]
     return ", ".join(provider.ort_name for provider in active if provider.name not in idle)
-
-
-def _compare(replaying: _Replay, adapter: str = "") -> list[Comparison]:
-    """All comparisons with the reference logits. `adapter`: name of the adapter in use."""
-    compared = [
-        *_compare_prompt(replaying),
-        *_compare_generation(replaying),
-        *_compare_rows(replaying),
-        *_compare_rows_alone(replaying),
-    ]
-    for entry in compared if adapter else ():
-        entry.step, entry.kind = f"{adapter}: {entry.step}", f"{adapter}: {entry.kind}"
-    return compared
 
 
 def first_difference(verification: Verification) -> str | None:
@@ -170,7 +156,7 @@ class _Replay:
     """The reference logits and the package that replays them."""
 
     runner: Runner
-    known_answer: KnownAnswer
+    answer: KnownAnswer
     tolerance: float
     ran: set[str] = field(default_factory=set)
     """Graph files that ran a step."""
@@ -179,147 +165,138 @@ class _Replay:
     def rope_length(self) -> int:
         """Text length for the rotary frequencies of the logits after the prompt; 0 if the graph has no such input."""
         decode = self.runner.graph("decode").graph
-        return 0 if port_by_role(decode, "rope_length") is None else self.known_answer.length
+        return 0 if port_by_role(decode, "rope_length") is None else self.answer.length
 
     @property
     def chunk(self) -> int:
         """Prompt tokens per chunk: five chunks of a long prompt, the last one shorter."""
-        return max(REPLAY_CHUNK_TOKENS, len(self.known_answer.prompt) // 5 + 1)
+        return max(REPLAY_CHUNK_TOKENS, len(self.answer.prompt) // 5 + 1)
 
     @property
     def row_lengths(self) -> list[int]:
         """[B]: prompt tokens of each row for rows of different lengths."""
-        return [max(1, len(self.known_answer.prompt) - 3 * row) for row in range(self.runner.rows)]
+        return [max(1, len(self.answer.prompt) - 3 * row) for row in range(self.runner.rows)]
 
     @property
     def all_logits(self) -> Logits:
         """[K + D, vocab]: logits of prompt and continuation."""
-        return np.concatenate([self.known_answer.prefill_logits, self.known_answer.decode_logits])
+        return np.concatenate([self.answer.prefill_logits, self.answer.decode_logits])
+
+    def compare(self, adapter: str = "") -> list[Comparison]:
+        """All comparisons with the reference logits. `adapter`: name of the adapter in use."""
+        compared = [
+            *self.compare_prompt(),
+            *self.compare_generation(),
+            *self.compare_rows(),
+            *self.compare_rows_alone(),
+        ]
+        for entry in compared if adapter else ():
+            entry.step, entry.kind = f"{adapter}: {entry.step}", f"{adapter}: {entry.kind}"
+        return compared
 
     def comparison(self, step: str, reference: Logits, kind: str, *, again: bool = False) -> Comparison:
         """An empty comparison with `reference` [n, vocab]."""
         output = next(port.name for port in self.runner.graph("decode").graph.outputs if port.role == "logits")
         return Comparison(step, output, reference, self.tolerance, kind=kind, is_repeated=again)
 
-    def request(
-        self,
-        listener: Listener,
-        max_new_tokens: int,
-        *,
-        listens_from: int | None = None,
-        rope_length: int | None = None,
-    ) -> Request:
+    def listener(self, comparison: Comparison, most: int | None = None) -> Listener:
+        """Compares the logits of every position, or of the first `most`."""
+
+        def compare(position: int, logits: Logits) -> None:
+            if most is None or position < most:
+                comparison.compare(position - self.answer.first, logits)
+
+        return compare
+
+    def request(self, listener: Listener, max_new_tokens: int, *, after_prompt: bool = False) -> Request:
         """A request that prefills the prompt and continues with the reference's tokens.
 
-        Logits that are not finite count as a difference, not an error.
+        `after_prompt`: whether only logits after the prompt are compared. Logits that are not finite count as a
+        difference, not an error.
         """
         return Request(
-            self.known_answer.prompt.tolist(),
-            self.known_answer.pick,
+            self.answer.prompt.tolist(),
+            self.answer.pick,
             max_new_tokens,
             listener=listener,
-            listens_from=self.known_answer.first if listens_from is None else listens_from,
+            listens_from=len(self.answer.prompt) if after_prompt else self.answer.first,
             any_logits=True,
-            rope_length=self.rope_length if rope_length is None else rope_length,
+            rope_length=self.rope_length,
         )
 
     def serve(self, requests: Sequence[Request], *, prefill_chunk: int, policy: Policy = prompts_first) -> None:
         """Run one request per row, or a single request in every row, with a zeroed cache."""
-        rows = self.runner.rows
         self.runner.cache.clear()
-        every = [*requests] * (rows if len(requests) == 1 else 1)
+        every = [*requests] * (self.runner.rows if len(requests) == 1 else 1)
         for step in serve(self.runner, every, prefill_chunk=prefill_chunk, policy=policy):
             self.ran.add(step.file)
 
+    def compare_prompt(self) -> Iterator[Comparison]:
+        """Compare every position of the prompt, prefilled in as few steps as the package supports."""
+        comparison = self.comparison("prefill", self.answer.prefill_logits, "prefill")
+        request = self.request(self.listener(comparison), 1)
+        if self.answer.own_frequencies:
+            request = replace(request, rope_length=0)
+        self.serve([request], prefill_chunk=len(self.answer.prompt))
+        yield comparison
 
-def _compare_prompt(replaying: _Replay) -> Iterator[Comparison]:
-    """Compare every position of the prompt, prefilled in as few steps as the package supports."""
-    answer = replaying.known_answer
-    comparison = replaying.comparison("prefill", answer.prefill_logits, "prefill")
-    request = replaying.request(
-        lambda position, logits: comparison.compare(position - answer.first, logits),
-        1,
-        rope_length=0 if answer.own_frequencies else None,
-    )
-    replaying.serve([request], prefill_chunk=len(answer.prompt))
-    yield comparison
+    def compare_generation(self) -> Iterator[Comparison]:
+        """Prefill the prompt in chunks, then feed the reference's tokens one by one.
 
+        A static pair has one chunk size; its prompt begins with a single token, so that no chunk begins at position 0.
+        """
+        runner, answer, count = self.runner, self.answer, len(self.answer.prompt)
+        chunked = self.comparison("chunked prefill", answer.prefill_logits, "chunked", again=True)
+        full = answer.length >= runner.contract.max_length  # then the last token is not fed
+        decoded = [
+            self.comparison(f"decode {index + 1}", answer.decode_logits[index : index + 1], "decode")
+            for index in range(len(answer.tokens) - full)
+        ]
 
-def _compare_generation(replaying: _Replay) -> Iterator[Comparison]:
-    """Prefill the prompt in chunks, then feed the reference's tokens one by one.
-
-    A static pair has one chunk size; its prompt begins with a single token, so that no chunk begins at position 0.
-    """
-    runner, answer, count = replaying.runner, replaying.known_answer, len(replaying.known_answer.prompt)
-    chunked = replaying.comparison("chunked prefill", answer.prefill_logits, "chunked", again=True)
-    full = answer.length >= runner.contract.max_length  # then the last token is not fed
-    decoded = [
-        replaying.comparison(f"decode {index + 1}", answer.decode_logits[index : index + 1], "decode")
-        for index in range(len(answer.tokens) - full)
-    ]
-
-    def compare(position: int, logits: Logits) -> None:
-        if position < count:
-            chunked.compare(position - answer.first, logits)
-        else:
-            decoded[position - count].compare(0, logits)
-
-    first = count if answer.own_frequencies else None
-    request = replaying.request(compare, len(answer.tokens) + 1, listens_from=first)
-    policy = prompts_first if runner.capacity.chunk is None else one_token_first
-    replaying.serve([request], prefill_chunk=replaying.chunk, policy=policy)
-    yield from decoded if answer.own_frequencies else (chunked, *decoded)
-
-
-def _compare_rows(replaying: _Replay) -> Iterator[Comparison]:
-    """Prefill prompts of different lengths in the rows of a batch, each a prefix of the reference's text.
-
-    Skipped if rotary frequencies depend on the text length. If the prefill graph has other weights, only prompts are
-    compared, because the reference's continuation follows its own whole prompt.
-    """
-    runner, answer, lengths = replaying.runner, replaying.known_answer, replaying.row_lengths
-    if len(set(lengths)) < 2 or replaying.rope_length:
-        return
-    sequence = np.concatenate([answer.prompt, answer.tokens])
-    comparison = replaying.comparison("rows of different length", replaying.all_logits, "rows")
-    prompts_only = runner.capacity.decode_any_length
-
-    def listener(length: int) -> Listener:
         def compare(position: int, logits: Logits) -> None:
-            if not prompts_only or position < length:
-                comparison.compare(position - answer.first, logits)
+            if position < count:
+                chunked.compare(position - answer.first, logits)
+            else:
+                decoded[position - count].compare(0, logits)
 
-        return compare
+        request = self.request(compare, len(answer.tokens) + 1, after_prompt=answer.own_frequencies)
+        policy = prompts_first if runner.capacity.chunk is None else one_token_first
+        self.serve([request], prefill_chunk=self.chunk, policy=policy)
+        yield from decoded if answer.own_frequencies else (chunked, *decoded)
 
-    def pick(logits: Logits, history: npt.NDArray[np.int64]) -> int:
-        return int(sequence[min(len(history), len(sequence) - 1)])
+    def compare_rows(self) -> Iterator[Comparison]:
+        """Prefill prompts of different lengths in the rows of a batch, each a prefix of the reference's text.
 
-    requests = [
-        replace(
-            replaying.request(listener(length), len(answer.tokens)), prompt=sequence[:length].tolist(), sampler=pick
-        )
-        for length in lengths
-    ]
-    replaying.serve(requests, prefill_chunk=max(lengths))
-    yield comparison
+        Skipped if rotary frequencies depend on the text length. If the prefill graph has other weights, only prompts
+        are compared, because the reference's continuation follows its own whole prompt.
+        """
+        answer, lengths = self.answer, self.row_lengths
+        if len(set(lengths)) < 2 or self.rope_length:
+            return
+        sequence = np.concatenate([answer.prompt, answer.tokens])
+        comparison = self.comparison("rows of different length", self.all_logits, "rows")
 
+        def pick(logits: Logits, history: npt.NDArray[np.int64]) -> int:
+            return int(sequence[min(len(history), len(sequence) - 1)])
 
-def _compare_rows_alone(replaying: _Replay) -> Iterator[Comparison]:
-    """Prefill the prompt in each row alone, in chunks, and continue with fewer rows from step to step."""
-    runner, answer = replaying.runner, replaying.known_answer
-    if not runner.capacity.symbolic_batch:
-        return
-    comparison = replaying.comparison("rows by themselves", replaying.all_logits, "alone", again=True)
-    first = len(answer.prompt) if answer.own_frequencies else None
+        requests = []
+        for length in lengths:
+            listener = self.listener(comparison, length if self.runner.capacity.decode_any_length else None)
+            request = self.request(listener, len(answer.tokens))
+            requests.append(replace(request, prompt=sequence[:length].tolist(), sampler=pick))
+        self.serve(requests, prefill_chunk=max(lengths))
+        yield comparison
 
-    def compare(position: int, logits: Logits) -> None:
-        comparison.compare(position - answer.first, logits)
-
-    requests = [
-        replaying.request(compare, max(1, len(answer.tokens) - row), listens_from=first) for row in range(runner.rows)
-    ]
-    replaying.serve(requests, prefill_chunk=replaying.chunk, policy=one_row_first)
-    yield comparison
+    def compare_rows_alone(self) -> Iterator[Comparison]:
+        """Prefill the prompt in each row alone, in chunks, and continue with fewer rows from step to step."""
+        if not self.runner.capacity.symbolic_batch:
+            return
+        comparison = self.comparison("rows by themselves", self.all_logits, "alone", again=True)
+        listener, alone = self.listener(comparison), self.answer.own_frequencies
+        counts = (max(1, len(self.answer.tokens) - row) for row in range(self.runner.rows))
+        requests = [self.request(listener, count, after_prompt=alone) for count in counts]
+        self.serve(requests, prefill_chunk=self.chunk, policy=one_row_first)
+        yield comparison
 
 
 def read_known_answer(folder: Path, name: str) -> KnownAnswer:
