@@ -173,8 +173,7 @@ def find_subgraphs(index: SessionIndex) -> Subgraphs | None:
 def _subgraph_node(index: SessionIndex, node: AssignedNode) -> SubgraphNode:
     """A listed node with the file nodes that it is part of."""
     same_name = node.name in index.same_name_nodes
-    own = () if same_name else index.function_of.get(node.name, ())
-    replaces = (index.replaces(node.name, in_subgraph=same_name) or own) if node.name else ()
+    replaces = index.replaces(node.name, in_subgraph=same_name) if node.name else ()
     return SubgraphNode(
         name=node.name,
         op_type=node.op_type,
