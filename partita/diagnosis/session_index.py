@@ -56,8 +56,8 @@ class SessionIndex:
     """Listed nodes that are or may be in control-flow subgraphs."""
     listed_in_either: tuple[AssignedNode, ...]
     """Nodes of `listed_in_subgraphs` that may also be in the main graph."""
-    same_name_nodes: dict[str, tuple[str, ...]]
-    """Name of both a node of the order and a node of `listed_in_subgraphs` -> the file nodes of the latter."""
+    same_name_nodes: frozenset[str]
+    """Names of both a node of the order and a node of `listed_in_subgraphs`."""
     events: tuple[NodeEvent, ...]
     """Events of the main graph. The time of a control-flow node includes its subgraphs, whose events are omitted."""
     subgraphs: frozenset[str]
@@ -143,7 +143,7 @@ class SessionIndex:
 
     def replaces(self, name: str, *, in_subgraph: bool = False) -> tuple[str, ...]:
         """File nodes that an executed node replaces, without the file node of its own name."""
-        return self.same_name_nodes.get(name, ()) if in_subgraph else self.file_nodes_of.get(name, ())
+        return () if in_subgraph else self.file_nodes_of.get(name, ())
 
     def is_added(self, name: str) -> bool:
         """Whether ONNX Runtime added an executed node, which replaces no file node."""
@@ -189,9 +189,7 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         listed_names=frozenset(node.name for node in listed.main_graph),
         listed_in_subgraphs=listed.in_subgraphs,
         listed_in_either=tuple(node for node in listed.in_subgraphs if id(node) in ours),
-        same_name_nodes=inlined_nodes.called_in_subgraphs(
-            facts, order, run.present.intersection(node.name for node in listed.in_subgraphs)
-        ),
+        same_name_nodes=run.present.intersection(node.name for node in listed.in_subgraphs),
         events=run.events,
         subgraphs=seen_inside,
         ran={event.name: event for event in run.events},
@@ -251,10 +249,8 @@ def _name_nodes(facts: SessionFacts) -> _Run:
     exported = {node.name: node for node in facts.graph if node.name}
     events, inner_names = main_graph_events(facts.events)
     order, order_source = execution_order(facts, events)
-    if facts.subgraph_nodes:
-        inside = [event for event in facts.events if event.name in inner_names and event.name not in order]
-        facts = subgraph_nodes.with_names(facts, inside, order)
-        events, inner_names = main_graph_events(facts.events)
+    if facts.subgraph_nodes and facts.assigned:
+        facts = subgraph_nodes.with_names(facts, order)
     op_types = {**{node.name: node.op_type for node in facts.graph}, **{event.name: event.op_type for event in events}}
     return _Run(
         facts,

@@ -6,9 +6,8 @@ graph and in every subgraph. So the entries of a name are counted: as many as th
 others to subgraphs. An entry without evidence counts as in a subgraph, so that a check never passes wrongly.
 
 The plan does not include control-flow subgraphs, so it does not name nodes of functions that ONNX Runtime inlined
-there. They get names in the form of the plan, operator and running number (`Max0`), which continue the numbers of the
-main graph: in the order of execution, or of the assignment list if some did not run. The optimised graph shows the
-number of these nodes in each control-flow node.
+there. They get names in the form of the plan, operator and running number (`Max0`), in the order of the assignment
+list, which continue the numbers of the main graph.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import TypeVar
 
 from partita.diagnosis import naming
 from partita.diagnosis.graphs import CONTROL_FLOW, MEMCPY_OPS
-from partita.diagnosis.inlined_nodes import INDEXED, NUMBERED, by_operator, removed_nodes
+from partita.diagnosis.inlined_nodes import NUMBERED, by_operator, removed_nodes
 from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
 from partita.observations.names import INLINED
 
@@ -28,66 +27,34 @@ Owners = Mapping[str, tuple[str, ...]]
 Named = TypeVar("Named", AssignedNode, GraphNode, NodeEvent)
 
 
-def with_names(facts: SessionFacts, inside: Iterable[NodeEvent], order: Sequence[str]) -> SessionFacts:
-    """The facts with names for unnamed nodes of control-flow subgraphs.
+def with_names(facts: SessionFacts, order: Sequence[str]) -> SessionFacts:
+    """The facts with names for unnamed listed nodes of control-flow subgraphs.
 
     E.g. `cuda-mish-in-a-branch` and `webgpu-bernoulli-in-a-branch` of tests/planted.
 
-    If ONNX Runtime inlined a function of the main graph, listed nodes may be its nodes, which were fused later. Then at
-    most as many nodes are named as the subgraphs of the optimised graph have, or as ran in subgraphs. An operator is
-    omitted if the main graph has a node of it that is not in the list.
+    An operator is omitted if its unnamed nodes may be in the main graph: if the main graph has a node of it that is not
+    in the list, or if ONNX Runtime inlined a function there and the optimised graph does not show all in subgraphs.
 
     Args:
         facts: The facts of one session.
-        inside: Events inside control flow, in order.
         order: Nodes of the main graph, already matched with the list.
     """
     listed = list(facts.assigned or ())
-    unnamed: dict[str, list[int]] = {}
-    for position, node in enumerate(listed):
-        if not node.name:
-            unnamed.setdefault(node.op_type, []).append(position)
-    if not unnamed:
-        return facts
     known = {node.name for node in listed} | _of_file(facts)
     loose = {match["op"] for name in order if name not in known and (match := NUMBERED.fullmatch(name))}
-    ran = _ran(inside, known)
     unfolded = bool(removed_nodes(facts.graph, facts, order))
-    events: dict[str, str] = {}
-    for op, positions in unnamed.items():
-        seen, first = ran.get(op, {}), _first_number(op, (*known, *order))
-        providers = [listed[position].provider for position in positions]
-        there = _count_in_subgraphs(facts, op)
-        all_inside = not unfolded or (there is not None and there >= len(positions))
-        as_they_ran = not all_inside or Counter(seen.values()) == Counter(providers)
-        numbers = _numbers(providers, list(seen.values()) if as_they_ran else providers)
-        if op not in loose:
-            for position, number in zip(positions, numbers, strict=True):
-                if number is not None:
-                    listed[position] = replace(listed[position], name=f"{op}{first + number}")
-            if as_they_ran and set(range(len(seen))) <= set(numbers):
-                events |= {name: f"{op}{first + number}" for number, name in enumerate(seen)}
-    renamed = tuple(replace(event, name=events.get(event.name, event.name)) for event in facts.events)
-    return replace(facts, assigned=tuple(listed), events=renamed if events else facts.events)
+    for op in {node.op_type: None for node in listed if not node.name}:
+        positions = [position for position, node in enumerate(listed) if not node.name and node.op_type == op]
+        if op not in loose and (not unfolded or _count_in_subgraphs(facts, op) >= len(positions)):
+            first = _first_number(op, (*known, *order))
+            for number, position in enumerate(positions, first):
+                listed[position] = replace(listed[position], name=f"{op}{number}")
+    return replace(facts, assigned=tuple(listed))
 
 
-def _numbers(listed: Iterable[str], places: Sequence[str]) -> list[int | None]:
-    """For each listed provider, the index of the first unused place with this provider; None without one."""
-    free: dict[int, str] = dict(enumerate(places))
-    numbers: list[int | None] = []
-    for provider in listed:
-        number = next((each for each, home in free.items() if home == provider), None)
-        if number is not None:
-            del free[number]
-        numbers.append(number)
-    return numbers
-
-
-def _count_in_subgraphs(facts: SessionFacts, op: str) -> int | None:
-    """Number of unnamed nodes of an operator in subgraphs of the optimised graph; None without that graph."""
-    if facts.optimised is None:
-        return None
-    return sum(len(_unnamed(node, op)) for node in facts.optimised)
+def _count_in_subgraphs(facts: SessionFacts, op: str) -> int:
+    """Number of unnamed nodes of an operator in subgraphs of the optimised graph; 0 without that graph."""
+    return sum(len(_unnamed(node, op)) for node in facts.optimised or ())
 
 
 def _unnamed(holder: GraphNode, op: str) -> list[GraphNode]:
@@ -97,16 +64,6 @@ def _unnamed(holder: GraphNode, op: str) -> list[GraphNode]:
 def _of_file(facts: SessionFacts) -> set[str]:
     """Names of all nodes of the file."""
     return {node.name for node in (*facts.graph, *facts.subgraph_nodes)}
-
-
-def _ran(inside: Iterable[NodeEvent], known: Collection[str]) -> dict[str, dict[str, str]]:
-    """Operator -> executed nodes without a name, by the profile's names, with their providers, in order."""
-    found: dict[str, dict[str, str]] = {}
-    for event in inside:
-        match = INDEXED.fullmatch(event.name)
-        if match is not None and match["op"] == event.op_type and event.name not in known:
-            found.setdefault(event.op_type, {}).setdefault(event.name, event.provider)
-    return found
 
 
 def _first_number(op: str, names: Iterable[str]) -> int:
