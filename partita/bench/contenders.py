@@ -11,9 +11,8 @@ from typing import Literal
 from partita.bench.records import Contender, Difference, PhaseSpeed, Ratio, RoundResult, Spread
 from partita.observations.names import CPU
 from partita.partition_reports.groups import total_us
-from partita.partition_reports.outcome import summarise
+from partita.partition_reports.outcome import headline, summarise
 from partita.partition_reports.records import Report
-from partita.partition_reports.sections.overview import headline
 from partita.partition_reports.timing import percentile
 
 FEWEST_ROUNDS = 4

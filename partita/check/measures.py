@@ -16,7 +16,7 @@ from partita.options.fields import with_flags
 from partita.partition_reports.groups import grouped, ran_by
 from partita.partition_reports.outcome import (
     TOO_FEW,
-    describe_cache,
+    cache_text,
     failure_of,
     is_in_place,
     is_known,
@@ -309,7 +309,7 @@ def _find_cache(report: Report) -> Figure:
     if cache is None or status_of(cache) == "no_cache":
         return Figure(None, "", unknown_reason=": the report has no cache")
     moved = tuple(entry.name for entry in cache.entries if not entry.in_place)
-    text = describe_cache(cache)
+    text = f"cache {cache_text(cache)}"
     return Figure(None if held is None else float(held), text, moved, unknown_reason=f": {text}")
 
 

@@ -65,7 +65,6 @@ PARTS = {
     "moved": Part("Moved", ("nodes",), "groups", kind="changed"),
     "added": Part("Added", ("nodes",), "groups", kind="added"),
     "removed": Part("Removed", ("nodes",), "groups", kind="removed"),
-    "fusion": Part("Same provider, fused differently", ("fusion",), "groups", folded=True),
     "reasons": Part("Reasons", ("reasons",), "groups"),
     "copies": Part("Copies", ("copies",), "groups", "copy"),
     "cost": Part("Cost", ("copy_count", "copy_bytes", "figures", "times"), "table"),
@@ -274,35 +273,22 @@ def report_headline(found: Comparison, nodes: Mapping[str, int]) -> str:
 def _placement(found: Comparison) -> Iterator[str]:
     """Differences of nodes, reasons and copies."""
     nodes = found.of("nodes")
-    moved = grouped((change for change in nodes if change.kind == "changed"), _texts)
-    for (before, after), changes in sorted(moved.items(), key=lambda item: -len(item[1])):
-        for phases, same in by_names(changes):
-            yield f"{plural(len(same), 'node')} moved from {before} to {after} in {listing(phases)}"
-    if not moved:
+    if not any(change.kind == "changed" for change in nodes):
         yield "no node moved"
-    others = [change for change in found.of("reasons") if not _is_explained(change, found)]
-    verbs = {"added": "{} added", "removed": "{} removed"}
-    words = {"added": "new reason", "changed": "changed reason", "removed": "former reason"}
-    for kind, verb in verbs.items():
-        for phases, same in by_names(change for change in nodes if change.kind == kind):
-            yield f"{verb.format(plural(len(same), 'node'))} in {listing(phases)}"
-    for kind, noun in words.items():
-        for phases, same in by_names(change for change in others if change.kind == kind):
-            yield f"{plural(len(same), noun)} in {listing(phases)}"
-    yield from _copies(found)
-
-
-def _copies(found: Comparison) -> Iterator[str]:
-    """Change of the number of copies, in decode or the last phase."""
-    copies, counts = found.of("copies"), {change.group: change for change in found.of("copy_count")}
-    phases = [change.group for change in copies] or list(counts)
-    if not phases:
-        return
-    phase = "decode" if "decode" in phases else phases[-1]
-    if phase not in counts:
+    reasons = [change for change in found.of("reasons") if not _is_explained(change, found)]
+    for text, changes in grouped((*nodes, *reasons), _verb).items():
+        for phases, same in by_names(changes):
+            yield f"{plural(len(same), 'node' if same[0].section == 'nodes' else 'reason')} {text} in {listing(phases)}"
+    counts, copies = found.of("copy_count"), found.of("copies")
+    if counts:
+        before, after = ("unknown" if value is None else value for value in (counts[-1].before, counts[-1].after))
+        yield f"copies {before} -> {after} in {counts[-1].group}"
+    elif copies:
+        phase = copies[-1].group
         yield f"{plural(sum(change.group == phase for change in copies), 'changed copy')} in {phase}"
-    elif None in (counts[phase].before, counts[phase].after):
-        yield f"copies in control-flow subgraphs counted in one report only, in {phase}"
-    else:
-        more = round(float(counts[phase].after or 0) - float(counts[phase].before or 0))
-        yield f"{plural(abs(more), 'more copy' if more > 0 else 'fewer copy')} in {phase}"
+
+
+def _verb(change: Change) -> str:
+    """`moved from CUDA to CPU`, `added`."""
+    before, after = _texts(change)
+    return f"moved from {before} to {after}" if (change.section, change.kind) == ("nodes", "changed") else change.kind

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from partita.compare.rows import Comparison, Row, Rule, Side, compare_rows
 from partita.inspection.document import adapter_text, domain_name, shape_text, state_text, storage_text, summary
 from partita.inspection.records import FileFacts, GraphFacts, Inspection
+from partita.observations.records import Record
 from partita.observations.text_format import human_bytes, listing, plural
+from partita.partition_reports.groups import grouped
 from partita.support.records import SupportTable, VersionEntry
 
 Fact = tuple[str, str, str | FileFacts | None]
@@ -71,72 +73,22 @@ def _rows(found: Inspection) -> Iterator[Row]:
 
 
 def _facts(found: Inspection) -> Iterator[Fact]:
-    model = found.model
-    yield "model", "type", model.model_type
-    yield "model", "architecture", model.architecture
-    yield "model", "parameters", None if model.parameters is None else f"{model.parameters:,}"
-    yield "model", "precision", model.precision
-    yield "model", "attention", model.attention
-    yield "model", "layout", model.layout
+    yield from _fields("model", found.model)
     if found.contract is not None:
-        for name, value in found.contract.model_dump(exclude={"source"}).items():
-            yield "contract", name.replace("_", " "), None if value is None else str(value)
+        yield from _fields("contract", found.contract, {"source"})
     # Several graphs are matched by name, single graphs without it.
     for graph in found.graphs:
         yield from _graph(graph, "" if len(found.graphs) == 1 else f"{graph.file}: ")
-    yield from _states(found)
-    yield from _weights(found)
-    yield from _companions(found)
-    for finding in found.findings:
-        yield "findings", finding.problem, "found"
-
-
-def _graph(graph: GraphFacts, prefix: str) -> Iterator[Fact]:
-    yield "graph", f"{prefix}nodes", f"{graph.nodes + graph.subgraph_nodes:,}"
-    yield "graph", f"{prefix}phase", graph.phase
-    yield "graph", f"{prefix}IR version", str(graph.ir_version)
-    yield "graph", f"{prefix}producer", graph.producer
-    for domain, version in graph.opsets.items():
-        yield "graph", f"{prefix}opset {domain_name(domain)}", str(version)
-    for entry in graph.operators:
-        yield "operators", f"{prefix}{f'{entry.domain}:' if entry.domain else ''}{entry.operator}", f"{entry.nodes:,}"
-    for way, ports in (("input", graph.inputs), ("output", graph.outputs)):
-        for port in ports:
-            role = f", {port.role}" if port.role else ""
-            yield "inputs and outputs", f"{prefix}{way} {port.name}", f"{port.dtype} {shape_text(port.shape)}{role}"
-
-
-def _states(found: Inspection) -> Iterator[Fact]:
-    cache = found.cache
-    if cache is None:
-        return
-    yield "states", "cache", human_bytes(cache.size_bytes)
-    yield "states", "cache layout", cache.layout
-    yield "states", "bytes per token", f"{cache.bytes_per_token:,}"
-    for state in cache.states:
-        yield "states", f"{state.past} -> {state.present}", f"{state.dtype} {state_text(state)}"
-
-
-def _weights(found: Inspection) -> Iterator[Fact]:
-    yield "weights", "total", human_bytes(found.weights.size_bytes)
+    if (cache := found.cache) is not None:
+        yield from _fields("cache", cache, {"states"})
+        for state in cache.states:
+            yield "cache", f"{state.past} -> {state.present}", f"{state.dtype} {state_text(state)}"
     for kind in found.weights.kinds:
         yield "weights", kind.dtype, f"{plural(kind.tensors, 'tensor')}, {human_bytes(kind.size_bytes)}"
-    ways: dict[str, dict[str, None]] = {}
-    for module in found.modules:
-        ways.setdefault(module.module or "(no module)", {})[storage_text(module)] = None
-    for name, kept in ways.items():
-        yield "modules", name, " + ".join(sorted(kept))
-
-
-def _companions(found: Inspection) -> Iterator[Fact]:
+    for name, modules in grouped(found.modules, lambda module: module.module or "(no module)").items():
+        yield "modules", name, " + ".join(sorted(set(map(storage_text, modules))))
     made = found.provenance
-    yield "provenance", "checkpoint", made.checkpoint
-    yield "provenance", "dtype of the checkpoint", made.dtype
-    yield "provenance", "for", made.target
-    yield "provenance", "verified", None if made.verification is None else made.verification.partition(":")[0]
-    yield "provenance", "quality", made.quality
-    for name, version in made.toolchain.items():
-        yield "provenance", name, version
+    yield from _fields("provenance", made, {"created", "source_files"})
     for file in made.source_files:
         yield "provenance", f"checkpoint file {file.name}", file
     for adapter in found.adapters:
@@ -145,13 +97,35 @@ def _companions(found: Inspection) -> Iterator[Fact]:
             yield "adapters", f"{adapter.name}: {source.name}", FileFacts.copy_of(source)
     for file in found.files:
         yield "files", file.name, file
-    tokenizer, licence = found.tokenizer, found.licence
-    yield "tokenizer and licence", "tokenizer", f"{tokenizer.kind} {tokenizer.model or ''}".strip()
-    yield "tokenizer and licence", "vocabulary", None if tokenizer.vocabulary is None else f"{tokenizer.vocabulary:,}"
-    yield "tokenizer and licence", "chat template", "yes" if tokenizer.chat_template else "no"
-    for name, token in tokenizer.special.items():
-        yield "tokenizer and licence", name, token
-    yield "tokenizer and licence", "licence", licence.name
+    yield from _fields("tokenizer", found.tokenizer, {"files"})
+    yield from _fields("licence", found.licence, {"source"})
+    for finding in found.findings:
+        yield "findings", finding.problem, "found"
+
+
+def _fields(subject: str, record: Record, exclude: Collection[str] = (), prefix: str = "") -> Iterator[Fact]:
+    """The fields of a record by name; a mapping has a row for each key."""
+    for name, value in record.model_dump(exclude=set(exclude)).items():
+        values = value if isinstance(value, dict) else {"": value}
+        for key, each in values.items():
+            text = f"{each:,}" if type(each) is int else str(each)
+            yield subject, f"{prefix}{name.replace('_', ' ')} {key}".strip(), None if each is None else text
+
+
+GRAPH_PARTS = ("file", "size_bytes", "variant", "operators", "inputs", "outputs", "opsets", "data_files", "metadata")
+"""Fields of a graph that are compared in other rows, or that may differ between equal graphs."""
+
+
+def _graph(graph: GraphFacts, prefix: str) -> Iterator[Fact]:
+    yield from _fields("graph", graph, GRAPH_PARTS, prefix)
+    for domain, version in graph.opsets.items():
+        yield "graph", f"{prefix}opset {domain_name(domain)}", str(version)
+    for entry in graph.operators:
+        yield "operators", f"{prefix}{f'{entry.domain}:' if entry.domain else ''}{entry.operator}", f"{entry.nodes:,}"
+    for way, ports in (("input", graph.inputs), ("output", graph.outputs)):
+        for port in ports:
+            role = f", {port.role}" if port.role else ""
+            yield "inputs and outputs", f"{prefix}{way} {port.name}", f"{port.dtype} {shape_text(port.shape)}{role}"
 
 
 TESTED = ("supported", "rejected", "failed", "crashed")

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from partita.compare.document import report_headline
 from partita.compare.rows import Comparison, Row, Rule, Side, compare_rows, is_more
 from partita.diagnosis.records import Fallback, SkippedProvider
-from partita.observations.names import UNKNOWN
 from partita.observations.text_format import listing, plural, short_provider
 from partita.partition_reports.groups import added_nodes, file_counts, provider_of, ran_by, report_rows
 from partita.partition_reports.outcome import (
@@ -42,10 +41,6 @@ def compare(before: Report, after: Report, *, names: tuple[str, str] = ("A", "B"
         _rows(before, after, [was for was, _ in phases], phases),
         _rows(after, before, [now for _, now in phases], phases),
         _rules(before, after),
-    )
-    moved = {(change.group, change.name) for change in changes if change.section == "nodes"}
-    changes = tuple(
-        change for change in changes if change.section != "fusion" or (change.group, change.name) not in moved
     )
     found = Comparison(
         kind="report",
@@ -96,7 +91,6 @@ def _rules(before: Report, after: Report) -> Mapping[str, Rule]:
         "cache": Rule(counts=False, is_worse=_is_cache_lost),
         "nodes": Rule(is_worse=is_lower, details=explain),
         "reasons": Rule(is_worse=lambda was, now: was is None, details=_explain_reason),
-        "fusion": Rule(counts=False),
         "copies": Rule(details=_describe_copy),
         "copy_count": Rule(is_worse=is_more),
         "copy_bytes": Rule(counts=False, is_worse=is_more),
@@ -140,12 +134,9 @@ def _rows(report: Report, other: Report, own: Sequence[Phase], phases: Phases) -
         rows = placed_rows(report, phase)
         for row in rows:
             yield Row("nodes", phase.name, row.node.name, row.node.provider, row.keys(), row)
-            if not row.is_added:
-                operators = dict.fromkeys(node.op_type or UNKNOWN for node in row.executed)
-                yield Row("fusion", phase.name, row.node.name, ", ".join(operators) or UNKNOWN, row.keys())
         yield from _reason_rows(report, phase, rows, pairs)
         yield from _copy_rows(phase, compare_sizes=not _tokens_differ(was, now))
-        yield from _figure_rows(phase, per_run=not _tokens_differ(was, now))
+        yield from _figure_rows(phase)
 
 
 # Nodes and reasons
@@ -284,25 +275,23 @@ def _describe_copy(was: Row | None, now: Row | None) -> Mapping[str, str | None]
     }
 
 
-def _figure_rows(phase: Phase, *, per_run: bool) -> Iterator[Row]:
-    """Counts, sizes and times. Copied bytes are those of known size, in the main graph."""
+def _figure_rows(phase: Phase) -> Iterator[Row]:
+    """Counts, sizes and times. Copied bytes: known sizes in the main graph, per token if there are tokens."""
     inside, cost = subgraph_copies(phase), phase.cost
     tokens = cost.tokens_per_run if cost is not None else None
     known = cost.copy_bytes_at_least if cost is not None else None
     unsized = sum(copy.bytes_per_run is None for copy in phase.copies)
-    per_token = {"copy_bytes_per_token": None if known is None or not tokens else known / tokens}
-    is_per_token = not per_run or tokens == 1
+    copied = {"copy_bytes_per_token": known / tokens} if known is not None and tokens else {"copy_bytes_per_run": known}
     figures: dict[str, Mapping[str, float | None]] = {
         "copy_count": {"copies": None if inside is None else len(phase.copies) + inside},
         "copy_bytes": {
             "copies_of_unknown_size": None if inside is None else unsized + inside,
-            **(per_token if is_per_token else {"copy_bytes_per_run": known}),
+            **copied,
         },
         "figures": {
             "nodes": file_counts(phase).total(),
             "added": added_nodes(phase),
             "partitions": len(phase.partitions),
-            **({} if is_per_token else per_token),
         },
         "times": {
             "host_wait_us_per_token": cost.host_wait_us_per_token if cost is not None else None,

@@ -86,15 +86,13 @@ class Context:
     """The user's memory budget for the skipped provider, e.g. cuda.memory_budget_kb=1000."""
     is_unnamed: bool = False
     """ONNX Runtime gave it no name, so lines of `log` may have a blank in its place."""
-    copied_as: tuple[str, ...] = ()
-    """The log's names of a node in a function that ONNX Runtime inlined."""
     rewritten_with: tuple[str, ...] = ()
     """File nodes that ONNX Runtime rewrote together when it added this node."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The node, the file nodes that it replaces, and their names in the log."""
-        return (self.node, *self.replaces, *self.copied_as)
+        """The node, and the file nodes that it replaces."""
+        return (self.node, *self.replaces)
 
     @property
     def outcome(self) -> str:

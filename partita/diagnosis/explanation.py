@@ -145,7 +145,6 @@ def context_of(
         fails_alone=any(probe.variants and probe.variants[0].outcome in FAILED for probe in inside),
         budget=facts.budget,
         is_unnamed=not in_subgraph and name in index.possible_functions,
-        copied_as=index.copied_as.get(name, ()),
         rewritten_with=() if in_subgraph else index.rewritten_with.get(name, ()),
     )
 

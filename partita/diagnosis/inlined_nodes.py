@@ -175,15 +175,6 @@ def _callers(local: Iterable[str], left: Sequence[GraphNode]) -> dict[str, tuple
     return found
 
 
-def called_in_subgraphs(facts: SessionFacts, order: Sequence[str], names: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """The file nodes in control-flow subgraphs of nodes whose names are also in the main graph.
-
-    A function that graph and branch call has nodes of the same names in both.
-    """
-    found = _callers(names, removed_nodes(facts.subgraph_nodes, facts, order))
-    return {name: found.get(name, ()) for name in names}
-
-
 def may_be_part_of(facts: SessionFacts, order: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Node of an inlined function -> all removed file nodes, one of which contains it."""
     parts = (*_nodes_without_name(facts, order), *_of_local_functions(facts, order))

@@ -4,7 +4,7 @@ Both graphs are cut at the tensors that they share. A region with several execut
 -> `ReorderOutput` for one MaxPool) is divided by name, then by operator, then by data flow. A result that contradicts
 the tensors of both graphs is dropped.
 
-With a compiling provider there is no optimised graph. Then nodes are joined by name and order of execution.
+With a compiling provider there is no optimised graph. Then nodes are joined by name and operator.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from partita.diagnosis import naming
-from partita.diagnosis.graphs import FOLDED, MEMCPY_OPS, Cut, Nodes, OptimisedGraph, connected, edges
+from partita.diagnosis.graphs import FOLDED, MEMCPY_OPS, Cut, Nodes, OptimisedGraph, edges
 from partita.observations.facts import GraphNode
 from partita.observations.names import INLINED
 
@@ -22,8 +22,6 @@ MARKS = ("_", "/")
 """Characters that ONNX Runtime appends to a name that it reuses."""
 REMOVABLE = frozenset({"Identity", "Cast"})
 """Operators that ONNX Runtime removes if they have no effect: readers of the output then read the input."""
-LAYOUT = frozenset({"ReorderInput", "ReorderOutput", "Transpose", "Cast", "QuantizeLinear", "DequantizeLinear"})
-"""Operators that ONNX Runtime adds between other nodes."""
 Names = Mapping[str, tuple[str, ...]]
 """Executed node -> file nodes."""
 Owners = Mapping[str, str]
@@ -85,17 +83,35 @@ def join_graphs(
 def join_in_order(
     order: Sequence[ExecutedNode], exported: Nodes, listed: Mapping[str, str], known: Names, candidates: Names
 ) -> JoinedNodes:
-    """Join executed nodes with file nodes without an optimised graph. `listed`: providers in the assignment list."""
+    """Join executed nodes with file nodes without an optimised graph. `listed`: providers in the assignment list.
+
+    By name, else by operator if only one file node and one executed node of it are left on a provider.
+    """
     names = [node.name for node in order]
     owners = _owners(names, exported, known)
     named = _by_prefix((name for name in names if name not in known), exported, owners)
     owners |= {each: name for name, behind in named.items() for each in behind}
-    found = _join_in_order(order, exported, listed, {*known, *candidates, *named}, owners)
-    place = {name: number for number, name in enumerate(exported)}
-    stands_for = {**named, **known}
-    for name, behind in found.file_nodes_of.items():
-        stands_for[name] = tuple(sorted({*behind, *stands_for.get(name, ())}, key=place.__getitem__))
-    return JoinedNodes(stands_for, found.rewritten_with)
+    gone = [name for name in exported if name in listed and name not in owners and exported[name].op_type not in FOLDED]
+    known_names = {*exported, *known, *candidates, *named}
+    new = [node for node in order if node.name not in known_names and node.op_type not in MEMCPY_OPS]
+    new = [node for node in new if not node.name.startswith(INLINED)]
+    region = _Region(_File(exported, order, owners), gone, new)
+
+    def suited(name: str, nodes: Iterable[ExecutedNode]) -> list[ExecutedNode]:
+        """The executed nodes of the provider and of the operator of a file node, as far as known."""
+        near = [node for node in nodes if node.provider in (None, listed[name])]
+        return [node for node in near if node.op_type is None or node.is_related(exported[name])]
+
+    for name, nodes in region.called_after().items():
+        if len(own := suited(name, nodes)) == 1:
+            region.executed_by_file_node[name] = own[0].name
+    left = region.unmatched_file_nodes
+    free = {name: [node for node in suited(name, region.unmatched_executed_nodes) if node.op_type] for name in left}
+    counts = Counter(node for nodes in free.values() for node in nodes)
+    for name, nodes in free.items():
+        if len(nodes) == 1 and counts[nodes[0]] == 1:
+            region.executed_by_file_node[name] = nodes[0].name
+    return JoinedNodes({**named, **known, **region.shares()})
 
 
 def _owners(order: Collection[str], exported: Nodes, known: Names) -> dict[str, str]:
@@ -171,7 +187,7 @@ class _Region:
         if len(ours) == len(theirs):
             self.executed_by_file_node.update(zip(theirs, (node.name for node in ours), strict=True))
 
-    def merge(self, names: Sequence[str], targets: Collection[str], proven: bool) -> None:
+    def merge(self, names: Sequence[str], targets: Collection[str]) -> None:
         """Join each file node with the executed node of its inputs, else with that of its consumers.
 
         Of several producers, the last executed node is chosen, because it can read the outputs of the others. An
@@ -181,27 +197,20 @@ class _Region:
         Args:
             names: File nodes in order.
             targets: Executed nodes that may replace further nodes.
-            proven: Whether the executed nodes replace all of the file nodes. If not, the inputs of a file node must be
-                outputs of joined nodes, or inputs of the executed node of its consumers.
         """
         place = self.file.places.__getitem__
-        clear = set(names) if proven else set[str]()
         for name in names:
             sources = {
                 tensor: self.executed_by_file_node.get(maker) for tensor, maker in self.file.before(name).items()
             }
             last = max(filter(None, sources.values()), key=place, default="")
-            if last and (proven or None not in sources.values()):
-                clear.add(name)
-                needed = (tensor for tensor, owner in sources.items() if owner == last)
-                if last in targets and all(self._readers(tensor, name) <= {last, None} for tensor in needed):
-                    self.executed_by_file_node[name] = last
+            needed = (tensor for tensor, owner in sources.items() if owner == last)
+            if last in targets and all(self._readers(tensor, name) <= {last, None} for tensor in needed):
+                self.executed_by_file_node[name] = last
         for name in reversed(names):
             readers = {owner for each in self.file.consumers(name) if (owner := self.owner(each)) is not None}
             first = min(readers, key=place, default="")
-            same = all(first in self._readers(tensor, name) for tensor in self.file.before(name))
-            certain = proven or (len(readers) == 1 and (same or name in clear))
-            if name not in self.executed_by_file_node and first in targets and certain:
+            if name not in self.executed_by_file_node and first in targets:
                 self.executed_by_file_node[name] = first
 
     def _readers(self, tensor: str, name: str) -> set[str | None]:
@@ -280,86 +289,8 @@ def _divide(region: _Region, added: Sequence[str], functions: Collection[str]) -
     for kind in {node.op_type: node for node in region.executed}.values():
         names = [name for name in region.unmatched_file_nodes if kind.is_related(region.file.nodes[name])]
         region.pair_in_order([node for node in region.unmatched_executed_nodes if node.op_type == kind.op_type], names)
-    region.merge([name for name in region.unmatched_file_nodes if name not in functions], added, proven=True)
+    region.merge([name for name in region.unmatched_file_nodes if name not in functions], added)
     if len(added) == len(region.executed):
         free = [node.name for node in region.unmatched_executed_nodes] or added
         left = (name for name in region.unmatched_file_nodes if name not in functions)
         region.executed_by_file_node.update(dict.fromkeys(left, free[len(free) // 2]))
-
-
-def _groups(file: _File, region: _Region) -> list[list[str]]:
-    """Several connected file nodes without an executed node, also of fusions before the assignment list."""
-    left, made = dict[str, list[str]](), set[str]()
-    for name, node in file.nodes.items():
-        computed = any(region.owner(each) or each in left for each in file.before(name).values())
-        if name in region.unmatched_file_nodes or (
-            computed and region.owner(name) is None and node.op_type not in FOLDED
-        ):
-            left[name] = [tensor for tensor in node.inputs if tensor in made] + [*filter(None, node.outputs)]
-            made.update(node.outputs)
-    return [names for names in connected(left) if len(names) > 1]
-
-
-def _join_in_order(
-    order: Sequence[ExecutedNode], exported: Nodes, listed: Mapping[str, str], known: Collection[str], owners: Owners
-) -> JoinedNodes:
-    """Join assigned file nodes that are not executed with executed nodes that are not in the file.
-
-    By name, then by operator if exactly one file node and one executed node match between their neighbours.
-    """
-    file = _File(exported, order, owners)
-    gone = [
-        name for name, node in exported.items() if name in listed and name not in owners and node.op_type not in FOLDED
-    ]
-    new = [node for node in order if node.name not in exported and node.name not in known]
-    region = _Region(
-        file, gone, [node for node in new if node.op_type not in MEMCPY_OPS and not node.name.startswith(INLINED)]
-    )
-
-    def between(names: Sequence[str], free: Iterable[ExecutedNode]) -> list[ExecutedNode]:
-        """Executed nodes of the provider of some file nodes between their producers and their consumers."""
-        producers = (region.owner(each) for name in names for each in file.before(name).values())
-        consumers = (region.owner(each) for name in names for each in file.consumers(name))
-        before, after = ([file.places[each] for each in found if each is not None] for found in (producers, consumers))
-        places = range(max(before, default=-1) + 1, min(after, default=len(order)))
-        near = (node for node in free if file.places[node.name] in places)
-        providers = {listed[name] for name in names if name in listed}
-        return [node for node in near if node.provider is None or providers <= {node.provider}]
-
-    def related() -> dict[str, list[ExecutedNode]]:
-        """File node -> free executed nodes that may replace it, by position and operator."""
-        free = region.unmatched_executed_nodes
-        left = region.unmatched_file_nodes
-        return {name: [node for node in between([name], free) if node.is_related(exported[name])] for name in left}
-
-    def join_single(found: Mapping[str, Sequence[ExecutedNode]]) -> bool:
-        """Join file nodes with a single unshared candidate; return whether there were any."""
-        counts = Counter(node for nodes in found.values() for node in nodes)
-        single = {name: nodes[0].name for name, nodes in found.items() if len(nodes) == 1 and counts[nodes[0]] == 1}
-        region.executed_by_file_node.update(single)
-        return bool(single)
-
-    named = region.called_after()
-    for name, nodes in named.items():
-        suited = [node for node in nodes if node.provider in (None, listed[name])]
-        named[name] = [node for node in suited if node.op_type is None or node.is_related(exported[name])]
-    join_single(named)
-    while join_single(related()):
-        pass
-    groups = {names[0]: names for names in _groups(file, region)}
-    free = [node for node in region.unmatched_executed_nodes if node.op_type not in LAYOUT]
-    join_single({first: between(names, free) for first, names in groups.items()})
-    for first in groups.keys() & region.executed_by_file_node.keys():
-        region.executed_by_file_node.update(dict.fromkeys(groups[first], region.executed_by_file_node[first]))
-    region.merge(region.unmatched_file_nodes, {node.name for node in new}.union(known), proven=False)
-    shares = region.shares()
-    rewritten: dict[str, set[str]] = {}
-    free = region.unmatched_executed_nodes
-    for name in listed:
-        owner = region.owner(name) if name in exported else None
-        if owner in shares and None not in map(region.owner, file.consumers(name)):
-            for node in between([name], free):
-                rewritten.setdefault(node.name, set()).update(shares[owner or ""])
-    return JoinedNodes(
-        shares, {name: tuple(each for each in gone if each in found) for name, found in rewritten.items()}
-    )

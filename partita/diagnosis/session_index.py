@@ -56,8 +56,8 @@ class SessionIndex:
     """Listed nodes that are or may be in control-flow subgraphs."""
     listed_in_either: tuple[AssignedNode, ...]
     """Nodes of `listed_in_subgraphs` that may also be in the main graph."""
-    same_name_nodes: dict[str, tuple[str, ...]]
-    """Name of both a node of the order and a node of `listed_in_subgraphs` -> the file nodes of the latter."""
+    same_name_nodes: frozenset[str]
+    """Names of both a node of the order and a node of `listed_in_subgraphs`."""
     events: tuple[NodeEvent, ...]
     """Events of the main graph. The time of a control-flow node includes its subgraphs, whose events are omitted."""
     subgraphs: frozenset[str]
@@ -90,10 +90,6 @@ class SessionIndex:
     """Executed node without a name -> the file nodes (functions) that may contain it."""
     blank_log: dict[str, dict[str, tuple[str, ...]]]
     """Provider -> node of `possible_functions` -> native log lines about it that have a blank in place of the name."""
-    function_of: dict[str, tuple[str, ...]]
-    """Node in a graph attribute of a function such as SequenceMap -> the function nodes that may contain it."""
-    copied_as: dict[str, tuple[str, ...]]
-    """Node of `function_of` -> its names in the executed graph."""
 
     def op_type(self, name: str) -> str | None:
         """Operator of a node: from the run, else from the optimised graph, the file, the assignment list or the log."""
@@ -147,7 +143,7 @@ class SessionIndex:
 
     def replaces(self, name: str, *, in_subgraph: bool = False) -> tuple[str, ...]:
         """File nodes that an executed node replaces, without the file node of its own name."""
-        return self.same_name_nodes.get(name, ()) if in_subgraph else self.file_nodes_of.get(name, ())
+        return () if in_subgraph else self.file_nodes_of.get(name, ())
 
     def is_added(self, name: str) -> bool:
         """Whether ONNX Runtime added an executed node, which replaces no file node."""
@@ -174,14 +170,13 @@ def index_session(facts: SessionFacts) -> SessionIndex:
     unfolded = _unfolded_functions(run, functions, joined)
     unnamed_owners = subgraph_nodes.owners(facts, order, unfolded) if facts.subgraph_nodes else {}
     seen_inside = run.inner_names - {event.name for event in run.events}
-    listed = subgraph_nodes.split_list(facts, _main_graph(run), unnamed_owners, seen_inside, run.copies.names)
+    listed = subgraph_nodes.split_list(facts, _main_graph(run), unnamed_owners, seen_inside)
     assigned = {node.name: node for node in (*listed.in_subgraphs, *listed.main_graph)}
     ours = set(map(id, listed.main_graph))
     providers_by_node = collect_providers(facts, run.events, order, run.compiled, listed.main_graph)
     parts = {name: unfolded.get(name) or owners for name, owners in functions.items() if not name.startswith(INLINED)}
     parts |= unnamed_owners
-    by_name = subgraph_nodes.owners_by_name(facts, order, unfolded)
-    unfolded |= {name: owners for name, owners in by_name.items() if name not in run.copies.names}
+    unfolded |= subgraph_nodes.owners_by_name(facts, order, unfolded)
     unfolded |= {name: owners for name, owners in unnamed_owners.items() if len(owners) == 1}
     joined = joined or _join_in_order(run, providers_by_node, listed.main_graph, unfolded, {*branches, *parts})
     stands_for = {**_fused_in_subgraphs(facts, {*order, *exported}), **unfolded, **joined.file_nodes_of, **branches}
@@ -194,9 +189,7 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         listed_names=frozenset(node.name for node in listed.main_graph),
         listed_in_subgraphs=listed.in_subgraphs,
         listed_in_either=tuple(node for node in listed.in_subgraphs if id(node) in ours),
-        same_name_nodes=inlined_nodes.called_in_subgraphs(
-            facts, order, run.present.intersection(node.name for node in listed.in_subgraphs)
-        ),
+        same_name_nodes=run.present.intersection(node.name for node in listed.in_subgraphs),
         events=run.events,
         subgraphs=seen_inside,
         ran={event.name: event for event in run.events},
@@ -204,9 +197,7 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         present=run.present,
         order_source=run.order_source,
         providers_by_source=providers_by_node,
-        log=subgraph_nodes.log_lines(
-            native_log.lines_by_node(facts.log, {*order, *exported, *assigned, *run.copies.names}), run.copies
-        ),
+        log=native_log.lines_by_node(facts.log, {*order, *exported, *assigned}),
         graph_log=native_log.lines_about_the_graph(facts.log, _every_pattern(facts)),
         memcpy=run.memcpy if run.optimised is None else _copied_tensors(run.optimised),
         optimised=run.optimised,
@@ -221,11 +212,6 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         ),
         possible_functions=parts,
         blank_log=_blank_log(facts, parts, providers_by_node, assigned),
-        function_of={
-            **run.copies.owners,
-            **{run.copies.names[name]: own for name, own in by_name.items() if name in run.copies.names},
-        },
-        copied_as=run.copies.copied_as,
     )
 
 
@@ -234,7 +220,6 @@ class _Run:
     """One session, with the same node names in every source. For the fields see `SessionIndex`."""
 
     facts: SessionFacts
-    copies: subgraph_nodes.Copies
     exported: dict[str, GraphNode]
     events: tuple[NodeEvent, ...]
     inner_names: frozenset[str]
@@ -259,19 +244,16 @@ class _Run:
 
 def _name_nodes(facts: SessionFacts) -> _Run:
     """Give nodes the same names in every source, and find the main graph and its order."""
-    facts, copies = subgraph_nodes.with_file_names(facts)
+    facts = subgraph_nodes.with_file_names(facts)
     facts = inlined_nodes.with_names(facts, main_graph_events(facts.events)[0])
     exported = {node.name: node for node in facts.graph if node.name}
     events, inner_names = main_graph_events(facts.events)
     order, order_source = execution_order(facts, events)
-    if facts.subgraph_nodes:
-        inside = [event for event in facts.events if event.name in inner_names and event.name not in order]
-        facts = subgraph_nodes.with_names(facts, inside, order)
-        events, inner_names = main_graph_events(facts.events)
+    if facts.subgraph_nodes and facts.assigned:
+        facts = subgraph_nodes.with_names(facts, order)
     op_types = {**{node.name: node.op_type for node in facts.graph}, **{event.name: event.op_type for event in events}}
     return _Run(
         facts,
-        copies,
         exported,
         events,
         inner_names,

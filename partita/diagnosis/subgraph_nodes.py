@@ -6,92 +6,55 @@ graph and in every subgraph. So the entries of a name are counted: as many as th
 others to subgraphs. An entry without evidence counts as in a subgraph, so that a check never passes wrongly.
 
 The plan does not include control-flow subgraphs, so it does not name nodes of functions that ONNX Runtime inlined
-there. They get names in the form of the plan, operator and running number (`Max0`), which continue the numbers of the
-main graph: in the order of execution, or of the assignment list if some did not run. The optimised graph shows the
-number of these nodes in each control-flow node.
-
-SequenceMap, the only ONNX function with a graph attribute, becomes a Loop. ONNX Runtime lists the nodes of its graph
-twice: under their names in the file before it inlines the function, and then in the resulting loop with the function's
-name as a prefix (`_inlfunc_SequenceMap_inner`). Both entries are one node: it has the name of the file and the provider
-of the later entry.
+there. They get names in the form of the plan, operator and running number (`Max0`), in the order of the assignment
+list, which continue the numbers of the main graph.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from partita.diagnosis import naming
 from partita.diagnosis.graphs import CONTROL_FLOW, MEMCPY_OPS
-from partita.diagnosis.inlined_nodes import INDEXED, NUMBERED, by_operator, removed_nodes
+from partita.diagnosis.inlined_nodes import NUMBERED, by_operator, removed_nodes
 from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
 from partita.observations.names import INLINED
 
 Owners = Mapping[str, tuple[str, ...]]
+Named = TypeVar("Named", AssignedNode, GraphNode, NodeEvent)
 
 
-def with_names(facts: SessionFacts, inside: Iterable[NodeEvent], order: Sequence[str]) -> SessionFacts:
-    """The facts with names for unnamed nodes of control-flow subgraphs.
+def with_names(facts: SessionFacts, order: Sequence[str]) -> SessionFacts:
+    """The facts with names for unnamed listed nodes of control-flow subgraphs.
 
-    E.g. `cuda-mish-in-a-branch` and `webgpu-bernoulli-in-a-branch` of tests/planted, and every SequenceMap.
+    E.g. `cuda-mish-in-a-branch` and `webgpu-bernoulli-in-a-branch` of tests/planted.
 
-    If ONNX Runtime inlined a function of the main graph, listed nodes may be its nodes, which were fused later. Then at
-    most as many nodes are named as the subgraphs of the optimised graph have, or as ran in subgraphs. An operator is
-    omitted if the main graph has a node of it that is not in the list.
+    An operator is omitted if its unnamed nodes may be in the main graph: if the main graph has a node of it that is not
+    in the list, or if ONNX Runtime inlined a function there and the optimised graph does not show all in subgraphs.
 
     Args:
         facts: The facts of one session.
-        inside: Events inside control flow, in order.
         order: Nodes of the main graph, already matched with the list.
     """
     listed = list(facts.assigned or ())
-    unnamed: dict[str, list[int]] = {}
-    for position, node in enumerate(listed):
-        if not node.name:
-            unnamed.setdefault(node.op_type, []).append(position)
-    if not unnamed:
-        return facts
     known = {node.name for node in listed} | _of_file(facts)
     loose = {match["op"] for name in order if name not in known and (match := NUMBERED.fullmatch(name))}
-    ran = _ran(inside, known)
-    unfolded = any(not has_graph_attribute(node) for node in removed_nodes(facts.graph, facts, order))
-    events: dict[str, str] = {}
-    for op, positions in unnamed.items():
-        seen, first = ran.get(op, {}), _first_number(op, (*known, *order))
-        providers = [listed[position].provider for position in positions]
-        there = _count_in_subgraphs(facts, op)
-        all_inside = not unfolded or (there is not None and there >= len(positions))
-        as_they_ran = not all_inside or Counter(seen.values()) == Counter(providers)
-        numbers = _numbers(providers, list(seen.values()) if as_they_ran else providers)
-        if op not in loose:
-            for position, number in zip(positions, numbers, strict=True):
-                if number is not None:
-                    listed[position] = replace(listed[position], name=f"{op}{first + number}")
-            if as_they_ran and set(range(len(seen))) <= set(numbers):
-                events |= {name: f"{op}{first + number}" for number, name in enumerate(seen)}
-    renamed = tuple(replace(event, name=events.get(event.name, event.name)) for event in facts.events)
-    return replace(facts, assigned=tuple(listed), events=renamed if events else facts.events)
+    unfolded = bool(removed_nodes(facts.graph, facts, order))
+    for op in {node.op_type: None for node in listed if not node.name}:
+        positions = [position for position, node in enumerate(listed) if not node.name and node.op_type == op]
+        if op not in loose and (not unfolded or _count_in_subgraphs(facts, op) >= len(positions)):
+            first = _first_number(op, (*known, *order))
+            for number, position in enumerate(positions, first):
+                listed[position] = replace(listed[position], name=f"{op}{number}")
+    return replace(facts, assigned=tuple(listed))
 
 
-def _numbers(listed: Iterable[str], places: Sequence[str]) -> list[int | None]:
-    """For each listed provider, the index of the first unused place with this provider; None without one."""
-    free: dict[int, str] = dict(enumerate(places))
-    numbers: list[int | None] = []
-    for provider in listed:
-        number = next((each for each, home in free.items() if home == provider), None)
-        if number is not None:
-            del free[number]
-        numbers.append(number)
-    return numbers
-
-
-def _count_in_subgraphs(facts: SessionFacts, op: str) -> int | None:
-    """Number of unnamed nodes of an operator in subgraphs of the optimised graph; None without that graph."""
-    if facts.optimised is None:
-        return None
-    return sum(len(_unnamed(node, op)) for node in facts.optimised)
+def _count_in_subgraphs(facts: SessionFacts, op: str) -> int:
+    """Number of unnamed nodes of an operator in subgraphs of the optimised graph; 0 without that graph."""
+    return sum(len(_unnamed(node, op)) for node in facts.optimised or ())
 
 
 def _unnamed(holder: GraphNode, op: str) -> list[GraphNode]:
@@ -101,16 +64,6 @@ def _unnamed(holder: GraphNode, op: str) -> list[GraphNode]:
 def _of_file(facts: SessionFacts) -> set[str]:
     """Names of all nodes of the file."""
     return {node.name for node in (*facts.graph, *facts.subgraph_nodes)}
-
-
-def _ran(inside: Iterable[NodeEvent], known: Collection[str]) -> dict[str, dict[str, str]]:
-    """Operator -> executed nodes without a name, by the profile's names, with their providers, in order."""
-    found: dict[str, dict[str, str]] = {}
-    for event in inside:
-        match = INDEXED.fullmatch(event.name)
-        if match is not None and match["op"] == event.op_type and event.name not in known:
-            found.setdefault(event.op_type, {}).setdefault(event.name, event.provider)
-    return found
 
 
 def _first_number(op: str, names: Iterable[str]) -> int:
@@ -155,65 +108,29 @@ def owners_by_name(facts: SessionFacts, order: Sequence[str], unfolded: Owners) 
     }
 
 
-TAKES_A_GRAPH = frozenset({"SequenceMap"})
-COPIED = re.compile(rf"{INLINED}({'|'.join(sorted(TAKES_A_GRAPH))})_(token_\d+_)?(?P<name>.+)", re.DOTALL)
-OF_ONNX = ("", "ai.onnx")
+def with_file_names(facts: SessionFacts) -> SessionFacts:
+    """The facts with the file's names for the nodes of a SequenceMap's graph.
 
+    ONNX Runtime lists them twice: before it inlines the function, and in the resulting Loop under a name with a prefix.
+    """
+    prefix = f"{INLINED}SequenceMap_"
+    names = {f"{prefix}{node.name}": node.name for node in facts.subgraph_nodes if node.name}
+    listed = facts.assigned or ()
+    again = {names[node.name] for node in listed if node.name in names}
+    if not again:
+        return facts
 
-@dataclass(frozen=True, slots=True)
-class Copies:
-    """Executed names of the nodes of these graphs."""
+    def renamed(nodes: Iterable[Named]) -> tuple[Named, ...]:
+        return tuple(replace(node, name=names.get(node.name, node.name)) for node in nodes)
 
-    names: Mapping[str, str]
-    """Executed name -> name in the file."""
-    owners: Mapping[str, tuple[str, ...]]
-    """Name in the file -> the function nodes of the main graph whose graph attribute may contain the node."""
-
-    @property
-    def copied_as(self) -> dict[str, tuple[str, ...]]:
-        """Name in the file -> executed names."""
-        found: dict[str, tuple[str, ...]] = {}
-        for copy, name in self.names.items():
-            found[name] = (*found.get(name, ()), copy)
-        return found
-
-
-def has_graph_attribute(node: GraphNode) -> bool:
-    """Whether a file node is a function with a graph attribute."""
-    return node.op_type in TAKES_A_GRAPH and node.domain in OF_ONNX
-
-
-def with_file_names(facts: SessionFacts) -> tuple[SessionFacts, Copies]:
-    """The facts with one entry for each node of these graphs, under its name in the file."""
-    holders = [node for node in facts.graph if has_graph_attribute(node)]
-    if not holders and not any(map(has_graph_attribute, facts.subgraph_nodes)):
-        return facts, Copies({}, {})
-    inner = {node.name for node in facts.subgraph_nodes}
-    known = {node.name for node in facts.graph} | inner
-    seen = [node.name for node in facts.assigned or ()] + [event.name for event in facts.events]
-    seen += [node.name for holder in facts.optimised or () for node in holder.subgraph_nodes]
-    names = {
-        name: match["name"]
-        for name in dict.fromkeys(seen)
-        if name not in known and (match := COPIED.fullmatch(name)) and match["name"] in inner
-    }
-    listed = facts.assigned
-    if listed is not None:
-        copied = {names[node.name] for node in listed if node.name in names}
-        listed = tuple(
-            replace(node, name=names.get(node.name, node.name)) for node in listed if node.name not in copied
-        )
-    events = tuple(replace(event, name=names.get(event.name, event.name)) for event in facts.events)
-    owners = dict.fromkeys(names.values(), tuple(node.name for node in holders))
-    return replace(facts, assigned=listed, events=events), Copies(names, owners)
-
-
-def log_lines(log: Mapping[str, Sequence[str]], copies: Copies) -> dict[str, tuple[str, ...]]:
-    """Log lines by node; lines with an executed name belong to the node's name in the file."""
-    found = {name: tuple(lines) for name, lines in log.items() if name not in copies.names}
-    for copy, name in copies.names.items():
-        found[name] = tuple(dict.fromkeys((*log.get(copy, ()), *found.get(name, ()))))
-    return found
+    holders = (replace(node, subgraph_nodes=renamed(node.subgraph_nodes)) for node in facts.optimised or ())
+    return replace(
+        facts,
+        assigned=renamed(node for node in listed if node.name not in again),
+        events=renamed(facts.events),
+        optimised=None if facts.optimised is None else tuple(holders),
+        log=tuple(line.replace(prefix, "") for line in facts.log),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,9 +157,7 @@ class MainGraph:
     """Whether a node of it may be control flow."""
 
 
-def split_list(
-    facts: SessionFacts, main: MainGraph, inner_names: Collection[str], ran: Collection[str], copies: Mapping[str, str]
-) -> NodeList:
+def split_list(facts: SessionFacts, main: MainGraph, inner_names: Collection[str], ran: Collection[str]) -> NodeList:
     """The assignment list, in two parts.
 
     Args:
@@ -250,7 +165,6 @@ def split_list(
         main: The executed main graph.
         inner_names: New names of unnamed entries in control-flow subgraphs.
         ran: Names of nodes that ran only in subgraphs.
-        copies: Executed name of a subgraph's node -> its name in the list.
     """
     listed = facts.assigned or ()
     if not (main.has_subgraphs if facts.optimised is None else any(node.subgraph_nodes for node in facts.optimised)):
@@ -282,7 +196,7 @@ def split_list(
 
     counts = in_main - Counter(node.name for node in main.compiled)
     inner = Counter(
-        _key(copies.get(node.name, node.name), node.op_type)
+        _key(node.name, node.op_type)
         for holder in facts.optimised or ()
         for node in holder.subgraph_nodes
         if node.op_type not in MEMCPY_OPS

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from partita.diagnosis.precedence import describe_rank
-from partita.diagnosis.records import Fallback, KernelPath, SkippedProvider, VariantRecord
-from partita.explain.node_explanation import Cause, Explanation, Matches, Place
-from partita.observations.facts import AS_IS, COMBINED, OTHER_FORM
+from partita.diagnosis.records import Fallback, SkippedProvider
+from partita.explain.node_explanation import Explanation, Matches, Place
+from partita.observations.facts import AS_IS
 from partita.observations.names import UNKNOWN
 from partita.observations.text_format import (
     NOT_KNOWN,
@@ -20,9 +20,9 @@ from partita.observations.text_format import (
     named_provider,
     percent,
     plural,
-    tally,
 )
-from partita.partition_reports.records import Copy, RejectedPart
+from partita.partition_reports.groups import grouped
+from partita.partition_reports.records import Copy
 from partita.partition_reports.render.show import Views
 from partita.partition_reports.sections.model import (
     Block,
@@ -33,23 +33,13 @@ from partita.partition_reports.sections.model import (
     Line,
     Section,
     Table,
-    numbers,
     pairs,
     table,
 )
-from partita.partition_reports.sections.shared import REASONS_PAGE
+from partita.partition_reports.sections.shared import REASONS_PAGE, copied_bytes
 
 MOST = 40
 """Maximum listed names; the JSON has all."""
-FACTORS = {
-    AS_IS: "unchanged",
-    "rank": "rank",
-    "static_shape": "shape",
-    "output_shape": "output",
-    COMBINED: "several",
-    OTHER_FORM: "another node",
-}
-"""Factor -> displayed name, where they differ."""
 
 
 def document(found: Explanation | Matches) -> Document:
@@ -99,87 +89,57 @@ def _more_nodes(count: int) -> Callable[[int], str]:
 def _opening(explanation: Explanation) -> Iterator[Block]:
     """Identity, placement in each phase, fused nodes and copies."""
     yield pairs("The node", _identity(explanation))
-    yield from _places(explanation)
-    yield from _fused_from(explanation)
-    for place in explanation.places:
-        if place.copy_performed is not None:
-            yield Line(f"{_render_copy(place.copy_performed)}{_render_why(place)}", f"copy{in_phases([place.phase])}")
-
-
-def _identity(explanation: Explanation) -> list[tuple[str, str | None]]:
-    """Facts that do not depend on the phase."""
-    seen = list(dict.fromkeys(source for place in explanation.places for source in place.sources))
-    replaced = any(place.kind == "replaced" for place in explanation.places)
-    return [
-        ("runs as" if replaced else "operator", _render_operators(explanation)),
-        ("module", explanation.module),
-        ("layer", None if explanation.layer is None else str(explanation.layer)),
-        ("source line", explanation.source_line),
-        ("preferred provider", explanation.preferred_provider),
-        ("sources", ", ".join(seen)),
-    ]
-
-
-def _render_operators(explanation: Explanation) -> str | None:
-    """Its operator, or the operators of the nodes that replace it."""
-    found = dict.fromkeys(place.op_type for place in explanation.places if place.op_type)
-    return ", ".join(found) or explanation.op_type
-
-
-def _places(explanation: Explanation) -> Iterator[Table]:
-    """One column per phase, or one row per node if several nodes replace it in a phase."""
-    if any(len(places) > 1 for places in places_by_phase(explanation).values()):
-        yield _parts(explanation)
-        return
-    facts: tuple[tuple[str, Callable[[Place], str]], ...] = (
-        ("file", lambda place: place.file),
-        ("provider", lambda place: named_provider(place.provider)),
-        ("position", lambda place: NOT_KNOWN if place.position is None else f"{place.position} of {place.plan_nodes}"),
-        ("partition", _render_partition),
-        ("host ms per run", lambda place: decimals(place.host_us_per_run, 1e-3)),
-        ("share of node time", lambda place: percent(place.time_share)),
-        ("output bytes", lambda place: human_bytes(place.output_bytes)),
-    )
-    places = [place for place in explanation.places if place.kind != "border"]
-    if not places:
-        return
-    rows = [(name, *(render(place) for place in places)) for name, render in facts]
-    known = [row for row in rows if set(row[1:]) != {NOT_KNOWN}]
-    yield table("In each phase", ("", *(Column(place.phase) for place in places)), known, obvious=True)
-
-
-def _parts(explanation: Explanation) -> Table:
-    """The nodes that replace it, in every phase."""
-    heads: tuple[Head, ...] = (
-        *("replaced by", "phase", "operator", "provider"),
-        *numbers("position", "share of node time"),
-        "reason",
-    )
-    rows = []
-    for place in explanation.places:
-        reason = reason_in(explanation, place)
-        position = NOT_KNOWN if place.position is None else f"{place.position} of {place.plan_nodes}"
-        row = (place.node, place.phase, place.op_type or NOT_KNOWN, named_provider(place.provider), position)
-        rows.append((*row, percent(place.time_share), reason.reason if reason is not None else ""))
-    return table("Nodes that replace it", heads, rows, rest=_more_nodes(len(rows)), most=MOST, obvious=True)
-
-
-def _render_partition(place: Place) -> str:
-    """Its partition with the partition's size."""
-    return NOT_KNOWN if place.partition is None else f"{place.partition} ({plural(place.partition_nodes or 0, 'node')})"
-
-
-def _fused_from(explanation: Explanation) -> Iterator[Line]:
-    """File nodes of the fused node that it is or is part of."""
+    if any(place.kind != "border" for place in explanation.places):
+        yield _places(explanation)
     lines: dict[str, list[str]] = {}
     for place in explanation.places:
         if place.replaces and place.replaces != (explanation.node,):
             head = f"{place.node} is fused from" if place.kind == "replaced" else "fused from"
-            kinds = f" ({tally(Counter(place.replaces_op_types))})" if place.replaces_op_types else ""
-            text = f"{head} {plural(len(place.replaces), 'node')} of the file{kinds}: {name_some(place.replaces, MOST)}"
+            text = f"{head} {plural(len(place.replaces), 'node')} of the file: {name_some(place.replaces, MOST)}"
             lines.setdefault(text, []).append(place.phase)
-    for text, phases in lines.items():
-        yield Line(text if len(phases) == len(explanation.places) else f"{text} (in {listing(phases)})")
+    yield from (Line(f"{text}{in_phases(phases)}") for text, phases in lines.items())
+    for place in explanation.places:
+        if place.copy_performed is not None:
+            yield Line(_render_copy(place.copy_performed), f"copy{in_phases([place.phase])}")
+
+
+def _identity(explanation: Explanation) -> list[tuple[str, str | None]]:
+    """Facts that do not depend on the phase."""
+    replaced = any(place.kind == "replaced" for place in explanation.places)
+    found = dict.fromkeys(place.op_type for place in explanation.places if place.op_type)
+    return [
+        ("runs as" if replaced else "operator", ", ".join(found) or explanation.op_type),
+        ("module", explanation.module),
+        ("layer", None if explanation.layer is None else str(explanation.layer)),
+        ("source line", explanation.source_line),
+        ("preferred provider", explanation.preferred_provider),
+        ("sources", ", ".join(dict.fromkeys(source for place in explanation.places for source in place.sources))),
+    ]
+
+
+def _places(explanation: Explanation) -> Table:
+    """One row per phase and node that executes it; columns without a value are omitted."""
+
+    def text(value: int | None) -> str:
+        return NOT_KNOWN if value is None else str(value)
+
+    facts: tuple[tuple[Head, Callable[[Place], str]], ...] = (
+        ("phase", lambda place: place.phase),
+        ("node", lambda place: place.node if place.kind == "replaced" else NOT_KNOWN),
+        ("operator", lambda place: place.op_type or NOT_KNOWN),
+        ("provider", lambda place: named_provider(place.provider)),
+        (Column("position"), lambda place: text(place.position)),
+        (Column("partition"), lambda place: text(place.partition)),
+        (Column("host ms"), lambda place: decimals(place.host_us_per_run, 1e-3)),
+        (Column("share of node time"), lambda place: percent(place.time_share)),
+        (Column("output"), lambda place: human_bytes(place.output_bytes)),
+        ("reason", lambda place: found.reason if (found := reason_in(explanation, place)) is not None else NOT_KNOWN),
+    )
+    places = [place for place in explanation.places if place.kind != "border"]
+    shown = [fact for fact in facts if {fact[1](place) for place in places} != {NOT_KNOWN}]
+    rows = [[render(place) for _, render in shown] for place in places]
+    heads = [head for head, _ in shown]
+    return table("In each phase", heads, rows, rest=_more_nodes(len(rows)), most=MOST, obvious=True)
 
 
 def _copies_caused(explanation: Explanation) -> Iterator[Section]:
@@ -187,10 +147,8 @@ def _copies_caused(explanation: Explanation) -> Iterator[Section]:
     groups = []
     for place in explanation.places:
         if place.copies_caused:
-            known = place.copy_bytes_caused is not None
-            total = human_bytes(place.copy_bytes_caused) if known else "unknown size"
-            wait = f", {decimals(place.copy_wait_us_caused, 1e-3)} ms wait" if place.copy_wait_us_caused else ""
-            head = f"{place.phase}: {plural(len(place.copies_caused), 'copy')}, {total} per run{wait}"
+            count = plural(len(place.copies_caused), "copy")
+            head = f"{place.phase}: {count}, {copied_bytes(place.copies_caused)} per run"
             lines = (Line(f"{copy.name}: {_render_copy(copy)}") for copy in place.copies_caused[:MOST])
             groups.append(Group(head, tuple(lines)))
     if groups:
@@ -198,49 +156,32 @@ def _copies_caused(explanation: Explanation) -> Iterator[Section]:
 
 
 def _render_copy(copy: Copy) -> str:
-    """Tensor, direction and size of a copy."""
+    """Tensor, direction, size and cause of a copy."""
     wait = f", {decimals(copy.host_us_per_run, 1e-3)} ms wait and copy" if copy.host_us_per_run is not None else ""
     size = "unknown size" if copy.bytes_per_run is None else human_bytes(copy.bytes_per_run)
     tensor = f"{copy.tensor}, " if copy.tensor else ""
-    return f"{tensor}{copy.direction.replace('_', ' ')}, {size} per run{wait}"
-
-
-def _render_why(place: Place) -> str:
-    """Cause of a copy."""
-    made = place.copy_performed
-    if place.caused_by:
-        return f"; caused by {listing(_render_cause(entry) for entry in place.caused_by)}"
-    if made is not None and made.cause_missing_reason:
-        return f"; cause unknown: {made.cause_missing_reason}"
-    return "; its buffer is not in the memory that ONNX Runtime expects" if place.kind == "border" else ""
-
-
-def _render_cause(entry: Cause) -> str:
-    """A node with provider and reason."""
-    reason = f": {entry.reason}" if entry.reason else ""
-    return f"{entry.node} ({entry.op_type or 'unknown'} on {named_provider(entry.provider)}{reason})"
+    text = f"{tensor}{copy.direction.replace('_', ' ')}, {size} per run{wait}"
+    if copy.kind != "memcpy_node":
+        return f"{text}; its buffer is not in the memory that ONNX Runtime expects"
+    cause = name_some(copy.caused_by, MOST) or f"unknown: {copy.cause_missing_reason}"
+    return f"{text}; caused by {cause}"
 
 
 def _reasons(explanation: Explanation) -> Iterator[Section]:
     """Each reason with evidence, remedy and cost; phases with equal reasons share a section."""
-    alike: dict[object, list[Fallback]] = {}
-    for entry in explanation.fallbacks:
-        changes = tuple((trial.change, trial.outcome) for each in entry.preferred for trial in each.variants)
-        others = tuple((each.provider, each.reason, each.evidence) for each in entry.skipped)
-        alike.setdefault((entry.node, entry.reason, entry.evidence, others, changes), []).append(entry)
-    for number, entries in enumerate(alike.values()):
+
+    def findings(entry: Fallback) -> object:
+        return entry.node, tuple((each.provider, each.reason, each.evidence, each.variants) for each in entry.preferred)
+
+    for number, entries in enumerate(grouped(explanation.fallbacks, findings).values()):
         phases = in_phases(entry.phase for entry in entries)
         for at, reason in enumerate(entries[0].preferred):
             title = f"Not on {reason.provider} either" if at else f"Not on {reason.provider}{phases}"
             rows = [(f"evidence ({reason.evidence_kind})", reason.evidence), ("remedy", reason.remedy)]
             rows += [] if at else [(f"cost{in_phases([entry.phase])}", _render_cost(entry)) for entry in entries]
             rows.append(("see", f"{REASONS_PAGE}#{reason.reason}"))
-            shown = pairs("Reason", rows)
-            yield Section(
-                f"why{number}-{at}",
-                f"{title}: {reason.reason}",
-                (shown, *_probe_table(reason), *_lower_reasons(reason)),
-            )
+            blocks = (pairs("Reason", rows), *_probe_table(reason), *_lower_reasons(reason))
+            yield Section(f"why{number}-{at}", f"{title}: {reason.reason}", blocks)
 
 
 def _lower_reasons(why: SkippedProvider) -> Iterator[Block]:
@@ -254,15 +195,12 @@ def _lower_reasons(why: SkippedProvider) -> Iterator[Block]:
 
 def _kernels(explanation: Explanation) -> Iterator[Section]:
     """Its kernel paths with evidence, cause and remedy; equal ones of several phases share a section."""
-    alike: dict[object, list[KernelPath]] = {}
-    for entry in explanation.kernel_paths:
-        alike.setdefault((entry.node, entry.path, entry.cause), []).append(entry)
+    alike = grouped(explanation.kernel_paths, lambda entry: (entry.node, entry.path, entry.cause))
     for number, entries in enumerate(alike.values()):
         first, phases = entries[0], in_phases(entry.phase for entry in entries)
-        shares = [percent(entry.time_share) for entry in entries]
         rows = [(f"evidence ({first.evidence_kind})", first.evidence), ("cause", first.cause), ("remedy", first.remedy)]
         rows += [("unknown", first.unknown)]
-        rows += [("share of node time", " / ".join(shares))] if first.is_slow else []
+        rows += [("share of node time", " / ".join(percent(entry.time_share) for entry in entries))] * first.is_slow
         slow = " (slow)" if first.is_slow else ""
         yield Section(f"kernel{number}", f"Kernel path{phases}: {first.path}{slow}", (pairs("Kernel path", rows),))
 
@@ -282,62 +220,42 @@ def _render_cost(entry: Fallback) -> str:
     if cost is None:
         return "unknown (not executed, or inside control flow)"
     word = {True: "harmless", False: "not harmless", None: "may not be harmless"}[cost.harmless]
-    parts = [plural(len(cost.copies), "copy") if cost.copies else "no copies"]
-    if cost.copies:
-        parts.append(human_bytes(cost.copy_bytes_per_run))
-    if cost.copy_wait_us_per_run:
-        parts.append(f"{decimals(cost.copy_wait_us_per_run, 1e-3)} ms wait")
-    if cost.host_us_per_run is not None:
-        parts.append(f"{decimals(cost.host_us_per_run, 1e-3)} ms execution")
+    copies = [plural(len(cost.copies), "copy"), human_bytes(cost.copy_bytes_per_run)] if cost.copies else ["no copies"]
+    times = [(cost.copy_wait_us_per_run, "wait"), (cost.host_us_per_run, "execution")]
+    parts = [*copies, *(f"{decimals(time, 1e-3)} ms {what}" for time, what in times if time)]
     return f"{', '.join(parts)}; {word}: {cost.harmless_reason}"
 
 
 def _probe_table(why: SkippedProvider) -> Iterator[Block]:
-    """Probes as a table of changes and outcomes."""
-    if not why.variants:
-        if why.missing_probes:
-            yield Line(why.missing_probes, "no probes")
-        return
-    new = sum(not trial.cached for trial in why.variants)
-    neg_added = {trial.neg_added for trial in why.variants}
-    model = (
-        "in isolation" if True not in neg_added else "with an added Neg" + (" where possible" * (False in neg_added))
-    )
-    count = plural(len(why.variants), "probe")
-    done = f"({new} in this run, {len(why.variants) - new} from the cache)"
-    quoted = list(dict.fromkeys(trial.message for trial in why.variants if trial.message))
-    heads = ("property", "change", "outcome", Column("message"))
-    rows = [_probe_row(trial, quoted) for trial in why.variants]
-    yield table(f"{count}: this node {model}, on {why.provider} {done}", heads, rows)
-    yield from (Line(f"[{number}] {text}") for number, text in enumerate(quoted, 1))
+    """Probes as a table of changes and outcomes, with the messages below it."""
+    if why.variants:
+        new = sum(not trial.cached for trial in why.variants)
+        done = f"({new} in this run, {len(why.variants) - new} from the cache)"
+        quoted = list(dict.fromkeys(trial.message for trial in why.variants if trial.message))
+        rows = [
+            (
+                "unchanged" if trial.factor == AS_IS else trial.factor.replace("_", " "),
+                trial.change,
+                trial.outcome.replace("_", " "),
+                f"[{quoted.index(trial.message) + 1}]" if trial.message else "",
+            )
+            for trial in why.variants
+        ]
+        heads = ("property", "change", "outcome", Column("message"))
+        yield table(f"{plural(len(rows), 'probe')} of this node on {why.provider} {done}", heads, rows)
+        yield from (Line(f"[{number}] {text}") for number, text in enumerate(quoted, 1))
     if why.missing_probes:
-        yield Line(why.missing_probes, "incomplete")
-
-
-def _probe_row(trial: VariantRecord, quoted: Sequence[str]) -> tuple[str, ...]:
-    """One probe, with the number of its message below the table."""
-    message = f"[{quoted.index(trial.message) + 1}]" if trial.message else ""
-    return (
-        FACTORS.get(trial.factor, trial.factor.replace("_", " ")),
-        trial.change,
-        trial.outcome.replace("_", " "),
-        message,
-    )
+        yield Line(why.missing_probes, "missing probes")
 
 
 def _rejections(explanation: Explanation) -> Iterator[Section]:
     """Rejected parts of the graph that contain this node."""
-    alike: dict[tuple[object, ...], list[RejectedPart]] = {}
-    for part in explanation.rejected_parts:
-        alike.setdefault((part.provider, part.nodes, part.evidence, part.minimal), []).append(part)
-    for number, parts in enumerate(alike.values()):
-        part = parts[0]
+    for number, part in enumerate(explanation.rejected_parts):
         alone = "it fails with only an added Neg" if part.neg_added else "it fails alone"
         together = alone if len(part.nodes) == 1 else f"these nodes fail together: {name_some(part.nodes, MOST)}"
         least = "no smaller tried part fails" if part.minimal else "a smaller part may fail"
-        tries = sum(entry.attempts for entry in parts)
-        summary = Line(f"{together}; {least}; {plural(tries, 'part')} of the graph tried")
-        title = f"Rejected by {part.provider} in {listing(entry.file for entry in parts)}"
+        summary = Line(f"{together}; {least}; {plural(part.attempts, 'part')} of the graph tried")
+        title = f"Rejected by {part.provider} in {part.file}"
         yield Section(f"rejected{number}", title, (summary, Line(part.evidence, "evidence")))
 
 
@@ -370,19 +288,11 @@ def headline(explanation: Explanation) -> str:
         reason = "rejected by its provider" if explanation.rejected_parts else "other parts of the report name it"
         return f"{explanation.node}: not in any phase; {reason}"
     parts: dict[str, list[str]] = {}
-    for phase, places in places_by_phase(explanation).items():
+    for phase, places in grouped(explanation.places, lambda place: place.phase).items():
         text = _render_place(explanation, places[0]) if len(places) == 1 else _render_parts(explanation, places)
         parts.setdefault(text, []).append(phase)
     where = "; ".join(f"{text}{in_phases(phases)}".removesuffix(",") for text, phases in parts.items())
     return f"{explanation.node}: {where}{'; the run FAILED' if explanation.run_failure is not None else ''}"
-
-
-def places_by_phase(explanation: Explanation) -> dict[str, list[Place]]:
-    """Phase -> places; several if ONNX Runtime replaced the node by several nodes."""
-    found: dict[str, list[Place]] = {}
-    for place in explanation.places:
-        found.setdefault(place.phase, []).append(place)
-    return found
 
 
 def _render_parts(explanation: Explanation, places: Sequence[Place]) -> str:
@@ -397,12 +307,9 @@ def _render_parts(explanation: Explanation, places: Sequence[Place]) -> str:
 
 def _render_place(explanation: Explanation, place: Place) -> str:
     """Text for one place."""
-    if place.kind == "border" and place.copy_performed is not None:
-        made = place.copy_performed
-        return f"{made.kind.replace('_', ' ')}, copied {made.direction.replace('_', ' ')}"
-    if place.kind == "copy" and place.copy_performed is not None:
-        made = place.copy_performed
-        return f"copies {made.tensor or 'an unknown tensor'} {made.direction.replace('_', ' ')}"
+    if (made := place.copy_performed) is not None:
+        what = "copies" if place.kind == "copy" else f"{made.kind.replace('_', ' ')}, copied"
+        return " ".join(filter(None, (what, made.tensor, made.direction.replace("_", " "))))
     if place.kind == "folded" and place.provider is None:
         return f"{place.op_type or 'unknown operator'} of the file, folded by ONNX Runtime at load time"
     where = f"{place.op_type or 'unknown operator'} on {named_provider(place.provider)}"

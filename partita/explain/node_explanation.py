@@ -12,8 +12,7 @@ from partita.messages import nearest
 from partita.observations.names import CPU, UNKNOWN
 from partita.observations.records import PhaseName, Record, Source
 from partita.observations.text_format import clean
-from partita.partition_reports.cost import total_bytes, waiting_us
-from partita.partition_reports.groups import is_about, provider_of, ran_by, share_of, total_us
+from partita.partition_reports.groups import provider_of, ran_by, share_of, total_us
 from partita.partition_reports.outcome import active_of, failure_of, fallbacks_of
 from partita.partition_reports.records import Copy, FileNode, NodePlacement, Phase, RejectedPart, Report, SourceConflict
 from partita.partition_reports.request_records import BlockingNode
@@ -22,16 +21,6 @@ PlaceKind = Literal["runs", "replaced", "copy", "border", "subgraph", "folded", 
 """`runs`: a node of the plan. `replaced`: run by a fused node, or as the nodes of a function. `copy`: a Memcpy node.
 `border`: a copied session input or output. `subgraph`: in a control-flow subgraph. `folded`: a file node that ONNX
 Runtime folded, or whose executed node is unknown. `listed`: only in a reason, a rejection or a conflict of sources."""
-
-
-class Cause(Record):
-    """A node that requires a copy."""
-
-    node: str
-    op_type: str | None
-    provider: str | None
-    reason: str | None
-    """Why it is not on the preferred provider; null if it is."""
 
 
 class Place(Record):
@@ -43,28 +32,18 @@ class Place(Record):
     node: str
     """Plan node that executes it: itself, or the fused node that contains it."""
     position: int | None = None
-    plan_nodes: int
-    """Nodes in the plan of the phase."""
     op_type: str | None
     provider: str | None
     sources: tuple[Source, ...] = ()
     partition: int | None = None
-    partition_nodes: int | None = None
     replaces: tuple[str, ...] = ()
     """File nodes that the plan node runs, without one of its own name."""
-    replaces_op_types: tuple[str, ...] = ()
-    """Their operators; empty if unknown."""
     host_us_per_run: float | None = None
     time_share: float | None = None
     output_bytes: int | None = None
     copy_performed: Copy | None = Field(default=None, alias="copy")
     """The copy that it performs."""
-    caused_by: tuple[Cause, ...] = ()
-    """Nodes that require that copy."""
     copies_caused: tuple[Copy, ...] = ()
-    copy_bytes_caused: int | None = None
-    """Total bytes of `copies_caused` per run."""
-    copy_wait_us_caused: float | None = None
 
 
 class Explanation(Record):
@@ -98,16 +77,12 @@ class Explanation(Record):
 
     def without_lost(self) -> Explanation:
         """The explanation with the deciding reasons only."""
-        fallbacks = tuple(
-            entry.model_copy(
-                update={
-                    "other_reasons": (),
-                    "skipped": tuple(each.model_copy(update={"other_reasons": ()}) for each in entry.skipped),
-                }
-            )
-            for entry in self.fallbacks
-        )
-        return self.model_copy(update={"fallbacks": fallbacks})
+        none: dict[str, object] = {"other_reasons": ()}
+        fallbacks = []
+        for entry in self.fallbacks:
+            skipped = tuple(each.model_copy(update=none) for each in entry.skipped)
+            fallbacks.append(entry.model_copy(update=none | {"skipped": skipped}))
+        return self.model_copy(update={"fallbacks": tuple(fallbacks)})
 
 
 class Match(Record):
@@ -269,21 +244,12 @@ def _places_in(report: Report, phase: Phase, name: str) -> Iterator[Place]:
     row = next((row for row in phase.file_nodes if row.name == name), None)
     names = {name} if row is None else {name, *row.ran_as}
 
-    def outside(kind: PlaceKind, node: str, op_type: str | None = None, provider: str | None = None) -> Place:
-        nodes = len(phase.nodes)
-        return Place(
-            phase=phase.name,
-            file=phase.file,
-            kind=kind,
-            node=node,
-            plan_nodes=nodes,
-            op_type=op_type,
-            provider=provider,
-        )
+    def outside(kind: PlaceKind, node: str, op_type: str | None, provider: str | None) -> Place:
+        return Place(phase=phase.name, file=phase.file, kind=kind, node=node, op_type=op_type, provider=provider)
 
     executed = [(at, node) for at, node in enumerate(phase.nodes) if node.name in names]
     if executed:
-        yield from (_in_plan(report, phase, node, position, name) for position, node in executed)
+        yield from (_in_plan(phase, node, position, name) for position, node in executed)
         for part in phase.subgraphs.function_nodes if phase.subgraphs else ():
             if part.name in names:
                 yield outside("subgraph", part.name, part.op_type, part.provider)
@@ -295,52 +261,26 @@ def _places_in(report: Report, phase: Phase, name: str) -> Iterator[Place]:
     inner = next((node for node in (phase.subgraphs.on_cpu if phase.subgraphs else ()) if node.name == name), None)
     listed = next((entry for entry in report.fallbacks if (entry.phase, entry.node) == (phase.name, name)), None)
     if copy is not None:
-        yield outside("border", name).model_copy(update={"copy_performed": copy, "sources": (copy.source,)})
+        yield outside("border", name, None, None).model_copy(update={"copy_performed": copy, "sources": (copy.source,)})
     elif inner is not None:
         yield outside("subgraph", name, inner.op_type, CPU)
     elif listed is not None:
         yield outside("listed", name, listed.op_type, listed.provider)
 
 
-def _in_plan(report: Report, phase: Phase, node: NodePlacement, position: int, name: str) -> Place:
+def _in_plan(phase: Phase, node: NodePlacement, position: int, name: str) -> Place:
     """The place of a plan node that is, or contains, the node called `name`."""
     made = next((copy for copy in phase.copies if copy.kind == "memcpy_node" and copy.name == node.name), None)
-    caused = tuple(copy for copy in phase.copies if node.name in copy.caused_by)
-    rows = [row for row in ran_by(phase).get(node.name, ()) if row.name != node.name]
     part = next((p for p in phase.partitions if p.first_position <= position < p.first_position + p.nodes), None)
-    return Place(
+    return Place.copy_of(
+        node,
         phase=phase.name,
         file=phase.file,
         kind="replaced" if node.name != name else "copy" if made else "runs",
         node=node.name,
-        position=node.position,
-        plan_nodes=len(phase.nodes),
-        op_type=node.op_type,
-        provider=node.provider,
-        sources=node.sources,
         partition=part.index if part else None,
-        partition_nodes=part.nodes if part else None,
-        replaces=tuple(row.name for row in rows),
-        replaces_op_types=tuple(row.op_type or UNKNOWN for row in rows),
-        host_us_per_run=node.host_us_per_run,
+        replaces=tuple(row.name for row in ran_by(phase).get(node.name, ()) if row.name != node.name),
         time_share=share_of(node.host_us_per_run, total_us(phase.nodes)),
-        output_bytes=node.output_bytes,
         copy=made,
-        caused_by=tuple(cause(report, phase, entry) for entry in made.caused_by) if made else (),
-        copies_caused=caused,
-        copy_bytes_caused=total_bytes(caused),
-        copy_wait_us_caused=waiting_us(caused) if report.dry_run is None else None,
-    )
-
-
-def cause(report: Report, phase: Phase, name: str) -> Cause:
-    """The node that requires a copy, with its provider and reason."""
-    node = next((entry for entry in phase.nodes if entry.name == name), None)
-    known = (entry for entry in fallbacks_of(report) if entry.phase == phase.name and entry.node == name)
-    reason = next((entry for entry in known if node is None or is_about(entry, node)), None)
-    return Cause(
-        node=name,
-        op_type=node.op_type if node else None,
-        provider=node.provider if node else None,
-        reason=reason.reason if reason else None,
+        copies_caused=tuple(copy for copy in phase.copies if node.name in copy.caused_by),
     )

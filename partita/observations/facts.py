@@ -363,12 +363,6 @@ class RunFacts:
     new_tokens: int
     finish_reason: str | None
     """stop, length, cache_full, interrupted, or error; None if no generation was requested."""
-    row_prompts: tuple[int, ...] | None = None
-    """Prompt tokens of each row without a cached prefix; None if all rows are equal."""
-    all_new_tokens: int | None = None
-    """New tokens of all rows; None if all rows are equal."""
-    requests: int | None = None
-    """Number of requests that shared the rows, whose tokens are summed; None: one request per row."""
     finish_detail: str = ""
     probing: Probing | None = None
     """None if probing was off or no node fell back."""

@@ -80,7 +80,7 @@ def build_report(
         ),
         speculation=speculation_figures(facts.speculation, facts.steps),
         dry_run=device,
-        checks=run_checks(facts, indexes, phases, chain),
+        checks=tuple(run_checks(indexes, phases, chain)),
         sources=state_sources(facts, indexes),
         conflicts=tuple(entry for name, index in _phase_sessions(indexes) for entry in find_conflicts(index, name)),
         notes=(*facts.notes, *_plan_notes(indexes)),

@@ -1,18 +1,15 @@
 """Removes times and value-dependent sizes from the facts of a dry run; finds nodes that prevent graph capture.
 
-In a dry run device memory reads as zeros, so computed values and sizes that depend on them are wrong. Sizes that depend
-on shapes are right, because shapes are computed on the host.
+In a dry run device memory reads as zeros, so computed values and sizes that depend on them are wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from partita.diagnosis.graphs import CONTROL_FLOW
 from partita.diagnosis.session_index import SessionIndex
-from partita.observations.facts import GraphNode, RunFacts
-from partita.observations.names import CPU
+from partita.observations.facts import RunFacts
 from partita.partition_reports.groups import provider_of
 from partita.partition_reports.partitions import is_memcpy
 from partita.partition_reports.records import NodePlacement, Phase
@@ -22,33 +19,24 @@ from partita.partition_reports.timing import NodeTimes
 TIMING_NOTE = "no times: this was a dry run without a device"
 BY_VALUES = frozenset(
     {
-        *("BeamSearch", "Compress", "GreedySearch", "If", "Loop", "NonMaxSuppression", "NonZero", "Optional"),
-        *("OptionalGetElement", "RemovePadding", "Sampling", "Scan", "SequenceAt", "SequenceMap", "SplitToSequence"),
-        *("StringNormalizer", "StringSplit", "Unique", "WhisperBeamSearch"),
+        *("BeamSearch", "Compress", "ConstantOfShape", "GreedySearch", "If", "Loop", "NonMaxSuppression", "NonZero"),
+        *("Optional", "OptionalGetElement", "Range", "RemovePadding", "Sampling", "Scan", "SequenceAt", "SequenceMap"),
+        *("SplitToSequence", "StringNormalizer", "StringSplit", "Unique", "WhisperBeamSearch"),
     }
 )
 """Operators whose output sizes depend on input values, or on the execution of control-flow subgraphs."""
-SIZE_INPUTS = {
-    (0,): "BlackmanWindow ConstantOfShape HammingWindow HannWindow",
-    (0, 1): "MelWeightMatrix",
-    (0, 1, 2): "Range",
-    (1,): (
-        "AffineGrid CenterCropPad Expand OneHot ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean "
-        "ReduceMin ReduceProd ReduceSum ReduceSumSquare Reshape Split Tile TopK Upsample"
-    ),
-    (1, 2): "Col2Im DFT",
-    (1, 2, 3): "Resize",
-    (1, 2, 3, 4): "Slice",
-    (1, 3): "Pad STFT",
-    (2,): "MaxUnpool",
-    (3,): "CropAndResize",
-}
-"""Positions of the inputs whose values determine the output sizes -> operators."""
-POSITIONS = {operator: positions for positions, operators in SIZE_INPUTS.items() for operator in operators.split()}
-SHAPE_READERS = frozenset({"Shape", "Size"})
-RANDOM = frozenset(
-    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+BY_FURTHER_INPUTS = frozenset(
+    {
+        *("AffineGrid", "CenterCropPad", "Col2Im", "CropAndResize", "DFT", "Expand", "MaxUnpool", "OneHot", "Pad"),
+        *("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin"),
+        *("ReduceProd", "ReduceSum", "ReduceSumSquare", "Reshape", "Resize", "STFT", "Slice", "Split", "Tile", "TopK"),
+        "Upsample",
+    }
 )
+"""Operators whose output sizes depend on the values of inputs other than the first."""
+
+
+RESIDENT = ("rss_before_load_bytes", "rss_after_load_bytes", "peak_rss_bytes", "anonymous_growth_bytes")
 
 
 def without_times(facts: RunFacts) -> RunFacts:
@@ -57,14 +45,7 @@ def without_times(facts: RunFacts) -> RunFacts:
         facts,
         steps=(),
         first_token_seconds=None,
-        memory=facts.memory.model_copy(
-            update={
-                "rss_before_load_bytes": None,
-                "rss_after_load_bytes": None,
-                "peak_rss_bytes": None,
-                "anonymous_growth_bytes": None,
-            }
-        ),
+        memory=facts.memory.model_copy(update=dict.fromkeys(RESIDENT)),
     )
 
 
@@ -109,39 +90,13 @@ def _is_unknown(index: SessionIndex, name: str, unknown: frozenset[str]) -> bool
 
 
 def _tensors_of_unknown_size(index: SessionIndex) -> frozenset[str]:
-    """Tensors of the file whose size may depend on values."""
-    known_values = set(index.facts.constants)
+    """Tensors of the file whose size may depend on values: neither shape inference nor constants determine it."""
     unknown: set[str] = set()
     for node in index.facts.graph:
-        inputs = [name for name in node.inputs if name]
-        if node.op_type in BY_VALUES or unknown.intersection(inputs) or not _sizes_known(node, known_values):
+        sizes = set(filter(None, node.inputs[1:])) if node.op_type in BY_FURTHER_INPUTS else set[str]()
+        if node.op_type in BY_VALUES or unknown.intersection(node.inputs) or not sizes <= index.facts.constants:
             unknown.update(name for name in node.outputs if name and name not in index.facts.fixed_shapes)
-        if _values_known(index, node, inputs, known_values, unknown):
-            known_values.update(node.outputs)
     return frozenset(unknown)
-
-
-def _sizes_known(node: GraphNode, known_values: set[str]) -> bool:
-    """Whether the values that determine output sizes are known."""
-    positions = POSITIONS.get(node.op_type, ())
-    return all(
-        not node.inputs[position] or node.inputs[position] in known_values
-        for position in positions
-        if position < len(node.inputs)
-    )
-
-
-def _values_known(
-    index: SessionIndex, node: GraphNode, inputs: Iterable[str], known_values: set[str], unknown: set[str]
-) -> bool:
-    """Whether the outputs have the values of a real device: shapes, or computations on known values that run on the
-    CPU or are folded by ONNX Runtime.
-    """
-    if node.op_type in SHAPE_READERS:
-        return not unknown.intersection(inputs)
-    if node.op_type in RANDOM or node.op_type in BY_VALUES or not known_values.issuperset(inputs):
-        return False
-    return node.name not in index.present or index.provider(node.name) == CPU
 
 
 WHY: dict[BlockingCause, str] = {

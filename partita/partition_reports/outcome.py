@@ -1,4 +1,4 @@
-"""Outcome of a run: share on the preferred provider, state of the cache, one-line verdict, and summary record."""
+"""Outcome of a run: share on the preferred provider, state of the cache, headline, and summary record."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from partita.diagnosis.records import Fallback
-from partita.observations.names import CPU, UNKNOWN
-from partita.observations.text_format import human_bytes, in_phases, listing, plural
+from partita.observations.names import UNKNOWN
+from partita.observations.native_text import cut
+from partita.observations.text_format import human_bytes, in_phases, listing, plural, short_provider
+from partita.partition_reports.cost import split_time, whole_percent
 from partita.partition_reports.groups import (
     added_nodes,
     file_counts,
@@ -24,6 +26,10 @@ from partita.partition_reports.records import Cache, FileNode, NodePlacement, Ph
 FEW_STEPS = 10
 """With fewer steps a speed is too uncertain to compare."""
 TOO_FEW = "too few for a reliable speed"
+HEADLINE_SHARE = 0.1
+"""The headline names copies or fallback nodes with at least this share of the node time."""
+LONGEST = 240
+"""Maximum characters of a headline's reason."""
 FallbackKey = tuple[str, str, str]
 """Phase, executed node and provider."""
 StateName = Literal["all", "nearly", "partly", "none", "refused", "empty", "nothing", "failed"]
@@ -191,29 +197,6 @@ def is_in_place(cache: Cache | None) -> bool | None:
     return None if status in ("no_cache", "not_checked") else status == "in_place"
 
 
-def verdict_of(report: Report) -> str:
-    """The verdict, the most important part first. Names are not sanitised."""
-    parts = [_describe_placement(same) for same in merge_phases(report.phases)] or ["no phase was run"]
-    if report.dry_run is not None:
-        parts.insert(0, f"DRY RUN as {report.dry_run.device_name}")
-    if report.cache is not None:
-        parts.append(describe_cache(report.cache))
-    missing = [entry for entry in report.chain if entry.status == "unavailable"]
-    parts += [f"{entry.provider} unavailable ({entry.reason or 'no reason known'})" for entry in missing]
-    if report.conflicts:
-        parts.append(f"conflicting sources for {plural(len({entry.node for entry in report.conflicts}), 'node')}")
-    failed = sum(not check.passed for check in report.checks)
-    if failed:
-        parts.append(f"{plural(failed, 'check')} FAILED")
-    if report.exceeded_limits:
-        parts.append(f"{plural(len(report.exceeded_limits), 'limit')} EXCEEDED")
-    if failure_of(report) is not None:
-        parts.insert(0, "the run FAILED")
-    if was_interrupted(report):
-        parts.append("run ended early: interrupted")
-    return "; ".join(part for part in parts if part)
-
-
 def merge_phases(phases: tuple[Phase, ...]) -> list[list[Phase]]:
     """Phases grouped by equal nodes, providers and copies."""
 
@@ -222,31 +205,6 @@ def merge_phases(phases: tuple[Phase, ...]) -> list[list[Phase]]:
         return nodes, tuple((copy.kind, copy.name) for copy in phase.copies)
 
     return list(grouped(phases, placement).values())
-
-
-def phase_names(phases: list[Phase]) -> str:
-    """`prefill and decode`."""
-    return listing(phase.name for phase in phases)
-
-
-def _describe_placement(phases: list[Phase]) -> str:
-    """Nodes per provider, partitions and copies of phases with equal placement."""
-    phase = phases[0]
-    total = len(phase.nodes)
-    if phase.folded_nodes is not None:
-        return (
-            f"nothing executes in {phase_names(phases)}: ONNX Runtime folded all "
-            f"{plural(phase.folded_nodes, 'node')} at load time"
-        )
-    if not total or not phase.providers:
-        return f"no nodes are known in {phase_names(phases)}"
-    memcpy = sum(copy.kind == "memcpy_node" for copy in phase.copies)
-    border = len(phase.copies) - memcpy
-    moved = f", {plural(border, 'copy')} of session inputs or outputs" if border else ""
-    parts = f"{plural(len(phase.partitions), 'partition')}, {plural(memcpy, 'Memcpy node')}{moved}"
-    inside = len(phase.subgraphs.on_cpu) if phase.subgraphs else 0
-    subgraphs = f"; {plural(inside, 'node')} in control-flow subgraphs on {CPU}" if inside else ""
-    return f"{placement_text(phases)}; {parts}{subgraphs}"
 
 
 def placement_text(phases: Sequence[Phase], first: str | None = None, name: Callable[[str], str] = str) -> str:
@@ -270,13 +228,8 @@ def _named(provider: str, name: Callable[[str], str]) -> str:
     return "an unknown provider" if provider == UNKNOWN else name(provider)
 
 
-def describe_cache(cache: Cache) -> str:
-    """Whether the cache stayed in place, and its memory."""
-    return "no cache" if status_of(cache) == "no_cache" else f"cache {cache_text(cache)}"
-
-
 def cache_text(cache: Cache) -> str:
-    """As `describe_cache` for a cache with states, without the word cache."""
+    """Whether a cache with states stayed in place, and its memory."""
     where = f"{human_bytes(cache.size_bytes)} on {listing(sorted(cache.memories))}"
     status = status_of(cache)
     if status == "not_checked":
@@ -290,12 +243,94 @@ def cache_text(cache: Cache) -> str:
     return f"in place ({where})"
 
 
+def headline(report: Report) -> str:
+    """The outcome in one sentence, with shares of time if known."""
+    name, preferred = state_name(report), short_provider(preferred_of(report))
+    ran = "ran" if has_run(report) else "would run"
+    if (failed := failure_of(report)) is not None:
+        placed = f"Placed on {_used(report)}; its" if used_phases(report) else "The"
+        return f"{placed} run failed: {cut(failed, LONGEST)}"
+    if name == "empty":
+        return "ONNX Runtime folded the whole graph at load time; nothing executes"
+    if name == "nothing":
+        return "No executed nodes are known"
+    if name == "refused":
+        some_ran = any(file_counts(phase)[preferred_of(report)] for phase in used_phases(report))
+        return (
+            f"{preferred} rejected part of the graph; {f'the rest {ran} on it' if some_ran else f'nothing {ran} on it'}"
+        )
+    if name == "all":
+        return f"All nodes {ran} on {preferred}"
+    if name == "none" and is_default_without_first(report):
+        reason = "; ".join(filter(None, (report.chain[0].reason, report.chain[0].remedy)))
+        return f"{ran.capitalize()} on {_used(report)}; {preferred} is installed but could not start: {reason}"
+    if name == "none":
+        missing = next((entry for entry in report.chain if entry.status == "unavailable"), None)
+        reason = f": {missing.reason or 'unavailable'}" if missing is not None and missing is report.chain[0] else ""
+        return f"Nothing {ran} on {preferred}{reason}"
+    names, noun = _fallback_names(report)
+    fallbacks = plural(len(names), noun.replace("node", "fallback node", 1)) if names else "fallbacks in control flow"
+    if name == "nearly":
+        harmless = "harmless node" if is_timed(report) else "node"
+        copies = "" if is_timed(report) else "; they cause no copies"
+        return (
+            f"All but {plural(len(names), harmless)} {ran} on {preferred}{copies}"
+            if names
+            else f"On {preferred}; {fallbacks}"
+        )
+    return (
+        _render_time(report)
+        or f"Partly on {preferred}: {fallbacks}{_render_copying(report, 'causes' if len(names) == 1 else 'cause')}"
+    )
+
+
+def _fallback_names(report: Report) -> tuple[set[str], str]:
+    """File nodes that are not on the preferred provider; without any, nodes that ONNX Runtime added. With a noun."""
+    rows = [node for phase in report.phases for node in fallback_nodes(report, phase)]
+    own = {node.name for node in rows if isinstance(node, FileNode)}
+    return (own, "node") if own else ({node.name for node in rows}, "added node")
+
+
+def _used(report: Report) -> str:
+    """Providers with nodes: `WebGpu and CPU`."""
+    return listing(dict.fromkeys(short_provider(each.provider) for phase in report.phases for each in phase.providers))
+
+
+def _render_copying(report: Report, cause: str) -> str:
+    """Copies that fallbacks cause in a run of the main phase; empty for none."""
+    main = main_phase(report)
+    entries = [entry for entry in report.fallbacks if main is not None and entry.phase == main.name]
+    copies = {name for entry in entries if entry.cost is not None for name in entry.cost.copies}
+    if main is None or not copies:
+        return ""
+    return f" {cause} {plural(len(copies), 'copy')} in every {'run' if main.name == 'run' else f'{main.name} run'}"
+
+
+def _render_time(report: Report) -> str:
+    """Share of the time in copies or fallback nodes; empty if unknown."""
+    phase = main_phase(report)
+    split = split_time(phase, preferred_of(report)) if phase is not None and is_timed(report) else None
+    if phase is None or split is None or not (split.fallback_nodes or split.copies):
+        return ""  # the fallbacks are in another phase or in control flow
+    of_phase = "of the node time" if phase.name == "run" else f"of {phase.name}'s node time"
+    on = listing(short_provider(name) for name in split.fallback_providers)
+    if split.copies >= max(split.on_fallback, HEADLINE_SHARE):
+        return f"{whole_percent(split.copies)} {of_phase} is in copies, which wait for the device"
+    if split.on_fallback >= HEADLINE_SHARE:
+        return f"{whole_percent(split.on_fallback)} {of_phase} is in {plural(split.fallback_nodes, 'node')} on {on}"
+    share = whole_percent(split.copies + split.on_fallback)
+    nodes = f"{plural(split.fallback_nodes, 'node')} on {on}" if split.fallback_nodes else "copies"
+    both = " and copies" if split.fallback_nodes and split.copies else ""
+    take = "takes" if split.fallback_nodes == 1 and not both else "take"
+    return f"Partly on {short_provider(preferred_of(report))}: {nodes}{both} {take} {share} {of_phase}"
+
+
 def summarise(report: Report) -> Summary:
     """The summary of a report."""
     return Summary(
         preferred_provider=preferred_of(report) if report.chain else None,
         state=state_name(report),
-        verdict=verdict_of(report),
+        verdict=headline(report),
         phases=tuple(_summarise_phase(report, phase) for phase in report.phases),
         cache_in_place=is_in_place(report.cache),
         checks_failed=sum(not check.passed for check in report.checks),

@@ -8,7 +8,7 @@ from partita import dtypes
 from partita.diagnosis import naming, native_log
 from partita.diagnosis.evidence import name_in, names_a_node
 from partita.diagnosis.execution import HOST_DEVICE, ProvidersBySource
-from partita.diagnosis.graphs import COMPILED, CONTROL_FLOW
+from partita.diagnosis.graphs import COMPILED
 from partita.diagnosis.session_index import SessionIndex
 from partita.observations.facts import AssignedNode, GraphNode
 from partita.observations.names import CPU
@@ -116,22 +116,13 @@ def _conflicting_providers(index: SessionIndex) -> Iterator[Conflict]:
 
 
 def _conflicting_graphs(index: SessionIndex) -> Iterator[Conflict]:
-    """Nodes in the plan only, or in the optimised graph only; a different number of Memcpy nodes in log and plan.
-
-    With control flow the log includes copies in its subgraphs, so that the numbers are not compared.
-    """
-    if index.order_source != "plan_file":
-        return
-    if index.optimised is not None:
+    """Nodes in the plan only, or in the optimised graph only."""
+    if index.order_source == "plan_file" and index.optimised is not None:
         for names, others, detail in (
             (index.order, index.optimised.nodes, "in the plan but not in the optimised graph"),
             (index.optimised.nodes, index.present, "in the optimised graph but not in the plan"),
         ):
             yield from ((name, detail, ("plan_file", "optimised_model")) for name in names if name not in others)
-    logged, planned = _count_copies(index)
-    operators = (*(node.op_type for node in index.facts.graph), *map(index.op_type, index.order))
-    if CONTROL_FLOW.isdisjoint(operators) and logged != planned and native_log.is_at_info(index.facts.log):
-        yield "Memcpy", f"the log reports {logged} inserted, the plan has {planned}", ("native_log", "plan_file")
 
 
 def _count_copies(index: SessionIndex) -> tuple[int, int]:
@@ -182,8 +173,7 @@ def find_subgraphs(index: SessionIndex) -> Subgraphs | None:
 def _subgraph_node(index: SessionIndex, node: AssignedNode) -> SubgraphNode:
     """A listed node with the file nodes that it is part of."""
     same_name = node.name in index.same_name_nodes
-    own = () if same_name else index.function_of.get(node.name, ())
-    replaces = (index.replaces(node.name, in_subgraph=same_name) or own) if node.name else ()
+    replaces = index.replaces(node.name, in_subgraph=same_name) if node.name else ()
     return SubgraphNode(
         name=node.name,
         op_type=node.op_type,

@@ -20,11 +20,10 @@ from partita.bench.contenders import (
     spread,
 )
 from partita.bench.records import Bench, Contender, RoundResult
-from partita.partition_reports.outcome import summarise
+from partita.partition_reports.outcome import headline, summarise
 from partita.partition_reports.partitions import is_memcpy
 from partita.partition_reports.records import Report
 from partita.partition_reports.render.show import print_text
-from partita.partition_reports.sections.overview import headline
 from tests.partition_reports.report_changes import mixed
 from tests.partition_reports.samples import CPU, ENVIRONMENT, PACKAGE, recorded_facts, report_of
 

@@ -55,13 +55,11 @@ def inside(index: SessionIndex) -> list[tuple[str, str]]:
     return sorted((entry.name, entry.provider) for entry in index.in_subgraphs() or ())
 
 
-def test_refused_subgraph_node_has_its_own_source_line():
+def test_refused_subgraph_node_has_no_source_line_of_the_main_graph():
     """A main-graph node of the same name has another source line."""
-    facts = called_twice(
-        graph=(replace(CALL, source="main.py:1"), IF), subgraph_nodes=(replace(IN_BODY, source="branch.py:2"),)
-    )
+    facts = called_twice(graph=(replace(CALL, source="main.py:1"), IF), subgraph_nodes=(replace(IN_BODY, source=None),))
     (row,) = refused_nodes(facts, (ChainEntry(provider=GPU, status="active"),))
-    assert (row.node, row.provider, row.source_line) == (CLIP, CPU, "branch.py:2")
+    assert (row.node, row.provider, row.source_line) == (CLIP, CPU, None)
 
 
 def test_subgraph_entry_does_not_place_removed_node_of_same_name():

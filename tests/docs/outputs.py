@@ -251,9 +251,9 @@ def served() -> dict[str, str]:
 
 def verdicts(*names: str) -> str:
     """The first sentence of each of these reports."""
-    from partita.partition_reports.outcome import verdict_of
+    from partita.partition_reports.outcome import headline
 
-    return "\n\n".join(textwrap.fill(verdict_of(recordings.report(name)), WIDTH) for name in names)
+    return "\n\n".join(textwrap.fill(headline(recordings.report(name)), WIDTH) for name in names)
 
 
 def error_as_json() -> str:

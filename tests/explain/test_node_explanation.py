@@ -74,9 +74,7 @@ def test_explanation_lists_all_facts_per_phase():
         "source line modeling_llama.py:88",
         "module model.rotary_emb",
         "sources plan_file",
-        "position 2 of 13 2 of 13",
-        "partition 1 (2 nodes) 1 (2 nodes)",
-        "output bytes 512 B 512 B",
+        "prefill Gather CPU 2 1 0.100",
         "evidence (logged) [I:onnxruntime:, webgpu_execution_provider.cc:635 GetCapability]",
         f"remedy {found.fallbacks[0].remedy[:40]}",
     ):
@@ -95,9 +93,9 @@ def test_replaced_node_is_explained_by_its_fused_node():
     assert {(place.kind, place.node) for place in found.places} == {("replaced", "EP_subgraph_4_0")}
     out = words(found, 120)
     assert "not in the plan; fused into EP_subgraph_4_0: CompiledSubgraph on WebGpu" in out
-    assert f"EP_subgraph_4_0 is fused from 2 nodes of the file (Expand 1, Mul 1): {SIGMOID}, {MUL}" in out
+    assert f"EP_subgraph_4_0 is fused from 2 nodes of the file: {SIGMOID}, {MUL}" in out
     whole = words(explained(compiled(4, SIGMOID, MUL)(mixed()), "EP_subgraph_4_0"), 120)
-    assert f"fused from 2 nodes of the file (Expand 1, Mul 1): {SIGMOID}, {MUL}" in whole
+    assert f"fused from 2 nodes of the file: {SIGMOID}, {MUL}" in whole
 
 
 def test_replaced_node_has_reason_of_its_fused_node():
@@ -112,14 +110,13 @@ def test_memcpy_node_shows_tensor_bytes_and_cause():
     assert found.node == "Memcpy", "the exact name wins over those that begin with it"
     assert words(found).startswith("Memcpy: copies query device to host in prefill and decode")
     assert "copy in decode: query, device to host, 512 B per run" in words(found)
-    assert f"caused by {DET} (Det on CPU: unexplained)" in words(found)
+    assert f"caused by {DET}" in words(found)
 
 
 def test_node_lists_the_copies_it_causes():
     found = explained(mixed(), DET)
     assert {copy.name for place in found.places for copy in place.copies_caused} == {"Memcpy", "Memcpy_token_1"}
-    assert {place.copy_bytes_caused for place in found.places} == {1024}
-    assert "decode: 2 copies, 1 KiB per run, 0.200 ms wait" in words(found)
+    assert "decode: 2 copies, 1 KiB per run" in words(found)
 
 
 def test_copied_session_input_is_explained():
@@ -171,30 +168,11 @@ def test_probes_are_listed_and_repeated_messages_quoted_once():
     )
     out = rendered(explained(probed(trials, missing_probes="the time was up"), GATHER))
     flat = " ".join(out.split())
-    assert "3 probes: this node in isolation, on WebGpuExecutionProvider (2 in this run, 1 from the cache)" in flat
+    assert "3 probes of this node on WebGpuExecutionProvider (2 in this run, 1 from the cache)" in flat
     assert (
         "unchanged rejected [1]" in flat and "float16 in place of float32 supported" in flat and "timed out [1]" in flat
     )
-    assert out.count(said) == 1 and "incomplete: the time was up" in out
-
-
-@pytest.mark.parametrize(
-    ("company", "around"),
-    [
-        ((False, False), "this node in isolation, on"),
-        ((True, True), "this node with an added Neg, on"),
-        ((True, False), "this node with an added Neg where possible, on"),
-    ],
-)
-def test_probe_heading_states_isolation_or_added_neg(company, around):
-    trials = tuple(
-        VariantRecord(
-            factor="type", change=f"type {place}", outcome="rejected", message="", cached=False, neg_added=had
-        )
-        for place, had in enumerate(company)
-    )
-    out = rendered(explained(probed(trials), GATHER))
-    assert f"2 probes: {around} WebGpuExecutionProvider" in " ".join(out.split())
+    assert out.count(said) == 1 and "missing probes: the time was up" in out
 
 
 def test_cost_conflicts_and_missing_probes_are_shown():

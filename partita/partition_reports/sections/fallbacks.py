@@ -133,17 +133,6 @@ def reason_title(code: str) -> str:
     return f"{REASONS[code].title} ({code})" if code in REASONS else code
 
 
-def _about_reason(code: str | None) -> list[Block]:
-    """When a reason applies, its required evidence and its documentation, collapsed; empty for an unknown code."""
-    reason = REASONS.get(code or "")
-    if reason is None:
-        return []
-    see = Line(f"{REASONS_PAGE}#{code}", "see")
-    return [
-        Fold(f"About {code}", (Line(reason.condition, "applies when"), Line(reason.needs, "required evidence"), see))
-    ]
-
-
 def reason_text(code: str, entries: Sequence[Fallback]) -> str:
     """`CUDA has no int64 kernel for MatMul; float32 and float16 work`, or the title without suitable probes."""
     reason = REASONS.get(code)
@@ -182,7 +171,6 @@ def unavailable(report: Report) -> Iterator[Group]:
             blocks: list[Block] = [Line(entry.evidence or "none", "evidence")]
             blocks += [Line(entry.remedy, "remedy")] if entry.remedy else []
             blocks += commands(steps_for(situation_of(report), entry.reason or "", entry.provider))
-            blocks += _about_reason(entry.reason)
             yield Group(f"{entry.provider} is unavailable: {entry.reason or 'no reason known'}", tuple(blocks))
 
 
@@ -252,7 +240,6 @@ class Writer:
         blocks += [self.finding(members, alone=len(findings) == 1) for members in findings.values()]
         blocks += [Line(entries[0].remedy, "remedy", "good")] if len(remedies) == 1 else []
         blocks += commands(for_reason(self.report, reason, entries))
-        blocks += _about_reason(reason)
         title = f"{reason_title(reason)}: {_count_in_phases(self.report, entries)}, on {short_provider(provider)}"
         return Group(title, tuple(blocks), reason_anchor(number))
 
@@ -268,9 +255,6 @@ class Writer:
         if first.missing_probes:
             blocks.append(Line(first.missing_probes, "missing probes"))
         blocks += _other_providers(members)
-        if len({entry.evidence for entry in members}) > 1:
-            rows = [(name, first_of(entry.evidence for entry in entries)) for name, entries in by_node.items()]
-            blocks.append(Fold("Evidence node by node", (table("Evidence", ("node", "evidence"), rows),)))
         heads: tuple[Head, ...] = (
             *("node", "operator", "phases", "source line"),
             *numbers("host ms", "copies", "copied bytes"),
@@ -282,7 +266,7 @@ class Writer:
         return Group("", tuple(blocks))
 
     def row(self, entries: Sequence[Fallback]) -> Row:
-        """One node with its cost in each phase."""
+        """One node with its cost in the last phase."""
         last = entries[-1]
         target = self.rows.get((last.phase, last.node, last.provider))
         name: Cell = Link(last.node, target) if target else last.node
@@ -291,7 +275,7 @@ class Writer:
             last.op_type or "unknown",
             listing(dict.fromkeys(entry.phase for entry in entries)),
             last.source_line or NOT_KNOWN,
-            *_per_phase([(entry.phase, _cost_cells(entry.cost)) for entry in entries]),
+            *_cost_cells(last.cost),
         )
         return Row(cells, self.anchors[last.phase, last.node, last.provider])
 
@@ -343,17 +327,6 @@ def _other_providers(members: Sequence[Fallback]) -> Iterator[Line]:
         yield Line(each.remedy, f"remedy for {name}", "good")
 
 
-def _per_phase(columns: Sequence[tuple[str, tuple[str, ...]]]) -> list[str]:
-    """Merged cells of several phases: equal values once, different sentences with their phase."""
-    numbers = 3  # time, copies, bytes
-    cells = []
-    for number, values in enumerate(zip(*(values for _, values in columns), strict=True)):
-        texts = [f"{phase}: {value}" for (phase, _), value in zip(columns, values, strict=True)]
-        apart = " / ".join(values) if number < numbers else "; ".join(texts)
-        cells.append(values[0] if len(set(values)) == 1 else apart)
-    return cells
-
-
 def _cost_cells(cost: FallbackCost | None) -> tuple[str, str, str, str, str]:
     """Time, copies, bytes, and whether it is harmless."""
     if cost is None:
@@ -370,17 +343,12 @@ def _cost_cells(cost: FallbackCost | None) -> tuple[str, str, str, str, str]:
 
 def _experiments(members: Sequence[Fallback]) -> Iterator[Fold]:
     """The probes of each node; equal probes are shown once."""
-    same_probes: dict[tuple[VariantRecord, ...], list[Fallback]] = {}
+    same_probes: dict[tuple[VariantRecord, ...], dict[str, None]] = {}
     for entry in members:
-        for trials in (entry.variants, *(each.variants for each in entry.skipped)):
-            if trials:
-                same_probes.setdefault(trials, []).append(entry)
-    firsts = [entries[0].node for entries in same_probes.values()]
-    for trials, entries in same_probes.items():
-        nodes = list(dict.fromkeys(entry.node for entry in entries))
-        more = f" and {plural(len(nodes) - 1, 'more node')}" if len(nodes) > 1 else ""
-        if firsts.count(nodes[0]) > 1:
-            more += f" in {listing(dict.fromkeys(entry.phase for entry in entries))}"
+        for each in entry.preferred:
+            if each.variants:
+                same_probes.setdefault(each.variants, {})[entry.node] = None
+    for trials, nodes in same_probes.items():
         rows = [
             (
                 trial.change or "unchanged",
@@ -391,6 +359,5 @@ def _experiments(members: Sequence[Fallback]) -> Iterator[Fold]:
             )
             for trial in trials
         ]
-        heads = ("change", "property", "outcome", "message")
-        title = f"{plural(len(trials), 'probe')} of {nodes[0]}{more}"
-        yield Fold(title, (table(title, [*heads, "cached"], rows),))
+        title = f"{plural(len(trials), 'probe')} of {name_some(nodes, NAMED)}"
+        yield Fold(title, (table(title, ("change", "property", "outcome", "message", "cached"), rows),))

@@ -5,30 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from partita.diagnosis.records import Fallback
-from partita.observations.native_text import cut
 from partita.observations.records import ChainEntry
 from partita.observations.text_format import in_phases, listing, name_some, plural, short_provider
-from partita.partition_reports.cost import split_time, whole_percent
-from partita.partition_reports.groups import file_counts
 from partita.partition_reports.outcome import (
     StateName,
     active_of,
     cache_text,
     counted_rows,
     failure_of,
-    fallback_nodes,
-    has_run,
     is_default_without_first,
-    is_timed,
     key_of,
     main_phase,
     placement_text,
     preferred_of,
     state_name,
-    used_phases,
     was_interrupted,
 )
-from partita.partition_reports.records import FileNode, Phase, Report
+from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.sections.fallbacks import GroupKey, by_reason, cost_text, count_text, reason_text
 from partita.partition_reports.sections.kernels import slow_groups, slow_text
 from partita.partition_reports.sections.model import Block, Command, Line, Link, Tone
@@ -53,10 +46,6 @@ SIGNS: dict[StateName, tuple[str, Tone]] = {
     "failed": ("✕", "bad"),
 }
 """A symbol for each state, and its tone."""
-HEADLINE_SHARE = 0.1
-"""The headline names copies or fallback nodes with at least this share of the node time."""
-LONGEST = 240
-"""Maximum characters of a headline's reason."""
 NAMED_CHECKS = 3
 """Maximum failed checks named at the top."""
 NAMED_FAMILIES = 1
@@ -96,88 +85,6 @@ def opening(report: Report) -> Iterator[Block]:
     known = [f"{speed}{where} ({of})" for speed, *basis, where in speeds if speed for of in basis]
     lines += [("speed", ", ".join(known))] if known else []
     yield from (Line(text, label) for label, text in lines)
-
-
-def headline(report: Report) -> str:
-    """The outcome in one sentence, with shares of time if known."""
-    name, preferred = state_name(report), short_provider(preferred_of(report))
-    ran = "ran" if has_run(report) else "would run"
-    if (failed := failure_of(report)) is not None:
-        placed = f"Placed on {_used(report)}; its" if used_phases(report) else "The"
-        return f"{placed} run failed: {cut(failed, LONGEST)}"
-    if name == "empty":
-        return "ONNX Runtime folded the whole graph at load time; nothing executes"
-    if name == "nothing":
-        return "No executed nodes are known"
-    if name == "refused":
-        some_ran = any(file_counts(phase)[preferred_of(report)] for phase in used_phases(report))
-        return (
-            f"{preferred} rejected part of the graph; {f'the rest {ran} on it' if some_ran else f'nothing {ran} on it'}"
-        )
-    if name == "all":
-        return f"All nodes {ran} on {preferred}"
-    if name == "none" and is_default_without_first(report):
-        reason = "; ".join(filter(None, (report.chain[0].reason, report.chain[0].remedy)))
-        return f"{ran.capitalize()} on {_used(report)}; {preferred} is installed but could not start: {reason}"
-    if name == "none":
-        missing = next((entry for entry in report.chain if entry.status == "unavailable"), None)
-        reason = f": {missing.reason or 'unavailable'}" if missing is not None and missing is report.chain[0] else ""
-        return f"Nothing {ran} on {preferred}{reason}"
-    names, noun = _fallback_names(report)
-    fallbacks = plural(len(names), noun.replace("node", "fallback node", 1)) if names else "fallbacks in control flow"
-    if name == "nearly":
-        harmless = "harmless node" if is_timed(report) else "node"
-        copies = "" if is_timed(report) else "; they cause no copies"
-        return (
-            f"All but {plural(len(names), harmless)} {ran} on {preferred}{copies}"
-            if names
-            else f"On {preferred}; {fallbacks}"
-        )
-    return (
-        _render_time(report)
-        or f"Partly on {preferred}: {fallbacks}{_render_copying(report, 'causes' if len(names) == 1 else 'cause')}"
-    )
-
-
-def _fallback_names(report: Report) -> tuple[set[str], str]:
-    """File nodes that are not on the preferred provider; without any, nodes that ONNX Runtime added. With a noun."""
-    rows = [node for phase in report.phases for node in fallback_nodes(report, phase)]
-    own = {node.name for node in rows if isinstance(node, FileNode)}
-    return (own, "node") if own else ({node.name for node in rows}, "added node")
-
-
-def _used(report: Report) -> str:
-    """Providers with nodes: `WebGpu and CPU`."""
-    return listing(dict.fromkeys(short_provider(each.provider) for phase in report.phases for each in phase.providers))
-
-
-def _render_copying(report: Report, cause: str) -> str:
-    """Copies that fallbacks cause in a run of the main phase; empty for none."""
-    main = main_phase(report)
-    entries = [entry for entry in report.fallbacks if main is not None and entry.phase == main.name]
-    copies = {name for entry in entries if entry.cost is not None for name in entry.cost.copies}
-    if main is None or not copies:
-        return ""
-    return f" {cause} {plural(len(copies), 'copy')} in every {'run' if main.name == 'run' else f'{main.name} run'}"
-
-
-def _render_time(report: Report) -> str:
-    """Share of the time in copies or fallback nodes; empty if unknown."""
-    phase = main_phase(report)
-    split = split_time(phase, preferred_of(report)) if phase is not None and is_timed(report) else None
-    if phase is None or split is None or not (split.fallback_nodes or split.copies):
-        return ""  # the fallbacks are in another phase or in control flow
-    of_phase = "of the node time" if phase.name == "run" else f"of {phase.name}'s node time"
-    on = listing(short_provider(name) for name in split.fallback_providers)
-    if split.copies >= max(split.on_fallback, HEADLINE_SHARE):
-        return f"{whole_percent(split.copies)} {of_phase} is in copies, which wait for the device"
-    if split.on_fallback >= HEADLINE_SHARE:
-        return f"{whole_percent(split.on_fallback)} {of_phase} is in {plural(split.fallback_nodes, 'node')} on {on}"
-    share = whole_percent(split.copies + split.on_fallback)
-    nodes = f"{plural(split.fallback_nodes, 'node')} on {on}" if split.fallback_nodes else "copies"
-    both = " and copies" if split.fallback_nodes and split.copies else ""
-    take = "takes" if split.fallback_nodes == 1 and not both else "take"
-    return f"Partly on {short_provider(preferred_of(report))}: {nodes}{both} {take} {share} {of_phase}"
 
 
 def _warnings(report: Report) -> Iterator[Line]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from partita.observations.text_format import (
     NOT_KNOWN,
@@ -20,13 +20,9 @@ from partita.partition_reports.outcome import is_timed, merge_phases
 from partita.partition_reports.records import BoundaryTensor, Copy, Partition, Phase, Report
 from partita.partition_reports.sections.model import (
     Block,
-    Cell,
     Column,
-    Fold,
     Head,
     Line,
-    Link,
-    Row,
     Section,
     Table,
     numbers,
@@ -35,7 +31,6 @@ from partita.partition_reports.sections.model import (
 from partita.partition_reports.sections.shared import (
     best_observed,
     copied_bytes,
-    node_anchors,
     placements,
     span,
     subgraph_suffix,
@@ -49,7 +44,6 @@ def section(report: Report) -> Section | None:
         phase = best_observed(phases)
         where = in_phases(phase.name for phase in phases)
         blocks.append(_partition_table(phase, where))
-        blocks += _crossing_blocks(phase, where)
     if any(phase.partitions for phase in report.phases):
         blocks.append(
             Line("session: inputs and outputs of the model. other: tensors of other partitions.", tone="quiet")
@@ -96,29 +90,6 @@ def _total_bytes(tensors: Iterable[BoundaryTensor]) -> str:
     return human_bytes(sum(known)) + (" or more" if len(known) < len(sizes) else "")
 
 
-def _crossing_blocks(phase: Phase, where: str) -> Iterator[Block]:
-    """Tensors passed between partitions, the largest first; names that differ only in numbers share a row."""
-    crossing = [
-        tensor
-        for part in phase.partitions
-        for tensor in part.boundary
-        if tensor.direction == "out" and tensor.other_side != "session"
-    ]
-    if not crossing:
-        return
-    crossing.sort(key=lambda tensor: -(tensor.size_bytes or 0))
-    family_of = _family_names(tensor.name for tensor in crossing)
-    groups = grouped(crossing, lambda tensor: family_of[tensor.name])
-
-    def rest(shown: int) -> str:
-        others = [tensor for tensors in list(groups.values())[shown:] for tensor in tensors]
-        return f"and {plural(len(others), 'more tensor')}: {_total_bytes(others)}"
-
-    caption = f"{plural(len(crossing), 'tensor')} between partitions{where}; bytes {per_run(phase.name)}"
-    rows = [(name, f"{len(tensors):,}", _total_bytes(tensors)) for name, tensors in groups.items()]
-    yield table(caption, ("tensor", *numbers("tensors", "bytes")), rows, rest=rest)
-
-
 def _family_names(names: Iterable[str]) -> dict[str, str]:
     """Name -> name of its family, whose members differ only in numbers."""
     return {member: name for name, members in families(names).items() for member in members}
@@ -142,7 +113,7 @@ def copies_section(report: Report) -> Section | None:
         return Section("copies", "Copies", (Line(_render_none(report, inside)),))
     blocks: list[Block] = []
     for phases in merge_phases(copying):
-        blocks += [_family_table(report, phases), Fold(f"All copies{_where(phases)}", (_copy_table(report, phases),))]
+        blocks.append(_family_table(report, phases))
     blocks.append(Line(TIMED if is_timed(report) else UNTIMED, tone="quiet"))
     return Section("copies", "Copies", tuple(blocks))
 
@@ -207,28 +178,3 @@ def _render_cause(copy: Copy) -> str:
         return f"unknown: {copy.cause_missing_reason}" if copy.cause_missing_reason else "session input or output"
     first, *others = copy.caused_by
     return f"{first} and {plural(len(others), 'more node')}" if others else first
-
-
-def _copy_table(report: Report, phases: Sequence[Phase]) -> Table:
-    """Every copy of phases with equal placement."""
-    phase, anchors = best_observed(phases), node_anchors(report)
-    targets = {node.name: anchors[phase.name, node.position] for node in phase.nodes}
-    timed = is_timed(report)
-    figures = numbers("bytes", *(["wait and copy, ms"] if timed else []))
-    heads: tuple[Head, ...] = ("tensor", "direction", *figures, "copied by", "caused by")
-    caption = f"Copies{_where(phases)}, in execution order"
-    return table(caption, heads, [_copy_row(copy, targets, timed=timed) for copy in phase.copies])
-
-
-def _copy_row(copy: Copy, targets: Mapping[str, str], *, timed: bool) -> Row:
-    """One copy. `targets`: node -> anchor of its row."""
-    copied_by: Cell = "the session" if copy.kind != "memcpy_node" else _linked(copy.name, copy.name, targets)
-    cause = _linked(_render_cause(copy), copy.caused_by[0] if copy.caused_by else "", targets)
-    cells: list[Cell] = [_tensor_of(copy), _direction_text(copy), human_bytes(copy.bytes_per_run)]
-    cells += [decimals(copy.host_us_per_run, 1e-3)] if timed else []
-    return Row((*cells, copied_by, cause))
-
-
-def _linked(text: str, node: str, targets: Mapping[str, str]) -> Cell:
-    """Text with a link to the row of a node, if there is one."""
-    return Link(text, targets[node]) if node in targets else text

@@ -14,8 +14,8 @@ from partita.observations.text_format import (
     short_provider,
 )
 from partita.partition_reports.groups import added_nodes, file_counts, folded_nodes
-from partita.partition_reports.outcome import TOO_FEW, is_timed, status_of, too_few_steps
-from partita.partition_reports.records import Cache, GroupShare, Phase, PhaseCost, ProviderShare, Report, Totals
+from partita.partition_reports.outcome import TOO_FEW, cache_text, is_timed, status_of, too_few_steps
+from partita.partition_reports.records import GroupShare, Phase, PhaseCost, ProviderShare, Report, Totals
 from partita.partition_reports.request_records import Speculation
 from partita.partition_reports.sections.model import Block, Column, Fold, Line, Pairs, Section, Table, numbers, table
 from partita.partition_reports.sections.shared import bytes_per_token, count_and_bytes
@@ -78,8 +78,6 @@ def figures(report: Report) -> Table:
     rows = [*_node_figures(phases), *_cost_figures(phases, timed=is_timed(report))]
     if is_timed(report):
         rows += speed_figures(phases)
-    if report.cache is not None and status_of(report.cache) != "no_cache":
-        rows.append(("KV cache", *(_render_in_place(report.cache) for _ in phases)))
     return table("The phases in figures", ["figure", *(Column(phase.name) for phase in phases)], rows, obvious=True)
 
 
@@ -146,16 +144,6 @@ def speed_figures(phases: Sequence[Phase]) -> Iterator[Figure]:
     yield "outside the session p50, ms", *(decimals(phase.overhead_p50_ms) for phase in phases)
 
 
-def _render_in_place(cache: Cache) -> str:
-    """Whether the cache stayed in place."""
-    status = status_of(cache)
-    if status == "copied":
-        return f"NO: {cache.states - cache.in_place_states} of {cache.states} copied"
-    if status == "moved":
-        return f"NO: {plural(cache.address_changes, 'address change')}"
-    return "in place" if status == "in_place" else "not checked"
-
-
 def _totals(found: Totals) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Load times, first token, and end of a generation."""
     session, tokenizer = decimals(found.session_load_seconds), decimals(found.tokenizer_load_seconds)
@@ -177,17 +165,13 @@ NAMED_STATES = 12
 
 def cache_section(report: Report) -> Section | None:
     """None without a cache."""
-    cache = report.cache
-    status = status_of(cache)
+    cache, status = report.cache, status_of(report.cache)
     if cache is None or status == "no_cache":
         return None
-    where = ", ".join(f"{human_bytes(size)} on {memory}" for memory, size in cache.memories.items())
-    blocks: list[Block] = [Line(f"{plural(cache.states, 'state')}, {where}")]
-    blocks += (
-        [Line("No step was observed, so it is unknown whether it stayed in place.")]
-        if status == "not_checked"
-        else _in_place_lines(cache)
-    )
+    steps = f", {plural(cache.checked_steps, 'observed step')}" if cache.checked_steps else ""
+    blocks: list[Block] = [Line(f"{plural(cache.states, 'state')}: {cache_text(cache)}{steps}")]
+    moved = [entry.name for entry in cache.entries if not entry.in_place and status != "not_checked"]
+    blocks += [Line(name_some(moved, NAMED_STATES), "NOT in place", "bad")] if moved else []
     rows = [
         (entry.name, entry.kind, entry.memory, human_bytes(entry.size_bytes), "yes" if entry.in_place else "NO")
         for entry in cache.entries
@@ -195,26 +179,6 @@ def cache_section(report: Report) -> Section | None:
     heads = ("state", "kind", "memory", Column("size"), "in place")
     blocks.append(Fold("All states", (table("States of the KV cache", heads, rows),)))
     return Section("cache", "KV cache", tuple(blocks))
-
-
-def _in_place_lines(cache: Cache) -> list[Block]:
-    """Number of states that stayed in place, and names of the others."""
-    steps = (
-        "every observed step"
-        if cache.checked_steps is None
-        else f"each of {plural(cache.checked_steps, 'observed step')}"
-    )
-    lines: list[Block] = [
-        Line(
-            f"{cache.in_place_states} of {cache.states} in place (past and present at one address at {steps}), "
-            f"{plural(cache.address_changes, 'address change')}"
-        )
-    ]
-    if cache.copied_bytes:
-        size = human_bytes(cache.copied_bytes)
-        lines.append(Line(f"Every step returns present as a new tensor; the last step copied {size} of past into it."))
-    moved = [entry.name for entry in cache.entries if not entry.in_place]
-    return [*lines, Line(name_some(moved, NAMED_STATES), "NOT in place", "bad")] if moved else lines
 
 
 def speculation_section(report: Report) -> Section | None:

@@ -1,4 +1,4 @@
-"""Nodes and time by provider, operator, module and layer; parts of fused and compiled nodes; the list of all nodes."""
+"""Nodes and time by operator, module and layer; parts of fused and compiled nodes; the list of all nodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from partita.observations.text_format import (
 )
 from partita.partition_reports.groups import (
     grouped,
-    layer_order,
     op_type_of,
     provider_of,
     ran_by,
@@ -58,14 +57,13 @@ NAMED = 8
 
 
 def section(report: Report) -> Section | None:
-    """Nodes and time by provider, operator and module; None if no nodes are known."""
+    """Nodes and time by operator and module, and operators by provider; None if no nodes are known."""
     phases = used_phases(report)
     if not phases:
         return None
     timed = is_timed(report)
     preferred = preferred_of(report) if has_several_providers(phases) else None
-    blocks: list[Block] = [group_table("provider", phases, by_provider, None, timed=timed)]
-    blocks += _about_providers(report)
+    blocks: list[Block] = [*_about_providers(report)]
     blocks += [
         group_table("operator", phases, lambda phase: phase.by_op_type, preferred, timed=timed),
         group_table("module", phases, lambda phase: phase.by_module, preferred, timed=timed),
@@ -85,21 +83,6 @@ def has_several_providers(phases: Sequence[Phase]) -> bool:
     return len({entry.provider for phase in phases for entry in phase.providers}) > 1
 
 
-def by_provider(phase: Phase) -> list[GroupShare]:
-    """Providers as groups."""
-    return [
-        GroupShare(
-            name=short_provider(entry.provider),
-            nodes=entry.nodes,
-            added_nodes=entry.added_nodes,
-            nodes_by_provider={entry.provider: entry.nodes},
-            host_us_per_run=entry.host_us_per_run,
-            time_share=entry.time_share,
-        )
-        for entry in phase.providers
-    ]
-
-
 def group_table(
     title: str,
     phases: Sequence[Phase],
@@ -107,13 +90,10 @@ def group_table(
     preferred: str | None,
     *,
     timed: bool,
-    order: Callable[[str], tuple[int, int]] | None = None,
 ) -> Table:
-    """One row per group. `timed`: with time and share per phase. With a preferred provider: a column of fallbacks.
-    `order`: sort key of the rows; None: the order of the last phase."""
+    """One row per group. `timed`: with time and share per phase. With a preferred provider: a column of fallbacks."""
     by_phase = [{entry.name: entry for entry in pick(phase)} for phase in phases]
     names = list(dict.fromkeys(entry.name for phase in reversed(phases) for entry in pick(phase)))
-    names = names if order is None else sorted(names, key=order)
     added = any(entry.added_nodes for groups in by_phase for entry in groups.values())
     rows = [
         _group_row(name, [groups.get(name) for groups in by_phase], preferred, added=added, timed=timed)
@@ -125,7 +105,8 @@ def group_table(
         heads += [Column(f"{phase.name} ms", group=phase.name), Column("share", group=phase.name)]
 
     def rest(shown: int) -> str:
-        return _sum_up(title, names[shown:], phases, by_phase)
+        nodes = sum(groups[name].nodes for groups in by_phase[-1:] for name in names[shown:] if name in groups)
+        return f"and {plural(len(names) - shown, f'more {title}')}: {plural(nodes, 'node')}"
 
     return table(f"By {title}", heads, rows, rest=rest, obvious=True)
 
@@ -148,26 +129,6 @@ def _group_row(
         cells.append(decimals(entry.host_us_per_run, 1e-3) if entry else NOT_KNOWN)
         cells.append(percent(entry.time_share) if entry else NOT_KNOWN)
     return tuple(cells)
-
-
-def _sum_up(
-    title: str, names: Sequence[str], phases: Sequence[Phase], by_phase: Sequence[dict[str, GroupShare]]
-) -> str:
-    """One line about groups without a row: nodes and share of the time per phase."""
-    parts: dict[str, list[str]] = {}
-    for phase, groups in zip(phases, by_phase, strict=True):
-        entries = [groups[name] for name in names if name in groups]
-        counts: dict[str, int] = {}
-        for entry in entries:
-            for provider, count in entry.nodes_by_provider.items():
-                counts[provider] = counts.get(provider, 0) + count
-        where = f" ({on_providers(counts)})" if len(counts) > 1 else ""
-        shares = [entry.time_share for entry in entries if entry.time_share is not None]
-        time = f", {percent(sum(shares))} of the time" if shares else ""
-        text = f"{plural(sum(entry.nodes for entry in entries), 'node')}{where}{time}"
-        parts.setdefault(text, []).append(phase.name)
-    summary = "; ".join(f"{text}{in_phases(names_)}" for text, names_ in parts.items())
-    return f"and {plural(len(names), f'more {title}')}: {summary}"
 
 
 def _about_providers(report: Report) -> Iterator[Line]:
@@ -233,9 +194,7 @@ def layers_section(report: Report) -> Section | None:
     preferred = preferred_of(report) if has_several_providers(phases) else None
     blocks: list[Block] = [
         layer_map(report),
-        group_table(
-            "layer", phases, lambda phase: phase.by_layer, preferred, timed=is_timed(report), order=layer_order
-        ),
+        group_table("layer", phases, lambda phase: phase.by_layer, preferred, timed=is_timed(report)),
     ]
     nodes = [node for phase in phases for node in phase.nodes]
     notes = [TIMES] if is_timed(report) else []

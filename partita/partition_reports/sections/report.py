@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from partita.observations.text_format import listing, plural
 from partita.partition_reports.groups import grouped
+from partita.partition_reports.outcome import headline
 from partita.partition_reports.records import Report
 from partita.partition_reports.render.show import Views
 from partita.partition_reports.sections import (
@@ -19,40 +19,24 @@ from partita.partition_reports.sections import (
     phases,
     placement,
 )
-from partita.partition_reports.sections.model import Block, Document, Fold, Line, Pairs, Section, table
+from partita.partition_reports.sections.model import Document, Line, Pairs, Section
 
 NAMED_CONFLICTS = 12
-"""Maximum named nodes with conflicting sources; the fold has all."""
+"""Maximum named nodes with conflicting sources; the JSON has all."""
 
 
 def checks_section(report: Report) -> Section:
     """Failed checks, the number of passed checks, and nodes with conflicting sources."""
     failed = [check for check in report.checks if not check.passed]
     passed = len(report.checks) - len(failed)
-    blocks: list[Block] = [Line(f"{passed} of {plural(len(report.checks), 'check')} passed")]
+    blocks = [Line(f"{passed} of {plural(len(report.checks), 'check')} passed")]
     blocks += [Line(f"FAILED {check.name}: {check.detail}", tone="bad") for check in failed]
-    blocks += _conflicts(report)
-    if report.checks:
-        ranked = sorted(report.checks, key=lambda check: check.passed)
-        rows = [(check.name, "passed" if check.passed else "FAILED", check.detail) for check in ranked]
-        blocks.append(Fold("All checks", (table("Checks", ("check", "result", "detail"), rows),)))
-    return Section("checks", "Checks", tuple(blocks))
-
-
-def _conflicts(report: Report) -> Iterator[Block]:
-    """Nodes with conflicting sources."""
     found = grouped(report.conflicts, lambda entry: (entry.node, entry.detail))
     for (node, detail), entries in list(found.items())[:NAMED_CONFLICTS]:
-        yield Line(f"conflicting sources in {listing(entry.phase for entry in entries)} for {node}: {detail}")
+        blocks.append(Line(f"conflicting sources in {listing(entry.phase for entry in entries)} for {node}: {detail}"))
     if len(found) > NAMED_CONFLICTS:
-        yield Line(f"and for {plural(len(found) - NAMED_CONFLICTS, 'more node')}")
-    if report.conflicts:
-        rows = [
-            (entry.node, entry.phase, entry.detail, ", ".join(source.replace("_", " ") for source in entry.sources))
-            for entry in report.conflicts
-        ]
-        heads = ("node", "phase", "detail", "sources")
-        yield Fold("All conflicts", (table("Conflicts between sources", heads, rows),))
+        blocks.append(Line(f"and for {plural(len(found) - NAMED_CONFLICTS, 'more node')}; the JSON has all"))
+    return Section("checks", "Checks", tuple(blocks))
 
 
 def sources_section(report: Report) -> Section:
@@ -105,7 +89,7 @@ def document(report: Report) -> Document:
     return Document(
         kind="Partition report",
         name=name,
-        headline=(f"{name}: {overview.headline(report)}",),
+        headline=(f"{name}: {headline(report)}",),
         sections=sections(report),
         opening=tuple(overview.opening(report)),
         created=report.created,

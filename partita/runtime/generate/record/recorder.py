@@ -78,8 +78,8 @@ class Recorder:
         """Prompt tokens of each row, while every row had one prompt."""
         self._total = 0
         """Total prompt tokens."""
-        self._reads: dict[int, int] = {}
-        """Prompt tokens of each row without copied tokens, by row."""
+        self._rows: set[int] = set()
+        """Rows that had a request."""
 
     @property
     def requests(self) -> int | None:
@@ -91,11 +91,6 @@ class Recorder:
         """Total prompt tokens if requests take turns, else those of the longest prompt."""
         return self._total if self.takes_turns else max(self._lengths, default=0)
 
-    @property
-    def row_prompts(self) -> tuple[int, ...]:
-        """Prompt tokens that each row reads; empty if requests take turns."""
-        return () if self.takes_turns else tuple(self._reads.values())
-
     def on_turn(self, index: int, row: Row, reads: int) -> None:
         """Record a request or a next turn in row `index`, which reads `reads` tokens and then generates."""
         if not row.request.is_warm_up:
@@ -104,22 +99,18 @@ class Recorder:
         self.max_new_tokens = max(self.max_new_tokens, row.request.max_new_tokens)
         self._requests += 1
         self._total += reads
-        if index in self._reads:
+        if index in self._rows:
             self.takes_turns = True
         if self.takes_turns:
             return
         self._lengths.append(reads)
-        self._reads[index] = reads
+        self._rows.add(index)
 
     def on_step(self, step: Step) -> None:
         """Record a step."""
         self.steps.append(step)
         for new in step.tokens:
             self.new_tokens += len(new)
-        if step.prefix_tokens:
-            for row, tokens in enumerate(step.prefix_tokens):
-                if tokens and row in self._reads:
-                    self._reads[row] -= tokens
         if self.takes_turns and len(self.steps) >= 2 * KEPT_STEPS:
             early, late = self.steps[:-KEPT_STEPS], self.steps[-KEPT_STEPS:]
             kept = [entry for entry in early if entry.observed]

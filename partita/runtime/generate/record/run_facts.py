@@ -58,9 +58,6 @@ def run_facts(
         first_token_seconds=first_token_seconds(steps),
         prompt_tokens=recorder.prompt_tokens,
         new_tokens=_new_tokens(steps) if recorder.requests is None else recorder.new_tokens,
-        row_prompts=recorder.row_prompts if recorder.requests is None else None,
-        all_new_tokens=recorder.new_tokens,
-        requests=recorder.requests,
         finish_reason=finish_reason or _finished(steps),
         finish_detail=finish_detail,
         notes=(
