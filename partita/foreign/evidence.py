@@ -1,19 +1,7 @@
 """Facts about a model from config.json or genai_config.json, which must not contradict the graph, and from the user.
 
 Defaults of onnxruntime-genai's genai_config.json are those of its config.h. A value of another type counts as unknown.
-A contract file of the user has facts that cannot be inferred. See docs/foreign.md.
-
-max_length = 2048
-
-[ports]
-ids = "tokens"
-out = "logits"
-
-[[states]]
-past = "cache_k_{layer}"
-present = "new_k_{layer}"
-kind = "key"
-grows = 2
+A contract file of the user has facts that cannot be inferred; docs/foreign.md has an example.
 """
 
 from __future__ import annotations
@@ -41,7 +29,6 @@ HEADS = ("decoder_attention_heads", "num_attention_heads", "n_head", "n_heads", 
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 HIDDEN = ("hidden_size", "n_embd", "d_model")
 WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "attention_window_size")
-CAUSAL = ("CausalLM", "LMHead", "ForCausal")
 OTHER_COMPONENTS = ("encoder", "vision", "speech", "embedding")
 """Sections of genai_config.json for parts other than a text decoder."""
 WITHOUT_SLIDING = Remedy("export the model without it, or run the folder with onnxruntime-genai")
@@ -69,11 +56,6 @@ class Evidence:
     """The ONNX file that it names."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Role, or kind of state with its direction -> name of inputs or outputs; %d stands for the layer."""
-
-    @property
-    def is_causal(self) -> bool:
-        """Whether the architecture name is that of a decoder."""
-        return any(word in self.architecture for word in CAUSAL)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -210,19 +192,23 @@ class WrittenFile(Record):
     phase: Literal["any", "prefill", "decode"] = "any"
 
 
-class WrittenStates(Record):
+class StateSettings(Record):
+    """Facts about states. Default: inferred."""
+
+    grows: int | Literal[False] | None = None
+    """The growing axis; False: none."""
+    shape: tuple[Annotated[int, Field(ge=1, le=LARGEST)] | Literal["B", "N"], ...] | None = None
+    """Sizes, where the graph leaves them open; B is the batch size and N the maximum tokens."""
+    in_place: bool | None = None
+    """Past and present may share a buffer."""
+
+
+class WrittenStates(StateSettings):
     """States of one kind. {layer} stands for a number, in both names."""
 
     past: str = Field(min_length=1)
     present: str = Field(min_length=1)
     kind: Kind
-    grows: int | Literal[False] | None = None
-    """The growing axis; False: none. Default: inferred."""
-    shape: tuple[Annotated[int, Field(ge=1, le=LARGEST)] | Literal["B", "N"], ...] | None = None
-    """Sizes, where the graph leaves them open; B is the batch size and N the maximum tokens."""
-    window: int | None = Field(default=None, ge=1, le=LARGEST)
-    in_place: bool | None = None
-    """Past and present may share a buffer; default: inferred."""
 
 
 class Written(Record):
@@ -252,13 +238,13 @@ EMPTY_CONTRACT = Written()
 
 def read_written(path: Path) -> Written:
     """Read a contract file. Raises UsageError for invalid TOML or fields, PackageError if unreadable."""
-    if not path.is_file():
-        raise UsageError(f"`contract={path}`: no such file")
-    refuse_absent(path)
     try:
+        refuse_absent(path)
         raw = tomllib.loads(read_capped(path))
         # Through JSON, so that types are strict and arrays become tuples.
         return Written.model_validate_json(json.dumps(raw, default=str), strict=True)
+    except FileNotFoundError as error:
+        raise UsageError(f"`contract={path}`: no such file") from error
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the file"  # states.0.kind

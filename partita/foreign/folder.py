@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from partita.errors import PackageError, UsageError
 from partita.foreign import GraphFacts, read_graph
-from partita.foreign.evidence import CONFIG, EMPTY_CONTRACT, Evidence, Written, read_evidence, read_json, read_written
+from partita.foreign.evidence import CONFIG, EMPTY_CONTRACT, Evidence, Written, read_evidence, read_written
 from partita.foreign.inference import CORRECT, LONGEST, Inference
 from partita.foreign.layouts import (
     GENAI_CONFIG,
@@ -82,8 +82,8 @@ class Choice(ForeignFolder):
 
     def refuse_for_file(self) -> None:
         """Raise UsageError for a setting, because the model is a file."""
-        for name in self.setting_names:
-            raise UsageError(f"`{name}` is only for foreign folders; omit it for a file")
+        if self.setting_names:
+            raise UsageError(f"`{self.setting_names[0]}` is only for foreign folders; omit it for a file")
 
 
 NO_CHOICE = Choice()
@@ -208,7 +208,7 @@ def _layout(folder: Path, chosen: Candidate) -> str:
     if not (folder / CONFIG).is_file():
         return "onnx"
     inside = any(file.startswith(f"{SUBFOLDER}/") for file, _ in chosen.files)
-    return "transformers.js" if inside or "transformers.js_config" in read_json(folder / CONFIG) else "optimum"
+    return "transformers.js" if inside else "optimum"
 
 
 def _precision(graph: GraphFacts) -> str:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from partita import dtypes
 from partita.errors import PackageError
 from partita.foreign import GraphFacts, Size
-from partita.foreign.evidence import EMPTY_CONTRACT, LAYER, Evidence, Written, WrittenStates
-from partita.foreign.layouts import MERGED, Phase
+from partita.foreign.evidence import EMPTY_CONTRACT, LAYER, Evidence, StateSettings, Written
+from partita.foreign.layouts import Phase
 from partita.foreign.ports import by_name, fits, logits_of, named_sizes, tokens_by_use
 from partita.foreign.states import (
     GQA,
@@ -56,7 +56,6 @@ WRITTEN = "the contract file"
 """The source of settings in the user's contract."""
 WRITE_CONTRACT = Remedy("specify its role in a file", options=("--contract", "FILE.toml"))
 SPECIFY_AXIS = Remedy("specify its growing axis or its shape in a file", options=("--contract", "FILE.toml"))
-OTHER_FILE = Remedy("choose another file of the folder", options=("--variant", "NAME"))
 OTHER_TYPE = Remedy("export it with a cache of 16- or 32-bit floats, or 8-bit integers")
 CORRECT = Remedy("correct the contract file")
 
@@ -83,9 +82,7 @@ class Inference:
         roles = {graph.file: self.roles_of(graph) for graph, _ in self.graphs}
         pairs = self.states_of(main, roles[main.file])
         if not pairs:
-            self.check_causal(main)
-        for graph, phase in self.graphs:
-            self.check_states(graph, phase, roles[graph.file], pairs)
+            self.notes.append("its graph has no cache: every step runs on the whole sequence")
         presents = frozenset(pair.present.name for pair in pairs)
         logits = {graph.file: self.logits_port(graph, presents) for graph, _ in self.graphs}
         symbol = _batch_symbol(main, roles[main.file])
@@ -148,9 +145,9 @@ class Inference:
                 what = f"no input for token ids was found; its inputs are {shown}"
                 raise self.graph_error(graph, what, WRITE_CONTRACT)
             found[name] = "tokens", "the graph"
-        names: dict[str, str] = {}
         for name, (role, source) in found.items():
-            if (other := names.setdefault(role, name)) != name:
+            other = next(each for each, (its_role, _) in found.items() if its_role == role)
+            if other != name:
                 what = f"inputs {other!r} and {name!r} could both be for {role}"
                 raise self.graph_error(graph, what, WRITE_CONTRACT)
             self.sources[name] = PortSource(name=name, meaning=role, source=source)
@@ -186,59 +183,34 @@ class Inference:
 
     def states_of(self, graph: GraphFacts, roles: Mapping[str, Role]) -> list[Pair]:
         """The states of a graph. Raises PackageError for inputs that are neither ports nor states."""
-        rest = [port for port in graph.inputs if port.name not in roles]
-        pairs = [pair for port in rest if (pair := self.written_pair(port, graph)) is not None]
-        inputs = [port for port in rest if all(port.name != pair.past.name for pair in pairs)]
-        outputs = [port for port in graph.outputs if all(port.name != pair.present.name for pair in pairs)]
-        found, unidentified = pair_up(inputs, outputs, graph, self.evidence.names)
+        written: list[Pair] = []
+        inputs: list[ModelPort] = []
+        for port in graph.inputs:
+            if port.name in roles:
+                continue
+            if (found := self.written.state(port.name)) is None:
+                inputs.append(port)
+                continue
+            states, layer = found
+            name = states.present.replace(LAYER, str(layer))
+            if (present := graph.output(name)) is None:
+                what = f"has the input {port.name!r}, but lacks the output {name!r} of the contract"
+                raise self.graph_error(graph, what, CORRECT)
+            written.append(Pair(port, present, layer, states.kind, WRITTEN))
+        presents = {pair.present.name for pair in written}
+        outputs = [port for port in graph.outputs if port.name not in presents]
+        inferred, unidentified = pair_up(inputs, outputs, graph, self.evidence.names)
         if unidentified:
-            raise self.not_understood(graph, unidentified)
-        pairs = sorted([*pairs, *found], key=lambda pair: (pair.layer, pair.past.name))
+            first, more = unidentified[0], len(unidentified) - 1
+            others = f" ({plural(more, 'other input')} likewise)" if more else ""
+            what = f"the input {first.name} {first.declared} cannot be identified by its name, type and shape{others}"
+            raise self.graph_error(graph, what, WRITE_CONTRACT)
+        pairs = sorted([*written, *inferred], key=lambda pair: (pair.layer, pair.past.name))
         for pair in pairs:
             meaning = f"{pair.kind} of layer {pair.layer}"
             for port in (pair.past, pair.present):
                 self.sources[port.name] = PortSource(name=port.name, meaning=meaning, source=pair.source)
         return pairs
-
-    def written_pair(self, port: ModelPort, graph: GraphFacts) -> Pair | None:
-        """The pair in the contract file. Raises PackageError where its output does not exist."""
-        found = self.written.state(port.name)
-        if found is None:
-            return None
-        states, layer = found
-        name = states.present.replace(LAYER, str(layer))
-        present = graph.output(name)
-        if present is None:
-            what = f"has the input {port.name!r}, but lacks the output {name!r} of the contract"
-            raise self.graph_error(graph, what, CORRECT)
-        return Pair(port, present, layer, states.kind, WRITTEN)
-
-    def check_causal(self, graph: GraphFacts) -> None:
-        """Raise PackageError for a graph without a cache that may not be a decoder: text encoders look the same."""
-        architecture = self.evidence.architecture
-        if architecture and not self.evidence.is_causal:
-            what = f"has no cache, and {architecture} is not the name of a decoder, so it may not be able to generate"
-            raise self.graph_error(graph, what)
-        self.notes.append("its graph has no cache: every step runs on the whole sequence")
-
-    def check_states(self, graph: GraphFacts, phase: Phase, roles: Mapping[str, Role], pairs: Sequence[Pair]) -> None:
-        """Raise PackageError when the graphs of a pair have different states."""
-        pasts = {pair.past.name for pair in pairs}
-        odd = [port for port in graph.inputs if port.name not in roles and port.name not in pasts]
-        if odd:
-            raise self.not_understood(graph, odd)
-        needed = [pair.present.name for pair in pairs if graph.output(pair.present.name) is None]
-        if phase != "prefill":
-            needed += [name for name in pasts if graph.input(name) is None]
-        if needed:
-            raise self.graph_error(graph, f"lacks {needed[0]!r}, a part of the other graph's cache", OTHER_FILE)
-
-    def not_understood(self, graph: GraphFacts, unidentified: Sequence[ModelPort]) -> PackageError:
-        """The error for inputs that cannot be identified."""
-        first = unidentified[0]
-        others = f" ({plural(len(unidentified) - 1, 'other input')} likewise)" if len(unidentified) > 1 else ""
-        what = f"the input {first.name} {first.declared} cannot be identified by its name, type and shape{others}"
-        return self.graph_error(graph, what, WRITE_CONTRACT)
 
     def state(self, pair: Pair, graph: GraphFacts, symbol: Size, batch: int, length: int) -> State:
         """One state. Raises PackageError where its shape or growing axis is unknown, and for an unsupported type."""
@@ -246,8 +218,7 @@ class Inference:
         if element is not None and element.storage is None:
             what = f"numpy has no type for {element.name}, so Partita cannot store it"
             raise self.state_error(pair, what, OTHER_TYPE)
-        found = self.written.state(pair.past.name)
-        declared = found[0] if found is not None else WrittenStates(past="-", present="-", kind=pair.kind)
+        declared = self.settings(pair)
         shared, of_batch = shares_buffer(pair, graph), batch_axis(symbol, pair.past)
         in_place = shared if declared.in_place is None else declared.in_place
         axis = ROWS_AXIS if shared else growing_axis(pair, of_batch)
@@ -263,11 +234,16 @@ class Inference:
             kind=pair.kind,
             shape=self.shape(pair, declared.shape, {of_batch: batch, axis: rows}, {"B": batch, "N": length}),
             dtype=pair.past.dtype,
-            window=declared.window or window_of(pair, graph),
+            window=window_of(pair, graph),
             rolling=rolls(pair, graph),
             growing_axis=None if in_place else axis,
             in_place=in_place,
         )
+
+    def settings(self, pair: Pair) -> StateSettings:
+        """The settings of a state in the contract file."""
+        found = self.written.state(pair.past.name)
+        return StateSettings() if found is None else found[0]
 
     def shape(
         self,
@@ -319,8 +295,7 @@ class Inference:
         lengths = frozenset(port.shape[-1] for port in masks if port is not None and port.shape)
         sizes: list[Size] = []
         for pair in pairs:
-            found = self.written.state(pair.past.name)
-            axis = found[0].grows if found is not None else None
+            axis = self.settings(pair).grows
             if axis is None or axis is False:
                 axis = rows_axis(pair, graph, batch_axis(symbol, pair.past), lengths)
             if pair.kind == "key" and axis is not None and axis < len(pair.shape) and not rolls(pair, graph):
@@ -388,7 +363,7 @@ class Inference:
             return self.written.appends_chunks
         # optimum traced its branch for past for one token
         merged = any(port.role == "cache_branch" for file in files for port in file.inputs)
-        if merged or len(files) > 1 or any(MERGED in file.file for file in files):
+        if merged or len(files) > 1:
             self.notes.append(
                 "tokens after the first prefill run one at a time, because its graph with past may support no more"
             )

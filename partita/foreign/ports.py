@@ -32,23 +32,20 @@ class Sign:
     """The features of an input with a role."""
 
     role: Role
-    name: re.Pattern[str]
+    names: str
+    """A regular expression of its names, without prefixes."""
     dtypes: frozenset[str]
-    ranks: frozenset[int]
-    shape: tuple[Size, ...] | None = None
+    ranks: tuple[int, ...]
+    shape: tuple[Size, ...] = ()
     """Another possible shape, with None for any size."""
 
     def matches(self, port: ModelPort) -> bool:
         """Whether an input has the type, and the rank or the shape, of the role."""
-        if port.dtype not in self.dtypes or port.shape is None or len(port.shape) in self.ranks:
+        if port.dtype not in self.dtypes or port.shape is None:
             return port.dtype in self.dtypes
-        shape = self.shape or ()
-        sizes = zip(shape, port.shape, strict=False)
-        return len(port.shape) == len(shape) and all(wanted in (None, size) for wanted, size in sizes)
-
-
-def _sign(role: Role, name: str, dtypes: frozenset[str], *ranks: int, shape: tuple[Size, ...] | None = None) -> Sign:
-    return Sign(role, re.compile(rf"(.*[./])?({name})$", re.IGNORECASE), dtypes, frozenset(ranks), shape)
+        sizes = zip(self.shape, port.shape, strict=False)
+        alike = len(port.shape) == len(self.shape) > 0 and all(wanted in (None, size) for wanted, size in sizes)
+        return alike or len(port.shape) in self.ranks
 
 
 COLUMN = (None, 1)
@@ -57,16 +54,14 @@ PLACES = (3, None, None)
 """Time, row and column of an image, which are equal for text tokens."""
 LENGTHS = "seq(uence)?_?len(gth)?"
 INPUTS = (
-    _sign("tokens", r"input_?ids|token_?ids|tokens|ids|input_tokens", INTEGERS, 1, 2),
-    _sign("mask", r"attention_?mask|attn_?mask|mask|past_?mask", FLAGS, 2),
-    _sign(
-        "positions", r"pos(ition_?|_)ids|positions?|cache_position|input_?pos(itions?)?", INTEGERS, 1, 2, shape=PLACES
-    ),
-    _sign("cache_branch", r"use_cache_branch|use_cache", frozenset({"bool"}), 0, 1),
-    _sign("logits_count", r"(num_)?logits_to_keep", INTEGERS, 0, 1),
-    _sign("total_length", rf"total_?{LENGTHS}", INTEGERS, 0, 1),
-    _sign("last_index", r"seqlens_k", INTEGERS, 1, shape=COLUMN),
-    _sign("write_start", rf"past_?{LENGTHS}s?|past_len(gth)?|start_pos(ition)?", INTEGERS, 0, 1, shape=COLUMN),
+    Sign("tokens", r"input_?ids|token_?ids|tokens|ids|input_tokens", INTEGERS, (1, 2)),
+    Sign("mask", r"attention_?mask|attn_?mask|mask|past_?mask", FLAGS, (2,)),
+    Sign("positions", r"pos(ition_?|_)ids|positions?|cache_position|input_?pos(itions?)?", INTEGERS, (1, 2), PLACES),
+    Sign("cache_branch", r"use_cache_branch|use_cache", frozenset({"bool"}), (0, 1)),
+    Sign("logits_count", r"(num_)?logits_to_keep", INTEGERS, (0, 1)),
+    Sign("total_length", rf"total_?{LENGTHS}", INTEGERS, (0, 1)),
+    Sign("last_index", r"seqlens_k", INTEGERS, (1,), COLUMN),
+    Sign("write_start", rf"past_?{LENGTHS}s?|past_len(gth)?|start_pos(ition)?", INTEGERS, (0, 1), COLUMN),
 )
 """Inputs by the names that exporters use. An input of another type or rank does not match."""
 
@@ -81,7 +76,8 @@ def fits(port: ModelPort, role: Role) -> bool:
 
 def by_name(port: ModelPort) -> Role | None:
     """The role of an input by its name, type and rank."""
-    return next((sign.role for sign in INPUTS if sign.name.fullmatch(port.name) and sign.matches(port)), None)
+    called = (sign for sign in INPUTS if re.fullmatch(rf"(.*[./])?({sign.names})", port.name, re.IGNORECASE))
+    return next((sign.role for sign in called if sign.matches(port)), None)
 
 
 def tokens_by_use(graph: GraphFacts, ports: Sequence[ModelPort]) -> str | None:

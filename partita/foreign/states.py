@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from partita.foreign import GraphFacts, Size, integer
 
@@ -34,9 +34,8 @@ LENGTHENING = frozenset({"Concat", "MultiHeadAttention", "Attention"})
 WRITING = {"ScatterElements": 0, "Scatter": 0, "TensorScatter": -2}
 """Operators that replace rows along an axis -> default axis."""
 SAME_AXES = frozenset({"Identity", "Cast", "Where"})
-OTHER_AXES = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "ScatterND"}) | {
-    *("Slice", "Gather", "GatherElements", "GatherND", "Split")
-}
+CUTTING = frozenset({"Slice", "Gather", "GatherElements", "GatherND", "Split"})
+OTHER_AXES = CUTTING | {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "ScatterND"}
 """Operators on rows of their first input that hide the axis of rows."""
 ROWS_AXIS = 2
 """The token axis of keys and values [B, heads, T, head size] in attention."""
@@ -144,15 +143,13 @@ def pair_up(
 
 def _by_template(port: ModelPort, outputs: Sequence[ModelPort], templates: Mapping[str, str]) -> Pair | None:
     """The pair that a configuration names."""
-    kinds: tuple[Kind, ...] = ("key", "value", "conv", "recurrent")
-    for kind in kinds:
-        past, present = templates.get(f"past_{kind}_names"), templates.get(f"present_{kind}_names")
-        layer = layer_in(past, port.name) if past and present else None
-        if layer is not None and present is not None:
-            name = present.replace("%d", str(layer))
-            found = next((output for output in outputs if output.name == name), None)
-            if found is not None:
-                return Pair(port, found, layer, kind, "configuration")
+    for kind in get_args(Kind):
+        past, present = (templates.get(f"{time}_{kind}_names", "") for time in ("past", "present"))
+        layer = layer_in(past, port.name)
+        name = present.replace("%d", str(layer))
+        found = next((output for output in outputs if output.name == name), None)
+        if layer is not None and found is not None:
+            return Pair(port, found, layer, kind, "configuration")
     return None
 
 

@@ -71,7 +71,6 @@ def test_variant_is_selected_by_file_path(hub_folder: Path, tmp_path: Path) -> N
 
 
 CONTRADICTED = "config.json contradicts the graph"
-BERT = {"architectures": ["BertForMaskedLM"], "model_type": "bert"}
 T5 = {"is_encoder_decoder": True, "architectures": ["T5ForConditionalGeneration"]}
 
 
@@ -80,7 +79,6 @@ T5 = {"is_encoder_decoder": True, "architectures": ["T5ForConditionalGeneration"
     [
         ("optimum", {"vocab_size": 100}, (CONTRADICTED, "vocabulary has 100", "have 64")),
         ("optimum", T5, ("T5ForConditionalGeneration is an encoder-decoder",)),
-        ("whole", BERT, ("BertForMaskedLM", "no cache")),
     ],
 )
 def test_config_of_another_model_is_rejected(
