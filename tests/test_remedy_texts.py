@@ -20,7 +20,7 @@ from onnx import TensorProto, helper
 import partita
 from partita.diagnosis.reasons.table import REASONS as TABLE
 from partita.errors import PartitaError
-from partita.foreign import ports, shapes
+from partita.foreign import inference
 from partita.foreign.folder import Choice, open_folder
 from partita.library.engine import remote
 from partita.providers import cuda, directml, migraphx, mlx, qnn, start, tensorrt, tensorrt_rtx
@@ -31,7 +31,6 @@ from partita.runtime.generate.runner import load_runner
 from partita.runtime.ort import errors
 from partita.runtime.place import run_phases as place
 from tests.conftest import Exported, TinyCheckpoint, require_dry_run
-from tests.foreign import test_adapters
 from tests.foreign.conftest import Sample, changed, sample  # noqa: F401 - the fixture
 from tests.planted import cases
 from tests.planted.graphs import build
@@ -105,7 +104,7 @@ def load_again(world: World) -> None:
 # folders of other exporters
 
 
-@applies(shapes.CORRECT)
+@applies(inference.CORRECT)
 def correct_the_contract(world: World) -> None:
     folder, contract = world.sample("optimum"), world.tmp / "contract.toml"
     wrong = '[[states]]\npast = "past_key_values.0.key"\npresent = "present.0.key"\nkind = "key"\nshape = [1, 1]\n'
@@ -113,17 +112,6 @@ def correct_the_contract(world: World) -> None:
     world.refused(lambda: opened(folder, Choice(contract=contract)))
     contract.write_text(wrong.replace("shape = [1, 1]\n", ""))
     opened(folder, Choice(contract=contract))
-
-
-@applies(ports.NAMED_TWICE)
-def rename_an_adapter(world: World) -> None:
-    folder = test_adapters.with_lora(world.sample("optimum"), "travel")
-    (folder / "onnx").mkdir()
-    (folder / "model.onnx").rename(folder / "onnx" / "model.onnx")
-    twice = Path(shutil.copy(folder / "travel.onnx_adapter", folder / "onnx"))
-    world.refused(lambda: opened(folder))
-    twice.rename(twice.with_stem("poems"))
-    opened(folder)
 
 
 # ONNX files

@@ -1,19 +1,7 @@
 """Facts about a model from config.json or genai_config.json, which must not contradict the graph, and from the user.
 
 Defaults of onnxruntime-genai's genai_config.json are those of its config.h. A value of another type counts as unknown.
-A contract file of the user has facts that cannot be inferred. See docs/foreign.md.
-
-max_length = 2048
-
-[ports]
-ids = "tokens"
-out = "logits"
-
-[[states]]
-past = "cache_k_{layer}"
-present = "new_k_{layer}"
-kind = "key"
-grows = 2
+A contract file of the user has facts that cannot be inferred; docs/foreign.md has an example.
 """
 
 from __future__ import annotations
@@ -23,7 +11,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -36,13 +24,11 @@ from partita.remedies import DECODERS_ONLY, Remedy
 from partita.untrusted_files import read_capped, read_json_value
 
 CONFIG = "config.json"
-LAYERS = ("decoder_layers", "num_hidden_layers", "n_layer", "n_layers", "num_layers")
 HEADS = ("decoder_attention_heads", "num_attention_heads", "n_head", "n_heads", "num_heads")
 """Decoder keys first: encoder-decoder configurations use the plain name for the encoder."""
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 HIDDEN = ("hidden_size", "n_embd", "d_model")
 WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "attention_window_size")
-CAUSAL = ("CausalLM", "LMHead", "ForCausal")
 OTHER_COMPONENTS = ("encoder", "vision", "speech", "embedding")
 """Sections of genai_config.json for parts other than a text decoder."""
 WITHOUT_SLIDING = Remedy("export the model without it, or run the folder with onnxruntime-genai")
@@ -56,7 +42,6 @@ class Evidence:
     """The file."""
     model_type: str = ""
     architecture: str = ""
-    heads: int = 0
     kv_heads: int = 0
     head_size: int = 0
     vocab_size: int = 0
@@ -65,21 +50,12 @@ class Evidence:
     usual_length: int = 0
     """Default maximum tokens."""
     window: int = 0
-    window_layers: frozenset[int] | None = None
-    """None: all."""
     rope_length: int = 0
     """Maximum tokens for the first of two sets of rotary frequencies (LongRoPE)."""
-    slides_inputs: bool = False
-    """Prompts are to be fed in padded windows of one size."""
     file: str = ""
     """The ONNX file that it names."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Role, or kind of state with its direction -> name of inputs or outputs; %d stands for the layer."""
-
-    @property
-    def is_causal(self) -> bool:
-        """Whether the architecture name is that of a decoder."""
-        return any(word in self.architecture for word in CAUSAL)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -121,7 +97,6 @@ def config_evidence(path: Path, raw: Mapping[str, Any]) -> Evidence:
         source=path.name,
         model_type=str(raw.get("model_type", "")),
         architecture=architecture,
-        heads=heads,
         kv_heads=1 if text.get("multi_query") is True else _first(text, KV_HEADS) or heads,
         head_size=head_size,
         vocab_size=_positive_integer(text.get("vocab_size")),
@@ -145,9 +120,7 @@ def _window(text: Mapping[str, Any]) -> int:
     kinds = text.get("layer_types") or text.get("attention_layers")
     if isinstance(kinds, list) and not any(word in str(kinds) for word in ("sliding", "chunk", "local")):
         return 0
-    first_layer = 0 if isinstance(kinds, list) else _positive_integer(text.get("max_window_layers"))
-    nowhere = not text.get("use_sliding_window", True) or 0 < _first(text, LAYERS) <= first_layer
-    return 0 if nowhere else _first(text, WINDOWS)
+    return _first(text, WINDOWS) if text.get("use_sliding_window", True) else 0
 
 
 def genai_evidence(path: Path, raw: Mapping[str, Any]) -> Evidence:
@@ -159,15 +132,11 @@ def genai_evidence(path: Path, raw: Mapping[str, Any]) -> Evidence:
             f"{path}: section 'decoder' is missing, so the file does not describe a decoder", remedy=GET_AGAIN
         )
     others = [name for name in OTHER_COMPONENTS if model.get(name) is not None]
+    others += ["pipeline"] if decoder.get("pipeline") else []
     if others:
         raise PackageError(
-            f"{path}: the model {model.get('type', '')!r} has a component {others[0]!r} besides its decoder, which "
-            "Partita does not support",
-            remedy=DECODERS_ONLY,
-        )
-    if decoder.get("pipeline"):
-        raise PackageError(
-            f"{path}: the decoder is a pipeline of several ONNX files, which Partita does not support",
+            f"{path}: the model {model.get('type', '')!r} has a section {others[0]!r}; Partita supports only decoders "
+            "in one ONNX file",
             remedy=DECODERS_ONLY,
         )
     if window and window.get("slide_key_value_cache", True):
@@ -176,21 +145,22 @@ def genai_evidence(path: Path, raw: Mapping[str, Any]) -> Evidence:
             "over the cache, which Partita does not support",
             remedy=WITHOUT_SLIDING,
         )
-    layers = window.get("layers")
     return Evidence(
         source=path.name,
         model_type=str(model.get("type", "")),
-        heads=_positive_integer(decoder.get("num_attention_heads")),
         kv_heads=_positive_integer(decoder.get("num_key_value_heads")),
         head_size=_positive_integer(decoder.get("head_size")),
         vocab_size=_positive_integer(model.get("vocab_size")),
         max_length=_positive_integer(model.get("context_length")),
         usual_length=_positive_integer(search.get("max_length")),
         window=_positive_integer(window.get("window_size")),
-        window_layers=frozenset(n for n in layers if isinstance(n, int)) if isinstance(layers, list) else None,
-        slides_inputs=bool(window and window.get("slide_inputs", True)),
         file=decoder["filename"] if isinstance(decoder.get("filename"), str) else "",
-        names={**_names(decoder, "inputs"), **_names(decoder, "outputs")},
+        names={
+            role: name
+            for side in ("inputs", "outputs")
+            for role, name in _section(decoder, side).items()
+            if isinstance(name, str)
+        },
     )
 
 
@@ -198,11 +168,6 @@ def _section(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """The object `key`; empty where there is none."""
     found = raw.get(key)
     return found if isinstance(found, Mapping) else {}
-
-
-def _names(decoder: Mapping[str, Any], key: str) -> dict[str, str]:
-    """The names of inputs or outputs by role."""
-    return {role: name for role, name in _section(decoder, key).items() if isinstance(name, str)}
 
 
 def _first(raw: Mapping[str, Any], names: Sequence[str]) -> int:
@@ -227,19 +192,23 @@ class WrittenFile(Record):
     phase: Literal["any", "prefill", "decode"] = "any"
 
 
-class WrittenStates(Record):
+class StateSettings(Record):
+    """Facts about states. Default: inferred."""
+
+    grows: int | Literal[False] | None = None
+    """The growing axis; False: none."""
+    shape: tuple[Annotated[int, Field(ge=1, le=LARGEST)] | Literal["B", "N"], ...] | None = None
+    """Sizes, where the graph leaves them open; B is the batch size and N the maximum tokens."""
+    in_place: bool | None = None
+    """Past and present may share a buffer."""
+
+
+class WrittenStates(StateSettings):
     """States of one kind. {layer} stands for a number, in both names."""
 
     past: str = Field(min_length=1)
     present: str = Field(min_length=1)
     kind: Kind
-    grows: int | Literal[False] | None = None
-    """The growing axis; False: none. Default: inferred."""
-    shape: tuple[int | str, ...] | None = None
-    """Sizes, where the graph leaves them open; B is the batch size and N the maximum tokens."""
-    window: int | None = Field(default=None, ge=1, le=LARGEST)
-    in_place: bool | None = None
-    """Past and present may share a buffer; default: inferred."""
 
 
 class Written(Record):
@@ -269,18 +238,16 @@ EMPTY_CONTRACT = Written()
 
 def read_written(path: Path) -> Written:
     """Read a contract file. Raises UsageError for invalid TOML or fields, PackageError if unreadable."""
-    if not path.is_file():
-        raise UsageError(f"`contract={path}`: no such file")
-    refuse_absent(path)
     try:
+        refuse_absent(path)
         raw = tomllib.loads(read_capped(path))
         # Through JSON, so that types are strict and arrays become tuples.
         return Written.model_validate_json(json.dumps(raw, default=str), strict=True)
-    except RecursionError as error:
-        raise UsageError(f"`contract={path}`: nested too deeply") from error
+    except FileNotFoundError as error:
+        raise UsageError(f"`contract={path}`: no such file") from error
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the file"  # states.0.kind
         raise UsageError(f"`contract={path}`: {place}: {first['msg']}") from error
-    except ValueError as error:  # tomllib raises ValueError for numbers with thousands of digits
+    except (ValueError, RecursionError) as error:  # ValueError also for numbers with thousands of digits
         raise UsageError(f"`contract={path}`: not TOML: {error}") from error

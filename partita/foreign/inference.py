@@ -1,25 +1,50 @@
-"""Infer a contract from plain facts: the roles of all inputs and outputs of a decoder's graphs. Pure.
+"""Infer a contract from names and shapes: the roles of all inputs and outputs of a decoder's graphs. Pure.
 
-Inputs that cannot be identified, and contradictions between configuration and graph, are errors.
+Inputs that cannot be identified are errors. The test run before the first prompt finds wrong inferences.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from partita import dtypes
 from partita.errors import PackageError
-from partita.foreign import GraphFacts, PortFact, Size
-from partita.foreign.evidence import EMPTY_CONTRACT, LAYER, Evidence, Written
-from partita.foreign.layouts import MERGED, Phase
-from partita.foreign.ports import INTEGERS, Meaning, by_name, called_otherwise, fits, logits_of, tokens_by_use
-from partita.foreign.shapes import CORRECT, Shapes, ShorterLimit, batch_axis, length_of, longest_of
-from partita.foreign.states import GQA, Pair, frequencies_change_at, layer_in, pair_up, rolls, rows_axis, window_of
+from partita.foreign import GraphFacts, Size
+from partita.foreign.evidence import EMPTY_CONTRACT, LAYER, Evidence, StateSettings, Written
+from partita.foreign.layouts import Phase
+from partita.foreign.ports import by_name, fits, logits_of, named_sizes, tokens_by_use
+from partita.foreign.states import (
+    GQA,
+    ROWS_AXIS,
+    Pair,
+    batch_axis,
+    frequencies_change_at,
+    growing_axis,
+    layer_in,
+    pair_up,
+    rolls,
+    rows_axis,
+    shares_buffer,
+    window_of,
+)
 from partita.observations.text_format import listing, plural
-from partita.package.contract import Contract, Dimension, GraphFile, Port, Role, State
+from partita.package.contract import Contract, GraphFile, Port, Role, State
 from partita.package.records import PortSource
 from partita.remedies import Remedy
 
+if TYPE_CHECKING:
+    from partita.runtime.place.onnx_model import ModelPort
+
+MOST_TOKENS = 4096
+"""Default N: the length of a static cache unless requested."""
+UNKNOWN_LENGTH = 2048
+"""N where neither the user nor a configuration has a length."""
+LONGEST = 1 << 24
+"""The maximum of a requested length."""
+HEADS_AXIS, WIDTH_AXIS = 1, 3
+"""Axes of heads and head size in keys and values [B, KV heads, N, head size]."""
 ROLES_OF_GENAI: Mapping[str, Role] = {
     "input_ids": "tokens",
     "attention_mask": "mask",
@@ -27,25 +52,12 @@ ROLES_OF_GENAI: Mapping[str, Role] = {
     "past_sequence_length": "write_start",
     "total_sequence_length": "total_length",
 }
-CURSORS: frozenset[Role] = frozenset(("mask", "positions", "last_index", "total_length", "write_start", "valid_length"))
-"""Roles that define the valid rows of a cache."""
 WRITTEN = "the contract file"
 """The source of settings in the user's contract."""
 WRITE_CONTRACT = Remedy("specify its role in a file", options=("--contract", "FILE.toml"))
-OTHER_INPUT = Remedy(
-    "export the model with a supported input, or specify the role of this input in a file",
-    options=("--contract", "FILE.toml"),
-)
-OTHER_FILE = Remedy("choose another file of the folder", options=("--variant", "NAME"))
-
-
-@dataclass(frozen=True, slots=True)
-class InferredContract:
-    """The result of the inference."""
-
-    contract: Contract
-    ports: tuple[PortSource, ...]
-    notes: tuple[str, ...]
+SPECIFY_AXIS = Remedy("specify its growing axis or its shape in a file", options=("--contract", "FILE.toml"))
+OTHER_TYPE = Remedy("export it with a cache of 16- or 32-bit floats, or 8-bit integers")
+CORRECT = Remedy("correct the contract file")
 
 
 @dataclass(slots=True)
@@ -60,318 +72,290 @@ class Inference:
     max_length: int | None = None
     """As requested by the user."""
     sources: dict[str, PortSource] = field(default_factory=dict)
+    """Set by `run`, as are the notes."""
     notes: list[str] = field(default_factory=list)
 
-    def run(self) -> InferredContract:
+    def run(self) -> Contract:
         """The contract. Raises PackageError where inference fails."""
-        main = next((graph for graph, phase in self.graphs if phase != "prefill"), self.graphs[0][0])
+        main, _ = next((entry for entry in self.graphs if entry[1] != "prefill"), self.graphs[0])
         self.check_written()
-        meant = {graph.file: self.inputs_of(graph) for graph, _ in self.graphs}
-        pairs = self.states_of(main, meant[main.file])
+        roles = {graph.file: self.roles_of(graph) for graph, _ in self.graphs}
+        pairs = self.states_of(main, roles[main.file])
         if not pairs:
-            self.check_causal(main)
-        for graph, phase in self.graphs:
-            self.check_states(graph, phase, meant[graph.file], pairs)
+            self.notes.append("its graph has no cache: every step runs on the whole sequence")
         presents = frozenset(pair.present.name for pair in pairs)
         logits = {graph.file: self.logits_port(graph, presents) for graph, _ in self.graphs}
-        batch = self.batch_size(main, meant[main.file])
-        whole = [pair for pair in pairs if not rolls(pair, main)]
-        axes = [self.rows_of(pair, main, meant[main.file]) for pair in whole]
-        length = length_of(
-            self.folder_path,
-            whole,
-            axes,
-            self.evidence,
-            self.written,
-            self.max_length,
-            self.notes,
-            short=self.shorter_limit(main, pairs),
-        )
+        symbol = _batch_symbol(main, roles[main.file])
+        batch = self.written.batch_size or (symbol if isinstance(symbol, int) else 1)
+        fixed = self.fixed_length(main, pairs, symbol, roles[main.file])
+        length = self.length(fixed, self.shorter_limits(main, pairs))
         vocab = self.vocab_size(logits[main.file], main)
-        symbol = self.batch_symbol(main, meant[main.file])
-        cursors = frozenset(name for name, meaning in meant[main.file].items() if meaning.role in CURSORS)
-        shapes = Shapes(self.folder_path, main, self.evidence, self.written, symbol, batch, length, cursors)
-        states = tuple(map(shapes.state, pairs))
+        states = tuple(self.state(pair, main, symbol, batch, length) for pair in pairs)
         files = tuple(
-            self.file(graph, phase, meant[graph.file], logits[graph.file], vocab) for graph, phase in self.graphs
+            _graph_file(graph, phase, roles[graph.file], logits[graph.file], vocab) for graph, phase in self.graphs
         )
-        return InferredContract(
-            Contract(
-                files=files,
-                states=states,
-                appends_chunks=self.appends_chunks(files, states, batch),
-                batch_size=batch,
-                max_length=length,
-                vocab_size=vocab,
-                weight_bytes=max(graph.weight_bytes for graph, _ in self.graphs),
-                max_length_limit=longest_of(whole, axes, self.evidence),
-                cacheless=not states,
-            ),
-            tuple(self.sources.values()),
-            tuple(self.notes),
+        return Contract(
+            files=files,
+            states=states,
+            appends_chunks=self.appends_chunks(files, states, batch),
+            batch_size=batch,
+            max_length=length,
+            vocab_size=vocab,
+            weight_bytes=max(graph.model.weight_bytes for graph, _ in self.graphs),
+            max_length_limit=None if fixed else self.evidence.max_length or LONGEST,
+            cacheless=not states,
         )
 
     def check_written(self) -> None:
         """Raise PackageError for a port or states of the contract file that no graph has."""
-        there = {port.name for graph, _ in self.graphs for port in (*graph.inputs, *graph.outputs)}
-        odd = [name for name in self.written.ports if name not in there]
-        if odd:
-            raise PackageError(
-                f"{self.folder_path}: {WRITTEN} has a port {odd[0]!r}, which is in none of the graphs", remedy=CORRECT
-            )
         inputs = {port.name for graph, _ in self.graphs for port in graph.inputs}
-        for states in self.written.states:
-            if all(layer_in(states.past, name, LAYER) is None for name in inputs):
-                raise PackageError(
-                    f"{self.folder_path}: {WRITTEN} has states {states.past!r}, but no graph has this input",
-                    remedy=CORRECT,
-                )
+        ports = inputs.union(port.name for graph, _ in self.graphs for port in graph.outputs)
+        odd = [f"a port {name!r}" for name in self.written.ports if name not in ports]
+        odd += [
+            f"states {states.past!r}"
+            for states in self.written.states
+            if all(layer_in(states.past, name, LAYER) is None for name in inputs)
+        ]
+        if odd:
+            raise PackageError(f"{self.folder_path}: {WRITTEN} has {odd[0]}, which no graph has", remedy=CORRECT)
 
     # --- inputs and outputs -------------------------------------------------------------------------------------------
 
-    def inputs_of(self, graph: GraphFacts) -> dict[str, Meaning]:
+    def roles_of(self, graph: GraphFacts) -> dict[str, Role]:
         """Input name -> role, for the inputs that are not states. Raises PackageError without an input of tokens."""
         named = {name: role for key, role in ROLES_OF_GENAI.items() if (name := self.evidence.names.get(key))}
-        found: dict[str, Meaning] = {}
+        last_indices = {name for node in graph.model.nodes if node.op_type == GQA for name in node.inputs[5:6]}
+        found: dict[str, tuple[Role, str]] = {}
         for port in graph.inputs:
-            if port.name in self.written.ports:
-                role = self.written.ports[port.name]
+            if role := self.written.ports.get(port.name):
                 if not fits(port, role):
-                    raise self.graph_error(
-                        graph, f"the input {port.declared} does not have the type and rank of {role}"
-                    )
-                found[port.name] = Meaning(role, WRITTEN)
-            elif self.written.state(port.name) is None and (meaning := by_name(port, named)) is not None:
-                # Olive names the last-index input after past lengths.
-                last = any(node.op_type == GQA and node.inputs[5:6] == (port.name,) for node in graph.nodes)
-                found[port.name] = replace(meaning, role="last_index") if last else meaning
-        if all(meaning.role != "tokens" for meaning in found.values()):
-            unidentified = {port.name: port for port in graph.inputs if port.name not in found}
-            name = tokens_by_use(graph, unidentified)
+                    what = f"the input {port.name} {port.declared} does not have the type and rank of {role}"
+                    raise self.graph_error(graph, what, CORRECT)
+                found[port.name] = role, WRITTEN
+            elif self.written.state(port.name) is None:
+                role, source = named.get(port.name), "configuration"
+                if role is None or not fits(port, role):
+                    role, source = by_name(port), "name, type and shape"
+                if role is not None:  # Olive names the last-index input after past lengths
+                    found[port.name] = "last_index" if port.name in last_indices else role, source
+        if all(role != "tokens" for role, _ in found.values()):
+            name = tokens_by_use(graph, [port for port in graph.inputs if port.name not in found])
             if name is None:
-                raise self.no_tokens(graph)
-            found[name] = Meaning("tokens", "the graph")
-        roles: dict[str, str] = {}
-        for name, meaning in found.items():
-            if meaning.role in roles:
-                raise self.graph_error(
-                    graph,
-                    f"inputs {roles[meaning.role]!r} and {name!r} could both be for {meaning.role}",
-                    WRITE_CONTRACT,
-                )
-            roles[meaning.role] = name
-            self.sources[name] = PortSource(name=name, meaning=meaning.role, source=meaning.source)
+                shown = listing(f"{port.name} {port.declared}" for port in graph.inputs[:5]) or "none"
+                what = f"no input for token ids was found; its inputs are {shown}"
+                raise self.graph_error(graph, what, WRITE_CONTRACT)
+            found[name] = "tokens", "the graph"
+        for name, (role, source) in found.items():
+            other = next(each for each, (its_role, _) in found.items() if its_role == role)
+            if other != name:
+                what = f"inputs {other!r} and {name!r} could both be for {role}"
+                raise self.graph_error(graph, what, WRITE_CONTRACT)
+            self.sources[name] = PortSource(name=name, meaning=role, source=source)
+        return {name: role for name, (role, _) in found.items()}
+
+    def logits_port(self, graph: GraphFacts, presents: frozenset[str]) -> ModelPort:
+        """The output of logits. Raises PackageError where it cannot be identified."""
+        given = next((name for name, role in self.written.ports.items() if role == "logits"), None)
+        name = given or self.evidence.names.get("logits")
+        found = logits_of(graph, name, self.evidence.vocab_size, presents)
+        if found is None:
+            shown = listing(f"{port.name} {port.declared}" for port in graph.outputs[:5])
+            what = f"no output with logits (last size = vocabulary) was found: {shown}"
+            raise self.graph_error(graph, what, WRITE_CONTRACT)
+        source = WRITTEN if given else "configuration" if name else "name, type and shape"
+        self.sources[found.name] = PortSource(name=found.name, meaning="logits", source=source)
         return found
 
-    def no_tokens(self, graph: GraphFacts) -> PackageError:
-        """The error for a graph without token ids."""
-        embeds = [port.name for port in graph.inputs if "embed" in port.name.lower()]
-        if embeds:
-            return self.graph_error(
-                graph,
-                f"takes embeddings ({embeds[0]!r}) instead of token ids, so it is one component of a "
-                "multi-file model, which Partita does not support",
-                OTHER_FILE,
+    def vocab_size(self, logits: ModelPort, graph: GraphFacts) -> int:
+        """The last size of the logits, else that of the contract file or the configuration."""
+        size, expected = logits.shape[-1] if logits.shape else None, self.evidence.vocab_size
+        if isinstance(size, int) and expected not in (0, size):
+            raise PackageError(
+                f"{self.folder_path}: {self.evidence.source} contradicts the graph: its vocabulary has {expected:,} "
+                f"tokens, but the logits of {graph.file} have {size:,}"
             )
-        shown = listing(port.declared for port in graph.inputs[:5]) or "none"
-        return self.graph_error(graph, f"no input for token ids was found; its inputs are {shown}", WRITE_CONTRACT)
-
-    def logits_port(self, graph: GraphFacts, presents: frozenset[str]) -> PortFact:
-        """The output of logits. Raises PackageError where it cannot be identified."""
-        given = [name for name, role in self.written.ports.items() if role == "logits"]
-        logits_name = given[0] if given else self.evidence.names.get("logits")
-        found = logits_of(graph, logits_name, self.evidence.vocab_size, presents)
-        if found is None:
-            shown = listing(port.declared for port in graph.outputs[:5])
-            raise self.graph_error(
-                graph, f"no output with logits (last size = vocabulary) was found: {shown}", WRITE_CONTRACT
-            )
-        source = WRITTEN if given else "configuration" if logits_name else "name, type and shape"
-        self.sources[found.name] = PortSource(name=found.name, meaning="logits", source=source)
+        found = size if isinstance(size, int) else self.written.vocab_size or expected
+        if not found:
+            raise self.graph_error(graph, "the vocabulary size is unknown", WRITE_CONTRACT)
         return found
 
     # --- states -------------------------------------------------------------------------------------------------------
 
-    def states_of(self, graph: GraphFacts, meant: Mapping[str, Meaning]) -> list[Pair]:
+    def states_of(self, graph: GraphFacts, roles: Mapping[str, Role]) -> list[Pair]:
         """The states of a graph. Raises PackageError for inputs that are neither ports nor states."""
-        pairs: list[Pair] = []
-        rest: list[PortFact] = []
+        written: list[Pair] = []
+        inputs: list[ModelPort] = []
         for port in graph.inputs:
-            if port.name in meant:
+            if port.name in roles:
                 continue
-            pair = self.written_pair(port, graph)
-            pairs += [pair] if pair is not None else []
-            rest += [port] if pair is None else []
-        outputs = [port for port in graph.outputs if all(port.name != pair.present.name for pair in pairs)]
-        found, unidentified = pair_up(rest, outputs, graph, self.evidence.names)
+            if (found := self.written.state(port.name)) is None:
+                inputs.append(port)
+                continue
+            states, layer = found
+            name = states.present.replace(LAYER, str(layer))
+            if (present := graph.output(name)) is None:
+                what = f"has the input {port.name!r}, but lacks the output {name!r} of the contract"
+                raise self.graph_error(graph, what, CORRECT)
+            written.append(Pair(port, present, layer, states.kind, WRITTEN))
+        presents = {pair.present.name for pair in written}
+        outputs = [port for port in graph.outputs if port.name not in presents]
+        inferred, unidentified = pair_up(inputs, outputs, graph, self.evidence.names)
         if unidentified:
-            raise self.not_understood(graph, unidentified)
-        pairs = sorted([*pairs, *found], key=lambda pair: (pair.layer, pair.past.name))
+            first, more = unidentified[0], len(unidentified) - 1
+            others = f" ({plural(more, 'other input')} likewise)" if more else ""
+            what = f"the input {first.name} {first.declared} cannot be identified by its name, type and shape{others}"
+            raise self.graph_error(graph, what, WRITE_CONTRACT)
+        pairs = sorted([*written, *inferred], key=lambda pair: (pair.layer, pair.past.name))
         for pair in pairs:
             meaning = f"{pair.kind} of layer {pair.layer}"
             for port in (pair.past, pair.present):
                 self.sources[port.name] = PortSource(name=port.name, meaning=meaning, source=pair.source)
         return pairs
 
-    def written_pair(self, port: PortFact, graph: GraphFacts) -> Pair | None:
-        """The pair in the contract file. Raises PackageError where its output does not exist."""
-        found = self.written.state(port.name)
-        if found is None:
-            return None
-        states, layer = found
-        name = states.present.replace("{layer}", str(layer))
-        present = graph.output(name)
-        if present is None:
-            raise self.graph_error(graph, f"has the input {port.name!r}, but lacks the output {name!r} of the contract")
-        return Pair(port, present, layer, states.kind, WRITTEN)
-
-    def check_causal(self, graph: GraphFacts) -> None:
-        """Raise PackageError for a graph without a cache that may not be a decoder: text encoders look the same."""
-        architecture = self.evidence.architecture
-        if architecture and not self.evidence.is_causal:
-            raise self.graph_error(
-                graph,
-                (f"has no cache, and {architecture} is not the name of a decoder, so it may not be able to generate"),
-            )
-        self.notes.append("its graph has no cache: every step runs on the whole sequence")
-
-    def not_understood(self, graph: GraphFacts, unidentified: Sequence[PortFact]) -> PackageError:
-        """The error for inputs that cannot be identified."""
-        first = unidentified[0]
-        others = f" ({plural(len(unidentified) - 1, 'other input')} likewise)" if len(unidentified) > 1 else ""
-        if (sign := called_otherwise(first)) is not None:
-            what = (
-                f"the input {first.declared} is named like {sign.role}, for which Partita supplies {sign.forms}{others}"
-            )
-            return self.graph_error(graph, what, OTHER_INPUT)
-        if first.dtype in INTEGERS or first.shape is None or len(first.shape) < 3:
-            what = f"the input {first.declared} cannot be identified by its name, type and shape"
-        else:
-            what = f"the cache input {first.declared} cannot be identified: it has no matching output"
-        return self.graph_error(graph, f"{what}{others}", WRITE_CONTRACT)
-
-    def check_states(
-        self, graph: GraphFacts, phase: Phase, meant: Mapping[str, Meaning], pairs: Sequence[Pair]
-    ) -> None:
-        """Raise PackageError when the graphs of a pair have different states."""
-        pasts = {pair.past.name for pair in pairs}
-        given = {port.name for port in graph.outputs}
-        odd = [port for port in graph.inputs if port.name not in meant and port.name not in pasts]
-        if odd:
-            raise self.not_understood(graph, odd)
-        lacking = [pair.present.name for pair in pairs if pair.present.name not in given]
-        if lacking:
-            raise self.graph_error(
-                graph, f"lacks the output {lacking[0]!r}, which continues the other graph's cache", OTHER_FILE
-            )
-        if phase != "prefill" and pasts - {port.name for port in graph.inputs}:
-            raise self.graph_error(graph, "lacks cache inputs of the other graph", OTHER_FILE)
-
-    def rows_of(self, pair: Pair, graph: GraphFacts, meant: Mapping[str, Meaning]) -> int | None:
-        """The axis of a state with one entry per token: of the contract file, else of the graph."""
-        found = self.written.state(pair.past.name)
-        if found is not None and found[0].grows not in (None, False):
-            return found[0].grows
-        ports = [graph.input(name) for name, meaning in meant.items() if meaning.role == "mask"]
-        masks = [port.shape for port in ports if port is not None and port.shape]
-        lengths = frozenset(shape[-1] for shape in masks if isinstance(shape[-1], int))
-        batch = batch_axis(self.batch_symbol(graph, meant), pair.past)
-        return rows_axis(pair, graph, batch, lengths)
-
-    # --- sizes --------------------------------------------------------------------------------------------------------
-
-    def batch_symbol(self, graph: GraphFacts, meant: Mapping[str, Meaning]) -> Size:
-        """The first size of the tokens: the name or number of the batch size."""
-        name = next(name for name, meaning in meant.items() if meaning.role == "tokens")
-        port = graph.input(name)
-        shape = () if port is None else port.shape or ()
-        return shape[0] if len(shape) > 1 else 1  # ids [S] are one sequence
-
-    def batch_size(self, graph: GraphFacts, meant: Mapping[str, Meaning]) -> int:
-        """B: fixed by the graph, else of the contract file, else 1."""
-        fixed = self.batch_symbol(graph, meant)
-        if not isinstance(fixed, int):
-            return self.written.batch_size or 1
-        if self.written.batch_size not in (None, fixed):
-            raise self.graph_error(
-                graph, f"the batch size is fixed to {fixed}, but is {self.written.batch_size} in the contract"
-            )
-        return fixed
-
-    def vocab_size(self, logits: PortFact, graph: GraphFacts) -> int:
-        """The last size of the logits, else that of the configuration or the contract file."""
-        size = logits.shape[-1] if logits.shape else None
-        if isinstance(size, int) and self.written.vocab_size not in (None, size):
-            size_text = f"{self.written.vocab_size:,}"
-            raise self.graph_error(graph, f"the logits have {size:,} tokens, but the contract has {size_text}", CORRECT)
-        expected = self.evidence.vocab_size
-        if isinstance(size, int) and expected not in (0, size):
-            raise PackageError(
-                f"{self.folder_path}: {self.evidence.source} contradicts the graph: its vocabulary has {expected:,} "
-                f"tokens, but the logits of {graph.file} have {size:,}"
-            )
-        found = size if isinstance(size, int) else self.written.vocab_size or self.evidence.vocab_size
-        if not found:
-            raise self.graph_error(graph, "the vocabulary size is unknown", WRITE_CONTRACT)
-        return found
-
-    def missing_window(self, graph: GraphFacts, pairs: Sequence[Pair]) -> int:
-        """The window of the configuration that no attention in the graph has; 0 where it may have it."""
-        makers = [graph.producer_of(pair.present.name) for pair in pairs]
-        window, compared = self.evidence.window, frozenset[int]().union(*(each.compared for each, _ in self.graphs))
-        by_operator = bool(makers) and all(node is not None and node.op_type == GQA for node in makers)
-        if any(window_of(pair, graph) for pair in pairs) or (
-            not by_operator and compared & {0, window - 1, window, window + 1}
-        ):
-            return 0
-        return window
-
-    def shorter_limit(self, graph: GraphFacts, pairs: Sequence[Pair]) -> ShorterLimit | None:
-        """The length up to which outputs match the model, where it is limited."""
-        source, window, found = self.evidence.source, self.missing_window(graph, pairs), []
-        if window:
-            reason = f"{source} has a window of {window:,} tokens, but the graph's attention has none"
-            found.append(ShorterLimit(window, reason))
-        in_graph, in_config = frequencies_change_at(graph), self.evidence.rope_length
-        if length := in_graph or in_config:
-            user = "the graph uses" if in_graph else "config.json has"
-            reason = f"{user} other rotary frequencies beyond {length:,} tokens, for which the cached keys are wrong"
-            found.append(ShorterLimit(length, reason))
-        return min(found, key=lambda each: each.length, default=None)
-
-    # --- files --------------------------------------------------------------------------------------------------------
-
-    def file(
-        self, graph: GraphFacts, phase: Phase, meant: Mapping[str, Meaning], logits: PortFact, vocab: int
-    ) -> GraphFile:
-        """One ONNX file with its ports."""
-        ports = [(graph.input(name), meaning.role) for name, meaning in meant.items()]
-        inputs = tuple(_port(port, role) for port, role in ports if port is not None)
-        tokens = next(port for port in inputs if port.role == "tokens")
-        fixed = tokens.shape[-1] if tokens.shape else None
-        if self.evidence.slides_inputs:
-            self.check_windows(graph, fixed, inputs)
-        return GraphFile(
-            file=graph.file,
-            phase=phase,
-            sequence_length=fixed if isinstance(fixed, int) else None,
-            nodes=graph.node_count,
-            inputs=inputs,
-            outputs=(_port(logits, "logits", vocab),),
+    def state(self, pair: Pair, graph: GraphFacts, symbol: Size, batch: int, length: int) -> State:
+        """One state. Raises PackageError where its shape or growing axis is unknown, and for an unsupported type."""
+        element = dtypes.find(pair.past.dtype)
+        if element is not None and element.storage is None:
+            what = f"numpy has no type for {element.name}, so Partita cannot store it"
+            raise self.state_error(pair, what, OTHER_TYPE)
+        declared = self.settings(pair)
+        shared, of_batch = shares_buffer(pair, graph), batch_axis(symbol, pair.past)
+        in_place = shared if declared.in_place is None else declared.in_place
+        axis = ROWS_AXIS if shared else growing_axis(pair, of_batch)
+        if declared.grows is not None:
+            axis = None if declared.grows is False else declared.grows
+        if axis is not None and not 0 <= axis < len(pair.shape):
+            raise self.state_error(pair, f"it lacks axis {axis}")
+        rows = window_of(pair, graph) or length if rolls(pair, graph) else length
+        return State(
+            past=pair.past.name,
+            present=pair.present.name,
+            layer=pair.layer,
+            kind=pair.kind,
+            shape=self.shape(pair, declared.shape, {of_batch: batch, axis: rows}, {"B": batch, "N": length}),
+            dtype=pair.past.dtype,
+            window=window_of(pair, graph),
+            rolling=rolls(pair, graph),
+            growing_axis=None if in_place else axis,
+            in_place=in_place,
         )
 
-    def check_windows(self, graph: GraphFacts, fixed: Size, inputs: Sequence[Port]) -> None:
-        """Raise PackageError for padded windows of inputs with a fixed number of tokens or mask length."""
-        whole = [port for port in inputs if port.role == "mask" and isinstance(port.shape[-1], int)]
-        if isinstance(fixed, int) or whole:
-            what = f"mask {whole[0].name!r}" if whole else "number of tokens"
-            raise self.graph_error(
-                graph,
-                f"{self.evidence.source} requires padded windows of inputs (slide_inputs), and the graph "
-                f"has a fixed {what}, which Partita does not support",
-                OTHER_FILE,
+    def settings(self, pair: Pair) -> StateSettings:
+        """The settings of a state in the contract file."""
+        found = self.written.state(pair.past.name)
+        return StateSettings() if found is None else found[0]
+
+    def shape(
+        self,
+        pair: Pair,
+        given: Sequence[int | str] | None,
+        axes: Mapping[int | None, int],
+        symbols: Mapping[str, int],
+    ) -> tuple[int, ...]:
+        """The sizes of a state: fixed ones, those of `axes`, and those of the configuration.
+
+        `given`: the shape in the contract file, with `symbols`. Raises PackageError for an unknown size.
+        """
+        declared = pair.past.shape
+        if given is not None:
+            sizes = tuple(symbols[size] if isinstance(size, str) else size for size in given)
+            fixed = declared if declared is not None else sizes
+            if len(sizes) != len(fixed) or any(
+                isinstance(known, int) and known != size for known, size in zip(fixed, sizes, strict=True)
+            ):
+                what = f"the contract gives it the shape [{', '.join(map(str, given))}], which contradicts the graph"
+                raise self.state_error(pair, what, CORRECT)
+            return sizes
+        if declared is None:
+            raise self.state_error(pair, "its rank is not declared")
+        found: list[int] = []
+        for axis, size in enumerate(declared):
+            known = size if isinstance(size, int) else axes.get(axis) or self.configured_size(pair, axis)
+            if not isinstance(known, int):
+                called = f" ({size})" if isinstance(size, str) else ""
+                raise self.state_error(pair, f"the size of axis {axis}{called} is symbolic and unknown")
+            found.append(known)
+        return tuple(found)
+
+    def configured_size(self, pair: Pair, axis: int) -> int | None:
+        """A size of keys and values [B, KV heads, T, head size] that the graph leaves open."""
+        if pair.kind not in ("key", "value") or len(pair.shape) != WIDTH_AXIS + 1:
+            return None
+        packed = pair.past.dtype == "uint8"  # two 4-bit numbers per byte
+        width = self.evidence.head_size // 2 if packed else self.evidence.head_size
+        return {HEADS_AXIS: self.evidence.kv_heads, WIDTH_AXIS: width}.get(axis) or None
+
+    # --- lengths ------------------------------------------------------------------------------------------------------
+
+    def fixed_length(
+        self, graph: GraphFacts, pairs: Sequence[Pair], symbol: Size, roles: Mapping[str, Role]
+    ) -> int | None:
+        """The length of the cache, where the graph fixes it for all keys."""
+        masks = [graph.input(name) for name, role in roles.items() if role == "mask"]
+        lengths = frozenset(port.shape[-1] for port in masks if port is not None and port.shape)
+        sizes: list[Size] = []
+        for pair in pairs:
+            axis = self.settings(pair).grows
+            if axis is None or axis is False:
+                axis = rows_axis(pair, graph, batch_axis(symbol, pair.past), lengths)
+            if pair.kind == "key" and axis is not None and axis < len(pair.shape) and not rolls(pair, graph):
+                sizes.append(pair.shape[axis])
+        fixed = [size for size in sizes if isinstance(size, int)]
+        return min(fixed) if fixed and len(fixed) == len(sizes) else None
+
+    def length(self, fixed: int | None, limits: Sequence[tuple[int, str]]) -> int:
+        """N: the fixed length, or as requested; else the configuration's default or limit, capped.
+
+        `limits`: lengths up to which outputs match the model, with the reasons; exceeded only on request. Raises
+        PackageError for a request above the limit of graph and configuration.
+        """
+        source, asked = self.evidence.source, self.max_length or self.written.max_length
+        most = fixed or self.evidence.max_length
+        if asked and most and asked > most:
+            allows = "the graph" if fixed else source
+            raise PackageError(f"{self.folder_path}: `max_length={asked}`: {allows} allows {most}")
+        if fixed and self.max_length and self.max_length < fixed:
+            self.notes.append(
+                f"`max_length={self.max_length}`: ignored, the cache of this graph has a fixed length of {fixed:,} "
+                "tokens"
             )
-        self.notes.append("prompts are prefilled in chunks, which may differ from the window size of slide_inputs")
+        usual = min(filter(None, (self.evidence.usual_length, most)), default=0)
+        chosen = fixed or asked
+        length = chosen or min(usual or UNKNOWN_LENGTH, MOST_TOKENS)
+        shorter, reason = min(limits, default=(length, ""))
+        if shorter < length:
+            used = "" if chosen else f"the maximum length is {shorter:,} tokens; "
+            self.notes.append(f"{reason}: {used}results for longer sequences may differ from the model")
+            return length if chosen else shorter
+        if not (chosen or usual):
+            self.notes.append(f"the maximum length is unknown: {UNKNOWN_LENGTH:,} tokens are used")
+        elif not chosen and length < (most or usual):
+            self.notes.append(f"{source} supports {most or usual:,} tokens; {length:,} are used")
+        return length
+
+    def shorter_limits(self, graph: GraphFacts, pairs: Sequence[Pair]) -> list[tuple[int, str]]:
+        """Lengths up to which outputs match the model, where they are limited, with the reasons."""
+        source, window, found = self.evidence.source, self.evidence.window, []
+        if window and not self.may_have_window(graph, pairs):
+            found.append((window, f"{source} has a window of {window:,} tokens, but the graph's attention has none"))
+        in_graph = frequencies_change_at(graph)
+        if length := in_graph or self.evidence.rope_length:
+            user = "the graph uses" if in_graph else "config.json has"
+            reason = f"{user} other rotary frequencies beyond {length:,} tokens, for which the cached keys are wrong"
+            found.append((length, reason))
+        return found
+
+    def may_have_window(self, graph: GraphFacts, pairs: Sequence[Pair]) -> bool:
+        """Whether attention operators have a window, or standard operators may have the configuration's in a mask."""
+        makers = [graph.producers.get(pair.present.name) for pair in pairs]
+        if any(window_of(pair, graph) for pair in pairs):
+            return True
+        if makers and all(node is not None and node.op_type == GQA for node in makers):
+            return False
+        sizes = {abs(number) - self.evidence.window for each, _ in self.graphs for number in each.integers.values()}
+        return not sizes.isdisjoint((-1, 0, 1)) or any(each.has_masks for each, _ in self.graphs)
+
+    # --- the rest -----------------------------------------------------------------------------------------------------
 
     def appends_chunks(self, files: Sequence[GraphFile], states: Sequence[State], batch: int) -> bool:
         """Whether a step may have several tokens after past ones."""
@@ -379,8 +363,7 @@ class Inference:
             return self.written.appends_chunks
         # optimum traced its branch for past for one token
         merged = any(port.role == "cache_branch" for file in files for port in file.inputs)
-        named = any(MERGED in file.file for file in files)
-        if merged or named or len(files) > 1:
+        if merged or len(files) > 1:
             self.notes.append(
                 "tokens after the first prefill run one at a time, because its graph with past may support no more"
             )
@@ -392,12 +375,34 @@ class Inference:
         """The error for a graph."""
         return PackageError(f"{self.folder_path}/{graph.file}: {what}", remedy=remedy)
 
+    def state_error(self, pair: Pair, what: str, remedy: Remedy = SPECIFY_AXIS) -> PackageError:
+        """The error for a state."""
+        past = f"{pair.past.name} {pair.past.declared}"
+        return PackageError(f"{self.folder_path}: the cache input {past}: {what}", remedy=remedy)
 
-def _port(port: PortFact, role: Role, last: int | None = None) -> Port:
-    """A port of the contract; unnamed sizes get the name of their axis."""
-    shape: list[Dimension] = [
-        f"{port.name}_{axis}" if size is None else size for axis, size in enumerate(port.shape or ())
+
+def _batch_symbol(graph: GraphFacts, roles: Mapping[str, Role]) -> Size:
+    """The first size of the tokens: the name or number of the batch size."""
+    shape = next(port.shape for port in graph.inputs if roles.get(port.name) == "tokens") or ()
+    return shape[0] if len(shape) > 1 else 1  # ids [S] are one sequence
+
+
+def _graph_file(graph: GraphFacts, phase: Phase, roles: Mapping[str, Role], logits: ModelPort, vocab: int) -> GraphFile:
+    """One ONNX file with its ports."""
+    ports = [
+        Port(name=port.name, role=roles[port.name], shape=named_sizes(port), dtype=port.dtype)
+        for port in graph.inputs
+        if port.name in roles
     ]
-    if last is not None and shape:
-        shape[-1] = last
-    return Port(name=port.name, role=role, shape=tuple(shape), dtype=port.dtype)
+    tokens = next(port for port in ports if port.role == "tokens")
+    fixed = tokens.shape[-1] if tokens.shape else None
+    sizes = (*named_sizes(logits)[:-1], vocab) if logits.shape else ()
+    scores = Port(name=logits.name, role="logits", shape=sizes, dtype=logits.dtype)
+    return GraphFile(
+        file=graph.file,
+        phase=phase,
+        sequence_length=fixed if isinstance(fixed, int) else None,
+        nodes=len(graph.model.nodes) + len(graph.model.subgraph_nodes),
+        inputs=tuple(ports),
+        outputs=(scores,),
+    )

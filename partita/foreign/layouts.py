@@ -24,8 +24,8 @@ SUFFIX = ".onnx"
 PLAIN = "model"
 """The user's name for the variant of a file without a suffix."""
 MERGED, FIRST, LATER = "decoder_model_merged", "decoder_model", "decoder_with_past_model"
-STEMS = (PLAIN, MERGED, LATER, FIRST)
-"""File names of a decoder without their variant; longer names before their prefixes."""
+DECODER = re.compile(rf"({PLAIN}|{MERGED}|{LATER}|{FIRST})(?:_(.*))?")
+"""File names of a decoder without their ending, and their variant."""
 OTHER_MODELS = re.compile(
     r"(^|_)(encoder|vision|visual|image|audio|speech|text_encoder|text_model|embed_tokens|embeddings?|unet|vae"
     r"|prepare_inputs_embeds|projector|vocoder)(_|$)"
@@ -51,8 +51,7 @@ class Candidate:
 
 def onnx_files(names: Iterable[str]) -> tuple[str, ...]:
     """The ONNX files among the names, in the folder and its subfolder onnx/."""
-    homes = (".", SUBFOLDER)
-    return tuple(sorted(n for n in names if n.endswith(SUFFIX) and str(PurePosixPath(n).parent) in homes))
+    return tuple(sorted(n for n in names if n.endswith(SUFFIX) and str(PurePosixPath(n).parent) in (".", SUBFOLDER)))
 
 
 def refuse_other_models(folder: object, names: Sequence[str]) -> None:
@@ -93,14 +92,8 @@ def _files(of: dict[str, str]) -> tuple[tuple[str, Phase], ...]:
 
 def _split(stem: str) -> tuple[str, str] | None:
     """Stem and variant of a file's name: model_q4f16 -> model, q4f16; None for other names."""
-    for known in STEMS:
-        if stem == known:
-            return known, ""
-        if known != FIRST and stem.startswith(f"{known}_"):
-            return known, stem[len(known) + 1 :]
-    if stem.startswith(f"{FIRST}_"):
-        return FIRST, stem[len(FIRST) + 1 :]
-    return None
+    found = DECODER.fullmatch(stem)
+    return None if found is None else (found[1], found[2] or "")
 
 
 def choose(folder: object, found: Sequence[Candidate], variant: str | None) -> Candidate:

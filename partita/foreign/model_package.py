@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -22,14 +22,21 @@ COMPONENT, SHARED = "component.json", "shared_assets"
 Parsed = TypeVar("Parsed", bound=BaseModel)
 HASH = "sha256:"
 WEIGHTS_OPTION = "session.model_external_initializers_file_folder_path"
-MAJOR = "1"
-"""Major version of the format."""
+
+
+class _Executor(BaseModel):
+    model_file: str
+    session_options: dict[str, str] = {}
+
+
+class _Executors(BaseModel):
+    ort: str | _Executor
 
 
 class _VariantFile(BaseModel):
     variant_directory: str | None = None
     ep: str | None = None
-    executor_info: dict[str, str | dict[str, Any]] = {}
+    executor_info: _Executors
 
 
 class _ComponentFile(BaseModel):
@@ -40,11 +47,6 @@ class _ManifestFile(BaseModel):
     schema_version: str | int
     components: dict[str, str | _ComponentFile]
     shared_assets: dict[str, str] = {}
-
-
-class _Executor(BaseModel):
-    model_file: str
-    session_options: dict[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +85,8 @@ def is_folder(path: Path) -> bool:
 def read_variants(folder: Path) -> tuple[Variant, ...]:
     """Every variant of a model package. Raises PackageError when a file is missing, damaged or outside the folder."""
     manifest = _parse(folder / MANIFEST, _ManifestFile)
-    if str(manifest.schema_version).partition(".")[0] != MAJOR:
-        raise PackageError(
-            f"{folder}: model package of format {manifest.schema_version}; Partita reads format {MAJOR}.x"
-        )
+    if str(manifest.schema_version).partition(".")[0] != "1":
+        raise PackageError(f"{folder}: model package of format {manifest.schema_version}; Partita reads format 1.x")
     found = []
     for component, value in manifest.components.items():
         home = folder
@@ -126,11 +126,9 @@ def _read_variant(
 ) -> Variant:
     """A variant of a component in the folder `home`."""
     place = _inside(folder, home, variant.variant_directory or name)
-    info = variant.executor_info.get("ort")
-    if isinstance(info, str):
-        executor = _parse(_resolve(folder, place, info, shared), _Executor)
-    else:
-        executor = _checked(info or {}, f"{folder}: variant {name} of {component}: executor_info.ort", _Executor)
+    executor = variant.executor_info.ort
+    if isinstance(executor, str):
+        executor = _parse(_resolve(folder, place, executor, shared), _Executor)
     path = _resolve(folder, place, executor.model_file, shared)
     weights = executor.session_options.get(WEIGHTS_OPTION)
     home_of_data = None if weights is None else _resolve(folder, place, weights, shared)
@@ -157,13 +155,8 @@ def _parse(path: Path, kind: type[Parsed]) -> Parsed:
         value = read_json_value(path)
     except (OSError, ValueError) as error:
         raise PackageError(f"{path}: not readable as JSON ({error})") from error
-    return _checked(value, str(path), kind)
-
-
-def _checked(value: object, where: str, kind: type[Parsed]) -> Parsed:
-    """A JSON value as a record. Raises PackageError."""
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise PackageError(f"{where}: field {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        deepest = max(error.errors(), key=lambda each: len(each["loc"]))  # a file name is allowed instead of a record
+        raise PackageError(f"{path}: field {'.'.join(map(str, deepest['loc']))}: {deepest['msg']}") from error

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Annotated, Final, Literal
@@ -74,8 +74,6 @@ reading."""
 
 TOLERANCES = {name: precision.tolerance for name, precision in PRECISIONS.items()}
 """Precision -> maximum max_rel_error against the float32 source model."""
-ROUNDED_CACHE = "int8"
-"""The precision whose tolerance applies to a quantised cache."""
 SHOWN = 200
 """Maximum characters of a name from a file in a message."""
 
@@ -235,7 +233,7 @@ class Manifest(Record):
     def tolerance(self) -> float:
         """Maximum max_rel_error against the float32 model, of rounded or equal weights. Raises KeyError."""
         if self.quantised_cache is not None:
-            return TOLERANCES[ROUNDED_CACHE]
+            return TOLERANCES["int8"]
         narrow = self.half_precision if self.packed is None else None
         exact = narrow is not None and (not narrow.rounded or narrow.compared == "rounded")
         return EXACT.tolerance if exact else precision(self.graph.precision).tolerance
@@ -312,10 +310,11 @@ def read_manifest(folder: Path) -> Manifest:
     except PermissionError as error:
         raise unreadable(folder) from error
     refuse_absent(path)
+    remove_first = REMOVE_FIRST.filled(checkpoint="CHECKPOINT", out=folder)
     try:
         raw = parsed_record(read_capped(path))
     except ValueError as error:
-        raise PackageError(f"{path}: damaged, not JSON ({error})", remedy=_remove_first(folder)) from error
+        raise PackageError(f"{path}: damaged, not JSON ({error})", remedy=remove_first) from error
     if isinstance(raw, dict) and raw.keys() >= MODEL_PACKAGE:
         raise PackageError(
             f"{folder}: a model package of ONNX Runtime, which only place and inspect read", remedy=GIVE_MODEL
@@ -331,39 +330,27 @@ def read_manifest(folder: Path) -> Manifest:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        unlisted = any(each["loc"][:1] == ("files",) for each in error.errors())
-        remedy = _remove_first(folder) if unlisted else export_again_remedy(folder)
-        raise PackageError(f"{path}: field {where}: {first['msg']}", remedy=remedy) from error
-
-
-def _remove_first(folder: Path) -> Remedy:
-    """The remedy for a package whose manifest does not list its files, which export does not replace."""
-    return REMOVE_FIRST.filled(checkpoint="CHECKPOINT", out=folder)
+        raise PackageError(f"{path}: field {where}: {first['msg']}", remedy=remove_first) from error
 
 
 def check_files(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
     """Check that every file is in the folder, with its size and, on request, hash. Raises PackageError."""
-
-    def broken(path: Path, what: str) -> PackageError:
-        if manifest.foreign is None and read_manifest(folder) != manifest:
-            raise PackageError(f"{folder}: was replaced by another export during reading; run the command again")
-        return PackageError(f"{path}: {what}", remedy=export_again_remedy(folder, manifest))
-
+    remedy = export_again_remedy(folder, manifest)
     needed = {WEIGHTS, *(graph.file for graph in manifest.graph.files)}
     for record in manifest.files:
         path = path_inside(folder, record.name)
         if not path.is_file():
-            raise broken(path, "missing from the package")
+            raise PackageError(f"{path}: missing from the package", remedy=remedy)
         if hashes or record.name in needed or path.stat().st_size != record.size_bytes:
             refuse_absent(path)
         size = path.stat().st_size
         if size != record.size_bytes:
-            raise broken(path, f"{size:,} bytes, the manifest states {record.size_bytes:,}")
+            raise PackageError(f"{path}: {size:,} bytes, the manifest states {record.size_bytes:,}", remedy=remedy)
         if hashes and record.sha256 and sha256_of(path) != record.sha256:
-            raise broken(path, "changed since export: its SHA-256 does not match the manifest")
+            what = "changed since export: its SHA-256 does not match the manifest"
+            raise PackageError(f"{path}: {what}", remedy=remedy)
     if manifest.verification.status == "verified" and manifest.file(KNOWN_ANSWER) is None:
-        problem = f"verified, but its manifest does not list {KNOWN_ANSWER}"
-        raise PackageError(f"{folder}: {problem}", remedy=export_again_remedy(folder, manifest))
+        raise PackageError(f"{folder}: verified, but its manifest does not list {KNOWN_ANSWER}", remedy=remedy)
 
 
 def export_again_remedy(folder: Path, manifest: Manifest | None = None) -> Remedy:
@@ -376,24 +363,21 @@ def export_again_remedy(folder: Path, manifest: Manifest | None = None) -> Remed
     known = checkpoint if "/" in checkpoint else "CHECKPOINT"
     how = HOW.get(graph.attention, ("--attention", graph.attention))
     explicit = {"--precision", "--max-length", "--batch-size", "--attention", *how}
+    recorded = [
+        word
+        for name, values in manifest.options.items()
+        for value in values or (None,)
+        for word in (f"--{name}", value)
+        if f"--{name}" not in explicit and word is not None
+    ]
     return EXPORT_LIKE.filled(
         checkpoint=known,
         out=folder,
-        how=(*how, *(word for word, option in _recorded_options(manifest) if option not in explicit)),
+        how=(*how, *recorded),
         precision=graph.precision,
         max_length=graph.max_length,
         batch_size=graph.batch_size,
     )
-
-
-def _recorded_options(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """The recorded words of the export's command line, each with its option."""
-    for name, values in manifest.options.items():
-        option = f"--{name}"
-        for value in values or (None,):
-            yield option, option
-            if value is not None:
-                yield value, option
 
 
 def refuse_absent(path: Path) -> None:

@@ -8,6 +8,8 @@ import pytest
 
 from partita.errors import PackageError
 from partita.foreign.folder import Choice, open_folder
+from partita.providers.resolve import parse_chain
+from partita.runtime.generate.runner import load_runner
 from tests.foreign.test_any_decoder import PROMPT, folder_of, tokens
 from tests.runtime.generate.test_cache import adding
 
@@ -118,28 +120,31 @@ def test_three_dimensional_positions_are_filled_for_text(which: int, tmp_path: P
     for chunk in (100, 3):
         assert tokens(folder, [PROMPT], Choice(), chunk) == [adding(PROMPT, 6)]
     odd = folder_of(text.replace(IN_THREE, IN_THREE.replace("3", "4")), tmp_path / "odd")
-    with pytest.raises(PackageError, match=r"position_ids .* is named like positions, .* or as \[3,\?,\?\]"):
+    with pytest.raises(PackageError, match=r"position_ids int64\[4,1,S\] cannot be identified"):
         open_folder(odd)
 
 
-def test_cache_shifting_all_rows_is_rejected(tmp_path: Path) -> None:
-    """The mask marks the first rows valid, but the graph stores them last: every token would be wrong."""
-    folder = folder_of(fixed(MOVED), tmp_path / "moved")
-    with pytest.raises(PackageError, match=r"past_key_0 float32\[1,1,32,1\].*each step moves all rows"):
-        open_folder(folder)
-
-
 @pytest.mark.parametrize(
-    "text", [fixed("present_key_0 = Add(past_key_0, new)"), fixed(SCATTERED, "input_ids")], ids=["added", "no cursor"]
+    ("text", "said"),
+    [
+        (fixed(MOVED), "two texts of 6 tokens that differ in one have the same logits"),
+        (fixed(MOVED).replace("[1,S]", "[1,1]"), "two texts of 6 tokens that differ in one have the same logits"),
+        (fixed("present_key_0 = Add(past_key_0, new)"), "the test run of 6 tokens before the first prompt failed"),
+        (fixed(SCATTERED, "input_ids"), "the test run of 6 tokens before the first prompt failed"),
+        (fixed(SCATTERED.replace("place", "none")), "two texts of 6 tokens that differ in one have the same logits"),
+    ],
+    ids=["moved", "moved, single tokens", "added", "at the token", "at one place"],
 )
-def test_unknown_row_position_requires_contract(text: str, tmp_path: Path) -> None:
+def test_fixed_cache_not_written_at_positions_fails_test_run(text: str, said: str, tmp_path: Path) -> None:
+    """The mask marks the first rows valid, but the graph stores rows elsewhere: every token would be wrong."""
+    text = text.replace("  place = Reshape", "  none = Sub(position_ids, position_ids)\n  place = Reshape")
+    text = text.replace("past_key_0, none, new", "past_key_0, nowhere, new")
+    text = text.replace("  present_key_0 = Scatter", "  nowhere = Reshape(none, four)\n  present_key_0 = Scatter")
     folder = folder_of(text, tmp_path / "odd")
-    with pytest.raises(PackageError, match="the position of new rows in 'present_key_0' is unknown.*--contract"):
-        open_folder(folder)
-    contract = tmp_path / "contract.toml"
-    contract.write_text('[[states]]\npast = "past_key_0"\npresent = "present_key_0"\nkind = "key"\ngrows = false\n')
-    (state,) = open_folder(folder, Choice(contract=contract)).graph.states
-    assert (state.growing_axis, state.shape) == (None, (1, 1, 32, 1))
+    manifest = open_folder(folder)
+    assert (manifest.graph.states[0].growing_axis, manifest.graph.max_length) == (None, 32)
+    with pytest.raises(PackageError, match=f"{said}.*--contract"):
+        load_runner(folder, parse_chain("cpu"), manifest=manifest)
 
 
 def arranged(
@@ -226,9 +231,6 @@ def test_fused_cache_with_arbitrary_names_is_recognised(names: tuple[str, str], 
 
 def test_prefix_saving_requires_batch_as_first_cache_axis(tmp_path: Path) -> None:
     """In the gpt2 layout the first axis separates keys and values."""
-    from partita.providers.resolve import parse_chain
-    from partita.runtime.generate.runner import load_runner
-
     for layout, wanted in (("fused", True), ("gpt2", False)):
         folder = folder_of(GROWING[layout], tmp_path / layout)
         with load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder)) as runner:

@@ -108,7 +108,7 @@ def test_inspect_shows_every_variant_and_counts_shared_weights_once(folder, mani
         (lambda m: m.update(components={"main": "gone"}), "gone: not readable as JSON"),
         (lambda m: m.update(components=[]), "field components"),
         (lambda m: variants(m)["cpu"].update(variant_directory="/etc"), "outside the model folder"),
-        (lambda m: variants(m)["cpu"].update(executor_info={}), "executor_info.ort: field model_file"),
+        (lambda m: variants(m)["cpu"].update(executor_info={}), r"executor_info\.ort: Field required"),
         (
             lambda m: variants(m)["cpu"]["executor_info"]["ort"].update(model_file="../../../m.onnx"),
             "outside the model",

@@ -67,11 +67,13 @@ def _rehearse(folder: str, runner: Runner, text: Sequence[int], *, rounds: bool)
     whole = [_logits(runner, text[:length], length, first=length)[-1] for length in lengths]
     if np.isnan(whole).any() or not all(np.isfinite(logits.max()) for logits in whole):
         return contract.appends_chunks  # the error is raised for the user's own text
-    if runner.graph("prefill").graph.sequence_length == 1 and not contract.cacheless:
-        found = _logits(runner, [text[-1], *text[1:]], len(text), first=len(text))[-1]
+    single = runner.graph("prefill").graph.sequence_length == 1 and not contract.cacheless
+    if single or any(state.growing_axis is None and not state.in_place for state in contract.states):
+        # The parts agree, too, where all rows but the last are hidden or overwritten.
+        found = _logits(runner, [*text[:-2], text[-2] + 1, text[-1]], len(text), first=len(text))[-1]
         if np.array_equal(found, whole[-1]):
             raise PackageError(
-                f"{folder}: two texts of {len(text)} tokens with different beginnings have the same logits, so "
+                f"{folder}: two texts of {len(text)} tokens that differ in one have the same logits, so "
                 f"{_suspects(contract)} interpreted wrongly",
                 remedy=LOOK,
             )
