@@ -1,4 +1,4 @@
-"""`partita inspect`, `providers` and `doctor`: a package, or this machine, without running anything."""
+"""`partita inspect`, `plan`, `providers` and `doctor`: a model, or this machine, without running anything."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from importlib import metadata
 
 from partita.commands.outputs import prepare
 from partita.commands.results import DoctorResult
-from partita.commands.terminal import print_record, write_stdout
+from partita.commands.terminal import TERMINAL, Bars, print_record, write_stdout
+from partita.errors import ReportCheckError
 from partita.library.inspecting import run_inspection
 from partita.library.place.support import providers
 from partita.observations.text_format import human_bytes
-from partita.options.inspection import DoctorCommand, InspectCommand, ProvidersCommand
+from partita.options.inspection import DoctorCommand, InspectCommand, PlanCommand, ProvidersCommand
 from partita.options.reports import DiffCommand
 from partita.runtime.cpu.cores import cpu_name
 from partita.runtime.machine import PACKAGES
@@ -56,6 +57,19 @@ def describe(result: DoctorResult) -> list[str]:
     lines = [f"{name:<{wide}}  {' '.join(value.split())}" for name, value in rows]
     problems = [f"problem: {found.reason}: {found.evidence}; {found.remedy}" for found in machine.findings]
     return [*lines, *(problems or ["no problems found"])]
+
+
+def plan(options: PlanCommand) -> None:
+    """Plan and show. Then raises ReportCheckError if the model does not fit."""
+    from partita.capacity.document import headline, largest
+    from partita.library.planning import make_plan
+
+    showing = prepare(options)
+    with Bars() as bars:
+        found = make_plan(options, bars, TERMINAL)
+    showing.show(found)
+    if not found.fits:
+        raise ReportCheckError(f"{found.model}: {headline(found)}; largest that fit: {largest(found)}")
 
 
 def inspect(options: InspectCommand) -> None:
