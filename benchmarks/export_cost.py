@@ -79,16 +79,13 @@ def main() -> None:
     parser.add_argument("--max-length", type=int)
     parser.add_argument("--target", default="cpu")
     given = parser.parse_args()
-    from partita.library.exporting import own_compile_cache
+    from partita.library.exporting import run_export
+    from partita.options.export import ExportOptions
 
     table = Table()
-    with own_compile_cache():
-        from partita.library.exporting import run_export
-        from partita.options.export import ExportOptions
-
-        words = {name: getattr(given, name) for name in ("precision", "block_size", "max_length")}
-        options = ExportOptions(checkpoint=given.checkpoint, out=given.out, force=True, target=given.target, **words)
-        run_export(options, table)
+    words = {name: getattr(given, name) for name in ("precision", "block_size", "max_length")}
+    options = ExportOptions(checkpoint=given.checkpoint, out=given.out, force=True, target=given.target, **words)
+    run_export(options, table)
     rows = [*table.rows, table.between.end()]
     print(f"{'stage':28} {'seconds':>8} {'CPU s':>8} {'peak MiB':>9} {'left MiB':>9}")
     for row in rows:

@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from partita.options.sampling import Sampling
+from partita.options.generation import Sampling
 from partita.runtime.generate.choice.sampling import make_sampler
 
 VOCABULARY = 151_936

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     )
     from partita.library.api import ArgumentError
     from partita.library.batches.batch_run import BatchRunResult, generate_file
-    from partita.library.bench.benchmark import BenchResult, bench
+    from partita.library.bench import BenchResult, bench
     from partita.library.drifting import drift
     from partita.library.engine.requests import CompletionResult, RequestOutput, Ticket, Work
     from partita.library.exporting import ExportResult, export
@@ -58,7 +58,7 @@ _HOMES = {
         "ReportCheckError ReportError ResourceError UnsupportedModelError UsageError"
     ),
     "library.batches.batch_run": "BatchRunResult generate_file",
-    "library.bench.benchmark": "BenchResult bench",
+    "library.bench": "BenchResult bench",
     "library.api": "ArgumentError",
     "library.drifting": "drift",
     "library.exporting": "ExportResult export",

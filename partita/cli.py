@@ -17,7 +17,7 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
-from typing import Annotated, TextIO
+from typing import Annotated
 
 import typer
 from typer.exceptions import Abort, Exit, TyperException
@@ -48,6 +48,7 @@ VERBS = (
             "run ./package --system 'You answer in one sentence.'",
             'run openai-community/gpt2 "Once upon a time" --raw',
         ),
+        "generate:run_any",
     ),
     Verb(
         "generate",
@@ -98,10 +99,7 @@ VERBS = (
         "plan",
         "inspection:PlanCommand",
         "Show whether a model fits a device, and how fast it is there.",
-        (
-            "plan ./my-checkpoint --precision int4 --batch 4",
-            "plan ./my-checkpoint --device h100 --batch 8 --json",
-        ),
+        ("plan ./my-checkpoint --precision int4 --batch 4", "plan ./my-checkpoint --device h100 --batch 8 --json"),
         "inspection:plan",
     ),
     Verb(
@@ -142,7 +140,7 @@ VERBS = (
     ),
     Verb(
         "bench",
-        "bench:BenchCommand",
+        "inspection:BenchCommand",
         "Benchmark one prompt on several providers.",
         ("bench ./package --providers webgpu cpu", "bench ./package --against ./package-int4 --provider cpu"),
     ),
@@ -226,7 +224,7 @@ report = typer.Typer(
 app.add_typer(report)
 cache = typer.Typer(
     name="cache",
-    cls=group_of(CACHE_VERBS, "run:{name}_cached", "cache "),
+    cls=group_of(CACHE_VERBS, "generate:{name}_cached", "cache "),
     help="List or remove packages that were exported once for `run` and other verbs.",
     invoke_without_command=True,
     rich_markup_mode=None,
@@ -291,14 +289,14 @@ def main() -> None:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        _drop(sys.stdout)
+        process.drop_output(1)
     except OSError as error:  # a full disk; verbs report their own failed writes
         code = code or _fail(error, debug=debug)
-        _drop(sys.stdout)
+        process.drop_output(1)
     try:
         sys.stderr.flush()
     except OSError:
-        _drop(sys.stderr)
+        process.drop_output(2)
     _leave(code)
 
 
@@ -337,14 +335,14 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
     except Exit as error:
         return error.exit_code
     except BrokenPipeError:
-        _drop(sys.stdout)
+        process.drop_output(1)
         return 0
     except (Exception, KeyboardInterrupt, TerminatedError) as error:  # noqa: BLE001 - a user never meets a traceback
         return _fail(error, debug=debug, as_json=as_json)
     except SystemExit as error:
         # typer ends the process after completion, and with code 1 when the reader of a help text has gone.
         if isinstance(error.__context__, BrokenPipeError):
-            _drop(sys.stdout)
+            process.drop_output(1)
         elif error.code:
             raise
         return 0
@@ -415,8 +413,3 @@ def _usage_error(error: TyperException) -> str:
         message = f"{getattr(error, 'message', message)}. Did you mean {near[0]}?"
     context = getattr(error, "ctx", None)
     return f"{message} (see {context.command_path if context else PROGRAM} --help)"
-
-
-def _drop(stream: TextIO) -> None:
-    """Discard unwritten output of a standard stream; otherwise Python fails at exit with its own exit code."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

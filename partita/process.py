@@ -114,3 +114,10 @@ def fill(descriptor: int, mode: int) -> None:
         os.close(null)
     else:
         os.set_inheritable(descriptor, True)
+
+
+def drop_output(descriptor: int) -> None:
+    """Redirect descriptor 1 or 2 to the null device, because Python flushes at exit and would fail."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, descriptor)
+    os.close(null)

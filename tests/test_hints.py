@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -20,10 +19,8 @@ from onnx import TensorProto, helper, parser
 import partita
 from partita import cli
 from partita.cli import run
-from partita.commands.terminal import fold
 from partita.package.folder import MANIFEST, WEIGHTS, read_manifest
 from partita.remedies import LFS_HEAD, Remedy, permission
-from tests.commands.test_command_line import Terminal
 from tests.conftest import REPOSITORY
 from tests.remedies import remedy_of
 
@@ -99,17 +96,6 @@ def test_missing_input_sizes_error_is_short_with_working_options(tmp_path, capsy
     assert "total_sequence_length=2" in added, "the mask is as long as what was there and what comes"
     assert run([*given, *added]) == 0, capsys.readouterr().err
     assert (tmp_path / "report.json").is_file()
-
-
-def test_fold_wraps_at_words_only_on_wide_enough_terminal(monkeypatch):
-    line = "  attention   gqa (auto: cpu supports 328 of 328 nodes); opset ai.onnx 21, com.microsoft 1"
-    monkeypatch.setenv("COLUMNS", "60")
-    lines = fold(line, Terminal(), 14).splitlines()
-    assert len(lines) == 2 and max(map(len, lines)) <= 60
-    assert lines[1].startswith(" " * 14) and " ".join(" ".join(lines).split()) == " ".join(line.split())
-    assert fold(line, io.StringIO(), 14) == line
-    monkeypatch.setenv("COLUMNS", "12")
-    assert fold(line, Terminal(), 14) == line, "too narrow for any layout"
 
 
 def test_report_pages_on_stdout_are_always_utf_8(package, tmp_path, capsys):

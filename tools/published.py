@@ -14,14 +14,22 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from partita.commands.results import json_schemas
+from partita.bench.records import Bench
+from partita.capacity.records import Plan
+from partita.check.gate import GateResult
+from partita.commands import results
+from partita.compare.rows import Comparison
 from partita.diagnosis.evidence import GROUNDS
 from partita.diagnosis.precedence import PRECEDENCE, explain
 from partita.diagnosis.reasons.base import Reason
 from partita.diagnosis.reasons.table import REASONS
+from partita.drift.records import Drift
+from partita.explain.node_explanation import Explanation, Matches
+from partita.inspection.records import Inspection
 from partita.machine.records import MachineReport
 from partita.package.folder import Manifest
 from partita.partition_reports.records import Report
+from partita.support.records import SupportTable
 from tests.diagnosis.reason_examples import EXAMPLES
 
 PRECEDENCE_HEAD = """## Precedence
@@ -111,13 +119,32 @@ def _of(record: Any) -> Callable[[], str]:
     return lambda: schema_text(record)
 
 
+SCHEMAS: dict[str, Any] = {
+    "package": Manifest,
+    "report": Report,
+    "providers": MachineReport,
+    "generate": results.GenerateResult,
+    "batch": results.BatchResult,
+    "cluster": results.ClusterResult,
+    "verify": results.VerifyResult,
+    "evaluate": results.EvaluateResult,
+    "export": results.ExportResult,
+    "error": results.ErrorResult,
+    "inspect": Inspection,
+    "bench": Bench,
+    "explain": Explanation | Matches,
+    "diff": Comparison,
+    "drift": Drift,
+    "check": GateResult,
+    "serve": results.ServeResult,
+    "doctor": results.DoctorResult,
+    "support": SupportTable,
+    "plan": Plan,
+}
 # File name -> function that returns its text.
 PAGES: dict[str, Callable[[], str]] = {
     "reasons.md": reasons_text,
-    "package.schema.json": _of(Manifest),
-    "report.schema.json": _of(Report),
-    "providers.schema.json": _of(MachineReport),
-    **{f"{verb}.schema.json": _of(record) for verb, record in json_schemas().items()},
+    **{f"{name}.schema.json": _of(record) for name, record in SCHEMAS.items()},
 }
 
 

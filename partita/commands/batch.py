@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 import secrets
 import shutil
@@ -12,15 +10,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from partita.commands.generate_options import GenerateOptions
-from partita.commands.generation import check_placement, open_batch, open_model, print_notes, write_report
+from partita.commands.generation import check_placement, open_batch, open_for_prompts, print_notes, write_report
 from partita.commands.outputs import Sink
 from partita.commands.results import BatchResult, ClusterResult
-from partita.commands.terminal import Bars, fold, note, print_record
+from partita.commands.terminal import Bars, note, print_record
 from partita.errors import INTERRUPTED, PartitaError, ResourceError, UsageError
 from partita.library.batches.batch_run import PIPE, BatchRunResult, Progress, run_file, run_rows
 from partita.library.batches.journal import contents_hash, interrupted_text
@@ -33,9 +30,8 @@ from partita.library.notes import chunk_ignored
 from partita.library.sampling import SEED_BITS, Sampling
 from partita.observations.text_format import plural
 from partita.options.fields import group
-from partita.options.generation import BatchOptions
+from partita.options.generation import BatchOptions, SamplingValues
 from partita.options.groups import ProviderChain
-from partita.options.sampling import SamplingValues
 from partita.package.folder import Manifest
 from partita.runtime.chain.pins import parse_pins
 from partita.runtime.generate.prefix_file import read_content
@@ -72,29 +68,32 @@ def run_batch(
     check_placement(options, target)
     prompts, defaults = scan_file(source), _defaults(options)
     error: PartitaError | None = None
-    interrupted, cut_short, result = False, False, None
-    with open_model(options, target, manifest, observe=options.report is not None) as model, RowBar() as bar:
+    interrupted, result = False, None
+    with open_for_prompts(options, target, manifest, observe=options.report is not None) as model, RowBar() as bar:
         text = model.tokenizer
         if prompts.rows:
             check_defaults(defaults, text, prompts.format)
         engine = open_batch(options, model)
         notes = chunk_ignored(options.prefill_chunk, engine.chunk)
         print_notes(target, model, notes)
+        answer = partial(run_rows, engine=engine, text=text, vocab_size=manifest.graph.vocab_size)
         try:
-            result = _run_file(
-                options,
-                given,
-                manifest,
-                prompts,
-                lambda rows, given: run_rows(rows, given, engine, text, manifest.graph.vocab_size),
-                defaults,
-                bar,
-            )
+            result = _run_file(options, given, manifest, prompts, answer, defaults, bar)
         except KeyboardInterrupt:
             interrupted = True
         except PartitaError as raised:
             error = raised
-        _print_end(options, result, bar, load_seconds=model.load_seconds)
+        _print_end(options, result, bar)
+        request = ReportRequest(
+            finish_reason="error" if error else "interrupted" if interrupted else "stop",
+            finish_detail=str(error) if error else "",
+            complete=result is not None,
+            tokenizer_load_seconds=model.text_seconds,
+            notes=notes + target.notes,
+            options=sampling_options([options.sampling]),
+            limits=options.limits,
+            probe_seconds=options.probe_seconds,
+        )
         try:
             if result is not None and options.as_json:
                 print_record(
@@ -109,31 +108,17 @@ def run_batch(
                         load_seconds=model.load_seconds,
                         slots=engine.slots,
                         input=str(options.input),
-                        notes=notes + target.notes,
+                        notes=request.notes,
                     )
                 )
         finally:  # stdout may be full or closed
             if sink is not None and (bar.last is None or not bar.last.tokens):
                 note("no rows were processed, so there is no report")
             elif sink is not None:
-                reason = "error" if error else "interrupted" if interrupted else "stop"
-                cut_short = write_report(
-                    sink,
-                    engine,
-                    ReportRequest(
-                        finish_reason=reason,
-                        finish_detail=str(error) if error else "",
-                        complete=result is not None,
-                        tokenizer_load_seconds=model.text_seconds,
-                        notes=notes + target.notes,
-                        options=sampling_options([options.sampling]),
-                        limits=options.limits,
-                        probe_seconds=options.probe_seconds,
-                    ),
-                )
+                interrupted = write_report(sink, engine, request) or interrupted
     if error is not None:
         raise error
-    return INTERRUPTED if interrupted or cut_short else 0
+    return INTERRUPTED if interrupted else 0
 
 
 def check_cluster_options(options: GenerateOptions) -> None:
@@ -151,43 +136,39 @@ def check_cluster_options(options: GenerateOptions) -> None:
 
 def run_on_cluster(options: GenerateOptions, given: Sampling, manifest: Manifest, source: Path) -> int:
     """Have workers answer every row of `source`; returns the exit code. `given`: the sampling options as given."""
-    from partita.library.batches.cluster import Cluster, setup_of
+    from partita.library.batches.cluster import Setup, answer_on_cluster, contents_of
 
     assert options.address is not None
     prompts = scan_file(source)
-    setup = setup_of(
+    setup = Setup(
         options.package,
-        manifest,
+        contents_of(options.package, manifest),
         group(options, ProviderChain),
         options.choice,
         group(options, BatchOptions),
         graph_capture=options.graph_capture,
-        format=prompts.format,
         token_ids=options.token_ids,
+        format=prompts.format,
     )
-    cluster = Cluster(options.address, setup, manifest.graph.batch_size, prompts.rows, options.workers)
+    answer = partial(
+        answer_on_cluster,
+        address=options.address,
+        setup=setup,
+        slots=manifest.graph.batch_size,
+        count=prompts.rows,
+        workers=options.workers,
+    )
     result = None
     with RowBar() as bar:
         try:
-            result = _run_file(options, given, manifest, prompts, cluster, _defaults(options), bar)
+            result = _run_file(options, given, manifest, prompts, answer, _defaults(options), bar)
         except KeyboardInterrupt:
             return INTERRUPTED
         finally:
             _print_end(options, result, bar)
-    workers = tuple(cluster.facts.values())
-    for each in workers:
-        figures = f"{plural(each.rows, 'row')}, {plural(each.tokens, 'new token')}"
-        note(fold(f"worker {each.host}:{each.pid} on {', '.join(each.chain)}: {figures}", sys.stderr, 2))
     if options.as_json:
-        print_record(
-            ClusterResult.copy_of(
-                result,
-                package=str(options.package),
-                address=options.address,
-                input=str(options.input),
-                workers=workers,
-            )
-        )
+        places = {"package": str(options.package), "address": options.address, "input": str(options.input)}
+        print_record(ClusterResult.copy_of(result, **places))
     return 0
 
 
@@ -200,7 +181,7 @@ def _run_file(
     defaults: RowDefaults,
     bar: RowBar,
 ) -> BatchRunResult:
-    """Answer the rows of a file by `answer`; see `answer_file`."""
+    """Answer the rows of a file by `answer`; see `run_file`."""
     assert options.output is not None
     return run_file(
         prompts,
@@ -208,7 +189,7 @@ def _run_file(
         answer,
         defaults,
         package=contents_hash(options.package, manifest),
-        options=_identity(options, given, defaults),
+        options={"seed": given.seed, "adapter": options.adapter, "token_ids": options.token_ids},
         on_progress=bar.show,
         on_note=note,
     )
@@ -228,35 +209,21 @@ def _defaults(options: GenerateOptions) -> RowDefaults:
     )
 
 
-def _identity(options: GenerateOptions, given: Sampling, defaults: RowDefaults) -> dict[str, Any]:
-    """The options that change completions, for the journal: `given` has the seed, a prefix is hashed."""
-    identity = {**options.sampling.figures(), "seed": given.seed, "token_ids": options.token_ids}
-    identity |= {name: getattr(options, name) for name in ("stop", "chat", "system", "adapter")}
-    if defaults.prefix is not None:
-        identity["prefix"] = hashlib.sha256(json.dumps(asdict(defaults.prefix)).encode()).hexdigest()[:16]
-    return identity
-
-
-def _print_end(
-    options: GenerateOptions, result: BatchRunResult | None, bar: RowBar, *, load_seconds: float | None = None
-) -> None:
+def _print_end(options: GenerateOptions, result: BatchRunResult | None, bar: RowBar) -> None:
     """Print a line on stderr: the speed, or the completed rows of an interrupted run."""
     if result is None:
         if bar.last is not None and bar.last.done and options.output is not None:
             note(interrupted_text(options.output, bar.last.done, bar.last.rows))
         return
-    parts = [] if load_seconds is None else [f"load {load_seconds:.2f} s"]
-    done = plural(result.rows - result.resumed, "row")
-    if result.rows_per_second is None or result.tokens_per_second is None:
-        parts.append(done)
-    else:
+    parts = [plural(result.rows - result.resumed, "row")]
+    if result.rows_per_second is not None and result.tokens_per_second is not None:
         speed = f"{result.rows_per_second:.1f} rows/s, {result.tokens_per_second:.1f} tokens/s"
-        parts.append(f"{done} and {plural(result.new_tokens, 'new token')} in {result.seconds:.1f} s: {speed}")
+        parts = [f"{parts[0]} and {plural(result.new_tokens, 'new token')} in {result.seconds:.1f} s: {speed}"]
     if result.resumed:
         parts.append(f"{plural(result.resumed, 'row')} already answered by an earlier run")
     if result.errors:
         parts.append(f"{plural(result.errors, 'row')} with an error instead of a completion")
-    note(fold("; ".join([*parts, f"answers: {result.output}"]), sys.stderr, 2))
+    note("; ".join([*parts, f"answers: {result.output}"]))
 
 
 @contextmanager

@@ -12,9 +12,9 @@ from partita.commands.generate_options import package_of, parse_ids, read_prompt
 from partita.commands.outputs import print_written, reserve_output, show_and_write
 from partita.commands.terminal import Spinner, note
 from partita.errors import INTERRUPTED, UsageError
-from partita.library.bench.benchmark import Race
-from partita.options.bench import BenchCommand
+from partita.library.bench import Race
 from partita.options.fields import input_paths
+from partita.options.inspection import BenchCommand
 from partita.partition_reports.render.show import load_view
 
 
@@ -24,8 +24,14 @@ def run(options: BenchCommand) -> int:
     Raises UsageError, PackageError, ReportError and GenerationError before anything runs; afterwards the error of a
     contender that failed, and KeyboardInterrupt when no turn was counted yet.
     """
+    if options.token_ids and options.prompt is None:
+        raise UsageError("--token-ids needs --prompt, e.g. --prompt 1,45,7")
+    prompt: str | tuple[int, ...] | None = None
+    if options.prompt is not None:
+        (text,) = read_prompts([str(options.prompt)])
+        prompt = tuple(parse_ids(text)) if options.token_ids else text
     chains = (*(options.chains or ()), *options.more)
-    options = replace(options, chains=chains or None, prompt=read_prompt(options))
+    options = replace(options, chains=chains or None, prompt=prompt)
     package, *against = (package_of(model, options) for model in (options.package, *options.against))
     race = Race(replace(options, package=package, against=against))
     reports = [entry.report for entry in race.entries if entry.report is not None]
@@ -47,13 +53,3 @@ def run(options: BenchCommand) -> int:
     if (error := race.error()) is not None:
         raise error
     return 0
-
-
-def read_prompt(options: BenchCommand) -> str | tuple[int, ...] | None:
-    """The prompt of --prompt, as text or token ids. Raises UsageError."""
-    if options.prompt is None:
-        if options.token_ids:
-            raise UsageError("--token-ids needs --prompt, e.g. --prompt 1,45,7")
-        return None
-    (text,) = read_prompts([str(options.prompt)])
-    return tuple(parse_ids(text)) if options.token_ids else text

@@ -347,11 +347,6 @@ def split_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def split_inputs(texts: Sequence[str]) -> dict[str, str]:
-    """`NAME=FILE` texts as name -> file. Raises UsageError for other forms."""
-    return _by_name(texts, "inputs", "NAME=FILE.npy")
-
-
 def split_pairs(texts: Sequence[str]) -> dict[str, str]:
     """`NAME=VALUE,NAME=VALUE` texts as name -> value. Raises UsageError for other forms."""
     found: dict[str, str] = {}
@@ -388,7 +383,7 @@ PARSERS: dict[str, Callable[[str], Any]] = {
 LISTS: dict[str, Callable[[Sequence[str]], Any]] = {
     "list": list,
     "libraries": _libraries,
-    "inputs": split_inputs,
+    "inputs": lambda texts: _by_name(texts, "inputs", "NAME=FILE.npy"),
     "provider_options": _provider_options,
     "shapes": split_shapes,
     "folders": lambda texts: _by_name(texts, "with_adapters", "NAME=FOLDER"),

@@ -7,37 +7,41 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partita.commands.chat_lines import Lines, open_lines
-from partita.commands.generate_options import RunGroups, argument_text, package_of
-from partita.commands.generation import open_batch, open_with, print_notes
-from partita.commands.outputs import print_written
-from partita.commands.terminal import note, stdout_console, write_stdout
+from partita.commands.generate_options import RunGroups, package_of
+from partita.commands.generation import open_batch, open_model, print_notes
+from partita.commands.outputs import Showing, Stdout, print_written
+from partita.commands.terminal import note, write_stdout
 from partita.errors import INTERRUPTED, PartitaError, UsageError
-from partita.files import reserve
+from partita.files import cache_folder, reserve
 from partita.foreign.folder import open_folder
-from partita.library.chain import Target, read_chain
+from partita.library.chain import read_chain
 from partita.library.conversation import Conversation
 from partita.library.engine.base import Engine, ReportRequest
-from partita.library.engine.requests import Ticket
-from partita.library.engine.speculation import check_speculation
+from partita.library.engine.requests import Ticket, check_speculation
 from partita.library.generation import sampling_options
 from partita.library.sampling import complete_sampling_for
 from partita.observations.text_format import plural
 from partita.options.fields import group, input_paths
 from partita.options.generation import ChatCommand
-from partita.package.folder import Manifest
 from partita.partition_reports.outcome import FEW_STEPS, TOO_FEW
 from partita.remedies import Remedy
 from partita.runtime.generate.checks import check_adapter
 from partita.runtime.generate.prefix_file import read_content, system_of
-from partita.runtime.generate.text.chat_templates import Message
-from partita.runtime.generate.text.tokens import Text, load_text, stop_token_ids
+from partita.runtime.generate.text.chat_templates import Message, has_template
+from partita.runtime.generate.text.tokens import stop_token_ids
 from partita.signals import PRESSED_SECONDS
 from partita.untrusted_files import parsed_record, read_capped
+
+if TYPE_CHECKING:
+    from prompt_toolkit.history import History
+    from prompt_toolkit.input import Input
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+    from prompt_toolkit.output import Output
 
 SCHEMA = "partita.chat/1"
 """Schema of a file of /save."""
@@ -51,6 +55,9 @@ HELP = {
 }
 KEYS = "Enter sends; Alt-Enter, or a backslash at the end of a line, adds a line; // sends a message that starts with /"
 GENERATE = Remedy("use it without one", ("partita", "generate", "{package}", "PROMPT"))
+PROMPT, CONTINUED = "> ", ". "
+GOES_ON = "\\"
+"""At the end of a line: the message continues on the next line."""
 ROLES = frozenset({"system", "user", "assistant"})
 
 
@@ -67,39 +74,51 @@ def run(given: ChatCommand) -> int:
     target = read_chain(options)
     options = replace(options, package=package_of(options.package, options), revision=None)
     manifest = open_folder(options.package, options.choice)
+    if not has_template(options.package):
+        remedy = GENERATE.filled(package=options.package)
+        raise UsageError("the tokenizer has no chat template, which chat requires", path=options.package, remedy=remedy)
     check_adapter(options.package, manifest, options.adapter)
     check_speculation(options.package, manifest, options)
     longest = options.sampling.max_new_tokens or manifest.graph.max_length
     sampling, notes = complete_sampling_for(
         replace(options.sampling, max_new_tokens=longest), options.package, hints=True
     )
-    system = _system(options)
-    stop = tuple(argument_text(text, "--stop") for text in options.stop)
-    messages = _begin(options, system)
+    messages = _begin(options)
     if sys.stdin is not None and sys.stdin.isatty():
         import prompt_toolkit  # noqa: F401 - said before a package is opened, when it is missing
 
-    options = replace(options, **sampling.figures(), system=system, stop=stop)
+    options = replace(options, **sampling.figures())
     target = replace(target, notes=(*target.notes, *notes))
-    return _talk(options, target, manifest, messages)
+    with open_model(options, target, manifest) as model:
+        text = model.tokenizer
+        assert text is not None
+        text.encode_messages([*messages, {"role": "user", "content": "a"}])  # rejected before the first message
+        engine = open_batch(options, model)
+        conversation = Conversation(
+            engine,
+            text,
+            options.sampling,
+            messages=messages,
+            stop=options.stop,
+            stop_ids=sorted(stop_token_ids(options.package)),
+            on_text=write_stdout,
+        )
+        print_notes(target, model)
+        return Session(options, engine, conversation, open_lines()).run()
 
 
-def _system(options: ChatOptions) -> str | None:
-    """The system message: the option, or that of the prefix."""
-    if options.prefix is None:
-        return None if options.system is None else argument_text(options.system, "--system")
-    if options.system is not None:
-        raise UsageError("--prefix already contains the system message; omit --system")
-    return system_of(read_content(options.prefix))
-
-
-def _begin(options: ChatOptions, system: str | None) -> list[Message]:
+def _begin(options: ChatOptions) -> list[Message]:
     """The initial messages of a session."""
+    system = options.system
+    if options.prefix is not None and system is not None:
+        raise UsageError("--prefix already contains the system message; omit --system")
+    if options.resume is not None and system is not None:
+        raise UsageError("--system and --resume both set the system message; keep one")
+    if options.prefix is not None:
+        system = system_of(read_content(options.prefix))
     begins = [] if system is None else [{"role": "system", "content": system}]
     if options.resume is None:
         return begins
-    if options.system is not None:
-        raise UsageError("--system and --resume both set the system message; keep one")
     messages = read_conversation(options.resume)
     if messages[: len(begins)] != begins:
         raise UsageError(
@@ -114,51 +133,21 @@ def read_conversation(file: Path) -> list[Message]:
     try:
         record: Any = parsed_record(read_capped(file, stream=True))
         messages = [{"role": entry["role"], "content": entry["content"]} for entry in record["messages"]]
-        if record["schema"] != SCHEMA or not all(
-            entry["role"] in ROLES and isinstance(entry["content"], str) for entry in messages
-        ):
+        good = all(entry["role"] in ROLES and isinstance(entry["content"], str) for entry in messages)
+        if record["schema"] != SCHEMA or not good:
             raise ValueError("not a conversation")
-    except OSError as error:
-        raise UsageError(f"--resume {file}: {error.strerror or error}; give a file written by /save") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"--resume {file}: not a conversation; give a file written by /save") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a conversation"
+        raise UsageError(f"--resume {file}: {reason}; give a file written by /save") from error
     return messages
-
-
-def _talk(options: ChatOptions, target: Target, manifest: Manifest, messages: Sequence[Message]) -> int:
-    text = load_text(options.package, manifest.tokenizer, manifest.graph.max_length, takes_ids=False)
-    _check_template(options, text, messages)
-    with open_with(options, target, manifest, text) as model:
-        engine = open_batch(options, model)
-        conversation = Conversation(
-            engine,
-            text,
-            options.sampling,
-            messages=messages,
-            stop=options.stop,
-            stop_ids=sorted(stop_token_ids(options.package)),
-            on_text=write_stdout,
-        )
-        print_notes(target, model)
-        return Session(options, engine, conversation, open_lines(tuple(HELP))).run()
-
-
-def _check_template(options: ChatOptions, text: Text, messages: Sequence[Message]) -> None:
-    """Raise UsageError without a chat template, GenerationError if it rejects the initial messages."""
-    try:
-        text.encode_messages([*messages, {"role": "user", "content": "a"}])
-    except UsageError as error:
-        raise UsageError(
-            "the tokenizer has no chat template, which chat requires",
-            path=options.package,
-            remedy=GENERATE.filled(package=options.package),
-        ) from error
 
 
 class Session:
     """A chat session: messages, completions and commands."""
 
-    def __init__(self, options: ChatOptions, engine: Engine, conversation: Conversation, lines: Lines) -> None:
+    def __init__(
+        self, options: ChatOptions, engine: Engine, conversation: Conversation, lines: TypedLines | PipedLines
+    ) -> None:
         self.options, self.engine, self.conversation, self.lines = options, engine, conversation, lines
         self.last: Ticket | None = None
         self._generated = False
@@ -271,20 +260,13 @@ class Session:
         if self.last is None or not self._generated:
             raise UsageError("/report: nothing has been generated yet; send a message first")
         file = self._file(rest, "report", "/report") if rest else None
-        report = self.engine.report(
-            ReportRequest(
-                finish_reason=self.last.result.finish_reason,
-                options=sampling_options([self.options.sampling]),
-                probe_seconds=self.options.probe_seconds,
-            )
-        )
+        reason, sampling = self.last.result.finish_reason, sampling_options([self.options.sampling])
+        report = self.engine.report(ReportRequest(reason, options=sampling, probe_seconds=self.options.probe_seconds))
         if file is not None:
             file.write(storage.to_json(report))
             print_written("report", file.path)
-            return
-        view = load_view("brief", REPORT_VIEWS)
-        assert view.print_to is not None
-        view.print_to(report, stdout_console())
+        else:
+            Showing(load_view("brief", REPORT_VIEWS), Stdout()).show(report)
 
     def _file(self, rest: str, kind: str, command: str) -> Any:
         if not rest:
@@ -331,3 +313,115 @@ class _CtrlC:
     def __exit__(self, *details: object) -> None:
         if self._before is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, self._before)
+
+
+# --- lines of input --------------------------------------------------------------------------------------------------
+
+
+class TypedLines:
+    """A prompt with editing, completion of commands, and a history in the cache folder.
+
+    Enter sends; a backslash before it, or Alt-Enter, begins another line. Ctrl-C drops what was typed, Ctrl-D ends.
+    """
+
+    typed = True
+    """Messages are typed at a terminal, where errors are printed."""
+
+    def __init__(self, commands: Sequence[str], source: Input | None = None, output: Output | None = None) -> None:
+        """`source`, `output`: the terminal by default."""
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.completion import WordCompleter
+        from prompt_toolkit.output import create_output
+
+        self._session: PromptSession[str] = PromptSession(
+            PROMPT,
+            multiline=True,
+            prompt_continuation=CONTINUED,
+            key_bindings=_keys(),
+            history=_history(),
+            completer=WordCompleter(list(commands), sentence=True),
+            complete_while_typing=False,
+            input=source,
+            output=output or create_output(always_prefer_tty=True),
+        )
+
+    def read(self) -> str | None:
+        """The next message; None at Ctrl-D."""
+        while True:
+            try:
+                return self._session.prompt()
+            except KeyboardInterrupt:
+                continue
+            except EOFError:
+                return None
+
+
+class PipedLines:
+    """One message per line of stdin, without a prompt."""
+
+    typed = False
+
+    def read(self) -> str | None:
+        """The next message; None at the end."""
+        if sys.stdin is None:
+            return None
+        message = ""
+        for raw in sys.stdin.buffer:
+            try:
+                line = raw.decode("utf-8").rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                raise UsageError(f"stdin is not UTF-8 ({error.reason}); convert it first, e.g. with iconv") from error
+            if not line.endswith(GOES_ON):
+                return message + line
+            message += line.removesuffix(GOES_ON) + "\n"
+        return message or None
+
+
+def open_lines() -> TypedLines | PipedLines:
+    """Typed lines at a terminal, else lines of a pipe. Raises ImportError without prompt_toolkit."""
+    return TypedLines(tuple(HELP)) if sys.stdin is not None and sys.stdin.isatty() else PipedLines()
+
+
+def _keys() -> KeyBindings:
+    from prompt_toolkit.enums import DEFAULT_BUFFER
+    from prompt_toolkit.filters import has_focus
+    from prompt_toolkit.key_binding import KeyBindings
+
+    keys = KeyBindings()
+    message = has_focus(DEFAULT_BUFFER)  # and not the line of a search, where Enter takes what was found
+
+    @keys.add("enter", filter=message)
+    def send(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        if buffer.document.text_before_cursor.endswith(GOES_ON):
+            buffer.delete_before_cursor()
+            buffer.newline(copy_margin=False)
+        else:
+            buffer.validate_and_handle()
+
+    @keys.add("escape", "enter", filter=message)
+    def another_line(event: KeyPressEvent) -> None:
+        event.current_buffer.newline(copy_margin=False)
+
+    return keys
+
+
+def _history() -> History:
+    """The history of messages, in a file readable only by its owner; in memory if it cannot be written."""
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+
+    class Stored(FileHistory):
+        """A full disk does not lose the message."""
+
+        def store_string(self, string: str) -> None:
+            with suppress(OSError, UnicodeEncodeError):  # the latter: half a character, refused when it is sent
+                super().store_string(string)
+
+    folder = cache_folder("chat")
+    file = None if folder is None else folder / "history"
+    if file is not None:
+        with suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch(mode=0o600)
+            return Stored(str(file))
+    return InMemoryHistory()

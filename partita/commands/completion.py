@@ -6,23 +6,19 @@ of a value and returns its completions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 
 def chains(typed: str) -> list[str]:
     """Provider chains: the text up to the last comma, and a provider that is not in it yet."""
-    from partita.providers.resolve import known_providers
-
     before, comma, begun = typed.rpartition(",")
     present = before.split(",") if comma else []
-    return [before + comma + name for name in _beginning(begun, known_providers()) if name not in present]
+    return [before + comma + name for name in providers(begun) if name not in present]
 
 
 def providers(typed: str) -> list[str]:
     """Names of single providers."""
     from partita.providers.resolve import known_providers
 
-    return _beginning(typed, known_providers())
+    return [name for name in known_providers() if name.startswith(typed)]
 
 
 def pins(typed: str) -> list[str]:
@@ -34,17 +30,14 @@ def provider_options(typed: str) -> list[tuple[str, str]]:
     """PROVIDER.NAME=VALUE: option names with their meaning, and the values of options with a closed set."""
     from partita.providers.resolve import known_providers
 
-    name, equals, _ = typed.partition("=")
-    every = {
-        f"{provider.name}.{option.name}": option
-        for provider in known_providers().values()
-        for option in provider.options
-    }
-    if not equals:
-        return [(f"{key}=", option.meaning) for key, option in every.items() if key.startswith(typed)]
-    option = every.get(name)
-    choices = () if option is None else option.choices or (option.off_on if option.kind == "bool" else ())
-    return [(value, "") for value in _beginning(typed, (f"{name}={choice}" for choice in choices))]
+    found = []
+    for provider in known_providers().values():
+        for option in provider.options:
+            name = f"{provider.name}.{option.name}="
+            choices = option.choices or (option.off_on if option.kind == "bool" else ())
+            values = [(f"{name}{choice}", "") for choice in choices] if "=" in typed else [(name, option.meaning)]
+            found += [each for each in values if each[0].startswith(typed)]
+    return found
 
 
 def devices(typed: str) -> list[tuple[str, str]]:
@@ -52,8 +45,3 @@ def devices(typed: str) -> list[tuple[str, str]]:
     from partita.providers.cuda_dry_run.devices import DEVICES
 
     return [(device.key, device.name) for device in DEVICES if device.key.startswith(typed)]
-
-
-def _beginning(typed: str, names: Iterable[str]) -> list[str]:
-    """The names that begin with the typed text."""
-    return [name for name in names if name.startswith(typed)]

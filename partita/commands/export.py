@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,17 +10,18 @@ from pathlib import Path
 import partita
 from partita import dtypes
 from partita.commands import results
-from partita.commands.terminal import TERMINAL, Bars, Spinner, draws_progress, fold, note, print_record, write_stdout
+from partita.commands.terminal import TERMINAL, Bars, Spinner, draws_progress, note, print_record, write_stdout
 from partita.dtypes import EXACT
 from partita.errors import UsageError
 from partita.export.hub import HUB_ID, upload
 from partita.export.publish import ExportResult
-from partita.library.exporting import own_compile_cache, run_export
+from partita.inspection.document import adapter_text
+from partita.library.exporting import run_export
 from partita.observations.text_format import human_bytes, nats, plural
 from partita.options.export import ExportCommand, PushCommand
 from partita.options.fields import with_flags
 from partita.package.folder import Manifest, check_files, read_manifest
-from partita.package.records import PackedWeights
+from partita.package.records import PackedKind
 
 PACKED_WEIGHTS, NARROW_WEIGHTS = "packed_weights", "narrow_weights"
 """Name of the last change of a graph in the counts of passes."""
@@ -33,7 +33,7 @@ LABEL = 14
 
 def run(options: ExportCommand) -> None:
     """Export and print the summary, with `explain` also the passes over the graph; `quiet` prints notes only."""
-    with own_compile_cache(), Bars() as bars:
+    with Bars() as bars:
         summary = run_export(options, bars, TERMINAL)
     for line in summary.notes:
         note(f"note: {line}")
@@ -44,8 +44,8 @@ def run(options: ExportCommand) -> None:
         for each in summary.variants or (summary,):
             lines += describe(each, variant=bool(summary.variants))
             if options.explain:
-                lines += [*pass_lines(each.passes, each.manifest), *mix_lines(each.manifest.packed)]
-        write_stdout("\n".join(fold(with_flags(line), sys.stdout, LABEL) for line in lines) + "\n")
+                lines += pass_lines(each.passes, each.manifest)
+        write_stdout(with_flags("\n".join(lines)) + "\n")
 
 
 def _cache_bytes_per_token(manifest: Manifest) -> int:
@@ -106,44 +106,37 @@ def _model(manifest: Manifest, attention_reason: str) -> Iterator[tuple[str, str
 def _weights(manifest: Manifest) -> Iterator[tuple[str, str]]:
     """Weights: precisions and the operators that read them, adapters, calibration, and a graph for prompts."""
     packed, size = manifest.packed, human_bytes(manifest.graph.weight_bytes)
-    kinds = [
-        f"{plural(kind.weights, 'weight')} in {kind.precision}, "
-        f"{f'blocks of {kind.block_size}' if kind.block_size else 'one scale per row'}, "
-        f"{'with' if kind.zero_points else 'without'} zero points, {kind.quantiser}, "
-        f"{8 * kind.size_bytes / kind.parameters:.2f} bits per weight"
-        for kind in (packed.kinds if packed is not None else ())
-    ]
-    kinds += [f"read by {packed.operators}, activations {packed.activations}"] if packed is not None else []
-    yield "weights", f"{size}: {'; '.join(kinds)}" if kinds else size
+    if packed is None:
+        yield "weights", size
+    else:
+        kinds = "; ".join(map(_kind_text, packed.kinds))
+        yield "weights", f"{size}: {kinds}; read by {packed.operators}, activations {packed.activations}"
     for record in manifest.adapters:
-        ranks = ", ".join(map(str, record.ranks)) or "0"
-        about = f"{record.name}, {record.kind} of rank {ranks}, {plural(record.modules or 0, 'module')}"
-        file = None if record.file is None else manifest.file(record.file)
-        use = f"for --adapter {record.name}: {human_bytes(file.size_bytes)}" if file else "merged into the weights"
-        yield "adapter", f"{about}; {use}"
+        use = "merged into the weights" if record.file is None else f"for --adapter {record.name}"
+        yield "adapter", f"{adapter_text(record).partition(';')[0]}; {use}"
     if packed is not None and (used := packed.calibration) is not None:
         yield "calibrated", f"{used.quantiser}, on {used.tokens:,} tokens of {used.text}"
     if packed is not None and (mix := packed.mix) is not None:
-        judged = next((each for each in mix.measured if each.applied_steps == mix.applied_steps), None)
-        measured = "" if judged is None else f": KL divergence {judged.kl_mean:.4f}"
-        yield (
-            "mix",
-            f"{mix.applied_steps} of {plural(mix.steps, 'step')} of raising weights to more bits, "
-            f"on {mix.tokens:,} tokens of {mix.text}{measured}; {plural(len(mix.measured), 'mix')} measured",
-        )
+        steps = f"{mix.applied_steps} of {plural(mix.steps, 'step')} of raising weights to more bits"
+        tried = f"{plural(len(mix.measured), 'mix')} measured on {mix.tokens:,} tokens of {mix.text}"
+        yield "mix", f"{steps}; {tried}"
     if (prefill := manifest.prefill) is not None and prefill.packed is not None:
-        own = prefill.packed.kinds
-        count, names = sum(kind.weights for kind in own), dict.fromkeys(kind.precision for kind in own)
-        yield (
-            "prompts",
-            f"separate prefill graph ({prefill.reason}): {plural(count, 'weight')} more in {' and '.join(names)}, one "
-            f"scale per row, {human_bytes(sum(kind.size_bytes for kind in own))}, activations "
-            f"{prefill.packed.activations}",
-        )
+        own, activations = prefill.packed.kinds, prefill.packed.activations
+        count, names = sum(kind.weights for kind in own), " and ".join(dict.fromkeys(kind.precision for kind in own))
+        more = f"{plural(count, 'weight')} more in {names}, {human_bytes(sum(kind.size_bytes for kind in own))}"
+        yield "prompts", f"separate prefill graph ({prefill.reason}): {more}, activations {activations}"
     if (narrow := manifest.half_precision) is not None:
         lost = f"{narrow.rounded} of them rounded" if narrow.rounded else "values unchanged"
         matrices = f"{narrow.weights} {'matrix' if narrow.weights == 1 else 'matrices'}"
         yield "stored", f"{matrices} in {narrow.dtype}, {lost}; computed in float32"
+
+
+def _kind_text(kind: PackedKind) -> str:
+    """Weights that are quantised alike."""
+    scales = f"blocks of {kind.block_size}" if kind.block_size else "one scale per row"
+    points = f"{'with' if kind.zero_points else 'without'} zero points, {kind.quantiser}"
+    bits = f"{8 * kind.size_bytes / kind.parameters:.2f} bits per weight"
+    return f"{plural(kind.weights, 'weight')} in {kind.precision}, {scales}, {points}, {bits}"
 
 
 def _cache(manifest: Manifest) -> Iterator[tuple[str, str]]:
@@ -217,24 +210,6 @@ def pass_lines(passes: Mapping[str, int], manifest: Manifest | None = None) -> l
     rows = [f"    {places[name]:>5} {name:<{width}}  {summary}" for name, summary in summaries.items()]
     rows += [f"    disabled: {', '.join(without)}"] if without else []
     return ["  passes      changes made by each pass over the graph, in order", *rows]
-
-
-def mix_lines(packed: PackedWeights | None) -> list[str]:
-    """Cost of each unit of weights when only this unit is quantised, and the measured mixes."""
-    mix = None if packed is None else packed.mix
-    if mix is None:
-        return []
-    rows = [f"    {cost.kl_mean:>9.6f} {', '.join(cost.modules)}" for cost in mix.costs]
-    tried = [
-        f"    {each.applied_steps:>5} raised: KL divergence {each.kl_mean:.5f}, ratio {each.perplexity_ratio:.4f}"
-        for each in mix.measured
-    ]
-    return [
-        "  widths      KL divergence when only these weights are quantised",
-        *rows,
-        f"  mixes       measured on {mix.tokens:,} tokens of {mix.text}",
-        *tried,
-    ]
 
 
 def quality_texts(manifest: Manifest) -> list[str]:

@@ -1,4 +1,4 @@
-"""The options of `partita generate` in groups, their checks, and the package of a MODEL argument."""
+"""The options of `partita generate` in groups, its prompts, and the package of a MODEL argument."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from partita.errors import UsageError
 from partita.foreign.folder import Choice
 from partita.library.model_cache import folder_of
 from partita.library.sampling import Sampling
-from partita.observations.text_format import listing
 from partita.options.fields import PathText, group
 from partita.options.generation import GenerateCommand, RunOptions
 from partita.options.groups import ForeignFolder, SourceOptions
@@ -62,51 +61,13 @@ class GenerateOptions(RunGroups, GenerateCommand):
         return self.chat or self.system is not None
 
 
-def check_options(options: GenerateOptions) -> None:
-    """Check the options of the generation loop. Raises UsageError."""
-    if options.token_ids and (options.is_chat or options.stop):
-        raise UsageError("--token-ids uses no tokenizer, so --chat, --system and --stop are not available; omit them")
-    if options.save_prefix is not None:
-        _check_saving(options)
-    if options.prefix is not None and options.system is not None:
-        raise UsageError("--prefix already contains the system message; omit --system")
-    if "" in options.stop:
-        raise UsageError("--stop is empty; give the text that stops the generation")
-    if options.input is None and options.output is not None:
-        raise UsageError("--output is only for --input; give a file of prompts with --input")
-    if options.input is not None and options.output is None:
-        raise UsageError("--input needs an output file; give it with --output")
-    if options.address is None and options.workers is not None:
-        raise UsageError("--workers is only for a cluster; give its address with --address")
-    if options.input is not None and options.prompts:
-        raise UsageError("prompts come from --input or from the command line; use one of them")
-
-
-def _check_saving(options: GenerateOptions) -> None:
-    """Raise UsageError for options that do not apply to saving a prefix."""
-    files = {"--prefix": options.prefix, "--input": options.input, "--report": options.report}
-    given = [name for name, value in files.items() if value is not None] + ["--json"] * options.as_json
-    given += [f"--{name}" for name in options.speculation_texts()]
-    requested = {**options.sampling.figures(), "sampling": options.sampling.source}
-    given += [f"`{name}`" for name, value in requested.items() if value is not None]
-    given += ["--stop"] * bool(options.stop)
-    if given:
-        raise UsageError(f"--save-prefix generates nothing; omit {listing(given)}")
-    if options.limits.as_dict():
-        raise UsageError("--save-prefix checks no placement limits; omit them, or check them with `partita place`")
-    if options.is_chat and options.system is None:
-        raise UsageError("--save-prefix with --chat stores only the system message; give --system instead of --chat")
-    if len(options.prompts) != (options.system is None):
-        raise UsageError("--save-prefix stores one text; give one prompt, or --system and no prompt")
-
-
 def read_prompts(given: Sequence[str]) -> list[str]:
-    """The prompts, with - replaced by the text of stdin. Raises UsageError for text that is not UTF-8."""
+    """The prompts, with - replaced by the text of stdin, which is UTF-8. Raises UsageError."""
     if not given:
         raise UsageError("no prompt; give one, or - to read it from stdin")
     if given.count("-") > 1:
         raise UsageError("- is given more than once; stdin holds one prompt")
-    return [_read_stdin() if prompt == "-" else argument_text(prompt, "the prompt") for prompt in given]
+    return [_read_stdin() if prompt == "-" else prompt for prompt in given]
 
 
 def parse_ids(prompt: str) -> list[int]:
@@ -118,19 +79,6 @@ def parse_ids(prompt: str) -> list[int]:
     if (len(parts) > 1 and not all(parts)) or not all(re.fullmatch("-?[0-9]{1,20}", word) for word in words):
         raise UsageError(f"--token-ids: {prompt[:40]!r} is not a list of token ids such as 1,45,7")
     return [int(word) for word in words]
-
-
-def argument_text(text: str, name: str) -> str:
-    """Text of the command line, which is UTF-8 in every locale. Raises UsageError when it is not.
-
-    In the C locale Python reads other bytes than ASCII as surrogates, one each.
-    """
-    try:
-        return os.fsencode(text).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{name} is not UTF-8 (byte {error.start}); convert it first") from error
-    except UnicodeEncodeError:  # another locale than UTF-8 or C, in which it has been read as text
-        return text
 
 
 def _read_stdin() -> str:
@@ -157,7 +105,7 @@ def package_of(model: PathText, options: SourceOptions) -> Path:
     chain = getattr(options, "providers", None) or next(iter(getattr(options, "chains", None) or ()), None)
     by_library = getattr(options, "provider_libraries", None)
     target = parse_chain(chain)[0].name if isinstance(chain, str) and not by_library else None
-    source = argument_text(os.fspath(model), "MODEL")
+    source = os.fspath(model)
     foreign = group(options, ForeignFolder) if isinstance(options, ForeignFolder) else None
     with Bars() as bars:
         return folder_of(

@@ -5,9 +5,8 @@ Ctrl-C becomes a finish reason and an exit code, and every way a run can end sti
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from os.path import commonprefix
@@ -17,7 +16,6 @@ from partita.commands.generate_options import GenerateOptions, RunGroups, parse_
 from partita.commands.outputs import STDOUT, Sink, print_written
 from partita.commands.terminal import (
     TERMINAL,
-    fold,
     note,
     print_note,
     print_record,
@@ -35,23 +33,20 @@ from partita.library.model import Model
 from partita.library.notes import chunk_ignored, opened_notes
 from partita.library.run_report import limits_error
 from partita.observations.text_format import human_bytes, percent, plural
-from partita.options.fields import group, option_flags
-from partita.options.generation import BatchOptions
+from partita.options.fields import group
+from partita.options.generation import BatchOptions, SamplingValues
 from partita.options.placement import PlaceOptions
-from partita.options.sampling import SamplingValues
 from partita.package.folder import Manifest
 from partita.partition_reports import storage
 from partita.partition_reports.outcome import FEW_STEPS, TOO_FEW
-from partita.remedies import shell
 from partita.runtime.chain.pins import parse_pins
 from partita.runtime.generate.prefix_file import PrefixContent, read_content, system_of
 from partita.runtime.generate.text.chat_templates import conversation
-from partita.runtime.generate.text.tokens import Text, load_text
+from partita.runtime.generate.text.tokens import load_text
 
 if TYPE_CHECKING:
     from partita.commands.results import GenerateResult
 
-LIMITS_NOTE = "the package was already opened to check the limits, so memory before loading includes that"
 LIMIT_RUNS = 2
 """Runs per phase for measuring the copies of a step."""
 
@@ -63,9 +58,13 @@ def run_generation(
     parse_pins(target.pins, target.chain)  # wrong options are reported before anything is opened
     check_placement(options, target)
     content = None if options.prefix is None else read_content(options.prefix)
-    with open_model(options, target, manifest, observe=options.report is not None) as model:
+    with open_for_prompts(options, target, manifest, observe=options.report is not None) as model:
         generation = _begin(options, model, prompts, content)  # before the notes: an error is one line
-        notes = (*chunk_ignored(options.prefill_chunk, generation.chunk), *_prefix_note(content, generation))
+        notes = chunk_ignored(options.prefill_chunk, generation.chunk)
+        if content is not None:
+            tokens = [ticket.work.prompt for ticket in generation.progress.tickets]
+            known = min(min(len(commonprefix([content.tokens, ids])), len(ids) - 1) for ids in tokens)
+            notes += (f"{known} tokens of each prompt come from the prefix and are not prefilled",)
         print_notes(target, model, notes)
         if len(prompts) > 1 and not options.token_ids and not any(" " in prompt for prompt in prompts):
             print_note(f"{plural(len(prompts), 'prompt')}; for one prompt, put it in quotes")
@@ -83,25 +82,20 @@ def run_generation(
     return INTERRUPTED if printed.interrupted or cut_short else 0
 
 
-def open_model(options: GenerateOptions, target: Target, manifest: Manifest, *, observe: bool) -> Model:
-    """Load tokenizer and package. Raises the errors of both."""
-    began, text = time.perf_counter(), None
-    if not options.token_ids:
-        may_be_ids = not (options.is_chat or options.stop or options.system)
-        text = load_text(options.package, manifest.tokenizer, manifest.graph.max_length, takes_ids=may_be_ids)
-    return open_with(options, target, manifest, text, observe=observe, text_seconds=time.perf_counter() - began)
-
-
-def open_with(
+def open_model(
     options: RunGroups,
     target: Target,
     manifest: Manifest,
-    text: Text | None,
     *,
     observe: bool = True,
-    text_seconds: float = 0.0,
+    with_text: bool = True,
+    takes_ids: bool = False,
 ) -> Model:
-    """Load the package with this tokenizer. Raises PackageError, ProviderError."""
+    """Load tokenizer and package. `takes_ids`: the prompts could be token ids. Raises the errors of both."""
+    began, text = time.perf_counter(), None
+    if with_text:
+        text = load_text(options.package, manifest.tokenizer, manifest.graph.max_length, takes_ids=takes_ids)
+    seconds = time.perf_counter() - began
     engine = open_engine(
         options.package,
         manifest,
@@ -110,9 +104,15 @@ def open_with(
         observe=observe,
         refusal_seconds=options.probe_seconds,
         audience=TERMINAL,
-        with_text=text is not None,
+        with_text=with_text,
     )
-    return Model(engine, text=text, with_text=text is not None, text_seconds=text_seconds)
+    return Model(engine, text=text, with_text=with_text, text_seconds=seconds)
+
+
+def open_for_prompts(options: GenerateOptions, target: Target, manifest: Manifest, *, observe: bool) -> Model:
+    """The loaded package for the prompts of `partita generate`, with a tokenizer unless they are token ids."""
+    takes_ids = not (options.is_chat or options.stop)
+    return open_model(options, target, manifest, observe=observe, with_text=not options.token_ids, takes_ids=takes_ids)
 
 
 def open_batch(options: RunGroups, model: Model) -> Engine:
@@ -161,15 +161,6 @@ def check_placement(options: GenerateOptions, target: Target) -> None:
         raise error
     if over is not None:
         raise over
-
-
-def _prefix_note(content: PrefixContent | None, generation: Generation) -> tuple[str, ...]:
-    """A note on the prompt tokens that come from the prefix; empty without one."""
-    if content is None:
-        return ()
-    prompts = [ticket.work.prompt for ticket in generation.progress.tickets]
-    known = [min(len(commonprefix([content.tokens, prompt])), len(prompt) - 1) for prompt in prompts]
-    return (f"{min(known)} tokens of each prompt come from the prefix and are not prefilled",)
 
 
 def _ids(tokens: Sequence[int]) -> str:
@@ -253,7 +244,7 @@ class PrintedGeneration:
             chain_source=self.target.source,
             options=SamplingValues(**options.sampling.figures()),
             adapter=options.adapter,
-            prefill_chunk_tokens=generation.chunk.tokens,
+            prefill_chunk_tokens=generation.chunk,
             threads=options.threads,
             load_seconds=self.model.load_seconds,
             tokenizer_load_seconds=self.model.text_seconds,
@@ -269,7 +260,7 @@ class PrintedGeneration:
 
     def report_request(self) -> ReportRequest:
         """The request for the report of the generation."""
-        options, limits = self.options, (LIMITS_NOTE,) if self.options.limits.as_dict() else ()
+        options = self.options
         unprinted = "stdout was closed" if self.closed else ""
         if self.refused is not None:
             unprinted = f"stdout: {self.refused.strerror or self.refused}"
@@ -278,7 +269,7 @@ class PrintedGeneration:
             found,
             finish_detail=str(self.error) if self.error else unprinted,
             complete=self.error is None and not self.interrupted,
-            notes=(*self.notes, *limits, *self.target.notes),
+            notes=(*self.notes, *self.target.notes),
             options={**found.options, **({} if options.prefix is None else {"prefix": str(options.prefix)})},
             limits=options.limits,
         )
@@ -301,7 +292,7 @@ def _print_timings(model: Model, generation: Generation) -> None:
         parts.append(f"{percent(drafts.acceptance_rate)} of {drafts.drafted} draft tokens accepted{speed}")
     reasons = sorted({answer.finish_reason or "unfinished" for answer in generation.results})
     parts.append(f"finish: {', '.join(reasons)}")
-    note(fold("; ".join(parts), sys.stderr, 2))
+    note("; ".join(parts))
 
 
 def write_report(sink: Sink, engine: Engine, request: ReportRequest, error: PartitaError | None = None) -> bool:
@@ -327,22 +318,11 @@ def save_prefix(options: GenerateOptions, target: Target, prompts: Sequence[str]
     given = None if options.system is not None else parse_ids(prompts[0]) if options.token_ids else prompts[0]
     if given == "":
         raise GenerationError("the prompt is empty; give some text to save")
-    with open_model(options, target, manifest, observe=False) as model:
+    with open_for_prompts(options, target, manifest, observe=False) as model:
         print_notes(target, model)
         saved = model.save_prefix(
             file, given, system=options.system, prefill_chunk=options.prefill_chunk, adapter=options.adapter
         )
-    go_on = shell(("partita", "generate", str(options.package), "PROMPT", "--prefix", str(file), *_as_read(options)))
-    read = f"{saved.tokens} tokens, read in {saved.seconds:.2f} s"
-    note(f"prefix: {file} ({read}; {human_bytes(saved.size_bytes)}; continue with: {go_on})")
+    read = f"{plural(saved.tokens, 'token')}, prefilled in {saved.seconds:.2f} s; {human_bytes(saved.size_bytes)}"
+    note(f"prefix: {file} ({read}; use it with --prefix)")
     return 0
-
-
-def _as_read(options: GenerateOptions) -> Iterator[str]:
-    """Options that a command needs to use the prefix: those of the folder, and --token-ids."""
-    for name in options.choice.setting_names:
-        yield from (option_flags()[name], str(getattr(options.choice, name)))
-    if options.token_ids:
-        yield "--token-ids"
-    if options.adapter is not None:
-        yield from ("--adapter", options.adapter)

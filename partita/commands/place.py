@@ -12,7 +12,6 @@ from pathlib import Path
 from partita.commands.outputs import (
     STDOUT,
     Showing,
-    Sink,
     open_sink,
     prepare,
     refuse_two_on_stdout,
@@ -21,7 +20,7 @@ from partita.commands.outputs import (
     show_and_write,
 )
 from partita.commands.terminal import TERMINAL, note, print_target_notes
-from partita.errors import INTERRUPTED, ParityError, PartitaError, ProviderError, UsageError
+from partita.errors import INTERRUPTED, ParityError, ProviderError, UsageError
 from partita.library.drifting import measure_drift, read_sides
 from partita.library.notes import not_used
 from partita.library.place.placement import place_model, read_place
@@ -31,7 +30,6 @@ from partita.observations.text_format import listing
 from partita.options.fields import describe_fields, input_paths
 from partita.options.placement import DriftCommand, PlaceCommand, SupportCommand
 from partita.options.reports import DiffCommand
-from partita.partition_reports.records import Report
 from partita.partition_reports.render.show import REPORT_VIEWS, load_view
 
 
@@ -41,36 +39,23 @@ def run(options: PlaceCommand) -> int:
     Raises UsageError, PackageError, ReportError, ResourceError, and ProviderError when the chain cannot be honoured or
     a limit is exceeded.
     """
-    target = read_place(options)
-    sink = _reserve_report(options)
-    print_target_notes(target)
-    report, error = place_model(options, target, audience=TERMINAL)
-    return _finish(options, sink, report, error)
-
-
-def _reserve_report(options: PlaceCommand) -> Sink | None:
-    """Output of the report; None without `--report`."""
+    target, sink = read_place(options), None
     if options.full and options.as_json:
         raise UsageError("--full and --json select different views; keep one")
-    if options.report is None:
-        return None
-    report = Path(options.report)
-    refuse_two_on_stdout(report, as_json=options.as_json)
-    return reserve_output(report, "report", input_paths(options), option="--report")
-
-
-def _finish(options: PlaceCommand, sink: Sink | None, report: Report, error: PartitaError | None) -> int:
-    """Write and print the report; returns the exit code. Raises `error`, or ProviderError for a limit."""
+    if options.report is not None:
+        report_file = Path(options.report)
+        refuse_two_on_stdout(report_file, as_json=options.as_json)
+        sink = reserve_output(report_file, "report", input_paths(options), option="--report")
+    print_target_notes(target)
+    report, error = place_model(options, target, audience=TERMINAL)
     for entry in report.chain:
         if entry.status != "active":
             note(f"note: {not_used(entry.provider, entry)}")
     view = "json" if options.as_json else "text" if options.full else "brief"
     show_and_write(report, load_view(view, REPORT_VIEWS), sink, "report")
+    error = error or limits_error(report)
     if error is not None:
         raise error
-    over = limits_error(report)
-    if over is not None:
-        raise over
     return INTERRUPTED if report.interruptions else 0
 
 

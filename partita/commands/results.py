@@ -8,19 +8,19 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 from rich.console import Console
 
 import partita
 from partita.errors import PartitaError, ProviderError, ProviderRefusal, RefusedNode, public_type
-from partita.library.batches.batch_run import BatchRunResult, WorkerFact
+from partita.library.batches.batch_run import BatchRunResult
 from partita.machine.records import MachineReport
 from partita.observations.records import ChainEntry, Record, RemedyRecord, remedy_records
 from partita.observations.text_format import name_some, plural, short_provider
 from partita.options.fields import with_flags
-from partita.options.sampling import SamplingValues
+from partita.options.generation import SamplingValues
 from partita.package.folder import Manifest
 from partita.package.records import Evaluation, Quality, StepError, Verification
 from partita.partition_reports.render.terminal import Page
@@ -132,12 +132,11 @@ class BatchResult(BatchRunResult, Result):
 
 
 class ClusterResult(BatchRunResult, Result):
-    """Output of `generate --input FILE --output FILE --address ADDRESS --json`: figures of the run, and its workers."""
+    """Output of `generate --input FILE --output FILE --address ADDRESS --json`: figures of the run."""
 
     schema_id: Literal["partita.cluster_result/1"] = Field(default="partita.cluster_result/1", alias="schema")
     address: str
     input: str
-    workers: tuple[WorkerFact, ...]
 
 
 class GenerateResult(Result):
@@ -235,38 +234,6 @@ class ServeResult(Record):
     models: tuple[ServedModel, ...]
 
 
-def json_schemas() -> dict[str, Any]:
-    """Record types, one or several, by the name of their schema in docs/."""
-    from partita.bench.records import Bench
-    from partita.capacity.records import Plan
-    from partita.check.gate import GateResult
-    from partita.compare.rows import Comparison
-    from partita.drift.records import Drift
-    from partita.explain.node_explanation import Explanation, Matches
-    from partita.inspection.records import Inspection
-    from partita.support.records import SupportTable
-
-    return {
-        "generate": GenerateResult,
-        "batch": BatchResult,
-        "cluster": ClusterResult,
-        "verify": VerifyResult,
-        "evaluate": EvaluateResult,
-        "export": ExportResult,
-        "error": ErrorResult,
-        "inspect": Inspection,
-        "bench": Bench,
-        "explain": Explanation | Matches,
-        "diff": Comparison,
-        "drift": Drift,
-        "check": GateResult,
-        "serve": ServeResult,
-        "doctor": DoctorResult,
-        "support": SupportTable,
-        "plan": Plan,
-    }
-
-
 WIDTH = 120
 """Width of stderr if it is unknown."""
 MOST_ROWS = 40
@@ -288,7 +255,19 @@ def render_refusal(rows: Sequence[RefusedNode], width: int | None = None) -> str
     page = Page(Console(file=stream, width=columns, color_system=None, force_terminal=False, legacy_windows=False))
     requested = " or ".join(dict.fromkeys(entry.provider for row in rows for entry in row.available_refusals))
     page.line(f"{plural(len(rows), 'node')} would not run on {requested}:", indent=0)
-    _show_groups(page, rows)
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for row in rows:
+        group = row.op_type or "unknown", short_provider(row.provider), _reasons_text(row)
+        groups.setdefault(group, []).append(row.node or NO_NAME)
+    ranked = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
+    cells = [
+        (operator, str(len(names)), provider, reason, name_some(names, NAMES))
+        for (operator, provider, reason), names in ranked[:MOST_ROWS]
+    ]
+    others = [len(names) for _, names in ranked[MOST_ROWS:]]
+    rest = f"and {sum(others)} more nodes in {len(others)} more groups" if others else ""
+    titles = ("operator", "nodes", "would run on", "reason", "names")
+    page.table([Column(title, title == "nodes") for title in titles], cells, rest)
     _show_evidence(page, rows)
     return stream.getvalue()
 
@@ -304,29 +283,7 @@ def _stderr_columns() -> int:
         return WIDTH
 
 
-def _show_groups(page: Page, rows: Sequence[RefusedNode]) -> None:
-    """One row per operator, provider and reason, largest first."""
-    groups: dict[tuple[str, str, str], list[RefusedNode]] = {}
-    for row in rows:
-        groups.setdefault((row.op_type or "unknown", row.provider, _render_reasons(row)), []).append(row)
-    ranked = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
-    cells = [
-        (
-            operator,
-            str(len(members)),
-            short_provider(provider),
-            reason,
-            name_some((row.node or NO_NAME for row in members), NAMES),
-        )
-        for (operator, provider, reason), members in ranked
-    ]
-    others = ranked[MOST_ROWS:]
-    rest = f"and {sum(len(members) for _, members in others)} more nodes in {len(others)} more groups" if others else ""
-    columns = (Column("operator", False), Column("nodes"), Column("would run on", False), Column("reason", False))
-    page.table((*columns, Column("names", False)), cells[:MOST_ROWS], rest)
-
-
-def _render_reasons(row: RefusedNode) -> str:
+def _reasons_text(row: RefusedNode) -> str:
     """The reason of a node; with several available providers, the reason of each."""
     if len(row.available_refusals) == 1:
         return row.available_refusals[0].reason
@@ -344,8 +301,6 @@ def _show_evidence(page: Page, rows: Sequence[RefusedNode]) -> None:
         about = f"{short_provider(provider)}{missing}: " if several else ""
         page.line(f"{about}{reason}: {members[0].remedy}")
         texts = list(dict.fromkeys(f"{entry.evidence_kind}: {entry.evidence}" for entry in members))
-        for text in texts[:EVIDENCE]:
+        rest = [f"and {len(texts) - EVIDENCE} similar lines"] if len(texts) > EVIDENCE else []
+        for text in (*texts[:EVIDENCE], *rest, f"see {REASONS_PAGE}#{reason}"):
             page.line(text, indent=4)
-        if len(texts) > EVIDENCE:
-            page.line(f"and {len(texts) - EVIDENCE} similar lines", indent=4)
-        page.line(f"see {REASONS_PAGE}#{reason}", indent=4)

@@ -8,9 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 import sys
-import textwrap
 import time
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any, AnyStr, Self
@@ -32,14 +30,12 @@ from partita.library.api import Audience
 from partita.observations.text_format import human_bytes
 from partita.options.fields import with_flags
 from partita.options.groups import ProgressOptions
+from partita.process import drop_output
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pydantic import BaseModel
 
     from partita.library.chain import Target
-    from partita.providers.resolve import Resolution
 
 
 ESCAPED = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
@@ -57,7 +53,7 @@ class _Console(Console):
 
     def on_broken_pipe(self) -> None:
         """Continue without output; the exit code is that of the verb."""
-        _drop_stream(1 if self.file is sys.stdout else 2)
+        drop_output(1 if self.file is sys.stdout else 2)
 
 
 stderr = _Console(stderr=True, highlight=False, soft_wrap=True)
@@ -84,20 +80,6 @@ def write_stderr(text: str) -> bool:
     return _write_stream(sys.stderr, 2, text)
 
 
-def fold(line: str, stream: IO[str] | None, indent: int) -> str:
-    """The line, wrapped at the terminal's width; wrapped lines are indented by `indent`.
-
-    A line for a pipe or file is unchanged. Do not fold lines with commands: a terminal's own break is not copied.
-    """
-    if stream is None or not stream.isatty():
-        return line
-    width = shutil.get_terminal_size().columns
-    if len(line) <= width or width <= 2 * indent:
-        return line
-    words = textwrap.TextWrapper(width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
-    return words.fill(line)
-
-
 def write_stdout_bytes(data: bytes) -> bool:
     """Write bytes to stdout and flush; False if it is a closed pipe."""
     return write_stdout("") and _write_stream(sys.stdout.buffer, 1, data)
@@ -113,16 +95,9 @@ def _write_stream(stream: IO[AnyStr] | None, descriptor: int, text: AnyStr) -> b
         stream.write(text.translate(ESCAPED) if isinstance(text, str) and stream.isatty() else text)
         stream.flush()
     except BrokenPipeError:
-        _drop_stream(descriptor)
+        drop_output(descriptor)
         return False
     return True
-
-
-def _drop_stream(descriptor: int) -> None:
-    """Redirect file descriptor 1 or 2 to the null device, because Python flushes at exit and would fail."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, descriptor)
-    os.close(null)
 
 
 def print_record(record: BaseModel) -> bool:
@@ -248,13 +223,3 @@ def print_target_notes(target: Target) -> None:
     """Print notes on stderr before a model is opened."""
     for line in target.opening_notes:
         print_note(line)
-
-
-def print_chain_notes(target: Target, resolutions: Sequence[Resolution]) -> None:
-    """Print notes on stderr after a model was opened: the chain and its unused providers."""
-    from partita.library.notes import not_used
-
-    print_target_notes(target)
-    for entry in resolutions:
-        if entry.status != "active":
-            print_note(not_used(entry.provider.name, entry))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from partita.commands.results import EvaluateResult, VerifyResult
-from partita.commands.terminal import TERMINAL, Bars, finite, print_chain_notes, print_record, stdout_console
+from partita.commands.terminal import TERMINAL, Bars, finite, print_record, print_target_notes, stdout_console
 from partita.errors import ParityError
 from partita.export.progress import stage
 from partita.foreign.evidence import read_evidence
@@ -28,6 +29,15 @@ from partita.remedies import Remedy
 LOCATE = Remedy(
     "find the layer and node", ("partita", "drift", "{folder}", "--provider", "{chain}", "--against", "{reference}")
 )
+FIGURES = (
+    ("perplexity", "perplexity", ".3f"),
+    ("perplexity, source model", "original_perplexity", ".3f"),
+    ("ratio", "perplexity_ratio", ".4f"),
+    ("same best token", "top1_agreement", ".1%"),
+)
+"""Figures of an evaluation: name, field, and format."""
+DIVERGENCES = (("KL divergence, mean", "kl_mean", 4), ("KL divergence, 99th percentile", "kl_p99", 3))
+"""The same, with the number of digits."""
 TOKENS_PAST_WINDOW = 64
 """Maximum tokens of a compared text beyond a window."""
 
@@ -36,6 +46,7 @@ def run(options: VerifyCommand) -> int:
     """Check the package's hashes, replay, print the result; ParityError on a mismatch.
 
     A folder that Partita did not write is compared with its original model, `reference`. Raises PackageError without.
+    The remedy of a mismatch compares the chain with the CPU provider, and the CPU provider with the source model.
     """
     package, choice, reference = Path(options.package), Choice.of(options), options.reference
     target = read_chain(options)
@@ -44,37 +55,29 @@ def run(options: VerifyCommand) -> int:
         window, longest = read_evidence(package).window, manifest.graph.max_length_limit or 0
         if window == manifest.graph.max_length < longest:  # the graph lacks it: compare texts that show that
             manifest = open_folder(package, replace(choice, max_length=min(longest, window + TOKENS_PAST_WINDOW)))
-    check_files(package, manifest, hashes=True)
-    result = run_job(
-        "partita.library.verifying:verify_with",
-        *(package, manifest, reference, target),
-        chain=target.chain,
-        in_worker=in_child(target, "auto"),
-        on_chain=partial(print_chain_notes, target),
-        audience=TERMINAL,
-    )
-    return judge(package, manifest, result, target, reference, as_json=options.as_json)
-
-
-def judge(
-    package: Path, manifest: Manifest, result: Verification, target: Target, source: str | None, *, as_json: bool
-) -> int:
-    """Print the result. Raises ParityError on a mismatch with the source model.
-
-    Its remedy compares the chain with the CPU provider, and the CPU provider with the source model.
-    """
-    if as_json:
+    result: Verification = _job("verify_with", package, manifest, target, reference)
+    if options.as_json:
         print_record(VerifyResult(package=str(package), **finite(result.model_dump(mode="json"))))
     else:
         show(package, result, stdout_console())
     if result.status != "verified" and result.tolerance is not None:  # else it was not judged
-        other = source or "original" if target.name == "cpu" else "cpu"
+        other = reference or "original" if target.name == "cpu" else "cpu"
         limits = "" if manifest.foreign is None else "".join(f"; {note}" for note in manifest.foreign.notes)
         raise ParityError(
             f"{package}: outputs differ from the source model's on {result.provider}: {result.detail}{limits}",
             remedy=LOCATE.filled(folder=package, chain=target.name, reference=other),
         )
     return 0
+
+
+def _job(function: str, package: Path, manifest: Manifest, target: Target, *others: Any) -> Any:
+    """Check the package's hashes, and call a function of `library.verifying`, in a worker process if necessary."""
+    check_files(package, manifest, hashes=True)
+    work, in_worker = f"partita.library.verifying:{function}", in_child(target, "auto")
+    arguments = (work, package, manifest, target, *others)
+    found = run_job(*arguments, chain=target.chain, in_worker=in_worker, audience=TERMINAL)
+    print_target_notes(target)
+    return found
 
 
 def show(package: Path, result: Verification, console: Console) -> None:
@@ -112,31 +115,15 @@ def evaluate(options: EvaluateCommand) -> int:
     """Check the package's hashes, read its text, print the perplexity next to the source model's."""
     package, target = Path(options.package), read_chain(options)
     manifest = open_folder(package)
-    check_files(package, manifest, hashes=True)
     with Bars() as bars, stage(bars, "evaluate", {}):
-        result = run_job(
-            "partita.library.verifying:evaluate",
-            *(package, manifest, target),
-            chain=target.chain,
-            in_worker=in_child(target, "auto"),
-            on_chain=partial(print_chain_notes, target),
-            audience=TERMINAL,
-        )
+        result: Evaluation = _job("evaluate", package, manifest, target)
     if options.as_json:
-        print_record(_as_record(package, manifest, result))
+        precision, at_export = manifest.graph.precision, manifest.quality
+        figures = finite(result.model_dump())
+        print_record(EvaluateResult(package=str(package), precision=precision, at_export=at_export, **figures))
     else:
         show_evaluation(package, manifest, result, stdout_console())
     return 0
-
-
-def _as_record(package: Path, manifest: Manifest, result: Evaluation) -> EvaluateResult:
-    """The result for `--json`."""
-    return EvaluateResult(
-        package=str(package),
-        precision=manifest.graph.precision,
-        at_export=manifest.quality,
-        **finite(result.model_dump()),
-    )
 
 
 def show_evaluation(package: Path, manifest: Manifest, result: Evaluation, console: Console) -> None:
@@ -167,23 +154,11 @@ def _bound(now: Evaluation, stored: Quality | None) -> str:
     return f"{message}; at export: {nats(at_export.kl_mean)}, 99th percentile {nats(at_export.kl_p99, 3)}"
 
 
-def _rows(now: Evaluation, stored: Quality | None) -> list[tuple[str, ...]]:
+def _rows(now: Evaluation, stored: Quality | None) -> Iterator[tuple[str, str, str]]:
     """Figures measured now and at export."""
-    here = (
-        ("perplexity", f"{now.perplexity:.3f}"),
-        ("perplexity, source model", f"{now.original_perplexity:.3f}"),
-        ("ratio", f"{now.perplexity_ratio:.4f}"),
-        ("same best token", f"{now.top1_agreement:.1%}"),
-        ("KL divergence, mean", _at_least(now.kl_mean_at_least, 4)),
-        ("KL divergence, 99th percentile", _at_least(now.kl_p99_at_least, 3)),
-    )
-    before = [""] * len(here)
-    if stored is not None:
-        before = [f"{stored.perplexity:.3f}", f"{stored.original_perplexity:.3f}", f"{stored.perplexity_ratio:.4f}"]
-        before += [f"{stored.top1_agreement:.1%}", nats(stored.kl_mean), nats(stored.kl_p99, 3)]
-    return [(name, figure, old) for (name, figure), old in zip(here, before, strict=True)]
-
-
-def _at_least(value: float | None, digits: int) -> str:
-    """A divergence that is a lower bound; empty for None."""
-    return "" if value is None else f">= {nats(value, digits)}"
+    for name, field, form in FIGURES:
+        yield name, format(getattr(now, field), form), "" if stored is None else format(getattr(stored, field), form)
+    for name, field, digits in DIVERGENCES:
+        least = getattr(now, f"{field}_at_least")
+        here = "" if least is None else f">= {nats(least, digits)}"
+        yield name, here, "" if stored is None else nats(getattr(stored, field), digits)

@@ -1,15 +1,16 @@
-"""The provider chain of a run: checked providers, options, plugin libraries and pins."""
+"""The provider chains of a run: checked providers, options, plugin libraries and pins."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from partita.errors import UsageError
 from partita.observations.records import ChainEntry
 from partita.observations.text_format import listing
 from partita.options.groups import ProviderChain, ProviderValues
+from partita.options.inspection import BenchOptions
 from partita.providers.base import Provider
 from partita.providers.generic import parse_libraries
 from partita.providers.options import parse_options, unchecked_notes
@@ -75,6 +76,11 @@ class Target:
         return ",".join(provider.name for provider in self.chain)
 
     @property
+    def ort_names(self) -> tuple[str, ...]:
+        """ONNX Runtime's names of the chain."""
+        return tuple(provider.ort_name for provider in self.chain)
+
+    @property
     def opening_notes(self) -> tuple[str, ...]:
         """Notes for the user before a model is opened: that the chain is the default, and `notes`."""
         if self.by_default is None:
@@ -84,7 +90,7 @@ class Target:
     @property
     def requested_names(self) -> tuple[str, ...]:
         """ONNX Runtime's names of the chain that the user named; empty for the default."""
-        return () if self.by_default else tuple(provider.ort_name for provider in self.chain)
+        return () if self.by_default else self.ort_names
 
 
 def read_chain(options: ProviderChain, *, graph_capture: bool = False) -> Target:
@@ -119,3 +125,41 @@ def read_chain(options: ProviderChain, *, graph_capture: bool = False) -> Target
         settings = _recording(chain, settings)
     notes = tuple(unchecked_notes(settings, chain))
     return Target(chain, source, settings, tuple(options.pins), notes, options.threads, by_default, skipped)
+
+
+def read_chains(options: BenchOptions) -> tuple[Target, ...]:
+    """The chains that the user named, or the default chain, each with the options and libraries of its providers.
+
+    Raises UsageError, also for options and libraries of providers outside all chains.
+    """
+    given, libraries = options.provider_options or {}, options.provider_libraries or {}
+    plugins = parse_libraries(libraries, all_names())
+    texts = (options.chains,) if isinstance(options.chains, str) else options.chains
+    if texts is not None and not texts:
+        raise UsageError("`chains` is empty; name at least one, or omit it for the best usable provider")
+    default = read_chain(ProviderChain(threads=options.threads)) if texts is None else None
+    listed = texts or ((default.name,) if default is not None else ())
+    chains = [
+        parse_chain(text if isinstance(text, str) else ",".join(text), plugins, argument="chains") for text in listed
+    ]
+    for number, chain in enumerate(chains):
+        if chain in chains[:number]:
+            names = ",".join(provider.name for provider in chain)
+            raise UsageError(f"`chains={names}`: it is listed twice; list each chain once")
+    every = {provider.name: provider for chain in chains for provider in chain}
+    parse_options(given, tuple(every.values()))
+    unused = [plugin.name for plugin in plugins if plugin.name not in every]
+    if unused:
+        raise UsageError(f"`provider_libraries`: {unused[0]} is in no chain; add it to `chains`")
+    targets = []
+    for chain in chains:
+        words = {word.lower() for provider in chain for word in provider.names()}
+        own = {word: value for word, value in given.items() if word.lower() in words}
+        files = {word: path for word, path in libraries.items() if word.lower() in words}
+        name = ",".join(provider.name for provider in chain)
+        read = ProviderChain(name, provider_options=own, provider_libraries=files, threads=options.threads)
+        targets.append(read_chain(read))
+    if default is not None:
+        shown = replace(targets[0], source=default.source, by_default=default.by_default, skipped=default.skipped)
+        return (shown,)
+    return tuple(targets)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +16,6 @@ from partita.export.options import ExportOptions, check
 from partita.export.progress import Progress, Silent, stage
 from partita.export.publish import ExportResult as ExportResult
 from partita.extras import checked_versions
-from partita.files import temporary_directory
 from partita.library.api import LOGGER, QUIET, Audience, from_fields
 from partita.options.export import ExportOptions as Options
 from partita.options.fields import group
@@ -65,8 +64,6 @@ def run_export(given: Options, progress: Progress | None = None, audience: Audie
     options = group(given, ExportOptions)
     with stage(shown, "find target", {}):
         target = _choose_target(options, audience)
-    if options.activations == "int8" and (target is None or target.provider == "cpu"):
-        _warn_without_integer_unit(audience)
     with checked_versions():
         return write(
             options,
@@ -143,17 +140,6 @@ def _at_revision(options: Options) -> Options:
     return replace(options, checkpoint=at_revision(os.fspath(options.checkpoint), options.revision), revision=None)
 
 
-def _warn_without_integer_unit(audience: Audience) -> None:
-    """Note that int8 activations are slow where the processor has no instructions for them."""
-    from partita.runtime.cpu.cores import INTEGER_UNITS, integer_unit
-
-    if integer_unit() == "":
-        audience.note(
-            f"`activations=int8`: this processor has none of {', '.join(INTEGER_UNITS)}, so the package "
-            "is probably slower here than without this option"
-        )
-
-
 def _choose_target(options: Options, audience: Audience = QUIET) -> Target | None:
     """The target; None when the user set a lowering and no target. Raises UsageError, ProviderError."""
     if options.target is None and (options.attention != "auto" or options.cache != "fixed"):
@@ -219,24 +205,3 @@ def _reader() -> Reader:
         return True
 
     return Reader(stop_token_ids, chat)
-
-
-VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
-"""Read by torch at import (torch/_inductor/runtime/cache_dir_utils.py)."""
-
-
-@contextmanager
-def own_compile_cache() -> Iterator[None]:
-    """A temporary folder for torch's compile cache; a folder set by the user is kept.
-
-    torch creates `TMPDIR/torchinductor_USER` at import and leaves it there, although an export compiles nothing.
-    """
-    if VARIABLE in os.environ:
-        yield
-        return
-    with temporary_directory() as folder:
-        os.environ[VARIABLE] = folder
-        try:
-            yield
-        finally:
-            del os.environ[VARIABLE]

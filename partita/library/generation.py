@@ -11,9 +11,15 @@ from typing import Any, Literal, NamedTuple
 from partita.diagnosis.session_index import PHASES
 from partita.errors import GenerationError, PartitaError
 from partita.library.api import public_error, public_errors
-from partita.library.engine.base import Chunk, Engine
-from partita.library.engine.requests import CompletionResult, FinishReason, RequestOutput, Ticket, Work
-from partita.library.engine.speculation import speculation_fact
+from partita.library.engine.base import Engine
+from partita.library.engine.requests import (
+    CompletionResult,
+    FinishReason,
+    RequestOutput,
+    Ticket,
+    Work,
+    speculation_fact,
+)
 from partita.library.sampling import Sampling
 from partita.options.generation import SpeculationOptions
 from partita.partition_reports.request_records import Speculation as SpeculationFigures
@@ -85,18 +91,13 @@ class Progress:
         self._texts, self._tokens = [""] * rows, [()] * rows
 
     @property
-    def is_finished(self) -> bool:
-        """Whether all requests have finished, or it was closed."""
-        return self.closed or not self.open
-
-    @property
     def error(self) -> PartitaError | None:
         """The error of the first request that has one."""
         return next((ticket.error for ticket in self.tickets if ticket.error is not None), None)
 
     def finish(self, ticket: Ticket) -> Any:
         """The finish reason of a request: `interrupted` if it was closed before its end."""
-        return ticket.completion.finish or ("interrupted" if self.closed else None)
+        return ticket.finish or ("interrupted" if self.closed else None)
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -124,7 +125,7 @@ class Generation:
         self,
         engine: Engine,
         works: Sequence[Work],
-        chunk: Chunk,
+        chunk: int,
         *,
         samplings: Sequence[Sampling],
         speculation: SpeculationOptions,
@@ -183,7 +184,7 @@ class Generation:
                     break
 
     def __repr__(self) -> str:
-        counts = [len(ticket.completion.tokens) for ticket in self.progress.tickets]
+        counts = [len(ticket.tokens) for ticket in self.progress.tickets]
         state = self.finish_reason or ("running" if self._started else "not started")
         return f"<partita.Generation: {'+'.join(map(str, counts))} new tokens, {state}>"
 
@@ -196,7 +197,7 @@ class Generation:
     @property
     def finished(self) -> bool:
         """True once the generation has finished, failed, or been closed."""
-        return self.progress.is_finished
+        return self.progress.closed or not self.progress.open
 
     @property
     def text(self) -> str:
@@ -206,12 +207,12 @@ class Generation:
     @property
     def texts(self) -> tuple[str, ...]:
         """Generated text, one string per prompt."""
-        return tuple(ticket.completion.text() for ticket in self._tickets())
+        return tuple(ticket.text for ticket in self._tickets())
 
     @property
     def tokens(self) -> tuple[tuple[int, ...], ...]:
         """The new tokens of each prompt."""
-        return tuple(tuple(ticket.completion.tokens) for ticket in self._tickets())
+        return tuple(tuple(ticket.tokens) for ticket in self._tickets())
 
     @property
     def results(self) -> tuple[CompletionResult, ...]:

@@ -58,24 +58,19 @@ def inspect(options: InspectOptions) -> Inspection | Comparison:
 
 
 def run_inspection(options: InspectOptions) -> Inspection | Comparison:
-    """The inspection for checked options."""
-    other = choice_of_other(options)
+    """The inspection for checked options. Raises UsageError for a choice about `against` without it."""
+    for name in ("against_variant", "against_contract"):
+        value = getattr(options, name)
+        if options.against is None and value is not None:
+            raise UsageError(f"`{name}={value}` needs `against`, which is not set")
     found = read(Path(options.package), Choice.of(options), hashes=options.hashes)
     if options.against is None:
         return found
     from partita.compare.packages import compare_packages
 
-    return compare_packages(found, read(Path(options.against), other, hashes=options.hashes))
-
-
-def choice_of_other(options: InspectOptions) -> Choice:
-    """The choice for the folder of `against`. Raises UsageError if it is missing or no foreign folder."""
-    for name in ("against_variant", "against_contract"):
-        value = getattr(options, name)
-        if options.against is None and value is not None:
-            raise UsageError(f"`{name}={value}` needs `against`, which is not set")
     contract = None if options.against_contract is None else Path(options.against_contract)
-    return Choice(variant=options.against_variant, contract=contract)
+    other = Choice(variant=options.against_variant, contract=contract)
+    return compare_packages(found, read(Path(options.against), other, hashes=options.hashes))
 
 
 def read(path: Path, choice: Choice = NO_CHOICE, *, hashes: bool = False) -> Inspection:

@@ -39,7 +39,10 @@ def load(options: LoadOptions) -> Model:
     manifest = open_folder(folder, choice)
     # The program may change its working folder, and files of the package are read later, too.
     engine = open_engine(folder.absolute(), manifest, target, choice, observe=options.observe, process=options.process)
-    _log_chain(target, engine, manifest)
+    if target.by_default is not None:
+        LOGGER.info("providers %s, by default: %s", target.name, target.by_default)
+    for line in (*target.notes, *opened_notes(target, engine.opened, manifest)):
+        LOGGER.warning(line)
     return Model(engine)
 
 
@@ -73,31 +76,14 @@ def open_engine(
     """
     from partita.library.planning import naming_what_fits
 
+    arguments = (folder, manifest, target, choice)
     with naming_what_fits(folder, manifest, target.chain):
         if in_child(target, process):
             from partita.library.engine.remote import RemoteEngine
 
             return RemoteEngine(
-                folder,
-                manifest,
-                target,
-                choice,
-                observe=observe,
-                refusal_seconds=refusal_seconds,
-                audience=audience,
-                with_text=with_text,
+                *arguments, observe=observe, refusal_seconds=refusal_seconds, audience=audience, with_text=with_text
             )
         from partita.library.engine.local import LocalEngine
 
-        return LocalEngine(
-            folder, manifest, target, choice, observe=observe, refusal_seconds=refusal_seconds, audience=audience
-        )
-
-
-def _log_chain(target: Target, engine: Engine, manifest: Manifest) -> None:
-    """Log the notes that the command line prints to stderr."""
-    if target.by_default is not None:
-        names = ", ".join(provider.name for provider in target.chain)
-        LOGGER.info("providers %s, by default: %s", names, target.by_default)
-    for line in (*target.notes, *opened_notes(target, engine.opened, manifest)):
-        LOGGER.warning(line)
+        return LocalEngine(*arguments, observe=observe, refusal_seconds=refusal_seconds, audience=audience)

@@ -17,6 +17,7 @@ from partita.library.engine.base import Engine, PrefixSaved, ReportRequest
 from partita.library.engine.requests import (
     Work,
     adapters_of,
+    check_speculation,
     check_work,
     complete_samplings,
     conversations,
@@ -24,12 +25,10 @@ from partita.library.engine.requests import (
     stop_conditions,
     with_seeds,
 )
-from partita.library.engine.speculation import check_speculation
 from partita.library.generation import Generation, Progress, sampling_options
 from partita.library.notes import chunk_ignored
 from partita.library.report import Report
 from partita.observations.records import ChainEntry
-from partita.options.bench import BenchOptions
 from partita.options.fields import check_value
 from partita.options.generation import (
     BatchOptions,
@@ -38,11 +37,12 @@ from partita.options.generation import (
     GenerationOptions,
     Prompts,
     RequestOptions,
+    Sampling,
 )
+from partita.options.inspection import BenchOptions
 from partita.options.placement import PlaceOptions
-from partita.options.sampling import Sampling
 from partita.package.records import Evaluation, Verification
-from partita.runtime.generate.checks import BEGIN_WITH_ONE, check_adapter
+from partita.runtime.generate.checks import BEGIN_WITH_ONE, check_adapter, check_prompt
 from partita.runtime.generate.prefix_file import (
     PrefixContent,
     ids_after,
@@ -148,7 +148,7 @@ class Model:
         GenerationError for invalid prompts, PackageError without a tokenizer for text; the iterator raises
         GenerationError, ProviderError and ResourceError.
         """
-        text, ids = self._encode(
+        text, ids = self.encode_prompts(
             options.prompts, None if options.prefix is None else read_content(Path(options.prefix))
         )
         return self._begin(text, ids, options)
@@ -318,11 +318,12 @@ class Model:
             self.text_seconds = time.perf_counter() - began
         return self._text
 
-    def _encode(self, prompts: Prompts, content: PrefixContent | None) -> tuple[Text | None, list[tuple[int, ...]]]:
+    def encode_prompts(
+        self, prompts: Prompts, content: PrefixContent | None
+    ) -> tuple[Text | None, list[tuple[int, ...]]]:
         """The tokenizer, if there is one or text needs it, and token ids of each row, after a prefix if any."""
         rows = prompt_rows(prompts)
-        has_text = self._with_text and self.manifest.tokenizer != "none"
-        tokenizer = self._tokenizer() if has_text or any(isinstance(row, str) for row in rows) else None
+        tokenizer = self._tokenizer() if any(isinstance(row, str) for row in rows) else self.tokenizer
         ids = []
         for row in rows:
             if isinstance(row, str):
@@ -345,9 +346,8 @@ class Model:
             raise UsageError(
                 "the prefix was saved with one adapter or none, but the prompts use several; use its adapter for all"
             )
-        has_text = tokenizer is not None
         texts, tokens = stop_conditions(
-            self.folder, given.stop, given.stop_token_ids, self.vocab_size, has_text=has_text
+            self.folder, given.stop, given.stop_token_ids, self.vocab_size, has_text=tokenizer is not None
         )
         samplings = complete_samplings(Sampling(**given.figures()), given.sampling, len(ids), self.folder)
         works = [
@@ -378,18 +378,11 @@ def request(model: Model, given: RequestOptions) -> Work:
     an empty prompt, PackageError without a tokenizer for text.
     """
     full = complete_samplings(Sampling(**given.figures()), given.sampling, 1, model.folder)[0]
-    has_text = model.tokenizer is not None
-    texts, ids = stop_conditions(model.folder, given.stop, given.stop_token_ids, model.vocab_size, has_text=has_text)
-    prompt = _encoded(model, given.prompt)
-    return Work(prompt, full, texts, tuple(sorted(ids)), given.logprobs, given.adapter)
-
-
-def _encoded(model: Model, prompt: str | Sequence[int]) -> tuple[int, ...]:
-    """The token ids of a prompt. Raises GenerationError for an empty text, UsageError for several prompts."""
-    rows = prompt_rows(prompt)
-    if len(rows) != 1:
-        raise UsageError(f"`prompt` has {len(rows)} prompts; make one request for each")
-    row = rows[0]
-    if not row:
-        raise GenerationError("the prompt is empty; pass text to continue")
-    return tuple((model.tokenizer or model).encode(row)) if isinstance(row, str) else row
+    text, prompts = model.encode_prompts(given.prompt, None)
+    if len(prompts) != 1:
+        raise UsageError(f"`prompt` has {len(prompts)} prompts; make one request for each")
+    check_prompt(prompts[0], model.manifest.graph, "the prompt", answered=True)
+    texts, ids = stop_conditions(
+        model.folder, given.stop, given.stop_token_ids, model.vocab_size, has_text=text is not None
+    )
+    return Work(prompts[0], full, texts, tuple(sorted(ids)), given.logprobs, given.adapter)

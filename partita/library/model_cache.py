@@ -23,7 +23,7 @@ from partita.foreign.folder import is_foreign
 from partita.foreign.layouts import files_of_other_variants
 from partita.foreign_paths import GGUF, WEIGHTS, recognise
 from partita.library.api import QUIET, Audience
-from partita.library.exporting import own_compile_cache, run_export
+from partita.library.exporting import run_export
 from partita.observations.text_format import listing
 from partita.options.export import ExportOptions
 from partita.options.groups import ForeignFolder, PrecisionName
@@ -94,7 +94,9 @@ def folder_of(
             if _manifest(out) is None:  # another process may have exported it meanwhile
                 shutil.rmtree(out, ignore_errors=True)  # damaged, or of another version
                 audience.note(f"exporting {model} once to {out}")
-                _export(ExportOptions(source, out, precision=precision, target=target), progress, audience)
+                options = ExportOptions(source, out, precision=precision, target=target)
+                for line in run_export(options, progress, audience).notes:
+                    audience.note(line)
     return out
 
 
@@ -129,14 +131,6 @@ def _locked(path: Path, model: str, audience: Audience) -> Iterator[None]:
         lock.release()
 
 
-def _export(options: ExportOptions, progress: Progress | None, audience: Audience) -> None:
-    """Export, and pass the notes on."""
-    with own_compile_cache():
-        summary = run_export(options, progress, audience)
-    for line in summary.notes:
-        audience.note(line)
-
-
 def _manifest(folder: Path) -> Manifest | None:
     """The manifest of a cached package; None without one, and for a damaged one or one of another version."""
     try:
@@ -164,12 +158,8 @@ def remove_cached(name: str) -> CachedPackage:
     found = [each for each in there if each.name == name] or [each for each in there if each.name.startswith(name)]
     if len(found) != 1:
         names = listing([each.name for each in found or there]) or "none"
-        how_many = (
-            "several cached packages have a name that begins with it"
-            if found
-            else "no cached package has a name that begins with it"
-        )
-        raise UsageError(f"{name!r}: {how_many}; cached packages: {names}")
+        message = f"{'several cached packages have' if found else 'no cached package has'} a name that begins with it"
+        raise UsageError(f"{name!r}: {message}; cached packages: {names}")
     shutil.rmtree(found[0].path)
     return found[0]
 
@@ -180,9 +170,8 @@ def _content_key(path: Path) -> list[object]:
     Weight files, and others above 64 MiB: name, size, modification time and the SHA-256 of the safetensors header.
     Other files, such as the config and the tokenizer: name and SHA-256. Hidden files and Markdown are left out.
     """
-    files = [path] if path.is_file() else sorted(each for each in path.iterdir() if each.is_file())
     found: list[object] = [os.fspath(path.resolve())]
-    for file in files:
+    for file in [path] if path.is_file() else sorted(each for each in path.iterdir() if each.is_file()):
         stat = file.stat()
         if file.suffix in WEIGHT_SUFFIXES or file == path or stat.st_size > LARGEST_HASHED_BYTES:
             found.append([file.name, stat.st_size, stat.st_mtime_ns, _header_sha256(file)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from partita.library.chain import Target
-from partita.library.engine.base import Chunk, OpenedPackage
+from partita.library.engine.base import OpenedPackage
 from partita.observations.records import ChainEntry, remedy_of
 from partita.package.folder import Manifest
 from partita.package.records import Verification
@@ -30,20 +30,10 @@ def opened_notes(target: Target, opened: OpenedPackage, manifest: Manifest) -> t
     return (
         *unused,
         *opened.notes,
-        *map(idle, opened.idle_providers),
+        *(f"{name} is in the chain but was assigned no nodes; place shows why" for name in opened.idle_providers),
         *unverified_note(manifest.verification),
-        *inference_notes(manifest),
+        *(() if manifest.foreign is None else manifest.foreign.notes),
     )
-
-
-def idle(name: str) -> str:
-    """The note on an active provider without nodes."""
-    return f"{name} is in the chain but was assigned no nodes; place shows why"
-
-
-def inference_notes(manifest: Manifest) -> tuple[str, ...]:
-    """Notes on inferred properties of a foreign folder that may be wrong."""
-    return () if manifest.foreign is None else manifest.foreign.notes
 
 
 def unverified_note(verification: Verification, package: str = "this package") -> tuple[str, ...]:
@@ -51,17 +41,11 @@ def unverified_note(verification: Verification, package: str = "this package") -
     return () if verification.status == "verified" else (f"{package} is unverified: {verification.detail}",)
 
 
-def chunk_ignored(requested: int | None, chunk: Chunk) -> tuple[str, ...]:
-    """A note if the package does not support the requested prefill chunk."""
-    if requested is None or requested == chunk.tokens:
+def chunk_ignored(requested: int | None, chunk: int) -> tuple[str, ...]:
+    """A note if the package does not support the requested prefill chunk. `chunk`: the supported one."""
+    if requested is None or requested == chunk:
         return ()
-    reason = (
-        "its prefill graph has a fixed size"
-        if chunk.is_fixed
-        else "its attention processes whole prompts only in a batch"
-    )
-    given = f"`prefill_chunk={requested}`"
-    return (f"{given} is ignored: this package uses {chunk.tokens}, because {reason}",)
+    return (f"`prefill_chunk={requested}` is ignored: this package prefills {chunk} prompt tokens per run",)
 
 
 def gave_up(reasons: Iterable[str | None]) -> tuple[str, ...]:

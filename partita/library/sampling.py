@@ -11,8 +11,8 @@ from partita.errors import PackageError
 from partita.foreign_paths import GENAI_CONFIG
 from partita.observations.text_format import listing
 from partita.options.fields import SamplingOption, check_fields
-from partita.options.sampling import GREEDY, sampling_options
-from partita.options.sampling import Sampling as Sampling
+from partita.options.generation import GREEDY, sampling_options
+from partita.options.generation import Sampling as Sampling
 from partita.package.folder import GET_AGAIN
 from partita.remedies import FROM_CHECKPOINT, Remedy
 from partita.untrusted_files import is_number, read_json_value
@@ -21,23 +21,12 @@ FILE = "generation_config.json"
 NEUTRAL: dict[str, Any] = {
     "num_beams": 1,
     "no_repeat_ngram_size": 0,
-    "typical_p": 1.0,
-    "epsilon_cutoff": 0.0,
-    "eta_cutoff": 0.0,
-    "penalty_alpha": None,
-    "bad_words_ids": None,
-    "suppress_tokens": None,
-    "begin_suppress_tokens": None,
-    "forced_bos_token_id": None,
-    "forced_eos_token_id": None,
-    "sequence_bias": None,
-    "guidance_scale": None,
     "min_length": 0,
-    "min_new_tokens": None,
-    "exponential_decay_length_penalty": None,
-    "stop_strings": None,
-    "encoder_repetition_penalty": 1.0,
-    "top_h": None,
+    **dict.fromkeys(("typical_p", "encoder_repetition_penalty"), 1.0),
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff"), 0.0),
+    **dict.fromkeys(("bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "stop_strings", "sequence_bias")),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "min_new_tokens", "penalty_alpha", "top_h")),
+    **dict.fromkeys(("guidance_scale", "exponential_decay_length_penalty")),
 }
 """Settings that change the next token and that Partita does not support, with their neutral value."""
 
@@ -66,7 +55,6 @@ def suggestion(folder: Path) -> Suggestion:
     if given is None:
         path = folder / GENAI_CONFIG
         given = _transformers_keys(path, _object(path, GET_AGAIN) or {})
-    read = _Reader(path, given)
     unknown = tuple(
         f"{name} {given[name]!r}"
         for name, neutral in NEUTRAL.items()
@@ -74,9 +62,14 @@ def suggestion(folder: Path) -> Suggestion:
     )
     draws = given.get("do_sample") is True
     found = {
-        name: read.option(name, option) for name, option in sampling_options() if draws or not option.sampling_only
+        name: _value(path, name, given.get(name), option)
+        for name, option in sampling_options()
+        if draws or not option.sampling_only
     }
-    return Suggestion(**found, max_new_tokens=read.whole("max_new_tokens", 0) or None, unknown=unknown)
+    most = given.get("max_new_tokens")
+    if most is not None:
+        most = _whole(path, "max_new_tokens", most) or None
+    return Suggestion(**found, max_new_tokens=most, unknown=unknown)
 
 
 def _object(path: Path, remedy: Remedy) -> dict[str, Any] | None:
@@ -105,34 +98,27 @@ def _transformers_keys(path: Path, config: dict[str, Any]) -> dict[str, Any]:
     return {**search, "do_sample": sampled, "top_p": search.get("top_p") or None}
 
 
-class _Reader:
-    """Checked values of the file."""
+def _value(path: Path, name: str, value: Any, option: SamplingOption) -> Any:
+    """The value of an option in the file; None for its neutral value. Raises PackageError."""
+    if value is None:
+        return option.suggested
+    limits = option.range
+    if not is_number(value) or (limits is not None and (value not in limits or value == limits.extra_value)):
+        raise _invalid(path, name, value)
+    found = _whole(path, name, value) if isinstance(option.off_value, int) else float(value)
+    return None if found == option.off_value else found
 
-    def __init__(self, path: Path, given: dict[str, Any]) -> None:
-        self.path, self.given = path, given
 
-    def option(self, name: str, option: SamplingOption) -> Any:
-        """The value of an option; None for its neutral value."""
-        limits, value = option.range, self.given.get(name)
-        if value is None:
-            return option.suggested
-        if not is_number(value) or (limits is not None and (value not in limits or value == limits.extra_value)):
-            raise self.bad(name, value)
-        found = self.whole(name, 0) if isinstance(option.off_value, int) else float(value)
-        return None if found == option.off_value else found
+def _whole(path: Path, name: str, value: Any) -> int:
+    """A number of the file that is an integer. Raises PackageError."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise _invalid(path, name, value)
+    return value
 
-    def whole(self, name: str, default: int) -> int:
-        value = self.given.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise self.bad(name, value)
-        return value
 
-    def bad(self, name: str, value: Any) -> PackageError:
-        return PackageError(
-            f"{self.path}: {name} is {value!r}, which is not a valid sampling setting; correct it, or omit `sampling`"
-        )
+def _invalid(path: Path, name: str, value: Any) -> PackageError:
+    message = f"{name} is {value!r}, which is not a valid sampling setting; correct it, or omit `sampling`"
+    return PackageError(message, path=path)
 
 
 MAX_NEW_TOKENS = 128

@@ -5,7 +5,7 @@ A foreign folder has no reference logits; they are computed with the source mode
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from partita.extras import explain
 from partita.files import temporary_directory
 from partita.library.api import QUIET, Audience
 from partita.library.chain import Target
+from partita.library.notes import not_used
 from partita.library.place.probing import package_refused
 from partita.package.folder import Manifest
 from partita.package.records import Evaluation, Verification
@@ -36,18 +37,17 @@ COMPARE = Remedy("compare it with its source model", ("partita", "verify", "{fol
 def verify_with(
     folder: Path,
     manifest: Manifest,
-    reference: str | None,
     target: Target,
+    reference: str | None = None,
     *,
-    on_chain: Callable[[Sequence[Resolution]], object] = len,
     audience: Audience = QUIET,
 ) -> Verification:
     """Replay the reference logits of a package, or those of `reference`, the source model of a foreign folder.
 
-    The files have been checked. `reference`: a folder or a hub id; it runs on a prompt first. `on_chain` is called with
-    the state of the chain. No tolerance applies to quantised weights of a foreign folder: the detail then has the
-    largest error, and the status is unverified. Raises PackageError for a foreign folder without a reference,
-    UsageError for a package with one, CheckpointError, InstallationError without torch, and the errors of a replay.
+    The files have been checked. `reference`: a folder or a hub id; it runs on a prompt first. Unused providers of the
+    chain are noted. No tolerance applies to quantised weights of a foreign folder: the detail then has the largest
+    error, and the status is unverified. Raises PackageError for a foreign folder without a reference, UsageError for a
+    package with one, CheckpointError, InstallationError without torch, and the errors of a replay.
     """
     if reference is None and manifest.foreign is not None:
         raise PackageError(
@@ -60,7 +60,7 @@ def verify_with(
             else opened.enter_context(_reference_package(folder, manifest, reference, audience))
         )
         opened.enter_context(_explained(audience))
-        found = replay(folder, target.chain, on_chain=on_chain, answers=answers, **_opening(manifest, target))
+        found = replay(folder, target.chain, answers=answers, **_opening(manifest, target, audience))
     bits = None if reference is None else precision(manifest.graph.precision).bits
     if bits is None:
         return found
@@ -73,27 +73,31 @@ def verify_with(
     return found.model_copy(update={"status": "unverified", "detail": detail, "tolerance": None})
 
 
-def evaluate(
-    folder: Path,
-    manifest: Manifest,
-    target: Target,
-    *,
-    on_chain: Callable[[Sequence[Resolution]], object] = len,
-    audience: Audience = QUIET,
-) -> Evaluation:
-    """Measure the quality of a package whose files have been checked.
+def evaluate(folder: Path, manifest: Manifest, target: Target, *, audience: Audience = QUIET) -> Evaluation:
+    """Measure the quality of a package whose files have been checked. Unused providers of the chain are noted.
 
-    `on_chain` is called with the state of the chain. Raises PackageError when the package has no text, ProviderError
-    when the chain cannot be honoured, ResourceError, and GenerationError when a run fails.
+    Raises PackageError when the package has no text, ProviderError when the chain cannot be honoured, ResourceError,
+    and GenerationError when a run fails.
     """
     with _explained(audience):
-        return measure(folder, target.chain, on_chain=on_chain, **_opening(manifest, target))
+        return measure(folder, target.chain, **_opening(manifest, target, audience))
 
 
-def _opening(manifest: Manifest, target: Target) -> dict[str, Any]:
+def _opening(manifest: Manifest, target: Target, audience: Audience) -> dict[str, Any]:
     """Arguments with which replays and measurements open a package."""
-    pins = parse_pins(target.pins, target.chain)
-    return {"threads": target.threads, "manifest": manifest, "options": target.options, "pins": pins}
+
+    def note_unused(chain: Sequence[Resolution]) -> None:
+        for entry in chain:
+            if entry.status != "active":
+                audience.note(not_used(entry.provider.name, entry))
+
+    return {
+        "threads": target.threads,
+        "manifest": manifest,
+        "options": target.options,
+        "pins": parse_pins(target.pins, target.chain),
+        "on_chain": note_unused,
+    }
 
 
 @contextmanager

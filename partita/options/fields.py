@@ -173,13 +173,8 @@ def _descriptions(cls: type[Any]) -> Iterator[DescribedField]:
         if get_origin(hint) is Annotated:
             hint, found = get_args(hint)
         if isinstance(found, Option):
-            yield _describe(each, hint, found, found.group or _group_of(cls, each.name))
-
-
-def _group_of(cls: type[Any], name: str) -> str:
-    """The `HELP_GROUP` of the class that declares a field."""
-    declaring = next(base for base in cls.__mro__ if name in vars(base).get("__annotations__", {}))
-    return str(vars(declaring).get("HELP_GROUP", ""))
+            declaring = next(base for base in cls.__mro__ if each.name in vars(base).get("__annotations__", {}))
+            yield _describe(each, hint, found, found.group or vars(declaring).get("HELP_GROUP", ""))
 
 
 def _describe(field: Field[Any], hint: Any, option: Option, group: str) -> DescribedField:
@@ -292,7 +287,7 @@ def group(options: Any, cls: type[T]) -> T:
     return cls(**{field.name: getattr(options, field.name) for field in fields(cls)})  # type: ignore[arg-type]
 
 
-MODULES = ("bench", "export", "generation", "groups", "inspection", "placement", "reports", "sampling")
+MODULES = ("export", "generation", "groups", "inspection", "placement", "reports")
 
 
 def option_groups() -> list[type[Any]]:

@@ -18,8 +18,7 @@ from starlette.types import Receive, Scope, Send
 from partita.errors import GenerationError, PartitaError, UsageError
 from partita.library.engine.requests import Work
 from partita.library.sampling import complete_sampling
-from partita.options.generation import ServerLimits
-from partita.options.sampling import Sampling
+from partita.options.generation import Sampling, ServerLimits
 from partita.runtime.generate.text.tokens import TooLongError
 from partita.serve.api_errors import ApiError, invalid, of_error, overloaded_error, run_error, shutting_down, timed_out
 from partita.serve.metrics import Metrics

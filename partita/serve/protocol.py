@@ -26,7 +26,7 @@ from pydantic_core import PydanticCustomError
 
 from partita.library.engine.requests import BETWEEN_PARTS, TEXT_PARTS
 from partita.options.fields import Range, describe_fields
-from partita.options.sampling import Sampling
+from partita.options.generation import Sampling
 from partita.runtime.generate.text.stop_strings import MOST_CHARACTERS
 from partita.serve.api_errors import ApiError, invalid
 

@@ -27,8 +27,7 @@ from partita.errors import INTERRUPTED, ResourceError, UsageError
 from partita.observations.text_format import plural
 from partita.options.generation import ServerLimits
 from partita.remedies import Remedy
-from partita.serve.app import Endpoints, guard_app, make_app
-from partita.serve.gate import Gate
+from partita.serve.app import Endpoints, Gate, guard_app, make_app
 from partita.serve.metrics import Metrics
 from partita.serve.served_package import ServedPackage
 from partita.signals import PRESSED_SECONDS, TOGETHER_SECONDS

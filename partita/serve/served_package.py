@@ -15,25 +15,23 @@ from pathlib import Path
 from typing import Any
 
 from partita.check.requirements import Limits
-from partita.errors import GenerationError, PackageError, UsageError
 from partita.foreign.folder import NO_CHOICE, Choice
 from partita.library.api import Audience
 from partita.library.chain import Target
 from partita.library.engine.base import Engine, ReportRequest, Restarts
-from partita.library.engine.requests import Ticket, Work
-from partita.library.engine.speculation import check_speculation
+from partita.library.engine.requests import Ticket, Work, check_speculation
 from partita.library.loading import in_child, open_engine
 from partita.library.notes import opened_notes
 from partita.library.run_report import limits_error
 from partita.library.sampling import Suggestion, suggestion
 from partita.observations.text_format import plural
-from partita.options.generation import BatchOptions
+from partita.options.generation import BatchOptions, Sampling
 from partita.options.groups import Process
-from partita.options.sampling import Sampling
 from partita.package.folder import Manifest, not_exported
 from partita.partition_reports.records import Report
 from partita.runtime.generate.checks import check_adapter
 from partita.runtime.generate.prefix_file import read_content
+from partita.runtime.generate.text.chat_templates import has_template
 from partita.runtime.generate.text.tokens import Text, load_text, stop_token_ids
 from partita.runtime.time_limit import LateError, in_time
 from partita.serve.metrics import Metrics, TokenMetrics
@@ -45,7 +43,6 @@ WARM_TOKENS = 6
 """New tokens of the first request; enough for the profiled runs of the report."""
 REPORT_SECONDS = 5.0
 """Minimum seconds between two new reports."""
-HELLO = [{"role": "user", "content": "hello"}]
 READ_SECONDS = 120.0
 """Maximum seconds for tokenizing the prompts of one request; a slower server counts as down."""
 END_SECONDS = 5.0
@@ -331,20 +328,9 @@ def _reading(folder: Path, manifest: Manifest, serving: Serving) -> Reading:
         max_length=manifest.graph.max_length,
         vocab_size=manifest.graph.vocab_size,
         stop_ids=stop_token_ids(folder),
-        chats=_has_template(text),
+        chats=has_template(folder),
         suggests=suggestion(folder) if serving.from_checkpoint else DEFAULTS,
     )
-
-
-def _has_template(text: Text) -> bool:
-    """Whether the tokenizer has a chat template. One that rejects these messages may accept others."""
-    try:
-        text.encode_messages(HELLO)
-    except GenerationError:
-        return True
-    except (UsageError, PackageError):
-        return False
-    return True
 
 
 def _notes(engine: Engine, target: Target) -> list[str]:

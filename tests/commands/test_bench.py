@@ -13,7 +13,7 @@ import pytest
 from partita.bench.records import Bench
 from partita.cli import run
 from partita.errors import GenerationError
-from partita.library.bench import benchmark
+from partita.library import bench as benchmark
 from partita.library.engine.remote import PROCESS
 from partita.partition_reports import storage
 from tests.commands.test_cli import fails, succeeds
@@ -113,7 +113,7 @@ def test_invalid_arguments_fail_with_single_line(package, capsys, words, code, s
 def test_invalid_report_folders_are_rejected(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     words = ("bench", package, "--provider", "cpu", "--report")
-    fails(capsys, 1, "a file; choose a folder", *words, tmp_path / "file")
+    fails(capsys, 1, "choose a folder", *words, tmp_path / "file")
     fails(capsys, 2, "which this command reads", *words, package / "reports")
     fails(capsys, 1, "cannot be created", *words, tmp_path / "no" / "such")
     assert not (package / "reports").exists()

@@ -16,8 +16,7 @@ import pytest
 
 import partita
 from partita.cli import run
-from partita.commands.chat import _CtrlC, read_conversation
-from partita.commands.chat_lines import TypedLines
+from partita.commands.chat import TypedLines, _CtrlC, read_conversation
 from partita.errors import UsageError
 from tests.commands.test_cli import child_environment
 from tests.conftest import Exported, TinyCheckpoint

@@ -162,7 +162,7 @@ def test_invalid_prompts_are_rejected(package, capsys, monkeypatch):
     fails(capsys, 2, "no prompt", "generate", package)
     fails(capsys, 1, "the prompt is empty", "generate", package, "")
     fails(capsys, 1, "the cache length is 64", "generate", package, "x y z " * 40)
-    fails(capsys, 2, "not UTF-8", "generate", package, b"caf\xe9".decode("utf-8", "surrogateescape"))
+    fails(capsys, 2, "unpaired surrogate", "generate", package, b"caf\xe9".decode("utf-8", "surrogateescape"))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9 \xff")))
     fails(capsys, 2, "stdin is not UTF-8 (byte 3)", "generate", package, "-")
 
@@ -201,7 +201,7 @@ def test_fixed_prefill_chunk_option_is_reported_as_ignored(tmp_path, capsys, few
     report = tmp_path / "r.json"
     arguments = ["generate", package, "1,2,3,4,5,6,7", "1,2,3", "--token-ids", "--max-new-tokens", 2]
     _, err = succeeds(capsys, *arguments, "--prefill-chunk", 512, "--report", report)
-    assert ("--prefill-chunk 512 is ignored: this package uses 7" in err) != fewer
+    assert ("--prefill-chunk 512 is ignored: this package prefills 7" in err) != fewer
     assert json.loads(report.read_text())["request"]["prefill_chunk_tokens"] == (512 if fewer else 7)
 
 
@@ -235,13 +235,6 @@ def test_verify_does_not_import_torch(package: Path) -> None:
     assert sum("equal" in line for line in lines) == 10
 
 
-def test_verify_detects_flipped_weight_byte(own_package: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = bytearray((own_package / WEIGHTS).read_bytes())
-    data[len(data) // 2] ^= 1
-    (own_package / WEIGHTS).write_bytes(data)
-    fails(capsys, 1, "SHA-256 does not match the manifest", "verify", own_package)
-
-
 def test_verify_mismatch_exits_4(own_package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The known answer is replaced, with a matching hash, to simulate a graph whose outputs drifted."""
     spoil_known_answer(own_package)
@@ -253,17 +246,6 @@ def test_verify_mismatch_exits_4(own_package: Path, capsys: pytest.CaptureFixtur
 
 
 # report
-
-
-def test_report_show_prints_text_and_json(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report = tmp_path / "r.json"
-    succeeds(capsys, "generate", package, PROMPT, "--max-new-tokens", 12, "--report", report)
-    out, _ = succeeds(capsys, "report", "show", report, "--full")
-    assert " on CPU in prefill and decode" in " ".join(out.split())
-    assert "copies: 0 per run of decode; 1 partition" in out
-    raw = json.loads(succeeds(capsys, "report", "show", report, "--json")[0])
-    assert raw == json.loads(report.read_text()) and raw["schema"] == "partita.report/1"
-    assert all(check["passed"] for check in raw["checks"])
 
 
 # everything

@@ -8,7 +8,6 @@ import re
 import sys
 import typing
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,17 +16,16 @@ import typer
 import partita
 from partita.cli import CACHE_VERBS, REPORT_VERBS, VERBS, app, run
 from partita.commands import terminal
-from partita.commands.build import GROUPS, read_size, split_pairs
+from partita.commands.build import GROUPS, read_size
 from partita.errors import UsageError
 from partita.export.progress import stage
 from partita.library.batches.rows import SAMPLED as OF_ROWS
-from partita.options.bench import BenchOptions
 from partita.options.export import ExportOptions
-from partita.options.fields import PathText, Range, check_fields, describe_fields, option_groups
+from partita.options.fields import PathText, check_fields, describe_fields, option_groups
+from partita.options.generation import Sampling
 from partita.options.groups import LoadOptions, ProgressOptions
-from partita.options.inspection import InspectOptions, PlanOptions, ProvidersOptions
+from partita.options.inspection import BenchOptions, InspectOptions, PlanOptions, ProvidersOptions
 from partita.options.placement import DriftOptions, PlaceOptions, SupportOptions
-from partita.options.sampling import Sampling
 from tests.commands.test_cli import fails
 
 NAMED_FILE = re.compile(r"=(PATH|FILE|FOLDER)")
@@ -293,13 +291,6 @@ def test_sampling_option_is_available_in_every_interface(name: str) -> None:
         assert name in inspect.signature(function).parameters
 
 
-def test_paths_and_sequences_are_normalised() -> None:
-    found = check_fields(PlaceOptions("m.onnx", pins=["cpu:lm_head"], inputs={"x": "x.npy"}, contract=Path("c.toml")))
-    assert (found.model, found.pins, found.inputs) == (Path("m.onnx"), ("cpu:lm_head",), {"x": "x.npy"})
-    assert check_fields(found) == found
-    assert check_fields(BenchOptions("p", against=["a", Path("b")])).against == ("a", Path("b"))
-
-
 @pytest.mark.parametrize(
     ("given", "says"),
     [
@@ -322,24 +313,3 @@ def test_paths_and_sequences_are_normalised() -> None:
 def test_invalid_value_error_names_option(given: Any, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         check_fields(given)
-
-
-@pytest.mark.parametrize(
-    ("limits", "inside", "outside", "words"),
-    [
-        (Range(1, 5), (1, 5), (0, 6, float("nan")), "between 1 and 5"),
-        (Range(0), (0, 10**9), (-1,), "0 or more"),
-        (Range(maximum=1, above=0), (0.5, 1), (0, 1.5), "above 0 and at most 1"),
-        (Range(2, 5, extra_value=0), (0, 2), (1,), "between 2 and 5"),
-    ],
-)
-def test_range_checks_membership_and_renders_text(
-    limits: Range, inside: tuple[float, ...], outside: tuple[float, ...], words: str
-) -> None:
-    assert all(value in limits for value in inside) and not any(value in limits for value in outside)
-    assert str(limits) == words
-
-
-def test_last_precision_of_duplicate_module_wins() -> None:
-    found = split_pairs(["layers.0=int8,layers=fp32", "layers.0=fp16"])
-    assert list(found.items()) == [("layers", "fp32"), ("layers.0", "fp16")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,8 @@ from partita.commands.chat import SCHEMA as SCHEMA_OF_CHAT
 from partita.errors import ResourceError
 from partita.library.conversation import Conversation
 from partita.library.engine.local import LocalEngine
+from partita.library.engine.requests import Ticket
+from partita.library.engine.scheduler import Scheduler
 from partita.runtime.generate.choice.drafting import DraftModel
 from partita.runtime.generate.prefix_file import SCHEMA, read_content
 from partita.runtime.generate.prefixes import LEAST_TOKENS
@@ -83,14 +84,14 @@ def test_system_prefix_matches_system_option(package, tmp_path, capsys):
     file = tmp_path / "system"
     assert generate(package, "--system", SYSTEM, "--save-prefix", file) == 0
     err = capsys.readouterr().err
-    assert f"prefix: {file} (" in err and f"partita generate {package} PROMPT --prefix {file}" in err
+    assert f"prefix: {file} (" in err and "use it with --prefix" in err
     wanted = tokens(capsys, package, "hi", "--system", SYSTEM)
     assert tokens(capsys, package, "hi", "--prefix", file) == wanted
     assert tokens(capsys, package, "hi", "--chat", "--prefix", file) == wanted
 
 
 @pytest.mark.parametrize("kind", ["ids", "folder", "adapter"])
-def test_printed_continue_command_runs(kind, tiny_checkpoint, exported, tmp_path, capsys):
+def test_prefix_of_ids_folder_and_adapter_continues(kind, tiny_checkpoint, exported, tmp_path, capsys):
     given: dict[str, list[object]] = {"ids": [IDS, "--token-ids"], "folder": [IDS, "--token-ids", "--max-length", 40]}
     if kind == "adapter":
         folder = handmade(tmp_path / "adapted", adapters={"mine": 3}, words=True)
@@ -98,13 +99,10 @@ def test_printed_continue_command_runs(kind, tiny_checkpoint, exported, tmp_path
     else:
         folder = OPTIMUM if kind == "folder" else exported(tiny_checkpoint("llama"), attention="gqa")
     file = tmp_path / "my prefix"
-    capsys.readouterr()
-    assert generate(folder, *given[kind], "--save-prefix", file) == 0
-    line = " ".join(capsys.readouterr().err.split())
-    program, *words = shlex.split(line.partition("continue with: ")[2].removesuffix(")"))
-    assert ("--max-length" in words) is (kind == "folder")
-    prompt = "9" if "--token-ids" in words else " w9"
-    assert program == "partita" and run([prompt if word == "PROMPT" else word for word in words] + ["-e", "cpu"]) == 0
+    text, *options = given[kind]
+    assert generate(folder, text, *options, "--save-prefix", file) == 0
+    assert "use it with --prefix" in " ".join(capsys.readouterr().err.split())
+    assert generate(folder, " w9" if kind == "adapter" else "9", *options, "--prefix", file) == 0
 
 
 def test_every_batch_row_starts_with_prefix(pair, tmp_path, capsys):
@@ -169,13 +167,13 @@ def _metadata(file: Path) -> dict[str, str]:
     ("words", "code", "says"),
     [
         (("a", "b", "--save-prefix", "f"), 2, "--save-prefix stores one text"),
-        (("a", "--chat", "--save-prefix", "f"), 2, "give --system instead of --chat"),
+        (("a", "--chat", "--save-prefix", "f"), 2, "omit --chat"),
         (("a", "--save-prefix", "f", "--report", "r.json"), 2, "omit --report"),
-        (("a", "--save-prefix", "f", "--max-copies", "0"), 2, "checks no placement limits"),
+        (("a", "--save-prefix", "f", "--max-copies", "0"), 2, "omit --max-copies"),
         (
             ("a", "--save-prefix", "f", "-n", "5", "--seed", "1"),
             2,
-            "omit --seed and --max-new-tokens",
+            "--seed",
         ),
         (
             ("--input", "f", "--output", "g", "--address", "local", "--prefix", "h"),
@@ -214,13 +212,19 @@ def long(package: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
 
 
 def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many tokens engines have copied, as they end."""
-    found, close = list[int](), LocalEngine.close
+    """How many tokens the requests of each engine have copied, as it ends."""
+    found, total, over, close = list[int](), [0], Scheduler._over, LocalEngine.close
+
+    def ended(engine: Scheduler, ticket: Ticket, *given: Any, **more: Any) -> Any:
+        total[0] += ticket.copied_tokens
+        return over(engine, ticket, *given, **more)
 
     def noted(engine: LocalEngine) -> None:
-        found.append(engine.copied_tokens)
+        found.append(total[0])
+        total[0] = 0
         close(engine)
 
+    monkeypatch.setattr(Scheduler, "_over", ended)
     monkeypatch.setattr(LocalEngine, "close", noted)
     return found
 

@@ -96,8 +96,9 @@ def refused() -> str:
 
 def not_used() -> str:
     """The note on a provider of the chain that does not start."""
-    from partita.commands.terminal import print_chain_notes
+    from partita.commands.terminal import print_note, print_target_notes
     from partita.library.chain import read_chain
+    from partita.library.notes import not_used as note_of
     from partita.providers.resolve import Resolution, parse_chain
     from partita.runtime.chain.provider_state import unavailable
 
@@ -106,8 +107,8 @@ def not_used() -> str:
     why = recordings.why_not(cuda, entry.reason or "", entry.evidence)
     err = io.StringIO()
     with redirect_stderr(err):
-        target = read_chain(ProviderChain("cuda,cpu"))
-        print_chain_notes(target, (unavailable(Resolution(cuda, "active"), why), Resolution(cpu, "active")))
+        print_target_notes(read_chain(ProviderChain("cuda,cpu")))
+        print_note(note_of(cuda.name, unavailable(Resolution(cuda, "active"), why)))
     return err.getvalue()
 
 

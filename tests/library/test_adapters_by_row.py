@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import partita
@@ -18,10 +17,8 @@ from partita.library.loading import open_engine
 from partita.library.sampling import Sampling
 from partita.options.generation import BatchOptions
 from partita.options.groups import ProviderChain
-from partita.package.contract import AdapterInput
-from partita.package.folder import adapter_file, read_manifest, write_manifest
-from partita.runtime.ort.buffers import read_adapter
-from tests.runtime.handmade_packages import ALL, VOCAB, adapter, handmade, known_tokens
+from partita.package.folder import read_manifest
+from tests.runtime.handmade_packages import ALL, VOCAB, handmade, known_tokens
 
 CPU = ProviderChain(providers="cpu", threads=1)
 RANKS = {"loud": 3, "small": 1}
@@ -129,32 +126,3 @@ def test_prefix_requires_the_adapter_it_was_saved_with(tmp_path: Path) -> None:
             model.generate(prompts, adapter="small", prefix=file)
         with pytest.raises(UsageError, match="was saved with one adapter or none, but the prompts use several"):
             model.generate(prompts, adapter=["loud", None], prefix=file)
-
-
-def test_unknown_adapter_is_rejected_on_submit(tmp_path: Path, opened: Opened) -> None:
-    greedy = Sampling(temperature=0.0, max_new_tokens=2)
-    scheduler = opened(handmade(tmp_path / "p", adapters=RANKS))
-    with pytest.raises(UsageError, match="no adapter of this name; choose one of loud, small"):
-        scheduler.submit(Work((5,), greedy, adapter="other"))
-    none = opened(handmade(tmp_path / "none"))
-    with pytest.raises(UsageError, match="it has none"):
-        none.submit(Work((5,), greedy, adapter="other"))
-
-
-def test_adapter_file_buffers_match_stored_matrices(tmp_path: Path) -> None:
-    """Graph capture copies constants to the device from numpy buffers."""
-    folder = handmade(tmp_path / "p", batch=2, adapters=RANKS)
-    found = read_adapter(folder / adapter_file("loud"))
-    for name, wanted in zip(("lora_A", "lora_B"), adapter("loud", 3), strict=True):
-        buffer, shape = found[name]
-        assert shape == (1, *wanted.shape) and np.array_equal(buffer.host[0], wanted)
-
-
-def test_layer_axis_of_adapter_input_is_not_a_row_axis(tmp_path: Path) -> None:
-    """Foreign graphs may stack the matrices of several layers in one input."""
-    folder = handmade(tmp_path / "p", batch=2, adapters=RANKS, apart=False)
-    manifest = read_manifest(folder)
-    stack = AdapterInput(name="lora_A", shape=(2, 8, "r"), dtype="float32")
-    files = tuple(file.model_copy(update={"adapter_inputs": (stack,)}) for file in manifest.graph.files)
-    write_manifest(folder, manifest.model_copy(update={"graph": manifest.graph.model_copy(update={"files": files})}))
-    assert not read_manifest(folder).graph.adapters_by_row

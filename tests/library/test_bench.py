@@ -9,7 +9,7 @@ import pytest
 
 import partita
 from partita.bench.records import Bench
-from partita.library.bench import benchmark
+from partita.library import bench as benchmark
 from partita.partition_reports import storage
 
 QUICK: dict[str, Any] = {"rounds": 1, "max_new_tokens": 4}

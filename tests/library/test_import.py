@@ -69,11 +69,6 @@ def test_public_names_exist_and_are_typed():
     assert (REPOSITORY / "partita" / "py.typed").is_file()
 
 
-def test_unknown_attribute_raises_attribute_error():
-    with pytest.raises(AttributeError, match="has no attribute 'generate'"):
-        partita.generate  # noqa: B018
-
-
 SHARED = ("bench", "export", "providers", "support")
 """Functions with the name of a folder."""
 

@@ -20,13 +20,11 @@ import numpy as np
 import pytest
 
 import partita
-from partita.errors import PackageError, UsageError
+from partita.errors import UsageError
 from partita.foreign.folder import open_folder
 from partita.library.api import public
 from partita.library.batches.journal import contents_hash
 from partita.library.engine.local import LocalEngine
-from partita.options.fields import input_paths
-from partita.options.groups import ProviderChain
 from partita.runtime.ort.binding import Binding
 from tests.conftest import REPOSITORY
 from tests.foreign.test_any_decoder import LOOKED_UP, folder_of
@@ -106,13 +104,6 @@ def test_sampling_options_apply_per_row(pair):
         assert model.report().request.options["temperature"] == "2 / 0"
 
 
-def test_report_with_rows_of_different_lengths_passes_checks(pair):
-    lengths = [partita.Sampling(max_new_tokens=2), partita.Sampling(max_new_tokens=12)]
-    with partita.load(pair, providers="cpu") as model:
-        model.generate([list(range(5, 45)), PROMPT], sampling=lengths, stop_token_ids=()).run()
-        assert [check for check in model.report().checks if not check.passed] == []
-
-
 def test_chat_renders_messages_with_template(model):
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "the list"}]
     generation = model.chat(messages, max_new_tokens=2)
@@ -136,10 +127,6 @@ def test_model_attributes_describe_package_and_chain(model, package):
     assert (model.batch_size, model.max_length, model.folder) == (1, 64, package)
     assert model.vocab_size == model.manifest.graph.vocab_size and model.load_seconds > 0
     assert "CPUExecutionProvider" in repr(model)
-
-
-def test_verify_returns_verified(model):
-    assert model.verify().status == "verified"
 
 
 def test_mismatch_with_reference_logits_raises_verification_error(package, own_copy):
@@ -323,19 +310,6 @@ def test_threads_sharing_a_model_get_complete_results(package, process):
     assert not wrong
 
 
-def test_output_of_step_during_submit_is_not_lost(model, monkeypatch):
-    """Another thread that uses the model may run this step."""
-    whole, submit = tokens(model), LocalEngine.submit
-
-    def stepping(engine, *arguments):
-        ticket = submit(engine, *arguments)
-        engine.step()
-        return ticket
-
-    monkeypatch.setattr(LocalEngine, "submit", stepping)
-    assert tokens(model) == whole
-
-
 def test_report_during_generation_does_not_end_it(model):
     generation = model.generate(PROMPT, max_new_tokens=N, stop_token_ids=())
     next(generation)
@@ -488,13 +462,6 @@ print("and here", file=sys.stderr)
     assert (done.returncode, done.stdout, done.stderr) == (0, "still here\n", "and here\n")
 
 
-def test_ignored_option_is_logged(package, caplog):
-    with partita.load(package, providers="cpu") as model:
-        model.generate(PROMPT, max_new_tokens=1, top_k=3)
-    assert [record.name for record in caplog.records] == ["partita"]
-    assert "`top_k` is ignored" in caplog.text
-
-
 # --- what makes no sense ---------------------------------------------------------------------------------------------
 
 
@@ -569,16 +536,6 @@ def test_invalid_load_argument_raises_argument_error(package, arguments, says):
     assert says in str(caught.value)
 
 
-def test_load_of_non_package_raises_package_error(tmp_path):
-    with pytest.raises(partita.PackageError):
-        partita.load(tmp_path, providers="cpu")
-
-
-def test_unavailable_chain_raises_provider_error(package):
-    with pytest.raises(partita.ProviderError):
-        partita.load(package, providers="coreml")
-
-
 def test_public_decorator_converts_system_and_usage_errors():
     def raised(error: Exception) -> Exception:
         @public
@@ -636,19 +593,6 @@ def test_closed_model_stops_generate_file_and_rerun_resumes(tiny_checkpoint, exp
     with partita.load(folder, "cpu") as model:
         done = partita.generate_file(model, source, out, stop_token_ids=())
     assert (done.rows, done.errors, done.resumed) == (5, 0, 1)
-
-
-def test_rejected_file_does_not_end_running_generation(package, tmp_path):
-    source, out = tmp_path / "in.txt", tmp_path / "out.jsonl"
-    source.write_text("return the\n")
-    journal = tmp_path / "out.jsonl.partial"
-    journal.write_text('{"schema": "partita.batch/1", "run": {"of": "another"}, "seed": 1}\n{"index": 0}\n')
-    with partita.load(package, "cpu") as model:
-        going = model.generate(PROMPT, max_new_tokens=3, stop_token_ids=())
-        next(going)
-        with pytest.raises(partita.PartitaError):
-            partita.generate_file(model, source, out)
-        assert len(going.run().tokens[0]) == 3
 
 
 def test_eos_token_outside_vocabulary_is_not_a_row_error(tiny_checkpoint, exported, tmp_path):
@@ -755,15 +699,6 @@ def test_tokenizer_exception_becomes_generation_error(model, monkeypatch):
     assert list(generation) == []
 
 
-def test_generation_cancelled_during_a_step_ends_as_interrupted(model, monkeypatch):
-    """For example by another thread that handles a stop button."""
-    generation = model.generate("return the value", max_new_tokens=N, stop_token_ids=())
-    next(generation)
-    step = model.engine.step
-    monkeypatch.setattr(model.engine, "step", lambda: (step(), generation.progress.cancel())[0])
-    assert list(generation) == [] and generation.finish_reason == "interrupted"
-
-
 def test_report_after_save_prefix_raises_report_error(model, tmp_path):
     generation = model.generate(PROMPT, max_new_tokens=N, stop_token_ids=())
     generation.run()
@@ -781,14 +716,6 @@ def test_missing_logits_position_raises_generation_error(package, monkeypatch):
 
 
 # What says where a model is to run, as a user writes it
-
-
-def test_provider_option_may_exceed_file_name_length(tmp_path: Path) -> None:
-    """Option values are checked as paths that a report must not overwrite."""
-    table = tmp_path / "table.csv"
-    table.touch()
-    options = {"qnn": {"profiling_file_path": str(table), "op_packages": "x" * 5000}}
-    assert input_paths(ProviderChain(provider_options=options)) == (table,)
 
 
 # What a run over a file goes on with: only with what gives the same answers, in folders of other exporters too
@@ -825,36 +752,6 @@ def test_foreign_hash_detects_change_with_equal_size_and_time(tmp_path: Path) ->
     path.write_bytes(content.replace(b"memory_in_7", b"memory_in_8").replace(b"memory_out_7", b"memory_out_8"))
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert path.stat().st_size == stat.st_size and hash_of(folder) != before
-
-
-def test_hash_of_unreadable_file_names_the_file(tmp_path: Path) -> None:
-    folder = handmade(tmp_path / "package")
-    manifest = open_folder(folder)
-    (folder / "config.json").unlink(missing_ok=True)
-    (folder / "config.json").symlink_to("/proc/self/mem")
-    with pytest.raises(PackageError, match=r"config\.json"):
-        contents_hash(folder, manifest)
-
-
-@pytest.mark.parametrize("prompt", [[b"abc"], [bytearray(b"abc")], b"abc", memoryview(b"abc"), [memoryview(b"abc")]])
-def test_bytes_prompt_raises_argument_error(model, prompt):
-    with pytest.raises(partita.ArgumentError, match="must be a string or a list of token ids|of type"):
-        model.generate(prompt)
-
-
-@pytest.mark.usefixtures("few_objects")
-def test_unreferenced_model_completes_requests_then_closes(package):
-    model, engine = loaded(package)
-    scheduler, work = model.scheduler(), partita.request(model, PROMPT, max_new_tokens=N, stop_token_ids=())
-    whole = tokens(partita.load(package, providers="cpu"))
-    del model
-    assert open_engine(engine)
-    ticket = scheduler.submit(work)
-    while scheduler.step():
-        pass
-    assert (ticket.result.tokens,) == whole
-    del scheduler, ticket
-    assert not open_engine(engine)
 
 
 def test_numpy_numbers_are_accepted_as_options(model):

@@ -15,8 +15,6 @@ import partita
 from partita.cli import run
 from partita.demo import checkpoint_path
 from partita.options.fields import with_flags
-from partita.remedies import Remedy
-from tests.remedies import alternatives
 
 MODEL = """<ir_version: 10, opset_import: ["": 21]>
 g (float[N,4] x) => (float[N,4] y) { [first] h = Relu(x)  [second] y = Sigmoid(h) }"""
@@ -180,32 +178,3 @@ def test_worker_error_includes_remedy_option(place: Place) -> None:
     with pytest.raises(partita.PartitaError) as caught:
         partita.place(place.model, "cpu", process="child")
     assert str(caught.value).endswith("add them, as in: --shape N=1")
-
-
-def what_helps(call: Call, place: Place) -> list[Remedy]:
-    with pytest.raises(partita.PartitaError) as caught:
-        call(place)
-    assert caught.value.remedy is not None and str(caught.value).endswith(f"; {caught.value.remedy}")
-    return list(alternatives(caught.value.remedy))
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (generating([1] * 65), ["", "export CHECKPOINT PACKAGE --max-length 128"]),
-        (generating([]), [""]),
-        (placing("webgp,cpx"), ["--provider webgpu,cpx"]),
-        (placing("cpx,cpu"), ["--provider cpu"]),
-        (placing("quantum"), ["providers"]),
-        (CASES["there"][0], ["", "--force"]),
-        (lambda place: place.load(providers="cuda"), None),
-        (lambda place: partita.load(place.folder / "none"), None),
-    ],
-    ids=["prompt too long", "no prompt", "chain", "provider", "no provider", "taken", "cuda", "none"],
-)
-def test_common_errors_carry_structured_remedies(call: Call, words: list[str] | None, place: Place) -> None:
-    """`words`: command words or options of each remedy; None: at least one remedy exists."""
-    found = what_helps(call, place)
-    if words is not None:
-        assert [" ".join(each.command[1:] or each.options) for each in found] == words
-    assert all(each.text or each.command or each.options for each in found)

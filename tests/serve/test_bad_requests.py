@@ -12,8 +12,7 @@ import openai
 import pytest
 
 from partita.errors import GenerationError
-from partita.options.generation import ServerLimits
-from partita.options.sampling import sampling_options
+from partita.options.generation import ServerLimits, sampling_options
 from partita.serve import protocol
 from partita.serve.api_errors import ApiError
 from tests.serve.serving import Running, raw, running
@@ -230,7 +229,7 @@ def test_non_http_bytes_return_400(server):
 
 
 def test_large_body_returns_413_and_slow_body_returns_408(package, monkeypatch):
-    monkeypatch.setattr("partita.serve.gate.READ_SECONDS", 0.5)
+    monkeypatch.setattr("partita.serve.app.READ_SECONDS", 0.5)
     with running({"tiny": package}, ServerLimits(max_body=2000)) as small:
         answer = small.post(CHAT, body_of(CHAT, user="x" * 5000))
         assert said(answer, 413)["code"] == "request_too_large"

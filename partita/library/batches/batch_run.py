@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -74,18 +75,6 @@ class BatchRunResult(Record):
 
 
 @dataclass(slots=True)
-class WorkerFact:
-    """A worker of a run, and the rows and new tokens of its answers."""
-
-    host: str
-    pid: int
-    chain: tuple[str, ...] = ()
-    """Providers that nodes may run on, in order."""
-    rows: int = 0
-    tokens: int = 0
-
-
-@dataclass(slots=True)
 class Progress:
     """Progress of a run."""
 
@@ -130,12 +119,18 @@ def run_file(
 ) -> BatchRunResult:
     """Answer the unanswered rows of `source`, and write all answers to `output`.
 
-    `answer(rows, defaults)` returns the answers, in any order. `package`: hash of the package; it, the input and
-    `options` (JSON) identify the run. `on_progress` is called after every answer, `on_note` with a note on a damaged
-    journal. Raises UsageError, GenerationError, ResourceError and the errors of `answer`; the same call resumes with
-    the answers so far.
+    `answer(rows, defaults)` returns the answers, in any order. `package`: hash of the package; it, the input,
+    `defaults` and `options` (JSON) identify the run. `on_progress` is called after every answer, `on_note` with a note
+    on a damaged journal. Raises UsageError, GenerationError, ResourceError and the errors of `answer`; the same call
+    resumes with the answers so far.
     """
-    run = {"input file": source.sha256, "format": source.format, "package": package, "options": options}
+    run = {
+        "input file": source.sha256,
+        "file format": source.format,
+        "package": package,
+        **defaults.identity(),
+        **options,
+    }
     with Journal(output, run, defaults.base_seed, source.rows, on_note) as journal:
         began = time.perf_counter()
         progress = Progress(source.rows, len(journal), journal.resumed)
@@ -268,19 +263,14 @@ def generate_file(
     defaults = RowDefaults(full, base_seed, texts, tuple(sorted(ids)), chat, system)
     if looked.rows:
         check_defaults(defaults, text, looked.format)
-    others = {"stop": texts, "chat": chat, "system": system, "adapter": adapter, "stop_ids": sorted(ids)}
-
-    def on_progress(at: Progress) -> None:
-        if progress is not None:
-            progress(at.done, at.rows)
-
     engine = model.scheduler(prefill_chunk=prefill_chunk, adapter=adapter)
+    answer = partial(run_rows, engine=engine, text=text, vocab_size=model.vocab_size)
     return run_file(
         looked,
         target,
-        lambda rows, settled: run_rows(rows, settled, engine, text, model.vocab_size),
+        answer,
         defaults,
         package=contents_hash(model.folder, model.manifest),
-        options={**full.figures(), "seed": given, **others},
-        on_progress=on_progress,
+        options={"seed": given, "adapter": adapter},
+        on_progress=lambda at: progress(at.done, at.rows) if progress is not None else None,
     )

@@ -16,7 +16,7 @@ import socket
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -27,7 +27,7 @@ from partita import __version__
 from partita.errors import PackageError, PartitaError, ProviderError, UsageError
 from partita.extras import explain
 from partita.foreign.folder import Choice, open_folder
-from partita.library.batches.batch_run import WorkerFact, run_rows
+from partita.library.batches.batch_run import run_rows
 from partita.library.batches.journal import contents_hash
 from partita.library.batches.rows import AnswerRow, InputRow, RowDefaults, check_defaults
 from partita.library.chain import read_chain
@@ -50,16 +50,16 @@ LOST_WITH_BLOCK = 2
 """Ray's retries of a block whose worker process ended; after these, its rows have no answer."""
 QUIET = {"RAY_BACKEND_LOG_LEVEL": "fatal", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 ROW, RESULT = "row", "result"
-"""Columns: pickled InputRow; pickled worker and answers of a block."""
+"""Columns: pickled InputRow; pickled answers of a block."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Settings of every worker, see `setup_of`. Paths are equal on every machine."""
+    """Settings of every worker. Paths are equal on every machine; relative ones begin at `folder`."""
 
     package: Path
     contents: str
-    """Version of Partita, and hash of the package."""
+    """`contents_of` the package."""
     chain: ProviderChain
     choice: Choice
     batch: BatchOptions
@@ -67,33 +67,11 @@ class Setup:
     token_ids: bool = False
     format: str = "jsonl"
     """Format of the prompt file."""
+    folder: Path = field(default_factory=Path.cwd)
 
 
-def setup_of(
-    package: Path,
-    manifest: Manifest,
-    chain: ProviderChain,
-    choice: Choice,
-    batch: BatchOptions,
-    **options: Any,
-) -> Setup:
-    """The settings of workers, with absolute paths, because their working folders differ. `options`: more `Setup`
-    fields."""
-    libraries = {
-        name: str(Path(path).expanduser().absolute()) for name, path in (chain.provider_libraries or {}).items()
-    }
-    contract, draft = choice.contract, batch.draft
-    return Setup(
-        package.absolute(),
-        _contents(package, manifest),
-        replace(chain, provider_libraries=libraries),
-        replace(choice, contract=None if contract is None else contract.absolute()),
-        replace(batch, draft=None if draft is None else Path(draft).absolute()),
-        **options,
-    )
-
-
-def _contents(package: Path, manifest: Manifest) -> str:
+def contents_of(package: Path, manifest: Manifest) -> str:
+    """Version of Partita, and hash of the package."""
     return f"{__version__} {contents_hash(package, manifest)}"
 
 
@@ -103,37 +81,32 @@ class Worker:
     def __init__(self, setup: Setup, defaults: RowDefaults) -> None:
         """Load the package. An error is stored for the first call, because Ray would restart an actor that fails."""
         self._failed: PartitaError | None = None
-        self._fact = WorkerFact(socket.gethostname(), os.getpid())
         try:
             self._open(setup, defaults)
         except PartitaError as error:
-            error.prefix(f"worker on {self._fact.host}")
+            error.prefix(f"worker on {socket.gethostname()}")
             self._failed = error
 
     def _open(self, setup: Setup, defaults: RowDefaults) -> None:
         from partita.library.loading import open_engine
         from partita.library.model import Model
 
+        with suppress(OSError):  # not on this machine: the paths are absolute then, or the package is not found
+            os.chdir(setup.folder)
         folder, choice = setup.package, setup.choice
         manifest = open_folder(folder, choice)
-        if _contents(folder, manifest) != setup.contents:
-            raise PackageError(
-                (
-                    "the worker has another package or another version of Partita than the command; "
-                    "install the same version, and share the package folder"
-                ),
-                path=folder,
-            )
+        if contents_of(folder, manifest) != setup.contents:
+            message = "the worker has another package or another version of Partita than the command"
+            raise PackageError(f"{message}; install the same version, and share the package folder", path=folder)
         target = read_chain(setup.chain, graph_capture=setup.graph_capture)
-        model = Model(open_engine(folder, manifest, target, choice, observe=False, process="this"))
+        model = Model(open_engine(folder.absolute(), manifest, target, choice, observe=False, process="this"))
         engine = model.scheduler(**asdict(setup.batch))
         text = None if setup.token_ids else model.tokenizer
         check_defaults(defaults, text, setup.format)
-        self._fact.chain = model.providers
         self._answers = partial(run_rows, defaults=defaults, engine=engine, text=text, vocab_size=model.vocab_size)
 
     def __call__(self, table: Any) -> Any:
-        """Table of one pickled pair: the worker, and the answers to the rows of `table` or the error of the run."""
+        """Table with the pickled answers to the rows of `table`, or the error of the run."""
         import pyarrow
 
         result: list[AnswerRow] | PartitaError
@@ -144,70 +117,71 @@ class Worker:
             result = error
         except Exception as error:  # noqa: BLE001 - the driver raises it; Ray would retry the block
             result = ProviderError(f"{type(error).__name__}: {error}")
-        return pyarrow.table({RESULT: [pickle.dumps((self._fact, result))]})
+        return pyarrow.table({RESULT: [pickle.dumps(result)]})
 
 
-@dataclass(slots=True)
-class Cluster:
-    """Answers rows on a cluster; a function for `answer_file`."""
+def answer_on_cluster(
+    rows: Iterator[InputRow],
+    defaults: RowDefaults,
+    *,
+    address: str,
+    setup: Setup,
+    slots: int,
+    count: int,
+    workers: int | None = None,
+) -> Iterator[AnswerRow]:
+    """Answers of workers on the cluster at `address` (auto, local, or HOST:PORT), as blocks finish; for `run_file`.
 
-    address: str
-    """`auto`, `local`, or HOST:PORT."""
-    setup: Setup
-    slots: int
-    """Batch size of the package."""
-    rows: int
-    """Number of rows of the prompt file."""
-    workers: int | None = None
-    """Number of workers; None: one per GPU if the chain begins with a GPU provider, else one per machine."""
-    facts: dict[tuple[str, int], WorkerFact] = field(default_factory=dict)
-    """Workers that have answered rows."""
-
-    def __call__(self, rows: Iterator[InputRow], defaults: RowDefaults) -> Iterator[AnswerRow]:
-        """Yield answers as blocks finish.
-
-        Raises UsageError without a cluster, errors of a worker's package or provider, and ProviderError if Ray fails.
-        """
-        with connect_ray(self.address) as ray:
-            try:
-                for block in self._results(ray, rows, defaults):
-                    fact, found = pickle.loads(block)
-                    if isinstance(found, PartitaError):
-                        raise found
-                    known = self.facts.setdefault((fact.host, fact.pid), fact)
-                    known.rows += len(found)
-                    known.tokens += sum(len(each.tokens) for each in found)
-                    yield from found
-            except PartitaError:
+    `slots`: batch size of the package. `count`: rows of the prompt file. `workers`: None: one per GPU if the chain
+    begins with a GPU provider, else one per machine. Raises UsageError without a cluster, errors of a worker's package
+    or provider, and ProviderError if Ray fails.
+    """
+    with connect_ray(address) as ray:
+        try:
+            for block in _results(ray, rows, defaults, setup, slots, count, workers):
+                found = pickle.loads(block)
+                if isinstance(found, PartitaError):
+                    raise found
+                yield from found
+        except Exception as error:
+            if isinstance(error, PartitaError):
                 raise
-            except Exception as error:
-                raise ProviderError(f"the cluster failed: {' '.join(str(error).split())[:400]}") from error
+            raise ProviderError(f"the cluster failed: {' '.join(str(error).split())[:400]}") from error
 
-    def _results(self, ray: Any, rows: Iterator[InputRow], defaults: RowDefaults) -> Iterator[bytes]:
-        context = ray.data.DataContext.get_current()
-        context.enable_progress_bars = False
-        context.max_errored_blocks = -1  # for blocks whose workers died; other errors come as results
-        count, threads, gpus = _shares(ray, self.workers, self.setup.chain)
-        size = max(LEAST_BLOCK, BLOCK_TURNS * self.slots, math.ceil(self.rows / MOST_BLOCKS))
-        size = max(1, min(size, self.rows // (2 * count)))  # so that every worker gets blocks of a short file
-        blocks = list(_put(ray, rows, size))
-        if not blocks:
-            return
-        chain = replace(self.setup.chain, threads=threads)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Ray 2.64 renames max_task_retries; the extra allows earlier versions
-            results = ray.data.from_arrow_refs(blocks).map_batches(
-                Worker,
-                fn_constructor_args=(replace(self.setup, chain=chain), defaults),
-                batch_size=None,
-                batch_format="pyarrow",
-                compute=ray.data.ActorPoolStrategy(size=min(count, len(blocks))),
-                num_cpus=1 if gpus else threads,
-                num_gpus=gpus,
-                max_task_retries=LOST_WITH_BLOCK,
-            )
-        for table in results.iter_batches(batch_size=None, batch_format="pyarrow"):
-            yield from table[RESULT].to_pylist()
+
+def _results(
+    ray: Any,
+    rows: Iterator[InputRow],
+    defaults: RowDefaults,
+    setup: Setup,
+    slots: int,
+    count: int,
+    workers: int | None,
+) -> Iterator[bytes]:
+    """The pickled result of each block of rows."""
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.max_errored_blocks = -1  # for blocks whose workers died; other errors come as results
+    actors, threads, gpus = _shares(ray, workers, setup.chain)
+    size = max(LEAST_BLOCK, BLOCK_TURNS * slots, math.ceil(count / MOST_BLOCKS))
+    size = max(1, min(size, count // (2 * actors)))  # so that every worker gets blocks of a short file
+    blocks = list(_put(ray, rows, size))
+    if not blocks:
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Ray 2.64 renames max_task_retries; the extra allows earlier versions
+        results = ray.data.from_arrow_refs(blocks).map_batches(
+            Worker,
+            fn_constructor_args=(replace(setup, chain=replace(setup.chain, threads=threads)), defaults),
+            batch_size=None,
+            batch_format="pyarrow",
+            compute=ray.data.ActorPoolStrategy(size=min(actors, len(blocks))),
+            num_cpus=1 if gpus else threads,
+            num_gpus=gpus,
+            max_task_retries=LOST_WITH_BLOCK,
+        )
+    for table in results.iter_batches(batch_size=None, batch_format="pyarrow"):
+        yield from table[RESULT].to_pylist()
 
 
 def _put(ray: Any, rows: Iterator[InputRow], size: int) -> Iterator[Any]:

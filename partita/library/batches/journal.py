@@ -25,7 +25,7 @@ from partita.files import resolve_path
 from partita.library.api import LOGGER
 from partita.library.batches.rows import AnswerRow
 from partita.observations.text_format import listing, plural
-from partita.package.folder import COMPANIONS, Manifest, sha256_of, unreadable
+from partita.package.folder import COMPANIONS, Manifest, sha256_of
 
 SCHEMA = "partita.batch/1"
 START = json.dumps({"schema": SCHEMA})[:-1].encode()
@@ -139,11 +139,7 @@ class Journal:
                     "command again to write the completions"
                 )
         except OSError as error:
-            what = "free disk space" if error.errno in FULL else "fix the cause"
-            raise ResourceError(
-                f"{self.output}: cannot be written ({error.strerror or error}); all rows are complete: "
-                f"{what} and run the same command again"
-            ) from error
+            raise _cannot_write(self.output, error, "all rows are complete") from error
         finally:
             with suppress(OSError):
                 temporary.unlink()
@@ -163,7 +159,7 @@ class Journal:
         self._file.close()
 
     def _read(self, run: dict[str, Any], on_note: Callable[[str], object]) -> None:
-        """Read existing lines. A journal without answers is started again."""
+        """Read existing lines. A journal without answers is started again. Raises UsageError for another run."""
         damaged = 0
         with self.path.open("rb") as file:
             header = file.readline()
@@ -182,7 +178,16 @@ class Journal:
             self._file.truncate(0)
             self._write(json.dumps({"schema": SCHEMA, "run": run, "seed": self.seed}).encode() + b"\n")
             return
-        self.seed = self._seed_of(header, run)
+        try:
+            record = json.loads(header)
+            earlier, self.seed = dict(record["run"]), int(record["seed"])
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
+            raise UsageError(f"{self.path}: its first line is damaged; remove the file to begin again") from error
+        if different := [name for name in {**run, **earlier} if earlier.get(name) != run.get(name)]:
+            raise UsageError(
+                f"{self.path}: contains completions of another run, with another {listing(different)}; finish that run "
+                "with its own options, remove the file to begin again, or choose another `output`"
+            )
         self._file.truncate(self._end)
         if damaged:
             on_note(f"{self.path}: {plural(damaged, 'line')} damaged; the rows are answered again")
@@ -198,23 +203,6 @@ class Journal:
         if answer.index not in self:
             self._note(answer.index, answer.finish_reason, self._end)
         return True
-
-    def _seed_of(self, header: bytes, run: dict[str, Any]) -> int:
-        """The seed of the journal's run. Raises UsageError if it is another run."""
-        try:
-            record = json.loads(header)
-            earlier, seed = dict(record["run"]), int(record["seed"])
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-            raise UsageError(
-                f"{self.path}: its first line is damaged ({error}); remove the file to begin again"
-            ) from error
-        if different := [name for name in {**run, **earlier} if earlier.get(name) != run.get(name)]:
-            what = listing([_difference(name, earlier.get(name), run.get(name)) for name in different])
-            raise UsageError(
-                f"{self.path}: contains completions of another run: {what}; finish that run with its own "
-                "options, remove the file to begin again, or choose another `output`"
-            )
-        return seed
 
     def _note(self, index: int, finish: str, place: int) -> None:
         self._places[index] = place
@@ -252,14 +240,6 @@ class Journal:
         self._file.close()
 
 
-def _difference(name: str, before: Any, now: Any) -> str:
-    """The difference between two runs, as text."""
-    if name != "options" or not isinstance(before, dict):
-        return f"the {name} differs"
-    options = [option for option in {**before, **now} if before.get(option) != now.get(option)]
-    return listing([f"`{each}` was {before.get(each)!r} and is {now.get(each)!r}" for each in options])
-
-
 def _locked(path: Path) -> IO[bytes]:
     """The opened or created file, locked. Raises UsageError if another process has locked it, ResourceError."""
     if path.exists() and not path.is_file():
@@ -268,24 +248,22 @@ def _locked(path: Path) -> IO[bytes]:
         file: IO[bytes] = path.open("a+b", buffering=0)
     except OSError as error:
         raise _cannot_write(path, error) from error
-    try:
+    if os.name == "posix":
         import fcntl
 
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except ImportError:  # Windows
-        pass
-    except OSError as error:
-        file.close()
-        message = "another process writes this output; wait for it, or choose another"
-        if not isinstance(error, BlockingIOError):
-            message = f"cannot be locked ({error.strerror}); choose an output on a file system with file locks"
-        raise UsageError(f"{path}: {message}") from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.close()
+            message = f"cannot be locked ({error.strerror}): another process writes this output, or the file system"
+            raise UsageError(f"{path}: {message} has no locks; wait, or choose another `output`") from error
     return file
 
 
-def _cannot_write(path: Path, error: OSError) -> ResourceError:
+def _cannot_write(path: Path, error: OSError, kept: str = "the answers so far are kept") -> ResourceError:
     what = "free disk space" if error.errno in FULL else "fix the cause"
-    return ResourceError(f"{path}: cannot be written ({error.strerror or error}); {what}: {GOES_ON}")
+    message = f"cannot be written ({error.strerror or error}); {kept}: {what} and run the same command again"
+    return ResourceError(message, path=path)
 
 
 OF_OTHERS = ("genai_config.json",)
@@ -304,10 +282,7 @@ def contents_hash(folder: Path, manifest: Manifest) -> str:
     there = {name for name in companions if (folder / name).is_file()}
     for name in sorted(there | {record.name for record in manifest.files if not record.sha256}):
         try:
-            found = sha256_of(folder / name)
-        except PermissionError as error:
-            raise unreadable(folder / name) from error
+            digest.update(f"{name}\0{sha256_of(folder / name)}\0".encode())
         except OSError as error:
             raise PackageError(f"{folder / name}: cannot be read ({error.strerror or error})") from error
-        digest.update(f"{name}\0{found}\0".encode())
     return digest.hexdigest()

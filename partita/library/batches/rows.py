@@ -6,6 +6,7 @@ in one process and answered in another.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -17,7 +18,7 @@ from partita.library.sampling import SEED_BITS, Sampling
 from partita.messages import as_field, rename_options
 from partita.observations.text_format import listing
 from partita.options.fields import check_fields, describe_fields
-from partita.options.sampling import GREEDY
+from partita.options.generation import GREEDY
 from partita.runtime.generate.choice.sampling import TokenLogprobs
 from partita.runtime.generate.prefix_file import PrefixContent, ids_after, prompt_after, system_of
 from partita.runtime.generate.text.chat_templates import OTHER_NAMES, Message
@@ -77,6 +78,12 @@ class RowDefaults:
     prefix: PrefixContent | None = None
     """Text or token ids before every prompt."""
 
+    def identity(self) -> dict[str, Any]:
+        """The options as JSON, for the journal; a prefix is hashed."""
+        prefix = None if self.prefix is None else hashlib.sha256(json.dumps(asdict(self.prefix)).encode()).hexdigest()
+        others = {name: getattr(self, name) for name in ("stop", "stop_ids", "chat", "system")}
+        return {**self.sampling.figures(), **others, "prefix": prefix}
+
 
 @dataclass(frozen=True, slots=True)
 class AnswerRow:
@@ -96,16 +103,12 @@ class AnswerRow:
     logprobs: tuple[TokenLogprobs, ...] | None = None
     """None unless requested."""
 
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values; `logprobs` only if requested."""
+    def to_line(self) -> bytes:
+        """The line of an answer file, with `logprobs` only if requested."""
         record = asdict(self)
         if self.logprobs is None:
             del record["logprobs"]
-        return record
-
-    def to_line(self) -> bytes:
-        """The line of an answer file."""
-        return json.dumps(self.to_json(), ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+        return json.dumps(record, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
 
 
 def check_defaults(defaults: RowDefaults, text: Text | None, form: str) -> None:
@@ -188,10 +191,7 @@ def _tokens(data: Mapping[str, Any], given: str, defaults: RowDefaults, text: Te
             raise UsageError(f"system cannot be put before token ids; pass {given} as text, or omit system")
         return ids_after(prefix, ids)
     if given == "messages" and any(isinstance(each, str) for each in (value if is_list(value) else [value])):
-        raise UsageError(  # usually JSON in a string column
-            f"messages is {str(value)[:40]!r}, a string; it must be a list of objects with role and content. Pass the "
-            "user's message as prompt, with `chat=True`"
-        )
+        raise UsageError(f"messages is {str(value)[:40]!r}; it must be a list of objects with role and content")
     if given == "tokens" or (given == "prompt" and not isinstance(value, str)):
         raise UsageError(
             f"{given} is {str(value)[:40]!r}; it must be {'token ids' if given == 'tokens' else 'a string'}"

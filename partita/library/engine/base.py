@@ -12,7 +12,7 @@ from typing import Any
 
 from partita.check.requirements import Limits
 from partita.errors import GenerationError, PartitaError, UsageError
-from partita.library.engine.requests import Completion, Listener, Ticket, Work, check_work, weak
+from partita.library.engine.requests import Listener, Ticket, Work, check_work, weak
 from partita.library.run_report import make_report
 from partita.library.sampling import Sampling
 from partita.observations.facts import ProviderFacts, RunFacts
@@ -51,16 +51,6 @@ class OpenedPackage:
     """Rows of the batch."""
     notes: tuple[str, ...] = ()
     """Notes on the opening of its graphs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Prompt tokens per run."""
-
-    tokens: int
-    """The number that the package supports."""
-    is_fixed: bool
-    """The prefill graph has this fixed size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +128,10 @@ class Engine(ABC):
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
-        self.chunk = Chunk(0, is_fixed=False)
+        self.chunk = 0
         """Prompt tokens per run of the open batch."""
         self.lost_by: PartitaError | None = None
         """The error of a run that ended requests since `open`."""
-        self.copied_tokens = 0
-        """Total prompt tokens copied from a prefix or another row instead of prefilled."""
         self._text: Text | None = None
         self._experiments: Experiments | None = None
         """The last experiments; they are made once."""
@@ -186,9 +174,9 @@ class Engine(ABC):
         self._text = text
 
     @abstractmethod
-    def open(self, options: BatchOptions, *, longest: int | None = None) -> Chunk:
+    def open(self, options: BatchOptions, *, longest: int | None = None) -> int:
         """Open a batch for requests and begin a new record for `report`, or share the open batch if its options are
-        equal.
+        equal; return the prompt tokens per run.
 
         `longest`: tokens of the longest prompt, if known. Raises GenerationError while requests with other options are
         running, and for a prefix of another package; UsageError.
@@ -204,7 +192,7 @@ class Engine(ABC):
         """
         check_work(work, self.manifest)
         self.check_open()
-        ticket = Ticket(work, self._completion(work, work.prompt, ()), listener, on_step, weak(self._cancel))
+        ticket = Ticket(work, self._checked_stream(work, work.prompt), listener, on_step, weak(self._cancel))
         self._enqueue(ticket)
         return ticket
 
@@ -232,9 +220,9 @@ class Engine(ABC):
             check_budget(sampling.max_new_tokens or 0)
             check_prompt(given, self.manifest.graph, "the next turn")
             check_prompt((*history, *given), self.manifest.graph, "history and next turn together", answered=True)
-            completion = self._completion(ticket.work, given, history)
+            stream = self._checked_stream(ticket.work, (*history, *given))
             self._extend(ticket, given, sampling)
-            ticket.begin_turn(history, completion, sampling)
+            ticket.begin_turn(history, given, sampling, stream)
             if ticket.row is not None:
                 ticket.state, ticket.began = "running", ticket.submitted
             self._enqueue(ticket)
@@ -250,7 +238,7 @@ class Engine(ABC):
             if not 0 < tokens < len(history):
                 raise GenerationError(f"a history of {plural(len(history), 'token')} cannot be rewound by {tokens}")
             rewound = self._rewind(ticket, tokens)
-            ticket.begin_turn(history[:-tokens], Completion((), None), ticket.sampling)
+            ticket.begin_turn(history[:-tokens], (), ticket.sampling)
             ticket.state = "finished"
             return rewound
 
@@ -261,11 +249,11 @@ class Engine(ABC):
                 self._free(ticket)
                 ticket.released = True
 
-    def _completion(self, work: Work, prompt: tuple[int, ...], history: tuple[int, ...]) -> Completion:
-        """The completion of a new turn. Raises UsageError for stop strings without a tokenizer."""
+    def _checked_stream(self, work: Work, tokens: tuple[int, ...]) -> TextStream | None:
+        """The text of a completion after `tokens`. Raises UsageError for stop strings without a tokenizer."""
         if self._text is None and work.stop:
             raise UsageError("`stop` is text, but there is no tokenizer; pass token ids to stop at")
-        return Completion(prompt, self._stream(work, (*history, *prompt)))
+        return self._stream(work, tokens)
 
     @abstractmethod
     def _stream(self, work: Work, tokens: tuple[int, ...]) -> TextStream | None:

@@ -16,8 +16,8 @@ from partita.runtime.worker.child import Channel, serve
 from partita.runtime.worker.parent import Worker, WorkerLostError
 
 T = TypeVar("T")
-NOTE, BEGIN, END, CHAIN = "note", "begin", "end", "chain"
-"""Types of events: a note, begin and end of a long operation, and the argument of `on_chain`."""
+NOTE, BEGIN, END = "note", "begin", "end"
+"""Types of events: a note, begin and end of a long operation."""
 CRASHES = frozenset(
     getattr(signal, name)
     for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS")
@@ -54,13 +54,12 @@ def run_job(
     chain: Sequence[Provider],
     in_worker: bool = True,
     audience: Audience = QUIET,
-    on_chain: Callable[[Any], object] | None = None,
     environment: Mapping[str, str] | None = None,
     timeout: float | None = None,
     patient: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """Call the function `work` (`module:name`) with these arguments, `audience`, and `on_chain` if given.
+    """Call the function `work` (`module:name`) with these arguments and `audience`.
 
     `chain`: the providers that it uses, named in the error of a crash. `in_worker`: run it in a worker process; this
     process does not import its module then. `environment` and `timeout` (seconds): of the worker. `patient`: the first
@@ -68,11 +67,10 @@ def run_job(
     exceptions, CrashError when native code crashed, ResourceError when it was killed, WorkerLostError after a timeout.
     """
     if not in_worker:
-        given = {} if on_chain is None else {"on_chain": on_chain}
-        return _function(work)(*args, audience=audience, **given, **kwargs)
-    events = AudienceEvents(audience, on_chain)
+        return _function(work)(*args, audience=audience, **kwargs)
+    events = AudienceEvents(audience)
     with Worker(__name__, environment=environment, on_event=events) as worker:
-        future = worker.submit("run", work, args, kwargs, on_chain=on_chain is not None)
+        future = worker.submit("run", work, args, kwargs)
         try:
             try:
                 return worker.wait(future, timeout)
@@ -90,8 +88,8 @@ def run_job(
 class AudienceEvents:
     """Passes the events of a worker's `pushing_audience` to an audience in this process."""
 
-    def __init__(self, audience: Audience, on_chain: Callable[[Any], object] | None = None) -> None:
-        self._audience, self._on_chain = audience, on_chain
+    def __init__(self, audience: Audience) -> None:
+        self._audience = audience
         self._busy: AbstractContextManager[object] | None = None
 
     def __call__(self, event: Any) -> bool:
@@ -101,9 +99,7 @@ class AudienceEvents:
         kind, value = event
         if kind == NOTE:
             self._audience.note(value)
-        elif kind == CHAIN and self._on_chain is not None:
-            self._on_chain(value)
-        elif kind in (BEGIN, END):
+        else:
             self.end()
             if kind == BEGIN:
                 self._busy = self._audience.busy(value)
@@ -135,9 +131,8 @@ def run(channel: Channel) -> None:
     """The worker: call functions and send their notes."""
     audience = pushing_audience(channel)
 
-    def call(work: str, args: Sequence[Any], kwargs: Mapping[str, Any], *, on_chain: bool) -> Any:
-        given = {"on_chain": lambda value: channel.push(Event(CHAIN, value))} if on_chain else {}
-        return _function(work)(*args, audience=audience, **given, **kwargs)
+    def call(work: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return _function(work)(*args, audience=audience, **kwargs)
 
     serve(channel, {"run": call})
 

@@ -14,14 +14,9 @@ from partita.errors import GenerationError, PartitaError, ReportError, ResourceE
 from partita.foreign.folder import NO_CHOICE, Choice, open_folder
 from partita.library.api import QUIET, Audience
 from partita.library.chain import Target
-from partita.library.engine.base import (
-    BUSY,
-    OpenedPackage,
-    PrefixSaved,
-    ReportRequest,
-)
+from partita.library.engine.base import BUSY, OpenedPackage, PrefixSaved, ReportRequest
+from partita.library.engine.requests import speculation_fact
 from partita.library.engine.scheduler import Scheduler, chunk_tokens
-from partita.library.engine.speculation import speculation_fact
 from partita.library.notes import gave_up
 from partita.library.place.probing import REFUSAL_SECONDS, package_refused, probe_package
 from partita.library.run_report import option_texts
@@ -186,7 +181,7 @@ class LocalEngine(Scheduler):
         `reference`: the source model of a foreign folder.
         """
         check_files(self.folder, self.manifest, hashes=True)
-        return verify_with(self.folder, self.manifest, reference, self.target, audience=self.audience)
+        return verify_with(self.folder, self.manifest, self.target, reference, audience=self.audience)
 
     def evaluate(self) -> Evaluation:
         """Measure the quality of the package on the chain, in a separate session."""

@@ -22,7 +22,6 @@ from partita.library.chain import Target
 from partita.library.engine.base import (
     CLOSED,
     FORKED,
-    Chunk,
     Engine,
     OpenedPackage,
     PrefixSaved,
@@ -31,12 +30,7 @@ from partita.library.engine.base import (
     ThisProcess,
 )
 from partita.library.engine.jobs import CRASHES, AudienceEvents, crash_error, foreign
-from partita.library.engine.requests import (
-    RequestOutput,
-    Ticket,
-    Work,
-    notify_listeners,
-)
+from partita.library.engine.requests import RequestOutput, Ticket, Work, notify_listeners
 from partita.library.engine.worker_loop import Update
 from partita.library.sampling import Sampling
 from partita.options.generation import BatchOptions
@@ -144,7 +138,7 @@ class RemoteEngine(Engine):
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    def open(self, options: BatchOptions, *, longest: int | None = None) -> Chunk:
+    def open(self, options: BatchOptions, *, longest: int | None = None) -> int:
         """Open a batch, or share the open one; see `Engine.open`."""
         with self._stepping:
             self._opening = options, longest
@@ -277,17 +271,15 @@ class RemoteEngine(Engine):
             ticket = requests.get(number)
             if ticket is None:
                 continue
-            completion = ticket.completion
             if tokens:
-                completion.tokens += tokens
+                ticket.tokens += tokens
                 if ticket.first_token is None:
                     ticket.first_token = time.perf_counter()
             if text:
-                completion.pieces.append(text)
+                ticket.pieces.append(text)
             if end is not None:
-                completion.finish, ticket.state = finish, "finished"
+                ticket.finish, ticket.state = finish, "finished"
                 ticket.error, ticket.ended, ticket.row, ticket.copied_tokens = end
-                self.copied_tokens += ticket.copied_tokens
                 del requests[number]
             pieces.append((ticket, RequestOutput(text, tokens, logprobs, finish)))
         try:
@@ -366,7 +358,7 @@ class RemoteEngine(Engine):
         for ticket in tickets:
             self._requests.pop(ticket.number, None)
             ticket.state, ticket.error, ticket.ended, ticket.row = "finished", error, time.perf_counter(), None
-            ticket.completion.finish = "error"
+            ticket.finish = "error"
         notify_listeners([(ticket, RequestOutput("", (), (), "error")) for ticket in tickets])
 
 

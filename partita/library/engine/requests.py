@@ -1,4 +1,4 @@
-"""A request: its options, ticket, pieces and answer."""
+"""A request: its options and their checks, ticket, pieces and answer."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ import itertools
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from partita.errors import PartitaError, UsageError
+from partita.foreign.folder import NO_CHOICE, open_folder
 from partita.library.api import LOGGER
 from partita.library.sampling import CHECKPOINT, Sampling, complete_sampling_for
+from partita.observations.facts import SpeculationFact
 from partita.observations.text_format import plural
 from partita.options.fields import MAX_SEED, check_fields
-from partita.options.generation import AdapterNames, TokenIds
+from partita.options.generation import AdapterNames, SpeculationOptions, TokenIds
 from partita.package.folder import Manifest
 from partita.runtime.generate.checks import check_budget, check_prompt
 from partita.runtime.generate.choice.sampling import TokenLogprobs
 from partita.runtime.generate.text.stop_strings import check_stops
 from partita.runtime.generate.text.tokens import TextStream, stop_token_ids
+from partita.untrusted_files import read_json_value
 
 State = Literal["waiting", "running", "finished"]
 FinishReason = Literal["stop", "length", "cache_full", "interrupted", "error"]
@@ -76,24 +79,81 @@ class CompletionResult:
     """With all values set, so that they reproduce the answer."""
 
 
-@dataclass(slots=True)
-class Completion:
-    """Tokens and text of one turn of a request so far."""
+class Ticket:
+    """A submitted request and the completion of its current turn. The thread that steps the engine changes it; any
+    thread may read and cancel it.
+    """
 
-    prompt: tuple[int, ...]
-    stream: TextStream | None
-    """None without a tokenizer."""
-    tokens: list[int] = field(default_factory=list)
-    pieces: list[str] = field(default_factory=list)
-    finish: str | None = None
+    def __init__(
+        self,
+        work: Work,
+        stream: TextStream | None,
+        listener: Listener | None,
+        on_step: Callable[[Any], object] | None,
+        on_cancel: Callable[[Ticket], object],
+    ) -> None:
+        """`listener` is called with its pieces; `on_step` with each `Step` of its row, after the pieces of the step."""
+        self.number = next(_NUMBERS)
+        self.work, self.listener, self.on_step, self._on_cancel = work, listener, on_step, on_cancel
+        self.row: int | None = None
+        """Its row of the batch; None without one."""
+        self.released = False
+        self.begin_turn((), work.prompt, work.sampling, stream)
 
+    def begin_turn(
+        self, earlier: tuple[int, ...], prompt: tuple[int, ...], sampling: Sampling, stream: TextStream | None = None
+    ) -> None:
+        """Wait with a new turn after the tokens of `earlier` turns. For the engine."""
+        self._earlier, self.prompt, self.sampling, self.stream = earlier, prompt, sampling, stream
+        self.tokens: list[int] = []
+        self.pieces: list[str] = []
+        self.finish: str | None = None
+        self.state: State = "waiting"
+        self.cancelled = False
+        self.error: PartitaError | None = None
+        """The error that ended it with finish reason `error`."""
+        self.copied_tokens = 0
+        """Prompt tokens of this turn that were copied from a prefix or another row instead of prefilled."""
+        self.submitted = time.perf_counter()
+        """Times in seconds of `time.perf_counter`, of the current turn."""
+        self.began: float | None = None
+        """When it was given a row."""
+        self.first_token: float | None = None
+        self.ended: float | None = None
+
+    @property
     def text(self) -> str:
         """The text so far; empty without a tokenizer."""
         return "".join(self.pieces)
 
+    @property
+    def result(self) -> CompletionResult:
+        """The answer of this turn so far."""
+        reason: Any = self.finish
+        return CompletionResult(self.text, tuple(self.tokens), len(self.prompt), reason, self.sampling)
+
+    @property
+    def history(self) -> tuple[int, ...]:
+        """All tokens of its row: earlier turns, prompt, and answer so far."""
+        return (*self._earlier, *self.prompt, *self.tokens)
+
+    @property
+    def longest(self) -> int:
+        """Maximum tokens of its row at the end of this turn."""
+        return len(self._earlier) + len(self.prompt) + (self.sampling.max_new_tokens or 0)
+
+    def cancel(self) -> None:
+        """End it from any thread, with `interrupted` after the next step; frees its row unless it is kept.
+
+        A finished request does not change.
+        """
+        self.cancelled = True
+        self._on_cancel(self)
+
     def take(self, tokens: tuple[int, ...], finish: str | None) -> tuple[tuple[int, ...], str]:
-        """Add the tokens of one step; return those of the answer, without tokens after a stop string, and their
-        text."""
+        """Add the tokens of one step; return those of the answer, without tokens after a stop string, and their text.
+        For the engine.
+        """
         if self.finish is not None:
             return (), ""
         self.finish = finish  # also without tokens, for logits that are not finite
@@ -107,78 +167,15 @@ class Completion:
             if text:
                 self.pieces.append(text)
         self.tokens += tokens
-        return tokens, text if self.finish is None else text + self.end()
+        return tokens, text if self.finish is None else text + self.end_text()
 
-    def end(self) -> str:
-        """Add the held-back text at the end, and return it."""
+    def end_text(self) -> str:
+        """Add the held-back text at the end, and return it. For the engine."""
         if self.stream is None:
             return ""
         rest, self.stream = self.stream.finish(), None
         self.pieces.append(rest)
         return rest
-
-
-class Ticket:
-    """A submitted request. The thread that steps the engine changes it; any thread may read and cancel it."""
-
-    def __init__(
-        self,
-        work: Work,
-        completion: Completion,
-        listener: Listener | None,
-        on_step: Callable[[Any], object] | None,
-        on_cancel: Callable[[Ticket], object],
-    ) -> None:
-        """`listener` is called with its pieces; `on_step` with each `Step` of its row, after the pieces of the step."""
-        self.number = next(_NUMBERS)
-        self.work, self.sampling, self.completion = work, work.sampling, completion
-        self.listener, self.on_step, self._on_cancel = listener, on_step, on_cancel
-        self.state: State = "waiting"
-        self.error: PartitaError | None = None
-        """The error that ended it with finish reason `error`."""
-        self.submitted = time.perf_counter()
-        """Times in seconds of `time.perf_counter`, of the current turn."""
-        self.began: float | None = None
-        """When it was given a row."""
-        self.first_token: float | None = None
-        self.ended: float | None = None
-        self.row: int | None = None
-        """Its row of the batch; None without one."""
-        self.copied_tokens = 0
-        """Prompt tokens of this turn that were copied from a prefix or another row instead of prefilled."""
-        self.cancelled = self.released = False
-        self._earlier: tuple[int, ...] = ()
-
-    @property
-    def result(self) -> CompletionResult:
-        """The answer of this turn so far."""
-        done = self.completion
-        reason: Any = done.finish
-        return CompletionResult(done.text(), tuple(done.tokens), len(done.prompt), reason, self.sampling)
-
-    @property
-    def history(self) -> tuple[int, ...]:
-        """All tokens of its row: earlier turns, prompt, and answer so far."""
-        return (*self._earlier, *self.completion.prompt, *self.completion.tokens)
-
-    @property
-    def longest(self) -> int:
-        """Maximum tokens of its row at the end of this turn."""
-        return len(self._earlier) + len(self.completion.prompt) + (self.sampling.max_new_tokens or 0)
-
-    def cancel(self) -> None:
-        """End it from any thread, with `interrupted` after the next step; frees its row unless it is kept.
-
-        A finished request does not change.
-        """
-        self.cancelled = True
-        self._on_cancel(self)
-
-    def begin_turn(self, history: tuple[int, ...], completion: Completion, sampling: Sampling) -> None:
-        """Wait with a new turn after `history`. For the engine."""
-        self._earlier, self.completion, self.sampling = history, completion, sampling
-        self.state, self.error, self.cancelled, self.copied_tokens = "waiting", None, False, 0
-        self.submitted, self.began, self.first_token, self.ended = time.perf_counter(), None, None, None
 
 
 Listener = Callable[[Ticket, RequestOutput], object]
@@ -244,15 +241,13 @@ def prompt_rows(prompts: Any) -> list[str | tuple[int, ...]]:
         return [prompts]
     if not is_list(prompts):
         raise UsageError(f"prompts is of type {type(prompts).__name__}; pass a string, token ids, or a list of either")
-    if prompts and all(_is_id(entry) for entry in prompts):
-        return [tuple(int(entry) for entry in prompts)]
-    return [_row(entry) for entry in prompts]
+    return [_row(entry) for entry in ([prompts] if prompts and all(map(_is_id, prompts)) else prompts)]
 
 
 def _row(entry: Any) -> str | tuple[int, ...]:
     if isinstance(entry, str):
         return entry
-    if not is_list(entry) or not all(_is_id(token) for token in entry):
+    if not is_list(entry) or not all(map(_is_id, entry)):
         raise UsageError(f"a prompt is {str(entry)[:40]!r}; it must be a string or a list of token ids")
     return tuple(int(token) for token in entry)
 
@@ -268,10 +263,8 @@ def _is_id(value: Any) -> bool:
 
 def conversations(messages: Any) -> list[list[dict[str, Any]]]:
     """A conversation for each row, as a chat template expects it. Raises UsageError for invalid messages."""
-    if isinstance(messages, str) or not isinstance(messages, Sequence):
-        return [_messages(messages)]
-    apart = bool(messages) and not any(isinstance(entry, Mapping) for entry in messages)
-    return [_messages(entry) for entry in messages] if apart else [_messages(messages)]
+    several = is_list(messages) and messages and not any(isinstance(entry, Mapping) for entry in messages)
+    return [_messages(entry) for entry in (messages if several else [messages])]
 
 
 def _messages(messages: Any) -> list[dict[str, Any]]:
@@ -282,29 +275,28 @@ def _messages(messages: Any) -> list[dict[str, Any]]:
         raise UsageError(
             f"messages is of type {type(messages).__name__}; pass a string, or a list of dicts of role and content"
         )
-    listed = [_with_text(message) for message in messages]
-    for message in listed:
-        good = isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content"))
-        if not good:
-            raise UsageError(f"a message is {str(message)[:60]!r}; it must be a dict of role and content, both strings")
-    if not listed:
+    if not messages:
         raise UsageError("messages is empty; pass at least one dict of role and content")
-    # A table column has every field for every message, but templates test whether a field exists.
-    return [{name: value for name, value in message.items() if value is not None} for message in listed]
+    return [_message(message) for message in messages]
 
 
-def _with_text(message: Any) -> Any:
-    """A message with its list of text parts joined. Raises UsageError for other parts."""
+def _message(message: Any) -> dict[str, Any]:
+    """A message with its list of text parts joined. Raises UsageError for an invalid message."""
     content: Any = message.get("content") if isinstance(message, Mapping) else None
-    return {**message, "content": BETWEEN_PARTS.join(map(_part, content))} if is_list(content) else message
+    if is_list(content):
+        content = BETWEEN_PARTS.join(map(_part, content))
+    if not isinstance(content, str) or not isinstance(message.get("role"), str):
+        raise UsageError(f"a message is {str(message)[:60]!r}; it must be a dict of role and content, both strings")
+    # A table column has every field for every message, but templates test whether a field exists.
+    return {name: value for name, value in {**message, "content": content}.items() if value is not None}
 
 
 def _part(part: Any) -> str:
     """The text of a part of a message."""
     text = part.get(TEXT_PARTS.get(str(part.get("type")), "")) if isinstance(part, Mapping) else part
     if not isinstance(text, str):
-        error_text = f"a part of a message is {str(part)[:60]!r}; only text is supported, as in "
-        raise UsageError(error_text + "{'type': 'text', 'text': '...'}")
+        example = "{'type': 'text', 'text': '...'}"
+        raise UsageError(f"a part of a message is {str(part)[:60]!r}; only text is supported, as in {example}")
     return text
 
 
@@ -326,17 +318,20 @@ def complete_samplings(
     """Complete sampling options for each row, or one set for all.
 
     Options by name (first argument) apply where `sampling` sets none. `of_file`: defaults for the rows of a file, which
-    may sample. Raises UsageError.
+    may sample. Notes are logged. Raises UsageError.
     """
     if sampling is None or isinstance(sampling, (Sampling, str)):
-        one = Sampling(source=sampling) if isinstance(sampling, str) else sampling or Sampling()
-        return [_completed_for(folder, one.with_defaults(named), of_rows=of_file)]
-    each = list(sampling) if isinstance(sampling, Sequence) else []
-    if len(each) != rows or not all(isinstance(one, Sampling) for one in each):
-        raise UsageError(
-            f"`sampling` must be a Sampling, {CHECKPOINT!r}, or a list with a Sampling for each prompt ({rows})"
-        )
-    return [_completed_for(folder, one.with_defaults(named)) for one in each]
+        each = [Sampling(source=sampling) if isinstance(sampling, str) else sampling or Sampling()]
+    else:
+        each = list(sampling) if isinstance(sampling, Sequence) else []
+        if len(each) != rows or not all(isinstance(one, Sampling) for one in each):
+            raise UsageError(
+                f"`sampling` must be a Sampling, {CHECKPOINT!r}, or a list with a Sampling for each prompt ({rows})"
+            )
+    found = [complete_sampling_for(one.with_defaults(named), folder, of_rows=of_file) for one in each]
+    for line in (line for _, notes in found for line in notes):
+        LOGGER.warning(line)
+    return [full for full, _ in found]
 
 
 def with_seeds(samplings: Sequence[Sampling], rows: int) -> list[Sampling]:
@@ -348,14 +343,6 @@ def with_seeds(samplings: Sequence[Sampling], rows: int) -> list[Sampling]:
     if seed is None:
         return [one] * rows
     return [replace(one, seed=(seed + index) & MAX_SEED) for index in range(rows)]
-
-
-def _completed_for(folder: Path, requested: Sampling, *, of_rows: bool = False) -> Sampling:
-    """The options with all values set; missing options are off, or as suggested by the package in `folder`."""
-    full, notes = complete_sampling_for(requested, folder, of_rows=of_rows)
-    for line in notes:
-        LOGGER.warning(line)
-    return full
 
 
 def checked_stop_ids(ids: TokenIds, vocab_size: int) -> TokenIds:
@@ -375,3 +362,50 @@ def stop_conditions(
     if texts and not has_text:
         raise UsageError("`stop` is a string, but the package has no tokenizer; use stop_token_ids")
     return texts, stop_token_ids(folder) if ids is None else checked_stop_ids(ids, vocab_size)
+
+
+TOKENIZER = "tokenizer.json"
+
+
+def speculation_fact(options: SpeculationOptions) -> SpeculationFact | None:
+    """The fact for a run; None without speculative decoding."""
+    if options.draft is not None:
+        return SpeculationFact("draft", Path(options.draft).name)
+    return None if options.speculate is None else SpeculationFact(options.speculate)
+
+
+def check_speculation(folder: Path, manifest: Manifest, options: SpeculationOptions) -> None:
+    """Check the options without a session.
+
+    Raises UsageError for two options and for a draft with another vocabulary, PackageError for an invalid draft
+    package.
+    """
+    if options.draft is None:
+        return
+    if options.speculate is not None:
+        raise UsageError(f"`speculate={options.speculate}` and `draft`: set only one of them")
+    if manifest.graph.batch_size != 1:
+        raise UsageError(
+            f"`draft={options.draft}` requires batch size 1, but {folder} has {manifest.graph.batch_size}; "
+            "use `speculate=ngram`, or export with `batch_size=1`"
+        )
+    other = Path(options.draft)
+    draft = open_folder(other, NO_CHOICE)
+    ours, theirs = _vocabulary(folder), _vocabulary(other)
+    if ours is None or theirs is None:  # then their numbers of logits are compared
+        ours, theirs = manifest.graph.vocab_size, draft.graph.vocab_size
+    if ours != theirs:
+        raise UsageError(
+            f"`draft={options.draft}`: its vocabulary differs from that of {folder}; "
+            "a draft package needs the same tokenizer"
+        )
+
+
+def _vocabulary(folder: Path) -> Any:
+    """The tokens of a `tokenizer.json`; None without one that lists them."""
+    try:
+        content: Any = read_json_value(folder / TOKENIZER)
+        added = [(entry["id"], entry["content"]) for entry in content.get("added_tokens") or ()]
+        return content["model"]["vocab"], added
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None

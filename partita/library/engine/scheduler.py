@@ -17,20 +17,8 @@ from itertools import islice
 from os.path import commonprefix
 
 from partita.errors import GenerationError, PackageError, PartitaError, UsageError, out_of_memory
-from partita.library.engine.base import (
-    BUSY,
-    CLOSED,
-    FORKED,
-    Chunk,
-    Engine,
-    ThisProcess,
-)
-from partita.library.engine.requests import (
-    RequestOutput,
-    Ticket,
-    Work,
-    notify_listeners,
-)
+from partita.library.engine.base import BUSY, CLOSED, FORKED, Engine, ThisProcess
+from partita.library.engine.requests import RequestOutput, Ticket, Work, notify_listeners
 from partita.library.sampling import Sampling
 from partita.options.generation import BatchOptions
 from partita.package.folder import Manifest
@@ -109,7 +97,7 @@ class Scheduler(Engine, ABC):
 
     # --- the thread that steps ----------------------------------------------------------------------------------------
 
-    def open(self, options: BatchOptions, *, longest: int | None = None) -> Chunk:
+    def open(self, options: BatchOptions, *, longest: int | None = None) -> int:
         """Open a batch, or share the open one; see `Engine.open`."""
         with self._stepping:
             self.check_open()
@@ -122,7 +110,7 @@ class Scheduler(Engine, ABC):
                 raise GenerationError(BUSY)
             capacity = self.runner.capacity
             longest = self.manifest.graph.max_length if longest is None else longest
-            self.chunk = Chunk(capacity.chunk_of(chunk_tokens(options), longest), is_fixed=capacity.chunk is not None)
+            self.chunk = capacity.chunk_of(chunk_tokens(options), longest)
             return self.chunk
 
     @abstractmethod
@@ -305,8 +293,6 @@ class Scheduler(Engine, ABC):
         """Pass every request the tokens of its row, then its listener the piece, then observers the step."""
         pieces: list[tuple[Ticket, RequestOutput]] = []
         observers: dict[Callable[[Step], object] | None, None] = {}
-        if step.prefix_tokens:
-            self.copied_tokens += sum(step.prefix_tokens)
         if step.drafting_stopped:
             self._note_stopped_drafting(step.drafting_stopped)
         for ticket in stepped:
@@ -315,7 +301,7 @@ class Scheduler(Engine, ABC):
                 piece = self._take(ticket, step)
             except Exception as error:  # noqa: BLE001 - ends only this request
                 reason = GenerationError(f"its tokens cannot be decoded: {type(error).__name__}: {error}")
-                ticket.completion.stream = None
+                ticket.stream = None
                 piece = self._over(ticket, "error", error if isinstance(error, PartitaError) else reason)
             if piece is not None:
                 pieces.append((ticket, piece))
@@ -328,28 +314,27 @@ class Scheduler(Engine, ABC):
 
     def _take(self, ticket: Ticket, step: Step) -> RequestOutput | None:
         """The output of a step for a request; None without any."""
-        row, completion = ticket.row, ticket.completion
+        row = ticket.row
         assert row is not None
         new = step.tokens[row]
         if step.prefix_tokens:
             ticket.copied_tokens += step.prefix_tokens[row]
-        tokens, text = completion.take(new, step.finish[row])
+        tokens, text = ticket.take(new, step.finish[row])
         if tokens and ticket.first_token is None:
             ticket.first_token = time.perf_counter()
         logprobs = step.logprobs[row][: len(tokens)] if step.logprobs else ()
-        if completion.finish is None:
+        if ticket.finish is None:
             return RequestOutput(text, tokens, logprobs, None) if tokens or text else None
         wrong = step.errors[row] if step.errors else None
         self._over(
-            ticket, completion.finish, None if wrong is None else GenerationError(wrong), surplus=len(new) - len(tokens)
+            ticket, ticket.finish, None if wrong is None else GenerationError(wrong), surplus=len(new) - len(tokens)
         )
-        return RequestOutput(text, tokens, logprobs, completion.finish)
+        return RequestOutput(text, tokens, logprobs, ticket.finish)
 
     def _over(self, ticket: Ticket, reason: str, error: PartitaError | None = None, surplus: int = 0) -> RequestOutput:
         """End a request, free its row unless it is kept; return its last piece. `surplus`: tokens after its answer."""
-        completion, loop = ticket.completion, self._loop
-        text = completion.end()
-        completion.finish = reason
+        loop, text = self._loop, ticket.end_text()
+        ticket.finish = reason
         ticket.state, ticket.error, ticket.ended = "finished", error, time.perf_counter()
         if ticket.row is not None and loop is not None:
             if ticket.work.keep_row and error is None and self._keeps_cache:

@@ -18,7 +18,6 @@ from partita.partition_reports.request_records import DryRunFacts, GraphCapture
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from partita.providers.cuda_dry_run.devices import Device
     from partita.providers.resolve import Resolution
     from partita.runtime.place.onnx_model import OnnxModel
 
@@ -36,23 +35,18 @@ NOT_REAL = (
 )
 
 
-def simulated_device(name: str | None) -> Device:
-    """The device of a dry run; None: the default. Raises UsageError for an unknown name."""
-    from partita.providers.cuda_dry_run.devices import DEFAULT_DEVICE, device
-
-    return device(DEFAULT_DEVICE if name is None else name)
-
-
 def dry_environment(name: str | None = None) -> tuple[dict[str, str], str]:
     """Environment of a process that simulates a GPU, and the name of the GPU. Raises ProviderError, UsageError."""
+    from partita.providers.cuda_dry_run.devices import DEFAULT_DEVICE, device
     from partita.providers.cuda_dry_run.stub_build import child_environment, prepare, provider_library
 
-    device = simulated_device(name)
-    return child_environment(prepare(provider_library()), device, os.environ), device.name
+    simulated = device(DEFAULT_DEVICE if name is None else name)
+    return child_environment(prepare(provider_library()), simulated, os.environ), simulated.name
 
 
 def dry_run_facts(name: str | None) -> DryRunFacts:
     """The simulated device and its libraries. Raises ProviderError when this process has no stub libraries."""
+    from partita.providers.cuda_dry_run.devices import DEFAULT_DEVICE, device
     from partita.providers.cuda_dry_run.stub_build import (
         CUDA_VERSION_TEXT,
         ensure_child,
@@ -60,13 +54,13 @@ def dry_run_facts(name: str | None) -> DryRunFacts:
         runtime_version,
     )
 
-    build, library, device = ensure_child(), provider_library(), simulated_device(name)
+    build, library, simulated = ensure_child(), provider_library(), device(DEFAULT_DEVICE if name is None else name)
     return DryRunFacts(
-        device=device.key,
-        device_name=device.name,
-        compute_capability=".".join(map(str, device.capability)),
-        memory_bytes=device.memory_bytes,
-        multiprocessors=device.multiprocessors,
+        device=simulated.key,
+        device_name=simulated.name,
+        compute_capability=".".join(map(str, simulated.capability)),
+        memory_bytes=simulated.memory_bytes,
+        multiprocessors=simulated.multiprocessors,
         provider_library=library.name,
         onnxruntime_version=runtime_version(library),
         cuda_version=CUDA_VERSION_TEXT,

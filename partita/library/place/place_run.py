@@ -170,7 +170,7 @@ def _request_of(options: PlaceOptions, target: Target) -> Request:
     return Request(
         verb="place",
         path=os.fspath(options.model),
-        chain=tuple(provider.ort_name for provider in target.chain),
+        chain=target.ort_names,
         chain_source=target.source,
         options=option_texts(target, Choice.of(options), shape=shapes, input=files),
         threads=options.threads,

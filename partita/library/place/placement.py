@@ -61,11 +61,10 @@ def read_place(options: PlaceOptions) -> Target:
         choice = Choice.of(options)
         (replace(choice, variant=None) if Path(options.model).is_dir() else choice).refuse_for_file()
     for name in ("device", "graph_capture"):
-        if getattr(options, name) not in (None, False) and not options.dry_run:
+        if getattr(options, name) and not options.dry_run:
             raise UsageError(f"`{name}` requires a dry run; add `dry_run=True`")
     if options.dry_run and options.providers is None:
-        needs = "`dry_run=True` needs `providers=cuda`, or cuda,cpu"
-        raise UsageError(f"{needs}: only CUDA can be placed without its device")
+        raise UsageError("`dry_run=True` needs `providers=cuda`, or cuda,cpu: only CUDA can be placed without a device")
     target = read_chain(options)
     check_limits(Limits.of(options), target.requested_names)
     if options.dry_run and target.chain[0].ort_name != CUDA.ort_name:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import partita
 from partita.errors import PackageError, ProviderError, UsageError
 from partita.library.api import QUIET, Audience, from_fields
-from partita.library.chain import Target, read_chain
+from partita.library.chain import read_chain
 from partita.library.place.dry_run import dry_environment
 from partita.machine.records import MachineReport
 from partita.messages import did_you_mean, nearest
 from partita.observations.text_format import listing
+from partita.options.fields import PathText
 from partita.options.groups import ProviderChain
 from partita.options.inspection import ProvidersOptions
 from partita.options.placement import SupportOptions
@@ -45,26 +46,35 @@ def support(options: SupportOptions) -> SupportTable:
 
 def measure_support(options: SupportOptions, audience: Audience = QUIET) -> tuple[SupportTable, bool]:
     """The table, and whether Ctrl-C interrupted it. Raises UsageError, PackageError, ProviderError."""
-    _check_options(options)
-    target = read_chain(chain_options(options))
-    provider = _one_of(target, options)
-    task, scope = _measurement_task(options)
+    names = (options.operators,) if isinstance(options.operators, str) else tuple(options.operators or ())
+    if names and options.model is not None:
+        raise UsageError("name operators (e.g. Cast, com.microsoft:MatMulNBits), a `model`, or `all`; use exactly one")
+    if options.device is not None and not options.dry_run:
+        raise UsageError("`device` needs a dry run; add `dry_run=True`")
+    if options.dry_run and options.provider is None:
+        raise UsageError("`dry_run=True` needs `provider=cuda`: only CUDA can be tested without its device")
+    given, libraries = options.provider_options, options.provider_libraries
+    target = read_chain(ProviderChain(options.provider, provider_options=given, provider_libraries=libraries))
+    provider = target.chain[0]
+    if target.by_default is None and len(target.chain) != 1:
+        raise UsageError(f"`provider={target.name}`: name one provider; a support table covers exactly one")
+    if options.dry_run and provider.ort_name != CUDA.ort_name:
+        raise UsageError(f"`dry_run=True` is for CUDA: `provider` must be cuda, not {provider.name}")
+    task, scope = _measurement_task(names, options.model)
 
+    from partita.runtime.lab.tables import measure
     from partita.runtime.ort.registry import available_ort_names
+    from partita.support.build import build_table
 
-    resolution = resolve_one(provider, available_ort_names(), target.options.get(provider.name, {}))
+    settings = target.options.get(provider.name, {})
     environment: dict[str, str] | None = None
     played: str | None = None
     devices: tuple[str, ...] = ()
     if options.dry_run:
         environment, played = dry_environment(options.device)
-        resolution = resolve_one(provider, (provider.ort_name,), target.options.get(provider.name, {}))
+        resolution = resolve_one(provider, (provider.ort_name,), settings)
     else:
-        resolution, devices = _usable(resolution)
-
-    from partita.runtime.lab.tables import measure
-    from partita.support.build import build_table
-
+        resolution, devices = _usable(resolve_one(provider, available_ort_names(), settings))
     with audience.busy(TITLE):
         measured = measure(resolution, task, options.seconds, environment)
     if measured.unusable:
@@ -89,46 +99,14 @@ def measure_support(options: SupportOptions, audience: Audience = QUIET) -> tupl
     return table, measured.interrupted
 
 
-def chain_options(options: SupportOptions) -> ProviderChain:
-    """The provider's options as chain options."""
-    given, libraries = options.provider_options, options.provider_libraries
-    return ProviderChain(options.provider, provider_options=given, provider_libraries=libraries)
-
-
-def _check_options(options: SupportOptions) -> None:
-    """Check options that need no provider. Raises UsageError."""
-    if _operators(options) and options.model is not None:
-        raise UsageError("name operators (e.g. Cast, com.microsoft:MatMulNBits), a `model`, or `all`; use exactly one")
-    if options.device is not None and not options.dry_run:
-        raise UsageError("`device` needs a dry run; add `dry_run=True`")
-    if options.dry_run and options.provider is None:
-        raise UsageError("`dry_run=True` needs `provider=cuda`: only CUDA can be tested without its device")
-
-
-def _operators(options: SupportOptions) -> tuple[str, ...]:
-    """Names of operators; empty for all."""
-    return (options.operators,) if isinstance(options.operators, str) else tuple(options.operators or ())
-
-
-def _one_of(target: Target, options: SupportOptions) -> Any:
-    """The tested provider: the only one of the chain, or the first of the default chain. Raises UsageError."""
-    if target.by_default is None and len(target.chain) != 1:
-        raise UsageError(f"`provider={target.name}`: name one provider; a support table covers exactly one")
-    provider = target.chain[0]
-    if options.dry_run and provider.ort_name != CUDA.ort_name:
-        raise UsageError(f"`dry_run=True` is for CUDA: `provider` must be cuda, not {provider.name}")
-    return provider
-
-
-def _measurement_task(options: SupportOptions) -> tuple[Mapping[str, Any], str]:
+def _measurement_task(names: Sequence[str], model: PathText | None) -> tuple[Mapping[str, Any], str]:
     """The worker's task, and its description for the table. Raises UsageError, PackageError."""
-    if options.model is not None:
-        path = _graph_of(Path(options.model))
+    if model is not None:
+        path = _graph_of(Path(model))
         from partita.runtime.place.onnx_model import read_onnx
 
         read_onnx(path)  # errors of the file are raised here, not in a worker
-        return {"model": str(path.resolve())}, f"operators of {Path(options.model).name}"
-    names = _operators(options)
+        return {"model": str(path.resolve())}, f"operators of {Path(model).name}"
     if not names:
         return {"operators": None}, "all operators"
     found = [pair for name in names for pair in _named(name)]

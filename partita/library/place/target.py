@@ -58,7 +58,12 @@ def find_target(
         best = best_chain(available)
         provider, source = best.chain[0], f"default: {best.reason}"
     else:
-        provider, source = _one_provider(name, parse_libraries(libraries, all_names(), "target_libraries")), SOURCE
+        plugins, source = parse_libraries(libraries, all_names(), "target_libraries"), SOURCE
+        (provider,) = parse_chain(name, plugins, argument="target")
+        unused = [plugin.name for plugin in plugins if plugin is not provider]
+        if unused:
+            message = f"{unused[0]} is not the provider named by `target` ({provider.name})"
+            raise UsageError(f"`target_libraries`: {message}")
     named = parse_options(options, (provider,), "target_options") if options or name is not None else {}
     resolution = resolve_one(provider, available, named.get(provider.name, {}))
     target = partial(
@@ -113,15 +118,6 @@ def _not_usable(
             "probing, or set `attention` and no `target`"
         )
     return target(how=f"which could not be probed: {cause}", not_here=cause)
-
-
-def _one_provider(name: str, libraries: tuple[Provider, ...] = ()) -> Provider:
-    """The provider `name`, which may be in `libraries`. Raises UsageError for another, or an unused library."""
-    (provider,) = parse_chain(name, libraries, argument="target")
-    unused = [library.name for library in libraries if library is not provider]
-    if unused:
-        raise UsageError(f"`target_libraries`: {unused[0]} is not the provider named by `target` ({provider.name})")
-    return provider
 
 
 def _ask(

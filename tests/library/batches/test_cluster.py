@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from partita.errors import GenerationError, PackageError
 from partita.foreign.folder import NO_CHOICE, open_folder
 from partita.library.batches import cluster as cluster_module
 from partita.library.batches.batch_run import run_file
-from partita.library.batches.cluster import Cluster, Setup, Worker, setup_of
+from partita.library.batches.cluster import Setup, Worker, answer_on_cluster, contents_of
 from partita.library.batches.journal import journal_path
 from partita.library.batches.prompt_files import scan_file
 from partita.library.batches.rows import RowDefaults
@@ -77,12 +78,14 @@ class Files:
     def setup(self) -> Setup:
         manifest = open_folder(self.package)
         chain = ProviderChain(providers="cpu", threads=1)
-        return setup_of(self.package, manifest, chain, NO_CHOICE, BatchOptions(), token_ids=True)
+        contents = contents_of(self.package, manifest)
+        return Setup(self.package, contents, chain, NO_CHOICE, BatchOptions(), token_ids=True)
 
     def answer(self, setup: Setup) -> None:
         rows = scan_file(self.source)
         defaults = RowDefaults(Sampling(temperature=0.0, max_new_tokens=20))
-        run_file(rows, self.out, Cluster("local", setup, 3, rows.rows, 1), defaults, package="p", options={})
+        answer = partial(answer_on_cluster, address="local", setup=setup, slots=3, count=rows.rows, workers=1)
+        run_file(rows, self.out, answer, defaults, package="p", options={})
 
 
 def workers(process: psutil.Process) -> list[psutil.Process]:
@@ -115,8 +118,6 @@ def test_killed_worker_neither_loses_nor_duplicates_rows(tmp_path, monkeypatch, 
         assert run(files.words("--address", "local", "--workers", "2", "--json")) == 0
     told = json.loads(capsys.readouterr().out)
     assert killed and told["rows"] == 400 and told["errors"] == 1
-    assert sum(worker["rows"] for worker in told["workers"]) >= 400
-    assert {*map(tuple, (worker["chain"] for worker in told["workers"]))} == {("CPUExecutionProvider",)}
     files.check()
 
 

@@ -18,7 +18,7 @@ from partita.library.batches.journal import Journal, journal_path
 from partita.library.batches.rows import AnswerRow
 from tests.conftest import REPOSITORY
 
-RUN: dict[str, Any] = {"input file": "a", "options": {"temperature": 0.0, "stop": ("x",)}}
+RUN: dict[str, Any] = {"input file": "a", "temperature": 0.0, "stop": ("x",)}
 ROWS = 4
 
 
@@ -82,8 +82,8 @@ def test_truncated_journal_resumes_from_complete_lines(out):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"options": {"temperature": 0.5, "stop": ("x",)}}, "temperature.* was 0.0 and is 0.5"),
-        ({"package": "b"}, "the package differs"),
+        ({"temperature": 0.5, "stop": ("y",)}, "with another temperature and stop; finish that run"),
+        ({"package": "b"}, "with another package"),
     ],
 )
 def test_journal_of_different_run_is_unchanged_and_difference_named(out, change, said):

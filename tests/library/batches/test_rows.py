@@ -116,7 +116,7 @@ def test_sampled_rows_have_distinct_seeds(text):
         ({"prompt": "a", "id": [1]}, "the id of a row"),
         ({"tokens": b"a"}, "it must be token ids"),
         ({"prompt": "a", "stop_token_ids": b"a"}, "it must be a list of token ids"),
-        ({"messages": "hello"}, "messages is 'hello', a string; .* prompt, with `chat=True`"),
+        ({"messages": "hello"}, "messages is 'hello'; it must be a list of objects"),
         ({"prompt": "a", "colour": 1, "size": 2}, "unknown field colour and size"),
     ],
 )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from partita.errors import GenerationError
-from partita.options.sampling import Sampling
+from partita.options.generation import Sampling
 from partita.providers.resolve import parse_chain
 from partita.runtime.generate import loop
 from partita.runtime.generate.choice.sampling import greedy, make_sampler

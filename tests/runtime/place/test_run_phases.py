@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
-from partita.commands.build import split_inputs, split_shapes
+from partita.commands.build import LISTS, split_shapes
 from partita.errors import GenerationError, PackageError, PartitaError, ProviderError, ResourceError, UsageError
 from partita.observations.facts import AssignedNode
 from partita.process import rss_bytes
@@ -323,7 +323,7 @@ def test_invalid_input_values_raise_single_line_usage_error(tmp_path, text, mess
         files[name] = tmp_path / f"{name}.npy"
         files[name].write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
     with pytest.raises(UsageError, match=message) as caught:
-        read_values(ports(x=("n",), s=(3,)), split_inputs([text.format(**files)]))
+        read_values(ports(x=("n",), s=(3,)), LISTS["inputs"]([text.format(**files)]))
     assert "\n" not in str(caught.value)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.options.fields import check_fields
-from partita.options.sampling import GREEDY, Sampling
+from partita.options.generation import GREEDY, Sampling
 
 Values = npt.NDArray[Any]
 """[n], float32 or float64."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from partita.options.sampling import Sampling
+from partita.options.generation import Sampling
 from partita.runtime.generate.choice.drafting import (
     EMPTY_STEPS,
     OFF_STEPS,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from partita.errors import UsageError
-from partita.options.sampling import Sampling
+from partita.options.generation import Sampling
 from partita.runtime.generate.choice import sampling
 from partita.runtime.generate.choice.sampling import Draws, greedy, make_sampler
 from tests.conftest import require

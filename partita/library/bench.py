@@ -1,36 +1,43 @@
-"""Benchmarks several providers and packages: speed, ratios, and time per part."""
+"""Benchmarks several providers and packages: contenders, speed, ratios, and time per part."""
 
 from __future__ import annotations
 
 import datetime
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import partita
 from partita.bench.comparison import sentences
 from partita.bench.contenders import Lane, build_contenders, choose_baseline, complete_rounds, shown_rounds
 from partita.bench.records import Bench, RoundResult
-from partita.errors import PartitaError, ProviderError, ReportError, UsageError
+from partita.errors import GenerationError, PartitaError, ProviderError, ReportError, UsageError
+from partita.files import refuse_same, reserve
+from partita.foreign.folder import NO_CHOICE, Choice, is_foreign, open_folder
 from partita.library.api import LOGGER, from_fields
-from partita.library.bench.entries import (
-    Entry,
-    read_baseline,
-    read_entries,
-    read_subjects,
-    read_targets,
-)
+from partita.library.chain import Target, read_chains
 from partita.library.engine.base import ReportRequest
 from partita.library.engine.remote import RemoteEngine
+from partita.library.engine.requests import prompt_rows
 from partita.library.model import Model
 from partita.library.notes import not_used, unverified_note
 from partita.library.report import ViewedRecord
-from partita.options.bench import BenchOptions
+from partita.options.fields import input_paths
+from partita.options.inspection import BenchOptions
+from partita.package.folder import Manifest, check_files
 from partita.partition_reports import storage
 from partita.process import peak_rss_bytes
+from partita.providers.generic import parse_libraries
+from partita.providers.resolve import all_names, parse_chain
+from partita.runtime.generate.checks import check_prompt
 
 NOT_ALONE = "the packages are open at the same time, in one process each; only one computes at a time"
+PAUSE_SECONDS = 0.5
+"""Pause before each turn, because threads of the previous contender spin for a while after its last run."""
+PROMPT_TOKENS = 64
+"""Default length of a generated prompt in tokens."""
 
 
 class BenchResult(ViewedRecord, Bench):
@@ -67,8 +74,29 @@ def bench(options: BenchOptions) -> BenchResult:
     return BenchResult.of(found)
 
 
-PAUSE_SECONDS = 0.5
-"""Pause before each turn, because threads of the previous contender spin for a while after its last run."""
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A package of a benchmark, read once for all its contenders."""
+
+    path: Path
+    name: str
+    """Name of its folder; the path as given if two folders have the same name."""
+    manifest: Manifest
+    prompts: tuple[tuple[int, ...], ...]
+    """Token ids of each row."""
+    choice: Choice = NO_CHOICE
+    """The user's choices about a foreign folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One contender: a package on a chain."""
+
+    name: str
+    subject: Subject
+    target: Target
+    report: Path | None = None
+    """File of its partition report."""
 
 
 @dataclass(slots=True)
@@ -77,17 +105,13 @@ class Racer:
 
     entry: Entry
     options: BenchOptions
+    lane: Lane
+    """Its figures."""
     engine: RemoteEngine | None = None
     model: Model | None = None
     active_providers: tuple[str, ...] = ()
     """Active providers, by ONNX Runtime's names."""
     error: PartitaError | None = None
-    lane: Lane = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Create the record of its figures."""
-        chain = tuple(provider.ort_name for provider in self.entry.target.chain)
-        self.lane = Lane(self.entry.name, chain, package=self.entry.subject.name)
 
     @property
     def alive(self) -> bool:
@@ -122,9 +146,12 @@ class Racer:
         assert self.engine is not None
         opened, names = self.engine.opened, {provider.ort_name: provider.name for provider in self.entry.target.chain}
         self.lane.load_seconds = opened.load_seconds
-        lost = [entry for entry in opened.chain if entry.status != "active"]
-        inactive = [not_used(names.get(entry.provider, entry.provider), entry, with_remedy=False) for entry in lost]
-        self.lane.unused = (*inactive, *(f"{name} was assigned no nodes" for name in opened.idle_providers))
+        unused = [
+            not_used(names.get(entry.provider, entry.provider), entry, with_remedy=False)
+            for entry in opened.chain
+            if entry.status != "active"
+        ]
+        self.lane.unused = (*unused, *(f"{name} was assigned no nodes" for name in opened.idle_providers))
 
     def run_round(self, number: int) -> RoundResult:
         """Generate greedily, ignoring stop tokens, and measure it."""
@@ -181,11 +208,14 @@ class Race:
             raise UsageError(
                 "`prompt` and `prompt_tokens`: set one of them; the second is the length of a generated prompt"
             )
-        targets = None if options.chains is None else read_targets(options)
+        targets = None if options.chains is None else read_chains(options)
         self.options, self.subjects = options, read_subjects(options)
-        self.entries = read_entries(options, self.subjects, targets or read_targets(options))
+        self.entries = read_entries(options, self.subjects, targets or read_chains(options))
         self.baseline = read_baseline(options, self.entries)
-        self.racers = [Racer(entry, options) for entry in self.entries]
+        self.racers = [
+            Racer(each, options, Lane(each.name, each.target.ort_names, package=each.subject.name))
+            for each in self.entries
+        ]
         self.notes = tuple(dict.fromkeys(line for entry in self.entries for line in entry.target.opening_notes))
         """Notes for the user before the run."""
 
@@ -307,3 +337,105 @@ class Race:
             if racer.entry.report is not None and racer.lane.observed is None
         ]
         return ReportError("; ".join(missing)) if missing else None
+
+
+def read_entries(options: BenchOptions, subjects: Sequence[Subject], targets: Sequence[Target]) -> tuple[Entry, ...]:
+    """Every package on every chain, with the files of their reports, whose folder is created. Raises ReportError."""
+    pairs = [(subject, target) for subject in subjects for target in targets]
+    names = [target.name for _, target in pairs]
+    stems = [name.replace(",", "-") for name in names]
+    if len(subjects) > 1:
+        names = [f"{subject.name} on {name}" for (subject, _), name in zip(pairs, names, strict=True)]
+        stems = [f"{subject.path.resolve().name}-{stem}" for (subject, _), stem in zip(pairs, stems, strict=True)]
+    entries = [Entry(name, *pair) for name, pair in zip(names, pairs, strict=True)]
+    if options.reports is None:
+        return tuple(entries)
+    folder, reads = Path(options.reports), input_paths(options)
+    for read in reads:
+        refuse_same(folder, read, "`reports`")
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise ReportError(f"{folder}: {error.strerror}; choose a folder for the reports") from error
+    files = [
+        folder / (f"{stem}.json" if stems.count(stem) == 1 else f"{stem}-{number}.json")
+        for number, stem in enumerate(stems, start=1)
+    ]
+    for file in files:
+        reserve(file, "report", reads, option="`reports`")
+    return tuple(replace(entry, report=file) for entry, file in zip(entries, files, strict=True))
+
+
+def read_baseline(options: BenchOptions, entries: Sequence[Entry]) -> str | None:
+    """Name of the baseline contender, of the first package. Raises UsageError if it matches none."""
+    if options.baseline is None:
+        return None
+    libraries = parse_libraries(options.provider_libraries or {}, all_names())
+    chain = parse_chain(options.baseline, libraries, argument="baseline")
+    first = [entry for entry in entries if entry.subject is entries[0].subject]
+    for entry in first:
+        if entry.target.chain == chain:
+            return entry.name
+    there = " ".join(entry.target.name for entry in first)
+    raise UsageError(f"`baseline={options.baseline}`: not among the measured chains: {there}")
+
+
+def read_subjects(options: BenchOptions) -> tuple[Subject, ...]:
+    """The packages, each with the prompt for its rows. Raises PackageError, UsageError and GenerationError."""
+    manifests = []
+    packages, choice = packages_of(options), Choice.of(options)
+    foreign = [is_foreign(path) for path in packages]
+    choices = [choice if theirs or not any(foreign) else NO_CHOICE for theirs in foreign]
+    for path, choice in zip(packages, choices, strict=True):
+        manifests.append(open_folder(path, choice))
+        check_files(path, manifests[-1], hashes=False)
+    sizes = {manifest.graph.vocab_size for manifest in manifests}
+    if len(sizes) > 1:
+        counts = ", ".join(f"{size:,}" for size in sorted(sizes))
+        raise UsageError(f"`against`: vocabularies of {counts} tokens; only packages of one model can be compared")
+    folders = [path.resolve().name for path in packages]
+    names = folders if len(set(folders)) == len(folders) else [str(path) for path in packages]
+    if len(set(names)) < len(names):
+        raise UsageError("`against`: a package is listed twice; list each once")
+    prompts = _read_prompt(options, manifests)
+    return tuple(
+        Subject(path, name, manifest, (prompts,) * manifest.graph.batch_size, choice)
+        for path, name, manifest, choice in zip(packages, names, manifests, choices, strict=True)
+    )
+
+
+def _read_prompt(options: BenchOptions, manifests: Sequence[Manifest]) -> tuple[int, ...]:
+    """The prompt as token ids, the same for every package. Raises UsageError and GenerationError."""
+    longest = min(manifest.graph.max_length for manifest in manifests)
+    if options.prompt is None:
+        length = options.prompt_tokens or min(PROMPT_TOKENS, max(longest - options.max_new_tokens, 1))
+        ids = tuple((7 + 31 * position) % manifests[0].graph.vocab_size for position in range(length))
+    else:
+        rows = prompt_rows(options.prompt)
+        if len(rows) != 1:
+            raise UsageError(f"`prompt` has {len(rows)} prompts; pass one, which is used for every row of the batch")
+        ids, *others = (_encode(*each, rows[0]) for each in zip(packages_of(options), manifests, strict=True))
+        if any(other != ids for other in others):
+            raise UsageError("`against`: the packages tokenize `prompt` differently; pass token ids")
+        check_prompt(ids, manifests[0].graph, "the prompt")
+    if len(ids) + options.max_new_tokens > longest:
+        raise GenerationError(
+            f"a prompt of {len(ids)} tokens and `max_new_tokens={options.max_new_tokens}` exceed the cache length of "
+            f"{longest} of this package; reduce one of them"
+        )
+    return ids
+
+
+def packages_of(options: BenchOptions) -> tuple[Path, ...]:
+    """Every package, the reference package first."""
+    return (Path(options.package), *map(Path, options.against))
+
+
+def _encode(package: Path, manifest: Manifest, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
+    """Token ids of the user's prompt, with one package's tokenizer."""
+    if not isinstance(prompt, str):
+        return prompt
+    from partita.runtime.generate.text.tokens import load_text
+
+    text = load_text(package, manifest.tokenizer, manifest.graph.max_length)
+    return tuple(text.encode(prompt)) if prompt else ()
