@@ -21,7 +21,8 @@ import onnxruntime as ort
 import torch
 from onnx import helper
 
-from partita.export.quantise.quantisers import Grid, quantiser
+from partita.export.quantise.quantisers import Grid
+from partita.export.quantise.rounding import QUANTISERS
 from partita.export.weights import pack
 
 Array = npt.NDArray[np.generic]
@@ -61,7 +62,7 @@ def _packed(weights: Array, bits: int, block: int) -> tuple[Array, Array, Array,
     """Integers, scales and zero points of a stack [E, N, K] as QMoE reads them, and what they stand for."""
     count, rows, width = weights.shape
     blocks = torch.from_numpy(weights).reshape(-1, width // block, block)
-    found = quantiser("nearest").quantise(blocks, Grid(bits, symmetric=False))
+    found = QUANTISERS["nearest"](blocks, Grid(bits, symmetric=False))
     restored = (found.integers.float() - found.zeros.float().unsqueeze(-1)) * found.scales.unsqueeze(-1)
     parts = (pack(found.integers.flatten(1), bits), found.scales, pack(found.zeros, bits))
     data, scales, zeros = (part.reshape(count, rows, -1).numpy() for part in parts)

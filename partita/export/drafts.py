@@ -26,13 +26,12 @@ from partita.export.options import DEFAULT_PREFILL_CHUNK, RECURRENT_PREFILL_CHUN
 from partita.export.passes import ORDER, run_all
 from partita.export.passes.base import TracedGraph
 from partita.export.passes.cleaning import name_nodes
-from partita.export.passes.narrow_weights import Narrow, keep_narrow, round_kept, rounded_weights, store_narrow
+from partita.export.passes.narrow_weights import WIDE, Narrow, keep_narrow, rounded_weights, store_narrow
 from partita.export.progress import Stage, stage
-from partita.export.quantise import Keep
-from partita.export.quantise.calibrate import calibration
-from partita.export.quantise.calibrate.reference import movable, round_weights
-from partita.export.quantise.experts import stack_tensors
+from partita.export.quantise import Keep, calibration
 from partita.export.quantise.plan import Plan
+from partita.export.quantise.products import selected_tensors
+from partita.export.quantise.reference import movable, round_weights
 from partita.export.quantise.rewrite import Outcome, quantise, summary, without_weights
 from partita.export.quantise.rewrite import notes as packing_notes
 from partita.export.target import GraphVariant, NodeSupport, Target
@@ -40,7 +39,6 @@ from partita.export.trace.attention import Lowering, lowering
 from partita.export.trace.fake_model import FakeModel
 from partita.export.trace.ports import TraceSpec
 from partita.export.trace.recurrence import used_by
-from partita.export.trace.state import text_config
 from partita.export.trace.tracing import FixedLengthError, layers, trace, without_unread
 from partita.export.verify import known_answer
 from partita.export.verify.texts import Text
@@ -167,8 +165,7 @@ class Draft:
         if key not in self.known_answers:
 
             def rounded(model: Any) -> None:
-                round_weights(model, placed.values(), self.sources)
-                round_kept(model, narrowed, self.sources)
+                round_weights(model, [*placed.values(), *narrowed.values()], self.sources)
 
             def prepared(model: Any) -> None:
                 rounded(model)
@@ -194,15 +191,13 @@ class Draft:
     def calibrate(self, graphs: Graphs, folder: Path, stage: Stage) -> tuple[Calibration, tuple[PackedKind, ...]]:
         """Calibrate the weights of `graphs` into `folder`. Returns the records of calibration and weights."""
         plan, text, fake = self.plan, self.text, self.fake
-        assert plan is not None and plan.rounded is not None and text is not None
+        assert plan is not None and text is not None
         placed = tuple(graphs.packing.placed.values())
         held = memory_map.resident_parameters(self.checkpoint.tensors, self.work.scratch)
-        calibration.check_memory(placed, held, fake.hidden_size, text)
+        calibration.check_calibration_memory(placed, held, fake.hidden_size, text)
         plan.rounded.begin(folder)
         model = known_answer.load(self.checkpoint, self.work.scratch)
-        if text_config(model)._attn_implementation == "eager":  # eager attention stores the attention weights
-            calibration.check_memory(placed, held, fake.hidden_size, text, fake.heads, loaded=held)
-        left = calibration.calibrate(model, self.checkpoint, text, placed, self.sources, plan.rounded, stage)
+        left = calibration.calibrate(model, self.checkpoint, text, placed, self.sources, stage)
         found = Calibration(
             quantiser=plan.quantiser,
             text=text.name,
@@ -333,7 +328,7 @@ def _rewrite(graphs: Graphs) -> None:
             graphs.branches |= add_branches(traced.model, draft.adapters.switched, item.spec.batch, fixed=fixed)
         name_nodes(traced.model)
         graphs.unpacked.append(traced)
-    graphs.packing.kept_for_selection = stack_tensors(item.model for item in graphs.traced_graphs)
+    graphs.packing.kept_for_selection = selected_tensors(item.model for item in graphs.traced_graphs)
     _store(graphs)
     if draft.plan is not None:
         for note in packing_notes(draft.plan, graphs.packing):
@@ -360,9 +355,9 @@ def _store(graphs: Graphs) -> None:
         if draft.half_weights is not None:
             _count(graphs, store_narrow(traced, draft.half_weights))
         name_nodes(traced.model)
-    if draft.half_weights is not None:
+    if draft.work.options.computing.dtype == WIDE:
         models = [item.model for item in graphs.traced_graphs]
-        graphs.packing.half_precision |= rounded_weights(draft.half_weights, models, fits)
+        graphs.packing.half_precision = rounded_weights(models, fits)
     if draft.prefill_plan is not None:
         _add_prefill(graphs, draft.prefill_plan, fits)
 

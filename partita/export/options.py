@@ -217,11 +217,11 @@ RULES: tuple[Rule, ...] = (
         )
     ),
     (
-        lambda o: _quantises(o) and o.rounding in quantisers.CALIBRATING and o.calibrate is None,
+        lambda o: _quantises(o) and o.rounding == quantisers.CALIBRATED and o.calibrate is None,
         "`quantiser={o.rounding}` needs a calibration text; add `calibrate`",
     ),
     (
-        lambda o: _quantises(o) and o.rounding not in quantisers.CALIBRATING and o.calibrate is not None,
+        lambda o: _quantises(o) and o.rounding != quantisers.CALIBRATED and o.calibrate is not None,
         f"`quantiser={{o.rounding}}` uses no text: omit `calibrate`, or choose `quantiser={quantisers.CALIBRATED}`",
     ),
     (

@@ -18,7 +18,7 @@ from partita.options.groups import (
 Attention: TypeAlias = Literal["auto", "gqa", "onnx24", "primitives", "growing"]
 """`auto`, or a file of `partita.export.trace.attention`."""
 Quantiser: TypeAlias = Literal["refit", "gptq", "nearest"]
-"""A file of `partita.export.quantise.quantisers`."""
+"""The names of `partita.export.quantise.rounding.QUANTISERS`."""
 
 
 @dataclass(frozen=True, kw_only=True)

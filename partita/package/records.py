@@ -136,7 +136,7 @@ class PackedWeights(Record):
     accuracy_level: int
     """Attribute of MatMulNBits: 4 allows 8-bit activations."""
     form: str = "matmul_nbits"
-    """A name of `export/quantise/forms/`."""
+    """A name of `export/quantise/plan.py`, FORMS."""
     operators: str = "MatMulNBits and GatherBlockQuantized"
     """The operators that read them, in words."""
     activations: str = "fp32"

@@ -23,10 +23,9 @@ from partita.export.exporters import Attempts, Exported, SwitchedAdapter, Work, 
 from partita.export.options import AUTO, max_length, most_positions
 from partita.export.passes.base import TracedGraph
 from partita.export.passes.fewer_rows import BATCH, freeing
-from partita.export.passes.narrow_weights import kept_narrow, narrow, narrow_floats
+from partita.export.passes.narrow_weights import half_precision_record, narrow, narrow_floats
 from partita.export.progress import stage
-from partita.export.quantise import Keep, paths
-from partita.export.quantise.calibrate import calibration
+from partita.export.quantise import Keep, calibration, paths
 from partita.export.quantise.mixed_precision import check_size, search
 from partita.export.quantise.plan import make_plan, prefill_plan
 from partita.export.quantise.rewrite import summary
@@ -295,7 +294,7 @@ def _exported_model(graphs: Graphs) -> Exported:
         switched=tuple(_switchable_adapter(graphs, each) for each in draft.adapters.switched),
         half_weights=None
         if draft.half_weights is None
-        else kept_narrow(draft.half_weights, models, graphs.packing.half_precision),
+        else half_precision_record(draft.half_weights, models, compared=bool(graphs.packing.half_precision)),
         caution=_caution(graphs),
         variant=graphs.variant,
     )

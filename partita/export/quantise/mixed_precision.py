@@ -23,8 +23,8 @@ from partita.export.drafts import Graphs, quantise_again
 from partita.export.exporters import add_note
 from partita.export.progress import Stage, stage
 from partita.export.quantise import Keep, paths
-from partita.export.quantise.calibrate.reference import Parameters, parameter_names, put_back, untie
 from partita.export.quantise.plan import Plan
+from partita.export.quantise.reference import Parameters, parameter_names, put_back, untie
 from partita.export.quantise.rewrite import PlacedWeight
 from partita.export.quantise.weight_source import QuantisedSource
 from partita.export.trace.fake_model import quiet, translate_errors

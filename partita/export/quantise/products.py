@@ -7,18 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
 
 from partita.errors import UnsupportedModelError, UsageError
 from partita.export.passes.base import only_consumer
-from partita.export.quantise import experts
-from partita.export.quantise.forms import Place
-from partita.export.quantise.plan import Plan, supports_stored_lookup
-from partita.export.quantise.stored_integers import NotAsStoredError, StoredPacking
-from partita.export.weights.origins import ReorderedOrigin
+from partita.export.quantise.forms import DOMAIN, PLAIN_EXPERTS, Place
+from partita.export.quantise.plan import Plan, Use
+from partita.export.quantise.quantisers import Packing
+from partita.export.quantise.stored_integers import NotAsStoredError
+from partita.export.weights.origins import FlattenedOrigin, Origin, ReorderedOrigin
 from partita.export.weights.sources import FloatSource, StoredPart, weight_part
 
 ROUTER_STEPS = 12
@@ -79,7 +78,34 @@ def _matrix(weight: StoredPart) -> FloatSource | None:
         return weight.source
     shape = weight.part.shape
     as_one = len(shape) == 3 and tuple(weight.shape.numpy()) == (shape[0] * shape[1], shape[2])
-    return experts.flatten_stack(weight.source) if as_one else None
+    return flatten_stack(weight.source) if as_one else None
+
+
+def expert_stacks(node: ir.Node) -> tuple[FloatSource, FloatSource] | None:
+    """The weights [E * F, H] and [E * H, I] of a MoE node; None for other nodes."""
+    if (node.domain, node.op_type) != (DOMAIN, PLAIN_EXPERTS) or any(value is not None for value in node.inputs[6:]):
+        return None
+    found = []
+    for part in (weight_part(node.inputs[index]) for index in (2, 4)):
+        if part is None or part.shape.rank() != 3 or part.is_reshaped or not isinstance(part.source, FloatSource):
+            return None
+        found.append(flatten_stack(part.source))
+    return found[0], found[1]
+
+
+def flatten_stack(plain: FloatSource) -> FloatSource:
+    """A stack [E, N, K] as [E * N, K]."""
+    return replace(plain, origin=FlattenedOrigin(plain.origin))
+
+
+def selected_tensors(models: Iterable[ir.Model]) -> frozenset[str]:
+    """Tensors of stacks from which a graph selects matrices with Gather: unquantised, to be stored once."""
+    found: set[str] = set()
+    for node in (node for model in models for node in model.graph):
+        weight = weight_part(node.inputs[0]) if node.op_type == "Gather" and node.inputs else None
+        if weight is not None and weight.shape.rank() > 2:
+            found |= weight.source.tensors
+    return frozenset(found)
 
 
 def routes(node: ir.Node) -> bool:
@@ -95,7 +121,6 @@ def routes(node: ir.Node) -> bool:
     return False
 
 
-ORDERED = "ordered"
 ALTERNATIVE = (
     "add `requantise=True` to quantise the weights a second time, or set `precision` to fp16 or bf16 to keep "
     "their values"
@@ -106,9 +131,9 @@ PACKED_ATTENTION = "packed_attention"
 
 
 def stored_packing(
-    plan: Plan, modules: Iterable[str], weights: Sequence[FloatSource], use: Literal["product", "lookup", "experts"]
-) -> StoredPacking | None:
-    """The packing of an operator's weights as stored; None where its form does not read these integers.
+    plan: Plan, modules: Iterable[str], weights: Sequence[FloatSource], use: Use
+) -> tuple[Packing, tuple[Origin, ...]] | None:
+    """The packing and origins of an operator's weights as stored; None where its form does not read these integers.
 
     Raises UnsupportedModelError where they cannot be packed, UsageError where a setting requests other bits.
     """
@@ -118,8 +143,8 @@ def stored_packing(
         return None
     whole_rows = use == "product" and form.one_scale
     try:
-        found = stored.take([plain.origin for plain in weights], whole_rows=whole_rows)
-        grid = found.packing.grid
+        packing, origins = stored.take([plain.origin for plain in weights], whole_rows=whole_rows)
+        grid = packing.grid
         if whole_rows and not (grid.symmetric and grid.bits in form.bits):
             raise NotAsStoredError(f"{form.summary} supports only 8 bits without zero points")
     except NotAsStoredError as error:
@@ -136,18 +161,17 @@ def stored_packing(
             f"`keep`: {first.name} is stored in {grid.bits} bits, and would be quantised a second time; add "
             "`requantise=True`, or omit it"
         )
-    if use == "product":
-        return found
-    in_order = not any(isinstance(origin, ReorderedOrigin) for origin in found.origins)
-    return found if in_order and (use == "experts" or supports_stored_lookup(form, found.packing)) else None
+    in_order = not any(isinstance(origin, ReorderedOrigin) for origin in origins)
+    takes = use == "product" or (in_order and (use == "experts" or plan.looks_up(packing)))
+    return (packing, origins) if takes else None
 
 
 def reordered(place: Place, hidden: ir.Value, order: tuple[int, ...]) -> ir.Value:
     """Activations [..., K] with column `order[i]` at i; shared by all products with that order."""
-    key = (ORDERED, (hidden, order))
+    key = hidden, order
     if key not in place.shared:
-        number = sum(1 for word, _ in place.shared if word == ORDERED)
-        index = place.constant(np.array(order, np.int64), f"columns.{number}")
+        numbers = {name for name in place.graph.initializers if name.startswith("columns.")}
+        index = place.constant(np.array(order, np.int64), f"columns.{len(numbers)}")
         made = place.node("Gather", [hidden, index], dtype=hidden.dtype, shape=hidden.shape, attributes={"axis": -1})
         place.shared[key] = (made,)
     return place.shared[key][0]

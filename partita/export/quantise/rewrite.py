@@ -12,7 +12,7 @@ rounding them sends tokens to other experts. A note lists the weights that no qu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as replace_fields
 
@@ -21,10 +21,11 @@ import onnx_ir as ir
 from partita.export.passes.base import Pass, TracedGraph, drop_unused_initializers, replace
 from partita.export.passes.cleaning import MODULE
 from partita.export.passes.manager import run as run_passes
-from partita.export.quantise import Keep, experts, paths
-from partita.export.quantise.forms import Place, Weight
-from partita.export.quantise.plan import Plan
+from partita.export.quantise import Keep, paths
+from partita.export.quantise.forms import EXPERTS, Place, Weight, write_experts
+from partita.export.quantise.plan import Plan, Use
 from partita.export.quantise.products import (
+    expert_stacks,
     reordered,
     routes,
     stored_packing,
@@ -32,11 +33,11 @@ from partita.export.quantise.products import (
     weight_of_product,
 )
 from partita.export.quantise.quantisers import Packing
-from partita.export.quantise.stored_integers import StoredPacking, is_stored
+from partita.export.quantise.stored_integers import is_stored
 from partita.export.quantise.weight_source import Layout, QuantisedSource
 from partita.export.weights import of_ir
 from partita.export.weights.origins import ReorderedOrigin
-from partita.export.weights.sources import FloatSource, initializers, weight_part
+from partita.export.weights.sources import FloatSource, WeightSource, initializers, weight_part
 from partita.observations.text_format import human_bytes, plural
 from partita.package.records import PackedKind, PackedWeights
 
@@ -67,10 +68,9 @@ class PlacedWeight:
 class Narrowed:
     """A weight that is stored in 16 bits and computed in float32."""
 
-    tensors: frozenset[str]
+    packed: FloatSource
     modules: tuple[str, ...]
-    """Modules of the weight: the nodes that read it, and those of its parameters."""
-    dtype: str
+    """Modules of the nodes that read it, as `modules_of`."""
 
 
 @dataclass(slots=True)
@@ -83,12 +83,10 @@ class Outcome:
     """Weights of modules that a setting keeps unquantised -> number of elements."""
     unquantised: dict[tuple[str, ir.DataType], dict[str, int]] = field(default_factory=dict)
     """(operator, dtype) -> other unquantised weights with their number of elements."""
-    lookup_bits: dict[str, int] = field(default_factory=dict)
-    """Embeddings whose setting requests bits that the form does not look up -> their bits."""
     half_precision: dict[object, Narrowed] = field(default_factory=dict)
     """Weight key -> weights rounded to 16 bits and stored in them."""
     modules: set[str] = field(default_factory=set)
-    """Modules of all weights that could be quantised."""
+    """Modules of all weights that could be quantised, or are stored in 16 bits by a setting."""
     kept_for_selection: frozenset[str] = frozenset()
     """Checkpoint tensors that stay because a graph selects matrices from them."""
 
@@ -118,8 +116,7 @@ def quantise(
 
 def without_weights(keep: Sequence[Keep], outcome: Outcome) -> list[Keep]:
     """Settings whose modules have no weight that could be quantised."""
-    narrowed = {module for each in outcome.half_precision.values() for module in each.modules}
-    return [each for each in keep if not any(each.fits(module) for module in outcome.modules | narrowed)]
+    return [each for each in keep if not any(each.fits(module) for module in outcome.modules)]
 
 
 @dataclass(slots=True)
@@ -135,7 +132,7 @@ class _Rewriter:
     """The plan that runs afterwards."""
     values: dict[object, tuple[ir.Value, ...]] = field(default_factory=dict)
     """Weight key -> its values in this graph."""
-    shared: dict[tuple[str, object], tuple[ir.Value, ...]] = field(default_factory=dict)
+    shared: dict[Hashable, tuple[ir.Value, ...]] = field(default_factory=dict)
     """Values shared by products of this graph."""
 
     def run(self) -> int:
@@ -147,13 +144,13 @@ class _Rewriter:
             count += self._experts(node)
             plain = weight_of_product(node)
             later = plain is not None and self.rest is not None and self._is_for(self.rest, node, plain)
-            if plain is not None and not routes(node) and not later:
-                found = self._packing(node, plain)
-                if found is not None:
-                    heads[_tensor(plain)] = found.packing
-                    layout = self.plan.form.product.layout
-                    self._product(node, self._quantised_weight(plain, found, layout))
-                    count += 1
+            if plain is None or later or routes(node):
+                continue
+            found = self._quantised(node, (plain,), "product", self.plan.form.product.layout)
+            if found is not None:
+                heads[_tensor(plain)] = found[0].packing
+                self._product(node, found[0])
+                count += 1
         for node in list(self.graph) if self.rest is None else ():
             count += self._replace_lookup(node, tokens, heads)
         self._settle_values()
@@ -175,64 +172,49 @@ class _Rewriter:
             near = [use.node for value in values for use in value.uses() if use.node.op_type in AFTER]
         return False
 
-    def _packing(self, node: ir.Node, plain: FloatSource, *, embedding: bool = False) -> StoredPacking | None:
-        """The packing of the weight of `node`; None where it stays. Raises UnsupportedModelError, UsageError."""
-        if not self._may_be_quantised(plain):
+    def _quantised(
+        self, node: ir.Node, weights: Sequence[FloatSource], use: Use, layout: Layout
+    ) -> list[QuantisedSource] | None:
+        """The quantised weights of `node`; None where they stay floats. Raises UnsupportedModelError, UsageError."""
+        plan, outcome = self.plan, self.outcome
+        if any(plain.tensors & outcome.kept_for_selection or not self.movable(plain) for plain in weights):
             return None
-        where = modules_of(node, plain)
-        self.outcome.modules.update(where)
-        if self.plan.kept_by_setting(where):
-            self.outcome.kept_by_setting[plain.name] = plain.elements
-        elif self._keeps_stored(where, plain):
-            return stored_packing(self.plan, where, (plain,), "lookup" if embedding else "product")
-        setting = self.plan.setting(where)
-        packing = self.plan.packing(where, plain.origin.shape[1], embedding=embedding)
-        if packing is not None and setting is not None and setting.bits not in (None, packing.grid.bits):
-            self.outcome.lookup_bits[plain.name] = packing.grid.bits
-        return None if packing is None else StoredPacking(packing, (plain.origin,))
-
-    def _keeps_stored(self, where: Sequence[str], *weights: FloatSource) -> bool:
-        """Whether the stored integers of some weights are to be kept."""
-        if self.plan.stored is None or self.plan.kept_by_setting(where):
-            return False
-        return any(is_stored(plain.origin) for plain in weights)
-
-    def _quantised_weight(
-        self, plain: FloatSource, chosen: StoredPacking, layout: Layout, place: int = 0
-    ) -> QuantisedSource:
-        """The weight with this packing."""
-        return QuantisedSource.of(
-            replace_fields(plain, origin=chosen.origins[place]), chosen.packing, layout, self.plan.rounded
-        )
-
-    def _may_be_quantised(self, plain: FloatSource) -> bool:
-        """Whether the weight can be verified and is stored once."""
-        return not plain.tensors & self.outcome.kept_for_selection and self.movable(plain)
+        where = modules_of(node, weights[0])
+        outcome.modules.update(where)
+        origins = tuple(plain.origin for plain in weights)
+        if plan.kept_by_setting(where):
+            outcome.kept_by_setting |= {plain.name: plain.elements for plain in weights}
+            return None
+        if plan.stored is not None and any(map(is_stored, origins)):
+            stored = stored_packing(plan, where, weights, use)
+            if stored is None:
+                return None
+            packing, origins = stored
+        else:
+            widths = [origin.shape[1] for origin in origins]
+            embedding = use == "lookup"
+            chosen = plan.packing(where, widths[0], embedding=embedding)
+            if use == "experts":
+                chosen = plan.experts(where, widths)
+            if chosen is None:
+                return None
+            packing = chosen
+        return [
+            QuantisedSource.of(replace_fields(plain, origin=origin), packing, layout, plan.rounded)
+            for plain, origin in zip(weights, origins, strict=True)
+        ]
 
     def _experts(self, node: ir.Node) -> bool:
         """Replace MoE by the form's operator on quantised experts; False where that is impossible."""
-        found = experts.stacks(node)
-        if found is None or not self.plan.form.experts or not all(map(self._may_be_quantised, found)):
+        stacks = expert_stacks(node)
+        if stacks is None or not self.plan.form.experts:
             return False
-        where = modules_of(node, found[0])
-        self.outcome.modules.update(where)
-        if self.plan.kept_by_setting(where):
-            self.outcome.kept_by_setting |= {plain.name: plain.elements for plain in found}
-        if self._keeps_stored(where, *found):
-            chosen = stored_packing(self.plan, where, found, "experts")
-        else:
-            packing = self.plan.experts(where, [plain.origin.shape[1] for plain in found])
-            chosen = None if packing is None else StoredPacking(packing, tuple(plain.origin for plain in found))
-        if chosen is None:
+        found = self._quantised(node, stacks, "experts", self.plan.form.product.layout)
+        if found is None:
             return False
-        up, down = (
-            self._weight(
-                self._quantised_weight(plain, chosen, self.plan.form.product.layout, place), node, of_experts=True
-            )
-            for place, plain in enumerate(found)
-        )
+        up, down = (self._weight(packed, node, of_experts=True) for packed in found)
         place = Place(self.graph, node, self.plan.kernels, self.shared)
-        self._replace(node, experts.write(place, node, up, down))
+        self._replace(node, write_experts(place, node, up, down))
         return True
 
     def _product(self, node: ir.Node, packed: QuantisedSource) -> None:
@@ -258,16 +240,18 @@ class _Rewriter:
         weight = weight_part(node.inputs[0])
         if weight is None or weight.shape.rank() != 2 or weight.is_reshaped:
             return False
-        if not isinstance(weight.source, FloatSource):
+        plain = weight.source
+        found = None
+        if isinstance(plain, FloatSource):
+            found = self._quantised(node, (plain,), "lookup", form.look_up.layout)
+        if found is None:
             return False
-        found = self._packing(node, weight.source, embedding=True)
+        (packed,) = found
         own_setting = self.plan.setting([node.metadata_props.get(MODULE, "")])
-        if found is not None and own_setting is None and form.look_up.layout == form.product.layout:
-            # tied: the bytes of the head
-            found = replace_fields(found, packing=heads.get(_tensor(weight.source), found.packing))
-        if found is None or not self.plan.kernels.gather or weight.source.origin.shape[1] % found.packing.block_size:
+        if own_setting is None and form.look_up.layout == form.product.layout:  # tied: the bytes of the head
+            packed = replace_fields(packed, packing=heads.get(_tensor(plain), packed.packing))
+        if not self.plan.kernels.gather or packed.width % packed.packing.block_size:
             return False
-        packed = self._quantised_weight(weight.source, found, form.look_up.layout)
         assert tokens is not None
         place = Place(self.graph, node, self.plan.kernels, self.shared)
         self._replace(node, form.look_up.write(place, tokens, self._weight(packed, node)))
@@ -328,11 +312,11 @@ class _Rewriter:
 
 def modules_of(node: ir.Node, plain: FloatSource) -> list[str]:
     """The modules of a node and of its weight, as `--keep` names them. Both stacks of an operator on experts count."""
-    owners = experts.stacks(node) or (plain,)
+    owners = expert_stacks(node) or (plain,)
     return [node.metadata_props.get(MODULE, ""), *(path for each in owners for path in paths(each.parameters))]
 
 
-def _tensor(plain: FloatSource) -> str:
+def _tensor(plain: WeightSource) -> str:
     """The checkpoint tensors of a weight, as one name."""
     return " ".join(sorted(plain.tensors))
 
@@ -346,7 +330,7 @@ def summary(plan: Plan, outcome: Outcome) -> PackedWeights:
         packing = replace_fields(packing, block_size=0) if whole else packing
         kinds.setdefault(packing, []).append(each.packed)
     has_experts = any(each.of_experts for each in outcome.placed.values())
-    by_experts = f", experts by {experts.OPERATOR}" if has_experts else ""
+    by_experts = f", experts by {EXPERTS}" if has_experts else ""
     return PackedWeights(
         kinds=tuple(_kind(packing, weights) for packing, weights in kinds.items()),
         accuracy_level=plan.kernels.accuracy_level,
@@ -385,22 +369,4 @@ def not_packed(outcome: Outcome) -> list[str]:
 def notes(plan: Plan, outcome: Outcome) -> list[str]:
     """Notes for the user, in sentences."""
     nothing = [] if outcome.placed else [f"no weight of this model can be quantised to int{plan.bits}"]
-    nothing += [
-        f"`keep`: {name} has {bits} bits anyway: {plan.form.summary} does not support other widths for lookups"
-        for name, bits in sorted(outcome.lookup_bits.items())
-    ]
-    return [*nothing, *_smaller_blocks(plan, outcome), *(f"not quantised: {phrase}" for phrase in not_packed(outcome))]
-
-
-def _smaller_blocks(plan: Plan, outcome: Outcome) -> list[str]:
-    """A sentence for each block size that is smaller than requested."""
-    widths: dict[int, list[int]] = {}
-    for each in outcome.placed.values():
-        size = each.packed.packing.block_size
-        if plan.block_size is not None and size < plan.block_size:
-            widths.setdefault(size, []).append(each.packed.width)
-    return [
-        f"`block_size={plan.block_size}` does not divide rows of "
-        f"{', '.join(map(str, sorted(set(found))))}: {plural(len(found), 'weight')} in blocks of {size}"
-        for size, found in sorted(widths.items(), reverse=True)
-    ]
+    return [*nothing, *(f"not quantised: {phrase}" for phrase in not_packed(outcome))]

@@ -43,15 +43,6 @@ class NotAsStoredError(Exception):
     """A weight cannot be packed as stored; the message has the reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredPacking:
-    """The packing of weights that keep their stored integers. One operator may read several."""
-
-    packing: Packing
-    origins: tuple[Origin, ...]
-    """Origins of the weights, with columns sorted by group where needed."""
-
-
 def is_stored(origin: Origin) -> bool:
     """Whether any value of a weight is quantised in the checkpoint."""
     return any(info.decoder is not None and not isinstance(info.decoder, StoredFloats) for info in origin.tensors())
@@ -83,8 +74,11 @@ class AsStored:
         widths = {weight.block for weight in self._weights()}
         return tuple(size for size in SIZES if any(width % size == 0 for width in widths))
 
-    def take(self, origins: Sequence[Origin], *, whole_rows: bool = False) -> StoredPacking:
-        """The packing of weights [N, K]. `whole_rows`: one scale per row. Raises NotAsStoredError."""
+    def take(self, origins: Sequence[Origin], *, whole_rows: bool = False) -> tuple[Packing, tuple[Origin, ...]]:
+        """The packing of weights [N, K] that one operator reads, and their origins with columns sorted by group.
+
+        `whole_rows`: one scale per row. Raises NotAsStoredError.
+        """
         stored = [_affine(origin) for origin in origins]
         with OpenFiles() as files:
             sorted_origins = tuple(self._in_order(origin, files) for origin in origins)
@@ -96,7 +90,7 @@ class AsStored:
             raise NotAsStoredError(
                 f"its stored blocks have an unsupported size; supported are {', '.join(map(str, self.sizes))}"
             )
-        return StoredPacking(Packing(Grid(bits, symmetric), sizes[0], QUANTISER), sorted_origins)
+        return Packing(Grid(bits, symmetric), sizes[0], QUANTISER), sorted_origins
 
     def _weights(self) -> Iterator[AffineWeight]:
         quantised = self.checkpoint.quantised

@@ -6,11 +6,12 @@ blocks of B weights.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +22,10 @@ from partita.errors import CheckpointError
 from partita.export.checkpoint.weight_files import OpenFiles
 from partita.export.publish import unnamed_file
 from partita.export.quantise import stored_integers
-from partita.export.quantise.calibrate import CalibratedWeights
-from partita.export.quantise.quantisers import Grid, Packing, Quantised, Round, quantiser, without_text
+from partita.export.quantise.quantisers import Grid, Packing, Quantised, Round, without_text
+from partita.export.quantise.rounding import QUANTISERS
 from partita.export.weights import of_ir, pack, to_torch, unpack
-from partita.export.weights.origins import blocks
+from partita.export.weights.origins import Origin, blocks
 from partita.export.weights.sources import SLICE_BYTES, FloatSource, Part, WeightSource, non_finite_message
 
 WORKING_ELEMENTS = 1 << 18
@@ -33,26 +34,12 @@ SCALES, ZEROS = "scales", "zero_points"
 """Labels of the parts other than integers."""
 Bytes = npt.NDArray[np.uint8]
 """The written bytes of one part, memory-mapped."""
-
-
-class Layout(ABC):
-    """A way to store a weight."""
-
-    @abstractmethod
-    def parts(self, packing: Packing, dtype: ir.DataType, rows: int, width: int) -> tuple[Part, ...]:
-        """Integers, scales of `dtype`, and zero points unless they are the middle of the range."""
-
-    @abstractmethod
-    def pieces(self, weight: QuantisedSource) -> Iterator[tuple[int, torch.Tensor]]:
-        """The parts in pieces, as `WeightSource.pieces`. Raises CheckpointError."""
-
-    @abstractmethod
-    def read(self, weight: QuantisedSource, written: Sequence[Bytes], start: int, stop: int) -> Quantised:
-        """Rows `start` to `stop` of a written weight: integers [R, M, B], scales and zero points [R, M]."""
+Whole = tuple[Origin, Grid, int]
+"""The origin of a weight, its grid and block size."""
 
 
 @dataclass(frozen=True, slots=True)
-class InRows(Layout):
+class InRows:
     """Row-major, for MatMulNBits and GatherBlockQuantized (ONNX Runtime, docs/ContribOperators.md).
 
     Integers [N, M, B * bits / 8], the first of two in the low four bits; scales [N, M]; zero points, packed like the
@@ -80,7 +67,7 @@ class InRows(Layout):
             yield 2, torch.cat(zeros)
 
     def read(self, weight: QuantisedSource, written: Sequence[Bytes], start: int, stop: int) -> Quantised:
-        """Rows of all parts."""
+        """Rows `start` to `stop` of a written weight: integers [R, M, B], scales and zero points [R, M]."""
         parts, grid, count = weight.parts, weight.packing.grid, weight.blocks_per_row
         data = torch.from_numpy(np.array(written[0].reshape(weight.rows, -1)[start:stop]))
         integers = unpack(data, grid.bits, count * weight.packing.block_size).reshape(stop - start, count, -1)
@@ -94,7 +81,7 @@ class InRows(Layout):
 
 
 @dataclass(frozen=True, slots=True)
-class InColumns(Layout):
+class InColumns:
     """Transposed, for MatMul: integers [K, N] and scales [M, N], in ONNX's types of 4 and 8 bits.
 
     With zero points [M, N] the integers are unsigned; without, they are signed with zero point 0. Blocks must divide a
@@ -115,7 +102,7 @@ class InColumns(Layout):
         return parts if grid.symmetric else (*parts, Part(shape, kind, ZEROS))
 
     def pieces(self, weight: QuantisedSource) -> Iterator[tuple[int, torch.Tensor]]:
-        """The parts as the layout writes them. Raises CheckpointError for NaN, infinity or a scale out of range."""
+        """Integers transposed in a temporary file, then scales and zero points."""
         grid, scales, zeros = weight.packing.grid, [], []
         with unnamed_file() as file:
             for _, rows in weight.rows_quantised():
@@ -134,7 +121,7 @@ class InColumns(Layout):
             yield 2, pack(torch.cat(zeros).T.reshape(1, -1), grid.bits)
 
     def read(self, weight: QuantisedSource, written: Sequence[Bytes], start: int, stop: int) -> Quantised:
-        """Columns of all parts."""
+        """Rows `start` to `stop` of a written weight, which are columns of the parts."""
         parts, grid, count = weight.parts, weight.packing.grid, weight.blocks_per_row
         data = self._columns(written[0], weight.width, weight, start, stop)
         integers = _signed(data, weight).reshape(stop - start, count, -1)
@@ -167,6 +154,10 @@ class InBlocks(InRows):
         return Part((*shape, packing.block_size), ir.DataType.UINT8), Part((*shape, 1), dtype, SCALES)
 
 
+Layout: TypeAlias = InRows | InColumns
+"""A way to store a weight: its parts, how they are written in pieces, and how rows are read back."""
+
+
 def _signed(integers: torch.Tensor, weight: QuantisedSource) -> torch.Tensor:
     """Convert unsigned integers to signed ones (zero point 0) where the grid is symmetric, and back."""
     grid = weight.packing.grid
@@ -178,13 +169,57 @@ def _scales(written: Bytes, part: Part) -> torch.Tensor:
     return torch.from_numpy(np.array(written)).view(to_torch(of_ir(part.dtype))).float().reshape(part.shape)
 
 
+class CalibratedWeights:
+    """Rows of weights that were quantised on a text, in files until they are packed; empty without calibration."""
+
+    def __init__(self) -> None:
+        self._folder: Path | None = None
+        self._arrays: dict[Whole, list[npt.NDArray[np.generic]]] = {}
+        """Integers, scales and zero points of all rows, memory-mapped."""
+        self._missing: dict[Whole, int] = {}
+        """Number of rows that were not added yet."""
+
+    def begin(self, folder: Path) -> None:
+        """Use `folder` from now on, and forget earlier results."""
+        self._folder = folder
+        self._arrays.clear()
+        self._missing.clear()
+
+    def add(self, weight: QuantisedSource, rows: torch.Tensor, found: Quantised) -> None:
+        """Store `found` as the `rows` of a weight."""
+        assert self._folder is not None
+        key = weight.whole
+        if key not in self._arrays:
+            self._missing[key] = weight.rows
+            self._arrays[key] = []
+            for part in found:
+                file, shape = self._folder / f"{len(self._missing)}.{len(self._arrays[key])}.npy", part.shape[1:]
+                self._arrays[key].append(
+                    np.lib.format.open_memmap(file, "w+", part.numpy().dtype, (weight.rows, *shape))
+                )
+        for array, part in zip(self._arrays[key], found, strict=True):
+            array[rows.numpy()] = part.numpy()
+        self._missing[key] -= len(rows)
+
+    def has(self, weight: QuantisedSource) -> bool:
+        """Whether all rows of a weight are stored."""
+        return self._missing.get(weight.whole) == 0
+
+    def rows(self, weight: QuantisedSource) -> Iterator[tuple[int, Quantised]]:
+        """The index of the first row, and some rows from there; all rows of a weight in order."""
+        step = max(1, SLICE_BYTES // 4 // weight.width)
+        for start in range(0, weight.rows, step):
+            parts = (np.array(array[start : start + step]) for array in self._arrays[weight.whole])
+            yield start, Quantised(*map(torch.from_numpy, parts))
+
+
 @dataclass(frozen=True)
 class QuantisedSource(WeightSource):
     """A weight [N, K] in blocks along K."""
 
     packing: Packing = field(kw_only=True)
     layout: Layout = field(default=InRows(), kw_only=True)
-    rounded: CalibratedWeights | None = field(default=None, compare=False, kw_only=True)
+    rounded: CalibratedWeights = field(default_factory=CalibratedWeights, compare=False, kw_only=True)
     """The calibration results, read when the weight is written."""
 
     @classmethod
@@ -197,7 +232,7 @@ class QuantisedSource(WeightSource):
     ) -> QuantisedSource:
         """The quantised `plain`, a weight [N, K]."""
         own = plain.checkpoint, plain.origin, plain.dtype, plain.name, plain.parameters
-        return cls(*own, packing=packing, layout=layout, rounded=rounded)
+        return cls(*own, packing=packing, layout=layout, rounded=rounded or CalibratedWeights())
 
     @property
     def floats(self) -> FloatSource:
@@ -233,11 +268,7 @@ class QuantisedSource(WeightSource):
     def quantiser(self) -> str:
         """The quantiser that chooses its integers: a data-free quantiser without calibration results."""
         name = self.packing.quantiser
-        if name == stored_integers.QUANTISER or (
-            self.rounded is not None and self.rounded.has(self.origin, *self._form)
-        ):
-            return name
-        return without_text(name)
+        return name if self.rounded.has(self) else without_text(name)
 
     def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
         """The parts as the layout writes them. Raises CheckpointError for NaN, infinity or a scale out of range."""
@@ -248,8 +279,8 @@ class QuantisedSource(WeightSource):
         if self.packing.quantiser == stored_integers.QUANTISER:
             yield from stored_integers.rows(self.checkpoint, self.origin, self.packing)
             return
-        if self.rounded is not None and self.rounded.has(self.origin, *self._form):
-            yield from self.rounded.rows(self.origin, *self._form)
+        if self.rounded.has(self):
+            yield from self.rounded.rows(self)
             return
         with OpenFiles() as files, workers() as (_, pool):
             for region in blocks(self.origin.shape, SLICE_BYTES // 4):
@@ -268,8 +299,9 @@ class QuantisedSource(WeightSource):
             yield start, restored(found)[:, : self.width]
 
     @property
-    def _form(self) -> tuple[Grid, int]:
-        return self.packing.grid, self.packing.block_size
+    def whole(self) -> Whole:
+        """The key of its calibration results, which do not depend on the layout."""
+        return self.origin, self.packing.grid, self.packing.block_size
 
     def _quantised_if_finite(self, rows: torch.Tensor) -> Quantised | None:
         """Rows [R, K] of any dtype, quantised; None if a weight is NaN or infinite."""
@@ -281,7 +313,7 @@ class QuantisedSource(WeightSource):
         size, count = self.packing.block_size, self.blocks_per_row
         if rows.shape[1] < count * size:
             rows = torch.nn.functional.pad(rows, (0, count * size - rows.shape[1]))
-        return quantiser(self.packing.quantiser).quantise(rows.reshape(-1, count, size), self.packing.grid)
+        return QUANTISERS[self.packing.quantiser](rows.reshape(-1, count, size), self.packing.grid)
 
     def fitting(self, scales: torch.Tensor) -> torch.Tensor:
         """Scales in the dtype of the graph. Raises CheckpointError for one outside its range."""

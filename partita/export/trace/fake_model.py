@@ -50,11 +50,6 @@ class FakeModel:
         """Hidden size; 0 where the config has none."""
         return int(getattr(text_config(self.module), "hidden_size", 0) or 0)
 
-    @property
-    def heads(self) -> int:
-        """Number of attention heads; 0 where the config has none."""
-        return int(getattr(text_config(self.module), "num_attention_heads", 0) or 0)
-
     def stored_buffers(self) -> dict[str, torch.Tensor]:
         """Buffers that a checkpoint may store, with the model's own values."""
         parameters = dict(self.module.named_parameters(remove_duplicate=False))

@@ -26,7 +26,7 @@ import onnx_ir as ir
 
 from partita.errors import ResourceError
 from partita.export.exporters import Replay
-from partita.export.quantise.forms import form
+from partita.export.quantise.plan import FORMS
 from partita.export.verify.known_answer import KnownAnswer, save
 from partita.export.verify.quality import OpenScorer, Scorer
 from partita.package.folder import KNOWN_ANSWER, WEIGHTS, Manifest, record_file
@@ -195,9 +195,9 @@ def _wider(value: Any) -> Any:
 def replay_exact(folder: Path, manifest: Manifest, run: Replay) -> Verification:
     """Replay the known answer on the exact copy with `run`, within the tolerance of its activation dtype."""
     assert manifest.packed is not None
-    written = [form(manifest.packed.form)]
+    written = [FORMS[manifest.packed.form]]
     if manifest.prefill is not None and manifest.prefill.packed is not None:
-        written.append(form(manifest.prefill.packed.form))
+        written.append(FORMS[manifest.prefill.packed.form])
     half = manifest.packed.activations == "fp16"
     detail = EXACT_DETAIL.format("float16" if half else "float32")
 

@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from partita.export.progress import Silent, stage
-from partita.export.quantise.calibrate.reference import written_rows
-from partita.export.quantise.forms import Form, Place, Weight, form
+from partita.export.quantise.forms import Form, Place, Weight
+from partita.export.quantise.plan import FORMS
 from partita.export.quantise.quantisers import Grid, Packing
+from partita.export.quantise.reference import written_rows
 from partita.export.quantise.rewrite import PlacedWeight
 from partita.export.quantise.weight_source import QuantisedSource
 from partita.export.target import Kernels
@@ -31,11 +32,7 @@ WIDTH, ROWS = 96, 64
 
 def found_by_quantiser(weight: QuantisedSource) -> np.ndarray:
     """The weight [N, K] that integers, scales and zero points stand for."""
-    rows = [
-        ((found.integers.float() - found.zeros.float().unsqueeze(-1)) * found.scales.unsqueeze(-1)).flatten(1)
-        for _, found in weight.rows_quantised()
-    ]
-    return torch.cat(rows)[:, : weight.width].numpy()
+    return torch.cat([rows for _, rows in weight.rows_restored()]).numpy()
 
 
 class Written:
@@ -50,7 +47,6 @@ class Written:
         look_up: bool = False,
         products: int = 1,
         batch: int = 1,
-        opset: int = 18,
         length: int | str = "S",
     ) -> None:
         self.folder, self.weight = folder, weight
@@ -58,7 +54,7 @@ class Written:
         shape = ir.Shape([batch, length] if look_up else [batch, length, weight.width])
         given = ir.Value(name="x", shape=shape, type=ir.TensorType(kind))
         self.values = initializers(weight, "w")
-        opsets = {"": max(written.opset, opset), "com.microsoft": 1}
+        opsets = {"": max(written.opset, 18), "com.microsoft": 1}
         graph = ir.Graph([given], [], nodes=[], initializers=list(self.values), opset_imports=opsets, name="one")
         place = Place(graph, None, Kernels())
         parts = Weight(self.values, weight.rows, weight.width, weight.packing)
@@ -108,7 +104,7 @@ CASES = [
 def test_quantised_products_match_quantiser_values(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, name: str, bits: int, symmetric: bool, size: int
 ) -> None:
-    written = form(name)
+    written = FORMS[name]
     packing = Packing(Grid(bits, symmetric), size, "refit")
     weight = QuantisedSource.of(plain(tiny_checkpoint("llama")), packing, written.product.layout)
     one = Written(tmp_path, written, weight)
@@ -123,13 +119,11 @@ def test_quantised_products_match_quantiser_values(
     assert (np.abs(one.run(x) - wanted) < 1e-5 * largest).all()
 
 
-@pytest.mark.parametrize("opset", [18, 21])
-def test_batch_activations_are_quantised_per_token(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, opset: int) -> None:
-    """One node from opset 21; earlier opsets flatten the tokens of all rows to one axis."""
-    written = form("matmul_integer")
+def test_batch_activations_are_quantised_per_token(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    written = FORMS["matmul_integer"]
     packing = Packing(Grid(8, symmetric=True), WIDTH, "nearest")
     weight = QuantisedSource.of(plain(tiny_checkpoint("llama")), packing, written.product.layout)
-    one = Written(tmp_path, written, weight, batch=2, opset=opset)
+    one = Written(tmp_path, written, weight, batch=2)
     x = np.random.default_rng(0).standard_normal((2, 5, WIDTH)).astype(np.float32)
     x[1, 2] *= 1000
     wanted = x @ found_by_quantiser(weight).T
@@ -152,10 +146,10 @@ def test_activation_quantisation_has_no_shape_nodes(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, batch: int, length: int | str, operators: dict[str, int]
 ) -> None:
     """Shape nodes produce int64, which some providers do not support."""
-    written = form("matmul_integer_to_float")
+    written = FORMS["matmul_integer_to_float"]
     packing = Packing(Grid(8, symmetric=True), WIDTH, "nearest")
     weight = QuantisedSource.of(plain(tiny_checkpoint("llama")), packing, written.product.layout)
-    one = Written(tmp_path, written, weight, batch=batch, length=length, opset=21)
+    one = Written(tmp_path, written, weight, batch=batch, length=length)
     x = np.random.default_rng(0).standard_normal((batch, 1, WIDTH)).astype(np.float32)
     x[-1] = 0
     wanted = x @ found_by_quantiser(weight).T
@@ -169,7 +163,7 @@ def test_activation_quantisation_has_no_shape_nodes(
 def test_quantised_embedding_lookups_match_quantiser_values(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, name: str
 ) -> None:
-    written = form(name)
+    written = FORMS[name]
     packing = Packing(Grid(8, written.look_up.symmetric), 32, "refit")
     weight = QuantisedSource.of(plain(tiny_checkpoint("llama")), packing, written.look_up.layout)
     one = Written(tmp_path, written, weight, look_up=True)
@@ -179,7 +173,7 @@ def test_quantised_embedding_lookups_match_quantiser_values(
 
 
 def test_odd_row_counts_pack_int4_across_byte_boundaries(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    written = form("dequantize_linear")
+    written = FORMS["dequantize_linear"]
     whole = plain(tiny_checkpoint("llama", vocab_size=301), "model.embed_tokens.weight")
     weight = QuantisedSource.of(whole, Packing(Grid(4, symmetric=False), 32, "nearest"), written.product.layout)
     assert weight.rows % 2
@@ -195,7 +189,7 @@ def test_cpu_provider_fuses_dequantize_linear_into_matmul_nbits(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
     """Otherwise every step would dequantise the whole weight."""
-    written = form("dequantize_linear")
+    written = FORMS["dequantize_linear"]
     packing = Packing(Grid(4, symmetric=False), 32, "nearest")
     one = Written(
         tmp_path, written, QuantisedSource.of(plain(tiny_checkpoint("llama")), packing, written.product.layout)

@@ -18,10 +18,9 @@ from partita.export.checkpoint.description import open_checkpoint
 from partita.export.checkpoint.naming import match_names
 from partita.export.progress import SilentStage
 from partita.export.quantise import Keep, mixed_precision
-from partita.export.quantise.calibrate.reference import parameter_names
-from partita.export.quantise.forms import form
 from partita.export.quantise.mixed_precision import FULL, Mixes, Unit, keep_of, ordered_steps, units
-from partita.export.quantise.plan import Plan
+from partita.export.quantise.plan import FORMS, Plan
+from partita.export.quantise.reference import parameter_names
 from partita.export.quantise.rewrite import PlacedWeight
 from partita.export.quantise.weight_source import QuantisedSource
 from partita.export.target import Kernels
@@ -37,7 +36,7 @@ from tests.export.quantise.test_precision import attributes, checked, export_to,
 
 ROOM = 20_000
 """Bytes for wider weights."""
-PLAN = Plan(4, 32, "refit", Kernels(), form("matmul_nbits"))
+PLAN = Plan(4, 32, "refit", Kernels(), FORMS["matmul_nbits"])
 NAMES = tuple(f"model.layers.{layer}.mlp.{name}_proj" for layer in (0, 1) for name in ("gate", "down"))
 
 

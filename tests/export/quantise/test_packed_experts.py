@@ -18,16 +18,13 @@ from partita.export.checkpoint.naming import match_names
 from partita.export.checkpoint.weight_files import OpenFiles
 from partita.export.progress import SilentStage
 from partita.export.quantise import Keep
-from partita.export.quantise.calibrate import CalibratedWeights
-from partita.export.quantise.calibrate.calibration import calibrate
-from partita.export.quantise.experts import flatten_stack
-from partita.export.quantise.forms import form
+from partita.export.quantise.calibration import calibrate
 from partita.export.quantise.mixed_precision import units
-from partita.export.quantise.plan import Plan, make_plan
-from partita.export.quantise.products import routes
+from partita.export.quantise.plan import FORMS, Plan, make_plan
+from partita.export.quantise.products import flatten_stack, routes
 from partita.export.quantise.quantisers import Grid, Packing
 from partita.export.quantise.rewrite import PlacedWeight
-from partita.export.quantise.weight_source import QuantisedSource, restored
+from partita.export.quantise.weight_source import CalibratedWeights, QuantisedSource
 from partita.export.target import Kernels
 from partita.export.trace.experts.standard import Experts
 from partita.export.verify.known_answer import load
@@ -38,7 +35,7 @@ from tests.export.quantise.test_plan import MODULES, Asked, options, target
 from tests.export.quantise.test_precision import attributes, checked, initializers, nodes, operators
 
 EXPERTS: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
-PLAN = Plan(4, None, "refit", Kernels(), form("matmul_nbits"))
+PLAN = Plan(4, None, "refit", Kernels(), FORMS["matmul_nbits"])
 
 
 @pytest.mark.parametrize(
@@ -120,27 +117,22 @@ def test_target_is_probed_for_qmoe_only_for_models_with_experts(leaves: frozense
 
 
 class Calibrated:
-    """The experts of the first layer of a tiny mixture, rounded on a text."""
+    """The experts of the first layer of a tiny mixture, calibrated on a text of random tokens."""
 
     def __init__(self, checkpoint: Path, folder: Path, tokens: int) -> None:
-        opened = open_checkpoint(str(checkpoint))
-        self.model, self.rounded, self.placed = load(opened), CalibratedWeights(), []
-        self.rounded.begin(folder)
-        for name in ("gate_up_proj", "down_proj"):
-            plain = stack(checkpoint, name=name)
-            packing = Packing(Grid(4, symmetric=False), 32, "gptq")
-            self.placed.append(
-                PlacedWeight(QuantisedSource.of(plain, packing, rounded=self.rounded), (EXPERTS_MODULE,), (), True)
-            )
+        opened, rounded, packing = open_checkpoint(str(checkpoint)), CalibratedWeights(), Packing(GRID, 32, "gptq")
+        self.model, self.stacks = load(opened), [stack(checkpoint, name=name) for name in STACKS]
+        rounded.begin(folder)
+        self.packed = [QuantisedSource.of(plain, packing, rounded=rounded) for plain in self.stacks]
+        placed = [PlacedWeight(each, (EXPERTS_MODULE,), (), True) for each in self.packed]
         ids = np.random.Generator(np.random.PCG64(0)).integers(0, 60, (tokens // 48, 48))
         self.before = self.given(ids)
         sources = match_names(self.model, opened.tensors)
-        text = Text("text.txt", "", ids)
-        self.left = calibrate(self.model, opened, text, self.placed, sources, self.rounded, SilentStage())
+        self.left = calibrate(self.model, opened, Text("text.txt", "", ids), placed, sources, SilentStage())
         self.experts = Experts.of(self.model.get_submodule(EXPERTS_MODULE))
 
     def given(self, ids: np.ndarray) -> list[torch.Tensor]:
-        """The tokens of each expert, as the original makes them."""
+        """The tokens of each expert in the source model."""
         seen: list[Any] = []
         module = self.model.get_submodule(EXPERTS_MODULE)
         hook = module.register_forward_pre_hook(lambda _, given: seen.append(given))
@@ -150,63 +142,49 @@ class Calibrated:
         ((hidden, index, *_),) = seen
         return [hidden[(index == number).any(-1)] for number in range(module.num_experts)]
 
-    def rows(self, place: int, number: int) -> torch.Tensor:
-        """The rounded matrix of an expert, as the package will have it."""
-        packed = self.placed[place].packed
-        found = torch.cat([restored(each) for _, each in packed.rows_quantised()])
-        return found.view(self.experts.count, -1, packed.width)[number]
+    def matrices(self, packed: QuantisedSource) -> torch.Tensor:
+        """The quantised matrices of a stack, [E, N, K], as the package has them."""
+        return torch.cat([rows for _, rows in packed.rows_restored()]).view(self.experts.count, -1, packed.width)
 
 
-EXPERTS_MODULE = "model.layers.0.mlp.experts"
+EXPERTS_MODULE, STACKS = "model.layers.0.mlp.experts", ("gate_up_proj", "down_proj")
+GRID = Grid(4, symmetric=False)
 
 
 def test_experts_are_calibrated_on_their_routed_tokens(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     """Output error is lower for both stacks; the source model receives the quantised weights."""
-    checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
-    one = Calibrated(checkpoint, tmp_path, 12 * 96)
+    one = Calibrated(tiny_checkpoint("mixtral", **EXPERTS), tmp_path, 12 * 96)
     assert one.left == []
-    errors = {"gptq": [0.0, 0.0], "refit": [0.0, 0.0]}
-    for place, name in enumerate(("gate_up_proj", "down_proj")):
-        plain = stack(checkpoint, name=name)
+    for place, plain in enumerate(one.stacks):
         with OpenFiles() as files:
             whole = plain.origin.read_all(files).float().view(one.experts.count, -1, plain.origin.shape[1])
-        fitted = QuantisedSource.of(plain, Packing(Grid(4, symmetric=False), 32, "refit"))
-        free = torch.cat([restored(each) for _, each in fitted.rows_quantised()]).view(whole.shape)
+        calibrated = one.matrices(one.packed[place])
+        free = one.matrices(QuantisedSource.of(plain, Packing(GRID, 32, "refit")))
+        assert torch.equal(calibrated, (one.experts.up, one.experts.down.transpose(1, 2))[place])
+        errors = [0.0, 0.0]
         for number, tokens in enumerate(one.before):
             assert len(tokens) >= 128
-            kept = (one.experts.up, one.experts.down.transpose(1, 2))[place][number]
-            assert torch.equal(kept, one.rows(place, number)), "the original has what the package will have"
             with torch.no_grad():
                 inner = one.experts.activate(torch.nn.functional.linear(tokens, one.experts.up[number]))
             given = (tokens, inner)[place]
-            for rounded, values in (("gptq", one.rows(place, number)), ("refit", free[number])):
-                errors[rounded][place] += float((given @ (values - whole[number]).T).square().sum())
-    assert all(text < 0.9 * none for text, none in zip(errors["gptq"], errors["refit"], strict=True)), errors
+            for index, values in enumerate((calibrated, free)):
+                errors[index] += float((given @ (values - whole)[number].T).square().sum())
+        assert errors[0] < 0.9 * errors[1]
 
 
 def test_experts_with_few_tokens_are_quantised_without_calibration(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
+    """As is a stack without its counterpart in the same layer."""
     checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
     one = Calibrated(checkpoint, tmp_path, 96)
     assert one.left == [f"4 of 4 experts of {EXPERTS_MODULE}, which receive few tokens"]
-    fitted = QuantisedSource.of(stack(checkpoint), Packing(Grid(4, symmetric=False), 32, "refit"))
-    free = torch.cat([restored(each) for _, each in fitted.rows_quantised()])
-    assert torch.equal(torch.cat([one.rows(0, number) for number in range(4)]), free)
-
-
-def test_calibration_reports_uncalibrated_experts(tiny_checkpoint: TinyCheckpoint) -> None:
-    """A stack without its counterpart in the same layer is not calibrated."""
-    checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
-    packing = Plan(4, None, "gptq", Kernels(), form("matmul_nbits")).experts(["experts"], (64, 96))
-    assert packing is not None
-    where = ("model.layers.0.mlp.experts",)
-    placed = [PlacedWeight(QuantisedSource.of(stack(checkpoint), packing), where, (), True)]
-    opened = open_checkpoint(str(checkpoint))
-    model = load(opened)
-    text = Text("text.txt", "", np.arange(64).reshape(1, 64))
-    sources = match_names(model, opened.tensors)
-    assert calibrate(model, opened, text, placed, sources, CalibratedWeights(), SilentStage()) == list(where)
+    free = QuantisedSource.of(one.stacks[0], Packing(GRID, 32, "refit"))
+    assert torch.equal(one.matrices(one.packed[0]), one.matrices(free))
+    opened, text = open_checkpoint(str(checkpoint)), Text("text.txt", "", np.arange(64).reshape(1, 64))
+    alone = [PlacedWeight(one.packed[0], (EXPERTS_MODULE,), (), True)]
+    sources = match_names(one.model, opened.tensors)
+    assert calibrate(one.model, opened, text, alone, sources, SilentStage()) == [EXPERTS_MODULE]
 
 
 @pytest.mark.parametrize(

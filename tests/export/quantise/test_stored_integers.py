@@ -96,11 +96,11 @@ def test_exported_integers_reproduce_stored_values(quantised: Quantised, name: s
     gate, up, down = (checkpoint.tensors[weight] for weight in weights)
     origins: list[Origin] = [down, JoinedOrigin.of((gate, up), 0)]
     for origin in origins:
-        taken = AsStored(checkpoint).take([origin])
-        part = checkpoint_weight(checkpoint, taken.origins[0], ir.DataType.FLOAT)
-        packed = QuantisedSource.of(part.source, taken.packing, layout)  # type: ignore[arg-type]
+        packing, (taken,) = AsStored(checkpoint).take([origin])
+        part = checkpoint_weight(checkpoint, taken, ir.DataType.FLOAT)
+        packed = QuantisedSource.of(part.source, packing, layout)  # type: ignore[arg-type]
         with OpenFiles() as files:
-            expected = taken.origins[0].read_all(files)
+            expected = taken.read_all(files)
             plain = origin.read_all(files)
         assert torch.equal(read_back(packed), expected)
         assert torch.equal(expected.sort(1).values, plain.sort(1).values)  # at most the columns are in another order
@@ -316,7 +316,7 @@ def test_weights_with_different_act_orders_cannot_be_joined(
     edit_tensors(folder, lambda t: t.update({"model.layers.0.mlp.up_proj.g_idx": another}))
     checkpoint = open_checkpoint(str(folder))
     gate, up = (checkpoint.tensors[f"model.layers.0.mlp.{each}_proj.weight"] for each in ("gate", "up"))
-    assert AsStored(checkpoint).take([gate]).packing.block_size == 32
+    assert AsStored(checkpoint).take([gate])[0].block_size == 32
     with pytest.raises(NotAsStoredError, match="in different orders"):
         AsStored(checkpoint).take([JoinedOrigin.of((gate, up), 0)])
 
@@ -333,9 +333,9 @@ def test_float_and_integer_weights_cannot_be_joined(quantised: Quantised) -> Non
 def test_per_row_scales_are_split_into_blocks(quantised: Quantised) -> None:
     checkpoint = open_checkpoint(str(quantised("compressed_w8a8", *INTEGERS["compressed_w8a8"])))
     origin = checkpoint.tensors["model.layers.0.mlp.up_proj.weight"]
-    assert AsStored(checkpoint).take([origin]).packing.block_size == 64
-    assert AsStored(checkpoint, sizes=(32, 16)).take([origin]).packing.block_size == 32
-    assert AsStored(checkpoint).take([origin], whole_rows=True).packing.block_size == origin.shape[1]
+    assert AsStored(checkpoint).take([origin])[0].block_size == 64
+    assert AsStored(checkpoint, sizes=(32, 16)).take([origin])[0].block_size == 32
+    assert AsStored(checkpoint).take([origin], whole_rows=True)[0].block_size == origin.shape[1]
     assert stored_integers.is_stored(origin)
 
 
@@ -410,9 +410,9 @@ def test_non_finite_stored_scale_raises_checkpoint_error(
     folder = own_copy(quantised("gptq", *INTEGERS["gptq"]))
     edit_tensors(folder, lambda t: t[f"{DOWN}.scales"][:1].fill_(float("nan")))
     checkpoint = open_checkpoint(str(folder))
-    taken = AsStored(checkpoint).take([checkpoint.tensors[f"{DOWN}.weight"]])
+    packing, (taken,) = AsStored(checkpoint).take([checkpoint.tensors[f"{DOWN}.weight"]])
     with pytest.raises(CheckpointError, match=r"down_proj\.weight: a stored scale is NaN or infinite"):
-        list(stored_integers.rows(checkpoint, taken.origins[0], taken.packing))
+        list(stored_integers.rows(checkpoint, taken, packing))
 
 
 @pytest.mark.heavy

@@ -16,7 +16,7 @@ import pytest
 from partita.errors import UsageError
 from partita.export.checkpoint.companions import probe_tokenizer
 from partita.export.checkpoint.description import Checkpoint, open_checkpoint
-from partita.export.quantise.calibrate import calibration
+from partita.export.quantise import calibration
 from partita.export.verify import quality, texts
 from partita.export.verify.texts import Text, Tokens, problem_of, tokens
 from tests.conftest import TinyCheckpoint

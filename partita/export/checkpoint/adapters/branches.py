@@ -30,8 +30,8 @@ from partita.export.checkpoint.adapters.merge import Site, base_note, sites
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.weight_files import OpenFiles, few
 from partita.export.passes.base import take_names
-from partita.export.quantise.calibrate.reference import only_rearranges
 from partita.export.quantise.products import weight_of_product
+from partita.export.quantise.reference import only_rearranges
 from partita.export.weights import of_ir
 from partita.export.weights.origins import IndexReader
 from partita.export.weights.sources import FloatSource

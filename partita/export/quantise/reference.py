@@ -16,9 +16,9 @@ import onnx_ir as ir
 import torch
 
 from partita.export.checkpoint.naming import Sources
-from partita.export.quantise.rewrite import PlacedWeight
+from partita.export.quantise.rewrite import Narrowed, PlacedWeight
 from partita.export.quantise.weight_source import restored
-from partita.export.weights import memory_map
+from partita.export.weights import memory_map, of_ir, to_torch
 from partita.export.weights.origins import (
     ComputedOrigin,
     IndexReader,
@@ -74,17 +74,29 @@ def only_rearranges(origin: Origin) -> bool:
     return whole is None or only_rearranges(whole)
 
 
-def round_weights(model: Any, placed: Iterable[PlacedWeight], sources: Sources) -> None:
+def round_weights(model: Any, placed: Iterable[PlacedWeight | Narrowed], sources: Sources) -> None:
     """Give `model`, a transformers model, the written weights, in place."""
     names, placed = parameter_names(model, sources), list(placed)
     with torch.no_grad():
         untie(model, placed, names)
         for each in placed:
-            put_back(model, each, names, written_rows(each))
+            if isinstance(each, PlacedWeight):
+                put_back(model, each, names, written_rows(each))
+            else:
+                stacked = [name for name, _ in names.stacked_of(each.packed.tensors)]
+                found = [name for tensor in each.packed.tensors for name in names.single.get(tensor, ())]
+                for name in _of_modules([*found, *stacked], each.modules):
+                    parameter = model.get_parameter(name)
+                    parameter.copy_(parameter.to(to_torch(of_ir(each.packed.dtype))))
             memory_map.let_go(model)
 
 
-def untie(model: Any, placed: Sequence[PlacedWeight], names: Parameters) -> None:
+def _of_modules(names: list[str], modules: Sequence[str]) -> list[str]:
+    """The parameters of these modules; all of them where none is."""
+    return [name for name in names if name.rpartition(".")[0] in modules] or names
+
+
+def untie(model: Any, placed: Sequence[PlacedWeight | Narrowed], names: Parameters) -> None:
     """Untie parameters of `model` whose uses are quantised differently, or not all quantised."""
     for tensor, shared in names.single.items():
         modules = {name.rpartition(".")[0] for name in shared}
@@ -137,9 +149,8 @@ def put_back(model: Any, placed: PlacedWeight, names: Parameters, rows_of: Rows)
         return
     targets: dict[str, list[torch.Tensor]] = {}
     for tensor in placed.packed.tensors:
-        found = names.single[tensor]
-        own = [name for name in found if name.rpartition(".")[0] in placed.modules]
-        targets[tensor] = [model.get_parameter(name).detach() for name in own or found]
+        own = _of_modules(names.single[tensor], placed.modules)
+        targets[tensor] = [model.get_parameter(name).detach() for name in own]
     for start, rows in rows_of:
         _put_rows_back(placed.packed.origin, start, rows, targets)
 

@@ -20,27 +20,23 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from partita.export.quantise.forms import Form, Place, Product, Weight, last
-from partita.export.quantise.forms.blocks import DOMAIN, LOOK_UP
+from partita.export.quantise.forms import DOMAIN, LOOK_UP, Form, Place, Product, Weight, last
 from partita.export.quantise.weight_source import InColumns
 
 STANDARD, FUSED = "MatMulInteger", "MatMulIntegerToFloat"
-QUANTIZE = "QuantizeLinear"
-ROUNDED = "rounded"
-ZERO_POINTS = "zero_points"
+QUANTIZE, QUANTIZE_SINCE = "QuantizeLinear", 21
+"""The operator, and the first operator set in which it has one scale per block, here a whole row."""
 LARGEST, MIDDLE = 127, 128
 """Maximum of quantised activations, and their zero point."""
-BLOCKS_SINCE = 21
-"""The first operator set of ONNX in which QuantizeLinear supports one scale per block, here a whole row."""
 TINY = 1e-30
 """The scale of a row of zeros."""
 
 
-def rounded(place: Place, hidden: ir.Value, width: int) -> tuple[ir.Value, ir.Value]:
+def _rounded(place: Place, hidden: ir.Value, width: int) -> tuple[ir.Value, ir.Value]:
     """Integers and scales of activations with rows of `width`."""
-    known = place.shared.get((ROUNDED, hidden))
-    if known is not None:
-        return known[0], known[1]
+    if hidden in place.shared:
+        integers, scale = place.shared[hidden]
+        return integers, scale
     assert hidden.dtype is not None
     kind, shape, one = hidden.dtype, hidden.shape, last(hidden, 1)
 
@@ -52,39 +48,14 @@ def rounded(place: Place, hidden: ir.Value, width: int) -> tuple[ir.Value, ir.Va
     largest = place.node("ReduceMax", [size, axes], dtype=kind, shape=one, attributes={"keepdims": 1})
     positive = place.node("Max", [largest, number(TINY, "tiny")], dtype=kind, shape=one)
     scale = place.node("Mul", [positive, number(1 / LARGEST, "step")], dtype=kind, shape=one)
-    place.shared[ROUNDED, hidden] = integers, scale = _integers(place, hidden, scale, width), scale
-    return integers, scale
-
-
-def _integers(place: Place, hidden: ir.Value, scale: ir.Value, width: int) -> ir.Value:
-    """Activations [..., K] as integers, given the scale of each token [..., 1]."""
-    axis, byte = _axis_of_tokens(hidden), ir.DataType.UINT8
+    axis, scales, attributes = _axis_of_tokens(hidden), scale, {"axis": -1, "block_size": width}
     if axis is not None:
-        scales = place.node("Reshape", [scale, _sizes(place, [-1])], dtype=hidden.dtype, shape=None)
-        inputs, attributes = [hidden, scales, _zero_points(place, hidden, scales)], {"axis": axis}
-    elif (place.graph.opset_imports.get("") or 0) >= BLOCKS_SINCE:
-        inputs, attributes = [hidden, scale, _zero_points(place, hidden, scale)], {"axis": -1, "block_size": width}
-    else:
-        return _flat_integers(place, hidden, scale, width)
-    return place.node(QUANTIZE, inputs, dtype=byte, shape=hidden.shape, attributes=attributes)
-
-
-def _flat_integers(place: Place, hidden: ir.Value, scale: ir.Value, width: int) -> ir.Value:
-    """`_integers` for tokens along several axes."""
-    kind, byte = hidden.dtype, ir.DataType.UINT8
-    scales, rows = (
-        place.node("Reshape", [value, _sizes(place, sizes)], dtype=kind, shape=None)
-        for value, sizes in ((scale, [-1]), (hidden, [-1, width]))
-    )
-    inputs = [rows, scales, _zero_points(place, hidden, scales)]
-    flat = place.node(QUANTIZE, inputs, dtype=byte, shape=None, attributes={"axis": 0})
-    sizes = place.node("Shape", [hidden], dtype=ir.DataType.INT64, shape=None)
-    return place.node("Reshape", [flat, sizes], dtype=byte, shape=hidden.shape)
-
-
-def _sizes(place: Place, sizes: list[int]) -> ir.Value:
-    """The target of a Reshape."""
-    return place.constant(np.array(sizes, np.int64), f"rounding.to_{'_'.join(map(str, sizes))}".replace("-", "minus_"))
+        flat = place.constant(np.array([-1], np.int64), "rounding.to_minus_1")
+        scales, attributes = place.node("Reshape", [scale, flat], dtype=kind, shape=None), {"axis": axis}
+    inputs = [hidden, scales, _zero_points(place, hidden, scales)]
+    integers = place.node(QUANTIZE, inputs, dtype=ir.DataType.UINT8, shape=shape, attributes=attributes)
+    place.shared[hidden] = integers, scale
+    return integers, scale
 
 
 def _axis_of_tokens(hidden: ir.Value) -> int | None:
@@ -100,63 +71,43 @@ def _zero_points(place: Place, hidden: ir.Value, scales: ir.Value) -> ir.Value:
     sizes = () if hidden.shape is None else tuple(str(size) for size in hidden.shape[:-1])
     if sizes and set(sizes) == {"1"}:
         return place.constant(np.array([MIDDLE], np.uint8), "rounding.zero_point_of_one")
-    known = place.shared.get((ZERO_POINTS, sizes))
-    if known is not None:
-        return known[0]
+    if sizes in place.shared:
+        return place.shared[sizes][0]
     assert scales.dtype is not None
     middle = place.constant(np.array(MIDDLE, scales.dtype.numpy()), "rounding.middle")
     same = place.node("Clip", [scales, middle, middle], dtype=scales.dtype, shape=scales.shape)
     byte = {"to": int(ir.DataType.UINT8)}
     made = place.node("Cast", [same], dtype=ir.DataType.UINT8, shape=scales.shape, attributes=byte)
     if sizes and "None" not in sizes:
-        place.shared[ZERO_POINTS, sizes] = (made,)
+        place.shared[sizes] = (made,)
     return made
 
 
-def zero_point(place: Place) -> ir.Value:
+def _zero_point(place: Place) -> ir.Value:
     """The zero point as a scalar."""
     return place.constant(np.array(MIDDLE, np.uint8), "rounding.zero_point")
-
-
-def before_rounding(integers: ir.Value | None) -> ir.Value:
-    """The activations from which `_integers` computed `integers`."""
-    operators = ("Reshape", QUANTIZE, "Reshape") if _made_by(integers).op_type == "Reshape" else (QUANTIZE,)
-    value = integers
-    for operator in operators:
-        node = _made_by(value)
-        assert node.op_type == operator, operator
-        value = node.inputs[0]
-    assert value is not None
-    return value
-
-
-def _made_by(value: ir.Value | None) -> ir.Node:
-    node = None if value is None else value.producer()
-    assert node is not None
-    return node
 
 
 def _standard_product(place: Place, hidden: ir.Value, bias: ir.Value | None, weight: Weight) -> ir.Value:
     data, scales = weight.values
     assert hidden.dtype is not None
-    integers, scale = rounded(place, hidden, weight.width)
+    integers, scale = _rounded(place, hidden, weight.width)
     shape, kind = last(hidden, weight.rows), hidden.dtype
-    whole = place.node(STANDARD, [integers, data, zero_point(place)], dtype=ir.DataType.INT32, shape=shape)
+    whole = place.node(STANDARD, [integers, data, _zero_point(place)], dtype=ir.DataType.INT32, shape=shape)
     made = place.node("Cast", [whole], dtype=kind, shape=shape, attributes={"to": int(kind)})
     made = place.node("Mul", [made, scale], dtype=kind, shape=shape)
-    made = place.node("Mul", [made, scales], dtype=kind, shape=shape)
-    return made if bias is None else place.node("Add", [made, bias], dtype=kind, shape=shape)
+    return place.plus(place.node("Mul", [made, scales], dtype=kind, shape=shape), bias)
 
 
 def _fused_product(place: Place, hidden: ir.Value, bias: ir.Value | None, weight: Weight) -> ir.Value:
     data, scales = weight.values
     assert hidden.dtype is not None
-    integers, scale = rounded(place, hidden, weight.width)
+    integers, scale = _rounded(place, hidden, weight.width)
     shape, kind = last(hidden, weight.rows), hidden.dtype
     one = place.constant(np.array(1, kind.numpy()), "rounding.one")
-    made = place.node(FUSED, [integers, data, one, scales, zero_point(place)], dtype=kind, shape=shape, domain=DOMAIN)
-    made = place.node("Mul", [made, scale], dtype=kind, shape=shape)
-    return made if bias is None else place.node("Add", [made, bias], dtype=kind, shape=shape)
+    inputs = [integers, data, one, scales, _zero_point(place)]
+    made = place.node(FUSED, inputs, dtype=kind, shape=shape, domain=DOMAIN)
+    return place.plus(place.node("Mul", [made, scale], dtype=kind, shape=shape), bias)
 
 
 def _exact(model: ir.Model) -> None:
@@ -165,8 +116,9 @@ def _exact(model: ir.Model) -> None:
         integers, data, *others = node.inputs
         result = node if node.op_type == FUSED else next(use.node for use in node.outputs[0].uses())
         (scaled,) = [use.node for use in result.outputs[0].uses()]
-        assert data is not None
-        steps = ir.node("Div", inputs=[before_rounding(integers), scaled.inputs[1]], name=f"{node.name}.steps")
+        quantise = None if integers is None else integers.producer()
+        assert data is not None and quantise is not None and quantise.op_type == QUANTIZE
+        steps = ir.node("Div", inputs=[quantise.inputs[0], scaled.inputs[1]], name=f"{node.name}.steps")
         wide = ir.node("Cast", inputs=[data], attributes={"to": int(ir.DataType.FLOAT)}, name=f"{node.name}.wide")
         written = [steps, wide]
         if node.op_type == FUSED:
@@ -187,7 +139,7 @@ FORMS = (
         "MatMulInteger over activations quantised per token, in standard operators",
         Product(f"{STANDARD} over quantised activations", InColumns(one_scale=True), _standard_product, _exact),
         LOOK_UP,
-        opset=18,
+        opset=QUANTIZE_SINCE,
         bits=(8,),
         one_scale=True,
     ),
@@ -196,7 +148,7 @@ FORMS = (
         "MatMulIntegerToFloat over activations quantised per token",
         Product(f"{FUSED} ({DOMAIN}) over quantised activations", InColumns(one_scale=True), _fused_product, _exact),
         LOOK_UP,
-        opset=18,
+        opset=QUANTIZE_SINCE,
         domains=(DOMAIN,),
         bits=(8,),
         one_scale=True,
