@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 TRACED = ("partita.export", "torch", "transformers")
-NOT_TRACED = ("partita.export.exporters", "partita.export.verify.known_answer", "partita.export.verify.quality")
+NOT_TRACED = ("partita.export.optimum", "partita.export.verify.known_answer", "partita.export.verify.quality")
 """Modules of the exporter that only run before or after a trace."""
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
+
 from partita.errors import UnsupportedModelError
 from partita.export.checkpoint.adapters.branches import (
     Adapters,
@@ -20,8 +22,7 @@ from partita.export.checkpoint.adapters.branches import (
     weights_text,
 )
 from partita.export.checkpoint.description import Checkpoint
-from partita.export.checkpoint.naming import Sources, match_names
-from partita.export.exporters import Work, add_note
+from partita.export.checkpoint.naming import Sources
 from partita.export.options import DEFAULT_PREFILL_CHUNK, RECURRENT_PREFILL_CHUNK, WINDOW
 from partita.export.passes import ORDER, run_all
 from partita.export.passes.base import TracedGraph
@@ -45,8 +46,9 @@ from partita.export.verify.texts import Text
 from partita.export.weights import external_data as weights
 from partita.export.weights import memory_map
 from partita.export.weights.sources import FloatSource
-from partita.package.folder import not_exported
-from partita.package.records import Calibration, PackedKind
+from partita.export.work import Work, add_note
+from partita.package.folder import Manifest, not_exported
+from partita.package.records import Calibration, PackedWeights
 
 
 def continuing(work: Work, traced: list[TracedGraph]) -> list[TracedGraph]:
@@ -114,6 +116,8 @@ class Draft:
     checkpoint: Checkpoint
     fake: FakeModel
     max_length: int
+    sources: Sources
+    """The origin of every parameter."""
     target: Target | None = None
     """The provider of the package; None where it is not probed."""
     plan: Plan | None = None
@@ -126,16 +130,6 @@ class Draft:
     """How weights are stored in 16 bits and computed in float32; None without them."""
     adapters: Adapters = field(default_factory=Adapters)
     variants: dict[GraphVariant, Graphs] = field(default_factory=dict)
-    known_answers: dict[tuple[int, frozenset[object], str], known_answer.KnownAnswer] = field(default_factory=dict)
-    """By prompt length, quantised weights, and adapter."""
-    _sources: Sources | None = None
-
-    @property
-    def sources(self) -> Sources:
-        """The origin of every parameter; cached."""
-        if self._sources is None:
-            self._sources = match_names(self.fake.module, self.checkpoint.tensors)
-        return self._sources
 
     def graphs(self, variant: GraphVariant) -> Graphs:
         """The graphs of a variant, cached. Raises UnsupportedModelError when the model does not fit it."""
@@ -147,66 +141,6 @@ class Draft:
     def supports(self) -> NodeSupport | None:
         """Probes the provider of the package with nodes; None where it is not probed."""
         return self.work.supports if self.target is None else self.target.supports
-
-    def known_answer(
-        self,
-        graphs: Graphs,
-        adapter: SwitchableAdapter | None = None,
-        first: Callable[[Any], object] | None = None,
-    ) -> known_answer.KnownAnswer:
-        """The outputs of the source model with the package's weights and `adapter`; cached. `first` gets the model."""
-        chunk = max(
-            (item.spec.sequence_length or 0 for item in graphs.traced_graphs if item.phase == "prefill"), default=0
-        )
-        tokens = max(known_answer.PROMPT_TOKENS, 2 * chunk + 1 if self.fake.probed.recurs else 0)
-        placed, prompts = graphs.packing.placed, graphs.prompts.placed
-        narrowed = graphs.packing.half_precision
-        key = tokens, frozenset((*placed, *prompts, *narrowed)), "" if adapter is None else adapter.name
-        if key not in self.known_answers:
-
-            def rounded(model: Any) -> None:
-                round_weights(model, [*placed.values(), *narrowed.values()], self.sources)
-
-            def prepared(model: Any) -> None:
-                rounded(model)
-                if adapter is not None:
-                    add_to(model, adapter)
-                if prompts:
-                    round_weights(model, prompts.values(), self.sources)
-
-            self.known_answers[key] = known_answer.compute(
-                self.checkpoint,
-                self.fake.vocab_size,
-                self.max_length,
-                tokens,
-                crossed=self.work.options.verify_length or known_answer.CROSSED_TOKENS,
-                first=first,
-                prepare=prepared if placed or narrowed or prompts or adapter is not None else None,
-                weights=weights_text(placed or narrowed, prompts, adapter),
-                afterwards=rounded if prompts else None,
-                scratch=self.work.scratch,
-            )
-        return self.known_answers[key]
-
-    def calibrate(self, graphs: Graphs, folder: Path, stage: Stage) -> tuple[Calibration, tuple[PackedKind, ...]]:
-        """Calibrate the weights of `graphs` into `folder`. Returns the records of calibration and weights."""
-        plan, text, fake = self.plan, self.text, self.fake
-        assert plan is not None and text is not None
-        placed = tuple(graphs.packing.placed.values())
-        held = memory_map.resident_parameters(self.checkpoint.tensors, self.work.scratch)
-        calibration.check_calibration_memory(placed, held, fake.hidden_size, text)
-        plan.rounded.begin(folder)
-        model = known_answer.load(self.checkpoint, self.work.scratch)
-        left = calibration.calibrate(model, self.checkpoint, text, placed, self.sources, stage)
-        found = Calibration(
-            quantiser=plan.quantiser,
-            text=text.name,
-            text_sha256=text.sha256,
-            tokens=text.tokens,
-            window_tokens=text.windows.shape[1],
-            not_calibrated=tuple(left),
-        )
-        return found, summary(plan, graphs.packing).kinds
 
     def _trace(self, variant: GraphVariant) -> Graphs:
         options, work, chosen = self.work.options, self.work, lowering(variant.attention)
@@ -285,6 +219,98 @@ class Draft:
         default = RECURRENT_PREFILL_CHUNK if self.fake.probed.recurs else DEFAULT_PREFILL_CHUNK
         chunk = min(options.prefill_chunk or default, self.max_length)
         return as_pair(graph(chunk), graph(1))
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """The graphs of a model in one variant, and the manifest of their package as far as it is known."""
+
+    work: Work
+    checkpoint: Checkpoint
+    label: str
+    """The option that selects this variant, e.g. `attention=gqa`."""
+    models: tuple[ir.Model, ...]
+    """One per file of the manifest. Weights may be lazy sources or tensors."""
+    manifest: Manifest
+    parameters: int
+    """Parameters of the source model."""
+    caution: str
+    """A known limitation of this kind of model with its remedy, as the end of a sentence."""
+    graphs: Graphs | None = None
+    """None: of another exporter."""
+
+    @property
+    def switched(self) -> tuple[SwitchableAdapter, ...]:
+        """The adapters that a run can switch on."""
+        return () if self.graphs is None else self.graphs.draft.adapters.switched
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether the weights are calibrated on a text before they are written."""
+        return self.graphs is not None and self.graphs.draft.text is not None
+
+    def known_answer(
+        self, adapter: SwitchableAdapter | None = None, first: Callable[[Any], object] | None = None
+    ) -> known_answer.KnownAnswer:
+        """The outputs of the source model with the package's weights and `adapter`; cached. `first` gets the model."""
+        graph, work, graphs = self.manifest.graph, self.work, self.graphs
+        chunk = max((file.sequence_length or 0 for file in graph.files if file.phase == "prefill"), default=0)
+        recurs = any(state.kind in ("conv", "recurrent") for state in graph.states)
+        tokens = max(known_answer.PROMPT_TOKENS, 2 * chunk + 1 if recurs else 0)
+        packing, prompts = (Outcome(), Outcome()) if graphs is None else (graphs.packing, graphs.prompts)
+        placed, narrowed, changed = packing.placed, packing.half_precision, prompts.placed
+        key = tokens, frozenset((*placed, *changed, *narrowed)), "" if adapter is None else adapter.name
+        if key in work.known_answers:
+            return work.known_answers[key]
+
+        def rounded(model: Any) -> None:
+            assert graphs is not None
+            round_weights(model, [*placed.values(), *narrowed.values()], graphs.draft.sources)
+
+        def prepared(model: Any) -> None:
+            assert graphs is not None
+            rounded(model)
+            if adapter is not None:
+                add_to(model, adapter)
+            round_weights(model, changed.values(), graphs.draft.sources)
+
+        answer = work.known_answers[key] = known_answer.compute(
+            self.checkpoint,
+            graph.vocab_size,
+            graph.max_length,
+            tokens,
+            crossed=work.options.verify_length or known_answer.CROSSED_TOKENS,
+            first=first,
+            prepare=prepared if key[1] or adapter is not None else None,
+            weights=weights_text(placed or narrowed, changed, adapter),
+            afterwards=rounded if changed else None,
+            scratch=work.scratch,
+        )
+        return answer
+
+    def calibrate(self, folder: Path, stage: Stage) -> PackedWeights:
+        """Calibrate the weights into `folder`, which must exist until they are written. Returns their record."""
+        assert self.graphs is not None
+        draft, packing = self.graphs.draft, self.graphs.packing
+        plan, text, scratch = draft.plan, draft.text, self.work.scratch
+        assert plan is not None and text is not None
+        placed = tuple(packing.placed.values())
+        held = memory_map.resident_parameters(self.checkpoint.tensors, scratch)
+        calibration.check_calibration_memory(placed, held, draft.fake.hidden_size, text)
+        plan.rounded.begin(folder)
+        model = known_answer.load(self.checkpoint, scratch)
+        left = calibration.calibrate(model, self.checkpoint, text, placed, draft.sources, stage)
+        record = Calibration(
+            quantiser=plan.quantiser,
+            text=text.name,
+            text_sha256=text.sha256,
+            tokens=text.tokens,
+            window_tokens=text.windows.shape[1],
+            not_calibrated=tuple(left),
+        )
+        assert self.manifest.packed is not None
+        found = {"calibration": record, "kinds": summary(plan, packing).kinds}
+        return self.manifest.packed.model_copy(update=found)
 
 
 def as_pair(prefill: TracedGraph, decode: TracedGraph) -> list[TracedGraph]:

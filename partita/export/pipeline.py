@@ -13,21 +13,11 @@ from pathlib import Path
 
 from partita.dtypes import EXACT
 from partita.errors import ParityError, ResourceError, UnsupportedModelError
+from partita.export import native, optimum
 from partita.export.checkpoint.companions import Reader, stop_tokens
 from partita.export.checkpoint.description import Checkpoint, has_weights, open_checkpoint, open_config
 from partita.export.checkpoint.gguf.conversion import gguf_file
-from partita.export.exporters import (
-    Attempts,
-    Exported,
-    Locate,
-    ReadFolder,
-    Replay,
-    Work,
-    WriteAdapter,
-    add_note,
-    native,
-    optimum,
-)
+from partita.export.drafts import Exported
 from partita.export.options import (
     AUTO,
     OPTIMUM,
@@ -42,25 +32,40 @@ from partita.export.options import (
 from partita.export.passes import cache_rounding
 from partita.export.progress import Progress, Silent, stage
 from partita.export.publish import ExportResult, reserve
-from partita.export.resolve import in_question, notes, resolve, with_activations
 from partita.export.target import NodeSupport, Smoke, Target
 from partita.export.trace.attention import GROWING
 from partita.export.trace.fake_model import build_fake_model
-from partita.export.verify.quality import OpenScorer
-from partita.export.verify.smoke_run import (
+from partita.export.verify.package_runs import (
     MismatchError,
     NotRunningError,
     RoundingParityError,
     TargetParityError,
     nothing_runs,
 )
+from partita.export.verify.quality import OpenScorer
 from partita.export.weights.external_data import translate_space
 from partita.export.weights.origins import TensorInfo
+from partita.export.work import (
+    Locate,
+    ReadFolder,
+    Replay,
+    Work,
+    WriteAdapter,
+    add_note,
+    in_question,
+    notes,
+    resolve,
+    with_activations,
+)
 from partita.export.writing import write
+from partita.package.folder import Manifest, write_manifest
+from partita.process import peak_rss_bytes
 
-EXPORTERS: dict[str, Callable[[Checkpoint, Work, Target | None], Attempts]] = {
-    "native": native.attempts,
-    OPTIMUM: optimum.attempts,
+Variants = native.Variants | optimum.OptimumGraph
+"""The variants of a model's graphs, in order of preference."""
+EXPORTERS: dict[str, Callable[[Checkpoint, Work, Target | None], Variants]] = {
+    "native": native.variants,
+    OPTIMUM: optimum.variants,
 }
 Offer = Callable[[optimum.Refusal, Checkpoint, ExportOptions], optimum.Refusal]
 """Adds to the error for a model another way to export it."""
@@ -138,12 +143,12 @@ def _run(work: Work, target: Target | None, quality_text: Path | None, offer: Of
     _resolve_options(work, checkpoint, target, quality_text)
     options = work.options
     try:
-        attempts = EXPORTERS[options.exporter](checkpoint, work, target)
-        first = attempts.best()
+        variants = EXPORTERS[options.exporter](checkpoint, work, target)
+        first = variants.best()
     except UnsupportedModelError as error:
         raise error if offer is None else offer(error, checkpoint, options) from error
     try:
-        return _first_that_runs(attempts, first, work)
+        return _first_that_runs(variants, first, work)
     except ParityError as error:
         if offer is None or isinstance(error, TargetParityError):  # the graph is correct on the CPU provider
             raise
@@ -181,31 +186,47 @@ def planned_graphs(work: Work, target: Target | None) -> tuple[Checkpoint, Expor
             tensors = {name: TensorInfo(name, Path(), tuple(value.shape), "bfloat16") for name, value in named}
             checkpoint = replace(checkpoint, tensors=tensors)
     _resolve_options(work, checkpoint, target, None)
-    exported = native.attempts(checkpoint, work, target).best()
+    exported = native.variants(checkpoint, work, target).best()
     assert exported is not None  # nothing was rejected
     return checkpoint, exported
 
 
-def _first_that_runs(attempts: Attempts, exported: Exported | None, work: Work) -> ExportResult:
+def _first_that_runs(variants: Variants, exported: Exported | None, work: Work) -> ExportResult:
     """Write the best variant that opens, runs and is verified. Raises the errors if there is none."""
     failed: list[NotRunningError | MismatchError] = []
     while exported is not None:
         try:
-            return write(exported, work, attempts)
+            manifest, result = write(exported, variants.target)
+            return _finish(variants, exported, manifest.model_copy(update={"target": variants.record(result)}))
         except (NotRunningError, MismatchError) as error:
             failed.append(error)
-            attempts.reject(exported, error.detail, ran=isinstance(error, MismatchError))
+            variants.reject(exported, error.detail, ran=isinstance(error, MismatchError))
             work.notes.append(f"{exported.label} was tried and rejected: {error.detail}")
             for path in work.folder.iterdir():
                 path.unlink()
-        exported = attempts.best()
+        exported = variants.best()
     wrong = next((error for error in failed if isinstance(error, MismatchError)), None)
     if isinstance(wrong, RoundingParityError):
         raise RoundingParityError(f"{wrong}{_hint(work.options)}", wrong.detail) from wrong
     if wrong is not None:
         raise wrong
     stopped = [error for error in failed if isinstance(error, NotRunningError)]
-    raise nothing_runs(str(work.options.checkpoint), stopped, attempts.rejections(), _hint(work.options))
+    raise nothing_runs(str(work.options.checkpoint), stopped, variants.rejections(), _hint(work.options))
+
+
+def _finish(variants: Variants, exported: Exported, manifest: Manifest) -> ExportResult:
+    """Write the manifest, the last file of a package."""
+    work = exported.work
+    write_manifest(work.folder, manifest)
+    return ExportResult(
+        work.options.folder,
+        manifest,
+        variants.reason(exported),
+        {} if exported.graphs is None else dict(exported.graphs.passes),
+        work.seconds,
+        peak_rss_bytes(),
+        tuple(dict.fromkeys(work.notes)),
+    )
 
 
 def _hint(options: ExportOptions) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal, Protocol, TypeAlias
@@ -56,8 +57,6 @@ def stage(
     of: str = "",
 ) -> Iterator[Stage]:
     """Run a stage, show it, and add its seconds to those of `title`. `of`: appended to the title that is shown."""
-    import time
-
     started = time.perf_counter()
     current = progress.start(f"{title} {of}" if of else title, total, unit)
     try:

@@ -9,32 +9,31 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import onnx_ir as ir
 
 import partita
 from partita.errors import GenerationError, ParityError, PartitaError, ResourceError, UnsupportedModelError
-from partita.export import resolve
+from partita.export.checkpoint.adapters.branches import parameters
 from partita.export.checkpoint.companions import GENERATION, chat_notes, probe_tokenizer, stop_notes, write_generation
 from partita.export.checkpoint.config_values import without_overridden_settings
 from partita.export.checkpoint.description import Checkpoint, source_files
 from partita.export.checkpoint.weight_files import refuse_pointer
-from partita.export.exporters import Attempts, Exported, Work, add_note
-from partita.export.options import ExportOptions
+from partita.export.drafts import Exported
 from partita.export.passes import cache_rounding
 from partita.export.progress import stage
-from partita.export.publish import ExportResult
-from partita.export.verify import changed_copy, known_answer, quality, self_check
+from partita.export.target import Target
+from partita.export.verify import known_answer, package_runs, quality, self_check
 from partita.export.verify.known_answer import KnownAnswer
+from partita.export.verify.package_runs import CPU, RoundingParityError, opened_and_run, run_all, run_on_cpu
 from partita.export.verify.quality import SourceLogits
-from partita.export.verify.smoke_run import CPU, RoundingParityError, opened_and_run, run_all, run_on_cpu
 from partita.export.verify.texts import Text
 from partita.export.weights import external_data as weights
 from partita.export.weights import memory_map
+from partita.export.work import Work, add_note, source_of
 from partita.observations.text_format import human_bytes
 from partita.options.fields import path_of
 from partita.package.contract import state_bytes
@@ -43,18 +42,15 @@ from partita.package.folder import (
     QUALITY,
     WEIGHTS,
     FileRecord,
+    Graph,
     Manifest,
     Source,
-    TokenizerKind,
-    adapter_file,
     answer_file,
     linked_sha256,
     record_file,
     sha256_of,
-    write_manifest,
 )
-from partita.package.records import Verification
-from partita.process import peak_rss_bytes
+from partita.package.records import PackedWeights, Verification
 
 Result = TypeVar("Result")
 TOOLS = ("partita", "torch", "transformers", "onnx", "onnx-ir", "onnxscript", "safetensors", "numpy", "tokenizers")
@@ -64,98 +60,153 @@ SAME_TEXT = (
 )
 
 
-def write(exported: Exported, work: Work, attempts: Attempts) -> ExportResult:
-    """Write the package into the work folder, run and verify it. Raises ParityError, NotRunningError."""
-    checkpoint, graph, options = exported.checkpoint, exported.graph, work.options
-    text = _quality_text(exported, work)
-    source_logits = _source_logits(text, exported, work)
-    rounded = _rounded_parameters(exported)  # one byte each, until they are written
-    if options.verify:
-        held = memory_map.resident_parameters(checkpoint.tensors, work.scratch, graph.weight_bytes)
-        cache = state_bytes(graph.states, options.computing.cpu_dtype)
-        # where the logits of the text do not fit on disk, package and source model are in memory together
-        packed_twice = 0 if source_logits is None or source_logits.fits else 2 * graph.weight_bytes
-        known_answer.check_memory(held, cache, packed_twice, needed=options.quantises)
-    parent, needed = options.folder.parent, graph.weight_bytes + rounded
-    if needed > (free := shutil.disk_usage(parent).free):
-        raise ResourceError(
-            f"{parent}: no space left: the package needs {human_bytes(needed)}, but {human_bytes(int(free))} are free"
-        )
-    with (
-        _calibrate_weights(exported, work) as exported,
-        stage(work.progress, "write weights", work.seconds, graph.weight_bytes) as current,
-    ):
-        data = weights.write_data(exported.models, work.folder, current)
-    with stage(work.progress, "write graph", work.seconds):
-        for file, model in zip(graph.files, exported.models, strict=True):
-            ir.save(model, work.folder / file.file)
-        for name in checkpoint.companions():
-            refuse_pointer(checkpoint.folder / name)
-            shutil.copyfile(checkpoint.folder / name, work.folder / name)
-        if (config := without_overridden_settings(checkpoint.folder)) is not None:
-            (work.folder / "config.json").write_text(config, encoding="utf-8")
-        if GENERATION not in checkpoint.companions():
-            write_generation(checkpoint.config, work.folder)
-        work.notes += stop_notes(work.reader, work.folder, graph.vocab_size)
-        source = _source(checkpoint, options, exported)
-        for each in exported.switched:
-            assert work.write_adapter is not None
-            work.write_adapter(work.folder / adapter_file(each.record.name), each.parameters())
-        tokenizer = probe_tokenizer(work.folder, checkpoint.companions(), work.notes)
-        if tokenizer.loads:
-            work.notes += chat_notes(work.reader, work.folder, tokenizer.kind)
-    found = None if exported.packed is None else exported.packed.calibration
-    if found is not None and text is not None and found.text_sha256 == text.sha256:
-        add_note(work, SAME_TEXT)
-    manifest = _manifest(exported, work, source, data, tokenizer.kind)
-    manifest = _verify(exported, work, manifest)
-    if options.cache_precision is not None and work.scorer is not None:
+def unfinished_manifest(
+    work: Work, checkpoint: Checkpoint, graph: Graph, parameters: int, *, unused: tuple[str, ...] = (), **records: Any
+) -> Manifest:
+    """The manifest before anything is written: without files, and unverified. `records`: of the weights."""
+    return Manifest(
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        source=Source(
+            checkpoint=checkpoint.source_name,
+            model_type=checkpoint.model_type,
+            architecture=checkpoint.architecture,
+            dtype=checkpoint.dtype,
+            parameters=parameters,
+            files=(),
+            unused=unused,
+            quantised=source_of(work.options, checkpoint),
+        ),
+        graph=graph,
+        files=(),
+        tokenizer="none",
+        toolchain=_toolchain(),
+        options=dict(work.recorded_options),
+        verification=Verification(status="unverified", detail="exported with `verify=False`"),
+        **records,
+    )
+
+
+def _toolchain() -> dict[str, str]:
+    versions = {"python": sys.version.split()[0]}
+    for name in TOOLS:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = partita.__version__ if name == "partita" else "not an installed package"
+    return versions
+
+
+def write(exported: Exported, target: Target | None) -> tuple[Manifest, Verification | None]:
+    """Write the package into the work folder, run and verify it. Raises ParityError, NotRunningError.
+
+    Returns the manifest without the record of the target, and the verification on the target.
+    """
+    work = exported.work
+    text = _quality_text(exported)
+    _check_space(exported, text)
+    manifest = _verify(exported, _write_files(exported, text))
+    if work.options.cache_precision is not None and work.scorer is not None:
         with stage(work.progress, "round cache", work.seconds) as current:
             chosen = "quality-text" in work.recorded_options
-            words = cache_rounding.read_text(options, checkpoint, manifest, chosen=chosen)
+            words = cache_rounding.read_text(work.options, exported.checkpoint, manifest, chosen=chosen)
             manifest = cache_rounding.apply(work.folder, manifest, words, work.scorer, current)
     measured = text is not None
-    manifest, (result, smoke) = _run(work, manifest, lambda m: run_all(work, m, attempts.target, measured=measured))
-    manifest = _with_quality(exported, work, manifest, text)
+    manifest, (result, smoke) = _run(work, manifest, lambda m: run_all(work, m, target, measured=measured))
+    manifest = _with_quality(exported, manifest, text)
     _refuse_ratio(work, manifest)
-    manifest = manifest.model_copy(update={"target": attempts.record(result), "smoke": smoke})
-    write_manifest(work.folder, manifest)
-    return ExportResult(
-        options.folder,
-        manifest,
-        attempts.reason(exported),
-        dict(exported.passes),
-        work.seconds,
-        peak_rss_bytes(),
-        tuple(dict.fromkeys(work.notes)),
+    return manifest.model_copy(update={"smoke": smoke}), result
+
+
+def _check_space(exported: Exported, text: Text | None) -> None:
+    """Raise ResourceError where memory or disk are too small for the package and its source model."""
+    work, graph = exported.work, exported.manifest.graph
+    source_logits = _source_logits(text, exported)
+    if work.options.verify:
+        held = memory_map.resident_parameters(exported.checkpoint.tensors, work.scratch, graph.weight_bytes)
+        cache = state_bytes(graph.states, work.options.computing.cpu_dtype)
+        # where the logits of the text do not fit on disk, package and source model are in memory together
+        packed_twice = 0 if source_logits is None or source_logits.fits else 2 * graph.weight_bytes
+        known_answer.check_memory(held, cache, packed_twice, needed=work.options.quantises)
+    needed = graph.weight_bytes + _rounded_parameters(exported)  # one byte each, until they are written
+    if needed > (free := shutil.disk_usage(work.scratch).free):
+        raise ResourceError(
+            f"{work.scratch}: no space left: the package needs {human_bytes(needed)}, but {human_bytes(int(free))} "
+            "are free"
+        )
+
+
+def _write_files(exported: Exported, text: Text | None) -> Manifest:
+    """Write weights, graphs, adapters and the files of the checkpoint. Returns the manifest with their records."""
+    work, checkpoint, graph = exported.work, exported.checkpoint, exported.manifest.graph
+    folder, manifest = work.folder, exported.manifest
+    with (
+        _calibrated_weights(exported) as packed,
+        stage(work.progress, "write weights", work.seconds, graph.weight_bytes) as current,
+    ):
+        data = weights.write_data(exported.models, folder, current)
+    with stage(work.progress, "write graph", work.seconds):
+        for file, model in zip(graph.files, exported.models, strict=True):
+            ir.save(model, folder / file.file)
+        for name in checkpoint.companions():
+            refuse_pointer(checkpoint.folder / name)
+            shutil.copyfile(checkpoint.folder / name, folder / name)
+        if (config := without_overridden_settings(checkpoint.folder)) is not None:
+            (folder / "config.json").write_text(config, encoding="utf-8")
+        if GENERATION not in checkpoint.companions():
+            write_generation(checkpoint.config, folder)
+        work.notes += stop_notes(work.reader, folder, graph.vocab_size)
+        sources = tuple(
+            FileRecord(name=name, size_bytes=size, sha256=linked_sha256(path) or sha256_of(path))
+            for name, size in source_files(checkpoint)
+            for path in [checkpoint.folder / name]
+        )
+        for each, record in zip(exported.switched, manifest.switchable, strict=True):
+            assert work.write_adapter is not None and exported.graphs is not None and record.file is not None
+            work.write_adapter(folder / record.file, parameters(each, exported.graphs.branches.values()))
+        tokenizer = probe_tokenizer(folder, checkpoint.companions(), work.notes)
+        if tokenizer.loads:
+            work.notes += chat_notes(work.reader, folder, tokenizer.kind)
+    found = None if packed is None else packed.calibration
+    if found is not None and text is not None and found.text_sha256 == text.sha256:
+        add_note(work, SAME_TEXT)
+    others = [record_file(folder, path.name) for path in sorted(folder.iterdir()) if path.name != WEIGHTS]
+    return manifest.model_copy(
+        update={
+            "source": manifest.source.model_copy(update={"files": sources}),
+            "graph": graph.model_copy(update={"weight_bytes": data.size_bytes}),
+            "files": (FileRecord(name=WEIGHTS, size_bytes=data.size_bytes, sha256=data.sha256), *others),
+            "tokenizer": tokenizer.kind,
+            "packed": packed,
+        }
     )
 
 
 def _rounded_parameters(exported: Exported) -> int:
     """Number of weights that are calibrated; 0 without calibration."""
-    if exported.calibrate is None or exported.packed is None:
-        return 0
-    return sum(kind.parameters for kind in exported.packed.kinds)
+    packed = exported.manifest.packed
+    return sum(kind.parameters for kind in packed.kinds) if packed is not None and exported.calibrates else 0
 
 
 @contextmanager
-def _calibrate_weights(exported: Exported, work: Work) -> Iterator[Exported]:
-    """The export with calibrated weights, where there is a calibration, while they are written."""
-    if exported.calibrate is None or exported.packed is None:
-        yield exported
+def _calibrated_weights(exported: Exported) -> Iterator[PackedWeights | None]:
+    """The record of the quantised weights, calibrated where that was requested, while they are written."""
+    work = exported.work
+    if not exported.calibrates:
+        yield exported.manifest.packed
         return
-    size = _rounded_parameters(exported)
-    with tempfile.TemporaryDirectory(dir=work.folder.parent, prefix=f"{work.folder.name}-rounded-") as name:
+    with tempfile.TemporaryDirectory(dir=work.scratch, prefix=f"{work.folder.name}-rounded-") as name:
+        size = _rounded_parameters(exported)
         with stage(work.progress, "calibrate", work.seconds, size, "weights") as current:
-            found, kinds = exported.calibrate(Path(name), current)
-        if found.not_calibrated:
-            add_note(work, f"not calibrated: {', '.join(found.not_calibrated)}")
-        yield replace(exported, packed=exported.packed.model_copy(update={"calibration": found, "kinds": kinds}))
+            packed = exported.calibrate(Path(name), current)
+        if packed.calibration is not None and packed.calibration.not_calibrated:
+            add_note(work, f"not calibrated: {', '.join(packed.calibration.not_calibrated)}")
+        yield packed
 
 
-def _quality_text(exported: Exported, work: Work) -> Text | None:
+def _quality_text(exported: Exported) -> Text | None:
     """The text for the quality measurement, read before anything is written; None without a measurement."""
-    path, graph = path_of(work.options.quality_text), exported.graph
+    work, graph = exported.work, exported.manifest.graph
+    path = path_of(work.options.quality_text)
     if work.scorer is None or not work.options.measures or path is None:
         return None
     return quality.read_text(
@@ -163,27 +214,29 @@ def _quality_text(exported: Exported, work: Work) -> Text | None:
         exported.checkpoint,
         graph.vocab_size,
         graph.max_length,
-        quality.measured_tokens(work.options, exported.original_parameters),
+        quality.measured_tokens(work.options, exported.parameters),
         partial(add_note, work),
         chosen="quality-text" in work.recorded_options,
     )
 
 
-def _source_logits(text: Text | None, exported: Exported, work: Work) -> SourceLogits | None:
+def _source_logits(text: Text | None, exported: Exported) -> SourceLogits | None:
     """The file for the source model's logits on the text, kept for later attempts; None without a text."""
+    work = exported.work
     if text is not None and work.source_logits is None:
-        work.source_logits = SourceLogits(text, exported.graph.vocab_size, work.scratch)
+        work.source_logits = SourceLogits(text, exported.manifest.graph.vocab_size, work.scratch)
         work.cleanup.callback(work.source_logits.close)
     return work.source_logits
 
 
-def _with_quality(exported: Exported, work: Work, manifest: Manifest, text: Text | None) -> Manifest:
+def _with_quality(exported: Exported, manifest: Manifest, text: Text | None) -> Manifest:
     """The manifest with the quality, where anything is rounded."""
-    scorer, source, variant = work.scorer, _source_logits(text, exported, work), None
+    work, source, variant = exported.work, _source_logits(text, exported), None
+    scorer = work.scorer
     if text is None or scorer is None or source is None:
         return manifest
     if work.options.computing.cpu_dtype is not None:
-        scorer, variant = changed_copy.scoring(scorer), changed_copy.WIDE_DETAIL
+        scorer, variant = package_runs.scoring(scorer), package_runs.WIDE_DETAIL
     tokens = source.tokens * (1 if source.is_complete else 2)
     with stage(work.progress, "quality", work.seconds, tokens, "tokens") as current:
         try:
@@ -217,48 +270,6 @@ def _refuse_ratio(work: Work, manifest: Manifest) -> None:
     )
 
 
-def _source(checkpoint: Checkpoint, options: ExportOptions, exported: Exported) -> Source:
-    files = tuple(
-        FileRecord(name=name, size_bytes=size, sha256=linked_sha256(path) or sha256_of(path))
-        for name, size in source_files(checkpoint)
-        for path in [checkpoint.folder / name]
-    )
-    return Source(
-        checkpoint=checkpoint.source_name,
-        model_type=checkpoint.model_type,
-        architecture=checkpoint.architecture,
-        dtype=checkpoint.dtype,
-        parameters=exported.parameters,
-        files=files,
-        unused=exported.unused,
-        quantised=resolve.source_of(options, checkpoint),
-    )
-
-
-def _manifest(
-    exported: Exported, work: Work, source: Source, data: weights.DataFile, tokenizer: TokenizerKind
-) -> Manifest:
-    files = [FileRecord(name=WEIGHTS, size_bytes=data.size_bytes, sha256=data.sha256)]
-    files += [record_file(work.folder, p.name) for p in sorted(work.folder.iterdir()) if p.name != WEIGHTS]
-    return Manifest(
-        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        source=source,
-        graph=exported.graph.model_copy(update={"weight_bytes": data.size_bytes}),
-        files=tuple(files),
-        tokenizer=tokenizer,
-        toolchain={**_toolchain(), **exported.tools},
-        options=dict(work.recorded_options),
-        verification=Verification(status="unverified", detail="exported with `verify=False`"),
-        packed=exported.packed,
-        prefill=exported.prefill,
-        half_precision=exported.half_weights,
-        adapters=(
-            *exported.adapters,
-            *(e.record.model_copy(update={"file": adapter_file(e.record.name)}) for e in exported.switched),
-        ),
-    )
-
-
 def _run(
     work: Work, manifest: Manifest, run: Callable[[Manifest], Result], agrees: Callable[[Result], bool] = lambda _: True
 ) -> tuple[Manifest, Result]:
@@ -279,83 +290,69 @@ def _run(
     return whole, result
 
 
-def _with_known_answers(exported: Exported, work: Work, manifest: Manifest) -> Manifest:
+def _with_known_answers(exported: Exported, answer: KnownAnswer, manifest: Manifest) -> Manifest:
     """The manifest with the saved known answer, and one per switchable adapter."""
-    names = [KNOWN_ANSWER]
+    folder, names = exported.work.folder, [KNOWN_ANSWER]
+    known_answer.save(answer, folder)
     for each in exported.switched:
-        names.append(answer_file(each.record.name))
-        known_answer.save(each.known_answer(), work.folder, names[-1])
+        names.append(answer_file(each.name))
+        known_answer.save(exported.known_answer(each), folder, names[-1])
     adapters = tuple(
         record if record.merged else record.model_copy(update={"known_answer": answer_file(record.name)})
         for record in manifest.adapters
     )
-    files = (*manifest.files, *(record_file(work.folder, name) for name in names))
+    files = (*manifest.files, *(record_file(folder, name) for name in names))
     return manifest.model_copy(update={"files": files, "adapters": adapters})
 
 
-def _toolchain() -> dict[str, str]:
-    versions = {"python": sys.version.split()[0]}
-    for name in TOOLS:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = partita.__version__ if name == "partita" else "not an installed package"
-    return versions
-
-
-def _verify(exported: Exported, work: Work, manifest: Manifest) -> Manifest:
+def _verify(exported: Exported, manifest: Manifest) -> Manifest:
     """Replay the known answer, and return the manifest with the result. Raises ParityError on a mismatch."""
+    work, computing = exported.work, exported.work.options.computing
+    replay, source = work.replay, work.source_logits
     if not work.options.verify:
         return manifest
-    computing, replay = work.options.computing, work.replay
     assert replay is not None
-    source = work.source_logits
     if source is not None and (source.is_complete or not source.fits):
         source = None
     tokens = None if source is None else source.tokens
     with stage(work.progress, "known answer", work.seconds, tokens, "tokens") as current:
-        answer = exported.known_answer(None if source is None else partial(source.fill, start=0, stage=current))
-        known_answer.save(answer, work.folder)
-        manifest = _with_known_answers(exported, work, manifest)
+        first = None if source is None else partial(source.fill, start=0, stage=current)
+        answer = exported.known_answer(first=first)
+        manifest = _with_known_answers(exported, answer, manifest)
 
     def replayed(manifest: Manifest) -> Verification:
         rounded = partial(self_check.of_rounded_weights, exported.checkpoint, answer, computing, work.scratch)
         if computing.cpu_dtype is not None:
-            return changed_copy.replay_wide(work.folder, manifest, replay, rounded)
+            return package_runs.replay_wide(work.folder, manifest, replay, rounded)
         if computing.bits is not None:
-            return changed_copy.replay_exact(work.folder, manifest, replay)
+            return package_runs.replay_exact(work.folder, manifest, replay)
         if self_check.computes_in_half_precision(computing):
-            return changed_copy.verify_with_copy(work.folder, manifest, replay, rounded)
+            return package_runs.verify_with_copy(work.folder, manifest, replay, rounded)
         return replay(work.folder, manifest)
 
     with stage(work.progress, "verify", work.seconds), opened_and_run(CPU, work.folder):
         manifest, result = _run(work, manifest, replayed, lambda result: result.status == "verified")
     if result.status != "verified":
         with stage(work.progress, "look for cause", work.seconds):
-            raise _other_results(exported, work, answer, result, partial(_locate, exported, work, manifest))
+            raise _mismatch(exported, manifest, answer, result)
     return manifest.model_copy(update={"verification": result})
 
 
-def _locate(exported: Exported, work: Work, manifest: Manifest) -> str:
-    """Where a wrong graph first differs from the source model, as the end of a sentence."""
-    if work.locate is None or work.options.computing.cpu_dtype is not None:
-        return ""  # the CPU provider does not run the package
-    return f"; {work.locate(work.folder, manifest, exported.checkpoint)}"
-
-
-def _other_results(
-    exported: Exported, work: Work, answer: KnownAnswer, result: Verification, locate: Callable[[], str]
-) -> PartitaError:
+def _mismatch(exported: Exported, manifest: Manifest, answer: KnownAnswer, result: Verification) -> PartitaError:
     """The error for a graph with wrong results, with its cause as far as experiments show it."""
-    where = work.options.checkpoint
-    own = self_check.disagreement(exported.checkpoint, answer, work.scratch)
+    work, checkpoint = exported.work, exported.checkpoint
+    where, computing = work.options.checkpoint, work.options.computing
+    own = self_check.disagreement(checkpoint, answer, work.scratch)
     if own is not None:
         return UnsupportedModelError(f"{where}: {own}; nothing was written")
     seen = max((step.max_rel_error for step in result.steps), default=0.0)
-    rounded = self_check.rounding(exported.checkpoint, answer, work.options.computing, seen, work.scratch)
+    rounded = self_check.rounding(checkpoint, answer, computing, seen, work.scratch)
     message = f"{where}: the exported graph does not match the source model: {result.detail}"
     if rounded is not None:
         return ParityError(f"{message}; {rounded}; nothing was written; choose another `precision`, e.g. fp32")
-    message = f"{message}{locate()}{exported.caution}"
-    is_rounded = self_check.computes_in_half_precision(work.options.computing)
-    return RoundingParityError(message, result.detail) if is_rounded else ParityError(message)
+    if work.locate is not None and computing.cpu_dtype is None:  # the CPU provider runs the package
+        message += f"; {work.locate(work.folder, manifest, checkpoint)}"
+    message += exported.caution
+    if self_check.computes_in_half_precision(computing):
+        return RoundingParityError(message, result.detail)
+    return ParityError(message)

@@ -54,7 +54,7 @@ def run_export(given: Options, progress: Progress | None = None, audience: Audie
     if given.format == "ort-package":
         return _export_variants(given, shown, audience)
     with stage(shown, "load libraries", {}):  # torch and transformers take seconds
-        from partita.export.exporters.optimum import with_optimum_remedy
+        from partita.export.optimum import with_optimum_remedy
         from partita.export.options import asked_options
         from partita.export.pipeline import export as write
         from partita.library.drifting import locate

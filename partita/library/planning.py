@@ -216,10 +216,10 @@ def _checkpoint(given: str, options: PlanOptions, gpu: Device | None, progress: 
     with stage(progress, "load libraries", {}):
         import onnx
 
-        from partita.export.exporters import Work
         from partita.export.options import most_positions
         from partita.export.pipeline import planned_graphs
         from partita.export.target import Kernels, Target, skeleton
+        from partita.export.work import Work
         from partita.library.place.target import find_target, supported_by_cpu
     if gpu is None:
         target = find_target("cpu", {}, default_allowed=True, libraries={})
@@ -238,12 +238,12 @@ def _checkpoint(given: str, options: PlanOptions, gpu: Device | None, progress: 
             raise type(error)(text, remedy=error.remedy) from error
         return Planned(
             kind="checkpoint" if checkpoint.files else "config",
-            contract=found.graph,
+            contract=found.manifest.graph,
             models=[onnx.load_from_string(skeleton(model)) for model in found.models],
             model_type=checkpoint.model_type,
-            parameters=found.parameters,
+            parameters=found.manifest.source.parameters,
             precision=work.options.precision,
-            attention=found.graph.attention,
+            attention=found.manifest.graph.attention,
             context_limit=most_positions(checkpoint),
             batch_limit=None,
             notes=tuple(work.notes),

@@ -18,9 +18,9 @@ import pytest
 import partita
 from partita import cli
 from partita.errors import InstallationError, ParityError, UnsupportedModelError, UsageError
+from partita.export import optimum
 from partita.export.checkpoint.description import open_checkpoint
-from partita.export.exporters import optimum
-from partita.export.exporters.optimum import with_optimum_remedy
+from partita.export.optimum import with_optimum_remedy
 from partita.export.optimum_child import config_for_4
 from partita.export.options import ExportOptions
 from partita.package.folder import check_files, read_manifest

@@ -16,7 +16,7 @@ import pytest
 from partita.errors import ParityError, ResourceError
 from partita.export.pipeline import ExportOptions, export
 from partita.export.verify import known_answer
-from partita.export.verify.changed_copy import changed_folder
+from partita.export.verify.package_runs import changed_folder
 from partita.package.folder import MANIFEST, Manifest, read_manifest
 from partita.package.records import Verification
 from tests.conftest import REPOSITORY, TinyCheckpoint

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from partita.export.exporters import optimum
+from partita.export import optimum
 from tests.conftest import TinyCheckpoint
 from tests.foreign.makers.with_optimum import TYPES
 

@@ -20,7 +20,6 @@ import torch
 from partita.dtypes import PRECISIONS, dtype_numbered
 from partita.errors import ResourceError
 from partita.export.drafts import Graphs, quantise_again
-from partita.export.exporters import add_note
 from partita.export.progress import Stage, stage
 from partita.export.quantise import Keep, paths
 from partita.export.quantise.plan import Plan
@@ -33,6 +32,7 @@ from partita.export.verify.quality import measured_tokens, perplexity
 from partita.export.verify.texts import Text, read_windows
 from partita.export.weights import memory_map
 from partita.export.weights.sources import WeightSource
+from partita.export.work import add_note
 from partita.observations.text_format import human_bytes
 from partita.package.records import MeasuredMix, Mix, UnitCost
 from partita.process import give_back

@@ -14,7 +14,7 @@ from transformers import AutoConfig
 from partita import cli
 from partita.errors import GenerationError, PackageError, PartitaError, ProviderError
 from partita.export.checkpoint.companions import Reader, chat_notes, write_generation
-from partita.export.verify.smoke_run import NotRunningError, opened_and_run
+from partita.export.verify.package_runs import NotRunningError, opened_and_run
 from partita.package.folder import TokenizerKind
 from partita.remedies import Remedy
 from partita.runtime.generate.text.tokens import stop_token_ids

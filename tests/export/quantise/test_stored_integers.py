@@ -21,10 +21,10 @@ from partita.export.options import ExportOptions, check_options
 from partita.export.quantise import stored_integers
 from partita.export.quantise.stored_integers import AsStored, NotAsStoredError
 from partita.export.quantise.weight_source import InColumns, InRows, Layout, QuantisedSource
-from partita.export.resolve import notes, with_stored
 from partita.export.verify.known_answer import load
 from partita.export.weights.origins import JoinedOrigin, Origin
 from partita.export.weights.sources import checkpoint_weight
+from partita.export.work import notes, with_stored
 from partita.package.folder import read_manifest
 from tests import quantised_checkpoints as formats
 from tests.checkpoints import edit_config, edit_tensors

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from partita.export.verify import changed_copy
+from partita.export.verify import package_runs
 from partita.library.exporting import replay
 from partita.package.folder import KNOWN_ANSWER, Manifest, read_manifest, record_file
 from partita.providers.resolve import parse_chain
@@ -26,7 +26,7 @@ def mixture(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> Path:
 @pytest.mark.heavy
 def test_moe_in_16_bits_is_verified_except_rerouted_positions(mixture: Path) -> None:
     found = read_manifest(mixture).verification
-    assert found.status == "verified" and found.converted_copy is None and found.proof == changed_copy.PROOF
+    assert found.status == "verified" and found.converted_copy is None and found.proof == package_runs.PROOF
     assert 0 < found.rerouted < 16 and f"except {found.rerouted} of 32 positions" in found.detail
     again = verify.replay(mixture, parse_chain("cpu"), threads=1)
     assert (again.status, again.rerouted) == ("verified", found.rerouted), "verify takes it as export did"
@@ -43,7 +43,7 @@ def test_moe_graph_wrong_at_few_positions_is_not_verified(mixture: Path, tmp_pat
     answer["prefill_logits"][3] = np.roll(answer["prefill_logits"][3], 7)
     save_file(answer, folder / KNOWN_ANSWER)
     manifest = unverified(folder)
-    assert changed_copy.verify_with_copy(folder, manifest, replay).status == "unverified"
+    assert package_runs.verify_with_copy(folder, manifest, replay).status == "unverified"
     believed = read_manifest(mixture).verification
     found = replay(folder, manifest.model_copy(update={"verification": believed}))
     assert found.status == "verified" and found.rerouted > believed.rerouted
@@ -65,7 +65,7 @@ def test_mismatch_of_dense_model_excludes_no_positions(
     def run(of: Path, its: Manifest):
         return replay(of, its) if of == folder else right
 
-    assert right.status == "verified" and changed_copy.verify_with_copy(folder, manifest, run).status == "unverified"
+    assert right.status == "verified" and package_runs.verify_with_copy(folder, manifest, run).status == "unverified"
 
 
 def unverified(folder: Path) -> Manifest:

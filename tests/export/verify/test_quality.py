@@ -26,12 +26,11 @@ from partita.demo import heldout_path
 from partita.errors import GenerationError, PackageError, UnsupportedModelError, UsageError
 from partita.export import writing
 from partita.export.checkpoint.description import open_checkpoint
-from partita.export.exporters import Work
 from partita.export.options import ExportOptions, check_options
 from partita.export.progress import Silent
-from partita.export.resolve import resolve
 from partita.export.verify import quality
 from partita.export.verify.quality import Logits, Scorer, kept_tokens, measured_tokens, read_text
+from partita.export.work import Work, resolve
 from partita.package.folder import QUALITY, Manifest, check_files, read_manifest, record_file, write_manifest
 from partita.package.records import Evaluation, Verification
 from partita.providers.resolve import parse_chain
@@ -259,11 +258,11 @@ def test_non_finite_logits_during_scoring_reject_package(
 
     checkpoint, manifest = open_checkpoint(str(tiny_checkpoint("llama", num_hidden_layers=1))), read_manifest(half)
     work = Work(ExportOptions(checkpoint.source_name, tmp_path, precision="fp16"), Silent(), tmp_path, scorer=opened)
-    made: Any = SimpleNamespace(checkpoint=checkpoint, graph=manifest.graph)
+    made: Any = SimpleNamespace(work=work, checkpoint=checkpoint, manifest=manifest)
     text = read_text(heldout_path(), checkpoint, manifest.graph.vocab_size, 64, 512)
     said = r"fp16 fails on heldout\.txt.*not finite; nothing was written; choose another `precision`, e\.g\. bf16"
     with work.cleanup, pytest.raises(UnsupportedModelError, match=said):
-        writing._with_quality(made, work, manifest, text)
+        writing._with_quality(made, manifest, text)
 
 
 def test_infinite_and_nan_logits_raise_generation_error() -> None:

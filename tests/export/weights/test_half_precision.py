@@ -14,8 +14,8 @@ from safetensors import safe_open
 from partita import cli
 from partita.dtypes import EXACT, PRECISIONS
 from partita.export.options import ExportOptions
-from partita.export.resolve import with_activations
 from partita.export.target import Target
+from partita.export.work import with_activations
 from partita.package.folder import read_manifest
 from tests.conftest import Exported, TinyCheckpoint
 from tests.quantised_checkpoints import gptq, save_quantised

@@ -7,19 +7,17 @@ wrong results; it is then rejected, and the next is probed.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 from partita.dtypes import EXACT
 from partita.errors import UnsupportedModelError, UsageError
 from partita.export.checkpoint.adapters import adapter_record, read_adapter
-from partita.export.checkpoint.adapters.branches import Adapters, SwitchableAdapter, match_switchable, parameters
+from partita.export.checkpoint.adapters.branches import Adapters, SwitchableAdapter, match_switchable
 from partita.export.checkpoint.adapters.merge import merge_adapter
 from partita.export.checkpoint.config_values import with_setting_name
 from partita.export.checkpoint.description import Checkpoint
-from partita.export.checkpoint.naming import untie
-from partita.export.drafts import Draft, Graphs, quantise_again
-from partita.export.exporters import Attempts, Exported, SwitchedAdapter, Work, add_note
+from partita.export.checkpoint.naming import match_names, untie
+from partita.export.drafts import Draft, Exported, Graphs, quantise_again
 from partita.export.options import AUTO, max_length, most_positions
 from partita.export.passes.base import TracedGraph
 from partita.export.passes.fewer_rows import BATCH, freeing
@@ -30,7 +28,6 @@ from partita.export.quantise.mixed_precision import check_size, search
 from partita.export.quantise.plan import make_plan, prefill_plan
 from partita.export.quantise.rewrite import summary
 from partita.export.quantise.stored_integers import AsStored
-from partita.export.resolve import check_merged, takes_stored
 from partita.export.target import (
     GraphVariant,
     ProbeResult,
@@ -49,18 +46,20 @@ from partita.export.trace.experts import has_stacked
 from partita.export.trace.fake_model import build_fake_model
 from partita.export.trace.ports import TOTAL
 from partita.export.trace.recurrence import used_by
-from partita.export.verify.smoke_run import CPU
+from partita.export.verify.package_runs import CPU
 from partita.export.weights import external_data as weights
+from partita.export.work import Work, add_note, check_merged, takes_stored
+from partita.export.writing import unfinished_manifest
 from partita.observations.text_format import listing
 from partita.package.contract import GraphFile, Port, state_bytes
-from partita.package.folder import Graph
+from partita.package.folder import AdapterRecord, Graph, adapter_file
 from partita.package.records import Mix, PrefillChoice, TargetRecord, Verification
 
 REPORT = "; nothing was written; please report this model"
 
 
-def attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Variants:
-    """Build the model on fake tensors. Raises UnsupportedModelError, UsageError for ignored options."""
+def variants(checkpoint: Checkpoint, work: Work, target: Target | None) -> Variants:
+    """Build the model on fake tensors. Raises UnsupportedModelError, and UsageError for options without effect."""
     options = work.options
     constant = target is not None and target.constant_defaults and not options.static_shapes
     if options.with_adapters and target is not None and constant:
@@ -106,32 +105,33 @@ def attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Varia
     takes = work.supports if target is None else target.supports
     as_stored = plan is not None and plan.stored is not None
     kept = narrow_floats(checkpoint, options.computing, takes) if as_stored else narrow(options.computing, takes)
-    draft = Draft(work, checkpoint, fake, length, target, plan, text, prompt_plan, kept, adapters)
-    return Variants(draft)
+    sources = match_names(fake.module, checkpoint.tensors)
+    return Variants(Draft(work, checkpoint, fake, length, sources, target, plan, text, prompt_plan, kept, adapters))
 
 
 @dataclass(slots=True)
-class Variants(Attempts):
+class Variants:
     """The variants of one draft in order of preference, and the results of probing its target."""
 
     draft: Draft
-    target: Target | None = field(init=False)
-    lowering: str = field(init=False)
-    """A lowering by name, which is used regardless of the results, or auto."""
     probe_results: dict[GraphVariant, ProbeResult] = field(default_factory=dict)
     misfits: dict[GraphVariant, UnsupportedModelError] = field(default_factory=dict)
     """Variants that the model does not fit."""
-    failures: dict[GraphVariant, str] = field(default_factory=dict)
-    """Variants that did not open or run -> the error."""
-    mismatches: dict[GraphVariant, str] = field(default_factory=dict)
-    """Variants with wrong results on the target -> detail of the replay."""
+    rejected: dict[GraphVariant, str] = field(default_factory=dict)
+    """Variants that did not open or run, or (without a failure in their result) computed wrong results -> detail."""
     keep: tuple[Keep, ...] = ()
     mix: Mix | None = None
     """The result of the search for the bits of weights within a budget, which runs once."""
 
-    def __post_init__(self) -> None:
-        self.target = self.draft.target
-        self.lowering = self.draft.work.options.attention
+    @property
+    def target(self) -> Target | None:
+        """The provider of the package; None where it is not probed."""
+        return self.draft.target
+
+    @property
+    def lowering(self) -> str:
+        """A lowering by name, which is used regardless of the results, or auto."""
+        return self.draft.work.options.attention
 
     def best(self) -> Exported | None:
         """The next variant; None when all were tried. Raises UnsupportedModelError when the model fits none."""
@@ -155,20 +155,18 @@ class Variants(Attempts):
 
     def _exported(self, graphs: Graphs) -> Exported:
         """The graphs of a variant, with the bits of weights chosen where there is a budget."""
-        options = self.draft.work.options
-        if not options.searches:
+        most = self.draft.work.options.max_weight_size
+        if not self.draft.work.options.searches:
             return _exported_model(graphs)
         if not graphs.packing.placed:  # no weight has a choice of bits
-            check_size(graphs, options.max_weight_size, "and none of them can be quantised")
+            check_size(graphs, most, "and none of them can be quantised")
             return _exported_model(graphs)
         if self.mix is None:
             self.keep, self.mix = search(graphs)
         mixed = quantise_again(graphs, self.keep)
         # another variant may be written in another form than the search used
-        check_size(mixed, options.max_weight_size, "in the form that the target supports")
-        made = _exported_model(mixed)
-        assert made.packed is not None
-        return replace(made, packed=made.packed.model_copy(update={"mix": self.mix}))
+        check_size(mixed, most, "in the form that the target supports")
+        return _exported_model(mixed, self.mix)
 
     @property
     def _candidates(self) -> list[GraphVariant]:
@@ -179,35 +177,36 @@ class Variants(Attempts):
     def ranked(self) -> list[GraphVariant]:
         """Probed variants that are not rejected, best first."""
         order = list(dict.fromkeys([*self._candidates, *self.probe_results]))
-        rejected = {*self.mismatches, *self.failures}
-        return [variant for variant in rank(self.probe_results, order) if variant not in rejected]
+        return [variant for variant in rank(self.probe_results, order) if variant not in self.rejected]
 
     def reject(self, exported: Exported, detail: str, *, ran: bool) -> None:
         """Reject a variant: wrong results, or (`ran` false) it did not open or run."""
-        variant = exported.variant
-        assert variant is not None
-        if ran and self.target is not None:
-            self.mismatches[variant] = detail
-            return
-        self.failures[variant] = detail
-        self.probe_results[variant] = replace(self.probe_results[variant], failure=detail)
+        assert exported.graphs is not None
+        variant = exported.graphs.variant
+        self.rejected[variant] = detail
+        if not ran or self.target is None:
+            self.probe_results[variant] = replace(self.probe_results[variant], failure=detail)
 
     def rejections(self) -> list[str]:
-        """The rejected variants with their reasons."""
-        return [f"{variant} {error}" for variant, error in self.failures.items()] + [
-            f"{variant}: {error}" for variant, error in self.misfits.items()
-        ]
+        """The variants that were rejected, or that the model does not fit, with their reasons."""
+        found = []
+        for variant, detail in self.rejected.items():
+            found.append(f"{variant} {'does not match: ' if self._mismatch(variant) else ''}{detail}")
+        return found + [f"{variant}: {error}" for variant, error in self.misfits.items()]
+
+    def _mismatch(self, variant: GraphVariant) -> str:
+        """The detail of a variant that ran on the target and computed wrong results; empty for others."""
+        return "" if self.probe_results[variant].failure else self.rejected.get(variant, "")
 
     def _probe(self, variant: GraphVariant) -> None:
-        """Probe the target with one variant, once."""
+        """Probe the target with a variant, unless that was done or the model does not fit it."""
         if variant in self.probe_results or variant in self.misfits:
             return
         work, target = self.draft.work, self.target
         try:
-            # The last graph is the decode graph, probed with one token.
             traced = self.draft.graphs(variant).traced_graphs[-1]
         except UnsupportedModelError as error:
-            if target is None and not self.failures:
+            if target is None and not self.rejected:
                 raise
             self.misfits[variant] = error
             return
@@ -222,23 +221,22 @@ class Variants(Attempts):
 
     def reason(self, exported: Exported) -> str:
         """The reason for the lowering of `exported`, in one sentence."""
-        variant, target = exported.variant, self.target
-        assert variant is not None
-        head = "requested" if self.lowering != AUTO else AUTO
-        failures = [f"{other} {error}" for other, error in self.failures.items()]
+        assert exported.graphs is not None
+        variant, target = exported.graphs.variant, self.target
+        head, rejections = "requested" if self.lowering != AUTO else AUTO, self.rejections()
         if target is None or target.ask is None:
+            if target is None and head != AUTO:
+                return head
             default = "the default" if target is None else f"the default for {target.provider}, {target.how}"
-            first_choice = f"the next choice after {default}" if failures else default
-            return head if target is None and head != AUTO else "; ".join([f"{head}: {first_choice}", *failures])
+            return "; ".join([f"{head}: {'the next choice after ' if rejections else ''}{default}", *rejections])
         others = [f"{other} {describe(self.probe_results[other])}" for other in self.ranked() if other != variant]
-        others += [f"{other} does not match: {detail}" for other, detail in self.mismatches.items()]
-        others += [*failures, *(f"{other}: {error}" for other, error in self.misfits.items())]
-        return "; ".join([f"{head}: {target.provider} {describe(self.probe_results[variant])}", *others])
+        found = f"{head}: {target.provider} {describe(self.probe_results[variant])}"
+        return "; ".join([found, *others, *rejections])
 
     def record(self, result: Verification | None) -> TargetRecord | None:
         """The manifest record of the target; None without one. `result`: of the known answer on it."""
         results = self.probe_results if self.target is not None and self.target.ask is not None else {}
-        probed = tuple(manifest_record(each, found, self.mismatches.get(each, "")) for each, found in results.items())
+        probed = tuple(manifest_record(each, found, self._mismatch(each)) for each, found in results.items())
         excluded = {str(variant): str(error) for variant, error in self.misfits.items()}
         return target_record(self.target, result, probed=probed, excluded=excluded)
 
@@ -253,60 +251,60 @@ def _one_token(traced: TracedGraph) -> dict[str, tuple[int, ...]]:
     return {**ports, **{state.past: state.shape for state in traced.states}}
 
 
-def _exported_model(graphs: Graphs) -> Exported:
-    """The exporter's result for traced graphs."""
-    draft, first, options = graphs.draft, graphs.traced_graphs[0], graphs.draft.work.options
-    fewer = _make_batch_symbolic(graphs)
-    models, prefill = tuple(item.model for item in graphs.traced_graphs), None
+def _exported_model(graphs: Graphs, mix: Mix | None = None) -> Exported:
+    """The exporter's result for traced graphs. `mix`: the record of the search for bits within a budget."""
+    draft, first, work = graphs.draft, graphs.traced_graphs[0], graphs.draft.work
+    options, fewer = work.options, _make_batch_symbolic(graphs)
+    models, packed, prefill = tuple(item.model for item in graphs.traced_graphs), None, None
+    if draft.plan is not None:
+        packed = summary(draft.plan, graphs.packing).model_copy(update={"mix": mix})
     if draft.prefill_plan is not None and (requested := options.prefill_precision) is not None:
-        packed = summary(draft.prefill_plan, graphs.prompts)
-        prefill = PrefillChoice(requested=requested, reason="requested", packed=packed)
+        own = summary(draft.prefill_plan, graphs.prompts)
+        prefill = PrefillChoice(requested=requested, reason="requested", packed=own)
+    graph = Graph(
+        files=_graph_files(graphs, BATCH if fewer else first.spec.batch),
+        states=first.states,
+        appends_chunks=first.spec.batch == 1 or graphs.chosen.appends_in_batches or not draft.fake.probed.layers,
+        batch_size=first.spec.batch,
+        max_length=draft.max_length,
+        vocab_size=draft.fake.vocab_size,
+        weight_bytes=weights.planned_bytes(models),
+        model_positions=most_positions(draft.checkpoint),
+        recompute_above=draft.fake.recompute_above,
+        symbolic_batch=fewer,
+        opsets=dict(models[0].opset_imports),
+        attention=graphs.chosen.name,
+        precision=options.precision,
+        without_passes=tuple(options.without_pass),
+        cache_bytes=state_bytes(first.states),
+    )
     return Exported(
-        label=f"`cache={GROWING}`" if graphs.chosen.grows else f"`attention={graphs.variant}`",
+        work=work,
         checkpoint=draft.checkpoint,
+        label=f"`cache={GROWING}`" if graphs.chosen.grows else f"`attention={graphs.variant}`",
         models=models,
-        graph=Graph(
-            files=_graph_files(graphs, BATCH if fewer else first.spec.batch),
-            states=first.states,
-            appends_chunks=first.spec.batch == 1 or graphs.chosen.appends_in_batches or not draft.fake.probed.layers,
-            batch_size=first.spec.batch,
-            max_length=draft.max_length,
-            vocab_size=draft.fake.vocab_size,
-            weight_bytes=weights.planned_bytes(models),
-            model_positions=most_positions(draft.checkpoint),
-            recompute_above=draft.fake.recompute_above,
-            symbolic_batch=fewer,
-            opsets=dict(models[0].opset_imports),
-            attention=graphs.chosen.name,
-            precision=options.precision,
-            without_passes=tuple(options.without_pass),
-            cache_bytes=state_bytes(first.states),
+        manifest=unfinished_manifest(
+            work,
+            draft.checkpoint,
+            graph,
+            weights.parameter_count(models),
+            unused=tuple(graphs.unused),
+            packed=packed,
+            prefill=prefill,
+            half_precision=draft.half_weights
+            and half_precision_record(draft.half_weights, models, compared=bool(graphs.packing.half_precision)),
+            adapters=(*draft.adapters.merged, *map(_switchable_record, draft.adapters.switched)),
         ),
-        parameters=weights.parameter_count(models),
-        original_parameters=draft.fake.parameters,
-        known_answer=lambda first: draft.known_answer(graphs, first=first),
-        unused=tuple(graphs.unused),
-        passes=graphs.passes,
-        packed=None if draft.plan is None else summary(draft.plan, graphs.packing),
-        calibrate=None if draft.text is None else partial(draft.calibrate, graphs),
-        prefill=prefill,
-        adapters=draft.adapters.merged,
-        switched=tuple(_switchable_adapter(graphs, each) for each in draft.adapters.switched),
-        half_weights=None
-        if draft.half_weights is None
-        else half_precision_record(draft.half_weights, models, compared=bool(graphs.packing.half_precision)),
+        parameters=draft.fake.parameters,
         caution=_caution(graphs),
-        variant=graphs.variant,
+        graphs=graphs,
     )
 
 
-def _switchable_adapter(graphs: Graphs, each: SwitchableAdapter) -> SwitchedAdapter:
-    """The exporter's result for a switchable adapter."""
-    return SwitchedAdapter(
-        record=adapter_record(each.adapter, each.name, merged=False),
-        parameters=lambda: parameters(each, graphs.branches.values()),
-        known_answer=lambda: graphs.draft.known_answer(graphs, each),
-    )
+def _switchable_record(each: SwitchableAdapter) -> AdapterRecord:
+    """The manifest record of a switchable adapter."""
+    files = {"file": adapter_file(each.name), "known_answer": None}
+    return adapter_record(each.adapter, each.name, merged=False).model_copy(update=files)
 
 
 def _make_batch_symbolic(graphs: Graphs) -> bool:

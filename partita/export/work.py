@@ -1,16 +1,17 @@
-"""Options whose default depends on the checkpoint and the target.
+"""The state of an export, and its options whose default depends on the checkpoint and the target.
 
-The default keeps the stored integers (int4 or int8), and is fp32 for a checkpoint without integers. Float precisions
-dequantise. Rounding a second time needs `requantise`.
+The default precision keeps the stored integers (int4 or int8), and is fp32 for a checkpoint without integers. Float
+precisions dequantise. Rounding a second time needs `requantise`.
 """
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from partita.dtypes import EXACT, PRECISIONS
 from partita.errors import UnsupportedModelError, UsageError
@@ -23,8 +24,75 @@ from partita.export.target import Target
 from partita.options.groups import PrecisionName
 from partita.package.folder import QuantisedSource
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from partita.export.checkpoint.companions import Reader
+    from partita.export.options import Asked
+    from partita.export.progress import Progress
+    from partita.export.target import NodeSupport, Smoke
+    from partita.export.verify.known_answer import KnownAnswer
+    from partita.export.verify.quality import OpenScorer, SourceLogits
+    from partita.package.folder import Graph, Manifest
+    from partita.package.records import Verification
+
+ReadFolder = Callable[[Path, int, int], "Graph"]
+"""Reads the graphs of another exporter: (folder, batch size, max length) -> graph record. Raises PackageError."""
+Replay = Callable[[Path, "Manifest"], "Verification"]
+"""Replays the known answer of an unpublished package on the CPU provider: folder, manifest -> result."""
+Locate = Callable[[Path, "Manifest", "Checkpoint"], str]
+"""Returns where the results of an unpublished package first differ from the source model's."""
+WriteAdapter = Callable[[Path, Mapping[str, "npt.NDArray[Any]"]], None]
+"""Writes an adapter file of ONNX Runtime: path, values of graph inputs by name."""
 WIDE, CPU = "float32", "cpu"
 X86 = frozenset({"x86_64", "amd64"})
+
+
+@dataclass(slots=True)
+class Work:
+    """The state of an export. The functions that run a package come from the caller: this folder may not import the
+    runtime."""
+
+    options: ExportOptions
+    progress: Progress
+    folder: Path
+    """The folder in which the package is made."""
+    recorded_options: Asked = field(default_factory=dict)
+    """The options to record in the manifest."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    supports: NodeSupport | None = None
+    """Probes the CPU provider with nodes of passes, where there is no target; None: no probes."""
+    read_folder: ReadFolder | None = None
+    replay: Replay | None = None
+    """None only where nothing is written."""
+    smoke: Smoke | None = None
+    """Runs a written package on the CPU provider; None: only the known answer runs."""
+    reader: Reader | None = None
+    """Reads the files that only generate reads; None: they are not checked."""
+    scorer: OpenScorer | None = None
+    """None: no quality is measured."""
+    write_adapter: WriteAdapter | None = None
+    """None: no switchable adapters are written."""
+    locate: Locate | None = None
+    """None: a mismatch is not located."""
+    source_logits: SourceLogits | None = None
+    """Logits of the source model for the quality text, for all attempts."""
+    known_answers: dict[object, KnownAnswer] = field(default_factory=dict)
+    """Known answers of all attempts: by prompt length, rounded weights and adapter."""
+    cleanup: ExitStack = field(default_factory=ExitStack)
+    """Ends with the export: resources needed until everything is written."""
+
+    @property
+    def scratch(self) -> Path:
+        """A folder on the package's disk for large temporary files."""
+        return self.folder.parent
+
+
+def add_note(work: Work, note: str) -> None:
+    """Add a note for the user, once."""
+    if note not in work.notes:
+        work.notes.append(note)
 
 
 def resolve(options: ExportOptions, checkpoint: Checkpoint, target: Target | None, text: Path | None) -> ExportOptions:

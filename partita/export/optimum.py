@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,13 @@ import onnx_ir as ir
 from partita.errors import InstallationError, PackageError, ParityError, PartitaError, UnsupportedModelError, UsageError
 from partita.export import optimum_child
 from partita.export.checkpoint.description import Checkpoint
-from partita.export.exporters import Attempts, Exported, Work
+from partita.export.drafts import Exported
 from partita.export.options import AUTO, OPTIMUM, ExportOptions, check_options, max_length, most_positions
 from partita.export.progress import stage
-from partita.export.target import Target
-from partita.export.verify import known_answer
+from partita.export.target import Target, target_record
+from partita.export.work import Work
+from partita.export.writing import unfinished_manifest
+from partita.package.records import TargetRecord, Verification
 from partita.remedies import Remedy
 
 VARIABLE = "PARTITA_OPTIMUM_PYTHON"
@@ -33,7 +35,37 @@ USE = Remedy("optimum's exporter supports the type; use it with", options=("--ex
 Refusal = UnsupportedModelError | ParityError
 
 
-def attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Attempts:
+@dataclass(slots=True)
+class OptimumGraph:
+    """The only variant of optimum's exporter."""
+
+    exported: Exported
+    target: Target | None
+    rejected: list[str] = field(default_factory=list)
+
+    def best(self) -> Exported | None:
+        """The graph; None when it was rejected."""
+        return None if self.rejected else self.exported
+
+    def reject(self, exported: Exported, detail: str, *, ran: bool) -> None:
+        """Reject the graph: it does not run, or it `ran` and computed wrong results."""
+        self.rejected.append(f"{OPTIMUM} {detail}")
+
+    def rejections(self) -> list[str]:
+        """The reason of the rejection, if any."""
+        return self.rejected
+
+    def reason(self, exported: Exported) -> str:
+        """The tools that wrote the graph, in one sentence."""
+        tools = [f"{name} {version}" for name, version in exported.manifest.toolchain.items() if OPTIMUM in name]
+        return f"exported by {', '.join(tools)}"
+
+    def record(self, result: Verification | None) -> TargetRecord | None:
+        """The manifest record of the target; None without one. `result`: of the known answer on it."""
+        return target_record(self.target, result, how=f"{OPTIMUM} writes one graph")
+
+
+def variants(checkpoint: Checkpoint, work: Work, target: Target | None) -> OptimumGraph:
     """Run optimum's exporter. Raises UsageError, UnsupportedModelError, InstallationError."""
     options, kind = work.options, checkpoint.model_type
     if checkpoint.file is not None or checkpoint.quantised is not None:
@@ -56,34 +88,29 @@ def attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Attem
     model = ir.load(folder / graph.files[0].file)
     tensors = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
     count = sum(tensor.size for tensor in tensors if tensor.dtype.is_floating_point())
-    crossed = options.verify_length or known_answer.CROSSED_TOKENS
+    facts = {
+        "max_length_limit": None,
+        "weight_bytes": sum(tensor.nbytes for tensor in tensors),
+        "model_positions": most_positions(checkpoint),
+        "attention": OPTIMUM,
+        "precision": options.precision,
+    }
+    manifest = unfinished_manifest(work, checkpoint, graph.model_copy(update=facts), count)
     exported = Exported(
-        label="`exporter=optimum`",
+        work=work,
         checkpoint=checkpoint,
+        label="`exporter=optimum`",
         models=(model,),
-        graph=graph.model_copy(
-            update={
-                "max_length_limit": None,
-                "weight_bytes": sum(tensor.nbytes for tensor in tensors),
-                "model_positions": most_positions(checkpoint),
-                "attention": OPTIMUM,
-                "precision": options.precision,
-            }
-        ),
+        manifest=manifest.model_copy(update={"toolchain": {**manifest.toolchain, **tools}}),
         parameters=count,
-        original_parameters=count,
-        known_answer=lambda first: known_answer.compute(
-            checkpoint, graph.vocab_size, graph.max_length, crossed=crossed, first=first, scratch=work.scratch
-        ),
-        tools=tools,
         caution="; optimum wrote the graph; `exporter=native` writes Partita's graph",
     )
-    return Attempts(exported, target)
+    return OptimumGraph(exported, target)
 
 
 def _call_child(**request: Any) -> dict[str, Any]:
     """The child's answer. Raises InstallationError, and UnsupportedModelError when optimum or its process fails."""
-    given, homes = os.environ.get(VARIABLE), (Path.cwd(), Path(__file__).parents[3])
+    given, homes = os.environ.get(VARIABLE), (Path.cwd(), Path(__file__).parents[2])
     made = [home / FOLDER / name for home in homes for name in ("bin/python", "Scripts/python.exe")]
     python = Path(given).absolute() if given else next(filter(Path.is_file, made), made[0])
     if not python.is_file():
