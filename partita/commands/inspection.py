@@ -1,4 +1,4 @@
-"""`partita inspect`, `plan`, `providers` and `doctor`: a model, or this machine, without running the model."""
+"""`partita inspect`, `plan`, `providers` and `doctor`: a model, or this machine, without running anything."""
 
 from __future__ import annotations
 
@@ -59,24 +59,23 @@ def describe(result: DoctorResult) -> list[str]:
     return [*lines, *(problems or ["no problems found"])]
 
 
-def inspect(options: InspectCommand) -> None:
-    """Inspect and show. Problems of the folder are findings, not errors. Raises UsageError, PackageError."""
-    showing = prepare(options, "" if options.against is None else DiffCommand.VIEWS)
-    showing.show(run_inspection(options))
-
-
 def plan(options: PlanCommand) -> None:
     """Plan and show. Then raises ReportCheckError if the model does not fit."""
     from partita.capacity.document import headline, largest
-    from partita.library.exporting import own_compile_cache
     from partita.library.planning import make_plan
 
     showing = prepare(options)
-    with own_compile_cache(), Bars() as bars:
+    with Bars() as bars:
         found = make_plan(options, bars, TERMINAL)
     showing.show(found)
     if not found.fits:
         raise ReportCheckError(f"{found.model}: {headline(found)}; largest that fit: {largest(found)}")
+
+
+def inspect(options: InspectCommand) -> None:
+    """Inspect and show. Problems of the folder are findings, not errors. Raises UsageError, PackageError."""
+    showing = prepare(options, "" if options.against is None else DiffCommand.VIEWS)
+    showing.show(run_inspection(options))
 
 
 def show_providers(options: ProvidersCommand) -> None:
