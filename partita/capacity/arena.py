@@ -30,6 +30,7 @@ class Block:
 class Chunk:
     """A part of a region, from its offset to that of the next."""
 
+    region: int
     offset: int
     size: int
     used: bool = False
@@ -48,69 +49,61 @@ class Arena:
         """Bytes that were ever in use."""
         return sum(self.touched)
 
-    def allocate(self, size: int) -> tuple[int, Chunk]:
+    def allocate(self, size: int) -> Chunk:
         """Place a tensor in the smallest free chunk that holds it, in a new region if there is none.
 
         A chunk is split only if at least half of it, or `MOST_UNUSED_BYTES`, stays free.
         """
         size = max(ROUNDING, -(-size // ROUNDING) * ROUNDING)
-        fitting = [
-            (chunk.size, number, chunk.offset, chunk)
-            for number, chunks in enumerate(self.regions)
-            for chunk in chunks
-            if not chunk.used and chunk.size >= size
-        ]
-        if fitting:
-            _, number, _, chunk = min(fitting, key=lambda entry: entry[:3])
-        else:
-            number, chunk = self._extend(size)
+        fitting = (chunk for chunks in self.regions for chunk in chunks if not chunk.used and chunk.size >= size)
+        chunk = min(fitting, key=lambda each: (each.size, each.region, each.offset), default=None) or self._extend(size)
         if chunk.size >= 2 * size or chunk.size - size >= MOST_UNUSED_BYTES:
-            chunks = self.regions[number]
-            chunks.insert(chunks.index(chunk) + 1, Chunk(chunk.offset + size, chunk.size - size))
+            chunks = self.regions[chunk.region]
+            chunks.insert(chunks.index(chunk) + 1, Chunk(chunk.region, chunk.offset + size, chunk.size - size))
             chunk.size = size
         chunk.used = True
-        self.touched[number] = max(self.touched[number], chunk.offset + size)
-        return number, chunk
+        self.touched[chunk.region] = max(self.touched[chunk.region], chunk.offset + size)
+        return chunk
 
-    def _extend(self, size: int) -> tuple[int, Chunk]:
+    def _extend(self, size: int) -> Chunk:
         """Add a region for a tensor; regions double in size."""
         doubles = self.growth >= size
         while self.growth < size:
             self.growth *= 2
-        self.regions.append([Chunk(0, self.growth)])
+        chunk = Chunk(len(self.regions), 0, self.growth)
+        self.regions.append([chunk])
         self.touched.append(0)
-        self.growth = SECOND_REGION if len(self.regions) == 1 else self.growth * (2 if doubles else 1)
-        return len(self.regions) - 1, self.regions[-1][0]
+        self.growth = SECOND_REGION if chunk.region == 0 else self.growth * (2 if doubles else 1)
+        return chunk
 
-    def free(self, place: tuple[int, Chunk]) -> None:
+    def free(self, chunk: Chunk) -> None:
         """Free a chunk, and join it with its free neighbours."""
-        number, chunk = place
         chunk.used = False
         joined: list[Chunk] = []
-        for each in self.regions[number]:
+        for each in self.regions[chunk.region]:
             if joined and not joined[-1].used and not each.used:
                 joined[-1].size += each.size
             else:
                 joined.append(each)
-        self.regions[number] = joined
+        self.regions[chunk.region] = joined
 
     def run(self, blocks: Sequence[Block], scratch: Sequence[int], nodes: Sequence[int], *, planned: bool) -> None:
         """One run: its activations one by one, or `planned` as one block; temporary tensors within some `nodes`."""
         if planned:
             blocks, nodes = [Block(pattern_bytes(blocks), 0, 1)], nodes[:1] and (1,)
         steps = [(block.begin, False, block.size, block.end) for block in blocks if block.size]
-        live: list[tuple[int, tuple[int, Chunk]]] = []
+        live: list[tuple[int, Chunk]] = []
         for begin, is_node, size, end in sorted([*steps, *((node, True, 0, 0) for node in nodes)]):
-            for entry in [entry for entry in live if entry[0] < begin]:
-                live.remove(entry)
-                self.free(entry[1])
-            if not is_node:
+            for _, chunk in (ended := [entry for entry in live if entry[0] < begin]):
+                self.free(chunk)
+            live = [entry for entry in live if entry not in ended]
+            if is_node:
+                for chunk in [self.allocate(temporary) for temporary in scratch]:
+                    self.free(chunk)
+            else:
                 live.append((end, self.allocate(size)))
-                continue
-            for place in [self.allocate(temporary) for temporary in scratch]:
-                self.free(place)
-        for _, place in live:
-            self.free(place)
+        for _, chunk in live:
+            self.free(chunk)
 
 
 def pattern_bytes(blocks: Sequence[Block]) -> int:

@@ -5,9 +5,8 @@ Sizes of packed weights are those of ONNX Runtime's CPU kernels (onnxruntime/cor
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from partita import dtypes
@@ -74,22 +73,28 @@ class GraphCosts:
     """Their indices."""
     state_readers: dict[str, str] = field(default_factory=dict)
     """Past state -> the first node that reads it."""
-    activations: dict[Shape, list[tuple[int, int]]] = field(default_factory=dict)
-    """Type and shape of activations -> first and last node of each of their buffers."""
-    counts: Counter[Shape] = field(default_factory=Counter)
-    """Type and shape -> number of activations."""
+    activations: list[tuple[Shape, int, int]] = field(default_factory=list)
+    """Type and shape of each activation, and the first and the last node that uses it."""
     unknown_shapes: int = 0
     """Activations without a shape in the file, which are not counted."""
 
     def blocks(self, sizes: Sizes) -> list[Block]:
         """Memory of the activations of a run, in the order of allocation."""
-        made = ((sizes.get(ROWS, 1) * _bytes(*shape, sizes), uses) for shape, uses in self.activations.items())
-        found = [Block(size, begin, end) for size, uses in made for begin, end in uses if size > SMALL_BYTES]
+        buffers: dict[Shape, list[Block]] = {}
+        for shape, begin, end in self.activations:
+            # ONNX Runtime's plan keeps a buffer for later activations of the same type and shape
+            own = buffers.setdefault(shape, [])
+            free = next((at for at, block in enumerate(own) if block.end < begin), None)
+            if free is None:
+                own.append(Block(sizes.get(ROWS, 1) * _bytes(*shape, sizes), begin, end))
+            else:
+                own[free] = replace(own[free], end=end)
+        found = (block for own in buffers.values() for block in own if block.size > SMALL_BYTES)
         return sorted(found, key=lambda block: block.begin)
 
     def written_bytes(self, sizes: Sizes) -> int:
         """Bytes of all activations of a run."""
-        return sizes.get(ROWS, 1) * sum(count * _bytes(*shape, sizes) for shape, count in self.counts.items())
+        return sizes.get(ROWS, 1) * sum(_bytes(*shape, sizes) for shape, _, _ in self.activations)
 
 
 def symbols(contract: Contract, file: GraphFile, rows: int, tokens: int) -> dict[str, int]:
@@ -143,18 +148,10 @@ def graph_costs(model: onnx.ModelProto, contract: Contract, file: GraphFile) -> 
             elif name not in kept:
                 made[name] = index
     for name, index in made.items():
-        shape = shapes.get(name)
-        if shape is None:
-            found.unknown_shapes += name in last
-            continue
-        found.counts[shape] += 1
-        # ONNX Runtime's plan keeps a buffer for later activations of the same type and shape
-        buffers = found.activations.setdefault(shape, [])
-        free = next((at for at, (_, end) in enumerate(buffers) if end < index), None)
-        if free is None:
-            buffers.append((index, last.get(name, index)))
+        if (shape := shapes.get(name)) is not None:
+            found.activations.append((shape, index, last.get(name, index)))
         else:
-            buffers[free] = buffers[free][0], last.get(name, index)
+            found.unknown_shapes += name in last
     found.constant_bytes = sum(_stored(tensor) for name, tensor in constants.items() if name not in used)
     return found
 

@@ -183,7 +183,7 @@ def _trials(found: Drift) -> Section | None:
         result = f"not possible: {trial.failure}" if trial.failure else result
         blocks.append(Line(f"{trial.pin}: {result}", tone="good" if trial.within_tolerance else "plain"))
         if trial.within_tolerance:
-            blocks.append(Line(f"--provider {trial.chain} --pin {trial.pin}", "add"))
+            blocks.append(Line(" ".join(("--provider", trial.chain, "--pin", trial.pin)), "add"))
     return Section("pins", "Pins tried", tuple(blocks))
 
 

@@ -11,6 +11,8 @@ import platform
 import re
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
 from importlib import metadata
 from typing import Any
 
@@ -85,12 +87,10 @@ def describe_machine(extra: Sequence[Provider] = (), *, timeout_seconds: float =
         checks = tuple(Check(entry, None, None) for entry in absent)
         chain, reason = (), "no usable ONNX Runtime"
     logged = (match["cudnn"] for entry in checks for line in entry.log if (match := NEEDED_CUDNN.search(line)))
+    build = asdict(imported) if imported else {"version": None, "build": None, "cuda": None, "cudnn": None}
     runtime = OnnxRuntime(
         packages=tuple(f"{wheel.name} {wheel.version}" for wheel in runtime_wheels()),
-        version=imported.version if imported else None,
-        build=imported.build if imported else None,
-        cuda=imported.cuda if imported else None,
-        cudnn=(imported.cudnn if imported else None) or next(logged, None),
+        **{**build, "cudnn": build["cudnn"] or next(logged, None)},
         providers_in_build=available,
     )
     return MachineReport(
@@ -146,26 +146,20 @@ def nvidia_gpus() -> tuple[Gpu, ...] | None:
     """The NVIDIA GPUs of this machine; None when nvidia-ml-py is not installed or finds no driver."""
     try:
         nvml: Any = importlib.import_module("pynvml")
-        nvml.nvmlInit()
     except ImportError:
         return None
-    except nvml.NVMLError:
-        return None
-    try:
-        driver = nvml.nvmlSystemGetDriverVersion()
+    with suppress(nvml.NVMLError), ExitStack() as opened:
+        nvml.nvmlInit()
+        opened.callback(nvml.nvmlShutdown)
         number = nvml.nvmlSystemGetCudaDriverVersion()  # 13000 for 13.0
-        cuda = f"{number // 1000}.{number % 1000 // 10}"
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
         return tuple(
             Gpu(
                 name=nvml.nvmlDeviceGetName(handle),
                 memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
-                driver=driver,
-                cuda_driver=cuda,
+                driver=nvml.nvmlSystemGetDriverVersion(),
+                cuda_driver=f"{number // 1000}.{number % 1000 // 10}",
             )
             for handle in handles
         )
-    except nvml.NVMLError:
-        return None
-    finally:
-        nvml.nvmlShutdown()
+    return None

@@ -41,7 +41,7 @@ def slow_groups(report: Report) -> list[tuple[PathGroup, list[KernelPath]]]:
     """Nodes on slow paths by path, cause and provider; the longest time of the last phase first."""
     slow = (entry for entry in report.kernel_paths if entry.is_slow)
     groups = grouped(slow, lambda entry: (entry.path, entry.cause, entry.provider))
-    return sorted(groups.items(), key=lambda item: (-(_share(_last_phase(item[1])) or 0.0), -len(item[1]), item[0]))
+    return sorted(groups.items(), key=lambda item: (-_share(_last_phase(item[1])), -len(item[1]), item[0]))
 
 
 def slow_text(report: Report) -> str:
@@ -75,16 +75,16 @@ def _last_phase(entries: Sequence[KernelPath]) -> list[KernelPath]:
     return [entry for entry in entries if entry.phase == entries[-1].phase]
 
 
-def _share(entries: Iterable[KernelPath]) -> float | None:
-    """Share of the node time of their phase; None if no time is known."""
-    known = [entry.time_share for entry in entries if entry.time_share is not None]
-    return sum(known) if known else None
+def _share(entries: Iterable[KernelPath]) -> float:
+    """Share of the node time of their phase; 0 if no time is known."""
+    return sum(entry.time_share or 0.0 for entry in entries)
 
 
 def _cost(entries: Sequence[KernelPath], form: str) -> str:
     """Their share of the node time, in `form`; empty if unknown."""
-    share = _share(entries)
-    return "" if share is None else form.format(f"{percent(share)} of the node time{in_phases([entries[0].phase])}")
+    if all(entry.time_share is None for entry in entries):
+        return ""
+    return form.format(f"{percent(_share(entries))} of the node time{in_phases([entries[0].phase])}")
 
 
 def _every_path(report: Report) -> Block:

@@ -37,7 +37,7 @@ COMPILED_FOR = "ep_compatibility_info."
 OFFERED: dict[Path, tuple[str, ...]] = {}
 """Libraries that this process has registered, with the providers that have a device."""
 FROM_PLUGINS: set[str] = set()
-"""Providers of registered libraries that ONNX Runtime (from 1.32) lists beside those of the build."""
+"""Providers of registered libraries that ONNX Runtime (from 1.32) lists with those of the build."""
 
 
 def ort_build() -> OrtBuild:
