@@ -16,9 +16,8 @@ from pydantic import TypeAdapter
 
 from partita.commands.results import json_schemas
 from partita.diagnosis.evidence import GROUNDS
-from partita.diagnosis.precedence import PRECEDENCE, explain
 from partita.diagnosis.reasons.base import Reason
-from partita.diagnosis.reasons.table import REASONS
+from partita.diagnosis.reasons.table import PRECEDENCE, REASONS, explain
 from partita.machine.records import MachineReport
 from partita.package.folder import Manifest
 from partita.partition_reports.records import Report

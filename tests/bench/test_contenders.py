@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from partita.bench import comparison
+from partita.bench import contenders as comparison
 from partita.bench.contenders import (
     Lane,
     build_contenders,

@@ -9,9 +9,8 @@ import pytest
 
 from partita.diagnosis.evidence import Context
 from partita.diagnosis.explanation import context_of, explain_provider, find_fallbacks, nodes_to_probe
-from partita.diagnosis.precedence import explain
 from partita.diagnosis.probe_conclusions import conclusions, fullest, unprobed_nodes
-from partita.diagnosis.reasons.table import REASONS
+from partita.diagnosis.reasons.table import REASONS, explain
 from partita.diagnosis.session_index import index_session
 from partita.observations.facts import Factor, NodeProbe, Outcome, ProbeRun, RejectedPart, Substitution
 from partita.observations.log_pattern import LogPattern

@@ -15,8 +15,8 @@ from partita.partition_reports import storage
 from partita.partition_reports.outcome import state_name
 from partita.partition_reports.records import Subgraphs
 from partita.partition_reports.render.html import read_part
-from partita.partition_reports.sections.layer_map import COLOURS, pick_letters
 from partita.partition_reports.sections.overview import model_name, sign_and_tone
+from partita.partition_reports.sections.placement import COLOURS, pick_letters
 from tests.partition_reports import pages
 from tests.partition_reports.html_tree import Element, read, section, words
 from tests.partition_reports.report_changes import each_phase, left_by_cuda_too, with_cost

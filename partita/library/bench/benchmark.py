@@ -9,8 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import partita
-from partita.bench.comparison import sentences
-from partita.bench.contenders import Lane, build_contenders, choose_baseline, complete_rounds, shown_rounds
+from partita.bench.contenders import Lane, build_contenders, choose_baseline, complete_rounds, sentences, shown_rounds
 from partita.bench.records import Bench, RoundResult
 from partita.errors import PartitaError, ProviderError, ReportError, UsageError
 from partita.library.api import LOGGER, from_fields
