@@ -98,7 +98,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "uvicorn": ("serve/",),
     "prometheus_client": ("serve/",),
     # Errors and sections carry rows; only the edge sets them in type, and no child process loads what it needs for it.
-    "rich": ("commands/", "partition_reports/render/", "check/text.py"),
+    "rich": ("commands/", "partition_reports/render/"),
 }
 
 

@@ -20,9 +20,8 @@ from partita.check.gate import GateResult
 from partita.commands import results
 from partita.compare.rows import Comparison
 from partita.diagnosis.evidence import GROUNDS
-from partita.diagnosis.precedence import PRECEDENCE, explain
 from partita.diagnosis.reasons.base import Reason
-from partita.diagnosis.reasons.table import REASONS
+from partita.diagnosis.reasons.table import PRECEDENCE, REASONS, explain
 from partita.drift.records import Drift
 from partita.explain.node_explanation import Explanation, Matches
 from partita.inspection.records import Inspection

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from partita.bench.comparison import times
+from partita.bench.contenders import times
 from partita.bench.records import Bench, Contender, PhaseSpeed, Ratio
 from partita.observations.records import PackageFacts
 from partita.observations.text_format import (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pydantic import Field
 
@@ -19,7 +20,7 @@ from partita.options.fields import with_flags
 from partita.partition_reports.groups import grouped
 from partita.partition_reports.outcome import failure_of, is_known
 from partita.partition_reports.records import Phase, Report
-from partita.partition_reports.render.show import Views
+from partita.partition_reports.render.show import View, Views, terminal_view
 from partita.partition_reports.sections.model import Document, Row, Section, table
 from partita.partition_reports.timing import rows_of
 
@@ -212,4 +213,20 @@ def document(result: GateResult) -> Document:
     )
 
 
-VIEWS = Views(document, modules={"text": "partita.check.text"})
+def text_view() -> View:
+    """One line per failed requirement, or one if all hold. Lines are not wrapped, for searching logs."""
+    from partita.partition_reports.render.terminal import BOLD, Page
+
+    def show(result: GateResult, console: Any) -> None:
+        page = Page(console)
+        if result.passed:
+            checked = "; ".join(f"{outcome.check} ({outcome.detail})" for outcome in result.outcomes)
+            page.put(f"{headline(result)}: {checked}", BOLD)
+        for outcome in result.outcomes:
+            if not outcome.met:
+                page.put(f"FAILED {outcome.check}: {outcome.detail}")
+
+    return terminal_view("text", show)
+
+
+VIEWS = Views(document, own={"text": text_view})

@@ -208,16 +208,18 @@ def exceeded_limits(report: Report, limits: Limits) -> tuple[str, ...]:
     return tuple(f"{option}: {text}" for option, (is_met, text) in found.items() if not is_met)
 
 
-def _count_cpu_nodes(report: Report) -> Figure:
-    """Nodes on the CPU provider with control-flow subgraphs, in the phase with the most."""
-    return max(
-        reversed([*map(_cpu_nodes, filter(is_known, report.phases))]),
-        key=lambda each: (each.upper_bound or 0, each.value or 0),
-    )
+def _in_worst_phase(figure: Callable[[Report, Phase], Figure]) -> Callable[[Report], Figure]:
+    """The figure of the phase in which it may be largest, the last of several."""
+
+    def worst(report: Report) -> Figure:
+        figures = [figure(report, phase) for phase in report.phases if is_known(phase)]
+        return max(reversed(figures), key=lambda each: (each.upper_bound or 0, each.value or 0))
+
+    return worst
 
 
-def _cpu_nodes(phase: Phase) -> Figure:
-    """Nodes on the CPU provider. Nodes without a known provider may be on it."""
+def _cpu_nodes(_: Report, phase: Phase) -> Figure:
+    """Nodes on the CPU provider, with control-flow subgraphs. Nodes without a known provider may be on it."""
     bodies = phase.subgraphs
     found = [(node.name, node.op_type) for node in phase.nodes if node.provider == CPU]
     found += [(node.name, node.op_type) for node in (bodies.on_cpu if bodies is not None else ())]
@@ -266,34 +268,25 @@ def _count_copy_bytes(report: Report) -> Figure:
     )
 
 
-def _count_slow_nodes(report: Report) -> Figure:
-    """Nodes on slow kernel paths in the phase with the most; nodes with an unknown kernel may be on one."""
-    figures = []
-    for phase in filter(is_known, report.phases):
-        entries = [entry for entry in report.kernel_paths if entry.phase == phase.name]
-        slow = [f"{entry.node} ({entry.op_type}: {entry.path})" for entry in entries if entry.is_slow]
-        unknown = [entry.node for entry in entries if entry.evidence_kind == "none"]
-        figures.append(
-            Figure(
-                value=len(slow),
-                text=f"{plural(len(slow), 'node')} on a slow kernel path in {phase.name}",
-                names=tuple(slow),
-                upper_bound=len(slow) + len(unknown),
-                unknown_reason=f" in {phase.name}: the kernel is unknown for {name_some(unknown)}",
-            )
-        )
-    return max(reversed(figures), key=lambda each: (each.value or 0, each.upper_bound or 0))
+def _slow_nodes(report: Report, phase: Phase) -> Figure:
+    """Nodes on slow kernel paths; nodes with an unknown kernel may be on one."""
+    entries = [entry for entry in report.kernel_paths if entry.phase == phase.name]
+    slow = [f"{entry.node} ({entry.op_type}: {entry.path})" for entry in entries if entry.is_slow]
+    unknown = [entry.node for entry in entries if entry.evidence_kind == "none"]
+    return Figure(
+        value=len(slow),
+        text=f"{plural(len(slow), 'node')} on a slow kernel path in {phase.name}",
+        names=tuple(slow),
+        upper_bound=len(slow) + len(unknown),
+        unknown_reason=f" in {phase.name}: the kernel is unknown for {name_some(unknown)}",
+    )
 
 
-def _count_unexplained(report: Report) -> Figure:
-    """Fallbacks without a reason, in the phase with the most."""
-    per_phase: dict[str, list[str]] = {phase.name: [] for phase in report.phases}
-    for entry in report.fallbacks:
-        if "unexplained" in entry.codes:
-            per_phase[entry.phase].append(f"{entry.node} ({entry.op_type or 'unknown'})")
-    phase, nodes = max(reversed(per_phase.items()), key=lambda item: len(item[1]))
-    where = phase if nodes else "any phase"
-    return Figure(len(nodes), f"{plural(len(nodes), 'unexplained fallback')} in {where}", tuple(nodes))
+def _unexplained(report: Report, phase: Phase) -> Figure:
+    """Fallbacks without a reason."""
+    found = [entry for entry in report.fallbacks if entry.phase == phase.name and "unexplained" in entry.codes]
+    nodes = tuple(f"{entry.node} ({entry.op_type or 'unknown'})" for entry in found)
+    return Figure(len(nodes), f"{plural(len(nodes), 'unexplained fallback')} in {phase.name}", nodes, len(nodes))
 
 
 def _count_unavailable(report: Report) -> Figure:
@@ -328,11 +321,11 @@ def repeated_phase(phases: Sequence[Phase]) -> Phase:
 
 
 LIMIT_FIGURES: dict[str, tuple[Callable[[Report], Figure], str]] = {
-    "max_cpu_nodes": (_count_cpu_nodes, "<="),
+    "max_cpu_nodes": (_in_worst_phase(_cpu_nodes), "<="),
     "max_copies": (_count_memcpy_nodes, "<="),
     "max_copy_bytes_per_token": (_count_copy_bytes, "<="),
-    "max_slow_nodes": (_count_slow_nodes, "<="),
-    "max_unexplained": (_count_unexplained, "<="),
+    "max_slow_nodes": (_in_worst_phase(_slow_nodes), "<="),
+    "max_unexplained": (_in_worst_phase(_unexplained), "<="),
     "cache_in_place": (_find_cache, "="),
     "min_tokens_per_second": (_find_speed, ">="),
 }

@@ -18,7 +18,7 @@ from partita.partition_reports.render.show import load_view
 from partita.remedies import shell
 
 if TYPE_CHECKING:
-    from partita.partition_reports.render.view import View
+    from partita.partition_reports.render.show import View
 
 STDOUT = Path("-")
 SHOWN_BY_REPORT = ("report", "result")

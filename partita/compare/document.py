@@ -119,14 +119,12 @@ def _sides(found: Comparison) -> Section:
 
 def _table(part: Part, changes: Sequence[Change]) -> Iterator[Block]:
     """A row for each change; equal changes of a group share a row."""
-    versions = any(change.name == "onnxruntime" for change in changes)
     order = list(dict.fromkeys(change.group for change in changes))
     rows: dict[tuple[str, str, str, str], list[str]] = {}
     for change in sorted(changes, key=lambda change: order.index(change.group)):
-        if change.name != "onnxruntime_build" or not versions:  # a changed version implies a changed build
-            rows.setdefault((change.group.replace("_", " "), *_texts(change), _ratio(change)), []).append(
-                display_name(change)
-            )
+        rows.setdefault((change.group.replace("_", " "), *_texts(change), _ratio(change)), []).append(
+            display_name(change)
+        )
     if not rows:
         yield Line("No differences.")
         return

@@ -1,6 +1,6 @@
 """The facts about one node and one provider that does not run it, and the findings common to all reasons.
 
-The basis of a finding is its source. Only `precedence` ranks bases and reasons; reasons do not refer to each other.
+The basis of a finding is its source. Only `reasons.table` ranks bases and reasons; reasons do not refer to each other.
 """
 
 from __future__ import annotations

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from partita.diagnosis.evidence import CONFIRM, Context, name_in, names_a_node
-from partita.diagnosis.precedence import explain, findings
 from partita.diagnosis.probe_conclusions import fullest
-from partita.diagnosis.reasons.table import REASONS
+from partita.diagnosis.reasons.table import REASONS, explain, findings
 from partita.diagnosis.records import Fallback, SkippedProvider, VariantRecord
 from partita.diagnosis.session_index import EVERY_PHASE, SessionIndex, index_session
 from partita.observations.facts import FAILED, AssignedNode, RejectedPart, SessionFacts

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from partita.diagnosis import naming
-from partita.diagnosis.graphs import FOLDED, MEMCPY_OPS, Cut, Nodes, OptimisedGraph, edges
+from partita.diagnosis.graphs import FOLDED, MEMCPY_OPS, Cut, Nodes, OptimisedGraph, connected, edges
 from partita.observations.facts import GraphNode
 from partita.observations.names import INLINED
 
@@ -22,6 +22,8 @@ MARKS = ("_", "/")
 """Characters that ONNX Runtime appends to a name that it reuses."""
 REMOVABLE = frozenset({"Identity", "Cast"})
 """Operators that ONNX Runtime removes if they have no effect: readers of the output then read the input."""
+LAYOUT = frozenset({"ReorderInput", "ReorderOutput", "Transpose", "Cast", "QuantizeLinear", "DequantizeLinear"})
+"""Operators that ONNX Runtime adds between other nodes."""
 Names = Mapping[str, tuple[str, ...]]
 """Executed node -> file nodes."""
 Owners = Mapping[str, str]
@@ -85,7 +87,8 @@ def join_in_order(
 ) -> JoinedNodes:
     """Join executed nodes with file nodes without an optimised graph. `listed`: providers in the assignment list.
 
-    By name, else by operator if only one file node and one executed node of it are left on a provider.
+    By name; by operator if only one file node and one executed node of it are left on a provider; then fused nodes of
+    one operator in the order of the file.
     """
     names = [node.name for node in order]
     owners = _owners(names, exported, known)
@@ -111,7 +114,23 @@ def join_in_order(
     for name, nodes in free.items():
         if len(nodes) == 1 and counts[nodes[0]] == 1:
             region.executed_by_file_node[name] = nodes[0].name
+    groups = _unmatched_groups(region)
+    fused = [node for node in region.unmatched_executed_nodes if node.op_type not in LAYOUT]
+    if len(groups) == len(fused) and len({node.op_type for node in fused}) == 1:
+        for group, node in zip(groups, fused, strict=True):
+            region.executed_by_file_node.update(dict.fromkeys(group, node.name))
     return JoinedNodes({**named, **known, **region.shares()})
+
+
+def _unmatched_groups(region: _Region) -> list[list[str]]:
+    """Several connected file nodes without an executed node, also of fusions before the assignment list."""
+    left: dict[str, list[str]] = {}
+    for name, node in region.file.nodes.items():
+        computed = any(region.owner(each) or each in left for each in region.file.before(name).values())
+        if region.owner(name) is None and node.op_type not in FOLDED and (computed or name in region.names):
+            made = {tensor for each in left for tensor in region.file.nodes[each].outputs}
+            left[name] = [*made.intersection(node.inputs), *filter(None, node.outputs)]
+    return [names for names in connected(left) if len(names) > 1]
 
 
 def _owners(order: Collection[str], exported: Nodes, known: Names) -> dict[str, str]:

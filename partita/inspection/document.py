@@ -188,7 +188,7 @@ def _cache(found: Inspection) -> Section | None:
 
 
 def _weights(found: Inspection) -> Section | None:
-    """Stored tensors by type, and the largest tensors."""
+    """Stored tensors by type."""
     weights = found.weights
     if not weights.kinds:
         return None
@@ -196,32 +196,9 @@ def _weights(found: Inspection) -> Section | None:
         (kind.dtype, f"{kind.tensors:,}", f"{kind.elements:,}", human_bytes(kind.size_bytes)) for kind in weights.kinds
     ]
     heads: tuple[Head, ...] = ("type", *numbers("tensors", "elements", "bytes"))
-    largest = [
-        (tensor.name, tensor.dtype, shape_text(tensor.shape), human_bytes(tensor.size_bytes), tensor.file)
-        for tensor in weights.largest
-    ]
-    titles = ("tensor", "type", "shape", Column("bytes"), "in")
     return Section(
-        "weights",
-        "Weights",
-        (
-            table("By type", heads, rows, obvious=True),
-            *_gaps(found),
-            Fold("the largest tensors", (table("Largest", titles, largest, obvious=True),)),
-        ),
-        human_bytes(weights.size_bytes),
+        "weights", "Weights", (table("By type", heads, rows, obvious=True),), human_bytes(weights.size_bytes)
     )
-
-
-def _gaps(found: Inspection) -> Iterator[Line]:
-    """Size of the weight files on disk if page alignment makes them visibly larger than the tensors."""
-    names = tuple(dict.fromkeys(name for graph in found.graphs for name in graph.data_files))
-    sizes = {file.name: file.size_bytes for file in found.files if file.size_bytes is not None}
-    if not names or not all(name in sizes for name in names):
-        return
-    stored, tensors = sum(sizes[name] for name in names), found.weights.size_bytes
-    if stored > tensors and human_bytes(stored) != human_bytes(tensors):
-        yield Line(f"on disk {human_bytes(stored)}, including alignment padding")
 
 
 def _modules(modules: Sequence[ModulePrecision]) -> Section | None:

@@ -136,23 +136,12 @@ class WeightKind(Record):
     size_bytes: int
 
 
-class StoredTensor(Record):
-    """One stored tensor."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    size_bytes: int
-    file: str
-
-
 class WeightFacts(Record):
     """Stored tensors of all graphs; shared tensors count once."""
 
     size_bytes: int
     kinds: tuple[WeightKind, ...]
     """Sorted by size, the largest first."""
-    largest: tuple[StoredTensor, ...]
 
 
 class ModulePrecision(Record):

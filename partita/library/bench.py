@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import partita
-from partita.bench.comparison import sentences
-from partita.bench.contenders import Lane, build_contenders, choose_baseline, complete_rounds, shown_rounds
+from partita.bench.contenders import Lane, build_contenders, choose_baseline, complete_rounds, sentences, shown_rounds
 from partita.bench.records import Bench, RoundResult
 from partita.errors import GenerationError, PartitaError, ProviderError, ReportError, UsageError
 from partita.files import refuse_same, reserve

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from partita.observations.codes import Interruption
-from partita.observations.cpu import CpuSession
 from partita.observations.kernel_rows import KernelRow
 from partita.observations.log_pattern import LogPattern
-from partita.observations.records import Memory, Probing
+from partita.observations.records import CpuSession, Memory, Probing
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from partita.errors import ReportError
 from partita.observations.text_format import short_provider
 from partita.partition_reports.outcome import preferred_of
 from partita.partition_reports.records import FileNode, Report
-from partita.partition_reports.render.view import View
+from partita.partition_reports.render.show import View
 
 PREFERRED, FALLBACK, FOLDED, UNKNOWN = "#8ab4f8", "#f9ab00", "#dadce0", "#c58af9"
 """Background colours; the text colour is chosen by Model Explorer."""

@@ -11,9 +11,9 @@ from pydantic import Field
 
 from partita.diagnosis.records import Fallback, KernelPath
 from partita.observations.codes import Interruption
-from partita.observations.cpu import CpuSession
 from partita.observations.records import (
     ChainEntry,
+    CpuSession,
     Environment,
     Memory,
     PackageFacts,

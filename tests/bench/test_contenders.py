@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from partita.bench import comparison
+from partita.bench import contenders as comparison
 from partita.bench.contenders import (
     Lane,
     build_contenders,
@@ -19,13 +17,12 @@ from partita.bench.contenders import (
     ratio,
     spread,
 )
-from partita.bench.records import Bench, Contender, RoundResult
+from partita.bench.records import Contender, RoundResult
 from partita.partition_reports.outcome import headline, summarise
 from partita.partition_reports.partitions import is_memcpy
 from partita.partition_reports.records import Report
-from partita.partition_reports.render.show import print_text
 from tests.partition_reports.report_changes import mixed
-from tests.partition_reports.samples import CPU, ENVIRONMENT, PACKAGE, recorded_facts, report_of
+from tests.partition_reports.samples import CPU, recorded_facts, report_of
 
 TOKENS = ((5, 6, 7, 8),)
 ROUNDS = 5
@@ -270,32 +267,3 @@ def test_contender_summary_matches_partition_report():
     assert first.bounds == tuple(phase.bound.sentence for phase in MIXED.phases if phase.bound)
     (alone,) = built(lane("webgpu,cpu", SLOW, observed=MIXED.model_copy(update={"phases": ()})))
     assert alone.node_share is None and alone.summary is not None and alone.summary.phases == ()
-
-
-def test_text_page_fits_80_columns_and_escapes_control_characters():
-    hostile = "evil\x1b[31m\u202e"
-    lanes = [lane("webgpu,cpu", SLOW, observed=MIXED, unused=(hostile,)), lane("cpu", FAST, observed=ON_CPU)]
-    lanes.append(lane("qnn", SLOW[:1], error=hostile))
-    contenders = built(*lanes)
-    bench = Bench(
-        created="2026-11-21T08:00:00Z",
-        partita_version="0.1.0",
-        verdict=comparison.sentences(contenders, "cpu"),
-        environment=ENVIRONMENT,
-        package=PACKAGE,
-        prompt_tokens=20,
-        max_new_tokens=4,
-        threads=1,
-        rounds=ROUNDS,
-        interrupted=False,
-        baseline="cpu",
-        contenders=contenders,
-        notes=(hostile,),
-    )
-    stream = io.StringIO()
-    print_text(bench, "partita.bench.sections", Console(file=stream, width=80, color_system=None))
-    page = stream.getvalue()
-    assert max(map(len, page.splitlines())) <= 80
-    assert "\x1b" not in page and "\u202e" not in page
-    assert page.index("webgpu,cpu is 0.48x cpu") < page.index("Speed")
-    assert Bench.model_validate(bench.model_dump(mode="json", by_alias=True)) == bench

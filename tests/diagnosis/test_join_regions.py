@@ -71,22 +71,6 @@ def test_fused_node_is_matched_only_by_name_without_optimised_graph():
     assert index_of(CHAIN, plan=("SkipLayerNormalization", *plan[1:])).replaces("SkipLayerNormalization") == ()
 
 
-def test_path_bypassing_a_running_node_is_unmatched():
-    index = index_of(CHAIN, [SKIP, node("m.a/Add", "x b", "s"), *CHAIN[2:]])
-    assert index.replaces("SkipLayerNormalization") == ()
-
-
-def test_node_with_different_graph_input_is_unmatched():
-    other = node("Other", "g", "l")
-    assert index_of(CHAIN, [other, *CHAIN[2:]]).replaces("Other") == ()
-
-
-def test_two_claims_on_same_file_node_are_both_dropped():
-    graph = (node("m/Add", "x b", "s"), node("m/Relu", "s", "t"), node("m/Abs", "s", "y"))
-    index = index_of(graph, [node("One", "x b", "t"), node("Two", "x b", "y")])
-    assert index.replaces("One") == index.replaces("Two") == ()
-
-
 def test_fused_subgraph_node_has_reason_and_replaced_nodes():
     """The list follows the first fusions: MatMul and Add in a branch are `mm/MatMulAddFusion` in it."""
     graph = (node("if", "c", "y", "If"),)
@@ -148,26 +132,6 @@ def test_branches_in_another_order_are_matched_only_by_name(names):
         assert told == [(), (), ()], "in order, nodes would read what their exported nodes do not: nothing is said"
 
 
-def test_node_with_shared_input_is_merged_with_its_consumer():
-    """Abs and Max both read the Conv's output, so the Conv cannot contain the Abs."""
-    graph = (
-        node("Conv_0", "x w", "a"),
-        node("Abs_1", "a", "b"),
-        node("Max_2", "a b", "c"),
-        node("Neg_3", "c", "y"),
-    )
-    runs = (
-        node("ReorderInput", "x", "r0"),
-        node("a_nchwc", "r0 w_blocked", "r1", "Conv"),
-        node("Max_2/MadeUp/", "r1", "r2", "AbsMax"),
-        node("ReorderOutput", "r2", "c"),
-        node("Neg_3", "c", "y"),
-    )
-    index = index_of(graph, runs)
-    assert index.replaces("a_nchwc") == ("Conv_0",)
-    assert index.replaces("Max_2/MadeUp/") == ("Abs_1", "Max_2")
-
-
 BIASED = (
     node("enc/MatMul", "x w", "m"),
     node("enc/Add", "m b", "a"),
@@ -191,16 +155,6 @@ def test_region_match_has_precedence_over_name_match():
     assert index_of(BIASED, plan=plan).replaces(plan[1]) == ("enc/MatMul",), "without a graph, the name alone"
 
 
-def test_name_match_is_used_if_region_match_fails():
-    unclear = (AS_GEMM[0], node("enc/MatMul/MatMulAddFusion", "g0 w b z", "g1", "Gemm"), *AS_GEMM[2:])
-    graph = (node("enc/MatMul", "x w", "m"), node("enc/Add", "m x_2", "a"), BIASED[2])
-    ports = (IN, PortFact("x_2", "input", "input", "Cpu", "Cpu", 64), OUT)
-    session = session_facts(
-        graph=graph, optimised=unclear, plan=(tuple(each.name for each in unclear),), assigned=(), ports=ports
-    )
-    assert index_session(session).replaces("enc/MatMul/MatMulAddFusion") == ("enc/MatMul",)
-
-
 @pytest.mark.parametrize(
     ("pins", "reason"),
     [({"enc/MatMul": "cpu:enc", "enc/MatMul/MatMulAddFusion": "cpu:enc"}, "pinned_by_user"), ({}, "runtime_inserted")],
@@ -220,34 +174,3 @@ def test_nodes_added_after_placement_of_pinned_nodes_are_inserted():
     index = index_of(BLOCKS, runs, assigned=entries, pins={"MaxPool_1": "cpu:pool"})
     found = {each.node: each.reason for each in find_fallbacks(index, "run", GPU_CHAIN)}
     assert (found["b_nchwc"], found["ReorderInput"]) == ("pinned_by_user", "runtime_inserted")
-
-
-def test_equal_counts_of_related_operators_are_matched_in_order():
-    graph = (
-        node("Conv_0", "x w", "a", "FusedConv"),
-        node("Conv_1", "a w", "b"),
-        node("Pool_2", "b", "c", "MaxPool"),
-        node("Neg_3", "c", "y"),
-    )
-    runs = (
-        node("one", "x w_blocked", "r0", "Conv"),
-        node("two", "r0 w_blocked", "r1", "Conv"),
-        node("three", "r1", "r2", "NhwcMaxPool"),
-        node("ReorderOutput", "r2", "c"),
-        node("Neg_3", "c", "y"),
-    )
-    index = index_of(graph, runs)
-    assert [index.replaces(name) for name in ("one", "two", "three")] == [("Conv_0",), ("Conv_1",), ("Pool_2",)]
-
-
-def test_group_bypassing_a_running_node_is_unmatched():
-    graph = (node("Relu_0", "x", "a"), node("MaxPool_1", "a", "b"), node("Abs_2", "b", "c"), node("Neg_3", "c", "y"))
-    runs = (
-        node("Relu_0", "x", "a"),
-        node("MaxPool_1", "a", "b"),
-        node("ReorderInput", "a", "r0"),
-        node("c_blocked", "r0", "c", "Abs"),
-        node("Neg_3", "c", "y"),
-    )
-    index = index_of(graph, runs)
-    assert not index.replaces("c_blocked") and not index.rewritten_with

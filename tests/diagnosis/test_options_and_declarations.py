@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from partita.diagnosis.precedence import explain
 from partita.diagnosis.probe_conclusions import conclusions
+from partita.diagnosis.reasons.table import explain
 from tests.diagnosis.test_probe_conclusions import LEFT, changed, probe
 from tests.diagnosis.test_reasons import context
 

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from partita.diagnosis import precedence
 from partita.diagnosis.evidence import GROUNDS, names_a_node
-from partita.diagnosis.precedence import PRECEDENCE, explain
-from partita.diagnosis.reasons.table import REASONS
+from partita.diagnosis.reasons import table as precedence
+from partita.diagnosis.reasons.table import PRECEDENCE, REASONS, explain
 from partita.observations.codes import CODES
 from partita.observations.facts import NodeProbe, ProbeRun
 from partita.observations.log_pattern import LogPattern

@@ -9,16 +9,13 @@ import pytest
 
 from partita.diagnosis.evidence import Context
 from partita.diagnosis.explanation import context_of, explain_provider, find_fallbacks, nodes_to_probe
-from partita.diagnosis.precedence import explain
 from partita.diagnosis.probe_conclusions import conclusions, fullest, unprobed_nodes
-from partita.diagnosis.reasons.table import REASONS
+from partita.diagnosis.reasons.table import REASONS, explain
 from partita.diagnosis.session_index import index_session
 from partita.observations.facts import Factor, NodeProbe, Outcome, ProbeRun, RejectedPart, Substitution
-from partita.observations.log_pattern import LogPattern
 from partita.observations.names import UNKNOWN
 from partita.observations.records import ChainEntry, Probing
 from partita.partition_reports.build import find_rejected
-from tests.diagnosis.reason_examples import EXAMPLES
 from tests.diagnosis.test_reasons import GATHER, context
 from tests.partition_reports.samples import (
     COPIED,
@@ -84,15 +81,12 @@ def types(*changes: str) -> tuple[ProbeRun, ...]:
 # Experiments on a node, the reason that they show, and text of the evidence; `^` and `$` mark its start and end.
 CONCLUSIONS: dict[str, tuple[NodeProbe | None, str | None, tuple[str, ...]]] = {
     "no probe": (None, None, ()),
-    "no experiment": (probe(), None, ()),
-    "no experiment in time": (probe(unprobed=TIME), None, ()),
     "supported in isolation": (probe(changed("as_is", "supported", "")), "not_claimed", ()),
     "supported as its function": (
         probe(replace(changed("as_is", "supported", ""), function_inlined=True)),
         "not_claimed",
         ("supports the nodes of its function, not the operator itself",),
     ),
-    "invalid in isolation": (probe(changed("as_is", "invalid", ""), HALF), None, ()),
     "no answer in isolation": (probe(changed("as_is", "timed_out", ""), NOT_TYPE), None, ()),
     # Changes that help.
     "a change that removes something": (
@@ -100,20 +94,10 @@ CONCLUSIONS: dict[str, tuple[NodeProbe | None, str | None, tuple[str, ...]]] = {
         "attribute_unsupported",
         ("^without alpha=2 the provider supports this node",),
     ),
-    "two changes that remove something": (
-        probe(LEFT, changed("combined", "supported", "without a=1 and all sizes fixed", "attribute", "type")),
-        "no_kernel_type",
-        ("^without a=1 and all sizes fixed the provider",),
-    ),
     "two values that help": (
         probe(*types("int32 in place of int64", "uint8 in place of int64")),
         "no_kernel_type",
         ("^with int32 or uint8 in place of int64 the provider",),
-    ),
-    "two replaced values": (
-        probe(*types("a in place of x", "b in place of y")),
-        "no_kernel_type",
-        ("^with a in place of x (or b in place of y) the",),
     ),
     "more values than are named": (
         probe(*types(*(f"t{number} in place of x" for number in range(5)))),
@@ -128,16 +112,6 @@ CONCLUSIONS: dict[str, tuple[NodeProbe | None, str | None, tuple[str, ...]]] = {
             "with one change at a time (1 tested) it does not",
         ),
     ),
-    "static shape with another change": (
-        probe(LEFT, changed("combined", "supported", "x", "static_shape", "attribute")),
-        "attribute_unsupported",
-        (),
-    ),
-    "one change before two": (
-        probe(LEFT, HALF, changed("combined", "supported", "x", "opset", "attribute")),
-        "no_kernel_type",
-        (),
-    ),
     "outcomes of the other changes": (
         probe(
             LEFT,
@@ -150,18 +124,11 @@ CONCLUSIONS: dict[str, tuple[NodeProbe | None, str | None, tuple[str, ...]]] = {
         "no_kernel_type",
         ("1 other variation made no difference; 1 other variation failed; 1 other variation timed out$",),
     ),
-    "incomplete, and a change helps": (probe(*types("x"), unprobed=TIME), "no_kernel_type", ()),
-    "a change helps, another is late": (probe(LEFT, HALF, LATE), "no_kernel_type", ()),
     # No change helps.
     "nothing helps": (
         probe(LEFT, NOT_TYPE, changed("type", "invalid"), changed("opset", "rejected")),
         "no_kernel_op",
         ("2 variations (other types and other opsets) made no difference",),
-    ),
-    "changes that fail": (
-        probe(LEFT, NOT_TYPE, changed("type", "crashed"), changed("input", "failed")),
-        "no_kernel_op",
-        ("1 variation (other types) made no difference; 2 variations failed",),
     ),
     "no change is possible": (probe(LEFT), "no_kernel_op", ("no variation is possible",)),
     "combinations that were not tested": (
@@ -190,7 +157,6 @@ CONCLUSIONS: dict[str, tuple[NodeProbe | None, str | None, tuple[str, ...]]] = {
         "no_kernel_op",
         ("it supports none of 2 other nodes of this operator$",),
     ),
-    "only as their function": (probe(LEFT, other("supported", unfolded=True)), "no_kernel_op", ()),
     "none that could be tested in its types": (
         probe(LEFT, other("invalid"), other("supported", "type", words="")),
         "attribute_unsupported",
@@ -201,7 +167,6 @@ CONCLUSIONS: dict[str, tuple[NodeProbe | None, str | None, tuple[str, ...]]] = {
         "attribute_unsupported",
         ("it fails on 2 of 3 other nodes of this operator",),
     ),
-    "a crash over them": (probe(LEFT, other("rejected"), other("crashed")), "no_kernel_op", ()),
     "a change of the node helps, too": (probe(LEFT, BOTH, other("supported")), "no_kernel_type", ()),
 }
 
@@ -235,20 +200,6 @@ def test_least_intrusive_helpful_change_is_the_cause():
         shown = conclude(probe(LEFT, *reversed(every.values())))
         assert shown is not None and shown.code == expected, "the order of experiments decides nothing"
         every = {factor: trial for factor, trial in every.items() if CODES[factor] != expected}
-
-
-@pytest.mark.parametrize(
-    ("reason", "text", "vague", "expected"),
-    [
-        ("no_kernel_op", "not found in registries", False, ("attribute_unsupported", "forms")),
-        ("no_kernel_version", "not supported", True, ("no_kernel_version", "vague_line")),
-    ],
-)
-def test_missing_kernel_line_yields_to_variants_but_vague_line_does_not(reason, text, vague, expected):
-    line = f"[I:onnxruntime:, x.cc:1 GetCapability] kernel {text} for Op type: Gather node name: {GATHER}"
-    pattern = LogPattern(reason, rf"{text} for Op type: (?P<op>\S+) node name: (?P<node>\S+)", vague=vague)
-    found, finding = explain(context(log=(line,), patterns=(pattern,), probe=probe(LEFT, other("supported"))))
-    assert (found.code, finding.basis) == expected
 
 
 @pytest.mark.parametrize(("outcome", "says"), [("failed", "makes the provider fail"), ("crashed", "crashes")])
@@ -316,12 +267,6 @@ def test_log_line_or_probe_decides(case):
         assert "--probe-seconds" not in (finding.remedy or reason.remedy), "they were made"
 
 
-def test_attribute_log_line_overrides_type_probe():
-    given = EXAMPLES["attribute_unsupported"]
-    reason, finding = explain(replace(given, probe=NodeProbe(given.node, TAKEN_AS_FLOAT)))
-    assert (reason.code, finding.kind) == ("attribute_unsupported", "logged")
-
-
 def test_probes_are_ignored_for_unavailable_provider():
     gone = ChainEntry(provider=GPU, status="unavailable", reason="device_missing", evidence="no adapter", remedy="buy")
     assert explain(context(skipped=gone, probe=probe(*TAKEN_AS_FLOAT)))[0].code == "device_missing"
@@ -382,12 +327,6 @@ def test_fallback_has_probe_outcomes_and_report_has_totals():
     assert report.probing.missing_probes == (DET,)
 
 
-def test_report_without_probes_has_no_probe_fields():
-    report = report_of(mixed_facts(), GPU_CHAIN)
-    assert report.probing is None and report.rejected_parts == ()
-    assert all(not entry.variants and not entry.missing_probes for entry in report.fallbacks)
-
-
 def test_rejected_part_is_reported_and_explains_every_node():
     part = RejectedPart((DET,), "vkCreateDevice failed", True, 9)
     session = mixed_session(rejected=part)
@@ -417,12 +356,6 @@ def test_node_failing_the_whole_graph_has_cause_from_probes():
     assert (reason.code, finding.kind) == ("attribute_unsupported", "probed")
     assert "the whole graph because of this node: without mode=wrap the provider supports" in finding.evidence
     assert explain(context(node=DET, skipped=gone, rejected_part=part))[0].code == "subgraph_rejected"
-
-
-def test_possibly_non_minimal_part_is_reported():
-    part = RejectedPart((DET, GATHER), "failed", False, 2)
-    found = explain(context(rejected_part=part))[1]
-    assert "the smallest failing part found in time" in found.evidence
 
 
 def test_probe_evidence_states_isolation_or_added_neg():
@@ -457,23 +390,6 @@ def test_unplaced_node_is_neither_probed_nor_explained():
     assert {(entry.reason, entry.evidence) for entry in report.fallbacks} == {
         ("unexplained", "no source shows where this node runs")
     }
-
-
-def test_stream_device_places_nodes_without_other_source():
-    session = replace(
-        mixed_session(),
-        events=(),
-        assigned=(),
-        log=(),
-        plan=((GATHER,), (DET,)),
-        plan_devices=("1", "0"),
-        registered=(GPU, "CPUExecutionProvider"),
-    )
-    claims = index_session(session).providers_by_source
-    assert claims[GATHER] == {"plan_file": frozenset({GPU})}
-    assert claims[DET] == {"plan_file": frozenset({"CPUExecutionProvider"})}
-    shared = index_session(replace(session, plan_devices=("0", "0")))
-    assert shared.providers_by_source[GATHER] == {}, "a provider that computes on the CPU shares its stream"
 
 
 def test_subgraph_node_of_any_rejected_part_has_cause_from_probes():

@@ -8,8 +8,7 @@ import pytest
 
 from partita.diagnosis.evidence import Context
 from partita.diagnosis.native_log import lines_by_node
-from partita.diagnosis.precedence import explain
-from partita.diagnosis.reasons.table import REASONS, ROWS
+from partita.diagnosis.reasons.table import REASONS, ROWS, explain
 from partita.observations.codes import CODES
 from partita.observations.log_pattern import LogPattern
 from partita.observations.records import ChainEntry

@@ -26,7 +26,7 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter
 
-from partita.bench.comparison import sentences
+from partita.bench.contenders import sentences
 from partita.bench.records import Bench
 from partita.check.measures import exceeded_limits
 from partita.check.requirements import Limits

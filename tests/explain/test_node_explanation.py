@@ -129,13 +129,6 @@ def test_control_flow_subgraph_node_is_explained():
     assert words(explained(report, "loop/Cos")).startswith("loop/Cos: Cos on CPU in a control-flow subgraph in prefill")
 
 
-def test_subgraph_node_name_with_punctuation_is_found():
-    inside = SubgraphNode(name="loop/Cos (copy), 2", op_type=None)
-    bodies = Subgraphs(nodes=2, on_cpu=(inside,), copies=0)
-    found = explained(each_phase(mixed(), lambda phase: {"subgraphs": bodies}), inside.name)
-    assert {(place.kind, place.op_type) for place in found.places} == {("subgraph", None)}
-
-
 def test_function_lists_fallback_nodes_of_its_loop():
     part = SubgraphNode(name="SequenceInsert0", op_type="SequenceInsert", provider=CPU, replaces=(DET,))
     bodies = Subgraphs(nodes=1, on_cpu=(part,), function_nodes=(part,), copies=0)
@@ -245,12 +238,6 @@ def test_name_with_control_characters_is_escaped_and_found():
 def test_escaped_name_wins_over_longer_names():
     report = renamed(mixed(), {GATHER: "a\x1b", DET: "a\x1bb"})
     assert explained(report, "a?").node == "a\x1b"
-
-
-@pytest.mark.parametrize("width", [80, 120])
-@pytest.mark.parametrize("query", [GATHER, DET, "Memcpy", "input_ids"])
-def test_no_line_is_wider_than_the_console(width, query):
-    assert max(len(line) for line in rendered(explained(mixed(), query), width).splitlines()) <= width
 
 
 def test_missing_provider_does_not_hide_reason_of_available_provider():

@@ -311,17 +311,6 @@ def test_onnx_folder_is_inspected_without_manifest(tmp_path):
     assert "no input" in finding.problem and found.contract is None and found.modules
 
 
-def test_padded_weights_file_shows_size_on_disk(tmp_path):
-    nodes, weights = matmul_nbits(4)
-    path = save(model(nodes, weights, ("", MS)), tmp_path / "onnx" / "model.onnx", external=True)
-    assert "alignment padding" not in text_of(partita.inspect(tmp_path)), "onnx writes one after the other"
-    data = path.with_name("model.onnx.data")
-    data.write_bytes(data.read_bytes() + bytes(3 << 20))
-    found = partita.inspect(tmp_path)
-    assert found.weights.size_bytes < 1 << 20
-    assert "\n  on disk 3." in text_of(found) and " MiB, including alignment padding" in text_of(found)
-
-
 def text_of(found: Inspection) -> str:
     return load_view("text", "partita.inspection.document").to_text(found)
 

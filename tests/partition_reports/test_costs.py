@@ -8,8 +8,6 @@ import pytest
 
 from partita.observations.facts import GraphNode, PortFact, StateFact
 from partita.observations.records import ChainEntry
-from partita.partition_reports.cost import with_costs
-from partita.partition_reports.records import Subgraphs
 from tests.partition_reports.samples import (
     CPU_CHAIN,
     GPU,
@@ -153,12 +151,6 @@ def test_copied_sequence_has_unknown_size():
     assert (borders["query"], borders["wide"]) == (None, 512)
 
 
-def test_single_provider_run_has_zero_cost():
-    cost = cost_of(report_of(recorded_facts()), "decode")
-    assert (cost.partitions, cost.crossings, cost.copies) == (1, 0, 0)
-    assert (cost.crossing_bytes_per_run, cost.copy_bytes_per_run, cost.host_wait_us_per_run) == (0, 0, 0)
-
-
 # --- what a fallback costs ------------------------------------------------------------------------------------------
 
 
@@ -183,24 +175,6 @@ def test_fallback_without_copies_is_harmless_below_time_share(host_us, harmless)
     assert cost.copies == () and cost.copy_bytes_per_run == 0
     assert cost.time_share == pytest.approx(host_us / (1200 + host_us))
     assert cost.harmless is harmless, cost.harmless_reason
-
-
-def test_harmless_is_unknown_if_subgraphs_may_have_copies():
-    events = tuple(
-        event(run, order, name, op, provider, host_us=5 if name == GATHER else 100)
-        for run in range(4)
-        for order, (name, op, provider) in enumerate(MIXED_PLAN)
-    )
-    report = report_with(events=events)
-    found = {}
-    for unseen in (False, True):
-        bodies = Subgraphs(nodes=1, copies=0, may_have_more_copies=unseen)
-        phase = phase_of(report, "decode").model_copy(update={"subgraphs": bodies})
-        (entry,) = (e for e in report.fallbacks if e.node == GATHER and e.phase == "decode")
-        (entry,) = with_costs((entry,), phase, GPU_CHAIN[0], timed=True)
-        assert entry.cost is not None
-        found[unseen] = (entry.cost.harmless, "control-flow subgraphs" in entry.cost.harmless_reason)
-    assert found == {False: (True, False), True: (None, True)}
 
 
 def test_harmless_is_unknown_without_times():

@@ -11,7 +11,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from partita.bench.comparison import sentences
+from partita.bench.contenders import sentences
 from partita.bench.records import Bench
 from partita.check import gate
 from partita.check.requirements import Limits

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
 import unicodedata
 from pathlib import Path
 
@@ -14,9 +13,8 @@ from partita.cli import run
 from partita.partition_reports import storage
 from partita.partition_reports.outcome import state_name
 from partita.partition_reports.records import Subgraphs
-from partita.partition_reports.render.html import read_part
-from partita.partition_reports.sections.layer_map import COLOURS, pick_letters
 from partita.partition_reports.sections.overview import model_name, sign_and_tone
+from partita.partition_reports.sections.placement import pick_letters
 from tests.partition_reports import pages
 from tests.partition_reports.html_tree import Element, read, section, words
 from tests.partition_reports.report_changes import each_phase, left_by_cuda_too, with_cost
@@ -146,20 +144,6 @@ def test_tables_have_captions_and_scopes(page: str) -> None:
             assert len([e for e in row.children if e["scope"] == "row"]) == 1
 
 
-def test_svgs_are_labelled_or_hidden_from_screen_readers(page: str) -> None:
-    root = read(page)
-    for picture in root.all("svg"):
-        inside = picture.parent
-        while inside is not None and inside.tag != "svg":
-            inside = inside.parent
-        if inside is None:
-            assert picture["aria-hidden"] == "true" or (picture["role"] == "img" and picture["aria-label"])
-    for strip in root.all("div"):
-        if strip["class"] == "strip":
-            # Thousands of links would bury the sums next to them.
-            assert strip["aria-hidden"] == "true" and all(e["tabindex"] == "-1" for e in strip.children)
-
-
 # content
 
 
@@ -228,37 +212,6 @@ def test_fallbacks_show_evidence_remedy_cost_and_probes(deep: Element) -> None:
 
 
 # look
-
-
-def variables(style: str) -> dict[str, dict[str, str]]:
-    """Colours of the light and the dark mode."""
-    light, dark = re.findall(r":root \{(.*?)\}", style, re.DOTALL)
-    modes = {name: dict(re.findall(r"--(\w+): (#\w{6});", text)) for name, text in (("light", light), ("dark", dark))}
-    return {"light": modes["light"], "dark": modes["light"] | modes["dark"]}
-
-
-def luminance(colour: str) -> float:
-    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(one: str, other: str) -> float:
-    bright, dark = sorted((luminance(one), luminance(other)), reverse=True)
-    return (bright + 0.05) / (dark + 0.05)
-
-
-@pytest.mark.parametrize("mode", ["light", "dark"])
-def test_colour_contrast_meets_wcag_ratios(mode: str) -> None:
-    colours = variables(read_part("page.css"))[mode]
-    for text in ("text", "muted", "link", "good", "mild", "warn", "bad"):
-        for ground in ("page", "panel"):
-            assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
-    for number in (*range(COLOURS), "u"):
-        assert contrast(colours["on"], colours[f"e{number}"]) >= 4.5, f"letter on e{number}"
-        for ground in ("page", "panel"):
-            assert contrast(colours[f"e{number}"], colours[ground]) >= 3, f"e{number} on {ground}"
-    assert contrast(colours["edge"], colours["page"]) >= 3
 
 
 # size

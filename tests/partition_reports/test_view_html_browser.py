@@ -7,15 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from partita.partition_reports.render.show import load_view
 from tests.conftest import require
 from tests.partition_reports import pages
 from tests.partition_reports.chromium import Tab, chromium, find_chromium
 from tests.partition_reports.reports import recorded
 from tests.partition_reports.samples import shown
-from tests.partition_reports.test_narrow_terminals import made_bench
 
-LOAD_SECONDS = 1.0
 SECTIONS = (
     "phases",
     "fallbacks",
@@ -83,13 +80,6 @@ def test_page_renders_without_horizontal_scrolling(tab: Tab, files: dict[str, Pa
     assert tab.run("window.hacked === undefined && document.images.length === 0")
 
 
-def test_page_of_32_layer_model_loads_within_limit(tab: Tab, files: dict[str, Path]) -> None:
-    seconds: list[float] = []
-    while len(seconds) < 12 and min(seconds, default=LOAD_SECONDS) >= LOAD_SECONDS:  # other tests may run beside it
-        seconds.append(tab.open(files["large"], width=1440, height=900))
-    assert min(seconds) < LOAD_SECONDS, seconds
-
-
 def test_button_steps_through_fallback_nodes(tab: Tab, files: dict[str, Path]) -> None:
     tab.prefer(prefers_reduced_motion="reduce")
     tab.open(files["deep"], width=360, height=800)
@@ -122,17 +112,6 @@ def test_page_is_readable_without_javascript(tab: Tab, files: dict[str, Path]) -
     assert hidden(tab, "#nodes table") == []
 
 
-def test_print_is_light_and_expands_collapsed_tables(tab: Tab, files: dict[str, Path]) -> None:
-    tab.open(files["deep"], width=794, height=1123)
-    assert hidden(tab, "#nodes table") == ["#nodes table"]
-    tab.call("Emulation.setEmulatedMedia", media="print", features=[{"name": "prefers-color-scheme", "value": "dark"}])
-    assert hidden(tab, "#nodes table") == []
-    assert hidden(tab, "nav", "#next-fallback") == ["nav", "#next-fallback"]
-    assert tab.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    pages_ = tab.call("Page.printToPDF", printBackground=False)["data"]
-    assert len(pages_) > 10_000
-
-
 SQUEEZED = """
 [...document.querySelectorAll("td, th, dd")].filter(cell => {
   const words = cell.textContent.trim().split(/\\s+/).length;
@@ -157,14 +136,3 @@ def test_table_cells_are_not_squeezed_at_phone_width(tab: Tab, files: dict[str, 
     assert tab.run("document.documentElement.scrollWidth") <= 390
     empty = "[...document.querySelectorAll('th')].filter(e => !e.textContent.trim() && !e.closest('.map')).length"
     assert tab.run(empty) == 0
-
-
-def test_bench_page_renders_without_horizontal_scrolling(tab: Tab, tmp_path: Path) -> None:
-    (tmp_path / "bench.html").write_text(
-        load_view("html", "partita.bench.sections").to_text(made_bench()), encoding="utf-8"
-    )
-    for width in (360, 1440):
-        tab.open(tmp_path / "bench.html", width=width, height=900)
-        assert hidden(tab, "h1", "#speed table", "#placement table") == []
-        assert tab.run("document.documentElement.scrollWidth") <= width
-        assert tab.run(SQUEEZED) == []

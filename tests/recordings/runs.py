@@ -49,6 +49,7 @@ PLANTED = (
     # Compiled partitions.
     *("openvino-gqa", "openvino-attention-24-neighbour", "openvino-pad-wrap", "openvino-topk-after-a-gap"),
     *("openvino-whole-topk-by-default", "qnn-cumsum-neighbour", "qnn-quantise-output", "qnn-empty"),
+    "qnn-gelu-of-parts-beside-a-compiled-part",
     # Providers that do not start.
     *("main-cuda-libraries", "webgpu-no-adapter", "openvino-no-gpu", "qnn-plugin-with-an-error"),
 )

@@ -1,12 +1,14 @@
-"""The table of reasons: a row for each code, in the order of `observations.codes`.
+"""The reasons: a row for each code, in the order of `observations.codes`, and the precedence of their findings.
 
-Within a rank of `partita.diagnosis.precedence`, the first row decides.
+Within a rank of `PRECEDENCE`, the first row of `ROWS` decides.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
+from partita.diagnosis.evidence import GROUNDS, Basis, Context, Finding
 from partita.diagnosis.reasons import base
 from partita.diagnosis.reasons.base import (
     ASK_OPTIONS,
@@ -22,7 +24,9 @@ from partita.diagnosis.reasons.base import (
     WITHOUT_OPTIONS,
     Reason,
 )
-from partita.observations.facts import OPTION
+from partita.observations.codes import ReasonCode
+from partita.observations.facts import OPTION, NodeProbe
+from partita.observations.records import ChainEntry
 
 DECLARE_SIZES = (
     "if the outputs of the node always have the same sizes, declare them in the file (value_info, or the type of the "
@@ -256,3 +260,83 @@ ROWS = (
 )
 REASONS: Mapping[str, Reason] = {reason.code: reason for reason in ROWS}
 """Every reason by its code."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """Findings of these codes on this basis; they precede all later rows."""
+
+    basis: Basis
+    codes: tuple[ReasonCode, ...] = ()
+    """Empty: every code that no other row of this basis lists."""
+
+
+PRECEDENCE: tuple[Rank, ...] = (
+    Rank("pin"),
+    # The node may be on the preferred provider.
+    Rank("nowhere"),
+    # The provider itself names node and cause.
+    Rank("line"),
+    Rank("blank_line"),
+    # One change isolates the cause; a log line `no kernel` does not distinguish operator, version and type.
+    Rank("alone"),
+    Rank("together"),
+    # Fixed sizes may accompany every other change.
+    Rank("together", ("dynamic_shape",)),
+    Rank("vague_line"),
+    Rank("forms"),
+    Rank("alone_said"),
+    Rank("alone_left"),
+    # A provider that fails on the graph has placed no node.
+    Rank("part"),
+    # A provider that did not start has placed no node.
+    Rank("entry"),
+    # A node that ONNX Runtime added is not in the model.
+    Rank("origin"),
+    Rank("alone", ("no_kernel_op",)),
+    Rank("line", ("no_kernel_op",)),
+    Rank("alone", ("subgraph_rejected",)),
+    Rank("line", ("subgraph_rejected",)),
+    Rank("budget"),
+    Rank("alone", ("not_claimed",)),
+    Rank("line", ("not_claimed",)),
+    # A log line without a node name may be about another node of the operator.
+    Rank("blank_line", ("no_kernel_op", "subgraph_rejected", "not_claimed")),
+    Rank("graph_line"),
+    Rank("nothing"),
+)
+
+
+def rank_of(code: str, basis: Basis) -> int:
+    """The row of a finding: the row of the basis that lists the code, else the basis's row without codes."""
+    rows = [(number, rank) for number, rank in enumerate(PRECEDENCE) if rank.basis == basis]
+    own = (number for number, rank in rows if code in rank.codes)
+    return next(own, None) or next(number for number, rank in rows if not rank.codes)
+
+
+def findings(context: Context) -> list[tuple[Reason, Finding]]:
+    """Every reason that applies, with its finding, in the order of the table; the first decides.
+
+    `unexplained` always applies.
+    """
+    applying = [(reason, finding) for reason in REASONS.values() for finding in reason.findings(context)]
+    return sorted(applying, key=lambda pair: rank_of(pair[0].code, pair[1].basis))
+
+
+def explain(context: Context) -> tuple[Reason, Finding]:
+    """The reason that decides, and its finding."""
+    return findings(context)[0]
+
+
+def describe_rank(code: str, basis: Basis) -> str:
+    """A finding's rank and basis as text, e.g. `rank 5: an experiment on the node in isolation`."""
+    if basis not in GROUNDS:  # in a report of another version
+        return "unknown rank"
+    return f"rank {rank_of(code, basis) + 1}: {GROUNDS[basis]}"
+
+
+def reason_from_probes(probe: NodeProbe, provider: str) -> tuple[ReasonCode, str] | None:
+    """The reason and evidence from experiments on a node with `provider` alone; None if they show no reason."""
+    skipped = ChainEntry(provider=provider, status="active")
+    reason, finding = explain(Context(probe.node, None, skipped, probe=probe))
+    return None if finding.basis == "nothing" else (reason.code, finding.evidence)

@@ -1,18 +1,17 @@
 """The views of a kind of record.
 
-The module with a record's document has `VIEWS`: text, brief, Markdown and HTML use the document, JSON the record. Other
-views are modules with `VIEW`, imported on demand.
+The module with a record's document has `VIEWS`: text, brief, Markdown and HTML use the document, JSON the record.
 """
 
 from __future__ import annotations
 
 import importlib
+import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from partita.errors import UsageError
-from partita.partition_reports.render.view import View
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,8 +19,25 @@ if TYPE_CHECKING:
     from partita.partition_reports.sections.model import Document
 
 REPORT_VIEWS = "partita.partition_reports.sections.report"
+FILE_COLUMNS = 100
+"""Width of a text view in a file."""
 GENERAL = ("brief", "html", "json", "markdown", "text")
 """Views of every record."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A rendering of one kind of record."""
+
+    name: str
+    suffix: str
+    """File name suffix, e.g. .json."""
+    to_text: Callable[[Any], str]
+    """Record -> text with a trailing newline. Raises ReportError if the record lacks the required data."""
+    print_to: Callable[[Any, Console], None] | None = None
+    """Prints the view at the width of a console, with colour; None for file formats."""
+    file_kind: str = ""
+    """Name of its file in messages; empty: the view's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +48,18 @@ class Views:
     """Returns the document of a record."""
     unfold: bool = False
     """Include folds in Markdown, collapsed."""
-    modules: Mapping[str, str] = field(default_factory=dict)
-    """Name of a view -> its module."""
+    own: Mapping[str, Callable[[], View]] = field(default_factory=dict)
+    """Name of a further view -> a function that loads it."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of all views."""
-        return tuple(sorted({*GENERAL, *self.modules}))
+        return tuple(sorted({*GENERAL, *self.own}))
 
     def load(self, name: str) -> View:
         """The view of a name."""
-        if name in self.modules:
-            found: View = importlib.import_module(self.modules[name]).VIEW
-            return found
+        if name in self.own:
+            return self.own[name]()
         if name == "json":
             from partita.partition_reports.storage import to_json
 
@@ -57,11 +72,24 @@ class Views:
             from partita.partition_reports.render import html
 
             return View(name, ".html", lambda record: html.write_document(self.document(record)), file_kind="page")
-        from partita.partition_reports.render import blocks
-        from partita.partition_reports.render.terminal import Page, terminal_view
+        from partita.partition_reports.render.terminal import Page, show_brief, show_document
 
-        show = blocks.show_brief if name == "brief" else blocks.show_document
+        show = show_brief if name == "brief" else show_document
         return terminal_view(name, lambda record, console: show(Page(console), self.document(record)))
+
+
+def terminal_view(name: str, render: Callable[[Any, Console], None]) -> View:
+    """The view that `render` prints to a console, or to a file without colour."""
+
+    def to_text(record: Any) -> str:
+        from rich.console import Console
+
+        stream = io.StringIO()
+        plain = Console(file=stream, width=FILE_COLUMNS, color_system=None, force_terminal=False, legacy_windows=False)
+        render(record, plain)
+        return stream.getvalue()
+
+    return View(name, ".txt", to_text, print_to=render)
 
 
 def _views(where: str) -> Views:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from partita.observations.cpu import CpuSession
-from partita.observations.records import ChainEntry, Environment, Memory, PackageFacts
+from partita.observations.records import ChainEntry, CpuSession, Environment, Memory, PackageFacts
 from partita.observations.text_format import decimals, families, human_bytes, listing, name_some, nats, plural, tally
 from partita.partition_reports.groups import grouped
 from partita.partition_reports.records import Report

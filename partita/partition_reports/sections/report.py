@@ -8,7 +8,7 @@ from partita.observations.text_format import listing, plural
 from partita.partition_reports.groups import grouped
 from partita.partition_reports.outcome import headline
 from partita.partition_reports.records import Report
-from partita.partition_reports.render.show import Views
+from partita.partition_reports.render.show import View, Views
 from partita.partition_reports.sections import (
     arithmetic,
     fallbacks,
@@ -99,4 +99,10 @@ def document(report: Report) -> Document:
     )
 
 
-VIEWS = Views(document, modules={"model-explorer": "partita.partition_reports.model_explorer"})
+def _node_data() -> View:
+    from partita.partition_reports.model_explorer import VIEW
+
+    return VIEW
+
+
+VIEWS = Views(document, own={"model-explorer": _node_data})

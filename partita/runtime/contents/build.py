@@ -28,7 +28,6 @@ from partita.inspection.records import (
     OperatorCount,
     PortFacts,
     Provenance,
-    StoredTensor,
     TokenizerFacts,
     WeightFacts,
     WeightKind,
@@ -65,8 +64,6 @@ if TYPE_CHECKING:
 
 MAIN = ("", "ai.onnx")
 """Domains of ONNX's own operators."""
-LARGEST = 8
-"""Length of the list of largest tensors."""
 PLACES = ("", "onnx")
 """Subfolders in which exporters write graphs; `onnx` is that of the Hub's ONNX community."""
 
@@ -201,11 +198,9 @@ def _weights(read: Sequence[ReadGraph]) -> WeightFacts:
         )
         for dtype, listed in kinds.items()
     ]
-    largest = sorted(tensors.values(), key=lambda tensor: -tensor.size_bytes)[:LARGEST]
     return WeightFacts(
         size_bytes=sum(row.size_bytes for row in rows),
         kinds=tuple(sorted(rows, key=lambda row: (-row.size_bytes, row.dtype))),
-        largest=tuple(StoredTensor.copy_of(tensor) for tensor in largest),
     )
 
 

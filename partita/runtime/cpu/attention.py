@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from partita.observations.cpu import AttentionChoice
+from partita.observations.records import AttentionChoice
 from partita.observations.text_format import human_bytes
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import Literal
 
 from partita import process
 from partita.errors import UsageError
-from partita.observations.cpu import AttentionChoice, CpuSession
 from partita.observations.names import CPU
+from partita.observations.records import AttentionChoice, CpuSession
 from partita.providers.resolve import Resolution
 from partita.runtime.cpu import huge_pages
 from partita.runtime.cpu.attention import VARIABLE, Attention, by_word, choose

@@ -19,8 +19,8 @@ import onnxruntime as ort
 
 from partita import process
 from partita.files import profiles_folder, temporary_directory
-from partita.observations.cpu import CpuSession
 from partita.observations.facts import AssignedNode
+from partita.observations.records import CpuSession
 from partita.providers.cuda_dry_run.stub_build import BUILD_VARIABLE
 from partita.providers.resolve import Resolution
 from partita.runtime.ort.binding import ON_HOST, Binding, PortMemory
