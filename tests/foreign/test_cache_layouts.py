@@ -10,6 +10,7 @@ from partita.errors import PackageError
 from partita.foreign.folder import Choice, open_folder
 from partita.providers.resolve import parse_chain
 from partita.runtime.generate.runner import load_runner
+from tests.foreign.conftest import length_and_notes
 from tests.foreign.test_any_decoder import PROMPT, folder_of, tokens
 from tests.runtime.generate.test_cache import adding
 
@@ -90,21 +91,34 @@ IN_THREE = "int64[3,1,S] position_ids"
 MOVED = "all_rows = Concat<axis = 2>(past_key_0, new)\n  present_key_0 = Slice(all_rows, most, huge, rows, one)"
 
 
+TURN = "Transpose<perm = [0, 2, 1, 3]>"
+TURNED = f"""turned = {TURN}(past_key_0)
+  own = {TURN}(new)
+  there = {TURN}(place)
+  written = ScatterElements<axis = 1>(turned, there, own)
+  present_key_0 = {TURN}(written)"""
+ROWS_FIRST = f"""turned = {TURN}(past_key_0)
+  written = ScatterElements<axis = 2>(turned, place, new)
+  present_key_0 = {TURN}(written)"""
+
+
 @pytest.mark.parametrize(
-    "present",
+    ("text", "shape"),
     [
-        SCATTERED,
-        "turned = Transpose<perm = [0, 2, 1, 3]>(past_key_0)\n  own = Transpose<perm = [0, 2, 1, 3]>(new)\n"
-        "  there = Transpose<perm = [0, 2, 1, 3]>(place)\n  written = ScatterElements<axis = 1>(turned, there, own)\n"
-        "  present_key_0 = Transpose<perm = [0, 2, 1, 3]>(written)",
+        (fixed(SCATTERED), (1, 1, 32, 1)),
+        (fixed(TURNED), (1, 1, 32, 1)),
+        (
+            fixed(ROWS_FIRST).replace("[1,1,32,1]", "[1,32,1,1]").replace("Mul(present_key_0, c", "Mul(written, c"),
+            (1, 32, 1, 1),
+        ),
     ],
-    ids=["scattered", "turned"],
+    ids=["scattered", "turned", "rows first"],
 )
-def test_fixed_cache_written_at_cursor_is_supported(present: str, tmp_path: Path) -> None:
-    folder = folder_of(fixed(present), tmp_path / "fixed")
+def test_fixed_cache_written_at_cursor_is_supported(text: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    folder = folder_of(text, tmp_path / "fixed")
     manifest = open_folder(folder)
     (state,) = manifest.graph.states
-    assert (state.shape, state.growing_axis, manifest.graph.max_length) == ((1, 1, 32, 1), None, 32)
+    assert (state.shape, state.growing_axis, manifest.graph.max_length) == (shape, None, 32)
     for chunk in (100, 3):
         assert tokens(folder, [PROMPT], Choice(), chunk) == [adding(PROMPT, 6)]
 
@@ -188,34 +202,16 @@ def test_cache_length_axis_is_recognised_in_other_layouts(
     assert tokens(folder, [PROMPT], Choice(), chunk) == [adding(PROMPT, 6)]
 
 
-def test_fixed_cache_length_is_recognised_through_transposes(tmp_path: Path) -> None:
-    """The axis of ScatterElements identifies it."""
-    turned = (
-        "  turned = Transpose<perm = [0, 2, 1, 3]>(past_key_0)\n"
-        "  written = ScatterElements<axis = 2>(turned, place, new)\n"
-        "  present_key_0 = Transpose<perm = [0, 2, 1, 3]>(written)"
-    )
-    text = fixed(turned).replace("float[1,1,32,1]", "float[1,32,1,1]")
-    text = text.replace("seen = Mul(present_key_0, column)", "seen = Mul(written, column)")
-    folder = folder_of(text, tmp_path / "first")
-    manifest = open_folder(folder)
-    assert (manifest.graph.states[0].shape, manifest.graph.max_length) == ((1, 32, 1, 1), 32)
-    for chunk in (100, 3):
-        assert tokens(folder, [PROMPT], Choice(), chunk) == [adding(PROMPT, 6)]
+FLAT = [
+    arranged("1,1,past,1", "1,1,all,1", 2, "0, 1, 2, 3", ids, logits)
+    for ids, logits in (("int64[S]", "S"), ("int64[batch,S]", "batch,S"))
+]
+LAST = GROWING["fused"].replace("float[batch,1,64] logits", "float[batch,64] logits")
 
 
-@pytest.mark.parametrize(("ids", "logits"), [("int64[S]", "S"), ("int64[batch,S]", "batch,S")])
-def test_token_ids_and_logits_without_batch_axis_are_supported(ids: str, logits: str, tmp_path: Path) -> None:
-    text = arranged("1,1,past,1", "1,1,all,1", 2, "0, 1, 2, 3", ids, logits)
+@pytest.mark.parametrize("text", [*FLAT, LAST.replace("Reshape(each, single)", "Reshape(each, one)")])
+def test_token_ids_and_logits_without_some_axes_are_supported(text: str, tmp_path: Path) -> None:
     folder = folder_of(text, tmp_path / "flat")
-    for chunk in (100, 3):
-        assert tokens(folder, [PROMPT], Choice(), chunk) == [adding(PROMPT, 6)]
-
-
-def test_two_dimensional_last_token_logits_are_supported(tmp_path: Path) -> None:
-    text = GROWING["fused"].replace("float[batch,1,64] logits", "float[batch,64] logits")
-    text = text.replace("flat = Reshape(each, single)", "flat = Reshape(each, one)")
-    folder = folder_of(text, tmp_path / "last")
     for chunk in (100, 3):
         assert tokens(folder, [PROMPT], Choice(), chunk) == [adding(PROMPT, 6)]
 
@@ -238,8 +234,5 @@ def test_prefix_saving_requires_batch_as_first_cache_axis(tmp_path: Path) -> Non
 
 
 def test_fixed_cache_longer_than_requested_length_is_noted(tmp_path: Path) -> None:
-    manifest = open_folder(folder_of(fixed(SCATTERED), tmp_path / "p"), Choice(max_length=8))
-    assert manifest.graph.max_length == 32
-    assert manifest.foreign is not None and any(
-        "has a fixed length of 32 tokens" in note for note in manifest.foreign.notes
-    )
+    length, notes = length_and_notes(folder_of(fixed(SCATTERED), tmp_path / "p"), 8)
+    assert length == 32 and "has a fixed length of 32 tokens" in notes
