@@ -141,3 +141,15 @@ def test_placement_limits_apply_to_selected_variant(variants: Path, capsys: pyte
     """The folder holds several models and no default."""
     words = [str(variants), "5,6,7", "--token-ids", "-n", "2", "--provider", "cpu", "--variant", "uint8"]
     assert run(["generate", *words, "--max-copies", "0"]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("layout", "in_place"), [("genai-fp16-cuda", 2), pytest.param("optimum", 0, marks=pytest.mark.heavy)]
+)
+def test_cuda_dry_run_places_cache_in_device_memory(layout: str, in_place: int, stand_ins: Path) -> None:
+    report = partita.place(SAMPLES / layout, "cuda,cpu", dry_run=True, probe_seconds=0, runs=2)
+    cache = report.cache
+    assert cache is not None and set(cache.memories) == {"Cuda"}
+    assert (cache.states, cache.in_place_states) == (2, in_place)
+    crossing = {copy.name for phase in report.phases for copy in phase.copies}
+    assert not [name for name in crossing if "past" in name or "present" in name], "the cache crosses to the host"
