@@ -141,27 +141,6 @@ def test_generate_place_and_bench_accept_foreign_folder(
     assert json.loads(capsys.readouterr().out)["contenders"][0]["rounds"]
 
 
-def test_hub_cache_snapshot_loads_if_onnx_runtime_rejects_links(
-    sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """ONNX Runtime 1.24 rejects links out of the model's folder (microsoft/onnxruntime#27353)."""
-    import onnxruntime
-
-    snapshot, blobs = linked(sample("genai-fp32-cpu"), tmp_path / "hub")
-    opened: list[bool] = []
-    usual = onnxruntime.InferenceSession
-
-    def refuses_links(model: bytes | Path, *arguments: object, **options: object) -> object:
-        opened.append(isinstance(model, bytes))
-        if not isinstance(model, bytes):
-            raise RuntimeError('External data path: "model.onnx.data" escapes model directory: "snapshot"')
-        return usual(model, *arguments, **options)
-
-    monkeypatch.setattr(onnxruntime, "InferenceSession", refuses_links)
-    assert generated(snapshot) == TOKENS and opened[:2] == [False, True]
-    assert all(path.is_symlink() for path in snapshot.iterdir()) and any(blobs.iterdir())
-
-
 def linked(folder: Path, hub: Path) -> tuple[Path, Path]:
     """The folder as the Hugging Face cache has one: links to files that are called by their hashes."""
     snapshot, blobs = hub / "snapshots" / "1", hub / "blobs"
