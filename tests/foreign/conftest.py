@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import pytest
 
+from partita.foreign.folder import Choice, open_folder
+
 SAMPLES = Path(__file__).parent / "samples"
 KNOWN: dict[str, list[int]] = json.loads((SAMPLES / "tokens.json").read_text(encoding="utf-8"))
 """Prompt, and the greedy tokens of transformers after it."""
@@ -73,3 +75,10 @@ def changed(path: Path, **values: Any) -> None:
             section = section[part]
         section[parts[-1]] = value
     path.write_text(json.dumps(raw), encoding="utf-8")
+
+
+def length_and_notes(folder: Path, max_length: int | None = None) -> tuple[int, str]:
+    """The maximum length of a foreign folder, and its notes on one line."""
+    manifest = open_folder(folder, Choice(max_length=max_length))
+    assert manifest.foreign is not None
+    return manifest.graph.max_length, "; ".join(manifest.foreign.notes)

@@ -95,13 +95,6 @@ def test_inferred_roles_record_their_source(tmp_path: Path) -> None:
     assert (summed.kind, summed.growing_axis, summed.in_place) == ("recurrent", None, False)
 
 
-def test_growing_cache_with_batch_size_2_runs_single_prompt(tmp_path: Path) -> None:
-    folder = folder_of(LOOKED_UP, tmp_path / "odd")
-    (tmp_path / "contract.toml").write_text("batch_size = 2\n")
-    choice = Choice(contract=tmp_path / "contract.toml")
-    assert tokens(folder, [PROMPT], choice, 100) == [adding(PROMPT, 6)]
-
-
 def test_ambiguous_inputs_for_a_role_are_reported(tmp_path: Path) -> None:
     text = SUMMED.replace("int64[1] past_len,", "int64[1] past_len, int32[1,S] input_ids,")
     with pytest.raises(PackageError, match="'token_ids' and 'input_ids' could both be for tokens"):

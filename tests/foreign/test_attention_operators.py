@@ -13,7 +13,7 @@ from onnx import numpy_helper, parser
 
 from partita.errors import PackageError
 from partita.foreign.folder import Choice, open_folder
-from tests.foreign.conftest import SAMPLES, Sample, changed
+from tests.foreign.conftest import SAMPLES, Sample, changed, length_and_notes
 from tests.foreign.reference_loop import plain_tokens
 from tests.foreign.test_any_decoder import tokens
 
@@ -42,9 +42,7 @@ MHA = """
     q, k, v, , padding, , past_key_values_0_key, past_key_values_0_value)"""
 
 
-def folder_of(
-    attention: str, kv_heads: int, home: Path, *, share_buffer: bool, told: str = MASK, width: int = WIDTH
-) -> Path:
+def folder_of(attention: str, kv_heads: int, home: Path, told: str = MASK, width: int = WIDTH) -> Path:
     """A folder as onnxruntime-genai has it, with one layer whose attention is `attention`.
 
     `told`: the inputs that say how many tokens there are, and where; `width`: of a head.
@@ -80,14 +78,13 @@ g (int64[batch_size,sequence_length] input_ids, {told}, {pasts})
         mapped |= {f"{side}_{kind}_names": f"{stem}_%d_{kind}" for kind in ("key", "value")}
     decoder |= {"num_attention_heads": HEADS, "num_key_value_heads": kv_heads, "head_size": width}
     raw["model"]["context_length"] = LONGEST
-    raw["search"]["past_present_share_buffer"] = share_buffer
     (home / "genai_config.json").write_text(json.dumps(raw), encoding="utf-8")
     return home
 
 
 @pytest.mark.parametrize("chunk", [100, 3])
 def test_multi_head_attention_cache_grows(chunk: int, tmp_path: Path) -> None:
-    folder = folder_of(MHA, HEADS, tmp_path / "mha", share_buffer=False)
+    folder = folder_of(MHA, HEADS, tmp_path / "mha")
     manifest = open_folder(folder)
     assert manifest.foreign is not None and manifest.foreign.layout == "onnxruntime-genai"
     assert manifest.graph.attention == "mha"
@@ -98,25 +95,24 @@ def test_multi_head_attention_cache_grows(chunk: int, tmp_path: Path) -> None:
     assert tokens(folder, [PROMPT], Choice(), chunk, COUNT) == [expected]
 
 
-@pytest.mark.parametrize("share_buffer", [True, False])
 @pytest.mark.parametrize("chunk", [100, 3])
-def test_attention_window_is_detected_and_matches(chunk: int, share_buffer: bool, tmp_path: Path) -> None:
+def test_attention_window_is_detected_and_matches(chunk: int, tmp_path: Path) -> None:
     """Prompts and completions exceed the window; without the window the tokens differ."""
     windowed = GQA.format(window=f", local_window_size = {WINDOW}")
-    folder = folder_of(windowed, 1, tmp_path / "windowed", share_buffer=share_buffer)
+    folder = folder_of(windowed, 1, tmp_path / "windowed")
     manifest = open_folder(folder)
     kept = [(s.shape, s.window, s.in_place) for s in manifest.graph.states]
     assert kept == [((1, 1, LONGEST, WIDTH), WINDOW, True)] * 2
     expected = plain_tokens(folder / "model.onnx", PROMPT, COUNT)
     assert tokens(folder, [PROMPT], Choice(), chunk, COUNT) == [expected]
-    whole = folder_of(GQA.format(window=""), 1, tmp_path / "whole", share_buffer=share_buffer)
+    whole = folder_of(GQA.format(window=""), 1, tmp_path / "whole")
     assert plain_tokens(whole / "model.onnx", PROMPT, COUNT) != expected
     assert {state.window for state in open_folder(whole).graph.states} == {None}
 
 
 def test_attention_cache_is_recognised_with_any_names(tmp_path: Path) -> None:
     """Neither names nor shapes link the outputs to the inputs or reveal the growing axis."""
-    known = folder_of(MHA, HEADS, tmp_path / "known", share_buffer=False)
+    known = folder_of(MHA, HEADS, tmp_path / "known")
     model = onnx.load(known / "model.onnx")
     odd = {"past_key_values_0_key": "memory_a", "past_key_values_0_value": "memory_b"}
     odd |= {"present_0_key": "kept_c", "present_0_value": "kept_d"}
@@ -137,6 +133,14 @@ def test_attention_cache_is_recognised_with_any_names(tmp_path: Path) -> None:
     assert tokens(tmp_path / "odd", [PROMPT], Choice(), 3, COUNT) == [expected]
 
 
+def check_limit(folder: Path, limit: int, said: str, longest: int = LONGEST) -> None:
+    """The length is limited, which a note says, and a longer one may be requested."""
+    for asked, length, says in ((None, limit, "the maximum length is"), (longest, longest, "longer")):
+        found, notes = length_and_notes(folder, asked)
+        assert found == length
+        assert (said in notes and says in notes) is (limit < longest), notes
+
+
 @pytest.mark.parametrize("operator", ["Greater", "GreaterOrEqual"])
 @pytest.mark.parametrize("as_node", [True, False])
 def test_length_is_limited_where_graph_switches_rotary_frequencies(
@@ -155,7 +159,7 @@ def test_length_is_limited_where_graph_switches_rotary_frequencies(
   made, present_0_key, present_0_value = com.microsoft.GroupQueryAttention<
     num_heads = 2, kv_num_heads = 1, do_rotary = 1>(
     q, k, v, past_key_values_0_key, past_key_values_0_value, seqlens_k, total, cos, sin)"""
-    folder = folder_of(rotary, 1, tmp_path / "long", share_buffer=True)
+    folder = folder_of(rotary, 1, tmp_path / "long")
     model = onnx.load(folder / "model.onnx")
     for name in ("long_cos", "long_sin", "short_cos", "short_sin"):
         model.graph.initializer.append(numpy_helper.from_array(np.ones((LONGEST, 4), np.float32), name))
@@ -163,51 +167,30 @@ def test_length_is_limited_where_graph_switches_rotary_frequencies(
         model.graph.initializer.append(numpy_helper.from_array(np.array([ORIGINAL], np.int64), "original"))
     onnx.save(model, folder / "model.onnx")
     limit = ORIGINAL if operator == "Greater" else ORIGINAL - 1
-    for choice, length, says in (
-        (Choice(), limit, "the maximum length is"),
-        (Choice(max_length=LONGEST), LONGEST, "longer"),
-    ):
-        manifest = open_folder(folder, choice)
-        assert manifest.graph.max_length == length and manifest.foreign is not None
-        (note,) = [note for note in manifest.foreign.notes if "other rotary frequencies" in note]
-        assert says in note and f"beyond {limit} tokens" in note
+    check_limit(folder, limit, f"the graph uses other rotary frequencies beyond {limit} tokens")
 
 
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
 def test_length_is_limited_where_config_switches_rotary_frequencies(key: str, tmp_path: Path) -> None:
-    folder = folder_of(GQA.format(window=""), 1, tmp_path / "long", share_buffer=True)
+    folder = folder_of(GQA.format(window=""), 1, tmp_path / "long")
     rope = {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
     for factors, length in ((rope, ORIGINAL), ({**rope, "long_factor": [1.0]}, LONGEST)):
         config = {key: factors, "original_max_position_embeddings": ORIGINAL}
         (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        manifest = open_folder(folder)
-        assert manifest.graph.max_length == length and manifest.foreign is not None
-        notes = [note for note in manifest.foreign.notes if "other rotary frequencies beyond 12 tokens" in note]
-        assert len(notes) == (length == ORIGINAL)
-    assert open_folder(folder, Choice(max_length=LONGEST)).graph.max_length == LONGEST
+        check_limit(folder, length, "config.json has other rotary frequencies beyond 12 tokens")
 
 
-@pytest.mark.parametrize("share_buffer", [True, False])
-def test_length_is_limited_to_window_missing_from_graph(share_buffer: bool, tmp_path: Path) -> None:
+def test_length_is_limited_to_window_missing_from_graph(tmp_path: Path) -> None:
     """Beyond the window the tokens differ from the model's; a longer length must be requested."""
-    folder = folder_of(GQA.format(window=""), 1, tmp_path / "whole", share_buffer=share_buffer)
+    folder = folder_of(GQA.format(window=""), 1, tmp_path / "whole")
     raw = json.loads((folder / "genai_config.json").read_text(encoding="utf-8"))
     slides = {"slide_key_value_cache": False, "slide_inputs": False, "layers": []}
     raw["model"]["decoder"]["sliding_window"] = {"window_size": WINDOW, **slides}
     (folder / "genai_config.json").write_text(json.dumps(raw), encoding="utf-8")
-    for choice, length, says in (
-        (Choice(), WINDOW, "the maximum length is"),
-        (Choice(max_length=LONGEST), LONGEST, "longer"),
-    ):
-        manifest = open_folder(folder, choice)
-        assert manifest.graph.max_length == length and manifest.foreign is not None
-        (note,) = [note for note in manifest.foreign.notes if "a window of" in note]
-        assert says in note
-    windowed = folder_of(
-        GQA.format(window=f", local_window_size = {WINDOW}"), 1, tmp_path / "windowed", share_buffer=share_buffer
-    )
+    check_limit(folder, WINDOW, "genai_config.json has a window of 4 tokens, but the graph's attention has none")
+    windowed = folder_of(GQA.format(window=f", local_window_size = {WINDOW}"), 1, tmp_path / "windowed")
     (windowed / "genai_config.json").write_text(json.dumps(raw), encoding="utf-8")
-    assert open_folder(windowed).graph.max_length == LONGEST, "its attention has the window"
+    check_limit(windowed, LONGEST, "a window of")
 
 
 @pytest.mark.parametrize(
@@ -226,10 +209,7 @@ def test_length_is_limited_to_config_window_missing_from_graph(
 ) -> None:
     folder = sample("optimum")
     changed(folder / "config.json", **said)
-    manifest = open_folder(folder)
-    assert manifest.graph.max_length == length and manifest.foreign is not None
-    assert any("a window of 20 tokens, but the graph" in note for note in manifest.foreign.notes) is (length == 20)
-    assert open_folder(folder, Choice(max_length=64)).graph.max_length == 64
+    check_limit(folder, length, "a window of 20 tokens, but the graph", 64)
 
 
 @pytest.mark.parametrize(
@@ -251,9 +231,7 @@ def test_window_mask_in_standard_operators_does_not_limit_length(node: str, samp
     yes = onnx.helper.make_node("Constant", [], ["yes"], value=numpy_helper.from_array(np.array(True)))
     model.graph.node.extend([yes, onnx.helper.make_node("If", ["yes"], ["at"], then_branch=body, else_branch=body)])
     onnx.save(model, folder / "model.onnx")
-    manifest = open_folder(folder)
-    assert manifest.graph.max_length == 64 and manifest.foreign is not None
-    assert not any("a window of" in note for note in manifest.foreign.notes)
+    check_limit(folder, 64, "a window of", 64)
 
 
 OLIVE = "int32[batch_size,1] past_seq_len, int32 total_seq_len"
@@ -264,8 +242,8 @@ TOLD = """
 
 
 def test_length_inputs_replace_attention_mask(tmp_path: Path) -> None:
-    plain = folder_of(GQA.format(window=""), 1, tmp_path / "plain", share_buffer=True)
-    folder = folder_of(TOLD, 1, tmp_path / "told", share_buffer=True, told=OLIVE)
+    plain = folder_of(GQA.format(window=""), 1, tmp_path / "plain")
+    folder = folder_of(TOLD, 1, tmp_path / "told", OLIVE)
     config = json.loads((folder / "genai_config.json").read_text(encoding="utf-8"))
     config["model"]["decoder"]["inputs"] |= {
         "past_sequence_length": "past_seq_len",
@@ -281,14 +259,9 @@ def test_length_inputs_replace_attention_mask(tmp_path: Path) -> None:
         assert tokens(folder, [PROMPT], Choice(), chunk, COUNT) == expected[:1]
     (contract := tmp_path / "two.toml").write_text("batch_size = 2\n")
     assert tokens(folder, others, Choice(contract=contract), 100, COUNT) == expected
-
-
-@pytest.mark.parametrize("shape", ["batch_size,2", "batch_size,sequence_length"])
-def test_length_inputs_of_unsupported_shape_are_rejected(shape: str, tmp_path: Path) -> None:
-    told = OLIVE.replace("batch_size,1", shape)
-    folder = folder_of(TOLD, 1, tmp_path / "told", share_buffer=True, told=told)
-    with pytest.raises(PackageError, match=r"past_seq_len int32\[batch_size,\w+\] cannot be identified"):
-        open_folder(folder)
+    odd = folder_of(TOLD, 1, tmp_path / "odd", OLIVE.replace("batch_size,1", "batch_size,2"))
+    with pytest.raises(PackageError, match=r"past_seq_len int32\[batch_size,2\] cannot be identified"):
+        open_folder(odd)
 
 
 def test_cache_with_another_reader_of_keys_is_not_in_place(tmp_path: Path) -> None:
@@ -299,7 +272,7 @@ def test_cache_with_another_reader_of_keys_is_not_in_place(tmp_path: Path) -> No
   few = Cast<to = 1>(rows)
   none = Sub(few, few)
   made = Add(all, none)"""
-    folder = folder_of(attention, 1, tmp_path / "read", share_buffer=True)
+    folder = folder_of(attention, 1, tmp_path / "read")
     states = open_folder(folder).graph.states
     assert {(state.kind, state.growing_axis, state.in_place) for state in states} == {
         ("key", 2, False),
@@ -310,48 +283,12 @@ def test_cache_with_another_reader_of_keys_is_not_in_place(tmp_path: Path) -> No
         assert tokens(folder, [PROMPT], Choice(), chunk, COUNT) == [expected]
 
 
-TWO_KINDS = f"""<ir_version: 10, opset_import: ["": 17, "com.microsoft": 1]>
-g (int64[batch_size,sequence_length] input_ids, {MASK},
-   float[batch_size,2,past_sequence_length,8] past_key_values_0_key,
-   float[batch_size,2,past_sequence_length,8] past_key_values_0_value,
-   float[batch_size,1,past_sequence_length,16] past_key_values_1_key,
-   float[batch_size,1,past_sequence_length,16] past_key_values_1_value)
-  => (float[batch_size,sequence_length,{VOCAB}] logits,
-      float[batch_size,2,total_sequence_length,8] present_0_key,
-      float[batch_size,2,total_sequence_length,8] present_0_value,
-      float[batch_size,1,total_sequence_length,16] present_1_key,
-      float[batch_size,1,total_sequence_length,16] present_1_value)
-{{{LENGTHS}
-  hidden = Gather<axis = 0>(table, input_ids)
-  q_0 = MatMul(hidden, narrow)
-  k_0 = MatMul(hidden, same)
-  made_0, present_0_key, present_0_value = com.microsoft.GroupQueryAttention<
-    num_heads = 2, kv_num_heads = 2, local_window_size = {WINDOW}>(
-    q_0, k_0, k_0, past_key_values_0_key, past_key_values_0_value, seqlens_k, total)
-  between = Add(made_0, hidden)
-  q_1 = MatMul(between, wide)
-  k_1 = MatMul(between, same)
-  made_1, present_1_key, present_1_value = com.microsoft.GroupQueryAttention<num_heads = 2, kv_num_heads = 1>(
-    q_1, k_1, k_1, past_key_values_1_key, past_key_values_1_value, seqlens_k, total)
-  back = MatMul(made_1, narrowed)
-  sum = Add(back, between)
-  logits = MatMul(sum, head)
-}}"""
-"""A layer with a window, two heads of 8, and one without, with one head of 16."""
-
-
-def test_layers_with_different_head_shapes_are_read_from_graph(tmp_path: Path) -> None:
-    """As in Gemma 4 by onnxruntime-genai's builder: its config holds one pair of head numbers."""
-    folder = folder_of(GQA.format(window=""), 1, tmp_path / "kinds", share_buffer=True)
-    random, model = np.random.default_rng(5), parser.parse_model(TWO_KINDS)
-    shapes = {"table": (VOCAB, 16), "narrow": (16, 16), "same": (16, 16), "wide": (16, 32), "narrowed": (32, 16)}
-    for name, shape in {**shapes, "head": (16, VOCAB)}.items():
-        values = random.standard_normal(shape).astype(np.float32) / 4
-        model.graph.initializer.append(numpy_helper.from_array(values, name))
-    onnx.save(model, folder / "model.onnx")
-    numbers = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_size": 8}
+def test_head_shapes_and_windows_are_read_from_graph(tmp_path: Path) -> None:
+    """Layers may differ, as in Gemma 4 by onnxruntime-genai's builder: its config holds one pair of head numbers."""
+    folder = folder_of(GQA.format(window=f", local_window_size = {WINDOW}"), 1, tmp_path / "kinds", width=16)
+    numbers = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_size": 8}
     changed(folder / "genai_config.json", **{f"model__decoder__{name}": value for name, value in numbers.items()})
     found = {(state.layer, state.shape, state.window) for state in open_folder(folder).graph.states}
-    assert found == {(0, (1, 2, LONGEST, 8), WINDOW), (1, (1, 1, LONGEST, 16), None)}
+    assert found == {(0, (1, 1, LONGEST, 16), WINDOW)}
     expected = plain_tokens(folder / "model.onnx", PROMPT, COUNT)
     assert tokens(folder, [PROMPT], Choice(), 3, COUNT) == [expected]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import onnx
 import pytest
+from onnx import TensorProto, helper
 
 from partita import cli
 from partita.errors import PackageError, PartitaError, UsageError
@@ -17,17 +18,25 @@ from partita.library.inspecting import read
 from partita.providers.resolve import parse_chain
 from partita.runtime.generate.runner import load_runner
 from partita.runtime.place.model_file import read_model_file
-from tests.foreign.conftest import SAMPLES, Sample, changed
+from tests.foreign.conftest import SAMPLES, Sample, changed, length_and_notes
+
+Change = Callable[[onnx.ModelProto], object]
 
 
 def refused(folder: Path, choice: Choice | None = None) -> str:
     """What is said of a folder that cannot be opened."""
     with pytest.raises((PackageError, UsageError)) as caught:
         open_folder(folder, choice or Choice())
+    assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-def altered(folder: Path, change: Callable[[onnx.ModelProto], object], file: str = "model.onnx") -> Path:
+def load(folder: Path) -> None:
+    """Open a folder, and try it."""
+    load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder)).close()
+
+
+def altered(folder: Path, change: Change, file: str = "model.onnx") -> Path:
     """The folder with its model changed."""
     model = onnx.load(folder / file, load_external_data=False)
     change(model)
@@ -43,17 +52,23 @@ def renamed(old: str, new: str) -> Callable[[onnx.ModelProto], None]:
             port.name = new if port.name == old else port.name
         for node in model.graph.node:
             for names in (node.input, node.output):
-                for index, name in enumerate(names):
-                    if name == old:
-                        names[index] = new
+                names[:] = [new if name == old else name for name in names]
 
     return change
+
+
+# files
 
 
 def test_multiple_model_files_are_listed_with_variants(hub_folder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "hub"
     shutil.copytree(hub_folder, folder)
-    (folder / "onnx" / "model.onnx").unlink()
+    shutil.copy(folder / "onnx" / "model.onnx", folder / "model.onnx")
+    assert "onnx/model.onnx" in refused(folder)
+    for file in ("onnx/model.onnx", "model.onnx"):
+        assert open_folder(folder, Choice(variant=file)).graph.files[0].file == file
+    for home in (folder, folder / "onnx"):
+        (home / "model.onnx").unlink()
     said = refused(folder)
     assert all(name in said for name in ("3 models", "model_q4.onnx", "model_int8.onnx", "model_fp16.onnx"))
     assert "--variant fp16" in said
@@ -61,156 +76,46 @@ def test_multiple_model_files_are_listed_with_variants(hub_folder: Path, tmp_pat
     assert "q8" in refused(folder, Choice(variant="q8"))
 
 
-def test_variant_is_selected_by_file_path(hub_folder: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "hub"
-    shutil.copytree(hub_folder, folder)
-    shutil.copy(folder / "onnx" / "model.onnx", folder / "model.onnx")
-    assert "onnx/model.onnx" in refused(folder)
-    for file in ("onnx/model.onnx", "model.onnx"):
-        assert open_folder(folder, Choice(variant=file)).graph.files[0].file == file
+def copied_to(name: str) -> Callable[[Path], None]:
+    def copy(folder: Path) -> None:
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copy(folder / "model.onnx", folder / name)
+
+    return copy
 
 
-CONTRADICTED = "config.json contradicts the graph"
-T5 = {"is_encoder_decoder": True, "architectures": ["T5ForConditionalGeneration"]}
+def padded_to(size: int) -> Callable[[Path], None]:
+    """Pad the model with zeros; the file is sparse."""
+    return lambda folder: os.truncate(folder / "model.onnx", size)
+
+
+def linked_outside(folder: Path) -> None:
+    data = folder / "model.onnx.data"
+    data.rename(folder.parent / "elsewhere")
+    data.symlink_to(folder.parent / "elsewhere")
 
 
 @pytest.mark.parametrize(
-    ("of", "settings", "said"),
+    ("damage", "said"),
     [
-        ("optimum", {"vocab_size": 100}, (CONTRADICTED, "vocabulary has 100", "have 64")),
-        ("optimum", T5, ("T5ForConditionalGeneration is an encoder-decoder",)),
+        (copied_to("encoder_model.onnx"), "encoder_model.onnx: component of an encoder-decoder or multimodal model"),
+        (copied_to("onnx/vision_encoder_q4.onnx"), "onnx/vision_encoder_q4.onnx"),
+        (copied_to("onnx/embed_tokens.onnx"), "onnx/embed_tokens.onnx"),
+        (lambda folder: (folder / "model.onnx.data").unlink(), "its weights file 'model.onnx.data' is missing"),
+        (lambda folder: (folder / "model.onnx").unlink(), "model.onnx: no such file"),
+        (linked_outside, "model.onnx.data: a link out of the folder, to "),
+        (padded_to(1 << 26), "not a protobuf message"),
+        (padded_to(3 << 30), "above 2 GiB"),
+        (padded_to(1 << 40), "above 2 GiB"),
     ],
 )
-def test_config_of_another_model_is_rejected(
-    of: str, settings: dict[str, object], said: tuple[str, ...], sample: Sample
+def test_missing_damaged_or_other_files_are_reported(
+    damage: Callable[[Path], object], said: str, sample: Sample
 ) -> None:
-    folder = sample(of)
-    changed(folder / "config.json", **settings)
-    told = refused(folder)
-    assert all(part in told for part in said), told
-
-
-SLIDES = ("slide_key_value_cache", "with onnxruntime-genai")
-"""Said of a window that the runtime slides; the default of onnxruntime-genai's config.h."""
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "said"),
-    [
-        ("vocab_size", 2, ("genai_config.json contradicts the graph: its vocabulary has 2 tokens",)),
-        ("decoder__sliding_window", {"window_size": 8}, SLIDES),
-        ("decoder__sliding_window", {"window_size": 8, "slide_inputs": False}, SLIDES),
-        ("vision", {"filename": "vision.onnx"}, ("has a section 'vision'", "in one ONNX file")),
-        ("decoder__pipeline", [{"a": {}}], ("has a section 'pipeline'",)),
-    ],
-)
-def test_wrong_or_unsupported_genai_config_field_is_rejected(
-    field: str, value: object, said: tuple[str, ...], sample: Sample
-) -> None:
-    folder = sample("genai-fp32-cpu")
-    changed(folder / "genai_config.json", **{f"model__{field}": value})
-    told = refused(folder)
-    assert all(part in told for part in said), told
-
-
-@pytest.mark.parametrize("side", ["inputs", "outputs"])
-def test_attention_operator_overrides_wrong_cache_names(side: str, sample: Sample) -> None:
-    folder = sample("genai-fp32-cpu")
-    right = open_folder(folder).graph.states
-    time, of = ("past", "past_key_values") if side == "inputs" else ("present", "present")
-    for key, name in (("key", "value"), ("value", "key")):
-        changed(folder / "genai_config.json", **{f"model__decoder__{side}__{time}_{key}_names": f"{of}.%d.{name}"})
-    assert open_folder(folder).graph.states == right
-
-
-def test_cache_input_without_matching_output_is_reported(sample: Sample) -> None:
-    """The graph links input and output if it only appends to the cache, not if it also scales it."""
-    folder = altered(sample("optimum"), renamed("present.0.value", "odd"))
-    assert {state.present for state in open_folder(folder).graph.states} == {"present.0.key", "odd"}
-
-    def scale(model: onnx.ModelProto) -> None:
-        renamed("odd", "whole")(model)
-        next(port for port in model.graph.output if port.name == "whole").name = "odd"
-        model.graph.initializer.append(onnx.helper.make_tensor("scale", 1, [], [1.0]))
-        model.graph.node.append(onnx.helper.make_node("Mul", ["whole", "scale"], ["odd"], name="scaled"))
-
-    said = refused(altered(folder, scale))
-    assert "past_key_values.0.value float32[batch_size,1,past_sequence_length,16]" in said and "--contract" in said
-
-
-def test_contract_supplies_missing_cache_information(sample: Sample, tmp_path: Path) -> None:
-    folder = altered(sample("optimum"), renamed("present.0.value", "odd"))
-    known = open_folder(sample("merged")).graph.vocab_size
-    contract = tmp_path / "contract.toml"
-    contract.write_text(
-        'max_length = 40\n[[states]]\npast = "past_key_values.{layer}.value"\npresent = "odd"\nkind = "value"\n'
-    )
-    manifest = open_folder(folder, Choice(contract=contract))
-    (state,) = [state for state in manifest.graph.states if state.kind == "value"]
-    assert (state.present, state.growing_axis, state.shape) == ("odd", 2, (1, 1, 40, 16))
-    assert manifest.graph.vocab_size == known
-    assert manifest.foreign is not None
-    sources = {port.name: port.source for port in manifest.foreign.ports}
-    assert sources["odd"] == "the contract file" and sources["present.0.key"] == "name, type and shape"
-
-
-KEYS = '[[states]]\npast = "past_key_values.{layer}.key"\npresent = "present.{layer}.key"\nkind = "key"\n'
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("max_length = ", "not TOML"),
-        ('[ports]\nodd = "tokens"\n', "a port 'odd'"),
-        ('[ports]\nattention_mask = "cache_branch"\n', "does not have the type and rank of cache_branch"),
-        ('[[files]]\nfile = "model.onnx"\nphase = "decode"\n', "it needs exactly one file for prefill; correct"),
-        ('[[files]]\nfile = "../model.onnx"\n', "is outside"),
-        ('[[states]]\npast = "past_key_values.0.key"\npresent = "present.0.key"\nkind = "key"\ngrows = 9\n', "axis 9"),
-        ("length = 4\n", "length"),
-        ('[ports]\nids = "token"\n', "ports.ids"),
-        ('[[states]]\npast = "x"\npresent = "y"\nkind = "keys"\n', "states.0.kind"),
-        ('[[states]]\npast = "x"\npresent = "y"\nkind = "key"\n', "has states 'x', which no graph has"),
-        (KEYS + 'shape = ["B", -1, "N", 16]\n', "states.0.shape.1"),
-        (KEYS + 'shape = ["B", 1, "M", 16]\n', "states.0.shape.2"),
-        (KEYS + 'shape = ["B", 1, "N", 1099511627776]\n', "states.0.shape.3"),
-        (KEYS + 'shape = ["B", 16]\n', "the shape [B, 16], which contradicts the graph"),
-        (KEYS + 'shape = ["N", 2, "N", 16]\n', "the shape [N, 2, N, 16], which contradicts the graph"),
-        ('[[files]]\nfile = ""\n', "files.0.file"),
-        ('batch_size = "4"\n', "batch_size: Input should be a valid integer"),
-        ("max_length = true\n", "max_length: Input should be a valid integer"),
-        (f"batch_size = {'9' * 400}\n", "batch_size"),
-        (f"batch_size = {'9' * 5000}\n", "not TOML"),
-        (f"a = {'[' * 3000}{']' * 3000}\n", "not TOML: maximum recursion"),
-        ("max_length = 2026-11-24\n", "max_length: Input should be a valid integer"),
-    ],
-)
-def test_invalid_contract_is_rejected(text: str, said: str, sample: Sample, tmp_path: Path) -> None:
-    contract = tmp_path / "contract.toml"
-    contract.write_text(text)
-    assert said in refused(sample("optimum"), Choice(contract=contract))
-
-
-def test_in_place_contract_of_growing_cache_fails_test_run(sample: Sample, tmp_path: Path) -> None:
-    folder, contract = sample("optimum"), tmp_path / "contract.toml"
-    contract.write_text(KEYS + "in_place = true\n")
-    with pytest.raises(PackageError, match="test run of 6 tokens before the first prompt failed: .*--contract"):
-        load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder, Choice(contract=contract)))
-
-
-def test_unknown_input_is_reported(sample: Sample) -> None:
-    def add(model: onnx.ModelProto) -> None:
-        model.graph.input.append(onnx.helper.make_tensor_value_info("token_type_ids", 7, ["batch_size", "s"]))
-
-    assert "token_type_ids int64[batch_size,s]" in refused(altered(sample("optimum"), add))
-
-
-@pytest.mark.parametrize(
-    ("file", "said"),
-    [("model.onnx.data", "its weights file 'model.onnx.data' is missing"), ("model.onnx", "model.onnx: no such file")],
-)
-def test_missing_file_is_reported(file: str, said: str, sample: Sample) -> None:
     folder = sample("genai-int4-cpu")
-    (folder / file).unlink()
+    if "encoder" in said or "embed" in said:  # genai_config.json names the model
+        (folder / "genai_config.json").unlink()
+    damage(folder)
     assert said in refused(folder)
 
 
@@ -219,9 +124,8 @@ def test_truncated_weights_error_suggests_download(sample: Sample) -> None:
     folder = sample("genai-int4-cpu")
     with (folder / "model.onnx.data").open("r+b") as stream:
         stream.truncate(1000)
-    said = r"'model\.onnx\.data' is truncated: it has 1,000 bytes, but the graph"
-    with pytest.raises(PackageError, match=said):
-        load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder))
+    with pytest.raises(PackageError, match=r"'model\.onnx\.data' is truncated: it has 1,000 bytes, but the graph"):
+        load(folder)
     with pytest.raises(PackageError, match="truncated: it has 1,000 bytes.*download the folder again$"):
         read_model_file(folder / "model.onnx", folder)
 
@@ -253,112 +157,74 @@ def test_invalid_external_data_location_is_rejected(key: str, value: str | None,
                 tensor.external_data.add(key=name, value=text)
 
     folder = altered(sample("genai-int4-cpu"), change)
-    told = refused(folder)
-    assert said in told and "\n" not in told
+    assert said in refused(folder)
     assert read(folder).graphs  # which shows what can be read
 
 
-def test_weights_linked_outside_folder_are_rejected(sample: Sample, tmp_path: Path) -> None:
-    folder = sample("genai-int4-cpu")
-    (folder / "model.onnx.data").rename(tmp_path / "elsewhere")
-    (folder / "model.onnx.data").symlink_to(tmp_path / "elsewhere")
-    assert f"model.onnx.data: a link out of the folder, to {tmp_path / 'elsewhere'}" in refused(folder)
+# configurations
 
-
-@pytest.mark.parametrize("size", [1 << 26, 3 << 30, 1 << 40])
-def test_model_file_padded_with_zeros_is_rejected(size: int, sample: Sample) -> None:
-    """The file is sparse."""
-    folder = sample("optimum")
-    with (folder / "model.onnx").open("r+b") as stream:
-        stream.truncate(size)
-    assert "not a protobuf message" in refused(folder) if size < 1 << 31 else "above 2 GiB" in refused(folder)
-    assert read(folder).graphs == ()
-
-
-def of_tomorrow(model: onnx.ModelProto) -> None:
-    node = next(node for node in model.graph.node if node.op_type == "Softmax")
-    node.op_type, node.domain = "SoftmaxOfTomorrow", "com.microsoft"
-
-
-def newest(model: onnx.ModelProto) -> None:
-    model.opset_import[0].version = 99
+SLIDES = "slide_key_value_cache.* with onnxruntime-genai"
+"""Said of a window that the runtime slides; the default of onnxruntime-genai's config.h."""
+WINDOW = "model__decoder__sliding_window"
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("of", "settings", "said"),
     [
-        (of_tomorrow, r"this ONNX Runtime lacks the operator com\.microsoft\.SoftmaxOfTomorrow"),
-        (newest, r"operator set 99 of ai\.onnx, but this ONNX Runtime supports up to \d+; run it with"),
+        ("optimum", {"vocab_size": 100}, "config.json contradicts the graph: its vocabulary has 100 .* have 64"),
+        (
+            "optimum",
+            {"is_encoder_decoder": True, "architectures": ["T5ForConditionalGeneration"]},
+            "T5ForConditionalGeneration is an encoder-decoder",
+        ),
+        ("genai", {"model__vocab_size": 2}, "genai_config.json contradicts the graph: its vocabulary has 2 tokens"),
+        ("genai", {WINDOW: {"window_size": 8}}, SLIDES),
+        ("genai", {WINDOW: {"window_size": 8, "slide_inputs": False}}, SLIDES),
+        ("genai", {"model__vision": {"filename": "vision.onnx"}}, "has a section 'vision'; .* in one ONNX file"),
+        ("genai", {"model__decoder__pipeline": [{"a": {}}]}, "has a section 'pipeline'"),
+        ("genai", {"model": {}}, "section 'decoder' is missing"),
+        ("optimum", None, "config.json: damaged"),
     ],
 )
-def test_operator_or_opset_missing_from_onnx_runtime_is_reported(
-    change: Callable[[onnx.ModelProto], None], said: str, sample: Sample
+def test_unsupported_or_damaged_configuration_is_rejected(
+    of: str, settings: dict[str, object] | None, said: str, sample: Sample
 ) -> None:
-    folder = altered(sample("optimum"), change)
-    with pytest.raises(PartitaError, match=said):
-        load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder))
+    folder = sample("genai-fp32-cpu" if of == "genai" else of)
+    config = folder / ("genai_config.json" if of == "genai" else "config.json")
+    if settings is None:
+        config.write_text("{")
+    else:
+        changed(config, **settings)
+    with pytest.raises(PackageError, match=said):
+        open_folder(folder)
 
 
-@pytest.mark.parametrize("file", ["encoder_model.onnx", "onnx/vision_encoder_q4.onnx", "onnx/embed_tokens.onnx"])
-def test_folder_with_encoder_or_embedding_files_is_rejected(file: str, sample: Sample) -> None:
-    folder = sample("optimum")
-    (folder / "onnx").mkdir()
-    shutil.copy(folder / "model.onnx", folder / file)
-    assert file in refused(folder)
-
-
-def test_graph_with_embedding_inputs_is_rejected(sample: Sample) -> None:
-    def change(model: onnx.ModelProto) -> None:
-        renamed("input_ids", "inputs_embeds")(model)
-        port = next(port for port in model.graph.input if port.name == "inputs_embeds")
-        port.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
-
-    said = refused(altered(sample("optimum"), change))
-    assert "no input for token ids was found; its inputs are inputs_embeds float32" in said
-
-
-def test_damaged_config_files_are_reported(sample: Sample) -> None:
-    folder = sample("optimum")
-    (folder / "config.json").write_text("{")
-    assert "config.json: damaged" in refused(folder)
+@pytest.mark.parametrize("side", ["inputs", "outputs"])
+def test_attention_operator_overrides_wrong_cache_names(side: str, sample: Sample) -> None:
     folder = sample("genai-fp32-cpu")
-    (folder / "genai_config.json").write_text(json.dumps({"model": {}}))
-    assert "section 'decoder' is missing" in refused(folder)
+    right = open_folder(folder).graph.states
+    time, of = ("past", "past_key_values") if side == "inputs" else ("present", "present")
+    for key, name in (("key", "value"), ("value", "key")):
+        changed(folder / "genai_config.json", **{f"model__decoder__{side}__{time}_{key}_names": f"{of}.%d.{name}"})
+    assert open_folder(folder).graph.states == right
 
 
 @pytest.mark.parametrize(
     ("length", "said"),
-    [
-        (1000, ("`max_length=1000`", "config.json allows 64")),
-        (0, ("`max_length` is 0",)),
-        (1 << 40, ("`max_length` is",)),
-    ],
+    [(1000, "`max_length=1000`: config.json allows 64"), (0, "`max_length` is 0"), (1 << 40, "`max_length` is")],
 )
-def test_unsupported_max_length_is_rejected(length: int, said: tuple[str, ...], sample: Sample) -> None:
-    told = refused(sample("optimum"), Choice(max_length=length))
-    assert all(part in told for part in said), told
+def test_unsupported_max_length_is_rejected(length: int, said: str, sample: Sample) -> None:
+    assert said in refused(sample("optimum"), Choice(max_length=length))
 
 
 def test_genai_search_max_length_is_a_default_and_not_a_limit(sample: Sample) -> None:
     folder = sample("genai-fp32-cpu")
     changed(folder / "genai_config.json", search__max_length=32)
-    for choice, length in ((Choice(), 32), (Choice(max_length=50), 50)):
-        assert open_folder(folder, choice).graph.max_length == length
-    foreign = open_folder(folder).foreign
-    assert foreign is not None and "genai_config.json supports 64 tokens; 32 are used" in foreign.notes
+    assert length_and_notes(folder) == (32, "genai_config.json supports 64 tokens; 32 are used")
+    assert length_and_notes(folder, 50) == (50, "")
     assert "genai_config.json allows 64" in refused(folder, Choice(max_length=65))
     changed(folder / "genai_config.json", search__max_length=1000)
-    assert open_folder(folder).graph.max_length == 64
-
-
-def test_cache_type_unknown_to_numpy_is_rejected(sample: Sample) -> None:
-    def narrow(model: onnx.ModelProto) -> None:
-        for port in (*model.graph.input, *model.graph.output):
-            if port.name.startswith(("past", "present")):
-                port.type.tensor_type.elem_type = onnx.TensorProto.FLOAT8E4M3FN
-
-    said = refused(altered(sample("genai-fp32-cpu"), narrow))
-    assert "past_key_values.0.key float8e4m3fn[" in said and "numpy has no type for float8e4m3fn" in said
+    assert length_and_notes(folder) == (64, "")
 
 
 def test_variant_option_is_rejected_for_onnx_file(sample: Sample, capsys: pytest.CaptureFixture[str]) -> None:
@@ -367,7 +233,125 @@ def test_variant_option_is_rejected_for_onnx_file(sample: Sample, capsys: pytest
     assert "--variant is only for foreign folders" in capsys.readouterr().err
 
 
-def test_truncated_growing_cache_raises_error_at_run_time(sample: Sample, tmp_path: Path) -> None:
+# contract files
+
+KEYS = '[[states]]\npast = "past_key_values.{layer}.key"\npresent = "present.{layer}.key"\nkind = "key"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("max_length = ", "not TOML"),
+        ('[ports]\nodd = "tokens"\n', "a port 'odd'"),
+        ('[ports]\nattention_mask = "cache_branch"\n', "does not have the type and rank of cache_branch"),
+        ('[[files]]\nfile = "model.onnx"\nphase = "decode"\n', "it needs exactly one file for prefill; correct"),
+        ('[[files]]\nfile = "../model.onnx"\n', "is outside"),
+        (KEYS + "grows = 9\n", "axis 9"),
+        ("length = 4\n", "length"),
+        ('[ports]\nids = "token"\n', "ports.ids"),
+        ('[[states]]\npast = "x"\npresent = "y"\nkind = "keys"\n', "states.0.kind"),
+        ('[[states]]\npast = "x"\npresent = "y"\nkind = "key"\n', "has states 'x', which no graph has"),
+        (KEYS + 'shape = ["B", -1, "N", 16]\n', "states.0.shape.1"),
+        (KEYS + 'shape = ["B", 1, "M", 16]\n', "states.0.shape.2"),
+        (KEYS + 'shape = ["B", 1, "N", 1099511627776]\n', "states.0.shape.3"),
+        (KEYS + 'shape = ["B", 16]\n', "the shape [B, 16], which contradicts the graph"),
+        (KEYS + 'shape = ["N", 2, "N", 16]\n', "the shape [N, 2, N, 16], which contradicts the graph"),
+        ('[[files]]\nfile = ""\n', "files.0.file"),
+        ('batch_size = "4"\n', "batch_size: Input should be a valid integer"),
+        ("max_length = true\n", "max_length: Input should be a valid integer"),
+        (f"batch_size = {'9' * 400}\n", "batch_size"),
+        (f"batch_size = {'9' * 5000}\n", "not TOML"),
+        (f"a = {'[' * 3000}{']' * 3000}\n", "not TOML: maximum recursion"),
+        ("max_length = 2026-11-24\n", "max_length: Input should be a valid integer"),
+    ],
+)
+def test_invalid_contract_is_rejected(text: str, said: str, sample: Sample, tmp_path: Path) -> None:
+    contract = tmp_path / "contract.toml"
+    contract.write_text(text)
+    assert said in refused(sample("optimum"), Choice(contract=contract))
+
+
+def test_in_place_contract_of_growing_cache_fails_test_run(sample: Sample, tmp_path: Path) -> None:
+    folder, contract = sample("optimum"), tmp_path / "contract.toml"
+    contract.write_text(KEYS + "in_place = true\n")
+    with pytest.raises(PackageError, match="test run of 6 tokens before the first prompt failed: .*--contract"):
+        load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder, Choice(contract=contract)))
+
+
+def test_contract_supplies_missing_cache_information(sample: Sample, tmp_path: Path) -> None:
+    folder = altered(sample("optimum"), renamed("present.0.value", "odd"))
+    contract = tmp_path / "contract.toml"
+    contract.write_text(
+        'max_length = 40\n[[states]]\npast = "past_key_values.{layer}.value"\npresent = "odd"\nkind = "value"\n'
+    )
+    manifest = open_folder(folder, Choice(contract=contract))
+    (state,) = [state for state in manifest.graph.states if state.kind == "value"]
+    assert (state.present, state.growing_axis, state.shape) == ("odd", 2, (1, 1, 40, 16))
+    assert manifest.graph.vocab_size == 64 and manifest.foreign is not None
+    sources = {port.name: port.source for port in manifest.foreign.ports}
+    assert sources["odd"] == "the contract file" and sources["present.0.key"] == "name, type and shape"
+
+
+# graphs
+
+
+def scaled(model: onnx.ModelProto) -> None:
+    """The graph does not only append to the cache, and the output has another name."""
+    renamed("present.0.value", "whole")(model)
+    next(port for port in model.graph.output if port.name == "whole").name = "odd"
+    model.graph.initializer.append(helper.make_tensor("scale", 1, [], [1.0]))
+    model.graph.node.append(helper.make_node("Mul", ["whole", "scale"], ["odd"], name="scaled"))
+
+
+def typed(start: str | tuple[str, ...], dtype: int, name: str | None = None) -> Change:
+    """Give ports whose names begin with `start` another type, and another name."""
+
+    def change(model: onnx.ModelProto) -> None:
+        for port in (*model.graph.input, *model.graph.output):
+            if port.name.startswith(start):
+                port.type.tensor_type.elem_type = dtype
+                renamed(port.name, name or port.name)(model)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda model: model.graph.input.append(helper.make_tensor_value_info("token_type_ids", 7, ["b", "s"])),
+            r"the input token_type_ids int64\[b,s\] cannot be identified",
+        ),
+        (
+            typed("input_ids", TensorProto.FLOAT, "inputs_embeds"),
+            "no input for token ids was found; its inputs are inputs_embeds float32",
+        ),
+        (scaled, r"past_key_values.0.value float32\[batch_size,1,past_sequence_length,16\] .*--contract"),
+        (
+            typed(("past", "present"), TensorProto.FLOAT8E4M3FN),
+            r"past_key_values.0.key float8e4m3fn\[.*numpy has no type for float8e4m3fn",
+        ),
+    ],
+    ids=["unknown input", "embeddings", "no output", "8-bit floats"],
+)
+def test_unsupported_input_is_reported(change: Change, said: str, sample: Sample) -> None:
+    folder = altered(sample("optimum"), change)
+    with pytest.raises(PackageError, match=said):
+        open_folder(folder)
+
+
+def of_tomorrow(model: onnx.ModelProto) -> None:
+    node = next(node for node in model.graph.node if node.op_type == "Softmax")
+    node.op_type, node.domain = "SoftmaxOfTomorrow", "com.microsoft"
+
+
+def test_operator_missing_from_onnx_runtime_is_reported(sample: Sample) -> None:
+    folder = altered(sample("optimum"), of_tomorrow)
+    with pytest.raises(PartitaError, match=r"this ONNX Runtime lacks the operator com\.microsoft\.SoftmaxOfTomorrow"):
+        load(folder)
+
+
+def test_truncated_growing_cache_raises_error_at_run_time(sample: Sample) -> None:
     """The graph keeps only the last rows: the output's length differs from a growing cache's."""
     from partita.runtime.generate.choice.sampling import greedy
     from partita.runtime.generate.loop import GenerationLoop
@@ -378,10 +362,10 @@ def test_truncated_growing_cache_raises_error_at_run_time(sample: Sample, tmp_pa
         model.graph.output.pop(next(i for i, port in enumerate(model.graph.output) if port.name == "whole.key"))
         sizes = {"begin": [-rows], "end": [1 << 40], "axis": [2]}
         for name, values in sizes.items():
-            model.graph.initializer.append(onnx.helper.make_tensor(name, 7, [1], values))
-        model.graph.node.append(onnx.helper.make_node("Slice", ["whole.key", *sizes], ["present.0.key"], name="cut"))
+            model.graph.initializer.append(helper.make_tensor(name, 7, [1], values))
+        model.graph.node.append(helper.make_node("Slice", ["whole.key", *sizes], ["present.0.key"], name="cut"))
         shape: list[str | int | None] = ["batch_size", 1, "kept", 16]
-        model.graph.output.append(onnx.helper.make_tensor_value_info("present.0.key", 1, shape))
+        model.graph.output.append(helper.make_tensor_value_info("present.0.key", 1, shape))
 
     rows = 8  # more than are tried before the first prompt
     folder = altered(sample("optimum"), cut)
@@ -392,6 +376,5 @@ def test_truncated_growing_cache_raises_error_at_run_time(sample: Sample, tmp_pa
             engine.step()
     shutil.copy(SAMPLES / "optimum" / "model.onnx", folder)
     rows = 4
-    altered(folder, cut)
     with pytest.raises(PackageError, match=r"before the first prompt failed.* \[1, 1, 4, 16\]"):
-        load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder))
+        load(altered(folder, cut))

@@ -10,6 +10,7 @@ from partita.errors import PackageError
 from partita.foreign.folder import Choice, open_folder
 from partita.providers.resolve import parse_chain
 from partita.runtime.generate.runner import load_runner
+from tests.foreign.conftest import length_and_notes
 from tests.foreign.test_any_decoder import PROMPT, folder_of, tokens
 from tests.runtime.generate.test_cache import adding
 
@@ -54,16 +55,17 @@ GROWING = {
         2,
     ),
 }
-SHAPES = {"fused": (1, 2048, 2), "gpt2": (2, 1, 1, 2048, 1)}
 
 
-@pytest.mark.parametrize("chunk", [100, 3])
-@pytest.mark.parametrize("layout", list(GROWING))
-def test_fused_key_value_cache_is_supported(layout: str, chunk: int, tmp_path: Path) -> None:
-    folder = folder_of(GROWING[layout], tmp_path / layout)
-    (state,) = open_folder(folder).graph.states
-    assert (state.shape, state.in_place) == (SHAPES[layout], False)
-    assert tokens(folder, [PROMPT], Choice(), chunk) == [adding(PROMPT, 6)]
+def check(text: str, home: Path, length: int, *shape: int) -> None:
+    """The only state has a shape, and the tokens are right with and without chunks."""
+    folder = folder_of(text, home / "folder")
+    manifest = open_folder(folder)
+    (state,) = manifest.graph.states
+    assert (state.shape, state.in_place, manifest.graph.max_length) == (shape, False, length)
+    assert (state.growing_axis is not None) is (length == 2048)
+    for chunk in (100, 3):
+        assert tokens(folder, [PROMPT], Choice(), chunk) == [adding(PROMPT, 6)]
 
 
 def fixed(present: str, cursor: str = "position_ids") -> str:
@@ -90,23 +92,31 @@ IN_THREE = "int64[3,1,S] position_ids"
 MOVED = "all_rows = Concat<axis = 2>(past_key_0, new)\n  present_key_0 = Slice(all_rows, most, huge, rows, one)"
 
 
+TURN = "Transpose<perm = [0, 2, 1, 3]>"
+TURNED = f"""turned = {TURN}(past_key_0)
+  own = {TURN}(new)
+  there = {TURN}(place)
+  written = ScatterElements<axis = 1>(turned, there, own)
+  present_key_0 = {TURN}(written)"""
+ROWS_FIRST = f"""turned = {TURN}(past_key_0)
+  written = ScatterElements<axis = 2>(turned, place, new)
+  present_key_0 = {TURN}(written)"""
+
+
 @pytest.mark.parametrize(
-    "present",
+    ("text", "shape"),
     [
-        SCATTERED,
-        "turned = Transpose<perm = [0, 2, 1, 3]>(past_key_0)\n  own = Transpose<perm = [0, 2, 1, 3]>(new)\n"
-        "  there = Transpose<perm = [0, 2, 1, 3]>(place)\n  written = ScatterElements<axis = 1>(turned, there, own)\n"
-        "  present_key_0 = Transpose<perm = [0, 2, 1, 3]>(written)",
+        (fixed(SCATTERED), (1, 1, 32, 1)),
+        (fixed(TURNED), (1, 1, 32, 1)),
+        (
+            fixed(ROWS_FIRST).replace("[1,1,32,1]", "[1,32,1,1]").replace("Mul(present_key_0, c", "Mul(written, c"),
+            (1, 32, 1, 1),
+        ),
     ],
-    ids=["scattered", "turned"],
+    ids=["scattered", "turned", "rows first"],
 )
-def test_fixed_cache_written_at_cursor_is_supported(present: str, tmp_path: Path) -> None:
-    folder = folder_of(fixed(present), tmp_path / "fixed")
-    manifest = open_folder(folder)
-    (state,) = manifest.graph.states
-    assert (state.shape, state.growing_axis, manifest.graph.max_length) == ((1, 1, 32, 1), None, 32)
-    for chunk in (100, 3):
-        assert tokens(folder, [PROMPT], Choice(), chunk) == [adding(PROMPT, 6)]
+def test_fixed_cache_written_at_cursor_is_supported(text: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    check(text, tmp_path, 32, *shape)
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
@@ -116,9 +126,7 @@ def test_three_dimensional_positions_are_filled_for_text(which: int, tmp_path: P
     text = text.replace("int64[1,S] position_ids", IN_THREE).replace("past_key_0, place", "past_key_0, at")
     text = text.replace("  place = Reshape(position_ids, four)\n", "")
     text = text.replace("int64[1] most", f"int64 which = {{{which}}}, int64[1] most")
-    folder = folder_of(text, tmp_path / "seeing")
-    for chunk in (100, 3):
-        assert tokens(folder, [PROMPT], Choice(), chunk) == [adding(PROMPT, 6)]
+    check(text, tmp_path, 32, 1, 1, 32, 1)
     odd = folder_of(text.replace(IN_THREE, IN_THREE.replace("3", "4")), tmp_path / "odd")
     with pytest.raises(PackageError, match=r"position_ids int64\[4,1,S\] cannot be identified"):
         open_folder(odd)
@@ -168,65 +176,38 @@ g ({ids} input_ids, float[{past}] past_key_0) => (float[{logits},64] logits, flo
     )
 
 
-@pytest.mark.parametrize("chunk", [100, 3])
+def named(past: str, present: str) -> str:
+    """The fused layout with other names."""
+    return GROWING["fused"].replace("past_key_values_0", past).replace("present_0", present)
+
+
+LAST = GROWING["fused"].replace("float[batch,1,64] logits", "float[batch,64] logits")
+ROWS = ("1,1,past,1", "1,1,all,1", 2, "0, 1, 2, 3")
+
+
 @pytest.mark.parametrize(
-    ("past", "present", "axis", "order"),
+    ("text", "shape"),
     [
-        ("batch,past,1,1", "batch,all,1,1", 1, "0, 2, 1, 3"),
-        ("past,batch,1,1", "all,batch,1,1", 0, "2, 0, 1, 3"),
-        ("batch,1,1,past", "batch,1,1,all", 3, "0, 1, 3, 2"),
+        (GROWING["fused"], (1, 2048, 2)),
+        (GROWING["gpt2"], (2, 1, 1, 2048, 1)),
+        (arranged("batch,past,1,1", "batch,all,1,1", 1, "0, 2, 1, 3"), (1, 2048, 1, 1)),
+        (arranged("past,batch,1,1", "all,batch,1,1", 0, "2, 0, 1, 3"), (2048, 1, 1, 1)),
+        (arranged("batch,1,1,past", "batch,1,1,all", 3, "0, 1, 3, 2"), (1, 1, 1, 2048)),
+        (arranged(*ROWS, "int64[S]", "S"), (1, 1, 2048, 1)),
+        (arranged(*ROWS), (1, 1, 2048, 1)),
+        (LAST.replace("Reshape(each, single)", "Reshape(each, one)"), (1, 2048, 2)),
+        (named("kv_cache", "new_kv_cache"), (1, 2048, 2)),
+        (named("past", "present"), (1, 2048, 2)),
+        (named("apple", "pear"), (1, 2048, 2)),
     ],
-    ids=["rows before heads", "rows first", "rows last"],
+    ids=[
+        *("keys and values as one", "gpt2", "rows before heads", "rows first", "rows last", "ids [S]", "no batch axis"),
+        *("logits [B, vocab]", "kv_cache", "past", "apple"),
+    ],
 )
-def test_cache_length_axis_is_recognised_in_other_layouts(
-    past: str, present: str, axis: int, order: str, chunk: int, tmp_path: Path
-) -> None:
-    """The usual length axis holds the heads or has size 1."""
-    folder = folder_of(arranged(past, present, axis, order), tmp_path / "arranged")
-    manifest = open_folder(folder)
-    assert (manifest.graph.states[0].growing_axis, manifest.graph.max_length) == (axis, 2048)
-    assert tokens(folder, [PROMPT], Choice(), chunk) == [adding(PROMPT, 6)]
-
-
-def test_fixed_cache_length_is_recognised_through_transposes(tmp_path: Path) -> None:
-    """The axis of ScatterElements identifies it."""
-    turned = (
-        "  turned = Transpose<perm = [0, 2, 1, 3]>(past_key_0)\n"
-        "  written = ScatterElements<axis = 2>(turned, place, new)\n"
-        "  present_key_0 = Transpose<perm = [0, 2, 1, 3]>(written)"
-    )
-    text = fixed(turned).replace("float[1,1,32,1]", "float[1,32,1,1]")
-    text = text.replace("seen = Mul(present_key_0, column)", "seen = Mul(written, column)")
-    folder = folder_of(text, tmp_path / "first")
-    manifest = open_folder(folder)
-    assert (manifest.graph.states[0].shape, manifest.graph.max_length) == ((1, 32, 1, 1), 32)
-    for chunk in (100, 3):
-        assert tokens(folder, [PROMPT], Choice(), chunk) == [adding(PROMPT, 6)]
-
-
-@pytest.mark.parametrize(("ids", "logits"), [("int64[S]", "S"), ("int64[batch,S]", "batch,S")])
-def test_token_ids_and_logits_without_batch_axis_are_supported(ids: str, logits: str, tmp_path: Path) -> None:
-    text = arranged("1,1,past,1", "1,1,all,1", 2, "0, 1, 2, 3", ids, logits)
-    folder = folder_of(text, tmp_path / "flat")
-    for chunk in (100, 3):
-        assert tokens(folder, [PROMPT], Choice(), chunk) == [adding(PROMPT, 6)]
-
-
-def test_two_dimensional_last_token_logits_are_supported(tmp_path: Path) -> None:
-    text = GROWING["fused"].replace("float[batch,1,64] logits", "float[batch,64] logits")
-    text = text.replace("flat = Reshape(each, single)", "flat = Reshape(each, one)")
-    folder = folder_of(text, tmp_path / "last")
-    for chunk in (100, 3):
-        assert tokens(folder, [PROMPT], Choice(), chunk) == [adding(PROMPT, 6)]
-
-
-@pytest.mark.parametrize("names", [("kv_cache", "new_kv_cache"), ("past", "present"), ("apple", "pear")])
-def test_fused_cache_with_arbitrary_names_is_recognised(names: tuple[str, str], tmp_path: Path) -> None:
-    text = GROWING["fused"].replace("past_key_values_0", names[0]).replace("present_0", names[1])
-    folder = folder_of(text, tmp_path / "named")
-    (state,) = open_folder(folder).graph.states
-    assert (state.past, state.present) == names
-    assert tokens(folder, [PROMPT], Choice(), 3) == [adding(PROMPT, 6)]
+def test_growing_cache_is_supported_in_any_layout(text: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    """The usual length axis may hold the heads or have size 1, and names may say nothing."""
+    check(text, tmp_path, 2048, *shape)
 
 
 def test_prefix_saving_requires_batch_as_first_cache_axis(tmp_path: Path) -> None:
@@ -238,8 +219,5 @@ def test_prefix_saving_requires_batch_as_first_cache_axis(tmp_path: Path) -> Non
 
 
 def test_fixed_cache_longer_than_requested_length_is_noted(tmp_path: Path) -> None:
-    manifest = open_folder(folder_of(fixed(SCATTERED), tmp_path / "p"), Choice(max_length=8))
-    assert manifest.graph.max_length == 32
-    assert manifest.foreign is not None and any(
-        "has a fixed length of 32 tokens" in note for note in manifest.foreign.notes
-    )
+    length, notes = length_and_notes(folder_of(fixed(SCATTERED), tmp_path / "p"), 8)
+    assert length == 32 and "has a fixed length of 32 tokens" in notes

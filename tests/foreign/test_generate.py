@@ -26,22 +26,19 @@ def generated(
         return list(answer.results[0].tokens)
 
 
-def test_too_long_prompt_error_suggests_max_length(sample: Sample, capsys: pytest.CaptureFixture[str]) -> None:
+def test_too_long_prompt_error_suggests_max_length(sample: Sample) -> None:
     """No new export is suggested."""
     folder = sample("optimum")
-    words = ["generate", str(folder), ",".join("5" * 40), "--token-ids", "-n", "2", "--provider", "cpu"]
-    assert cli.run([*words, "--max-length", "16"]) == 1
-    said = capsys.readouterr().err
-    assert (
-        "the cache length is 16; shorten the prompt, or open the folder with a longer cache: --max-length 64" in said
-        and "export" not in said
-    )
-    with partita.load(folder, "cpu", max_length=16) as model, pytest.raises(partita.GenerationError) as caught:
-        model.generate([5] * 40)
-    assert "--max-length 64" in str(caught.value)
-    words_of_the_model = "64; shorten the prompt: the model supports at most 64 positions$"
-    with partita.load(folder, "cpu") as model, pytest.raises(partita.GenerationError, match=words_of_the_model):
-        model.generate([5] * 70)
+    said = "the cache length is 16; shorten the prompt, or open the folder with a longer cache: --max-length 64$"
+    for length, tokens, words in (
+        (16, 40, said),
+        (None, 70, "64; shorten the prompt: the model supports at most 64 positions$"),
+    ):
+        with (
+            partita.load(folder, "cpu", max_length=length) as model,
+            pytest.raises(partita.GenerationError, match=words),
+        ):
+            model.generate([5] * tokens)
 
 
 @pytest.mark.parametrize("chunk", [None, 3])
@@ -93,19 +90,15 @@ def test_int4_tokens_match_onnxruntime_genai() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variant", "precision"), [("model", "fp32"), ("fp16", "fp16"), ("int8", "int8"), ("q4", "int4")]
+    ("variant", "precision"), [(None, "fp32"), ("model", "fp32"), ("fp16", "fp16"), ("int8", "int8"), ("q4", "int4")]
 )
-def test_variant_is_selected_by_name(variant: str, precision: str, hub_folder: Path) -> None:
-    file = "model.onnx" if variant == "model" else f"model_{variant}.onnx"
+def test_variant_is_selected_by_name(variant: str | None, precision: str, hub_folder: Path) -> None:
+    file = "model.onnx" if variant in (None, "model") else f"model_{variant}.onnx"
     wanted = plain_tokens(hub_folder / "onnx" / file, PROMPT, len(TOKENS))
     assert generated(hub_folder, variant=variant) == wanted
     with partita.load(hub_folder, "cpu", variant=f"onnx/{file}") as model:
         assert model.manifest.graph.precision == precision
         assert model.manifest.foreign is not None and model.manifest.foreign.layout == "transformers.js"
-
-
-def test_unquantised_model_is_default_variant(hub_folder: Path) -> None:
-    assert generated(hub_folder) == TOKENS
 
 
 @pytest.mark.parametrize(("layout", "in_place"), [("optimum", 0), ("merged", 0), ("genai-fp32-cpu", 2)])
@@ -119,36 +112,6 @@ def test_report_counts_copied_cache_bytes(layout: str, in_place: int, sample: Sa
     # Past of the last step: 11 tokens of the prompt and 2 new ones, 16 numbers of 4 bytes each, keys and values.
     assert cache.copied_bytes == (0 if in_place else 2 * 13 * 16 * 4)
     assert ("in the last step" in report.to_text()) is not bool(in_place)
-
-
-@pytest.mark.parametrize("layout", ["optimum", "genai-fp32-cpu"])
-def test_rewound_and_extended_request_matches_full_prefill(layout: str, sample: Sample) -> None:
-    from partita.foreign.folder import open_folder
-    from partita.providers.resolve import parse_chain
-    from partita.runtime.generate.choice.sampling import greedy
-    from partita.runtime.generate.loop import GenerationLoop
-    from partita.runtime.generate.request import Request
-    from partita.runtime.generate.runner import load_runner
-
-    folder = sample(layout)
-    with load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder)) as runner:
-        engine = GenerationLoop(runner)
-        row = engine.add_request(Request(PROMPT, greedy, 5))
-        assert made(engine) == TOKENS[:5]
-        assert engine.rewind(row, 3) and made(engine) == TOKENS[2:5]
-        engine.extend(row, [7, 7, 7])
-        longer = made(engine)
-        engine.release_row(row)
-        engine.add_request(Request([*PROMPT, *TOKENS[:5], 7, 7, 7], greedy, 5))
-        assert made(engine) == longer
-
-
-def made(engine) -> list[int]:
-    """Tokens until every row has finished."""
-    found: list[int] = []
-    while (step := engine.step()) is not None:
-        found += step.tokens[0]
-    return found
 
 
 def test_child_process_uses_same_variant_and_length(hub_folder: Path) -> None:
@@ -176,27 +139,6 @@ def test_generate_place_and_bench_accept_foreign_folder(
     bench = ["bench", str(hub_folder), "--token-ids", "-p", ids, "-n", "3", "--rounds", "1", "--json", *choice]
     assert cli.run(bench) == 0
     assert json.loads(capsys.readouterr().out)["contenders"][0]["rounds"]
-
-
-def test_hub_cache_snapshot_loads_if_onnx_runtime_rejects_links(
-    sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """ONNX Runtime 1.24 rejects links out of the model's folder (microsoft/onnxruntime#27353)."""
-    import onnxruntime
-
-    snapshot, blobs = linked(sample("genai-fp32-cpu"), tmp_path / "hub")
-    opened: list[bool] = []
-    usual = onnxruntime.InferenceSession
-
-    def refuses_links(model: bytes | Path, *arguments: object, **options: object) -> object:
-        opened.append(isinstance(model, bytes))
-        if not isinstance(model, bytes):
-            raise RuntimeError('External data path: "model.onnx.data" escapes model directory: "snapshot"')
-        return usual(model, *arguments, **options)
-
-    monkeypatch.setattr(onnxruntime, "InferenceSession", refuses_links)
-    assert generated(snapshot) == TOKENS and opened[:2] == [False, True]
-    assert all(path.is_symlink() for path in snapshot.iterdir()) and any(blobs.iterdir())
 
 
 def linked(folder: Path, hub: Path) -> tuple[Path, Path]:

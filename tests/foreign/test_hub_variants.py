@@ -88,20 +88,11 @@ def test_gqa_graph_in_hub_layout_matches(tmp_path: Path) -> None:
     assert generated(tmp_path) == TOKENS
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_share_buffer_setting_does_not_affect_in_place_cache(shared: bool, sample: Sample) -> None:
-    """past_present_share_buffer describes onnxruntime-genai, not the graph."""
-    folder = sample("genai-fp32-cpu")
-    changed(folder / "genai_config.json", search__past_present_share_buffer=shared)
-    assert all(state.in_place for state in open_folder(folder).graph.states)
-    assert generated(folder) == TOKENS
-
-
-@pytest.mark.parametrize("shared", [True, False])
-def test_growing_cache_with_genai_config_matches(shared: bool, sample: Sample) -> None:
+def test_growing_cache_with_genai_config_matches(sample: Sample) -> None:
+    """past_present_share_buffer, which is true, describes onnxruntime-genai, not the graph."""
     folder = sample("optimum")
     shutil.copy(SAMPLES / "genai-fp32-cpu" / "genai_config.json", folder)
-    changed(folder / "genai_config.json", search__past_present_share_buffer=shared)
+    changed(folder / "genai_config.json", search__past_present_share_buffer=True)
     manifest = open_folder(folder)
     assert manifest.foreign is not None and manifest.foreign.layout == "onnxruntime-genai"
     assert [(state.growing_axis, state.in_place) for state in manifest.graph.states] == [(2, False)] * 2
@@ -119,13 +110,6 @@ def windowed(model: onnx.ModelProto, **more: int) -> None:
     for port in model.graph.input:
         if port.name.startswith("past"):
             port.type.tensor_type.shape.dim[3].dim_value = 16
-
-
-def test_graph_window_is_detected_and_matches(sample: Sample) -> None:
-    folder = altered(sample("genai-fp32-cpu"), windowed)
-    assert {state.window for state in open_folder(folder).graph.states} == {4}
-    wanted = plain_tokens(folder / "model.onnx", PROMPT, len(TOKENS))
-    assert generated(folder) == generated(folder, chunk=3) == wanted != TOKENS
 
 
 @pytest.mark.parametrize("rows", [None, 4, 7], ids=["open", "of the window", "more than the window"])
@@ -146,18 +130,6 @@ def test_rolling_window_cache_matches_full_cache(sample: Sample, rows: int | Non
     assert generated(folder) == generated(folder, chunk=3) == wanted != TOKENS
 
 
-def test_window_missing_from_graph_is_noted(sample: Sample) -> None:
-    """onnxruntime-genai 0.18 builds mistral with the window only in its config."""
-    folder = sample("genai-fp32-cpu")
-    window = {"window_size": 8, "slide_key_value_cache": False, "slide_inputs": False, "layers": [], "cache_slack": 0}
-    changed(folder / "genai_config.json", model__decoder__sliding_window=window)
-    foreign = open_folder(folder).foreign
-    assert foreign is not None and any("window of 8 tokens" in note for note in foreign.notes)
-    changed(folder / "genai_config.json", model__decoder__sliding_window={**window, "window_size": 64})
-    foreign = open_folder(folder).foreign
-    assert foreign is not None and not foreign.notes
-
-
 def test_webgpu_graph_matches_tokens_on_cpu() -> None:
     manifest = open_folder(SAMPLES / "genai-int4-webgpu")
     assert (manifest.graph.precision, manifest.graph.attention) == ("int4", "gqa")
@@ -169,3 +141,15 @@ def test_placement_limits_apply_to_selected_variant(variants: Path, capsys: pyte
     """The folder holds several models and no default."""
     words = [str(variants), "5,6,7", "--token-ids", "-n", "2", "--provider", "cpu", "--variant", "uint8"]
     assert run(["generate", *words, "--max-copies", "0"]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("layout", "in_place"), [("genai-fp16-cuda", 2), pytest.param("optimum", 0, marks=pytest.mark.heavy)]
+)
+def test_cuda_dry_run_places_cache_in_device_memory(layout: str, in_place: int, stand_ins: Path) -> None:
+    report = partita.place(SAMPLES / layout, "cuda,cpu", dry_run=True, probe_seconds=0, runs=2)
+    cache = report.cache
+    assert cache is not None and set(cache.memories) == {"Cuda"}
+    assert (cache.states, cache.in_place_states) == (2, in_place)
+    crossing = {copy.name for phase in report.phases for copy in phase.copies}
+    assert not [name for name in crossing if "past" in name or "present" in name], "the cache crosses to the host"

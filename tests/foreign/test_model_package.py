@@ -51,20 +51,16 @@ def test_variant_is_chosen_by_first_provider_or_by_name(folder, manifest, name, 
     ("name", "providers", "said"),
     [
         (None, ["CUDAExecutionProvider", CPU], "no variants for CUDAExecutionProvider: it has main/cpu"),
-        ("gpu", [CPU], "no such variant; .* has main/cpu .CPUExecutionProvider. and main/qnn"),
+        ("gpu", [CPU], "no such variant; .* has main/cpu .CPUExecutionProvider., main/qnn"),
         (None, [], "several variants: it has main/cpu"),
+        (None, [QNN], f"2 variants for {QNN}"),
     ],
 )
 def test_missing_or_ambiguous_variant_is_an_error(folder, manifest, name, providers, said):
-    with pytest.raises(UsageError, match=said):
-        choose_variant(folder, name, providers)
-
-
-def test_variants_of_same_provider_require_a_name(folder, manifest):
     variants(manifest)["npu"] = {**variants(manifest)["qnn"], "device": "npu"}
     write(folder, manifest)
-    with pytest.raises(UsageError, match=f"2 variants for {QNN}"):
-        choose_variant(folder, None, [QNN])
+    with pytest.raises(UsageError, match=said):
+        choose_variant(folder, name, providers)
     assert choose_variant(folder, "npu", [QNN]).name == "npu"
 
 

@@ -54,26 +54,19 @@ def test_verify_fails_against_different_checkpoint(
     assert cli.run(command) != 0
 
 
-@pytest.mark.parametrize(
-    ("window", "code", "told"),
-    [
-        (40, 4, "FAILED: outputs differ from the source model's"),
-        (1500, 0, "verified (not exercised: sliding window of 1500 tokens) on CPU"),
-    ],
-)
-def test_short_missing_window_fails_and_long_window_is_not_exercised(
-    sample: Sample, capsys: pytest.CaptureFixture[str], tmp_path: Path, window: int, code: int, told: str
+def test_window_longer_than_compared_text_is_not_exercised(
+    sample: Sample, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """The graph is a llama's; its reference has the same weights and a sliding window."""
     require("torch")
     shutil.copytree(CHECKPOINT, tmp_path / "other")
-    settings = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": window}
+    settings = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 1500}
     changed(tmp_path / "other" / "config.json", **settings, max_position_embeddings=2048)
     folder = sample("optimum")
     changed(folder / "config.json", max_position_embeddings=2048)
     command = ["verify", str(folder), "--provider", "cpu", "--reference", str(tmp_path / "other")]
-    assert cli.run([*command, "--max-length", "2048"]) == code
-    assert told in capsys.readouterr().out
+    assert cli.run([*command, "--max-length", "2048"]) == 0
+    assert "verified (not exercised: sliding window of 1500 tokens) on CPU" in capsys.readouterr().out
 
 
 def test_verify_of_int4_weights_gives_no_verdict(sample: Sample, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,7 @@ from partita.export.checkpoint.weight_files import find_tensors
 from partita.foreign.folder import open_folder
 from partita.library.batches.journal import Journal
 from partita.library.inspecting import read as inspect
-from partita.package.folder import MANIFEST, check_files, read_manifest, record_file, write_manifest
+from partita.package.folder import MANIFEST, check_files, read_manifest
 from partita.partition_reports import storage as reports
 from partita.partition_reports.render.show import load_view, view_names
 from partita.runtime.generate.prefix_file import PrefixContent, read_content, read_prefix, write_prefix
@@ -41,8 +41,8 @@ from tests.conftest import DEMO_CHECKPOINT, REPOSITORY
 from tests.fuzz.mutations import byte_texts, json_texts
 from tests.gguf_files import save_settings
 from tests.library.batches.test_journal import RUN, answer
-from tests.package.test_folder import example_manifest
 from tests.partition_reports.samples import GPU_CHAIN, mixed_facts, report_of
+from tests.runtime.handmade_packages import handmade
 
 SECONDS = 3.0
 """Time of the processor for one file, on a slow machine."""
@@ -84,13 +84,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def package_in(folder: Path) -> dict[str, Any]:
-    """Write a package of a few bytes; its manifest."""
-    folder.mkdir(exist_ok=True)
-    shutil.copy(FOREIGN / "model.onnx", folder / "model.onnx")
-    (folder / "model.onnx.data").write_bytes(bytes(64))
-    files = tuple(record_file(folder, name) for name in ("model.onnx", "model.onnx.data"))
-    write_manifest(folder, example_manifest(files))
-    read: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
+    """Write a small package; its manifest."""
+    read: dict[str, Any] = json.loads((handmade(folder) / MANIFEST).read_text())
     return read
 
 
