@@ -349,7 +349,8 @@ def read_racers(options: BenchOptions, subjects: Sequence[Subject], targets: Seq
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
-        raise ReportError(f"{folder}: {error.strerror}; choose a folder for the reports") from error
+        message = f"cannot be created: {error.strerror}; choose a folder for the reports"
+        raise ReportError(message, path=folder) from error
     for number, (racer, stem) in enumerate(zip(racers, stems, strict=True), start=1):
         racer.report = folder / (f"{stem}.json" if stems.count(stem) == 1 else f"{stem}-{number}.json")
         reserve(racer.report, "report", reads, option="`reports`")
