@@ -374,33 +374,22 @@ def _fail(error: BaseException, *, debug: bool, as_json: bool = False) -> int:
     if debug:
         traceback.print_exception(error)
     kind, message, code, ours = _explain_exception(error, debug)
-    line = " ".join(message.split())
+    line, table = " ".join(message.split()), list[str]()
+    if isinstance(ours, ProviderError) and ours.nodes:
+        from partita.commands.results import render_refusal
+
+        table = render_refusal(ours.nodes).splitlines()
     with suppress(OSError):  # the terminal has been closed, or the disk that stderr goes to is full
-        for text in (f"partita: {line}", *_table(ours)):
+        for text in (f"partita: {line}", *table):
             print("".join(c if c.isprintable() else "?" for c in text), file=sys.stderr)
     if as_json:
+        from partita.commands import results, terminal
+
+        fact = results.ErrorFact(kind=kind, message=line, remedy=None, exit_code=code)
         with suppress(OSError):
-            _print_json(kind, line, code, ours)
+            if not terminal.stdout_used:  # otherwise by a result
+                terminal.print_record(results.ErrorResult(error=fact if ours is None else results.fact_of(ours)))
     return code
-
-
-def _table(error: PartitaError | None) -> list[str]:
-    """Lines of the table of an error's nodes; empty without nodes."""
-    if not isinstance(error, ProviderError) or not error.nodes:
-        return []
-    from partita.commands.results import render_refusal
-
-    return render_refusal(error.nodes).splitlines()
-
-
-def _print_json(kind: str, message: str, code: int, error: PartitaError | None) -> None:
-    """Print the error as JSON on stdout, unless a result was printed."""
-    from partita.commands import terminal
-    from partita.commands.results import ErrorFact, ErrorResult, fact_of
-
-    if not terminal.stdout_used:
-        fact = ErrorFact(kind=kind, message=message, remedy=None, exit_code=code) if error is None else fact_of(error)
-        terminal.print_record(ErrorResult(error=fact))
 
 
 def _usage_error(error: TyperException) -> str:

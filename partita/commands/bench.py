@@ -34,7 +34,7 @@ def run(options: BenchCommand) -> int:
     options = replace(options, chains=chains or None, prompt=prompt)
     package, *against = (package_of(model, options) for model in (options.package, *options.against))
     race = Race(replace(options, package=package, against=against))
-    reports = [entry.report for entry in race.entries if entry.report is not None]
+    reports = [racer.report for racer in race.racers if racer.report is not None]
     sink = None
     if options.out is not None:
         sink = reserve_output(Path(options.out), "result", (*input_paths(race.options), *reports), option="--out")

@@ -6,7 +6,7 @@ import datetime
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import partita
@@ -87,30 +87,27 @@ class Subject:
     """The user's choices about a foreign folder."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One contender: a package on a chain."""
+@dataclass(slots=True)
+class Racer:
+    """A contender: a package on a chain, and its state during the rounds."""
 
     name: str
     subject: Subject
     target: Target
+    options: BenchOptions
     report: Path | None = None
     """File of its partition report."""
-
-
-@dataclass(slots=True)
-class Racer:
-    """A contender during the rounds."""
-
-    entry: Entry
-    options: BenchOptions
-    lane: Lane
-    """Its figures."""
     engine: RemoteEngine | None = None
     model: Model | None = None
     active_providers: tuple[str, ...] = ()
     """Active providers, by ONNX Runtime's names."""
     error: PartitaError | None = None
+    lane: Lane = field(init=False)
+    """Its figures."""
+
+    def __post_init__(self) -> None:
+        """Create the record of its figures."""
+        self.lane = Lane(self.name, self.target.ort_names, package=self.subject.name)
 
     @property
     def alive(self) -> bool:
@@ -126,11 +123,11 @@ class Racer:
 
         Raises the errors of `load`; ProviderError after a timeout.
         """
-        subject = self.entry.subject
+        subject = self.subject
         self.engine = RemoteEngine(
             subject.path.absolute(),
             subject.manifest,
-            self.entry.target,
+            self.target,
             subject.choice,
             observe=observe,
             refusal_seconds=0.0,
@@ -143,7 +140,7 @@ class Racer:
         """Open the package and record the state of its chain."""
         self.active_providers = self.open()
         assert self.engine is not None
-        opened, names = self.engine.opened, {provider.ort_name: provider.name for provider in self.entry.target.chain}
+        opened, names = self.engine.opened, {provider.ort_name: provider.name for provider in self.target.chain}
         self.lane.load_seconds = opened.load_seconds
         unused = [
             not_used(names.get(entry.provider, entry.provider), entry, with_remedy=False)
@@ -162,7 +159,7 @@ class Racer:
         try:
             began = time.perf_counter()
             generation = self.model.generate(
-                [list(prompt) for prompt in self.entry.subject.prompts],
+                [list(prompt) for prompt in self.subject.prompts],
                 max_new_tokens=self.options.max_new_tokens,
                 stop_token_ids=(),
                 prefill_chunk=self.options.prefill_chunk,
@@ -209,13 +206,9 @@ class Race:
             )
         targets = None if options.chains is None else read_chains(options)
         self.options, self.subjects = options, read_subjects(options)
-        self.entries = read_entries(options, self.subjects, targets or read_chains(options))
-        self.baseline = read_baseline(options, self.entries)
-        self.racers = [
-            Racer(each, options, Lane(each.name, each.target.ort_names, package=each.subject.name))
-            for each in self.entries
-        ]
-        self.notes = tuple(dict.fromkeys(line for entry in self.entries for line in entry.target.opening_notes))
+        self.racers = read_racers(options, self.subjects, targets or read_chains(options))
+        self.baseline = read_baseline(options, self.racers)
+        self.notes = tuple(dict.fromkeys(line for racer in self.racers for line in racer.target.opening_notes))
         """Notes for the user before the run."""
 
     def measure(self, report_progress: Callable[[str], object]) -> Bench:
@@ -239,7 +232,7 @@ class Race:
         """Open each package, run a warm-up round and the rounds, each beginning with another contender, and observe."""
         rounds = self.options.rounds
         for racer in self.racers:
-            report_progress(f"opening on {racer.entry.name}")
+            report_progress(f"opening on {racer.name}")
             try:
                 racer.load()
             except PartitaError as error:
@@ -249,10 +242,10 @@ class Race:
             for racer in self.racers[turn:] + self.racers[:turn]:
                 if racer.alive:
                     title = f"round {number} of {rounds}" if number else "warm-up"
-                    report_progress(f"{title}: {racer.entry.name}")
+                    report_progress(f"{title}: {racer.name}")
                     self.run_round(racer, number)
         for racer in filter(lambda racer: racer.alive, self.racers):
-            report_progress(f"observing {racer.entry.name}")
+            report_progress(f"observing {racer.name}")
             # In a new process: the OpenVINO plugin does not start again after its first session is closed.
             racer.close()
             try:
@@ -280,9 +273,9 @@ class Race:
         racer.run_round(0)
         report = racer.engine.report(ReportRequest())
         report = report.model_copy(update={"request": report.request.model_copy(update={"verb": "bench"})})
-        if racer.entry.report is not None:
-            storage.write(report, racer.entry.report.resolve())
-            racer.lane.file = str(racer.entry.report)
+        if racer.report is not None:
+            storage.write(report, racer.report.resolve())
+            racer.lane.file = str(racer.report)
         racer.lane.observed = report
 
     def _record(self, *, interrupted: bool) -> Bench:
@@ -326,19 +319,19 @@ class Race:
         """One error for all contenders that could not run, with the class and nodes of the first; else for reports that
         could not be written.
         """
-        failed = {racer.entry.name: racer.error for racer in self.racers if racer.error is not None}
+        failed = {racer.name: racer.error for racer in self.racers if racer.error is not None}
         if failed:
             first, text = next(iter(failed.values())), "; ".join(f"{name}: {error}" for name, error in failed.items())
             return ProviderError(text, nodes=first.nodes) if isinstance(first, ProviderError) else type(first)(text)
         missing = [
-            f"{racer.entry.report}: not written: {racer.lane.report_missing_reason}"
+            f"{racer.report}: not written: {racer.lane.report_missing_reason}"
             for racer in self.racers
-            if racer.entry.report is not None and racer.lane.observed is None
+            if racer.report is not None and racer.lane.observed is None
         ]
         return ReportError("; ".join(missing)) if missing else None
 
 
-def read_entries(options: BenchOptions, subjects: Sequence[Subject], targets: Sequence[Target]) -> tuple[Entry, ...]:
+def read_racers(options: BenchOptions, subjects: Sequence[Subject], targets: Sequence[Target]) -> list[Racer]:
     """Every package on every chain, with the files of their reports, whose folder is created. Raises ReportError."""
     pairs = [(subject, target) for subject in subjects for target in targets]
     names = [target.name for _, target in pairs]
@@ -346,36 +339,34 @@ def read_entries(options: BenchOptions, subjects: Sequence[Subject], targets: Se
     if len(subjects) > 1:
         names = [f"{subject.name} on {name}" for (subject, _), name in zip(pairs, names, strict=True)]
         stems = [f"{subject.path.resolve().name}-{stem}" for (subject, _), stem in zip(pairs, stems, strict=True)]
-    entries = [Entry(name, *pair) for name, pair in zip(names, pairs, strict=True)]
+    racers = [Racer(name, *pair, options) for name, pair in zip(names, pairs, strict=True)]
     if options.reports is None:
-        return tuple(entries)
+        return racers
     folder, reads = Path(options.reports), input_paths(options)
     for read in reads:
         refuse_same(folder, read, "`reports`")
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
-        raise ReportError(f"{folder}: {error.strerror}; choose a folder for the reports") from error
-    files = [
-        folder / (f"{stem}.json" if stems.count(stem) == 1 else f"{stem}-{number}.json")
-        for number, stem in enumerate(stems, start=1)
-    ]
-    for file in files:
-        reserve(file, "report", reads, option="`reports`")
-    return tuple(replace(entry, report=file) for entry, file in zip(entries, files, strict=True))
+        message = f"cannot be created: {error.strerror}; choose a folder for the reports"
+        raise ReportError(message, path=folder) from error
+    for number, (racer, stem) in enumerate(zip(racers, stems, strict=True), start=1):
+        racer.report = folder / (f"{stem}.json" if stems.count(stem) == 1 else f"{stem}-{number}.json")
+        reserve(racer.report, "report", reads, option="`reports`")
+    return racers
 
 
-def read_baseline(options: BenchOptions, entries: Sequence[Entry]) -> str | None:
+def read_baseline(options: BenchOptions, racers: Sequence[Racer]) -> str | None:
     """Name of the baseline contender, of the first package. Raises UsageError if it matches none."""
     if options.baseline is None:
         return None
     libraries = parse_libraries(options.provider_libraries or {}, all_names())
     chain = parse_chain(options.baseline, libraries, argument="baseline")
-    first = [entry for entry in entries if entry.subject is entries[0].subject]
-    for entry in first:
-        if entry.target.chain == chain:
-            return entry.name
-    there = " ".join(entry.target.name for entry in first)
+    first = [racer for racer in racers if racer.subject is racers[0].subject]
+    for racer in first:
+        if racer.target.chain == chain:
+            return racer.name
+    there = " ".join(racer.target.name for racer in first)
     raise UsageError(f"`baseline={options.baseline}`: not among the measured chains: {there}")
 
 

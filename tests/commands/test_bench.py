@@ -44,7 +44,7 @@ def test_two_chains_alternate_and_are_compared(package, capsys, monkeypatch):
     take_turn = benchmark.Race.run_round
 
     def noted(self: benchmark.Race, racer: benchmark.Racer, number: int) -> None:
-        order.append((number, racer.entry.name))
+        order.append((number, racer.name))
         take_turn(self, racer, number)
 
     monkeypatch.setattr(benchmark.Race, "run_round", noted)
@@ -147,7 +147,7 @@ def test_contender_killed_midway_keeps_finished_rounds(package, capsys, monkeypa
     take_turn = benchmark.Race.run_round
 
     def killed(self: benchmark.Race, racer: benchmark.Racer, number: int) -> None:
-        if number == 2 and racer.entry.name == NO_DEVICE:
+        if number == 2 and racer.name == NO_DEVICE:
             assert racer.engine is not None
             psutil.Process(racer.engine.process_id).kill()
         take_turn(self, racer, number)
@@ -199,7 +199,7 @@ def test_ctrl_c_in_profiled_round_keeps_measurements(package, tmp_path, capsys, 
     observe = benchmark.Race.observe
 
     def interrupted(self: benchmark.Race, racer: benchmark.Racer) -> None:
-        if racer.entry.name == "cpu":
+        if racer.name == "cpu":
             raise KeyboardInterrupt
         observe(self, racer)
 

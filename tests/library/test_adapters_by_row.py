@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,8 @@ import pytest
 
 import partita
 from partita.errors import GenerationError, UsageError
-from partita.library.chain import read_chain
-from partita.library.engine.base import Engine
 from partita.library.engine.requests import Work
-from partita.library.loading import open_engine
 from partita.library.sampling import Sampling
-from partita.options.generation import BatchOptions
 from partita.options.groups import ProviderChain
 from partita.package.folder import read_manifest
 from tests.runtime.handmade_packages import ALL, VOCAB, handmade, known_tokens
@@ -35,23 +31,6 @@ ASKED: list[tuple[tuple[int, ...], str | None]] = [
 ]
 """Most of them begin alike, so that states are copied from row to row."""
 Opened = Callable[..., Any]
-
-
-@pytest.fixture
-def opened() -> Iterator[Opened]:
-    engines: list[Engine] = []
-
-    def factory(folder: Path, *, child: bool = False) -> Any:
-        """An engine with an open batch."""
-        target = read_chain(CPU)
-        engine = open_engine(folder, read_manifest(folder), target, observe=False, process="child" if child else "this")
-        engines.append(engine)
-        engine.open(BatchOptions())
-        return engine
-
-    yield factory
-    for engine in engines:
-        engine.close()
 
 
 def known(prompt: tuple[int, ...], name: str | None, count: int = 5, states: Any = ALL) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ from partita.library.api import public
 from partita.library.batches.journal import contents_hash
 from partita.library.engine.local import LocalEngine
 from partita.runtime.ort.binding import Binding
+from tests.commands.test_cli import spoil_known_answer
 from tests.conftest import REPOSITORY
 from tests.foreign.test_any_decoder import LOOKED_UP, folder_of
 from tests.runtime.handmade_packages import handmade
@@ -130,28 +131,11 @@ def test_model_attributes_describe_package_and_chain(model, package):
 
 
 def test_mismatch_with_reference_logits_raises_verification_error(package, own_copy):
-    from safetensors.numpy import load_file, save_file
-
-    from partita.package.folder import KNOWN_ANSWER, sha256_of
-
     folder = own_copy(package)
-    answer = load_file(folder / KNOWN_ANSWER)
-    save_metadata = _metadata(folder / KNOWN_ANSWER)
-    answer["prefill_logits"] = answer["prefill_logits"] + 1.0
-    save_file(answer, folder / KNOWN_ANSWER, save_metadata)
-    manifest = (folder / "manifest.json").read_text()
-    path = folder / "manifest.json"
-    path.write_text(manifest.replace(sha256_of(package / KNOWN_ANSWER), sha256_of(folder / KNOWN_ANSWER)))
+    spoil_known_answer(folder)
     with partita.load(folder, providers="cpu") as model, pytest.raises(partita.VerificationError) as caught:
         model.verify()
     assert caught.value.verification.steps and isinstance(caught.value, partita.ParityError)
-
-
-def _metadata(path: Path):
-    from safetensors import safe_open
-
-    with safe_open(path, "numpy") as file:
-        return file.metadata()
 
 
 # --- how it ends -----------------------------------------------------------------------------------------------------

@@ -92,9 +92,7 @@ def generate_words(*words: str) -> Words:
 
 CASES: dict[str, tuple[Call, str]] = {
     "precision": (exporting(precision="fp8"), "`precision=fp8`"),
-    "no target": (exporting(attention="gqa", target_default=True), "needs `target`"),
     "target": (exporting(target="nowhere"), "`target`: unknown"),
-    "target options": (exporting(target="cpu", target_options={"nonsense": 1}), "`target_options=cpu.nonsense=1`"),
     "taken": (
         lambda place: partita.export(place.folder / "none", place.folder / "taken", force=True, attention="gqa"),
         "`force=True` replaces only packages",
@@ -104,23 +102,14 @@ CASES: dict[str, tuple[Call, str]] = {
         "replace the package: --force",
     ),
     "dry": (placing(dry_run=True), "`dry_run=True` needs `providers=cuda`"),
-    "device": (placing("cpu", device="h100"), "`device` requires a dry run; add `dry_run=True`"),
     "provider": (placing("nowhere"), "`providers`: unknown provider"),
-    "twice": (placing("cpu,cpu"), "`providers=cpu,cpu`"),
-    "options": (placing("cpu", provider_options={"cpu": {"nonsense": 1}}), "`provider_options=cpu.nonsense=1`"),
     "library": (
         placing("cpu", provider_libraries={"mine": "/none.so"}),
         "`provider_libraries`: /none.so does not exist",
     ),
     "pin": (placing("cpu", pins=["lm_head"]), "`pins=lm_head`"),
-    "pin elsewhere": (placing("cpu", pins=["webgpu:lm_head"]), "add it to `providers`"),
     "size": (placing("cpu", shapes={"x": (2, 5)}), "`shapes=x=2,5`"),
-    "input": (placing("cpu", inputs={"z": "z.npy"}), "`inputs=z=z.npy`"),
     "package sizes": (lambda place: partita.place(place.package, "cpu", shapes={"x": 1}), "`shapes` is for ONNX files"),
-    "package run seconds": (
-        lambda place: partita.place(place.package, "cpu", run_seconds=5.0),
-        "`run_seconds` is for ONNX files",
-    ),
     "slowdown": (checking(max_slowdown=0.5), "`max_slowdown` needs `baseline`"),
     "not met": (checking(max_cpu_nodes=0, min_tokens_per_second=5.0), "--max-cpu-nodes 0"),
     "bench": (lambda place: partita.Report.read(place.folder / "bench.json"), "bench writes reports with `reports`"),

@@ -6,9 +6,8 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,15 +15,11 @@ import pytest
 
 import tests.runtime.handmade_packages as hand
 from partita.errors import GenerationError, PackageError, ProviderError, ReportError, UsageError
-from partita.library.chain import read_chain
 from partita.library.engine.base import Engine, ReportRequest
 from partita.library.engine.local import LocalEngine
 from partita.library.engine.requests import RequestOutput, Ticket, Work
-from partita.library.loading import open_engine
 from partita.library.sampling import Sampling
 from partita.options.generation import BatchOptions
-from partita.options.groups import Process, ProviderChain
-from partita.package.folder import read_manifest
 from partita.runtime.generate.choice.sampling import IMPOSSIBLE, token_logprobs
 from partita.runtime.generate.loop import GenerationLoop
 from partita.runtime.generate.text.tokens import load_text
@@ -33,28 +28,8 @@ from tests.drafts import always_draft, knowing
 from tests.runtime.handmade_packages import ALL, LENGTH, VOCAB, handmade, known_logits, known_tokens
 
 KEYS = ("key",)
-CPU = ProviderChain(providers="cpu", threads=1)
 PROMPTS = [tuple((5 * i + n) % VOCAB for i in range(1 + (7 * n) % 19)) for n in range(1, 8)]
 Opened = Callable[..., Any]
-
-
-@pytest.fixture
-def opened() -> Iterator[Opened]:
-    """Open a package on the CPU, in this process or in a child."""
-    engines: list[Engine] = []
-
-    def factory(folder: Path, *, child: bool = False, **options: Any) -> Any:
-        """An engine with an open batch; `options` are those of the batch."""
-        process: Process = "child" if child else "this"
-        target = read_chain(CPU)
-        engine = open_engine(folder, read_manifest(folder), target, observe=False, process=process)
-        engines.append(engine)
-        engine.open(BatchOptions(**options))
-        return engine
-
-    yield factory
-    for engine in engines:
-        engine.close()
 
 
 class Words:
