@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from partita.dtypes import ACTIVATIONS, CACHE_PRECISIONS, EXACT, PRECISIONS, Precision, multiplied_with
+from partita.dtypes import ACTIVATIONS, EXACT, PRECISIONS, Precision, multiplied_with
 from partita.errors import CheckpointError, UsageError
 from partita.export.hub import check_model
 from partita.export.publish import check_target
@@ -20,7 +21,7 @@ from partita.options.export import ExportOptions as Options
 from partita.options.fields import check_fields, describe_fields
 from partita.package.contract import CONTEXT_LENGTHS
 from partita.package.folder import MANIFEST, check_folder
-from partita.untrusted_files import is_number, read_json_value
+from partita.untrusted_files import is_number
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -165,10 +166,6 @@ RULES: tuple[Rule, ...] = (
     (lambda o: o.cache != FIXED and o.cache_precision is not None, _LAYOUT % _CACHE),
     (lambda o: o.cache == GROWING and o.prefill_precision is not None, _LAYOUT % _PREFILL),
     (
-        lambda o: o.cache_precision not in (None, *CACHE_PRECISIONS),
-        f"{_CACHE}: choose one of {', '.join(CACHE_PRECISIONS)}, or omit it",
-    ),
-    (
         lambda o: o.cache_precision is not None and o.attention not in (AUTO, CACHE_LOWERING),
         f"{_CACHE}: `attention={{o.attention}}` keeps its cache in floats; use `attention={CACHE_LOWERING}`",
     ),
@@ -237,10 +234,6 @@ RULES: tuple[Rule, ...] = (
         f"{_INT8}: every row of a weight has one scale: omit `block_size`",
     ),
     (
-        lambda o: o.prefill_precision not in (None, INTEGERS),
-        f"{_PREFILL}: choose {INTEGERS}, the only precision of a prefill graph",
-    ),
-    (
         lambda o: o.prefill_precision is not None and o.activations == INTEGERS,
         f"{_PREFILL}: `activations={INTEGERS}` already computes this way; omit one of them",
     ),
@@ -268,9 +261,6 @@ RULES: tuple[Rule, ...] = (
 def check_options(options: ExportOptions) -> None:
     """Check the options without a checkpoint. Raises UsageError."""
     check_fields(options)
-    if options.named not in PRECISIONS:
-        names = ", ".join((AUTO, *PRECISIONS))
-        raise UsageError(f"`precision={options.precision}`: choose one of {names}")
     _check_adapter_names(list(options.with_adapters or {}))
     if options.without_pass:
         from partita.export.passes import check_skipped
@@ -362,18 +352,19 @@ def asked_options(options: Options) -> dict[str, tuple[str, ...]]:
 
 
 def _values(value: Any) -> tuple[str, ...]:
+    """The words of an option on the command line: NAME=VALUE of a mapping, PROVIDER.NAME=VALUE of a nested one."""
     if isinstance(value, bool):
         return ()
     if isinstance(value, Mapping):
-        return tuple(text for name, entry in value.items() for text in _pair(name, entry))
+        pairs = [(name, entry) for name, entry in value.items() if not isinstance(entry, Mapping)]
+        pairs += [
+            (f"{name}.{option}", each)
+            for name, entry in value.items()
+            if isinstance(entry, Mapping)
+            for option, each in entry.items()
+        ]
+        return tuple(f"{name}={_value(entry)}" for name, entry in pairs)
     return tuple(map(_value, value)) if isinstance(value, tuple) else (_value(value),)
-
-
-def _pair(name: str, value: Any) -> list[str]:
-    """NAME=VALUE; for options by provider PROVIDER.NAME=VALUE each."""
-    if isinstance(value, Mapping):
-        return [f"{name}.{option}={entry}" for option, entry in value.items()]
-    return [f"{name}={_value(value)}"]
 
 
 def _value(value: Any) -> str:
@@ -384,36 +375,11 @@ def check(options: ExportOptions) -> None:
     """Raise UsageError, PackageError and CheckpointError for options, an output and a checkpoint that cannot work."""
     check_target(options.read_paths, options.folder, force=options.force)
     check_options(options)
-    given, path = os.fspath(options.checkpoint), Path(options.checkpoint)
-    if path.is_dir():
-        _check_folder(options, path)
-    else:
-        check_model(given)
-
-
-def _check_folder(options: ExportOptions, folder: Path) -> None:
-    """Check that the files are in the folder, that it has a config, and the maximum length against config.json."""
-    try:
+    folder = Path(options.checkpoint)
+    if not folder.is_dir():
+        check_model(os.fspath(options.checkpoint))
+        return
+    with suppress(OSError):  # reported when the checkpoint is opened
         check_folder(folder, kind=CheckpointError)
-    except OSError:  # reported when the checkpoint is opened
-        return
-    config = folder / "config.json"
-    if not config.is_file():
-        if not (folder / MANIFEST).is_file() and not any(folder.glob("*.gguf")):
-            raise CheckpointError(f"{folder}: not a checkpoint: config.json is missing")
-        return
-    try:
-        raw = read_json_value(config)
-    except (OSError, ValueError):  # reported when the checkpoint is opened
-        return
-    text = raw.get("text_config", raw) if isinstance(raw, dict) else None
-    if options.max_length is None or not isinstance(text, dict):
-        return
-    if "dynamic" in str((text.get("rope_scaling"), text.get("rope_parameters"))):  # such a model has no fixed limit
-        return
-    name = next((name for name in CONTEXT_LENGTHS if name in text), None)
-    most = None if name is None else text[name]
-    if type(most) is int and 1 < most < options.max_length:
-        raise UsageError(
-            f"`max_length={options.max_length}`: the model supports at most {most} positions ({name} in config.json)"
-        )
+    if not ((folder / "config.json").is_file() or (folder / MANIFEST).is_file() or any(folder.glob("*.gguf"))):
+        raise CheckpointError(f"{folder}: not a checkpoint: config.json is missing")

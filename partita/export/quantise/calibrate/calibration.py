@@ -36,11 +36,11 @@ from partita.export.trace.experts import STACKED
 from partita.export.trace.experts.standard import Experts
 from partita.export.trace.fake_model import quiet, translate_errors
 from partita.export.verify import texts
-from partita.export.verify.known_answer import MEMORY_MARGIN, free_bytes
+from partita.export.verify.known_answer import MEMORY_MARGIN
 from partita.export.verify.texts import Text
 from partita.export.weights.origins import IndexReader, Origin, TensorInfo, blocks
 from partita.observations.text_format import human_bytes
-from partita.process import give_back
+from partita.process import free_bytes, give_back
 
 WINDOWS_ABREAST = 4
 """Windows per forward pass."""
