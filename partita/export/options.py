@@ -123,11 +123,18 @@ def _quantises(options: ExportOptions) -> bool:
 
 Rule = tuple[Callable[[ExportOptions], object], str]
 """A condition under which options are refused, and the message, in which `o` is the options."""
-_LAYOUT = "`cache={o.cache}`: this layout does not support %s; omit one of them"
 _INT8 = "`activations={o.activations}`"
 _CACHE = "`cache_precision={o.cache_precision}`"
-_PREFILL = "`prefill_precision={o.prefill_precision}`"
-_WITH = "`with_adapters`"
+EXCLUDES: Mapping[str, Sequence[str]] = {
+    "exporter=optimum": ("adapter", "with_adapters", "static_shapes", "cache_precision", "activations", "without_pass"),
+    "cache=window": ("static_shapes", "cache_precision"),
+    "cache=growing": ("static_shapes", "cache_precision", "prefill_precision"),
+    "with_adapters": ("adapter", "prefill_precision"),
+    "prefill_precision": ("static_shapes", "activations=int8", "activations=fp16", "activations=bf16"),
+    "activations=int8": ("block_size",),
+    "verify=False": ("verify_length", "cache_precision"),
+}
+"""An option, by name or with a value -> options that cannot be set with it."""
 RULES: tuple[Rule, ...] = (
     (
         lambda o: o.exporter == OPTIMUM and o.named not in ("fp32", "fp16"),
@@ -137,34 +144,12 @@ RULES: tuple[Rule, ...] = (
         lambda o: o.exporter == OPTIMUM and (o.cache == WINDOW or o.attention not in (AUTO, GROWING)),
         f"`exporter={OPTIMUM}` does not support `cache={{o.cache}}` with `attention={{o.attention}}`; omit it",
     ),
-    *(
-        (
-            lambda o, name=name: o.exporter == OPTIMUM and getattr(o, name),
-            f"`exporter={OPTIMUM}` does not support `{name}={{o.{name}}}`; omit one of the two",
-        )
-        for name in ("adapter", "with_adapters", "static_shapes", "cache_precision", "activations", "without_pass")
-    ),
     (
         lambda o: o.prefill_chunk is not None and not o.static_shapes,
         "`prefill_chunk` fixes the shape of prefill.onnx, so it needs `static_shapes=True`",
     ),
-    (
-        lambda o: o.verify_length is not None and not o.verify,
-        "`verify_length` has no effect with `verify=False`; omit one of them",
-    ),
-    (
-        lambda o: o.adapter is not None and o.with_adapters,
-        f"{_WITH} keeps adapters separate from the weights, but `adapter` merges one; choose one of them",
-    ),
-    (
-        lambda o: o.with_adapters and o.prefill_precision is not None,
-        f"{_WITH} and {_PREFILL} cannot be combined, because prompts would use separate weights; omit one of them",
-    ),
     (lambda o: o.cache == FIXED and o.attention == GROWING, f"`attention={GROWING}`: use `cache={GROWING}`"),
-    (_is_other, _LAYOUT % "`attention={o.attention}`"),
-    (lambda o: o.cache != FIXED and o.static_shapes, _LAYOUT % "`static_shapes=True`"),
-    (lambda o: o.cache != FIXED and o.cache_precision is not None, _LAYOUT % _CACHE),
-    (lambda o: o.cache == GROWING and o.prefill_precision is not None, _LAYOUT % _PREFILL),
+    (_is_other, "`cache={o.cache}` does not support `attention={o.attention}`; omit one of them"),
     (
         lambda o: o.cache_precision is not None and o.attention not in (AUTO, CACHE_LOWERING),
         f"{_CACHE}: `attention={{o.attention}}` keeps its cache in floats; use `attention={CACHE_LOWERING}`",
@@ -172,10 +157,6 @@ RULES: tuple[Rule, ...] = (
     (
         lambda o: o.cache_precision is not None and o.computing.cpu_dtype is not None,
         f"{_CACHE}: cannot be verified with {{o.computing.dtype}} activations; add `activations=fp32`",
-    ),
-    (
-        lambda o: o.cache_precision is not None and not o.verify,
-        f"{_CACHE} requires a quality measurement with the source model: omit `verify=False`",
     ),
     *(
         (
@@ -230,24 +211,6 @@ RULES: tuple[Rule, ...] = (
         f"{_INT8}: products of 8-bit integers need 8-bit weights: add `precision=int8`",
     ),
     (
-        lambda o: o.activations == INTEGERS and o.block_size is not None,
-        f"{_INT8}: every row of a weight has one scale: omit `block_size`",
-    ),
-    (
-        lambda o: o.prefill_precision is not None and o.activations == INTEGERS,
-        f"{_PREFILL}: `activations={INTEGERS}` already computes this way; omit one of them",
-    ),
-    (
-        lambda o: o.prefill_precision is not None and o.activations not in (None, EXACT.name),
-        f"{_PREFILL}: the prefill graph computes in float32 between its products, and both graphs share a cache: "
-        f"omit {_INT8}",
-    ),
-    (
-        lambda o: o.prefill_precision is not None and o.static_shapes,
-        f"{_PREFILL}: it is for processors that multiply integers fast, but `static_shapes=True` is for compilers; "
-        "omit one of them",
-    ),
-    (
         lambda o: _quantises(o) and not o.verify,
         "`precision={o.precision}` requires a quality measurement with the source model: omit `verify=False`",
     ),
@@ -256,6 +219,20 @@ RULES: tuple[Rule, ...] = (
         f"`opset={{o.opset}}`: must be between {OLDEST_OPSET} and {MAX_OPSET}",
     ),
 )
+
+
+def _is_set(options: ExportOptions, option: str) -> bool:
+    """Whether an option is set, or has the value that is given with its name."""
+    name, _, value = option.partition("=")
+    found = getattr(options, name)
+    return str(found) == value if value else bool(found)
+
+
+def _spelled(options: ExportOptions, option: str) -> str:
+    """An option with its value, or the name alone where the value has several parts."""
+    name = option.partition("=")[0]
+    found = getattr(options, name)
+    return f"`{name}={found}`" if isinstance(found, str | int | Path) else f"`{name}`"
 
 
 def check_options(options: ExportOptions) -> None:
@@ -269,6 +246,11 @@ def check_options(options: ExportOptions) -> None:
     chosen = None if options.attention == AUTO else lowering(options.attention)
     if chosen is not None and options.opset is not None and options.opset < chosen.min_opset:
         raise UsageError(f"`opset={options.opset}`: `attention={chosen.name}` needs opset {chosen.min_opset} or newer")
+    for option, others in EXCLUDES.items():
+        for other in others:
+            if _is_set(options, option) and _is_set(options, other):
+                pair = f"{_spelled(options, option)} does not support {_spelled(options, other)}"
+                raise UsageError(f"{pair}; omit one of them")
     for broken, message in RULES:
         if broken(options):
             raise UsageError(message.format(o=options))
@@ -286,10 +268,10 @@ def _check_adapter_names(names: Sequence[str]) -> None:
     for name in names:
         if not re.fullmatch(ADAPTER_NAME, name):
             raise UsageError(
-                f"{_WITH}: {name[:80]!r} is not a valid adapter name: use at most 64 letters, digits, - and _"
+                f"`with_adapters`: {name[:80]!r} is not a valid adapter name: use at most 64 letters, digits, - and _"
             )
         if files.count(name.casefold()) > 1:
-            raise UsageError(f"{_WITH}: {name} is set twice; set it once (case is ignored)")
+            raise UsageError(f"`with_adapters`: {name} is set twice; set it once (case is ignored)")
 
 
 def _maximum_length(config: PreTrainedConfig) -> tuple[str, int | None]:

@@ -258,7 +258,10 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({**INT4, "quantiser": "gptq"}, r"`quantiser=gptq` needs a calibration text; add `calibrate`"),
     ({**INT4, "quality_text": Path("absent.txt")}, r"absent\.txt`: cannot be read"),
     ({**INT4, "activations": "int8"}, r"`activations=int8`: .* add `precision=int8`"),
-    ({"precision": "int8", "activations": "int8", "block_size": 32}, r"`activations=int8`: .* omit `block_size`"),
+    (
+        {"precision": "int8", "activations": "int8", "block_size": 32},
+        r"`activations=int8` does not support `block_size=32`",
+    ),
     ({"precision": "int8", "activations": "int2"}, r"`activations=int2`: choose one of fp32, fp16, bf16, int8"),
     ({"precision": "fp16", "activations": "bf16"}, r"`activations=bf16`: with `precision=fp16` choose fp32 or fp16"),
     ({"max_perplexity_ratio": 1.01}, r"`max_perplexity_ratio=1\.01` applies to quantised weights"),
@@ -271,10 +274,10 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({**INT4, "prefill_precision": "auto"}, r"^`prefill_precision=auto`: the only value is int8"),
     (
         {"precision": "int8", "prefill_precision": "int8", "activations": "int8"},
-        r"already computes this way; omit one of them",
+        r"does not support `activations=int8`; omit one of them",
     ),
-    ({**INT4, "prefill_precision": "int8", "activations": "fp16"}, r"omit `activations=fp16`"),
-    ({**INT4, "prefill_precision": "int8", "static_shapes": True}, r"`static_shapes=True` is for compilers"),
+    ({**INT4, "prefill_precision": "int8", "activations": "fp16"}, r"does not support `activations=fp16`"),
+    ({**INT4, "prefill_precision": "int8", "static_shapes": True}, r"does not support `static_shapes=True`"),
 ]
 
 
