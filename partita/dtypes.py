@@ -206,9 +206,6 @@ def precision(name: str) -> Precision:
 ACTIVATIONS = {"fp32": "float32", "fp16": "float16", "int8": "float32"}
 """Types of activations that quantised weights may be multiplied with -> the type of the rest of the graph."""
 
-CACHE_PRECISIONS = ("int8",)
-"""Integer types of the KV cache: values of --cache-precision."""
-
 
 def multiplied_with(precision: Precision) -> tuple[str, ...]:
     """Values of --activations that a precision allows."""

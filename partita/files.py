@@ -8,7 +8,7 @@ import secrets
 import stat
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,12 +62,6 @@ def refuse_same(path: Path, read: Path, option: str) -> None:
 def resolve_path(path: Path) -> Path:
     """The path without symbolic links. `Path.resolve` raises RuntimeError for a loop of links before Python 3.13."""
     return Path(os.path.realpath(path))
-
-
-def files_in(folder: Path) -> Iterator[Path]:
-    """Every file below `folder`; unreadable folders are skipped."""
-    for parent, _, names in os.walk(folder):
-        yield from (Path(parent) / name for name in names)
 
 
 def check_writable(path: Path, kind: str) -> None:

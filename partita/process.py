@@ -72,6 +72,27 @@ def address_space_free() -> float:
     return max(0, limit - int(psutil.Process().memory_info().vms))
 
 
+def free_bytes() -> float:
+    """Available memory in bytes, within the container's and the process's limit (ulimit -v)."""
+    import psutil
+
+    return min(psutil.virtual_memory().available, _cgroup_bytes_free(), address_space_free())
+
+
+def _cgroup_bytes_free() -> float:
+    """Memory left in the container's limit (Linux cgroup v2), in bytes; infinite without a limit."""
+    root = Path("/sys/fs/cgroup")
+    try:
+        limit = (root / "memory.max").read_text().strip()
+        if limit == "max":
+            return float("inf")
+        stat = dict(line.split() for line in (root / "memory.stat").read_text().splitlines())
+        cached = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
+        return int(limit) - int((root / "memory.current").read_text()) + cached
+    except (OSError, ValueError):
+        return float("inf")
+
+
 def _status(wanted: str, process: int | None = None) -> int | None:
     """A field of /proc/PID/status in bytes, see proc_pid_status(5); None if it is missing, as in some sandboxes."""
     try:

@@ -99,8 +99,6 @@ class Graphs:
     """Name of input A -> adapter branch."""
     unpacked: list[TracedGraph] = field(default_factory=list)
     """The graphs from before quantisation; copies where it may be repeated."""
-    fewer_rows: bool | None = None
-    """Whether they also run smaller batches; None until tested."""
 
     @property
     def file_bytes(self) -> int:
@@ -333,7 +331,6 @@ def quantise_again(graphs: Graphs, keep: Sequence[Keep]) -> Graphs:
         passes={name: count for name, count in graphs.passes.items() if name in of_traces},
         packing=Outcome(kept_for_selection=graphs.packing.kept_for_selection),
         prompts=Outcome(),
-        fewer_rows=None,
     )
     _store(again)
     return again

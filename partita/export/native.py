@@ -35,7 +35,6 @@ from partita.export.target import (
     candidates,
     describe,
     instead_of,
-    manifest_record,
     rank,
     skeleton,
     target_record,
@@ -53,7 +52,7 @@ from partita.export.writing import unfinished_manifest
 from partita.observations.text_format import listing
 from partita.package.contract import GraphFile, Port, state_bytes
 from partita.package.folder import AdapterRecord, Graph, adapter_file
-from partita.package.records import Mix, PrefillChoice, TargetRecord, Verification
+from partita.package.records import Mix, PrefillChoice, ProbedLowering, TargetRecord, Verification
 
 REPORT = "; nothing was written; please report this model"
 
@@ -128,11 +127,6 @@ class Variants:
         """The provider of the package; None where it is not probed."""
         return self.draft.target
 
-    @property
-    def lowering(self) -> str:
-        """A lowering by name, which is used regardless of the results, or auto."""
-        return self.draft.work.options.attention
-
     def best(self) -> Exported | None:
         """The next variant; None when all were tried. Raises UnsupportedModelError when the model fits none."""
         for variant in dict.fromkeys([*self._candidates, *self.probe_results]):
@@ -172,7 +166,7 @@ class Variants:
     def _candidates(self) -> list[GraphVariant]:
         """The variants to probe, in order."""
         preferred = by_preference()[0].name if self.target is None else self.target.preferred
-        return candidates(preferred, self.lowering)
+        return candidates(preferred, self.draft.work.options.attention)
 
     def ranked(self) -> list[GraphVariant]:
         """Probed variants that are not rejected, best first."""
@@ -223,7 +217,8 @@ class Variants:
         """The reason for the lowering of `exported`, in one sentence."""
         assert exported.graphs is not None
         variant, target = exported.graphs.variant, self.target
-        head, rejections = "requested" if self.lowering != AUTO else AUTO, self.rejections()
+        head = AUTO if self.draft.work.options.attention == AUTO else "requested"
+        rejections = self.rejections()
         if target is None or target.ask is None:
             if target is None and head != AUTO:
                 return head
@@ -236,7 +231,18 @@ class Variants:
     def record(self, result: Verification | None) -> TargetRecord | None:
         """The manifest record of the target; None without one. `result`: of the known answer on it."""
         results = self.probe_results if self.target is not None and self.target.ask is not None else {}
-        probed = tuple(manifest_record(each, found, self._mismatch(each)) for each, found in results.items())
+        probed = tuple(
+            ProbedLowering(
+                attention=variant.attention,
+                form=None if variant.is_usual else variant.form,
+                nodes=found.nodes,
+                unsupported=dict(found.unsupported),
+                error=found.failure,
+                untested_nodes=found.untested,
+                mismatch=self._mismatch(variant),
+            )
+            for variant, found in results.items()
+        )
         excluded = {str(variant): str(error) for variant, error in self.misfits.items()}
         return target_record(self.target, result, probed=probed, excluded=excluded)
 
@@ -312,14 +318,14 @@ def _make_batch_symbolic(graphs: Graphs) -> bool:
     draft = graphs.draft
     if draft.work.options.batch_size == 1 or draft.work.options.static_shapes or graphs.chosen.grows:
         return False
-    if graphs.fewer_rows is None:
-        on_host = draft.target is None or draft.target.provider == CPU
-        found = [freeing(t.model, t.inputs, t.outputs, t.states, asks=on_host) for t in graphs.traced_graphs]
-        graphs.fewer_rows = None not in found
-        for each in found:
-            if each is not None and graphs.fewer_rows:
-                each()
-    return graphs.fewer_rows
+    on_host = draft.target is None or draft.target.provider == CPU
+    found = [freeing(t.model, t.inputs, t.outputs, t.states, asks=on_host) for t in graphs.traced_graphs]
+    if None in found:
+        return False
+    for change in found:
+        assert change is not None
+        change()
+    return True
 
 
 def _by_row(ports: tuple[Port, ...], batch: int, rows: int | str) -> tuple[Port, ...]:

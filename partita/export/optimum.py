@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,9 @@ from partita.export.checkpoint.description import Checkpoint
 from partita.export.drafts import Exported
 from partita.export.options import AUTO, OPTIMUM, ExportOptions, check_options, max_length, most_positions
 from partita.export.progress import stage
-from partita.export.target import Target, target_record
 from partita.export.work import Work
 from partita.export.writing import unfinished_manifest
-from partita.package.records import TargetRecord, Verification
+from partita.package.folder import Manifest
 from partita.remedies import Remedy
 
 VARIABLE = "PARTITA_OPTIMUM_PYTHON"
@@ -35,38 +34,8 @@ USE = Remedy("optimum's exporter supports the type; use it with", options=("--ex
 Refusal = UnsupportedModelError | ParityError
 
 
-@dataclass(slots=True)
-class OptimumGraph:
-    """The only variant of optimum's exporter."""
-
-    exported: Exported
-    target: Target | None
-    rejected: list[str] = field(default_factory=list)
-
-    def best(self) -> Exported | None:
-        """The graph; None when it was rejected."""
-        return None if self.rejected else self.exported
-
-    def reject(self, exported: Exported, detail: str, *, ran: bool) -> None:
-        """Reject the graph: it does not run, or it `ran` and computed wrong results."""
-        self.rejected.append(f"{OPTIMUM} {detail}")
-
-    def rejections(self) -> list[str]:
-        """The reason of the rejection, if any."""
-        return self.rejected
-
-    def reason(self, exported: Exported) -> str:
-        """The tools that wrote the graph, in one sentence."""
-        tools = [f"{name} {version}" for name, version in exported.manifest.toolchain.items() if OPTIMUM in name]
-        return f"exported by {', '.join(tools)}"
-
-    def record(self, result: Verification | None) -> TargetRecord | None:
-        """The manifest record of the target; None without one. `result`: of the known answer on it."""
-        return target_record(self.target, result, how=f"{OPTIMUM} writes one graph")
-
-
-def variants(checkpoint: Checkpoint, work: Work, target: Target | None) -> OptimumGraph:
-    """Run optimum's exporter. Raises UsageError, UnsupportedModelError, InstallationError."""
+def export_graph(checkpoint: Checkpoint, work: Work) -> Exported:
+    """The graph of optimum's exporter. Raises UsageError, UnsupportedModelError, InstallationError."""
     options, kind = work.options, checkpoint.model_type
     if checkpoint.file is not None or checkpoint.quantised is not None:
         what = "a GGUF file" if checkpoint.quantised is None else f"quantised ({checkpoint.quantised.method})"
@@ -96,7 +65,7 @@ def variants(checkpoint: Checkpoint, work: Work, target: Target | None) -> Optim
         "precision": options.precision,
     }
     manifest = unfinished_manifest(work, checkpoint, graph.model_copy(update=facts), count)
-    exported = Exported(
+    return Exported(
         work=work,
         checkpoint=checkpoint,
         label="`exporter=optimum`",
@@ -105,7 +74,12 @@ def variants(checkpoint: Checkpoint, work: Work, target: Target | None) -> Optim
         parameters=count,
         caution="; optimum wrote the graph; `exporter=native` writes Partita's graph",
     )
-    return OptimumGraph(exported, target)
+
+
+def exported_by(manifest: Manifest) -> str:
+    """The tools that wrote the graph, in one sentence."""
+    tools = [f"{name} {version}" for name, version in manifest.toolchain.items() if OPTIMUM in name]
+    return f"exported by {', '.join(tools)}"
 
 
 def _call_child(**request: Any) -> dict[str, Any]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from partita.dtypes import ACTIVATIONS, CACHE_PRECISIONS, EXACT, PRECISIONS, Precision, multiplied_with
+from partita.dtypes import ACTIVATIONS, EXACT, PRECISIONS, Precision, multiplied_with
 from partita.errors import CheckpointError, UsageError
 from partita.export.hub import check_model
 from partita.export.publish import check_target
@@ -20,7 +21,7 @@ from partita.options.export import ExportOptions as Options
 from partita.options.fields import check_fields, describe_fields
 from partita.package.contract import CONTEXT_LENGTHS
 from partita.package.folder import MANIFEST, check_folder
-from partita.untrusted_files import is_number, read_json_value
+from partita.untrusted_files import is_number
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -122,11 +123,18 @@ def _quantises(options: ExportOptions) -> bool:
 
 Rule = tuple[Callable[[ExportOptions], object], str]
 """A condition under which options are refused, and the message, in which `o` is the options."""
-_LAYOUT = "`cache={o.cache}`: this layout does not support %s; omit one of them"
 _INT8 = "`activations={o.activations}`"
 _CACHE = "`cache_precision={o.cache_precision}`"
-_PREFILL = "`prefill_precision={o.prefill_precision}`"
-_WITH = "`with_adapters`"
+EXCLUDES: Mapping[str, Sequence[str]] = {
+    "exporter=optimum": ("adapter", "with_adapters", "static_shapes", "cache_precision", "activations", "without_pass"),
+    "cache=window": ("static_shapes", "cache_precision"),
+    "cache=growing": ("static_shapes", "cache_precision", "prefill_precision"),
+    "with_adapters": ("adapter", "prefill_precision"),
+    "prefill_precision": ("static_shapes", "activations=int8", "activations=fp16", "activations=bf16"),
+    "activations=int8": ("block_size",),
+    "verify=False": ("verify_length", "cache_precision"),
+}
+"""An option, by name or with a value -> options that cannot be set with it."""
 RULES: tuple[Rule, ...] = (
     (
         lambda o: o.exporter == OPTIMUM and o.named not in ("fp32", "fp16"),
@@ -136,38 +144,12 @@ RULES: tuple[Rule, ...] = (
         lambda o: o.exporter == OPTIMUM and (o.cache == WINDOW or o.attention not in (AUTO, GROWING)),
         f"`exporter={OPTIMUM}` does not support `cache={{o.cache}}` with `attention={{o.attention}}`; omit it",
     ),
-    *(
-        (
-            lambda o, name=name: o.exporter == OPTIMUM and getattr(o, name),
-            f"`exporter={OPTIMUM}` does not support `{name}={{o.{name}}}`; omit one of the two",
-        )
-        for name in ("adapter", "with_adapters", "static_shapes", "cache_precision", "activations", "without_pass")
-    ),
     (
         lambda o: o.prefill_chunk is not None and not o.static_shapes,
         "`prefill_chunk` fixes the shape of prefill.onnx, so it needs `static_shapes=True`",
     ),
-    (
-        lambda o: o.verify_length is not None and not o.verify,
-        "`verify_length` has no effect with `verify=False`; omit one of them",
-    ),
-    (
-        lambda o: o.adapter is not None and o.with_adapters,
-        f"{_WITH} keeps adapters separate from the weights, but `adapter` merges one; choose one of them",
-    ),
-    (
-        lambda o: o.with_adapters and o.prefill_precision is not None,
-        f"{_WITH} and {_PREFILL} cannot be combined, because prompts would use separate weights; omit one of them",
-    ),
     (lambda o: o.cache == FIXED and o.attention == GROWING, f"`attention={GROWING}`: use `cache={GROWING}`"),
-    (_is_other, _LAYOUT % "`attention={o.attention}`"),
-    (lambda o: o.cache != FIXED and o.static_shapes, _LAYOUT % "`static_shapes=True`"),
-    (lambda o: o.cache != FIXED and o.cache_precision is not None, _LAYOUT % _CACHE),
-    (lambda o: o.cache == GROWING and o.prefill_precision is not None, _LAYOUT % _PREFILL),
-    (
-        lambda o: o.cache_precision not in (None, *CACHE_PRECISIONS),
-        f"{_CACHE}: choose one of {', '.join(CACHE_PRECISIONS)}, or omit it",
-    ),
+    (_is_other, "`cache={o.cache}` does not support `attention={o.attention}`; omit one of them"),
     (
         lambda o: o.cache_precision is not None and o.attention not in (AUTO, CACHE_LOWERING),
         f"{_CACHE}: `attention={{o.attention}}` keeps its cache in floats; use `attention={CACHE_LOWERING}`",
@@ -175,10 +157,6 @@ RULES: tuple[Rule, ...] = (
     (
         lambda o: o.cache_precision is not None and o.computing.cpu_dtype is not None,
         f"{_CACHE}: cannot be verified with {{o.computing.dtype}} activations; add `activations=fp32`",
-    ),
-    (
-        lambda o: o.cache_precision is not None and not o.verify,
-        f"{_CACHE} requires a quality measurement with the source model: omit `verify=False`",
     ),
     *(
         (
@@ -233,28 +211,6 @@ RULES: tuple[Rule, ...] = (
         f"{_INT8}: products of 8-bit integers need 8-bit weights: add `precision=int8`",
     ),
     (
-        lambda o: o.activations == INTEGERS and o.block_size is not None,
-        f"{_INT8}: every row of a weight has one scale: omit `block_size`",
-    ),
-    (
-        lambda o: o.prefill_precision not in (None, INTEGERS),
-        f"{_PREFILL}: choose {INTEGERS}, the only precision of a prefill graph",
-    ),
-    (
-        lambda o: o.prefill_precision is not None and o.activations == INTEGERS,
-        f"{_PREFILL}: `activations={INTEGERS}` already computes this way; omit one of them",
-    ),
-    (
-        lambda o: o.prefill_precision is not None and o.activations not in (None, EXACT.name),
-        f"{_PREFILL}: the prefill graph computes in float32 between its products, and both graphs share a cache: "
-        f"omit {_INT8}",
-    ),
-    (
-        lambda o: o.prefill_precision is not None and o.static_shapes,
-        f"{_PREFILL}: it is for processors that multiply integers fast, but `static_shapes=True` is for compilers; "
-        "omit one of them",
-    ),
-    (
         lambda o: _quantises(o) and not o.verify,
         "`precision={o.precision}` requires a quality measurement with the source model: omit `verify=False`",
     ),
@@ -265,12 +221,23 @@ RULES: tuple[Rule, ...] = (
 )
 
 
+def _is_set(options: ExportOptions, option: str) -> bool:
+    """Whether an option is set, or has the value that is given with its name."""
+    name, _, value = option.partition("=")
+    found = getattr(options, name)
+    return str(found) == value if value else bool(found)
+
+
+def _spelled(options: ExportOptions, option: str) -> str:
+    """An option with its value, or the name alone where the value has several parts."""
+    name = option.partition("=")[0]
+    found = getattr(options, name)
+    return f"`{name}={found}`" if isinstance(found, str | int | Path) else f"`{name}`"
+
+
 def check_options(options: ExportOptions) -> None:
     """Check the options without a checkpoint. Raises UsageError."""
     check_fields(options)
-    if options.named not in PRECISIONS:
-        names = ", ".join((AUTO, *PRECISIONS))
-        raise UsageError(f"`precision={options.precision}`: choose one of {names}")
     _check_adapter_names(list(options.with_adapters or {}))
     if options.without_pass:
         from partita.export.passes import check_skipped
@@ -279,6 +246,11 @@ def check_options(options: ExportOptions) -> None:
     chosen = None if options.attention == AUTO else lowering(options.attention)
     if chosen is not None and options.opset is not None and options.opset < chosen.min_opset:
         raise UsageError(f"`opset={options.opset}`: `attention={chosen.name}` needs opset {chosen.min_opset} or newer")
+    for option, others in EXCLUDES.items():
+        for other in others:
+            if _is_set(options, option) and _is_set(options, other):
+                pair = f"{_spelled(options, option)} does not support {_spelled(options, other)}"
+                raise UsageError(f"{pair}; omit one of them")
     for broken, message in RULES:
         if broken(options):
             raise UsageError(message.format(o=options))
@@ -296,10 +268,10 @@ def _check_adapter_names(names: Sequence[str]) -> None:
     for name in names:
         if not re.fullmatch(ADAPTER_NAME, name):
             raise UsageError(
-                f"{_WITH}: {name[:80]!r} is not a valid adapter name: use at most 64 letters, digits, - and _"
+                f"`with_adapters`: {name[:80]!r} is not a valid adapter name: use at most 64 letters, digits, - and _"
             )
         if files.count(name.casefold()) > 1:
-            raise UsageError(f"{_WITH}: {name} is set twice; set it once (case is ignored)")
+            raise UsageError(f"`with_adapters`: {name} is set twice; set it once (case is ignored)")
 
 
 def _maximum_length(config: PreTrainedConfig) -> tuple[str, int | None]:
@@ -362,18 +334,19 @@ def asked_options(options: Options) -> dict[str, tuple[str, ...]]:
 
 
 def _values(value: Any) -> tuple[str, ...]:
+    """The words of an option on the command line: NAME=VALUE of a mapping, PROVIDER.NAME=VALUE of a nested one."""
     if isinstance(value, bool):
         return ()
     if isinstance(value, Mapping):
-        return tuple(text for name, entry in value.items() for text in _pair(name, entry))
+        pairs = [(name, entry) for name, entry in value.items() if not isinstance(entry, Mapping)]
+        pairs += [
+            (f"{name}.{option}", each)
+            for name, entry in value.items()
+            if isinstance(entry, Mapping)
+            for option, each in entry.items()
+        ]
+        return tuple(f"{name}={_value(entry)}" for name, entry in pairs)
     return tuple(map(_value, value)) if isinstance(value, tuple) else (_value(value),)
-
-
-def _pair(name: str, value: Any) -> list[str]:
-    """NAME=VALUE; for options by provider PROVIDER.NAME=VALUE each."""
-    if isinstance(value, Mapping):
-        return [f"{name}.{option}={entry}" for option, entry in value.items()]
-    return [f"{name}={_value(value)}"]
 
 
 def _value(value: Any) -> str:
@@ -384,36 +357,11 @@ def check(options: ExportOptions) -> None:
     """Raise UsageError, PackageError and CheckpointError for options, an output and a checkpoint that cannot work."""
     check_target(options.read_paths, options.folder, force=options.force)
     check_options(options)
-    given, path = os.fspath(options.checkpoint), Path(options.checkpoint)
-    if path.is_dir():
-        _check_folder(options, path)
-    else:
-        check_model(given)
-
-
-def _check_folder(options: ExportOptions, folder: Path) -> None:
-    """Check that the files are in the folder, that it has a config, and the maximum length against config.json."""
-    try:
+    folder = Path(options.checkpoint)
+    if not folder.is_dir():
+        check_model(os.fspath(options.checkpoint))
+        return
+    with suppress(OSError):  # reported when the checkpoint is opened
         check_folder(folder, kind=CheckpointError)
-    except OSError:  # reported when the checkpoint is opened
-        return
-    config = folder / "config.json"
-    if not config.is_file():
-        if not (folder / MANIFEST).is_file() and not any(folder.glob("*.gguf")):
-            raise CheckpointError(f"{folder}: not a checkpoint: config.json is missing")
-        return
-    try:
-        raw = read_json_value(config)
-    except (OSError, ValueError):  # reported when the checkpoint is opened
-        return
-    text = raw.get("text_config", raw) if isinstance(raw, dict) else None
-    if options.max_length is None or not isinstance(text, dict):
-        return
-    if "dynamic" in str((text.get("rope_scaling"), text.get("rope_parameters"))):  # such a model has no fixed limit
-        return
-    name = next((name for name in CONTEXT_LENGTHS if name in text), None)
-    most = None if name is None else text[name]
-    if type(most) is int and 1 < most < options.max_length:
-        raise UsageError(
-            f"`max_length={options.max_length}`: the model supports at most {most} positions ({name} in config.json)"
-        )
+    if not ((folder / "config.json").is_file() or (folder / MANIFEST).is_file() or any(folder.glob("*.gguf"))):
+        raise CheckpointError(f"{folder}: not a checkpoint: config.json is missing")

@@ -6,13 +6,13 @@ leaves no package. The caller passes the functions that run a package, because t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 from partita.dtypes import EXACT
-from partita.errors import ParityError, ResourceError, UnsupportedModelError
+from partita.errors import ParityError, PartitaError, ProviderError, ResourceError, UnsupportedModelError
 from partita.export import native, optimum
 from partita.export.checkpoint.companions import Reader, stop_tokens
 from partita.export.checkpoint.description import Checkpoint, has_weights, open_checkpoint, open_config
@@ -32,15 +32,14 @@ from partita.export.options import (
 from partita.export.passes import cache_rounding
 from partita.export.progress import Progress, Silent, stage
 from partita.export.publish import ExportResult, reserve
-from partita.export.target import NodeSupport, Smoke, Target
+from partita.export.target import NodeSupport, Smoke, Target, target_record
 from partita.export.trace.attention import GROWING
 from partita.export.trace.fake_model import build_fake_model
 from partita.export.verify.package_runs import (
-    MismatchError,
     NotRunningError,
+    RejectedError,
     RoundingParityError,
     TargetParityError,
-    nothing_runs,
 )
 from partita.export.verify.quality import OpenScorer
 from partita.export.weights.external_data import translate_space
@@ -52,21 +51,15 @@ from partita.export.work import (
     Work,
     WriteAdapter,
     add_note,
-    in_question,
     notes,
     resolve,
     with_activations,
 )
 from partita.export.writing import write
 from partita.package.folder import Manifest, write_manifest
+from partita.package.records import TargetRecord
 from partita.process import peak_rss_bytes
 
-Variants = native.Variants | optimum.OptimumGraph
-"""The variants of a model's graphs, in order of preference."""
-EXPORTERS: dict[str, Callable[[Checkpoint, Work, Target | None], Variants]] = {
-    "native": native.variants,
-    OPTIMUM: optimum.variants,
-}
 Offer = Callable[[optimum.Refusal, Checkpoint, ExportOptions], optimum.Refusal]
 """Adds to the error for a model another way to export it."""
 __all__ = ["ExportOptions", "TargetParityError", "check_options", "export"]
@@ -143,7 +136,9 @@ def _run(work: Work, target: Target | None, quality_text: Path | None, offer: Of
     _resolve_options(work, checkpoint, target, quality_text)
     options = work.options
     try:
-        variants = EXPORTERS[options.exporter](checkpoint, work, target)
+        if options.exporter == OPTIMUM:
+            return _write_optimum(optimum.export_graph(checkpoint, work), target)
+        variants = native.variants(checkpoint, work, target)
         first = variants.best()
     except UnsupportedModelError as error:
         raise error if offer is None else offer(error, checkpoint, options) from error
@@ -161,9 +156,8 @@ def _resolve_options(work: Work, checkpoint: Checkpoint, target: Target | None, 
     for note in (*checkpoint.notes, *notes(work.options, checkpoint)):
         add_note(work, note)
     cache_rounding.ask(work.options, target)
-    if work.options.exporter != OPTIMUM and in_question(work.options, target):
-        with stage(work.progress, "probe target", work.seconds, of=work.options.precision):
-            work.options = with_activations(work.options, target, work.notes.append)
+    if work.options.exporter != OPTIMUM:
+        work.options = with_activations(work.options, target, work.notes.append)
 
 
 def planned_graphs(work: Work, target: Target | None) -> tuple[Checkpoint, Exported]:
@@ -191,37 +185,54 @@ def planned_graphs(work: Work, target: Target | None) -> tuple[Checkpoint, Expor
     return checkpoint, exported
 
 
-def _first_that_runs(variants: Variants, exported: Exported | None, work: Work) -> ExportResult:
+def _first_that_runs(variants: native.Variants, exported: Exported | None, work: Work) -> ExportResult:
     """Write the best variant that opens, runs and is verified. Raises the errors if there is none."""
-    failed: list[NotRunningError | MismatchError] = []
+    failed: list[RejectedError] = []
     while exported is not None:
         try:
             manifest, result = write(exported, variants.target)
-            return _finish(variants, exported, manifest.model_copy(update={"target": variants.record(result)}))
-        except (NotRunningError, MismatchError) as error:
+            return _finish(exported, manifest, variants.record(result), variants.reason(exported))
+        except RejectedError as error:
             failed.append(error)
-            variants.reject(exported, error.detail, ran=isinstance(error, MismatchError))
+            variants.reject(exported, error.detail, ran=isinstance(error, ParityError))
             work.notes.append(f"{exported.label} was tried and rejected: {error.detail}")
             for path in work.folder.iterdir():
                 path.unlink()
         exported = variants.best()
-    wrong = next((error for error in failed if isinstance(error, MismatchError)), None)
-    if isinstance(wrong, RoundingParityError):
-        raise RoundingParityError(f"{wrong}{_hint(work.options)}", wrong.detail) from wrong
-    if wrong is not None:
-        raise wrong
-    stopped = [error for error in failed if isinstance(error, NotRunningError)]
-    raise nothing_runs(str(work.options.checkpoint), stopped, variants.rejections(), _hint(work.options))
+    for each in failed:
+        if isinstance(each, RoundingParityError):
+            raise RoundingParityError(f"{each}{_hint(work.options)}", each.detail) from each
+        if isinstance(each, TargetParityError):
+            raise each
+    raise _not_running(work.options, variants.rejections(), failed)
 
 
-def _finish(variants: Variants, exported: Exported, manifest: Manifest) -> ExportResult:
-    """Write the manifest, the last file of a package."""
-    work = exported.work
+def _write_optimum(exported: Exported, target: Target | None) -> ExportResult:
+    """Write optimum's graph, which has no variants. Raises the errors of writing."""
+    try:
+        manifest, result = write(exported, target)
+    except NotRunningError as error:
+        raise _not_running(exported.work.options, [f"{OPTIMUM} {error.detail}"], [error]) from error
+    record = target_record(target, result, how=f"{OPTIMUM} writes one graph")
+    return _finish(exported, manifest, record, optimum.exported_by(manifest))
+
+
+def _not_running(options: ExportOptions, reasons: Sequence[str], failed: Sequence[RejectedError]) -> PartitaError:
+    """The error where no graph runs. `reasons`: the graphs with their reasons."""
+    message = f"{options.checkpoint}: {'; '.join(reasons)}; nothing was written{_hint(options)}"
+    if all(isinstance(error.__cause__, ProviderError) for error in failed):
+        return ProviderError(message)
+    return NotRunningError(message, failed[0].detail)
+
+
+def _finish(exported: Exported, manifest: Manifest, target: TargetRecord | None, reason: str) -> ExportResult:
+    """Write the manifest, the last file of a package. `reason`: for the attention and cache layout."""
+    work, manifest = exported.work, manifest.model_copy(update={"target": target})
     write_manifest(work.folder, manifest)
     return ExportResult(
         work.options.folder,
         manifest,
-        variants.reason(exported),
+        reason,
         {} if exported.graphs is None else dict(exported.graphs.passes),
         work.seconds,
         peak_rss_bytes(),

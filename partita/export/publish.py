@@ -7,6 +7,7 @@ killed exports.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import re
 import shutil
@@ -14,21 +15,19 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
 
 from filelock import FileLock, Timeout
 
 from partita.errors import PackageError
-from partita.files import files_in, resolve_path
+from partita.files import resolve_path
 from partita.package.folder import MANIFEST, SCHEMA, Manifest
 from partita.remedies import Remedy, is_temporary
 from partita.signals import hold_signals
 from partita.untrusted_files import read_json_value
 
-Snapshot = frozenset[tuple[str, int, int, int]]
-"""Every file of a folder: path, inode, size in bytes, modification time in ns."""
 PARTIAL, OLD = ".partial-", ".old-"
 """Parts of the names of hidden folders next to OUT: an unfinished package, and one being replaced."""
 TAKEN = Remedy("choose another folder", alternative=Remedy("replace the package", options=("--force",)))
@@ -59,37 +58,59 @@ class ExportResult:
         return f"<partita.ExportResult {self.path}: {graph.precision}, attention {graph.attention}, {status}>"
 
 
-class OutputExistsError(Exception):
-    """OUT is new or has changed since the export began; the message has details."""
-
-
 @dataclass(slots=True)
 class Reservation:
     """A place for a package, and a hidden folder next to it for the work."""
 
     out: Path
-    previous: Snapshot | None
-    """The package that may be replaced; None where there was nothing."""
+    force: bool
+    """A package there may be replaced."""
     folder: Path
-    notes: list[str] = field(default_factory=list)
+    notes: list[str]
     """Notes on remains of killed exports."""
 
     def publish(self) -> None:
-        """Move the finished folder to its place. Raises PackageError when OUT was created or changed meanwhile."""
+        """Move the finished folder to its place. Raises PackageError when something else has appeared there."""
         mask = os.umask(0o077)  # which can be read only by setting another
         os.umask(mask)
         with suppress(OSError):  # a file system without modes
             self.folder.chmod(0o777 & ~mask)
-        try:
-            if self.previous is None or not os.path.lexists(self.out):
-                _move(self.folder, self.out)
-            else:
-                _replace(self.folder, self.out, self.previous)
-        except OutputExistsError as taken:
-            raise PackageError(
-                f"{self.out}: {taken} during the export; it was not replaced, and the finished package is "
-                f"in {_keep(self.folder, self.out)}"
-            ) from taken
+        with hold_signals():  # a signal between the moves would leave the package at neither place, or at both
+            old = self._move_aside() if os.path.lexists(self.out) else None
+            try:
+                self.folder.rename(self.out)
+            except BaseException:
+                if old is not None:
+                    old.rename(self.out)
+                    old.parent.rmdir()
+                raise
+            if old is None:
+                return
+            # The old package has a successor: the next export removes remains of a kill.
+            waste = old.parent.rename(old.parent.with_name(old.parent.name.replace(OLD, PARTIAL)))
+        shutil.rmtree(waste, ignore_errors=True)
+
+    def _move_aside(self) -> Path:
+        """Move the package at the place into a hidden folder. Raises PackageError when it may not be replaced."""
+        problem = "exists already"
+        if self.force and self.out.is_dir() and not self.out.is_symlink():
+            old = Path(tempfile.mkdtemp(dir=self.out.parent, prefix=f".{self.out.name}{OLD}")) / "package"
+            self.out.rename(old)
+            if (found := _not_a_package(old)) is None:  # after the move: nothing can be added any more
+                return old
+            problem = found
+            old.rename(self.out)
+            old.parent.rmdir()
+        raise PackageError(
+            f"{self.out}: {problem}; it has appeared or changed during the export and was not replaced; the finished "
+            f"package is in {self._keep()}"
+        )
+
+    def _keep(self) -> Path:
+        """Move the finished package, whose place is taken, to a free name."""
+        names = (self.out.with_name(f"{self.out.name}.new{f'-{n}' if n > 1 else ''}") for n in itertools.count(1))
+        free = next(name for name in names if not os.path.lexists(name))
+        return self.folder.rename(free)
 
 
 def is_written(path: Path, folder: Path) -> bool:
@@ -116,11 +137,10 @@ def reserve(out: Path, read: Sequence[str], *, force: bool) -> Iterator[Reservat
         _hold(out, cleanup)
         notes = _clean_up(out)
         check_target(read, out, force=force)
-        seen = _snapshot(out) if out.is_dir() else None
         with hold_signals():
             folder = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}{PARTIAL}"))
             cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
-        yield Reservation(out, seen, folder, notes)
+        yield Reservation(out, force, folder, notes)
 
 
 def check_target(read: Sequence[str], out: Path, *, force: bool) -> None:
@@ -137,18 +157,9 @@ def check_target(read: Sequence[str], out: Path, *, force: bool) -> None:
         what = "adapter" if index else "checkpoint"
         if resolve_path(Path(given)).is_relative_to(out.resolve()):
             raise PackageError(f"{out}: contains the {what} that is being exported; choose another folder")
-        linked = next((p for p in files_in(Path(given)) if _is_linked_into(p, out)), None)
-        if linked is not None:
-            raise PackageError(f"{out}: contains the file that {linked} of the {what} links to; choose another folder")
     strange = _not_a_package(out)
     if strange is not None:
         raise PackageError(f"{out}: `force=True` replaces only packages, but this folder {strange}; remove it yourself")
-
-
-def _is_linked_into(path: Path, out: Path) -> bool:
-    """Whether a file outside of `out` links into it."""
-    lies = Path(os.path.abspath(path)).is_relative_to(os.path.abspath(out))  # noqa: PTH100 - a link keeps its name
-    return not lies and resolve_path(path).is_relative_to(out.resolve())
 
 
 def _not_a_package(folder: Path) -> str | None:
@@ -200,13 +211,6 @@ def _hold(out: Path, cleanup: ExitStack) -> None:
             raise PackageError(
                 f"{out}: another export is writing there; wait for it, or choose another folder"
             ) from error
-        except OSError as error:
-            if not os.path.lexists(path):
-                raise  # the folder is not writable
-            raise PackageError(
-                f"{path}: cannot be locked ({error.strerror or error}); remove it if no export is running, or choose "
-                "another folder"
-            ) from error
         cleanup.callback(lock.release)
         # Removed while held: filelock detects a lock on an unlinked file and retries.
         cleanup.callback(path.unlink, missing_ok=True)
@@ -225,69 +229,6 @@ def _clean_up(out: Path) -> list[str]:
         elif re.fullmatch(rf"\.{name}{re.escape(OLD)}{UNIQUE}", path.name):  # it may be the only copy of a package
             notes.append(f"a killed export moved the package that it replaced to {path / 'package'}; remove it")
     return notes
-
-
-def _snapshot(folder: Path) -> Snapshot:
-    """The current files of `folder`."""
-    found = set()
-    for parent, folders, names in os.walk(folder):
-        for name in (*folders, *names):
-            path = Path(parent) / name
-            # A file that vanishes between listing and stat counts as a change.
-            with suppress(FileNotFoundError):
-                about = path.lstat()
-                found.add((str(path.relative_to(folder)), about.st_ino, about.st_size, about.st_mtime_ns))
-    return frozenset(found)
-
-
-def _move(folder: Path, out: Path) -> None:
-    """Rename `folder` to `out`."""
-    if os.path.lexists(out):
-        raise OutputExistsError(f"a {_kind(out)} has appeared there")
-    try:
-        folder.rename(out)
-    except OSError as error:
-        if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
-            raise OutputExistsError(f"a {_kind(out)} has appeared there") from error
-        raise
-
-
-def _kind(path: Path) -> str:
-    """The kind of file at `path`, in a word."""
-    return "link" if path.is_symlink() else "folder" if path.is_dir() else "file"
-
-
-def _replace(folder: Path, out: Path, seen: Snapshot) -> None:
-    """Replace the package at `out` by `folder`, if it is still as `seen`. Raises OutputExistsError otherwise."""
-    if out.is_symlink():
-        raise OutputExistsError("the package there has changed")
-    with hold_signals():  # a signal between the two moves would leave the package at neither place, or at both
-        aside = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}{OLD}"))
-        try:
-            out.rename(aside / "package")
-            try:
-                if _snapshot(aside / "package") != seen:
-                    raise OutputExistsError("the package there has changed")
-                _move(folder, out)
-            except BaseException:
-                _move(aside / "package", out)
-                raise
-        except BaseException:
-            _remove_if_empty(aside)
-            raise
-        # The old package has a successor: the next export removes remains of a kill.
-        waste = aside.rename(aside.with_name(aside.name.replace(OLD, PARTIAL)))
-    shutil.rmtree(waste, ignore_errors=True)
-
-
-def _keep(folder: Path, out: Path) -> Path:
-    """Move a finished package whose place is taken to a free name."""
-    for number in range(1, 10_000):
-        free = out.with_name(f"{out.name}.new" + (f"-{number}" if number > 1 else ""))
-        with suppress(OutputExistsError):
-            _move(folder, free)
-            return free
-    raise PackageError(f"{out}: exists already, and so do all alternative names")
 
 
 _folder: ContextVar[Path | None] = ContextVar("partita_scratch", default=None)

@@ -18,7 +18,7 @@ from partita.export.trace import CONTRIB, Form
 from partita.export.trace.attention import Lowering, by_preference, lowering
 from partita.export.weights.sources import weight_part
 from partita.package.folder import Manifest
-from partita.package.records import ProbedLowering, SmokeRecord, TargetRecord, Verification
+from partita.package.records import SmokeRecord, TargetRecord, Verification
 
 AUTO = "auto"
 
@@ -171,19 +171,6 @@ def rank(answers: Mapping[GraphVariant, ProbeResult], order: Sequence[GraphVaria
         return not answer.is_known, answer.unsupported_count, places.index(variant.attention), variant.form != "contrib"
 
     return sorted(answers, key=key)
-
-
-def manifest_record(variant: GraphVariant, answer: ProbeResult, mismatch: str) -> ProbedLowering:
-    """The manifest record of a result."""
-    return ProbedLowering(
-        attention=variant.attention,
-        form=None if variant.is_usual else variant.form,
-        nodes=answer.nodes,
-        unsupported=dict(answer.unsupported),
-        error=answer.failure,
-        untested_nodes=answer.untested,
-        mismatch=mismatch,
-    )
 
 
 def target_record(

@@ -130,16 +130,12 @@ def with_stored(options: ExportOptions, checkpoint: Checkpoint) -> ExportOptions
         )
     for name in OF_ROUNDING:
         value = getattr(options, name)
-        if value is not None and name == "calibrate" and options.cache_precision is not None:
-            raise UsageError(
-                f"`{name}={value}`: the weights of {checkpoint.source_name} are kept as stored, and the cache "
-                "scales are calibrated on `quality_text`: give the text there"
-            )
-        if value is not None:
-            raise UsageError(
-                f"`{name}={value}`: the weights of {checkpoint.source_name} are kept as stored "
-                f"({found.method}); omit it, or add `requantise=True` to quantise them a second time"
-            )
+        if value is None:
+            continue
+        kept = f"`{name}={value}`: the weights of {checkpoint.source_name} are kept as stored"
+        if name == "calibrate" and options.cache_precision is not None:
+            raise UsageError(f"{kept}, and the cache scales are calibrated on `quality_text`: give the text there")
+        raise UsageError(f"{kept} ({found.method}); omit it, or add `requantise=True` to quantise them a second time")
     return _with_precision(options, own)
 
 
@@ -150,27 +146,19 @@ def _with_precision(options: ExportOptions, precision: str) -> ExportOptions:
     return changed
 
 
-def in_question(options: ExportOptions, target: Target | None) -> bool:
-    """Whether the target must be probed for the activation dtype of a 16-bit package."""
+def with_activations(options: ExportOptions, target: Target | None, note: Callable[[str], object]) -> ExportOptions:
+    """The options with the `activations` of a 16-bit package: as requested, else float32 where the target has no other
+    MatMul kernel."""
     computing = PRECISIONS[options.named]
     if options.activations is not None or target is None or computing.dtype == WIDE:
-        return False
-    if computing.cpu_dtype is not None:
-        return target.supports is not None
-    return target.provider == CPU and platform.machine().lower() in X86 and not target.by_default
-
-
-def with_activations(options: ExportOptions, target: Target | None, note: Callable[[str], object]) -> ExportOptions:
-    """The options with `activations` set: as requested, else float32 where the target has no other MatMul kernel."""
-    computing = PRECISIONS[options.named]
-    if target is None or not in_question(options, target):
         return options
-    if target.supports is not None and computing.cpu_dtype is not None:
-        if target.supports([question("MatMul", computing.dtype)])[0]:
+    reason = f"has no MatMul kernel for {computing.dtype}"
+    if computing.cpu_dtype is None:  # the CPU provider runs it between Casts on x86 processors
+        if target.provider != CPU or platform.machine().lower() not in X86 or target.by_default:
             return options
-        reason = f"has no MatMul kernel for {computing.dtype}"
-    else:  # the CPU provider runs it between Casts
-        reason = f"has no MatMul kernel for {computing.dtype} on x86 processors"
+        reason += " on x86 processors"
+    elif target.supports is None or target.supports([question("MatMul", computing.dtype)])[0]:
+        return options
     note(
         f"{target.provider} {reason}: weights are stored in {computing.dtype}, and activations are {WIDE}; "
         f"`activations={options.precision}` writes {computing.dtype} arithmetic"
@@ -213,17 +201,14 @@ def source_of(options: ExportOptions, checkpoint: Checkpoint) -> QuantisedSource
 
 
 def notes(options: ExportOptions, checkpoint: Checkpoint) -> list[str]:
-    """Notes for the user, in sentences."""
-    found = checkpoint.quantised
-    if found is None:
+    """Notes for the user on a quantised checkpoint, in sentences."""
+    if checkpoint.quantised is None:
         return []
-    found_notes = list(found.notes)
-    if options.requantise:
-        found_notes.append(
-            f"requantised: weights stored with {found.method} are quantised a second time; quality is measured "
-            "against the stored weights, so the loss of the first quantisation is not included"
-        )
-    return found_notes
+    again = (
+        f"requantised: weights stored with {checkpoint.quantised.method} are quantised a second time; quality is "
+        "measured against the stored weights, so the loss of the first quantisation is not included"
+    )
+    return [*checkpoint.quantised.notes, *([again] if options.requantise else [])]
 
 
 def _stored_precision(found: QuantisedTensors, checkpoint: Checkpoint) -> str:

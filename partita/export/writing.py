@@ -120,14 +120,15 @@ def write(exported: Exported, target: Target | None) -> tuple[Manifest, Verifica
 def _check_space(exported: Exported, text: Text | None) -> None:
     """Raise ResourceError where memory or disk are too small for the package and its source model."""
     work, graph = exported.work, exported.manifest.graph
-    source_logits = _source_logits(text, exported)
     if work.options.verify:
         held = memory_map.resident_parameters(exported.checkpoint.tensors, work.scratch, graph.weight_bytes)
         cache = state_bytes(graph.states, work.options.computing.cpu_dtype)
-        # where the logits of the text do not fit on disk, package and source model are in memory together
-        packed_twice = 0 if source_logits is None or source_logits.fits else 2 * graph.weight_bytes
-        known_answer.check_memory(held, cache, packed_twice, needed=work.options.quantises)
+        known_answer.check_memory(held, cache, needed=work.options.quantises)
     needed = graph.weight_bytes + _rounded_parameters(exported)  # one byte each, until they are written
+    if text is not None and work.source_logits is None:
+        work.source_logits = SourceLogits(text, graph.vocab_size, work.scratch)
+        work.cleanup.callback(work.source_logits.close)
+        needed += work.source_logits.size_bytes
     if needed > (free := shutil.disk_usage(work.scratch).free):
         raise ResourceError(
             f"{work.scratch}: no space left: the package needs {human_bytes(needed)}, but {human_bytes(int(free))} "
@@ -220,19 +221,10 @@ def _quality_text(exported: Exported) -> Text | None:
     )
 
 
-def _source_logits(text: Text | None, exported: Exported) -> SourceLogits | None:
-    """The file for the source model's logits on the text, kept for later attempts; None without a text."""
-    work = exported.work
-    if text is not None and work.source_logits is None:
-        work.source_logits = SourceLogits(text, exported.manifest.graph.vocab_size, work.scratch)
-        work.cleanup.callback(work.source_logits.close)
-    return work.source_logits
-
-
 def _with_quality(exported: Exported, manifest: Manifest, text: Text | None) -> Manifest:
     """The manifest with the quality, where anything is rounded."""
-    work, source, variant = exported.work, _source_logits(text, exported), None
-    scorer = work.scorer
+    work, variant = exported.work, None
+    scorer, source = work.scorer, work.source_logits
     if text is None or scorer is None or source is None:
         return manifest
     if work.options.computing.cpu_dtype is not None:
@@ -312,11 +304,11 @@ def _verify(exported: Exported, manifest: Manifest) -> Manifest:
     if not work.options.verify:
         return manifest
     assert replay is not None
-    if source is not None and (source.is_complete or not source.fits):
+    if source is not None and source.is_complete:
         source = None
     tokens = None if source is None else source.tokens
     with stage(work.progress, "known answer", work.seconds, tokens, "tokens") as current:
-        first = None if source is None else partial(source.fill, start=0, stage=current)
+        first = None if source is None else partial(source.fill, stage=current)
         answer = exported.known_answer(first=first)
         manifest = _with_known_answers(exported, answer, manifest)
 

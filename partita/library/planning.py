@@ -27,7 +27,7 @@ from partita.options.fields import MAX_TOKENS
 from partita.options.inspection import PlanOptions
 from partita.package.contract import Contract
 from partita.package.folder import Manifest, is_package
-from partita.process import address_space_free, rss_bytes
+from partita.process import free_bytes, rss_bytes
 from partita.providers.base import Provider
 from partita.providers.cuda import PROVIDER as CUDA
 from partita.providers.cuda_dry_run.devices import Device, device
@@ -298,4 +298,4 @@ def naming_what_fits(folder: Path, manifest: Manifest, chain: Sequence[Provider]
 
 def _free_bytes() -> int:
     """Memory that this process can get."""
-    return int(min(psutil.virtual_memory().available, address_space_free()))
+    return int(free_bytes())

@@ -86,16 +86,19 @@ ROPE: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+def with_rope(folder: Path, settings: dict[str, Any]) -> Path:
+    """Replace the rope settings of a checkpoint."""
+    config = json.loads((folder / "config.json").read_text())
+    kept = {key: value for key, value in config.items() if key not in ("rope_parameters", "rope_scaling", "rope_theta")}
+    (folder / "config.json").write_text(json.dumps({**kept, **settings}))
+    return folder
+
+
 @pytest.mark.parametrize("kind", sorted(ROPE))
 def test_unknown_rope_settings_are_rejected(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, kind: str) -> None:
     changes, words = ROPE[kind]
-    folder = own_copy(tiny_checkpoint("llama"))
-    config = json.loads((folder / "config.json").read_text())
-    for key in ("rope_parameters", "rope_scaling", "rope_theta"):
-        config.pop(key, None)
-    (folder / "config.json").write_text(json.dumps({**config, **changes}))
     with pytest.raises(PartitaError, match=re.escape(words)):
-        open_checkpoint(str(folder))
+        open_checkpoint(str(with_rope(own_copy(tiny_checkpoint("llama")), changes)))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +115,7 @@ def test_invalid_rope_settings_of_a_layer_type_are_rejected(
     rope = json.loads((folder / "config.json").read_text())["rope_parameters"]
     rope["sliding_attention"].update(change)
     with pytest.raises(PartitaError, match=re.escape(words)):
-        open_checkpoint(str(edit_config(folder, rope_parameters=rope)))
+        open_checkpoint(str(with_rope(folder, {"rope_parameters": rope})))
 
 
 def test_model_specific_rope_settings_are_accepted(tiny_checkpoint: TinyCheckpoint) -> None:

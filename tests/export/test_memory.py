@@ -43,11 +43,10 @@ def test_quality_is_independent_of_comparison_block_size(monkeypatch: pytest.Mon
     theirs[0, 2, 5] = ours[0, 2, 5] = -torch.inf  # a token that both rule out says nothing
     windows = torch.randint(0, vocabulary, (2, positions + 1), generator=random).numpy()
     monkeypatch.setattr(quality, "BLOCK_ELEMENTS", block * vocabulary)
-    found = quality.Measured.of(windows, vocabulary)
-    blocks = quality._Blocks(found, vocabulary)
+    found = quality.Measured(windows, vocabulary)
     for window, position in ((row, place) for place in range(positions) for row in range(2)):
-        blocks.store_logits(window, position, ours[window, position].numpy().copy(), theirs[window, position])
-    blocks.flush()
+        found.note(window, position, ours[window, position].numpy().copy(), theirs[window, position])
+    found.flush()
     mine, other = ours.double().log_softmax(-1), theirs.double().log_softmax(-1)
     token = torch.from_numpy(windows[:, 1:, None])
     np.testing.assert_allclose(found.losses, -mine.gather(-1, token)[..., 0], rtol=1e-5, atol=1e-6)
@@ -60,7 +59,7 @@ def test_quality_is_independent_of_comparison_block_size(monkeypatch: pytest.Mon
 
 LIMITED = """
 import resource, sys
-from partita.export.verify.known_answer import free_bytes
+from partita.process import free_bytes
 unlimited = free_bytes()
 import psutil
 resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + (64 << 20), resource.RLIM_INFINITY))

@@ -68,7 +68,8 @@ def test_killed_export_leaves_no_package(tiny_checkpoint: TinyCheckpoint, tmp_pa
     assert not out.exists()
     assert not list(out.parent.rglob(MANIFEST))
     export(options(tiny_checkpoint("llama", **ONE), out, verify=False), replay=no_replay)
-    assert read_manifest(out).verification.status == "unverified"
+    result = read_manifest(out).verification
+    assert (result.status, result.detail) == ("unverified", "exported with `verify=False`")
 
 
 def test_converted_copy_of_killed_export_is_removed(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
@@ -102,29 +103,25 @@ def test_force_replaces_package_only_after_successful_export(tiny_checkpoint: Ti
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
-def test_source_model_too_large_for_memory_raises_resource_error(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("margin", "changes", "words"),
+    [(1e9, {}, "export with `verify=False`"), (1.15, {"batch_size": 1 << 24}, "the cache takes")],
+)
+def test_lack_of_memory_raises_resource_error(
+    tiny_checkpoint: TinyCheckpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    margin: float,
+    changes: dict[str, Any],
+    words: str,
 ) -> None:
-    monkeypatch.setattr(known_answer, "MEMORY_MARGIN", 1e9)
-    with pytest.raises(ResourceError, match="export with `verify=False`"):
-        export(options(tiny_checkpoint("llama", **ONE), tmp_path / "out"), replay=no_replay)
+    monkeypatch.setattr(known_answer, "MEMORY_MARGIN", margin)
+    with pytest.raises(ResourceError, match=words):
+        export(options(tiny_checkpoint("llama", **ONE), tmp_path / "out", **changes), replay=no_replay)
     assert not list(tmp_path.iterdir())
-
-
-def test_export_without_verification_is_recorded_as_unverified(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    export(options(tiny_checkpoint("llama", **ONE), tmp_path / "out", verify=False), replay=no_replay)
-    result = read_manifest(tmp_path / "out").verification
-    assert (result.status, result.detail) == ("unverified", "exported with `verify=False`")
 
 
 def test_file_as_parent_folder_raises_resource_error(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(ResourceError, match="cannot create a folder"):
         export(options(tiny_checkpoint("llama", **ONE), tmp_path / "file" / "out"), replay=no_replay)
-
-
-def test_cache_too_large_for_memory_raises_resource_error(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    huge = options(tiny_checkpoint("llama", **ONE), tmp_path / "out", batch_size=1 << 24)
-    with pytest.raises(ResourceError, match="the cache takes"):
-        export(huge, replay=no_replay)
-    assert not list(tmp_path.iterdir())

@@ -34,21 +34,20 @@ def test_every_recorded_export_option_exists_on_command_line() -> None:
     assert asked_options(every) == {}
 
 
-def test_recorded_options_contain_file_names_without_folders() -> None:
-    options = ExportOptions("c", Path("o"), calibrate=Path("/home/me/notes.txt"), with_adapters={"a": Path("/x/y")})
-    assert asked_options(options) == {"calibrate": ("notes.txt",), "with-adapters": ("a=y",)}
-    target: dict[str, Any] = {"target": "moon", "target_options": {"moon": {"a": "1"}}}
-    options = ExportOptions("c", Path("o"), **target, target_libraries={"moon": Path("/home/me/libmoon.so")})
-    assert asked_options(options) == {
-        "target": ("moon",),
-        "provider-option": ("moon.a=1",),
-        "provider-library": ("moon=libmoon.so",),
-    }
-
-
-def test_comma_separated_option_is_recorded_as_a_single_value() -> None:
-    options = ExportOptions("c", Path("o"), keep={"lm_head": "int8", "layers.0": "fp16"})
-    assert asked_options(options) == {"keep": ("lm_head=int8,layers.0=fp16",)}
+@pytest.mark.parametrize(
+    ("options", "recorded"),
+    [
+        ({"calibrate": Path("/home/me/notes.txt")}, {"calibrate": ("notes.txt",)}),
+        ({"with_adapters": {"a": Path("/x/y")}}, {"with-adapters": ("a=y",)}),
+        ({"target_options": {"moon": {"a": "1"}, "b": "2"}}, {"provider-option": ("b=2", "moon.a=1")}),
+        ({"target_libraries": {"moon": Path("/home/me/libmoon.so")}}, {"provider-library": ("moon=libmoon.so",)}),
+        ({"keep": {"lm_head": "int8", "layers.0": "fp16"}}, {"keep": ("lm_head=int8,layers.0=fp16",)}),
+    ],
+)
+def test_files_are_recorded_by_name_and_mappings_as_on_the_command_line(
+    options: dict[str, Any], recorded: dict[str, tuple[str, ...]]
+) -> None:
+    assert asked_options(ExportOptions("c", Path("o"), **options)) == recorded
 
 
 @pytest.mark.heavy  # tests/test_remedies.py runs such a command

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,8 +13,6 @@ from partita.export.trace import hooks
 from partita.export.trace.hooks import MaskFunction, MaskRule, classify_mask
 from partita.package.folder import Manifest
 from partita.package.records import Verification
-from tests.conftest import REPOSITORY, TinyCheckpoint, require
-from tests.contract.expectations import ENVIRONMENTS
 from tests.export.breadth import recipes
 
 REFUSED = {
@@ -62,42 +57,23 @@ def _never(folder: Path, manifest: Manifest) -> Verification:
     raise AssertionError("a refused model must not get as far as a replay")
 
 
-def causal(batch: object, head: object, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    return key <= query
-
-
-def test_causal_mask_has_no_window() -> None:
-    assert classify_mask(causal, 64) == MaskRule(None)
-
-
-@pytest.mark.parametrize("window", [1, 2, 8, 63])
-def test_sliding_mask_window_is_detected(window: int) -> None:
-    rule = classify_mask(lambda b, h, q, k: (k <= q) & (k > q - window), 64)
-    assert rule == MaskRule(window)
-
-
-def test_window_as_long_as_cache_is_ignored() -> None:
-    """Valid only for sequences that fit the cache (any_length=False); a growing cache may exceed it."""
-    assert classify_mask(lambda b, h, q, k: (k <= q) & (k > q - 64), 64) == MaskRule(None, any_length=False)
-
-
 @pytest.mark.parametrize(
-    "mask",
+    ("mask", "rule"),
     [
-        lambda b, h, q, k: (k <= q) & (k // 8 == q // 8),  # chunks
-        lambda b, h, q, k: (k <= q) & ((k > q - 8) | (k < 2)),  # a window, and the first keys
+        (lambda b, h, q, k: k <= q, MaskRule(None)),
+        *((lambda b, h, q, k, n=n: (k <= q) & (k > q - n), MaskRule(n)) for n in (1, 2, 8, 63)),
+        # as long as the cache: holds only for sequences that fit it; a growing cache may exceed it
+        (lambda b, h, q, k: (k <= q) & (k > q - 64), MaskRule(None, any_length=False)),
+        (lambda b, h, q, k: (k <= q) & (k // 8 == q // 8), None),  # chunks
+        (lambda b, h, q, k: (k <= q) & ((k > q - 8) | (k < 2)), None),  # a window, and the first keys
     ],
 )
-def test_irregular_causal_mask_has_no_rule(mask: MaskFunction) -> None:
-    assert classify_mask(mask, 64) is None
+def test_window_of_causal_mask_is_detected(mask: MaskFunction, rule: MaskRule | None) -> None:
+    assert classify_mask(mask, 64) == rule
 
 
 @pytest.mark.parametrize(
-    "mask",
-    [
-        lambda b, h, q, k: k <= q + 1,
-        lambda b, h, q, k: torch.ones_like(k, dtype=torch.bool),
-    ],
+    "mask", [lambda b, h, q, k: k <= q + 1, lambda b, h, q, k: torch.ones_like(k, dtype=torch.bool)]
 )
 def test_non_causal_mask_is_rejected(mask: MaskFunction) -> None:
     with pytest.raises(UnsupportedModelError, match="a token attends to later ones"):
@@ -112,43 +88,3 @@ def test_modified_tensor_of_ones_is_not_tracked_as_ones() -> None:
         marked[0, 1] = 0
     assert ones.knows(plain) and ones.knows(wide)
     assert not ones.knows(marked) and not ones.knows(torch.ones(1, 4))
-
-
-# What a provider of another environment has no kernel for is refused by that provider, before anything is written
-
-
-def in_front(folder: Path, venv: Path) -> Path:
-    """A folder with nothing but the ONNX Runtime of an environment."""
-    found = list(venv.glob("lib/python*/site-packages/onnxruntime*"))
-    require(f"the environment {venv.name}", bool(found))
-    folder.mkdir()
-    for entry in found:
-        (folder / entry.name).symlink_to(entry.resolve())
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("name", "target"),
-    [("webgpu", "webgpu"), pytest.param("qnn", "qnn", marks=pytest.mark.heavy)],
-)
-@pytest.mark.heavy
-def test_int8_weights_with_int8_activations_are_rejected_by_operator(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, pytestconfig: pytest.Config, name: str, target: str
-) -> None:
-    runtime = in_front(tmp_path / "runtime", REPOSITORY / pytestconfig.getoption("--venvs") / name)
-    paths = os.pathsep.join(map(str, (runtime, REPOSITORY)))
-    words = ["export", tiny_checkpoint("llama"), tmp_path / "out" / "package", "--target", target]
-    words += ["--precision", "int8", "--activations", "int8"]
-    done = subprocess.run(
-        [sys.executable, "-m", "partita", *map(str, words)],
-        env={**ENVIRONMENTS[name].variables, **os.environ, "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 3, done
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("partita: ")]
-    assert line.startswith(f"partita: --activations int8: {target} has no kernel that computes float32 activations")
-    assert "MatMulInteger over quantised activations: leaves MatMulInteger" in line and "nothing was written" in line
-    assert not (tmp_path / "out").exists()

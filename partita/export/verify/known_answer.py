@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 import torch
 import transformers
 from safetensors.numpy import save as serialised
@@ -38,7 +37,7 @@ from partita.export.weights import memory_map
 from partita.export.weights.origins import TensorInfo
 from partita.observations.text_format import human_bytes
 from partita.package.folder import KNOWN_ANSWER, Manifest
-from partita.process import address_space_free, give_back
+from partita.process import free_bytes, give_back
 from partita.signals import received_signal
 from partita.tokenizer_limits import load_full
 
@@ -89,50 +88,24 @@ def check_memory(
     `parameters`: those in memory (`memory_map.resident_parameters`), in float32. The cache is not allocated at the same
     time; `beside_bytes` are. `use`: the purpose, for the message; `needed`: the package cannot be written without.
     """
-    free = free_bytes()
-    takes = int(parameters * 4 * MEMORY_MARGIN) + beside_bytes
-    if takes > free:
-        otherwise = "" if needed else ", or export with `verify=False` and verify on a machine with more memory"
-        raise ResourceError(
-            f"the source model needs about {human_bytes(takes)} {use}, but {human_bytes(int(free))} are "
-            f"free; free memory, or make space for its float32 weights on the disk of `out`{otherwise}"
-        )
-    if cache_bytes > free:
-        otherwise = "" if needed else ", or with `verify=False`"
-        raise ResourceError(
-            f"the cache takes {human_bytes(cache_bytes)}, but {human_bytes(int(free))} are free; export "
-            f"with a smaller `max_length` or `batch_size`{otherwise}"
-        )
+    later = "" if needed else ", or export with `verify=False` and verify on a machine with more memory"
+    takes, model = int(parameters * 4 * MEMORY_MARGIN) + beside_bytes, f"the source model needs about {{}} {use}"
+    _check_free(takes, model, f"; free memory, or make space for its float32 weights on the disk of `out`{later}")
+    smaller = "; export with a smaller `max_length` or `batch_size`" + ("" if needed else ", or with `verify=False`")
+    _check_free(cache_bytes, "the cache takes {}", smaller)
 
 
 def check_run_memory(manifest: Manifest) -> None:
     """Raise ResourceError when running a package does not fit into memory, with the copies of the CPU provider."""
     graph = manifest.graph
     weights = manifest.source.parameters * 4 if manifest.packed is None else PACKED_COPIES * graph.weight_bytes
-    free, needed = free_bytes(), weights + graph.cache_bytes
-    if needed > free:
-        raise ResourceError(
-            f"running the package needs about {human_bytes(needed)} of memory, but {human_bytes(int(free))} are free"
-        )
+    _check_free(weights + graph.cache_bytes, "running the package needs about {} of memory")
 
 
-def free_bytes() -> float:
-    """Available memory in bytes, within the container's and the process's limit (ulimit -v)."""
-    return min(psutil.virtual_memory().available, _cgroup_bytes_free(), address_space_free())
-
-
-def _cgroup_bytes_free() -> float:
-    """Memory left in the container's limit (Linux cgroup v2), in bytes; infinite without a limit."""
-    root = Path("/sys/fs/cgroup")
-    try:
-        limit = (root / "memory.max").read_text().strip()
-        if limit == "max":
-            return float("inf")
-        stat = dict(line.split() for line in (root / "memory.stat").read_text().splitlines())
-        cached = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
-        return int(limit) - int((root / "memory.current").read_text()) + cached
-    except (OSError, ValueError):
-        return float("inf")
+def _check_free(needed: int, what: str, remedy: str = "") -> None:
+    """Raise ResourceError when less memory is free. `what`: the message, with a place for the size."""
+    if needed > (free := free_bytes()):
+        raise ResourceError(f"{what.format(human_bytes(needed))}, but {human_bytes(int(free))} are free{remedy}")
 
 
 def clear_for(checkpoint: Checkpoint) -> None:

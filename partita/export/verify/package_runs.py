@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -71,15 +71,11 @@ class NotRunningError(RejectedError, GenerationError):
         return isinstance(self.__cause__, ProviderError)
 
 
-class MismatchError(RejectedError, ParityError):
-    """A lowering computes wrong results, and another may not."""
-
-
-class TargetParityError(MismatchError):
+class TargetParityError(RejectedError, ParityError):
     """The graph computes the model's results on the CPU provider, and not on its target."""
 
 
-class RoundingParityError(MismatchError):
+class RoundingParityError(RejectedError, ParityError):
     """The 16-bit graph exceeds the tolerance, and the model in 16 bits does not: another may round less."""
 
 
@@ -154,7 +150,6 @@ def _try_run(work: Work, manifest: Manifest, smoke: Smoke, provider: str) -> Smo
 
 def _on_target(work: Work, manifest: Manifest, target: Target) -> tuple[Verification | None, SmokeRecord]:
     """The known answer replayed on the target and its smoke run, as far as it can run here."""
-    alone = None
     if target.replay is not None and work.options.verify:
         with stage(work.progress, "verify target", work.seconds):
             try:
@@ -163,7 +158,7 @@ def _on_target(work: Work, manifest: Manifest, target: Target) -> tuple[Verifica
             except NotRunningError as error:
                 if not error.refused_by_provider:
                     raise
-                alone = error
+                add_note(work, f"not verified on {target.provider}: {error.__cause__}")
             else:
                 if result.status != "verified":
                     raise TargetParityError(
@@ -172,8 +167,6 @@ def _on_target(work: Work, manifest: Manifest, target: Target) -> tuple[Verifica
                         result.detail,
                     )
                 return result, SmokeRecord(chain=target.provider, status="ran", detail=BY_REPLAY, replayed=True)
-    if alone is not None:
-        add_note(work, f"not verified on {target.provider}: {alone.__cause__}")
     if target.smoke is None:
         reason = f"not run here: {target.not_here or 'no runtime was given'}"
         return None, SmokeRecord(chain=target.provider, status="not_run", detail=reason)
@@ -192,14 +185,6 @@ def _record_unverified(work: Work, target: Target, error: NotRunningError) -> Sm
         "fp32",
     )
     return SmokeRecord(chain=target.provider, status="failed", detail=error.detail)
-
-
-def nothing_runs(checkpoint: str, failed: Sequence[NotRunningError], reasons: Sequence[str], hint: str) -> PartitaError:
-    """The error when every lowering was set aside. `reasons`: the lowerings with their reasons."""
-    message = f"{checkpoint}: {'; '.join(reasons)}; nothing was written{hint}"
-    if all(error.refused_by_provider for error in failed):
-        return ProviderError(message)
-    return NotRunningError(message, failed[0].detail)
 
 
 @contextmanager

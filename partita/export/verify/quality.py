@@ -1,11 +1,9 @@
-"""Measure the loss of a precision: package and source model on the same text, token by token.
+"""Quality of a package: its losses and divergence from the source model on the same text, token by token.
 
 Both run the text in windows. Perplexity is exp of the mean loss; the divergence is that of the package's distribution
 from the source model's. The package stores the source model's likeliest tokens of each distribution, up to
 `LIKELY_BYTES`, and the total of the others, so that any provider can be measured later without torch. The divergence
 over those is a lower bound of the full one; both are measured here.
-
-Quality figures of a package: losses and divergence per token, and their summary.
 """
 
 from __future__ import annotations
@@ -13,8 +11,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -41,42 +38,60 @@ LEAST_REST = 1e-12
 """Smaller probabilities of the other tokens, computed as one minus a sum, count as 0."""
 
 
-@dataclass(slots=True)
+SCHEMA = "partita.quality/1"
+MEASURED_TOKENS = 512
+"""Default number of tokens of the text."""
+MOST_JUDGED_TOKENS, FEWEST_JUDGED_TOKENS, TOKENS_TIMES_PARAMETERS = 8192, 1024, 1e12
+"""Number of tokens where the ratio decides on publication: fewer for larger models, which run on the CPU."""
+SHORTEST_TEXT = 256
+"""Minimum tokens of a text, unless fewer are requested: the change of the loss is a few thousandths."""
+
+BLOCK_ELEMENTS = 1 << 18
+"""Logits compared at once, to stay in the CPU cache."""
+
+Logits = npt.NDArray[np.float32]
+
+
 class Measured:
-    """Losses and divergence per position; NaN for positions not measured."""
+    """Losses and divergence per position; NaN for positions not measured. Positions are compared in blocks."""
 
-    tokens: npt.NDArray[np.int64]
-    """[W, L]."""
-    losses: npt.NDArray[np.float64]
-    """[W, L - 1] nats."""
-    original: npt.NDArray[np.float64]
-    best: npt.NDArray[np.int64]
-    divergence: npt.NDArray[np.float64]
-    agrees: npt.NDArray[np.bool_]
-    likely: npt.NDArray[np.int32]
-    """[W, L - 1, K]: the source model's likeliest tokens."""
-    likely_logprobs: npt.NDArray[np.float32]
-    """[W, L - 1, K]: the source model's log-probabilities of them."""
-    rest_logprobs: npt.NDArray[np.float32]
-    """[W, L - 1]: its log-probability of all others; minus infinity for none."""
-    likely_divergence: npt.NDArray[np.float64]
-    """The divergence over the likeliest tokens and the rest."""
-
-    @classmethod
-    def of(cls, windows: npt.NDArray[np.int64], vocab_size: int) -> Measured:
-        """An empty record for `windows` [W, L]."""
+    def __init__(self, windows: npt.NDArray[np.int64], vocab_size: int) -> None:
+        """`windows`: tokens [W, L]."""
+        self.tokens = windows
         shape = len(windows), windows.shape[1] - 1
         kept = (*shape, kept_tokens(math.prod(shape), vocab_size))
-        losses, original, divergence, likely_divergence = (np.full(shape, np.nan) for _ in range(4))
-        likely, rest = np.full(kept, np.nan, np.float32), np.full(shape, np.nan, np.float32)
-        best, agrees, tokens = np.zeros(shape, np.int64), np.zeros(shape, np.bool_), np.zeros(kept, np.int32)
-        return cls(windows, losses, original, best, divergence, agrees, tokens, likely, rest, likely_divergence)
+        self.losses, self.original = np.full(shape, np.nan), np.full(shape, np.nan)
+        """[W, L - 1] nats, of the package and of the source model."""
+        self.divergence, self.likely_divergence = np.full(shape, np.nan), np.full(shape, np.nan)
+        """In full, and over the likeliest tokens and the rest."""
+        self.best, self.agrees = np.zeros(shape, np.int64), np.zeros(shape, np.bool_)
+        """The source model's likeliest token, and whether it is the package's."""
+        self.likely, self.likely_logprobs = np.zeros(kept, np.int32), np.full(kept, np.nan, np.float32)
+        """[W, L - 1, K]: the source model's likeliest tokens, and its log-probabilities of them."""
+        self.rest_logprobs = np.full(shape, np.nan, np.float32)
+        """Its log-probability of all others; minus infinity for none."""
+        self._block = torch.empty(3, max(1, BLOCK_ELEMENTS // vocab_size), vocab_size, dtype=torch.float64)
+        """Logits of the package, of the source model, and a scratch buffer, each [R, vocab] in float64: the error of a
+        float32 sum exceeds the loss of 16-bit rounding."""
+        self._places: list[tuple[int, int]] = []
+        """Windows and positions of the block."""
 
-    def note(
-        self, at: tuple[list[int], list[int]], ours: torch.Tensor, theirs: torch.Tensor, scratch: torch.Tensor
-    ) -> None:
-        """Record logits [R, vocab], overwritten as `scratch` is, after R positions `at` windows and places."""
-        windows, places = np.array(at[0]), np.array(at[1])
+    def note(self, window: int, position: int, ours: Logits, theirs: torch.Tensor) -> None:
+        """Record the logits [vocab] of both for the token after a position, at the latest at the next `flush`."""
+        count = len(self._places)
+        np.copyto(self._block[0, count].numpy(), ours)
+        self._block[1, count] = theirs
+        self._places.append((window, position))
+        if count + 1 == self._block.shape[1]:
+            self.flush()
+
+    def flush(self) -> None:
+        """Record the block."""
+        if not self._places:
+            return
+        windows, places = np.array(self._places).T
+        ours, theirs, scratch = self._block[:, : len(self._places)]
+        self._places = []
         token = torch.from_numpy(self.tokens[windows, places + 1]).unsqueeze(-1)
         torch.log_softmax(ours, -1, out=scratch)
         mine, other = scratch, torch.log_softmax(theirs, -1, out=ours)
@@ -165,23 +180,6 @@ def _figures(found: Measured, measured: npt.NDArray[np.bool_]) -> dict[str, Any]
     }
 
 
-SCHEMA = "partita.quality/1"
-MEASURED_TOKENS = 512
-"""Default number of tokens of the text."""
-MOST_JUDGED_TOKENS, FEWEST_JUDGED_TOKENS, TOKENS_TIMES_PARAMETERS = 8192, 1024, 1e12
-"""Number of tokens where the ratio decides on publication: fewer for larger models, which run on the CPU."""
-SHORTEST_TEXT = 256
-"""Minimum tokens of a text, unless fewer are requested: the change of the loss is a few thousandths."""
-
-BLOCK_ELEMENTS = 1 << 18
-"""Logits compared at once, to stay in the CPU cache."""
-
-KEPT_BYTES = 2 << 30
-"""Maximum size on disk of the source model's logits."""
-
-Logits = npt.NDArray[np.float32]
-
-
 class Scorer(Protocol):
     """An open package that runs windows of tokens."""
 
@@ -237,33 +235,6 @@ def measured_tokens(options: ExportOptions, parameters: int) -> int:
     return int(min(MOST_JUDGED_TOKENS, max(FEWEST_JUDGED_TOKENS, TOKENS_TIMES_PARAMETERS / max(1, parameters))))
 
 
-class _Blocks:
-    """Positions that are compared together, in reused buffers."""
-
-    def __init__(self, found: Measured, vocab_size: int) -> None:
-        self.found = found
-        self.kept = torch.empty(3, max(1, BLOCK_ELEMENTS // vocab_size), vocab_size, dtype=torch.float64)
-        """Logits of the package, of the source model, and a scratch buffer, each [R, vocab] in float64: the error of a
-        float32 sum exceeds the loss of 16-bit rounding."""
-        self.at: tuple[list[int], list[int]] = ([], [])
-
-    def store_logits(self, window: int, position: int, ours: Logits, theirs: torch.Tensor) -> None:
-        """Store the logits [vocab] of both for the token after a position."""
-        count = len(self.at[0])
-        np.copyto(self.kept[0, count].numpy(), ours)
-        self.kept[1, count] = theirs
-        self.at[0].append(window)
-        self.at[1].append(position)
-        if count + 1 == self.kept.shape[1]:
-            self.flush()
-
-    def flush(self) -> None:
-        """Record all stored positions."""
-        if self.at[0]:
-            self.found.note(self.at, *self.kept[:, : len(self.at[0])])
-            self.at = ([], [])
-
-
 def measure(
     checkpoint: Checkpoint,
     text: Text,
@@ -276,57 +247,44 @@ def measure(
     variant: str | None = None,
 ) -> Quality:
     """Run the source model and the package over the text; `source`: stored logits; `variant`: the scored copy."""
-    windows, vocab_size = text.windows, manifest.graph.vocab_size
-    found = Measured.of(windows, vocab_size)
-    blocks = _Blocks(found, vocab_size)
-    model = None if source.is_complete else load(checkpoint, scratch)
-    with ExitStack() as opened:
-        scorer: Scorer | None = None
-        for start in range(0, len(windows), source.capacity):
-            part = windows[start : start + source.capacity]
-            if model is not None:
-                source.fill(model, start, stage)
-            if start + len(part) == len(windows):  # the package is opened when the original is gone, mostly
-                model = None
-                clear_for(checkpoint)
-            scorer = scorer or opened.enter_context(open_scorer(folder, manifest))
-            _compare(scorer, part, start, source, blocks, stage)
-        assert scorer is not None
-        provider, goes_on = scorer.provider, scorer.continues_at(windows.shape[1] - 1)
+    vocab_size = manifest.graph.vocab_size
+    found = Measured(text.windows, vocab_size)
+    if not source.is_complete:
+        source.fill(load(checkpoint, scratch), stage)
+    clear_for(checkpoint)  # the package is opened when the source model is gone
+    with open_scorer(folder, manifest) as scorer:
+        _compare(scorer, source, found, stage)
+        provider, goes_on = scorer.provider, scorer.continues_at(text.windows.shape[1] - 1)
     _save(text, found, folder, vocab_size)
     return quality_of(text, found, provider).model_copy(
         update={"phases": phases_of(found, goes_on), "converted_copy": variant}
     )
 
 
-def _compare(
-    scorer: Scorer, windows: npt.NDArray[np.int64], start: int, kept: SourceLogits, blocks: _Blocks, stage: Stage
-) -> None:
-    """Run the package over windows, the first of which has the index `start`, and compare with the stored logits."""
-    for first in range(0, len(windows), scorer.rows):
-        taken = windows[first : first + scorer.rows]
+def _compare(scorer: Scorer, source: SourceLogits, found: Measured, stage: Stage) -> None:
+    """Run the package over the windows, and compare with the stored logits."""
+    for first in range(0, len(source.windows), scorer.rows):
+        taken = source.windows[first : first + scorer.rows]
 
         def hear(row: int, position: int, logits: Logits, first: int = first) -> None:
-            blocks.store_logits(start + first + row, position, logits, kept.at(first + row, position))
+            found.note(first + row, position, logits, source.at(first + row, position))
             stage.advance(1)
 
         # The last token has no successor and is not run.
         scorer.score(taken[:, :-1].tolist(), hear)
-        blocks.flush()
+        found.flush()
 
 
 class SourceLogits:
-    """Logits of the source model in an unnamed file, for as many windows as fit; `fill` replaces them."""
+    """Logits of the source model in an unnamed file, which `fill` writes."""
 
     def __init__(self, text: Text, vocab_size: int, scratch: Path | None) -> None:
         """`scratch`: the folder of the file."""
         self.windows, self._vocab_size = text.windows, vocab_size
         self._length = int(text.windows.shape[1]) - 1
         """Tokens of a window with a successor."""
-        self.capacity = max(1, KEPT_BYTES // (self._length * vocab_size * 4))
-        """In windows."""
         self.is_complete = False
-        """Whether the file holds the logits of all windows."""
+        """Whether the file holds the logits."""
         self._file: IO[bytes] = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115 - closed by `close`
         self._read = np.empty(vocab_size, np.float32)
 
@@ -336,24 +294,23 @@ class SourceLogits:
         return len(self.windows) * self._length
 
     @property
-    def fits(self) -> bool:
-        """Whether the file can hold the logits of all windows. Otherwise package and source model are in memory
-        together."""
-        return len(self.windows) <= self.capacity
+    def size_bytes(self) -> int:
+        """Size of the complete file."""
+        return self.tokens * self._vocab_size * 4
 
-    def fill(self, model: Any, start: int, stage: Stage) -> None:
-        """Store the logits of `model` for the windows from `start`. Raises OSError when the disk is full."""
+    def fill(self, model: Any, stage: Stage) -> None:
+        """Store the logits of `model`. Raises OSError when the disk is full."""
         self._file.seek(0)
-        for window in self.windows[start : start + self.capacity]:
+        for window in self.windows:
             with quiet(), torch.no_grad(), translate_errors("running the source model"):
                 logits = model(input_ids=torch.from_numpy(window[None, :-1]), use_cache=False).logits[0].float()
             self._file.write(logits.contiguous().numpy().data.cast("B"))
             del logits  # before the next ones are made
             stage.advance(self._length)
-        self.is_complete = self.fits
+        self.is_complete = True
 
     def at(self, window: int, position: int) -> torch.Tensor:
-        """Logits [vocab] of the token after a position of a stored window, valid until the next call."""
+        """Logits [vocab] of the token after a position of a window, valid until the next call."""
         self._file.seek((window * self._length + position) * self._vocab_size * 4)
         self._file.readinto(self._read.data.cast("B"))  # type: ignore[attr-defined]  # a file of bytes has it
         return torch.from_numpy(self._read)

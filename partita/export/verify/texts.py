@@ -76,9 +76,7 @@ def read(path: Path, option: str) -> tuple[str, str]:
             while piece := file.read(MOST_BYTES):
                 digest.update(piece)
         whole = path.stat().st_size <= len(begin)
-        text = codecs.getincrementaldecoder("utf-8")().decode(begin, final=whole)
-        cut = max(map(text.rfind, " \n"))
-        return text if whole or cut < len(text) // 2 else text[:cut], digest.hexdigest()
+        return codecs.getincrementaldecoder("utf-8")().decode(begin, final=whole), digest.hexdigest()
     except OSError as error:
         raise UsageError(f"`{option}={path}`: cannot be read ({error.strerror or error})") from error
     except UnicodeDecodeError as error:

@@ -106,7 +106,7 @@ def test_int8_cache_requires_group_query_attention(tiny_checkpoint: TinyCheckpoi
     [
         ({"cache_precision": "int4"}, "the only value is int8"),
         ({"cache_precision": "int8", "attention": "onnx24"}, "use `attention=gqa`"),
-        ({"cache_precision": "int8", "verify": False}, "omit `verify=False`"),
+        ({"cache_precision": "int8", "verify": False}, "`verify=False` does not support"),
         ({"cache_precision": "int8", "precision": "bf16"}, "add `activations=fp32`"),
         ({"cache_precision": "int8", "block_size": 32}, "applies to quantised weights"),
     ],

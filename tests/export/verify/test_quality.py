@@ -6,7 +6,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ from partita import cli
 from partita.commands.export import quality_texts
 from partita.commands.verify import show_evaluation
 from partita.demo import heldout_path
-from partita.errors import GenerationError, PackageError, UnsupportedModelError, UsageError
+from partita.errors import GenerationError, PackageError, ResourceError, UnsupportedModelError, UsageError
 from partita.export import writing
 from partita.export.checkpoint.description import open_checkpoint
 from partita.export.options import ExportOptions, check_options
@@ -47,11 +47,10 @@ def half(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> Path:
 def compared(ours: torch.Tensor, theirs: torch.Tensor) -> quality.Measured:
     """What is noted of logits [1, L, vocab] of a package beside those of its original."""
     _, positions, vocabulary = ours.shape
-    found = quality.Measured.of(np.zeros((1, positions + 1), np.int64), vocabulary)
-    blocks = quality._Blocks(found, vocabulary)
+    found = quality.Measured(np.zeros((1, positions + 1), np.int64), vocabulary)
     for place in range(positions):
-        blocks.store_logits(0, place, ours[0, place].numpy(), theirs[0, place])
-    blocks.flush()
+        found.note(0, place, ours[0, place].numpy(), theirs[0, place])
+    found.flush()
     return found
 
 
@@ -209,17 +208,6 @@ def test_measured_token_count_depends_on_options_and_model_size() -> None:
     assert measured_tokens(replace(judged, quality_tokens=40), 10**6) == 40
 
 
-def test_short_default_text_is_replaced_with_random_tokens(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    """A text chosen by the user raises a usage error instead."""
-    checkpoint, text = open_checkpoint(str(tiny_checkpoint("llama"))), tmp_path / "text.txt"
-    text.write_text("the list")
-    told: list[str] = []
-    found = read_text(text, checkpoint, 128, 64, 512, told.append, chosen=False)
-    assert found.name == "random tokens" and found.windows.shape == (8, 64) and "random tokens" in told[0]
-    with pytest.raises(UsageError, match="too short"):
-        read_text(text, checkpoint, 128, 64, 512)
-
-
 @pytest.mark.parametrize("given", [{"quality_text": Path("text")}, {"quality_tokens": 100}])
 @pytest.mark.parametrize(
     ("options", "said"),
@@ -260,9 +248,20 @@ def test_non_finite_logits_during_scoring_reject_package(
     work = Work(ExportOptions(checkpoint.source_name, tmp_path, precision="fp16"), Silent(), tmp_path, scorer=opened)
     made: Any = SimpleNamespace(work=work, checkpoint=checkpoint, manifest=manifest)
     text = read_text(heldout_path(), checkpoint, manifest.graph.vocab_size, 64, 512)
+    work.source_logits = work.cleanup.enter_context(
+        closing(quality.SourceLogits(text, manifest.graph.vocab_size, tmp_path))
+    )
     said = r"fp16 fails on heldout\.txt.*not finite; nothing was written; choose another `precision`, e\.g\. bf16"
     with work.cleanup, pytest.raises(UnsupportedModelError, match=said):
         writing._with_quality(made, manifest, text)
+
+
+def test_disk_too_small_for_logits_of_source_model_raises_resource_error(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quality.SourceLogits, "size_bytes", 1 << 60)
+    with pytest.raises(ResourceError, match="no space left: the package needs 1,048,576 TiB"):
+        exported(tiny_checkpoint("llama", num_hidden_layers=1), precision="fp16", opset=22)
 
 
 def test_infinite_and_nan_logits_raise_generation_error() -> None:

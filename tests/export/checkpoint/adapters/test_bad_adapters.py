@@ -159,10 +159,10 @@ def test_dora_adapter_is_rejected_as_switchable(tiny_checkpoint: TinyCheckpoint,
     [
         ({"with_adapters": {"a b": Path("x")}}, "'a b' is not a valid adapter name"),
         ({"with_adapters": {"Chat": Path("x"), "chat": Path("y")}}, "Chat is set twice"),
-        ({"with_adapters": {"a": Path("x")}, "adapter": Path("y")}, "`adapter` merges one"),
+        ({"with_adapters": {"a": Path("x")}, "adapter": Path("y")}, "does not support `adapter=y`"),
         (
             {"with_adapters": {"a": Path("x")}, "precision": "int4", "prefill_precision": "int8"},
-            "prompts would use separate weights",
+            "does not support `prefill_precision=int8`",
         ),
     ],
     ids=lambda value: str(value)[:30],
