@@ -88,10 +88,9 @@ def rows(chain: str, folders: dict[str, Path], kinds: list[str], sources: dict[s
             yield {"graph": graph, "failure": str(error)}
             continue
         nodes = {**control.nodes_by_provider, **control.unused}
-        wrong = (
-            "" if control.is_within else f"{control.first_layer} {control.first_node}: {control.worst.compared_error}"
-        )
-        yield {"graph": graph, "kind": "", "nodes": nodes, "right": [control.is_within] * 2, "found": wrong}
+        right = control.is_within and not control.unused  # else nothing ran on the provider
+        worst = f"{control.first_layer} {control.first_node}: {control.worst.compared_error}"
+        yield {"graph": graph, "kind": "", "nodes": nodes, "right": [right] * 2, "found": worst}
         for fault in faults_of(graph, folder):
             if kinds and fault.kind not in kinds:
                 continue
