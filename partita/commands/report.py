@@ -134,22 +134,19 @@ def _check(options: CheckCommand) -> None:
         raise UsageError("both reports are read from stdin; give a file for one of them")
     showing = prepare(options)
     kinds: dict[str, type[Record]] = {SCHEMA: Report, DRIFT: Drift}
-    record = storage.read_one_of(file, kinds)
-    result = _check_drift(options, record) if isinstance(record, Drift) else _check_report(options, record)
+    record: Any = storage.read_one_of(file, kinds)
+    if isinstance(record, Drift):
+        result = _check_drift(options, record)
+    elif options.max_drift is not None:
+        raise UsageError(f"`max_drift` is for results of `partita drift --json`; {file} is a report")
+    else:
+        from partita.library.report import check_report
+
+        compared = None if baseline is None else (str(baseline), storage.read(baseline))
+        result = check_report(record, options, str(file), compared)
     showing.show(result)
     if not result.passed:
         raise ReportCheckError(gate.headline(result))
-
-
-def _check_report(options: CheckCommand, report: Any) -> GateResult:
-    """Check a report. Raises UsageError without a requirement."""
-    from partita.library.report import check_report
-
-    if options.max_drift is not None:
-        raise UsageError(f"`max_drift` is for results of `partita drift --json`; {options.file} is a report")
-    baseline = path_of(options.baseline)
-    compared = None if baseline is None else (str(baseline), storage.read(baseline))
-    return check_report(report, options, str(options.file), compared)
 
 
 def _check_drift(options: CheckCommand, found: Drift) -> GateResult:

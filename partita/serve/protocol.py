@@ -169,6 +169,7 @@ class CompletionsBase(Model):
     model: str
     stream: bool = False
     stream_options: StreamOptions | None = None
+    echo: bool = False
     n: int = Field(1, ge=1, le=MOST_CHOICES)
     max_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS)
     stop: Annotated[
@@ -186,17 +187,13 @@ class CompletionsBase(Model):
     @property
     def prompts(self) -> list[Prompt]:
         """Prompts of a completion; empty for a chat."""
-        return []
+        found: list[Prompt] = getattr(self, "prompt", [])
+        return found
 
     @property
     def alternatives(self) -> int | None:
         """Number of alternatives with log-probabilities; None: no log-probabilities."""
         return None
-
-    @property
-    def echoes(self) -> bool:
-        """Whether the response begins with the prompt."""
-        return False
 
     @property
     def include_usage(self) -> bool:
@@ -251,24 +248,12 @@ class CompletionRequest(CompletionsBase):
     max_tokens: int | None = Field(COMPLETION_TOKENS, ge=1, le=MOST_TOKENS)
     prompt: Annotated[Any, BeforeValidator(_prompts)]
     logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
-    echo: bool = False
     best_of: int | None = Field(None, ge=1, le=MOST_CHOICES)
-
-    @property
-    def prompts(self) -> list[Prompt]:
-        """Prompts, at least one."""
-        found: list[Prompt] = self.prompt
-        return found
 
     @property
     def alternatives(self) -> int | None:
         """Number of alternatives with log-probabilities; None: no log-probabilities."""
         return self.logprobs
-
-    @property
-    def echoes(self) -> bool:
-        """Whether the response begins with the prompt."""
-        return self.echo
 
     @model_validator(mode="after")
     def _check_choices(self) -> CompletionRequest:
