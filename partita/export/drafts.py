@@ -282,7 +282,10 @@ class Draft:
         opset, rolls = options.opset or max(oldest, chosen.opset), options.cache == WINDOW
 
         def graph(length: int | None) -> TracedGraph:
-            spec = TraceSpec(options.batch_size, self.max_length, length, opset, variant.form, rolls=rolls)
+            placeholders = "fused_norms" not in options.without_pass
+            spec = TraceSpec(
+                options.batch_size, self.max_length, length, opset, variant.form, rolls=rolls, placeholders=placeholders
+            )
             return trace(self.fake, chosen, spec, current)
 
         if not fixed:

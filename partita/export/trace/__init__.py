@@ -16,6 +16,10 @@ DOMAINS: dict[Form, tuple[tuple[str, int], ...]] = {"contrib": (("com.microsoft"
 """Form -> contrib domains of its operators, with versions."""
 CONTRIB = frozenset({"MoE", "LinearAttention"})
 """The operators of the form `contrib`."""
+DOMAIN = "partita"
+"""The domain of placeholders, which a trace writes and a later step replaces."""
+RMS_NORM = "RMSNorm"
+"""Placeholder for x / sqrt(mean(x * x) + epsilon) * (weight + offset), over the last axis; without a weight: * 1."""
 
 
 def pad_last_axis(tensor: torch.Tensor, width: int) -> torch.Tensor:
