@@ -36,6 +36,7 @@ from partita.export.quantise.plan import Plan
 from partita.export.quantise.rewrite import Outcome, quantise, summary, without_weights
 from partita.export.quantise.rewrite import notes as packing_notes
 from partita.export.target import GraphVariant, NodeSupport, Target
+from partita.export.trace import DOMAIN
 from partita.export.trace.attention import Lowering, lowering
 from partita.export.trace.fake_model import FakeModel
 from partita.export.trace.ports import TraceSpec
@@ -130,6 +131,8 @@ class Draft:
     variants: dict[GraphVariant, Graphs] = field(default_factory=dict)
     known_answers: dict[tuple[int, frozenset[object], str], known_answer.KnownAnswer] = field(default_factory=dict)
     """By prompt length, quantised weights, and adapter."""
+    placeholders: bool = True
+    """As in `TraceSpec`."""
     _sources: Sources | None = None
 
     @property
@@ -244,6 +247,10 @@ class Draft:
         graphs = Graphs(self, variant, chosen, traced, {})
         with stage(work.progress, "rewrite", work.seconds, of=str(variant)):
             _rewrite(graphs)
+        nodes = (node for item in graphs.traced_graphs for node in item.graph)
+        if self.placeholders and any(node.domain == DOMAIN for node in nodes):
+            self.placeholders = False  # the target lacks an operator, or its pass is disabled
+            return self._trace(variant)
         return graphs
 
     def _trace_phases(self, variant: GraphVariant, current: Stage) -> list[TracedGraph]:
@@ -282,10 +289,7 @@ class Draft:
         opset, rolls = options.opset or max(oldest, chosen.opset), options.cache == WINDOW
 
         def graph(length: int | None) -> TracedGraph:
-            placeholders = "fused_norms" not in options.without_pass
-            spec = TraceSpec(
-                options.batch_size, self.max_length, length, opset, variant.form, rolls=rolls, placeholders=placeholders
-            )
+            spec = TraceSpec(options.batch_size, self.max_length, length, opset, variant.form, rolls, self.placeholders)
             return trace(self.fake, chosen, spec, current)
 
         if not fixed:

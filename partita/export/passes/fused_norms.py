@@ -6,9 +6,9 @@
 
     x ─ partita::RMSNorm(w, offset=1) ─ y                                                           before, likewise
 
-A norm that the trace recognised is a placeholder; where the target lacks the operator, it becomes ONNX operators.
-Others are found by their values. A norm is over the last axis of x. Its scale is a weight, a weight times a factor plus
-an offset, or absent. With the mean subtracted it is a LayerNormalization, whose shift is a weight.
+A norm that the trace recognised is a placeholder; others are found by their values. A norm is over the last axis of x.
+Its scale is a weight, a weight times a factor plus an offset, or absent. With the mean subtracted it is a
+LayerNormalization, whose shift is a weight.
 
 Rows divided by their length are norms, too: x / sqrt(sum(x * x) + eps) has eps / D and the scale 1 / sqrt(D).
 x / max(|x|, floor) has floor * floor / D, if the floor is at most 2e-7. Rows longer than 2,000 times the floor are then
@@ -19,7 +19,7 @@ a product after the norm.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +37,7 @@ from partita.export.passes.arithmetic import (
     subgraphs_around,
     weights_in,
 )
-from partita.export.passes.base import TracedGraph, added, constant, integers, node_pass, stand_in, take_names
+from partita.export.passes.base import TracedGraph, added, constant, node_pass, stand_in
 from partita.export.trace import DOMAIN, RMS_NORM
 from partita.export.weights.origins import RescaledOrigin
 from partita.export.weights.sources import weight_part
@@ -74,7 +74,12 @@ class Norm:
 def _rewritten(graph: ir.Graph, reduce: ir.Node, traced: TracedGraph) -> bool:
     """Rewrite a placeholder, or the norm around a reduction; False where there is none."""
     if reduce.domain == DOMAIN:
-        return _replace_placeholder(graph, reduce, traced)
+        source, weight = (*reduce.inputs, None)[:2]
+        assert source is not None
+        epsilon, offset = (reduce.attributes.get_float(name, 0.0) for name in ("epsilon", "offset"))
+        ones = None if weight is not None else np.ones(last_size(source) or 1)
+        placed = Norm(False, epsilon, weight, 1.0, offset, ones, None)
+        return _replace_nodes(graph, source, reduce.outputs[0], placed, traced)
     first = reduce.inputs[0]
     if first is None or first.shape is None or not _takes_last_axis(reduce, first.shape.rank()):
         return False
@@ -85,44 +90,6 @@ def _rewritten(graph: ir.Graph, reduce: ir.Node, traced: TracedGraph) -> bool:
         if norm is not None:
             return _replace_nodes(graph, source, result, norm, traced)
     return False
-
-
-def _replace_placeholder(graph: ir.Graph, node: ir.Node, traced: TracedGraph) -> bool:
-    """Replace a placeholder by the operator, or else (False) by what it stands for, computed in float32."""
-    (source, weight), result = (*node.inputs, None)[:2], node.outputs[0]
-    assert source is not None
-    epsilon, offset = (node.attributes.get_float(name, 0.0) for name in ("epsilon", "offset"))
-    ones = None if weight is not None else np.ones(last_size(source) or 1)
-    if _replace_nodes(graph, source, result, Norm(False, epsilon, weight, 1.0, offset, ones, None), traced):
-        return True
-    width = [*(source.shape or ())][:-1]
-
-    def emit(operator: str, *inputs: ir.Value, shape: ir.Shape | None = source.shape, **attributes: int) -> ir.Value:
-        new = ir.node(operator, inputs, attributes)
-        new.outputs[0].shape, new.outputs[0].dtype = shape, ir.DataType(attributes.get("to", ir.DataType.FLOAT))
-        take_names(new, node)
-        graph.insert_before(node, new)
-        return new.outputs[0]
-
-    def number(value: float) -> ir.Value:
-        return added(graph, ir.tensor(np.float32(value)), f"number.{value:.8g}")
-
-    x, row = _as_float(emit, source), ir.Shape([*width, 1])
-    mean = emit("ReduceMean", emit("Pow", x, number(2.0)), integers(graph, [-1]), shape=row, keepdims=1)
-    root = emit("Sqrt", emit("Add", mean, number(epsilon), shape=row), shape=row)
-    y = emit("Mul", x, emit("Reciprocal", root, shape=row))
-    if weight is not None:
-        scale = _as_float(emit, weight, shape=weight.shape)
-        y = emit("Mul", y, emit("Add", scale, number(offset), shape=weight.shape) if offset else scale)
-    assert source.dtype is not None
-    y = y if source.dtype == ir.DataType.FLOAT else emit("Cast", y, to=int(source.dtype))
-    result.replace_all_uses_with(y)
-    graph.remove(node, safe=True)
-    return False
-
-
-def _as_float(emit: Callable[..., ir.Value], value: ir.Value, **shape: Any) -> ir.Value:
-    return value if value.dtype == ir.DataType.FLOAT else emit("Cast", value, to=int(ir.DataType.FLOAT), **shape)
 
 
 def _takes_last_axis(reduce: ir.Node, rank: int) -> bool:

@@ -4,32 +4,31 @@
     key ─── rotary embedding(cos, sin at the positions) ─┴ GroupQueryAttention                    before
     query, key ─ GroupQueryAttention(do_rotary, tables of cos and sin)                            after, with gqa
 
-    x [B, H, S, D] ─ Slice, Neg, Concat, Mul(cos), Mul(sin), Add ─ y                              before
+    x [B, H, S, D], cos, sin ─ partita::Rotation ─ y                                              before
     x ─ RotaryEmbedding(Gather(cos table, positions), Gather(sin table, positions)) ─ y           after, with onnx24
     x ─ com.microsoft::RotaryEmbedding(positions, cos table, sin table) ─ y                       after, with gqa
 
-    x ─ Split ─┬─ rest ───────────────────────┬ Concat                        where the last part of a head is rotated
-               └─ part ─ RotaryEmbedding ─────┘
-
-GroupQueryAttention infers the positions; both of its inputs must be rotated in the same way. `rotations.py` finds
-embeddings of whole or partial heads, in halves or neighbouring pairs: before the attention, or else from the readers of
-cosines and sines upwards. Where neighbouring pairs come out as halves, a Gather reorders them before the rotation.
+GroupQueryAttention infers the positions; both of its inputs must be rotated in the same way. A rotary embedding is a
+placeholder of the trace, of a whole head or its first numbers, in halves or neighbouring pairs, whose cosines and sines
+are in tables. Where neighbouring pairs come out as halves, a Gather reorders them before the rotation.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
-from partita.export.passes.arithmetic import Array, last_size
+from partita.export.passes.arithmetic import Array, UnknownError, compute_values, last_size, same_type
 from partita.export.passes.base import (
     ATTENTION,
     Pass,
     TracedGraph,
+    added,
     discard,
-    drop_unused_initializers,
     integers,
     only_consumer,
     remove_unread,
@@ -38,11 +37,10 @@ from partita.export.passes.base import (
     stand_in,
     take_names,
 )
-from partita.export.passes.rotations import PARTS, Rotation, is_looked_up, rotation_of, table_in, without_factor
 from partita.export.passes.views import VIEWS
+from partita.export.trace import DOMAIN, ROTATION
+from partita.export.weights.sources import weight_part
 
-CARRIERS = VIEWS | {"Cast", "Concat", "Expand", "Pad"}
-"""Operators that pass the rotated value through unchanged, alone or joined with others."""
 POSITIONS_AXIS = 2
 """The position axis of the operators' input."""
 COS, SIN, FIRST_AFTER = 7, 8, 9
@@ -51,31 +49,111 @@ HEADS_IN, HALVES_IN = 16, 8
 """Required divisors of the head size and of a table row, checked by ONNX Runtime 1.31.1 at run time."""
 
 
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """A rotary embedding of `source` [B, H, S, D], or [B, S, H, D], into `result`."""
+
+    source: ir.Value
+    result: ir.Value
+    axis: int
+    """The axis of S."""
+    interleaved: bool
+    """Pairs are neighbours in the result."""
+    cos: Array
+    sin: Array
+    """[N, R/2], in the dtype of the graph's tables."""
+    order: Array | None
+    """[D], the source index of each number before the rotation; None without reordering."""
+
+
 def run(traced: TracedGraph) -> int:
-    """Rewrite every rotary embedding that the target has an operator for; returns the number of rewritten nodes."""
+    """Replace every placeholder that the target has an operator for; returns their number."""
     graph, positions = traced.graph, traced.input("positions")
     if positions is None or traced.fused == "none":
         return 0
+
+    def replaced(node: ir.Node) -> bool:
+        reader = only_consumer(node.outputs[0])
+        found = reader and _of_part(reader.outputs[0], positions)
+        found = found or rotation_of(node.outputs[0], positions)
+        return found is not None and found.axis == POSITIONS_AXIS and _as_operator(graph, found, positions, traced)
+
     count = 0
     if traced.fused == "contrib":
         count = rewrite_nodes(graph, (ATTENTION,), lambda node: _fused_in_attention(graph, node, positions, traced))
-    touched = _touched(graph, positions)
-    for end in _ends(graph, touched):
-        maker = end.producer()
-        if maker is None or maker.graph is not graph:
-            continue
-        for found in list(_embeddings_in(end, touched, positions, traced.spec.max_length)):
-            count += _as_operator(graph, found, positions, traced)
-    drop_unused_initializers(graph)
-    return count
+    return count + rewrite_nodes(graph, (ROTATION,), replaced)
+
+
+def rotation_of(result: ir.Value, positions: ir.Value) -> Rotation | None:
+    """The placeholder that computes `result`, if its cosines and sines are tables; None for other nodes."""
+    node = result.producer()
+    if node is not None and node.op_type == "Concat":
+        return _of_part(result, positions)
+    if node is None or (node.domain, node.op_type) != (DOMAIN, ROTATION):
+        return None
+    source, *waves = node.inputs
+    axis, turned, own, taken, interleaved = (
+        node.attributes.get_int(name, 0) for name in ("axis", "turned", "own", "taken", "interleaved")
+    )
+    assert source is not None
+    (a, b), (first, second) = _pairs(turned, taken), _pairs(turned, interleaved)
+    pair = (first, second) if own else (np.arange(turned // 2),) * 2
+    cos, sin = (_columns(wave, positions, *pair) for wave in waves)
+    if cos is None or sin is None:
+        return None
+    order = np.arange(last_size(source) or 0)
+    order[first], order[second] = a, b
+    return Rotation(source, result, axis, bool(interleaved), cos, sin, None if taken == interleaved else order)
+
+
+def _of_part(result: ir.Value, positions: ir.Value) -> Rotation | None:
+    """The rotary embedding of a head whose first numbers alone are rotated; None for other results."""
+    node = result.producer()
+    if node is None or node.op_type != "Concat" or len(node.inputs) != 2:
+        return None
+    part, rest = node.inputs
+    found = part and rest and part.producer() and rotation_of(part, positions)
+    makers = [each.producer() for each in (found.source, rest)] if found and rest else []
+    sources = {maker.inputs[0] for maker in makers if maker is not None and maker.inputs}
+    source = sources.pop() if len(sources) == 1 else None
+    if not found or rest is None or source is None or not same_type(source, result):
+        return None
+    width = last_size(source) or 0
+    numbers = np.arange(width).reshape(1, 1, 1, width)
+    try:
+        values = compute_values(list(dict.fromkeys(maker for maker in makers if maker)), {source: numbers})
+    except UnknownError:
+        return None
+    if not np.array_equal(np.concatenate([values[found.source], values[rest]], -1), numbers):
+        return None
+    order = None if found.order is None else np.concatenate([found.order, np.arange(len(found.order), width)])
+    return dataclasses.replace(found, source=source, result=result, order=order)
+
+
+def _pairs(turned: int, interleaved: int) -> tuple[Array, Array]:
+    """Indices of the first and the second number of each pair."""
+    if interleaved:
+        return np.arange(0, turned, 2), np.arange(1, turned, 2)
+    return np.arange(turned // 2), np.arange(turned // 2, turned)
+
+
+def _columns(value: ir.Value | None, positions: ir.Value, first: Array, second: Array) -> Array | None:
+    """The columns [N, R/2] of a table looked up by position; None without one, and for pairs of different angles."""
+    node = None if value is None else value.producer()
+    if node is None or node.op_type != "Gather" or node.inputs[1] is not positions or node.inputs[0] is None:
+        return None
+    table = node.inputs[0].const_value
+    if table is None or weight_part(node.inputs[0]) is not None:
+        return None
+    columns = table.numpy()
+    return columns[:, first] if np.array_equal(columns[:, first], columns[:, second]) else None
 
 
 def _fused_in_attention(graph: ir.Graph, node: ir.Node, positions: ir.Value, traced: TracedGraph) -> bool:
     """Move the rotation of query and key into their attention; False where that is impossible or not supported."""
     if node.attributes.get_int("do_rotary", 0):
         return False
-    length = traced.spec.max_length
-    found = [rotation_of(end, positions, length) for index in (0, 1) if (end := _viewed_value(node, index)) is not None]
+    found = [rotation_of(end, positions) for index in (0, 1) if (end := _viewed_value(node, index)) is not None]
     pair = [each for each in found if each is not None]
     if len(pair) != 2 or len({each.interleaved for each in pair}) != 1 or not _fits(pair[0]):
         return False
@@ -130,44 +208,6 @@ def _arrays(rotation: Rotation) -> Iterator[tuple[str, Array]]:
     for label, table, still in (("cos", rotation.cos, 1.0), ("sin", rotation.sin, 0.0)):
         rest = np.full((len(table), missing), still, table.dtype)
         yield label, np.concatenate([table, rest], 1)
-
-
-def _touched(graph: ir.Graph, positions: ir.Value) -> set[ir.Value]:
-    """Values computed both from a table lookup by position and from other values."""
-    waves, touched = set[ir.Value](), set[ir.Value]()
-    for node in graph:
-        moving = [value for value in node.inputs if value is not None and value.const_value is None]
-        if is_looked_up(node, positions):
-            waves.update(node.outputs)
-        elif node.domain or node.op_type not in PARTS | CARRIERS:
-            continue
-        elif moving and waves.issuperset(moving):
-            waves.update(node.outputs)
-        elif any(value in waves or value in touched for value in moving):
-            touched.update(node.outputs)
-    return touched
-
-
-def _ends(graph: ir.Graph, touched: set[ir.Value]) -> list[ir.Value]:
-    """The values of `touched` with consumers outside it, in execution order."""
-    made = (value for node in graph for value in node.outputs if value in touched)
-    return [value for value in made if any(not touched.issuperset(use.node.outputs) for use in value.uses())]
-
-
-def _embeddings_in(value: ir.Value, touched: set[ir.Value], positions: ir.Value, length: int) -> Iterator[Rotation]:
-    """The embeddings that `value` contains."""
-    views = [value]
-    while (maker := views[-1].producer()) is not None and maker.op_type in VIEWS and maker.inputs[0] in touched:
-        views.append(maker.inputs[0])
-    for view in reversed(views):
-        found = rotation_of(view, positions, length)
-        if found is not None and found.axis == POSITIONS_AXIS and not found.result.is_graph_output():
-            yield found
-            return
-    if maker is not None and (maker.op_type in CARRIERS or without_factor(views[-1]) is not None):
-        for each in dict.fromkeys(maker.inputs):
-            if each is not None and each in touched:
-                yield from _embeddings_in(each, touched, positions, length)
 
 
 def _as_operator(graph: ir.Graph, found: Rotation, positions: ir.Value, traced: TracedGraph) -> bool:
@@ -258,6 +298,20 @@ def _once(
         take_names(new, readers[0])
     graph.insert_before(graph[0], new)
     return new.outputs[0]
+
+
+def table_in(graph: ir.Graph, label: str, array: Array, rotation: Rotation) -> ir.Value:
+    """A table as a graph constant in the dtype of the rotated value; equal tables share one constant."""
+    dtype = rotation.source.dtype
+    assert dtype is not None
+    tensor = ir.tensor(array.astype(dtype.numpy()), dtype=dtype)
+    number = 0
+    while (other := graph.initializers.get(f"rotary.{label}.{number}")) is not None:
+        assert other.const_value is not None
+        if np.array_equal(other.const_value.numpy(), tensor.numpy()):
+            break
+        number += 1
+    return added(graph, tensor, f"rotary.{label}.{number}")
 
 
 PASS = Pass("rotary_embedding", run)

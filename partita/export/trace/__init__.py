@@ -17,9 +17,11 @@ DOMAINS: dict[Form, tuple[tuple[str, int], ...]] = {"contrib": (("com.microsoft"
 CONTRIB = frozenset({"MoE", "LinearAttention"})
 """The operators of the form `contrib`."""
 DOMAIN = "partita"
-"""The domain of placeholders, which a trace writes and a later step replaces."""
+"""The domain of placeholders. A graph in which passes leave some is traced again without them."""
 RMS_NORM = "RMSNorm"
 """Placeholder for x / sqrt(mean(x * x) + epsilon) * (weight + offset), over the last axis; without a weight: * 1."""
+ROTATION = "Rotation"
+"""Placeholder for the rotary embedding of x [B, H, S, D], or [B, S, H, D], by cosines and sines [B, S, R]."""
 
 
 def pad_last_axis(tensor: torch.Tensor, width: int) -> torch.Tensor:

@@ -1,31 +1,44 @@
-"""RMS norms as one placeholder node each, which the pass `fused_norms` replaces.
+"""Norms and rotary embeddings as one placeholder node each, which the passes replace by operators.
 
-A module is a norm if it computes the formula on random input. There is no list of classes.
+A module is an RMS norm, and a function a rotary embedding, if it computes the formula on random input. There is no list
+of models. With R/2 pairs of numbers, cosines c and sines s of a position, and j the partner of i:
+
+    y[i] = x[i] * c[i] - x[j] * s[i]        y[j] = x[j] * c[j] + x[i] * s[j]        y[k] = x[k] beyond R
 """
 
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.utils._python_dispatch import _disable_current_modes
 
-from partita.export.trace import DOMAIN, RMS_NORM
+from partita.export.trace import DOMAIN, RMS_NORM, ROTATION
+from partita.export.trace.recurrence import modelling_code
 from partita.export.trace.replacements import replace_forward
 
 LARGEST_EPSILON = 1e-2
 TOLERANCE = 1e-5
-"""For modules that compute in float32."""
+"""For code that computes in float32."""
 
 
 @contextmanager
-def norms_as_nodes(model: torch.nn.Module) -> Iterator[None]:
-    """In this block every RMS norm of `model` writes one placeholder."""
+def placeholders(model: torch.nn.Module) -> Iterator[None]:
+    """In this block every RMS norm and rotary embedding of `model` writes one placeholder."""
     with ExitStack() as stack:
         for module in model.modules():
             if (found := norm_of(module)) is not None:
-                stack.enter_context(replace_forward(module, _emitting(module, *found)))
+                stack.enter_context(replace_forward(module, _norm(module, *found)))
+        for code in modelling_code(model):
+            for name, function in list(vars(code).items()):
+                if inspect.isfunction(function) and {"cos", "sin"} <= inspect.signature(function).parameters.keys():
+                    stack.callback(setattr, code, name, function)
+                    setattr(code, name, _rotary(function))
         yield
 
 
@@ -48,16 +61,18 @@ def norm_of(module: torch.nn.Module) -> tuple[float, float] | None:
     except Exception:  # noqa: BLE001 - another module's own code may fail in any way
         return None
     x, weight = x.double(), weight.double()
-    for epsilon in epsilons:
+    for epsilon, offset in itertools.product(epsilons, (0.0, 1.0) if weights else (0.0,)):
         normal = x / (x.square().mean(-1, keepdim=True) + epsilon).sqrt()
-        for offset in (0.0, 1.0) if weights else (0.0,):
-            expected = normal * (weight + offset) if weights else normal
-            if found.shape == x.shape and torch.allclose(found, expected, TOLERANCE, TOLERANCE):
-                return epsilon, offset
+        if _same(found, normal * (weight + offset) if weights else normal):
+            return epsilon, offset
     return None
 
 
-def _emitting(module: torch.nn.Module, epsilon: float, offset: float) -> Callable[[torch.Tensor], torch.Tensor]:
+def _same(found: Any, expected: torch.Tensor) -> bool:
+    return found.shape == expected.shape and torch.allclose(found.double(), expected, TOLERANCE, TOLERANCE)
+
+
+def _norm(module: torch.nn.Module, epsilon: float, offset: float) -> Callable[[torch.Tensor], torch.Tensor]:
     """A forward that writes the placeholder."""
     forward, attributes = module.forward, {"epsilon": epsilon, "offset": offset}
 
@@ -66,7 +81,85 @@ def _emitting(module: torch.nn.Module, epsilon: float, offset: float) -> Callabl
         if len({each.dtype for each in inputs}) > 1:
             output: torch.Tensor = forward(x)
             return output
-        operator = f"{DOMAIN}::{RMS_NORM}"
-        return torch.onnx.ops.symbolic(operator, inputs, attributes, dtype=x.dtype, shape=x.shape, version=1)
+        return _placeholder(RMS_NORM, inputs, attributes)
 
     return emit
+
+
+def _placeholder(operator: str, inputs: tuple[torch.Tensor, ...], attributes: dict[str, Any]) -> torch.Tensor:
+    """A node with the shape and dtype of its first input."""
+    x, name = inputs[0], f"{DOMAIN}::{operator}"
+    return torch.onnx.ops.symbolic(name, inputs, attributes, dtype=x.dtype, shape=x.shape, version=1)
+
+
+def _rotary(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that writes placeholders for its arguments [B, H, S, D], where it is a rotary embedding of them."""
+    signature, known = inspect.signature(function), dict[Any, list[dict[str, int]]]()
+
+    def emit(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given, waves = bound.arguments, [bound.arguments[name] for name in ("cos", "sin")]
+        names = [name for name, each in given.items() if isinstance(each, FakeTensor) and each.ndim == 4]
+        inputs = [*waves, *(given[name] for name in names)]
+        if not names or any(each.ndim != 3 for each in waves) or len({each.dtype for each in inputs}) > 1:
+            return function(*args, **kwargs)
+        key = str([(name, each.shape if isinstance(each, torch.Tensor) else each) for name, each in given.items()])
+        if key not in known:
+            known[key] = rotations_of(function, given, names)
+        # A comparison of symbolic sizes makes them one.
+        if not known[key] or any(given[name].shape[known[key][0]["axis"]] != waves[0].shape[1] for name in names):
+            return function(*args, **kwargs)
+        pairs = zip(names, known[key], strict=True)
+        results = tuple(_placeholder(ROTATION, (given[name], *waves), attributes) for name, attributes in pairs)
+        return results if len(results) > 1 else results[0]
+
+    return emit
+
+
+def rotations_of(function: Callable[..., Any], given: dict[str, Any], names: list[str]) -> list[dict[str, int]]:
+    """Attributes of the placeholders for the arguments `names`; empty if it computes anything else."""
+    # Outside of the trace, which has fake tensors and records operations.
+    with unset_fake_temporarily(), _disable_current_modes():
+        random = torch.Generator().manual_seed(0)
+        drawn = {
+            name: torch.randn([n if isinstance(n, int) else 3 for n in each.shape], generator=random)
+            if isinstance(each, torch.Tensor) and each.is_floating_point()
+            else each
+            for name, each in given.items()
+        }
+        try:
+            results = function(**drawn)
+        except Exception:  # noqa: BLE001 - another function's own code may fail in any way
+            return []
+        results = [results] if isinstance(results, torch.Tensor) else list(results)
+        if len(results) != len(names):
+            return []
+        waves = drawn["cos"], drawn["sin"]
+        found = [_rotation(drawn[name], result, *waves) for name, result in zip(names, results, strict=True)]
+        return [each for each in found if each is not None] if None not in found else []
+
+
+def _rotation(x: torch.Tensor, y: Any, cos: torch.Tensor, sin: torch.Tensor) -> dict[str, int] | None:
+    """The attributes with which the formula gives `y`."""
+    booleans, size = (0, 1), cos.shape[-1]
+    for axis, turned, own in itertools.product((2, 1), (size, 2 * size), booleans):
+        if x.shape[axis] != cos.shape[1] or turned > x.shape[-1] or turned % 2 or (own and turned != size):
+            continue
+        for taken, interleaved in itertools.product(booleans, booleans):
+            (a, b), (first, second) = _pairs(turned, taken), _pairs(turned, interleaved)
+            expected = x.clone()
+            for target, one, other, sign in ((first, a, b, -1), (second, b, a, 1)):
+                columns = target if own else slice(turned // 2)
+                c, s = (wave[..., columns].unsqueeze(3 - axis) for wave in (cos, sin))
+                expected[..., target] = x[..., one] * c + sign * x[..., other] * s
+            if _same(y, expected.double()):
+                return {"axis": axis, "turned": turned, "own": own, "taken": taken, "interleaved": interleaved}
+    return None
+
+
+def _pairs(turned: int, interleaved: int) -> tuple[slice, slice]:
+    """The first and the second number of each pair: neighbours, or in two halves."""
+    if interleaved:
+        return slice(0, turned, 2), slice(1, turned, 2)
+    return slice(turned // 2), slice(turned // 2, turned)

@@ -38,7 +38,7 @@ class TraceSpec:
     rolls: bool = False
     """Layers with a window cache only the window, where the lowering supports it."""
     placeholders: bool = True
-    """Norms are nodes that a pass replaces, where the lowering has fused operators."""
+    """Norms and rotary embeddings are nodes that passes replace, where the lowering has fused operators."""
 
     @property
     def tokens(self) -> int | None:

@@ -28,7 +28,7 @@ from partita.export.trace.emitter import CACHE_LENGTH, ROLLED, Emitter, Key
 from partita.export.trace.experts import experts_form
 from partita.export.trace.fake_model import FakeModel, quiet, translate_errors
 from partita.export.trace.hooks import connect_plug
-from partita.export.trace.placeholders import norms_as_nodes
+from partita.export.trace.placeholders import placeholders
 from partita.export.trace.ports import (
     TORCH_POSITIONS,
     TraceSpec,
@@ -124,7 +124,7 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec, progress: Stage 
         torch.no_grad(),
         translate_errors("tracing the model"),
         experts_form(spec.form, spec.tokens) as forms,
-        norms_as_nodes(fake.module) if spec.placeholders and lowering.fused != "none" else nullcontext(),
+        placeholders(fake.module) if spec.placeholders and lowering.fused != "none" else nullcontext(),
         quick_export(),
     ):
         wrapper = _Wrapper(fake, lowering, table, spec)
