@@ -98,8 +98,11 @@ def rotation_of(result: ir.Value, positions: ir.Value) -> Rotation | None:
     assert source is not None
     (a, b), (first, second) = _pairs(turned, taken), _pairs(turned, interleaved)
     pair = (first, second) if own else (np.arange(turned // 2),) * 2
-    cos, sin = (_columns(wave, positions, *pair) for wave in waves)
+    found = [_columns(wave, positions, *pair) for wave in waves]
+    cos, sin = found[:2]
     if cos is None or sin is None:
+        return None
+    if any(each is None or not np.array_equal(each, (cos, sin)[index % 2]) for index, each in enumerate(found)):
         return None
     order = np.arange(last_size(source) or 0)
     order[first], order[second] = a, b

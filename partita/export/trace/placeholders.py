@@ -22,6 +22,8 @@ from partita.export.trace import DOMAIN, RMS_NORM, ROTATION
 from partita.export.trace.recurrence import modelling_code
 from partita.export.trace.replacements import replace_forward
 
+THREE = 3
+"""Positions of a token in vision-language models; they are equal for text."""
 LARGEST_EPSILON = 1e-2
 TOLERANCE = 1e-5
 """For code that computes in float32."""
@@ -99,22 +101,30 @@ def _rotary(function: Callable[..., Any]) -> Callable[..., Any]:
     def emit(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        given, waves = bound.arguments, [bound.arguments[name] for name in ("cos", "sin")]
-        names = [name for name, each in given.items() if isinstance(each, FakeTensor) and each.ndim == 4]
-        inputs = [*waves, *(given[name] for name in names)]
-        if not names or any(each.ndim != 3 for each in waves) or len({each.dtype for each in inputs}) > 1:
+        given = bound.arguments
+        tensors = {name: each for name, each in given.items() if isinstance(each, FakeTensor) and each.ndim == 4}
+        names = [name for name in tensors if name not in ("cos", "sin")]
+        inputs = [row for pair in zip(_rows(given["cos"]), _rows(given["sin"]), strict=True) for row in pair]
+        if not names or not inputs or len({each.dtype for each in (*inputs, *(given[name] for name in names))}) > 1:
             return function(*args, **kwargs)
         key = str([(name, each.shape if isinstance(each, torch.Tensor) else each) for name, each in given.items()])
         if key not in known:
             known[key] = rotations_of(function, given, names)
         # A comparison of symbolic sizes makes them one.
-        if not known[key] or any(given[name].shape[known[key][0]["axis"]] != waves[0].shape[1] for name in names):
+        if not known[key] or any(given[name].shape[known[key][0]["axis"]] != inputs[0].shape[1] for name in names):
             return function(*args, **kwargs)
         pairs = zip(names, known[key], strict=True)
-        results = tuple(_placeholder(ROTATION, (given[name], *waves), attributes) for name, attributes in pairs)
+        results = tuple(_placeholder(ROTATION, (given[name], *inputs), attributes) for name, attributes in pairs)
         return results if len(results) > 1 else results[0]
 
     return emit
+
+
+def _rows(wave: Any) -> list[torch.Tensor]:
+    """Cosines or sines [B, S, R] for each position of a token; none where the shape is another."""
+    if not isinstance(wave, torch.Tensor) or wave.ndim not in (3, 4):
+        return []
+    return [wave] if wave.ndim == 3 else [*wave] if wave.shape[0] == THREE else []
 
 
 def rotations_of(function: Callable[..., Any], given: dict[str, Any], names: list[str]) -> list[dict[str, int]]:
@@ -123,7 +133,7 @@ def rotations_of(function: Callable[..., Any], given: dict[str, Any], names: lis
     with unset_fake_temporarily(), _disable_current_modes():
         random = torch.Generator().manual_seed(0)
         drawn = {
-            name: torch.randn([n if isinstance(n, int) else 3 for n in each.shape], generator=random)
+            name: _drawn(each, random, equal_rows=name in ("cos", "sin"))
             if isinstance(each, torch.Tensor) and each.is_floating_point()
             else each
             for name, each in given.items()
@@ -140,8 +150,17 @@ def rotations_of(function: Callable[..., Any], given: dict[str, Any], names: lis
         return [each for each in found if each is not None] if None not in found else []
 
 
+def _drawn(tensor: torch.Tensor, random: torch.Generator, *, equal_rows: bool) -> torch.Tensor:
+    """Random numbers in the shape of `tensor`; `equal_rows`: the same for each index of the first of four axes."""
+    shape = [size if isinstance(size, int) else 3 for size in tensor.shape]
+    if equal_rows and len(shape) == 4:
+        return torch.randn(shape[1:], generator=random).expand(shape)
+    return torch.randn(shape, generator=random)
+
+
 def _rotation(x: torch.Tensor, y: Any, cos: torch.Tensor, sin: torch.Tensor) -> dict[str, int] | None:
     """The attributes with which the formula gives `y`."""
+    cos, sin = (wave[0] if wave.ndim == 4 else wave for wave in (cos, sin))
     booleans, size = (0, 1), cos.shape[-1]
     for axis, turned, own in itertools.product((2, 1), (size, 2 * size), booleans):
         if x.shape[axis] != cos.shape[1] or turned > x.shape[-1] or turned % 2 or (own and turned != size):
