@@ -39,28 +39,38 @@ def tables(turned: int, *, repeat: str = "halves", base: float = 100.0) -> tuple
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
 
-def form(turned: int = WIDTH, *, taken: int = 0, interleaved: int = 0, own: int = 1, **waves: Any) -> dict[str, Any]:
-    """The attributes of a placeholder, and its tables."""
+def form(turned: int = WIDTH, *, interleaved: bool = False, own: bool = True, **waves: Any) -> dict[str, Any]:
+    """The attributes of a placeholder, and its tables. `own`: each number of a pair has a column of a table."""
     repeat = waves.pop("repeat", "neighbours" if interleaved else "halves")
-    attributes = {"axis": 2, "turned": turned, "own": own, "taken": taken, "interleaved": interleaved}
+    half = range(turned // 2)
+    first, second = pairs(turned, interleaved) if own else (half, half)
+    attributes = {"axis": 2, "interleaved": int(interleaved), "first": [*first], "second": [*second]}
     return {"attributes": attributes, "waves": tables(turned, repeat=repeat, **waves)}
 
 
-def rotated(x: Array, positions: Array, attributes: dict[str, int], waves: tuple[Array, Array]) -> Array:
+def pairs(turned: int, interleaved: bool) -> tuple[range, range]:
+    """The first and the second number of each pair."""
+    if interleaved:
+        return range(0, turned, 2), range(1, turned, 2)
+    return range(turned // 2), range(turned // 2, turned)
+
+
+def rotated(x: Array, positions: Array, attributes: dict[str, Any], waves: tuple[Array, Array]) -> Array:
     """x [B, H, S, D] at `positions` [B, S], by the definition."""
-    turned, y = attributes["turned"], x.copy()
-    half = np.arange(turned // 2)
-    pairs = {0: (half, half + turned // 2), 1: (2 * half, 2 * half + 1)}
-    (a, b), (first, second) = pairs[attributes["taken"]], pairs[attributes["interleaved"]]
-    cos, sin = (wave[positions][:, None][..., first if attributes["own"] else half] for wave in waves)
-    y[..., first], y[..., second] = x[..., a] * cos - x[..., b] * sin, x[..., b] * cos + x[..., a] * sin
+    y = x.copy()
+    first, second = pairs(2 * len(attributes["first"]), bool(attributes["interleaved"]))
+    cos, sin = (wave[positions][:, None][..., attributes["first"]] for wave in waves)
+    y[..., first], y[..., second] = (
+        x[..., first] * cos - x[..., second] * sin,
+        x[..., second] * cos + x[..., first] * sin,
+    )
     return y
 
 
 def placeholder(net: Net, x: ir.Value, positions: ir.Value, each: dict[str, Any], *, apart: bool = False) -> ir.Value:
     """The rotation of x [B, H, S, D]; `apart`: the model cuts off the first numbers that are rotated."""
     waves = [net.op("Gather", net.constant(wave), positions, axis=0) for wave in each["waves"]]
-    turned, last = each["attributes"]["turned"], net.numbers([-1])
+    turned, last = 2 * len(each["attributes"]["first"]), net.numbers([-1])
     part = net.op("Slice", x, net.numbers([0]), net.numbers([turned]), last) if apart else x
     y: ir.Value = net.op("partita::Rotation", part, *waves, **each["attributes"])
     shape = [*(x.shape or ())]
@@ -134,18 +144,22 @@ def same(found: list[Array], wanted: list[Array]) -> None:
 IN_ATTENTION: dict[str, dict[str, Any]] = {
     "a whole head": form(),
     "half of a head": form(16),
-    "neighbours": form(taken=1, interleaved=1),
-    "neighbours in half of a head": form(16, taken=1, interleaved=1),
-    "neighbours in a quarter of a head, which is widened": form(8, taken=1, interleaved=1),
-    "tables of half the width": form(own=0, repeat=""),
-    "only half of a table is read": form(taken=1, interleaved=1, own=0, repeat="halves"),
+    "neighbours": form(interleaved=True),
+    "neighbours in half of a head": form(16, interleaved=True),
+    "neighbours in a quarter of a head, which is widened": form(8, interleaved=True),
+    "tables of half the width": form(own=False, repeat=""),
+    "only half of a table is read": form(interleaved=True, own=False, repeat="halves"),
     "frequencies of zero": form(base=1.0),
 }
 
 
 @pytest.mark.parametrize(
     ("kind", "apart"),
-    [(kind, apart) for kind, each in IN_ATTENTION.items() for apart in {False, each["attributes"]["turned"] < WIDTH}],
+    [
+        (kind, apart)
+        for kind, each in IN_ATTENTION.items()
+        for apart in {False, 2 * len(each["attributes"]["first"]) < WIDTH}
+    ],
 )
 @pytest.mark.parametrize(("start", "tokens"), [(0, 6), (9, 1), (9, 4)])
 def test_rotary_embedding_is_fused_into_gqa(tmp_path: Path, kind: str, apart: bool, start: int, tokens: int) -> None:
@@ -164,7 +178,6 @@ OTHERS: dict[str, dict[str, Any]] = {
     "keys of other angles": {"key": form(base=7.0)},
     "rotated keys are read elsewhere": {"key_read": True},
     "a part that the operator does not rotate": {"query": form(24)},
-    "neighbours that come out as halves": {"query": form(taken=1)},
 }
 
 
@@ -174,7 +187,7 @@ def test_forms_unsupported_by_gqa_become_an_operator_before_it(tmp_path: Path, k
     assert run_passes(model, [PASS], context("contrib")) == {"rotary_embedding": 2}
     left = operators(model)
     assert left.count("RotaryEmbedding") == 2 and left.count("Cast") == 1, "positions are widened once"
-    assert left.count("Gather") == (2 if "come out" in kind else 0) and "Rotation" not in left
+    assert not {"Gather", "Rotation"} & set(left)
     query, given = OTHERS[kind].get("query", form()), feed(9, 4)
     found = run(model, tmp_path, given)[-3:]
     same(found, expected(given, tmp_path, query, OTHERS[kind].get("key", query)))
@@ -217,10 +230,8 @@ def heads_net(fused: Any, each: dict[str, Any], *, apart: bool, rows: int = 2) -
 FORMS: dict[str, dict[str, Any]] = {
     "a whole head": form(),
     "a part of a head": form(24),
-    "neighbours": form(taken=1, interleaved=1),
-    "neighbours in a part of a head": form(6, taken=1, interleaved=1),
-    "neighbours that come out as halves": form(taken=1),
-    "halves that come out as neighbours": form(16, interleaved=1),
+    "neighbours": form(interleaved=True),
+    "neighbours in a part of a head": form(6, interleaved=True),
 }
 
 
@@ -230,9 +241,9 @@ FORMS: dict[str, dict[str, Any]] = {
 def test_rotary_embedding_operator_is_used(tmp_path: Path, fused: Any, kind: str, apart: bool) -> None:
     model = heads_net(fused, FORMS[kind], apart=apart).model()
     assert run_passes(model, [PASS], context(fused)) == {"rotary_embedding": 2}
-    left, moved = operators(model), 2 if "come out" in kind else 0
+    left = operators(model)
     assert left.count("RotaryEmbedding") == 2 and not {"Rotation", "Slice", "Concat"} & set(left)
-    assert left.count("Gather") == moved + (2 if fused == "standard" else 0), "looked up once for queries and keys"
+    assert left.count("Gather") == (2 if fused == "standard" else 0), "looked up once for queries and keys"
     positions = (np.array([[3], [9]]) + np.arange(4)).astype(np.int32)
     given = {"positions": positions, "q": random(2, HEADS, 4, WIDTH), "k": random(2, KV_HEADS, 4, WIDTH, seed=1)}
     same(run(model, tmp_path, given), [-rotated(given[name], positions, **FORMS[kind]) for name in ("q", "k")])
@@ -245,8 +256,6 @@ def test_rotary_fusion_requires_target_support() -> None:
         refuses=lambda node: node.op_type == "GroupQueryAttention" and bool(node.attributes.get_int("do_rotary", 0)),
     )
     left_alone(attention_net, PASS, refuses)
-    reordered = FORMS["neighbours that come out as halves"]
-    left_alone(lambda: heads_net("contrib", reordered, apart=False), PASS, context("contrib", refused={"Gather"}))
     left_alone(lambda: heads_net("standard", form(), apart=False), PASS, context("none"))
     told = context("standard", refused={"RotaryEmbedding"})
     left_alone(lambda: heads_net("standard", form(), apart=False), PASS, told)

@@ -10,7 +10,7 @@
 
 GroupQueryAttention infers the positions; both of its inputs must be rotated in the same way. A rotary embedding is a
 placeholder of the trace, of a whole head or its first numbers, in halves or neighbouring pairs, whose cosines and sines
-are in tables. Where neighbouring pairs come out as halves, a Gather reorders them before the rotation.
+are in tables.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ from partita.export.passes.base import (
     Pass,
     TracedGraph,
     added,
-    discard,
-    integers,
     only_consumer,
     remove_unread,
     replace,
@@ -62,8 +60,6 @@ class Rotation:
     cos: Array
     sin: Array
     """[N, R/2], in the dtype of the graph's tables."""
-    order: Array | None
-    """[D], the source index of each number before the rotation; None without reordering."""
 
 
 def run(traced: TracedGraph) -> int:
@@ -92,21 +88,15 @@ def rotation_of(result: ir.Value, positions: ir.Value) -> Rotation | None:
     if node is None or (node.domain, node.op_type) != (DOMAIN, ROTATION):
         return None
     source, *waves = node.inputs
-    axis, turned, own, taken, interleaved = (
-        node.attributes.get_int(name, 0) for name in ("axis", "turned", "own", "taken", "interleaved")
-    )
     assert source is not None
-    (a, b), (first, second) = _pairs(turned, taken), _pairs(turned, interleaved)
-    pair = (first, second) if own else (np.arange(turned // 2),) * 2
-    found = [_columns(wave, positions, *pair) for wave in waves]
-    cos, sin = found[:2]
+    columns = [_columns(wave, positions, node) for wave in waves]
+    cos, sin = columns[:2]
     if cos is None or sin is None:
         return None
-    if any(each is None or not np.array_equal(each, (cos, sin)[index % 2]) for index, each in enumerate(found)):
+    if any(each is None or not np.array_equal(each, (cos, sin)[index % 2]) for index, each in enumerate(columns)):
         return None
-    order = np.arange(last_size(source) or 0)
-    order[first], order[second] = a, b
-    return Rotation(source, result, axis, bool(interleaved), cos, sin, None if taken == interleaved else order)
+    axis, interleaved = (node.attributes.get_int(name, 0) for name in ("axis", "interleaved"))
+    return Rotation(source, result, axis, bool(interleaved), cos, sin)
 
 
 def _of_part(result: ir.Value, positions: ir.Value) -> Rotation | None:
@@ -129,27 +119,17 @@ def _of_part(result: ir.Value, positions: ir.Value) -> Rotation | None:
         return None
     if not np.array_equal(np.concatenate([values[found.source], values[rest]], -1), numbers):
         return None
-    order = None if found.order is None else np.concatenate([found.order, np.arange(len(found.order), width)])
-    return dataclasses.replace(found, source=source, result=result, order=order)
+    return dataclasses.replace(found, source=source, result=result)
 
 
-def _pairs(turned: int, interleaved: int) -> tuple[Array, Array]:
-    """Indices of the first and the second number of each pair."""
-    if interleaved:
-        return np.arange(0, turned, 2), np.arange(1, turned, 2)
-    return np.arange(turned // 2), np.arange(turned // 2, turned)
-
-
-def _columns(value: ir.Value | None, positions: ir.Value, first: Array, second: Array) -> Array | None:
+def _columns(value: ir.Value | None, positions: ir.Value, node: ir.Node) -> Array | None:
     """The columns [N, R/2] of a table looked up by position; None without one, and for pairs of different angles."""
-    node = None if value is None else value.producer()
-    if node is None or node.op_type != "Gather" or node.inputs[1] is not positions or node.inputs[0] is None:
+    lookup = None if value is None else value.producer()
+    table = None if lookup is None or lookup.op_type != "Gather" else lookup.inputs[0]
+    if table is None or table.const_value is None or weight_part(table) is not None:
         return None
-    table = node.inputs[0].const_value
-    if table is None or weight_part(node.inputs[0]) is not None:
-        return None
-    columns = table.numpy()
-    return columns[:, first] if np.array_equal(columns[:, first], columns[:, second]) else None
+    first, second = (table.const_value.numpy()[:, node.attributes.get_ints(name)] for name in ("first", "second"))
+    return first if lookup.inputs[1] is positions and np.array_equal(first, second) else None
 
 
 def _fused_in_attention(graph: ir.Graph, node: ir.Node, positions: ir.Value, traced: TracedGraph) -> bool:
@@ -198,9 +178,7 @@ def _viewed_value(node: ir.Node, index: int) -> ir.Value | None:
 
 
 def _fits(rotation: Rotation) -> bool:
-    """Whether the operator supports the rotated size and order. ONNX Runtime checks it only at run time."""
-    if rotation.order is not None:
-        return False
+    """Whether the operator supports the rotated size. ONNX Runtime checks it only at run time."""
     width, half = last_size(rotation.source), rotation.cos.shape[1]
     return width is not None and width % HEADS_IN == 0 and (half % HALVES_IN == 0 or rotation.interleaved)
 
@@ -216,48 +194,25 @@ def _arrays(rotation: Rotation) -> Iterator[tuple[str, Array]]:
 def _as_operator(graph: ir.Graph, found: Rotation, positions: ir.Value, traced: TracedGraph) -> bool:
     """Replace an embedding by the operator; False where the target does not support it."""
     tables = [table_in(graph, label, array, found) for label, array in (("cos", found.cos), ("sin", found.sin))]
-    before = _reordered(graph, found)
-    source = found.source if before is None else before.outputs[0]
     if traced.fused == "standard":
         rows = [
             _once(graph, positions, "Gather", [table, positions], {"axis": 0}, table.dtype, table.shape)
             for table in tables  # [B, S, R/2] at the positions
         ]
-        new = ir.Node("", "RotaryEmbedding", [source, *rows], _attributes(found))
+        new = ir.Node("", "RotaryEmbedding", [found.source, *rows], _attributes(found))
     else:
         new = ir.Node(
             "com.microsoft",
             "RotaryEmbedding",
-            [source, _int64_positions(graph, positions), *tables],
+            [found.source, _int64_positions(graph, positions), *tables],
             _attributes(found),
         )
-    if not all(traced.supports(node) for node in (before, new) if node is not None):
-        made = [each.producer() for each in new.inputs[1:] if each is not None]
-        discard(new)
-        if before is not None:
-            discard(before)
+    made = [each.producer() for each in new.inputs[1:] if each is not None]
+    if not traced.accepts(new):
         remove_unread(graph, made)
         return False
-    old = found.result.producer()
-    assert old is not None
-    if before is not None:
-        take_names(before, old)
-        graph.insert_before(old, before)
     stand_in(graph, found.result, new)
     return True
-
-
-def _reordered(graph: ir.Graph, found: Rotation) -> ir.Node | None:
-    """A Gather that reorders the numbers of a head for the rotation; None where they are in order."""
-    if found.order is None:
-        return None
-    width, turned = len(found.order), 2 * found.cos.shape[1]
-    name = f"rotary.{'neighbours' if found.interleaved else 'halves'}.{turned}.{width}"
-    order = integers(graph, found.order.tolist(), name)
-    assert found.source.shape is not None
-    new = ir.node("Gather", [found.source, order], {"axis": found.source.shape.rank() - 1})
-    new.outputs[0].shape, new.outputs[0].type = found.source.shape, found.source.type
-    return new
 
 
 def _attributes(found: Rotation) -> list[ir.Attr]:

@@ -96,7 +96,7 @@ def _placeholder(operator: str, inputs: tuple[torch.Tensor, ...], attributes: di
 
 def _rotary(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function that writes placeholders for its arguments [B, H, S, D], where it is a rotary embedding of them."""
-    signature, known = inspect.signature(function), dict[Any, list[dict[str, int]]]()
+    signature, known = inspect.signature(function), dict[str, list[Form]]()
 
     def emit(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
@@ -111,10 +111,12 @@ def _rotary(function: Callable[..., Any]) -> Callable[..., Any]:
         if key not in known:
             known[key] = rotations_of(function, given, names)
         # A comparison of symbolic sizes makes them one.
-        if not known[key] or any(given[name].shape[known[key][0]["axis"]] != inputs[0].shape[1] for name in names):
+        if not known[key] or any(given[name].shape[known[key][0][1]["axis"]] != inputs[0].shape[1] for name in names):
             return function(*args, **kwargs)
-        pairs = zip(names, known[key], strict=True)
-        results = tuple(_placeholder(ROTATION, (given[name], *inputs), attributes) for name, attributes in pairs)
+        results = tuple(
+            _placeholder(ROTATION, (given[name] if order is None else given[name][..., order], *inputs), attributes)
+            for name, (order, attributes) in zip(names, known[key], strict=True)
+        )
         return results if len(results) > 1 else results[0]
 
     return emit
@@ -127,8 +129,8 @@ def _rows(wave: Any) -> list[torch.Tensor]:
     return [wave] if wave.ndim == 3 else [*wave] if wave.shape[0] == THREE else []
 
 
-def rotations_of(function: Callable[..., Any], given: dict[str, Any], names: list[str]) -> list[dict[str, int]]:
-    """Attributes of the placeholders for the arguments `names`; empty if it computes anything else."""
+def rotations_of(function: Callable[..., Any], given: dict[str, Any], names: list[str]) -> list[Form]:
+    """The forms of the rotary embeddings of the arguments `names`; empty if it computes anything else."""
     # Outside of the trace, which has fake tensors and records operations.
     with unset_fake_temporarily(), _disable_current_modes():
         random = torch.Generator().manual_seed(0)
@@ -158,26 +160,32 @@ def _drawn(tensor: torch.Tensor, random: torch.Generator, *, equal_rows: bool) -
     return torch.randn(shape, generator=random)
 
 
-def _rotation(x: torch.Tensor, y: Any, cos: torch.Tensor, sin: torch.Tensor) -> dict[str, int] | None:
-    """The attributes with which the formula gives `y`."""
+Form = tuple[list[int] | None, dict[str, Any]]
+"""The order of the numbers of x before the placeholder, None as they are, and the attributes of the placeholder."""
+
+
+def _rotation(x: torch.Tensor, y: Any, cos: torch.Tensor, sin: torch.Tensor) -> Form | None:
+    """The form with which the formula gives `y`. `own`: each number of a pair has a column of the cosines."""
     cos, sin = (wave[0] if wave.ndim == 4 else wave for wave in (cos, sin))
-    booleans, size = (0, 1), cos.shape[-1]
+    booleans, size, numbers = (False, True), cos.shape[-1], torch.arange(x.shape[-1])
     for axis, turned, own in itertools.product((2, 1), (size, 2 * size), booleans):
         if x.shape[axis] != cos.shape[1] or turned > x.shape[-1] or turned % 2 or (own and turned != size):
             continue
         for taken, interleaved in itertools.product(booleans, booleans):
-            (a, b), (first, second) = _pairs(turned, taken), _pairs(turned, interleaved)
-            expected = x.clone()
-            for target, one, other, sign in ((first, a, b, -1), (second, b, a, 1)):
-                columns = target if own else slice(turned // 2)
-                c, s = (wave[..., columns].unsqueeze(3 - axis) for wave in (cos, sin))
-                expected[..., target] = x[..., one] * c + sign * x[..., other] * s
+            order, (first, second) = numbers.clone(), _pairs(turned, interleaved)
+            order[first], order[second] = (numbers[part] for part in _pairs(turned, taken))
+            columns = [numbers[part if own else slice(turned // 2)].tolist() for part in (first, second)]
+            expected = x[..., order]
+            a, b = expected[..., first].clone(), expected[..., second].clone()
+            (c, d), (s, t) = ([wave[..., each].unsqueeze(3 - axis) for each in columns] for wave in (cos, sin))
+            expected[..., first], expected[..., second] = a * c - b * s, b * d + a * t
             if _same(y, expected.double()):
-                return {"axis": axis, "turned": turned, "own": own, "taken": taken, "interleaved": interleaved}
+                attributes = {"axis": axis, "interleaved": interleaved, "first": columns[0], "second": columns[1]}
+                return None if taken == interleaved else order.tolist(), attributes
     return None
 
 
-def _pairs(turned: int, interleaved: int) -> tuple[slice, slice]:
+def _pairs(turned: int, interleaved: bool) -> tuple[slice, slice]:
     """The first and the second number of each pair: neighbours, or in two halves."""
     if interleaved:
         return slice(0, turned, 2), slice(1, turned, 2)

@@ -104,23 +104,26 @@ def test_norm_placeholder_becomes_the_operator(
     np.testing.assert_allclose(run(model, tmp_path, {"x": given})[0], expected, rtol=2e-5, atol=2e-5)
 
 
-def rotations(function: Callable[..., Any], *names: str, width: int = 16, waves: int = 16) -> list[dict[str, int]]:
-    """The attributes for arguments [1, 2, 3, width], or [1, 3, 2, width] for the argument `tensor`."""
+def rotations(function: Callable[..., Any], *names: str, waves: int = 16) -> Any:
+    """The form for arguments [1, 2, 3, 16], or [1, 3, 2, 16] for the argument `tensor`; [] for another function."""
     given: dict[str, Any] = {name: torch.zeros(1, 3, waves) for name in ("cos", "sin")}
-    shape = (1, 3, 2, width) if "tensor" in names else (1, 2, 3, width)
-    return rotations_of(function, given | {name: torch.zeros(shape) for name in names}, list(names))
+    shape = (1, 3, 2, 16) if "tensor" in names else (1, 2, 3, 16)
+    found = rotations_of(function, given | {name: torch.zeros(shape) for name in names}, list(names))
+    assert found == found[:1] * len(names) or not found
+    return found[0] if found else found
 
 
-def form(turned: int, own: int, taken: int, interleaved: int, axis: int = 2) -> dict[str, int]:
-    return {"axis": axis, "turned": turned, "own": own, "taken": taken, "interleaved": interleaved}
+def form(first: range, second: range, *, interleaved: bool = False, axis: int = 2) -> dict[str, Any]:
+    return {"axis": axis, "interleaved": interleaved, "first": [*first], "second": [*second]}
 
 
 def test_rotary_functions_are_recognised() -> None:
-    assert rotations(llama.apply_rotary_pos_emb, "q", "k") == [form(16, 1, 0, 0)] * 2
-    assert rotations(glm4.apply_rotary_pos_emb, "q", "k", waves=8) == [form(8, 0, 1, 1)] * 2
-    assert rotations(deepseek_v3.apply_rotary_pos_emb_interleave, "q", "k") == [form(16, 0, 1, 0)] * 2
-    assert rotations(gptj.apply_rotary_pos_emb, "tensor", waves=8) == [form(16, 0, 1, 1, axis=1)]
-    assert rotations(gpt_oss.apply_rotary_pos_emb, "q", "k", waves=8) == [form(16, 0, 0, 0)] * 2
+    half, evens_first = range(8), [*range(0, 16, 2), *range(1, 16, 2)]
+    assert rotations(llama.apply_rotary_pos_emb, "q", "k") == (None, form(half, range(8, 16)))
+    assert rotations(glm4.apply_rotary_pos_emb, "q", "k", waves=8) == (None, form(range(4), range(4), interleaved=True))
+    assert rotations(deepseek_v3.apply_rotary_pos_emb_interleave, "q", "k") == (evens_first, form(half, half))
+    assert rotations(gptj.apply_rotary_pos_emb, "tensor", waves=8) == (None, form(half, half, interleaved=True, axis=1))
+    assert rotations(gpt_oss.apply_rotary_pos_emb, "q", "k", waves=8) == (None, form(half, half))
 
 
 @pytest.mark.parametrize(
