@@ -125,11 +125,13 @@ def _of_part(result: ir.Value, positions: ir.Value) -> Rotation | None:
 def _columns(value: ir.Value | None, positions: ir.Value, node: ir.Node) -> Array | None:
     """The columns [N, R/2] of a table looked up by position; None without one, and for pairs of different angles."""
     lookup = None if value is None else value.producer()
-    table = None if lookup is None or lookup.op_type != "Gather" else lookup.inputs[0]
+    if lookup is None or lookup.op_type != "Gather" or lookup.inputs[1] is not positions:
+        return None
+    table = lookup.inputs[0]
     if table is None or table.const_value is None or weight_part(table) is not None:
         return None
     first, second = (table.const_value.numpy()[:, node.attributes.get_ints(name)] for name in ("first", "second"))
-    return first if lookup.inputs[1] is positions and np.array_equal(first, second) else None
+    return first if np.array_equal(first, second) else None
 
 
 def _fused_in_attention(graph: ir.Graph, node: ir.Node, positions: ir.Value, traced: TracedGraph) -> bool:
