@@ -44,7 +44,7 @@ def form(turned: int = WIDTH, *, interleaved: bool = False, own: bool = True, **
     repeat = waves.pop("repeat", "neighbours" if interleaved else "halves")
     half = range(turned // 2)
     first, second = pairs(turned, interleaved) if own else (half, half)
-    attributes = {"axis": 2, "interleaved": int(interleaved), "first": [*first], "second": [*second]}
+    attributes = {"interleaved": int(interleaved), "first": [*first], "second": [*second]}
     return {"attributes": attributes, "waves": tables(turned, repeat=repeat, **waves)}
 
 

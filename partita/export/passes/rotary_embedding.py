@@ -39,8 +39,6 @@ from partita.export.passes.views import VIEWS
 from partita.export.trace import DOMAIN, ROTATION
 from partita.export.weights.sources import weight_part
 
-POSITIONS_AXIS = 2
-"""The position axis of the operators' input."""
 COS, SIN, FIRST_AFTER = 7, 8, 9
 """Input indices of the operator (ONNX Runtime ContribOperators.md)."""
 HEADS_IN, HALVES_IN = 16, 8
@@ -49,12 +47,10 @@ HEADS_IN, HALVES_IN = 16, 8
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """A rotary embedding of `source` [B, H, S, D], or [B, S, H, D], into `result`."""
+    """A rotary embedding of `source` [B, H, S, D] into `result`."""
 
     source: ir.Value
     result: ir.Value
-    axis: int
-    """The axis of S."""
     interleaved: bool
     """Pairs are neighbours in the result."""
     cos: Array
@@ -72,7 +68,7 @@ def run(traced: TracedGraph) -> int:
         reader = only_consumer(node.outputs[0])
         found = reader and _of_part(reader.outputs[0], positions)
         found = found or rotation_of(node.outputs[0], positions)
-        return found is not None and found.axis == POSITIONS_AXIS and _as_operator(graph, found, positions, traced)
+        return found is not None and _as_operator(graph, found, positions, traced)
 
     count = 0
     if traced.fused == "contrib":
@@ -95,8 +91,7 @@ def rotation_of(result: ir.Value, positions: ir.Value) -> Rotation | None:
         return None
     if any(each is None or not np.array_equal(each, (cos, sin)[index % 2]) for index, each in enumerate(columns)):
         return None
-    axis, interleaved = (node.attributes.get_int(name, 0) for name in ("axis", "interleaved"))
-    return Rotation(source, result, axis, bool(interleaved), cos, sin)
+    return Rotation(source, result, bool(node.attributes.get_int("interleaved", 0)), cos, sin)
 
 
 def _of_part(result: ir.Value, positions: ir.Value) -> Rotation | None:

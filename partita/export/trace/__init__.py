@@ -21,7 +21,7 @@ DOMAIN = "partita"
 RMS_NORM = "RMSNorm"
 """Placeholder for x / sqrt(mean(x * x) + epsilon) * (weight + offset), over the last axis; without a weight: * 1."""
 ROTATION = "Rotation"
-"""Placeholder for the rotary embedding of x [B, H, S, D], or [B, S, H, D], by cosines and sines [B, S, R], in several
+"""Placeholder for the rotary embedding of x [B, H, S, D] by cosines and sines [B, S, R], in several
 equal pairs for tokens with several positions. `first` and `second` are the columns of the numbers of each pair."""
 
 

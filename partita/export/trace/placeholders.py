@@ -12,6 +12,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -94,6 +95,24 @@ def _placeholder(operator: str, inputs: tuple[torch.Tensor, ...], attributes: di
     return torch.onnx.ops.symbolic(name, inputs, attributes, dtype=x.dtype, shape=x.shape, version=1)
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A rotary embedding of x [B, H, S, D], or [B, S, H, D]."""
+
+    axis: int
+    """The axis of S."""
+    order: list[int] | None
+    """The order of the numbers of x before the placeholder; None as they are."""
+    attributes: dict[str, Any]
+    """The attributes of the placeholder."""
+
+    def emit(self, x: torch.Tensor, waves: list[torch.Tensor]) -> torch.Tensor:
+        """Write the placeholder, of [B, H, S, D]."""
+        x = x if self.order is None else x[..., self.order]
+        y = _placeholder(ROTATION, (x if self.axis == 2 else x.transpose(1, 2), *waves), self.attributes)
+        return y if self.axis == 2 else y.transpose(1, 2)
+
+
 def _rotary(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function that writes placeholders for its arguments [B, H, S, D], where it is a rotary embedding of them."""
     signature, known = inspect.signature(function), dict[str, list[Form]]()
@@ -111,12 +130,9 @@ def _rotary(function: Callable[..., Any]) -> Callable[..., Any]:
         if key not in known:
             known[key] = rotations_of(function, given, names)
         # A comparison of symbolic sizes makes them one.
-        if not known[key] or any(given[name].shape[known[key][0][1]["axis"]] != inputs[0].shape[1] for name in names):
+        if not known[key] or any(given[name].shape[known[key][0].axis] != inputs[0].shape[1] for name in names):
             return function(*args, **kwargs)
-        results = tuple(
-            _placeholder(ROTATION, (given[name] if order is None else given[name][..., order], *inputs), attributes)
-            for name, (order, attributes) in zip(names, known[key], strict=True)
-        )
+        results = tuple(form.emit(given[name], inputs) for name, form in zip(names, known[key], strict=True))
         return results if len(results) > 1 else results[0]
 
     return emit
@@ -160,10 +176,6 @@ def _drawn(tensor: torch.Tensor, random: torch.Generator, *, equal_rows: bool) -
     return torch.randn(shape, generator=random)
 
 
-Form = tuple[list[int] | None, dict[str, Any]]
-"""The order of the numbers of x before the placeholder, None as they are, and the attributes of the placeholder."""
-
-
 def _rotation(x: torch.Tensor, y: Any, cos: torch.Tensor, sin: torch.Tensor) -> Form | None:
     """The form with which the formula gives `y`. `own`: each number of a pair has a column of the cosines."""
     cos, sin = (wave[0] if wave.ndim == 4 else wave for wave in (cos, sin))
@@ -180,8 +192,8 @@ def _rotation(x: torch.Tensor, y: Any, cos: torch.Tensor, sin: torch.Tensor) -> 
             (c, d), (s, t) = ([wave[..., each].unsqueeze(3 - axis) for each in columns] for wave in (cos, sin))
             expected[..., first], expected[..., second] = a * c - b * s, b * d + a * t
             if _same(y, expected.double()):
-                attributes = {"axis": axis, "interleaved": interleaved, "first": columns[0], "second": columns[1]}
-                return None if taken == interleaved else order.tolist(), attributes
+                attributes = {"interleaved": interleaved, "first": columns[0], "second": columns[1]}
+                return Form(axis, None if taken == interleaved else order.tolist(), attributes)
     return None
 
 

@@ -32,7 +32,7 @@ from partita.export.passes import fused_norms  # noqa: E402
 from partita.export.progress import Silent  # noqa: E402
 from partita.export.target import usual  # noqa: E402
 from partita.export.trace import DOMAIN  # noqa: E402
-from partita.export.trace.placeholders import norm_of, rotations_of  # noqa: E402
+from partita.export.trace.placeholders import Form, norm_of, rotations_of  # noqa: E402
 from partita.export.weights.sources import checkpoint_weight  # noqa: E402
 from tests.export.nets import Net, context, left_alone, operators, random, run, run_passes  # noqa: E402
 
@@ -113,17 +113,19 @@ def rotations(function: Callable[..., Any], *names: str, waves: int = 16) -> Any
     return found[0] if found else found
 
 
-def form(first: range, second: range, *, interleaved: bool = False, axis: int = 2) -> dict[str, Any]:
-    return {"axis": axis, "interleaved": interleaved, "first": [*first], "second": [*second]}
+def form(
+    first: range, second: range, *, interleaved: bool = False, axis: int = 2, order: list[int] | None = None
+) -> Form:
+    return Form(axis, order, {"interleaved": interleaved, "first": [*first], "second": [*second]})
 
 
 def test_rotary_functions_are_recognised() -> None:
     half, evens_first = range(8), [*range(0, 16, 2), *range(1, 16, 2)]
-    assert rotations(llama.apply_rotary_pos_emb, "q", "k") == (None, form(half, range(8, 16)))
-    assert rotations(glm4.apply_rotary_pos_emb, "q", "k", waves=8) == (None, form(range(4), range(4), interleaved=True))
-    assert rotations(deepseek_v3.apply_rotary_pos_emb_interleave, "q", "k") == (evens_first, form(half, half))
-    assert rotations(gptj.apply_rotary_pos_emb, "tensor", waves=8) == (None, form(half, half, interleaved=True, axis=1))
-    assert rotations(gpt_oss.apply_rotary_pos_emb, "q", "k", waves=8) == (None, form(half, half))
+    assert rotations(llama.apply_rotary_pos_emb, "q", "k") == form(half, range(8, 16))
+    assert rotations(glm4.apply_rotary_pos_emb, "q", "k", waves=8) == form(range(4), range(4), interleaved=True)
+    assert rotations(deepseek_v3.apply_rotary_pos_emb_interleave, "q", "k") == form(half, half, order=evens_first)
+    assert rotations(gptj.apply_rotary_pos_emb, "tensor", waves=8) == form(half, half, interleaved=True, axis=1)
+    assert rotations(gpt_oss.apply_rotary_pos_emb, "q", "k", waves=8) == form(half, half)
 
 
 @pytest.mark.parametrize(
