@@ -36,6 +36,7 @@ from partita.export.quantise.reference import movable, round_weights
 from partita.export.quantise.rewrite import Outcome, quantise, summary, without_weights
 from partita.export.quantise.rewrite import notes as packing_notes
 from partita.export.target import GraphVariant, NodeSupport, Target
+from partita.export.trace import DOMAIN
 from partita.export.trace.attention import Lowering, lowering
 from partita.export.trace.fake_model import FakeModel
 from partita.export.trace.ports import TraceSpec
@@ -128,6 +129,8 @@ class Draft:
     """How weights are stored in 16 bits and computed in float32; None without them."""
     adapters: Adapters = field(default_factory=Adapters)
     variants: dict[GraphVariant, Graphs] = field(default_factory=dict)
+    placeholders: bool = True
+    """As in `TraceSpec`."""
 
     def graphs(self, variant: GraphVariant) -> Graphs:
         """The graphs of a variant, cached. Raises UnsupportedModelError when the model does not fit it."""
@@ -171,6 +174,10 @@ class Draft:
         graphs = Graphs(self, variant, chosen, traced, {})
         with stage(work.progress, "rewrite", work.seconds, of=str(variant)):
             _rewrite(graphs)
+        nodes = (node for item in graphs.traced_graphs for node in item.graph)
+        if self.placeholders and any(node.domain == DOMAIN for node in nodes):
+            self.placeholders = False  # the target lacks an operator, or its pass is disabled
+            return self._trace(variant)
         return graphs
 
     def _trace_phases(self, variant: GraphVariant, current: Stage) -> list[TracedGraph]:
@@ -209,7 +216,7 @@ class Draft:
         opset, rolls = options.opset or max(oldest, chosen.opset), options.cache == WINDOW
 
         def graph(length: int | None) -> TracedGraph:
-            spec = TraceSpec(options.batch_size, self.max_length, length, opset, variant.form, rolls=rolls)
+            spec = TraceSpec(options.batch_size, self.max_length, length, opset, variant.form, rolls, self.placeholders)
             return trace(self.fake, chosen, spec, current)
 
         if not fixed:

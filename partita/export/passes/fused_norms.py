@@ -4,8 +4,11 @@
     x ─ SimplifiedLayerNormalization(1 + w, stored) ─ y                                             after, with gqa
     x ─ RMSNormalization(1 + w, stored) ─ y                                                         after, with onnx24
 
-A norm is over the last axis of x. Its scale is a weight, a weight times a factor plus an offset, or absent. With the
-mean subtracted it is a LayerNormalization, whose shift is a weight.
+    x ─ partita::RMSNorm(w, offset=1) ─ y                                                           before, likewise
+
+A norm that the trace recognised is a placeholder; others are found by their values. A norm is over the last axis of x.
+Its scale is a weight, a weight times a factor plus an offset, or absent. With the mean subtracted it is a
+LayerNormalization, whose shift is a weight.
 
 Rows divided by their length are norms, too: x / sqrt(sum(x * x) + eps) has eps / D and the scale 1 / sqrt(D).
 x / max(|x|, floor) has floor * floor / D, if the floor is at most 2e-7. Rows longer than 2,000 times the floor are then
@@ -35,6 +38,7 @@ from partita.export.passes.arithmetic import (
     weights_in,
 )
 from partita.export.passes.base import TracedGraph, added, constant, node_pass, stand_in
+from partita.export.trace import DOMAIN, RMS_NORM
 from partita.export.weights.origins import RescaledOrigin
 from partita.export.weights.sources import weight_part
 
@@ -68,7 +72,14 @@ class Norm:
 
 
 def _rewritten(graph: ir.Graph, reduce: ir.Node, traced: TracedGraph) -> bool:
-    """Rewrite the norm around a reduction; False where there is none."""
+    """Rewrite a placeholder, or the norm around a reduction; False where there is none."""
+    if reduce.domain == DOMAIN:
+        source, weight = (*reduce.inputs, None)[:2]
+        assert source is not None
+        epsilon, offset = (reduce.attributes.get_float(name, 0.0) for name in ("epsilon", "offset"))
+        ones = None if weight is not None else np.ones(last_size(source) or 1)
+        placed = Norm(False, epsilon, weight, 1.0, offset, ones, None)
+        return _replace_nodes(graph, source, reduce.outputs[0], placed, traced)
     first = reduce.inputs[0]
     if first is None or first.shape is None or not _takes_last_axis(reduce, first.shape.rank()):
         return False
@@ -181,7 +192,8 @@ def _scale(source: ir.Value, norm: Norm) -> ir.Value | None:
         name = f"{called}.{size}.{source.dtype.name}" if same else f"{source.name}.scale"
         return _value(ir.tensor(numbers.astype(source.dtype.numpy()), dtype=source.dtype, name=name), name)
     weight = weight_part(norm.weight)
-    assert weight is not None
+    if weight is None:
+        return None
     if (norm.factor, norm.offset, weight.dtype) == (1.0, 0.0, source.dtype):
         return norm.weight
     same = (norm.factor, norm.offset) == (1.0, 0.0)
@@ -196,4 +208,4 @@ def _value(tensor: ir.TensorProtocol, name: str) -> ir.Value:
     return ir.Value(name=name, shape=shape, type=kind, const_value=tensor)
 
 
-PASS = node_pass("fused_norms", REDUCTIONS, _rewritten, "contrib", "standard")
+PASS = node_pass("fused_norms", {*REDUCTIONS, RMS_NORM}, _rewritten, "contrib", "standard")

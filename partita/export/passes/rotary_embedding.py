@@ -4,33 +4,30 @@
     key ─── rotary embedding(cos, sin at the positions) ─┴ GroupQueryAttention                    before
     query, key ─ GroupQueryAttention(do_rotary, tables of cos and sin)                            after, with gqa
 
-    x [B, H, S, D] ─ Slice, Neg, Concat, Mul(cos), Mul(sin), Add ─ y                              before
+    x [B, H, S, D], cos, sin ─ partita::Rotation ─ y                                              before
     x ─ RotaryEmbedding(Gather(cos table, positions), Gather(sin table, positions)) ─ y           after, with onnx24
     x ─ com.microsoft::RotaryEmbedding(positions, cos table, sin table) ─ y                       after, with gqa
 
-    x ─ Split ─┬─ rest ───────────────────────┬ Concat                        where the last part of a head is rotated
-               └─ part ─ RotaryEmbedding ─────┘
-
-GroupQueryAttention infers the positions; both of its inputs must be rotated in the same way. `rotations.py` finds
-embeddings of whole or partial heads, in halves or neighbouring pairs: before the attention, or else from the readers of
-cosines and sines upwards. Where neighbouring pairs come out as halves, a Gather reorders them before the rotation.
+GroupQueryAttention infers the positions; both of its inputs must be rotated in the same way. A rotary embedding is a
+placeholder of the trace, of a whole head or its first numbers, in halves or neighbouring pairs, whose cosines and sines
+are in tables.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
-from partita.export.passes.arithmetic import Array, last_size
+from partita.export.passes.arithmetic import Array, UnknownError, compute_values, last_size, same_type
 from partita.export.passes.base import (
     ATTENTION,
     Pass,
     TracedGraph,
-    discard,
-    drop_unused_initializers,
-    integers,
+    added,
     only_consumer,
     remove_unread,
     replace,
@@ -38,44 +35,105 @@ from partita.export.passes.base import (
     stand_in,
     take_names,
 )
-from partita.export.passes.rotations import PARTS, Rotation, is_looked_up, rotation_of, table_in, without_factor
 from partita.export.passes.views import VIEWS
+from partita.export.trace import DOMAIN, ROTATION
+from partita.export.weights.sources import weight_part
 
-CARRIERS = VIEWS | {"Cast", "Concat", "Expand", "Pad"}
-"""Operators that pass the rotated value through unchanged, alone or joined with others."""
-POSITIONS_AXIS = 2
-"""The position axis of the operators' input."""
 COS, SIN, FIRST_AFTER = 7, 8, 9
 """Input indices of the operator (ONNX Runtime ContribOperators.md)."""
 HEADS_IN, HALVES_IN = 16, 8
 """Required divisors of the head size and of a table row, checked by ONNX Runtime 1.31.1 at run time."""
 
 
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """A rotary embedding of `source` [B, H, S, D] into `result`."""
+
+    source: ir.Value
+    result: ir.Value
+    interleaved: bool
+    """Pairs are neighbours in the result."""
+    cos: Array
+    sin: Array
+    """[N, R/2], in the dtype of the graph's tables."""
+
+
 def run(traced: TracedGraph) -> int:
-    """Rewrite every rotary embedding that the target has an operator for; returns the number of rewritten nodes."""
+    """Replace every placeholder that the target has an operator for; returns their number."""
     graph, positions = traced.graph, traced.input("positions")
     if positions is None or traced.fused == "none":
         return 0
+
+    def replaced(node: ir.Node) -> bool:
+        reader = only_consumer(node.outputs[0])
+        found = reader and _of_part(reader.outputs[0], positions)
+        found = found or rotation_of(node.outputs[0], positions)
+        return found is not None and _as_operator(graph, found, positions, traced)
+
     count = 0
     if traced.fused == "contrib":
         count = rewrite_nodes(graph, (ATTENTION,), lambda node: _fused_in_attention(graph, node, positions, traced))
-    touched = _touched(graph, positions)
-    for end in _ends(graph, touched):
-        maker = end.producer()
-        if maker is None or maker.graph is not graph:
-            continue
-        for found in list(_embeddings_in(end, touched, positions, traced.spec.max_length)):
-            count += _as_operator(graph, found, positions, traced)
-    drop_unused_initializers(graph)
-    return count
+    return count + rewrite_nodes(graph, (ROTATION,), replaced)
+
+
+def rotation_of(result: ir.Value, positions: ir.Value) -> Rotation | None:
+    """The placeholder that computes `result`, if its cosines and sines are tables; None for other nodes."""
+    node = result.producer()
+    if node is not None and node.op_type == "Concat":
+        return _of_part(result, positions)
+    if node is None or (node.domain, node.op_type) != (DOMAIN, ROTATION):
+        return None
+    source, *waves = node.inputs
+    assert source is not None
+    columns = [_columns(wave, positions, node) for wave in waves]
+    cos, sin = columns[:2]
+    if cos is None or sin is None:
+        return None
+    if any(each is None or not np.array_equal(each, (cos, sin)[index % 2]) for index, each in enumerate(columns)):
+        return None
+    return Rotation(source, result, bool(node.attributes.get_int("interleaved", 0)), cos, sin)
+
+
+def _of_part(result: ir.Value, positions: ir.Value) -> Rotation | None:
+    """The rotary embedding of a head whose first numbers alone are rotated; None for other results."""
+    node = result.producer()
+    if node is None or node.op_type != "Concat" or len(node.inputs) != 2:
+        return None
+    part, rest = node.inputs
+    found = part and rest and part.producer() and rotation_of(part, positions)
+    makers = [each.producer() for each in (found.source, rest)] if found and rest else []
+    sources = {maker.inputs[0] for maker in makers if maker is not None and maker.inputs}
+    source = sources.pop() if len(sources) == 1 else None
+    if not found or rest is None or source is None or not same_type(source, result):
+        return None
+    width = last_size(source) or 0
+    numbers = np.arange(width).reshape(1, 1, 1, width)
+    try:
+        values = compute_values(list(dict.fromkeys(maker for maker in makers if maker)), {source: numbers})
+    except UnknownError:
+        return None
+    if not np.array_equal(np.concatenate([values[found.source], values[rest]], -1), numbers):
+        return None
+    return dataclasses.replace(found, source=source, result=result)
+
+
+def _columns(value: ir.Value | None, positions: ir.Value, node: ir.Node) -> Array | None:
+    """The columns [N, R/2] of a table looked up by position; None without one, and for pairs of different angles."""
+    lookup = None if value is None else value.producer()
+    if lookup is None or lookup.op_type != "Gather" or lookup.inputs[1] is not positions:
+        return None
+    table = lookup.inputs[0]
+    if table is None or table.const_value is None or weight_part(table) is not None:
+        return None
+    first, second = (table.const_value.numpy()[:, node.attributes.get_ints(name)] for name in ("first", "second"))
+    return first if np.array_equal(first, second) else None
 
 
 def _fused_in_attention(graph: ir.Graph, node: ir.Node, positions: ir.Value, traced: TracedGraph) -> bool:
     """Move the rotation of query and key into their attention; False where that is impossible or not supported."""
     if node.attributes.get_int("do_rotary", 0):
         return False
-    length = traced.spec.max_length
-    found = [rotation_of(end, positions, length) for index in (0, 1) if (end := _viewed_value(node, index)) is not None]
+    found = [rotation_of(end, positions) for index in (0, 1) if (end := _viewed_value(node, index)) is not None]
     pair = [each for each in found if each is not None]
     if len(pair) != 2 or len({each.interleaved for each in pair}) != 1 or not _fits(pair[0]):
         return False
@@ -117,9 +175,7 @@ def _viewed_value(node: ir.Node, index: int) -> ir.Value | None:
 
 
 def _fits(rotation: Rotation) -> bool:
-    """Whether the operator supports the rotated size and order. ONNX Runtime checks it only at run time."""
-    if rotation.order is not None:
-        return False
+    """Whether the operator supports the rotated size. ONNX Runtime checks it only at run time."""
     width, half = last_size(rotation.source), rotation.cos.shape[1]
     return width is not None and width % HEADS_IN == 0 and (half % HALVES_IN == 0 or rotation.interleaved)
 
@@ -132,89 +188,28 @@ def _arrays(rotation: Rotation) -> Iterator[tuple[str, Array]]:
         yield label, np.concatenate([table, rest], 1)
 
 
-def _touched(graph: ir.Graph, positions: ir.Value) -> set[ir.Value]:
-    """Values computed both from a table lookup by position and from other values."""
-    waves, touched = set[ir.Value](), set[ir.Value]()
-    for node in graph:
-        moving = [value for value in node.inputs if value is not None and value.const_value is None]
-        if is_looked_up(node, positions):
-            waves.update(node.outputs)
-        elif node.domain or node.op_type not in PARTS | CARRIERS:
-            continue
-        elif moving and waves.issuperset(moving):
-            waves.update(node.outputs)
-        elif any(value in waves or value in touched for value in moving):
-            touched.update(node.outputs)
-    return touched
-
-
-def _ends(graph: ir.Graph, touched: set[ir.Value]) -> list[ir.Value]:
-    """The values of `touched` with consumers outside it, in execution order."""
-    made = (value for node in graph for value in node.outputs if value in touched)
-    return [value for value in made if any(not touched.issuperset(use.node.outputs) for use in value.uses())]
-
-
-def _embeddings_in(value: ir.Value, touched: set[ir.Value], positions: ir.Value, length: int) -> Iterator[Rotation]:
-    """The embeddings that `value` contains."""
-    views = [value]
-    while (maker := views[-1].producer()) is not None and maker.op_type in VIEWS and maker.inputs[0] in touched:
-        views.append(maker.inputs[0])
-    for view in reversed(views):
-        found = rotation_of(view, positions, length)
-        if found is not None and found.axis == POSITIONS_AXIS and not found.result.is_graph_output():
-            yield found
-            return
-    if maker is not None and (maker.op_type in CARRIERS or without_factor(views[-1]) is not None):
-        for each in dict.fromkeys(maker.inputs):
-            if each is not None and each in touched:
-                yield from _embeddings_in(each, touched, positions, length)
-
-
 def _as_operator(graph: ir.Graph, found: Rotation, positions: ir.Value, traced: TracedGraph) -> bool:
     """Replace an embedding by the operator; False where the target does not support it."""
     tables = [table_in(graph, label, array, found) for label, array in (("cos", found.cos), ("sin", found.sin))]
-    before = _reordered(graph, found)
-    source = found.source if before is None else before.outputs[0]
     if traced.fused == "standard":
         rows = [
             _once(graph, positions, "Gather", [table, positions], {"axis": 0}, table.dtype, table.shape)
             for table in tables  # [B, S, R/2] at the positions
         ]
-        new = ir.Node("", "RotaryEmbedding", [source, *rows], _attributes(found))
+        new = ir.Node("", "RotaryEmbedding", [found.source, *rows], _attributes(found))
     else:
         new = ir.Node(
             "com.microsoft",
             "RotaryEmbedding",
-            [source, _int64_positions(graph, positions), *tables],
+            [found.source, _int64_positions(graph, positions), *tables],
             _attributes(found),
         )
-    if not all(traced.supports(node) for node in (before, new) if node is not None):
-        made = [each.producer() for each in new.inputs[1:] if each is not None]
-        discard(new)
-        if before is not None:
-            discard(before)
+    made = [each.producer() for each in new.inputs[1:] if each is not None]
+    if not traced.accepts(new):
         remove_unread(graph, made)
         return False
-    old = found.result.producer()
-    assert old is not None
-    if before is not None:
-        take_names(before, old)
-        graph.insert_before(old, before)
     stand_in(graph, found.result, new)
     return True
-
-
-def _reordered(graph: ir.Graph, found: Rotation) -> ir.Node | None:
-    """A Gather that reorders the numbers of a head for the rotation; None where they are in order."""
-    if found.order is None:
-        return None
-    width, turned = len(found.order), 2 * found.cos.shape[1]
-    name = f"rotary.{'neighbours' if found.interleaved else 'halves'}.{turned}.{width}"
-    order = integers(graph, found.order.tolist(), name)
-    assert found.source.shape is not None
-    new = ir.node("Gather", [found.source, order], {"axis": found.source.shape.rank() - 1})
-    new.outputs[0].shape, new.outputs[0].type = found.source.shape, found.source.type
-    return new
 
 
 def _attributes(found: Rotation) -> list[ir.Attr]:
@@ -258,6 +253,20 @@ def _once(
         take_names(new, readers[0])
     graph.insert_before(graph[0], new)
     return new.outputs[0]
+
+
+def table_in(graph: ir.Graph, label: str, array: Array, rotation: Rotation) -> ir.Value:
+    """A table as a graph constant in the dtype of the rotated value; equal tables share one constant."""
+    dtype = rotation.source.dtype
+    assert dtype is not None
+    tensor = ir.tensor(array.astype(dtype.numpy()), dtype=dtype)
+    number = 0
+    while (other := graph.initializers.get(f"rotary.{label}.{number}")) is not None:
+        assert other.const_value is not None
+        if np.array_equal(other.const_value.numpy(), tensor.numpy()):
+            break
+        number += 1
+    return added(graph, tensor, f"rotary.{label}.{number}")
 
 
 PASS = Pass("rotary_embedding", run)

@@ -14,7 +14,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from partita.errors import UnsupportedModelError
-from partita.export.trace import pad_last_axis
+from partita.export.trace import DOMAIN, pad_last_axis
 from partita.export.trace.attention import AttentionCall, AttentionRequest, Lowering, Reading
 from partita.export.trace.hooks import MaskFunction, MaskRule, additive_mask
 from partita.export.trace.state import ModelStates
@@ -24,7 +24,6 @@ CACHE_LENGTH = "CacheLength"
 ROLLED = "RolledCache"
 """Placeholder operator for the rows of a window cache, which only the layer's own attention may read
 (likewise)."""
-DOMAIN = "partita"
 
 Key = tuple[str, int, int]
 """Kind of a state, layer, index."""

@@ -37,6 +37,8 @@ class TraceSpec:
     """The form of experts and recurrences."""
     rolls: bool = False
     """Layers with a window cache only the window, where the lowering supports it."""
+    placeholders: bool = True
+    """Norms and rotary embeddings are nodes that passes replace, where the lowering has fused operators."""
 
     @property
     def tokens(self) -> int | None:

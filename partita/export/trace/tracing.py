@@ -7,7 +7,7 @@ initializers without data, named as in the model; buffers (rotary frequencies, s
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -21,13 +21,14 @@ from partita.errors import UnsupportedModelError
 from partita.export.passes.base import TracedGraph
 from partita.export.passes.cleaning import ROOT, clean, name_axes, name_nodes
 from partita.export.progress import SilentStage, Stage
-from partita.export.trace import DOMAINS
+from partita.export.trace import DOMAIN, DOMAINS
 from partita.export.trace.attention import Lowering
 from partita.export.trace.decompositions import TABLE, quick_export, skip_decompositions
-from partita.export.trace.emitter import CACHE_LENGTH, DOMAIN, ROLLED, Emitter, Key
+from partita.export.trace.emitter import CACHE_LENGTH, ROLLED, Emitter, Key
 from partita.export.trace.experts import experts_form
 from partita.export.trace.fake_model import FakeModel, quiet, translate_errors
 from partita.export.trace.hooks import connect_plug
+from partita.export.trace.placeholders import placeholders
 from partita.export.trace.ports import (
     TORCH_POSITIONS,
     TraceSpec,
@@ -123,6 +124,7 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec, progress: Stage 
         torch.no_grad(),
         translate_errors("tracing the model"),
         experts_form(spec.form, spec.tokens) as forms,
+        placeholders(fake.module) if spec.placeholders and lowering.fused != "none" else nullcontext(),
         quick_export(),
     ):
         wrapper = _Wrapper(fake, lowering, table, spec)

@@ -27,7 +27,7 @@ import torch
 
 from partita.export.trace import Form
 
-__all__ = ["Recurrence", "read_states", "recurrences", "replace_recurrences", "used_by"]
+__all__ = ["Recurrence", "modelling_code", "read_states", "recurrences", "replace_recurrences", "used_by"]
 
 
 def recurrences() -> dict[str, Recurrence]:
@@ -40,7 +40,7 @@ def recurrences() -> dict[str, Recurrence]:
 def used_by(model: torch.nn.Module) -> tuple[str, ...]:
     """Names of the replaceable functions in the modelling code of `model`."""
     known = recurrences()
-    return tuple(sorted({name for module in _modelling_code(model) for name in known if hasattr(module, name)}))
+    return tuple(sorted({name for module in modelling_code(model) for name in known if hasattr(module, name)}))
 
 
 def read_states(model: torch.nn.Module) -> bool:
@@ -54,7 +54,7 @@ def replace_recurrences(model: torch.nn.Module, form: Form) -> Iterator[None]:
     """In this block the modelling code of `model` computes its recurrences in `form`."""
     known = recurrences()
     with ExitStack() as stack:
-        for module in _modelling_code(model):
+        for module in modelling_code(model):
             for name, recurrence in known.items():
                 if hasattr(module, name):
                     stack.callback(setattr, module, name, getattr(module, name))
@@ -62,7 +62,7 @@ def replace_recurrences(model: torch.nn.Module, form: Form) -> Iterator[None]:
         yield
 
 
-def _modelling_code(model: torch.nn.Module) -> list[ModuleType]:
+def modelling_code(model: torch.nn.Module) -> list[ModuleType]:
     """The Python modules that define the classes of `model`."""
     return [sys.modules[name] for name in sorted({type(part).__module__ for part in model.modules()})]
 
