@@ -52,6 +52,8 @@ INTEGERS: dict[str, tuple[dict[str, Any], formats.Packer]] = {
     "compressed": (COMPRESSED, formats.compressed_integers()),
     "compressed_asymmetric": (COMPRESSED, formats.compressed_integers(symmetric=False)),
     "compressed_w8a8": ({"quant_method": "compressed-tensors"}, formats.compressed_rows),
+}
+ROWS: dict[str, tuple[dict[str, Any], formats.Packer]] = {
     "llm_int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, formats.scaled_rows),
     "torchao_int8": ({"quant_method": "torchao"}, formats.torchao_rows),
 }
@@ -182,20 +184,20 @@ SAMPLE = ("nf4", "torchao_int4_plain")
     "name",
     [
         each if each in SAMPLE else pytest.param(each, marks=pytest.mark.heavy)
-        for each in (*FLOATS, "llm_int8", "compressed", "gptq_act_order", "awq", "torchao_int8")
+        for each in (*FLOATS, *ROWS, "compressed", "gptq_act_order", "awq")
     ],
 )
 def test_tokens_match_the_dequantised_model(
     name: str, quantised: Quantised, exported: Exported, short_text: Path
 ) -> None:
     """Of transformers. Packages with stored integers round activations to 8 bits, except in the verified float copy."""
-    folder = quantised(name, *{**INTEGERS, **FLOATS}[name])
-    package = exported(folder, precision="auto", **({"quality_text": short_text} if name in INTEGERS else {}))
+    folder = quantised(name, *{**INTEGERS, **ROWS, **FLOATS}[name])
+    package = exported(folder, precision="auto", **({} if name in FLOATS else {"quality_text": short_text}))
     manifest = read_manifest(package)
     assert manifest.verification.status == "verified" and manifest.source.quantised is not None
-    assert manifest.source.quantised.conversion == ("as stored" if name in INTEGERS else "dequantised")
-    assert name in INTEGERS or manifest.graph.precision == "fp32"
-    if name in INTEGERS:
+    assert manifest.source.quantised.conversion == ("dequantised" if name in FLOATS else "as stored")
+    assert name not in FLOATS or manifest.graph.precision == "fp32"
+    if name not in FLOATS:
         package = exported(folder, precision="fp32")
     prompt, count = [5, 17, 9, 40, 3], 8
     model = load(open_checkpoint(str(folder)))
