@@ -33,8 +33,7 @@ from partita.export.quantise import Keep, calibration
 from partita.export.quantise.plan import Plan
 from partita.export.quantise.products import selected_tensors
 from partita.export.quantise.reference import movable, round_weights
-from partita.export.quantise.rewrite import Outcome, quantise, summary, without_weights
-from partita.export.quantise.rewrite import notes as packing_notes
+from partita.export.quantise.rewrite import Outcome, not_packed, quantise, summary
 from partita.export.target import GraphVariant, NodeSupport, Target
 from partita.export.trace import DOMAIN
 from partita.export.trace.attention import Lowering, lowering
@@ -361,11 +360,14 @@ def _rewrite(graphs: Graphs) -> None:
     graphs.packing.kept_for_selection = selected_tensors(item.model for item in graphs.traced_graphs)
     _store(graphs)
     if draft.plan is not None:
-        for note in packing_notes(draft.plan, graphs.packing):
-            add_note(work, note)
-        for each in without_weights(draft.plan.keep, graphs.packing):
-            option = f"`keep={each.pattern}={each.precision}`"
-            add_note(work, f"{option} has no effect: no quantisable weight matches")
+        if not graphs.packing.placed:
+            add_note(work, f"no weight of this model can be quantised to int{draft.plan.bits}")
+        for phrase in not_packed(graphs.packing):
+            add_note(work, f"not quantised: {phrase}")
+        for each in draft.plan.keep:
+            if not any(map(each.fits, graphs.packing.modules)):
+                option = f"`keep={each.pattern}={each.precision}`"
+                add_note(work, f"{option} has no effect: no quantisable weight matches")
     graphs.unused = unused = weights.unused_tensors([t.model for t in graphs.traced_graphs], checkpoint, sources)
     if unused:
         add_note(work, f"omitted, because the logits do not depend on it: {not_exported(unused)}")

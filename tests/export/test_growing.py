@@ -127,37 +127,21 @@ def test_conflicting_growing_cache_options_are_usage_errors(options: dict[str, A
         check_options(ExportOptions("checkpoint", Path("out"), **options))
 
 
-def test_models_with_fixed_size_states_are_rejected(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
-    with pytest.raises(UnsupportedModelError, match="`cache=growing`: the model keeps conv states, which do not grow"):
-        exported(tiny_checkpoint("mamba"), cache="growing")
+DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}}
 
 
-ROPE: dict[str, tuple[str, dict[str, Any]]] = {
-    "dynamic": ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}}),
-    "longrope": (
-        "phi3",
-        {
-            "original_max_position_embeddings": 128,
-            "rope_parameters": {
-                "rope_type": "longrope",
-                "rope_theta": 1e4,
-                "factor": 2.0,
-                "original_max_position_embeddings": 128,
-                "short_factor": [1.0, 1.1] * 4,
-                "long_factor": [1.5, 4.0] * 4,
-            },
-        },
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", ROPE)
-def test_length_dependent_rope_frequencies_are_rejected(
-    tiny_checkpoint: TinyCheckpoint, exported: Exported, kind: str
+@pytest.mark.parametrize(
+    ("model_type", "settings", "said"),
+    [
+        ("mamba", {}, "the model keeps conv states, which do not grow"),
+        ("llama", DYNAMIC, "its rotary frequencies depend on the length"),
+    ],
+)
+def test_fixed_states_and_length_dependent_frequencies_are_rejected(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str, settings: dict[str, Any], said: str
 ) -> None:
-    model_type, settings = ROPE[kind]
     checkpoint = tiny_checkpoint(model_type, num_hidden_layers=1, **settings)
-    with pytest.raises(UnsupportedModelError, match="`cache=growing`: its rotary frequencies depend on the length"):
+    with pytest.raises(UnsupportedModelError, match=f"`cache=growing`: {said}"):
         exported(checkpoint, cache="growing", max_length=32)
 
 

@@ -1,20 +1,16 @@
 """Quantise the KV cache to int8: half the size of an fp16 cache, a quarter of a float32 one.
 
 GroupQueryAttention supports it with one constant scale per channel and KV head. The package is first written and
-verified with a float cache. Then it runs a text, and the scales are the largest value of each channel; keys count at
-their largest rotation (`rotated_keys`). Larger values at run time saturate. Other caches stay floats.
+verified with a float cache. Then it runs a text, and the scales are the largest value of each channel. Larger values at
+run time saturate. Other caches stay floats.
 
 Source: ONNX Runtime 1.31, docs/contrib_ops/cpu/gqa.md; PER_CHANNEL scales are [1, KV heads, 1, head size], float32, and
 a value is round(x / scale) between -128 and 127 (checked against numpy: equal).
 
-Bounds of cached keys over all positions, from keys at the first positions.
-
 Cached keys are rotated: a channel pair (a, b) at position p is (a cos pθ - b sin pθ, a sin pθ + b cos pθ). For a small
-θ, thousands of positions pass before a small channel gets the size of its large partner. The bound is computed from θ
-instead of running a text of that length.
-
-Source: Su et al., RoFormer, arXiv:2104.09864; ONNX Runtime, docs/ContribOperators.md, RotaryEmbedding and
-GroupQueryAttention (do_rotary), for the pairs of channels.
+θ, thousands of positions pass before a small channel gets the size of its large partner. Its bound over all positions
+is computed from θ instead of running a text of that length (Su et al., RoFormer, arXiv:2104.09864; ONNX Runtime,
+docs/ContribOperators.md, RotaryEmbedding and GroupQueryAttention, do_rotary, for the pairs of channels).
 
 `--cache window`: layers with sliding-window attention cache only the window. The operator drops positions outside it;
 positions and cursors do not change. A sequence longer than the window cannot be rewound, so the full cache is the
@@ -55,11 +51,11 @@ PRESENT = 1
 """Output index of keys; values follow."""
 TEXT_TOKENS, FEWEST_TOKENS = 4096, 256
 FLOAT_COPY = "with a float32 cache, before quantisation"
-OPSET = 21
-HEADS, KV_HEADS, SIZE, LENGTH = 4, 2, 64, 16
-"""Sizes of the probed node."""
+OPSET, HEADS, KV_HEADS, SIZE, LENGTH = 21, 4, 2, 64, 16
+"""Operator set and sizes of the probed node."""
 
-Scales = Mapping[str, npt.NDArray[np.float32]]
+Floats = npt.NDArray[np.float32]
+Scales = Mapping[str, Floats]
 """Past input of a state -> [1, KV heads, 1, head size]."""
 
 
@@ -67,20 +63,19 @@ def ask(options: ExportOptions, target: Target | None) -> None:
     """Raise ProviderError where the target does not support the cache, before anything is written."""
     if target is None:
         return
-    dtype, rest = options.computing.dtype, "nothing was written; omit it, or choose another `target`, e.g. cpu"
+    rest = "nothing was written; omit it, or choose another `target`, e.g. cpu"
     rounds, windows = options.cache_precision is not None, options.cache == WINDOW
-    if rounds and target.supports is not None and not target.supports([question(dtype)])[0]:
-        raise ProviderError(
-            f"`cache_precision={options.cache_precision}`: {target.provider} has no kernel for {OPERATOR} "
-            f"with {dtype} activations and a cache of {ROUNDED}; {rest}"
-        )
-    subject = f"`cache={WINDOW}`: {target.provider}"
+    setting = f"`cache={WINDOW}`" if windows else f"`cache_precision={options.cache_precision}`"
     if windows and not target.rolls:
         raise ProviderError(
-            f"{subject} is not known to support a window cache ({OPERATOR} with sliding_window_cache); {rest}"
+            f"{setting}: {target.provider} is not known to support a window cache ({OPERATOR} with "
+            f"sliding_window_cache); {rest}"
         )
-    if windows and target.supports is not None and not target.supports([question(dtype, window=True)])[0]:
-        raise ProviderError(f"{subject} has no kernel of {OPERATOR} with sliding_window_cache here; {rest}")
+    if (rounds or windows) and target.supports is not None:
+        dtype = options.computing.dtype
+        if not target.supports([question(dtype, window=windows)])[0]:
+            kind = "sliding_window_cache" if windows else f"{dtype} activations and a cache of {ROUNDED}"
+            raise ProviderError(f"{setting}: {target.provider} has no kernel for {OPERATOR} with {kind}; {rest}")
 
 
 def question(dtype: str, *, window: bool = False) -> Question:
@@ -95,8 +90,7 @@ def question(dtype: str, *, window: bool = False) -> Question:
     ]
     numbers = {"num_heads": HEADS, "kv_num_heads": KV_HEADS}
     numbers |= {"local_window_size": LENGTH, "sliding_window_cache": 1} if window else {}
-    attributes = [ir.AttrInt64(name, number) for name, number in numbers.items()]
-    node = ir.Node(DOMAIN, OPERATOR, given, attributes, num_outputs=3)
+    node = ir.node(OPERATOR, given, numbers, domain=DOMAIN, num_outputs=3)
     if not window:
         one = np.ones((1, KV_HEADS, 1, SIZE), np.float32)
         _round_node(ir.Graph([], [], nodes=[node]), node, {str(PAST_KEY): one, str(PAST_VALUE): one})
@@ -108,9 +102,7 @@ def question(dtype: str, *, window: bool = False) -> Question:
 def _nodes(graph: ir.Graph) -> list[ir.Node]:
     """GroupQueryAttention nodes whose cache is a state of the package and has no other consumer."""
     given = set(graph.inputs)
-    found = [
-        node for node in graph if node.op_type == OPERATOR and node.domain == DOMAIN and len(node.outputs) > PRESENT
-    ]
+    found = (node for node in graph if node.op_type == OPERATOR and len(node.outputs) > PRESENT)
     return [node for node in found if all(value in given and len(value.uses()) == 1 for value in _pasts(node))]
 
 
@@ -185,21 +177,18 @@ def _largest(
     named: set[str],
     rotations: Mapping[str, Rotation | None],
     stage: Stage,
-) -> dict[str, npt.NDArray[np.float32]]:
+) -> dict[str, Floats]:
     """Past input -> the largest absolute value of every channel [KV heads, head size]."""
     length = manifest.graph.max_length
-    largest: dict[str, npt.NDArray[np.float32]] = {}
+    largest: dict[str, Floats] = {}
     with open_reader(folder, manifest) as reader:
         for first in range(0, len(text.windows), reader.rows):
             taken = text.windows[first : first + reader.rows]
             reader.score(taken.tolist(), lambda row, position, logits: None)
             for past, values in reader.cached():
                 if past in named:
-                    seen, rotation = values.astype(np.float32), rotations.get(past)
-                    found = (
-                        np.abs(seen).max(axis=(0, 2)) if rotation is None else largest_at_any(seen, rotation, length)
-                    )
-                    largest[past] = np.maximum(largest[past], found) if past in largest else found
+                    found = largest_at_any(values.astype(np.float32), rotations.get(past), length)
+                    largest[past] = np.maximum(largest.get(past, found), found)
             stage.advance(len(taken))
     odd = sorted(past for past, values in largest.items() if not np.isfinite(values).all())
     if odd:
@@ -215,29 +204,26 @@ def _recorded(folder: Path, manifest: Manifest, text: Text, named: set[str]) -> 
     graph: Graph = manifest.graph.model_copy(update={"states": states, "cache_bytes": state_bytes(states)})
     changed = {file.file for file in graph.files}
     files = tuple(record_file(folder, file.name) if file.name in changed else file for file in manifest.files)
-    kept = [state for state in states if state.past not in named]
     found = manifest.verification
     copy = FLOAT_COPY if found.converted_copy is None else f"{found.converted_copy}, {FLOAT_COPY}"
-    verification = found.model_copy(update={"converted_copy": copy, "detail": f"{found.detail}; {FLOAT_COPY}"})
     cache = QuantisedCache(
         dtype=ROUNDED,
         states=len(named),
-        float_states=tuple(state.past for state in kept),
+        float_states=tuple(state.past for state in states if state.past not in named),
         float_bytes=manifest.graph.cache_bytes,
         text=text.name,
         text_sha256=text.sha256,
         tokens=text.tokens,
     )
-    return manifest.model_copy(
-        update={"graph": graph, "files": files, "verification": verification, "quantised_cache": cache}
-    )
+    verification = found.model_copy(update={"converted_copy": copy, "detail": f"{found.detail}; {FLOAT_COPY}"})
+    changes = {"graph": graph, "files": files, "verification": verification, "quantised_cache": cache}
+    return manifest.model_copy(update=changes)
 
 
 KEY, COS, SIN = 1, 7, 8
 """Input indices of GroupQueryAttention."""
 LAYOUT = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze"})
 """Operators allowed between a RotaryEmbedding and the attention that reads its keys."""
-Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,9 +265,11 @@ def _rotation(node: ir.Node, cos: ir.Value | None, sin: ir.Value | None, interle
     return Rotation(bool(node.attributes.get_int(interleaved, 0)), np.arctan2(step[1], step[0]))
 
 
-def largest_at_any(keys: Floats, rotation: Rotation, length: int) -> Floats:
+def largest_at_any(keys: Floats, rotation: Rotation | None, length: int) -> Floats:
     """The largest absolute value of each channel of `keys` [rows, KV heads, tokens, D] at any of `length` positions."""
     found: Floats = np.abs(keys).max(axis=(0, 2))
+    if rotation is None:
+        return found
     one, other = rotation.pairs
     a, b = keys[..., one].astype(np.float64), keys[..., other].astype(np.float64)
     at = np.arange(keys.shape[2], dtype=np.float64)[:, None] * rotation.angles

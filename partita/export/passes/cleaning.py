@@ -1,11 +1,7 @@
-"""Exact clean-up of torch's graph.
+"""Clean up a traced graph: exact structural rewrites, names of symbolic sizes, and names of nodes.
 
 onnxscript's `optimize` also drops `x + c` for |c| <= 1e-8 and `x * c` for c within 1e-5 of 1, e.g. the epsilon of a
 norm. Only structural rewrites run here.
-
-Rename the symbolic sizes of a traced graph (s70, s66) to the names in the manifest.
-
-Name the nodes of a traced graph by module and operator.
 """
 
 from __future__ import annotations
@@ -103,29 +99,25 @@ def _settle_metadata(node: ir.Node) -> str:
     properties = node.metadata_props
     if MODULE in properties:
         return properties[MODULE]
-    scopes = _as_list(properties.get("pkg.torch.onnx.name_scopes"))
-    classes = _as_list(properties.get("pkg.torch.onnx.class_hierarchy"))
+    # torch's lists are Python literals of plain strings
+    scopes, classes = (
+        re.findall(r"'([^']*)'", properties.get(f"pkg.torch.onnx.{name}", ""))
+        for name in ("name_scopes", "class_hierarchy")
+    )
     paths = [s.removeprefix(ROOT).removeprefix(".") for s in scopes[:-1] if s == ROOT or s.startswith(f"{ROOT}.")]
     source = _source_line(properties.get("pkg.torch.onnx.stack_trace", ""))
     properties.clear()
-    module = paths[-1] if paths else ""
-    properties[MODULE] = module
+    properties[MODULE] = paths[-1] if paths else ""
     if len(classes) >= len(scopes) - 1 and len(scopes) > 1:
         properties[CLASS] = classes[len(scopes) - 2].rpartition(".")[2]
     if source:
         properties[SOURCE] = source
-    return module
-
-
-def _as_list(text: str | None) -> list[str]:
-    """Parse torch's metadata lists, which are Python literals of plain strings."""
-    return re.findall(r"'([^']*)'", text or "")
+    return properties[MODULE]
 
 
 def _source_line(stack: str) -> str:
     """file:line of the innermost frame of modelling code, relative to site-packages."""
-    frames = re.findall(r'File "([^"]+)", line (\d+)', stack)
-    for path, line in reversed(frames):
+    for path, line in reversed(re.findall(r'File "([^"]+)", line (\d+)', stack)):
         if "modeling_" in path or "/transformers/" in path:
             return f"{path.rpartition('site-packages/')[2]}:{line}"
     return ""

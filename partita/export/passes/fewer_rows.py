@@ -60,16 +60,14 @@ def _new_sizes(node: ir.Node, batch: int) -> _Sizes | None:
     """The new shape of a Reshape or Expand that contains B; None for other nodes."""
     if node.domain != "" or node.op_type not in ("Reshape", "Expand"):
         return None
-    sizes = constant(node.inputs[1])
-    given = node.inputs[0]
+    sizes, given = constant(node.inputs[1]), node.inputs[0]
     if not sizes or sizes[0] != batch or given is None:
         return None
-    same = given.shape is not None and len(given.shape) > 0 and given.shape[0] == batch
+    before = [] if given.shape is None else list(given.shape)
+    same = before[:1] == [batch]
     if node.op_type == "Expand":
-        same = same and given.shape is not None and len(given.shape) == len(sizes)
-        return node, 1 if same else None, sizes[1:]
-    copies = node.attributes.get_int("allowzero", 0) == 0 or 0 not in sizes
-    if same and copies:
+        return node, 1 if same and len(before) == len(sizes) else None, sizes[1:]
+    if same and (node.attributes.get_int("allowzero", 0) == 0 or 0 not in sizes):
         return node, 0, sizes[1:]
     return node, None if -1 in sizes else -1, sizes[1:]
 

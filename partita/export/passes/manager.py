@@ -1,7 +1,7 @@
 """Runs passes in order, names the pass of an error, and checks the invariants after every pass.
 
-A pass may change nodes and weights. Inputs and outputs keep their types and shapes, every read value has a producer,
-and names are unique. The checks take milliseconds.
+A pass may change nodes and weights. Inputs and outputs keep their types and shapes, and every read value has a
+producer. The checks take milliseconds.
 
 The target is probed with nodes that passes would write, in one batch for all passes, because a provider answers in a
 separate process, which takes seconds to start: passes run on a copy of the graph with every answer assumed to be yes;
@@ -10,9 +10,9 @@ if one is then rejected, they run again on a new copy with the known answers.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -69,7 +69,6 @@ def _broken_invariants(graph: ir.Graph, face: Face) -> Iterator[str]:
     if len(face) != len(now):
         yield f"the number of inputs and outputs changed from {len(face)} to {len(now)}"
     yield from _dangling(graph, set())
-    yield from _named_twice(graph)
 
 
 def _dangling(graph: ir.Graph, outside: set[ir.Value]) -> Iterator[str]:
@@ -86,44 +85,11 @@ def _dangling(graph: ir.Graph, outside: set[ir.Value]) -> Iterator[str]:
     for value in graph.outputs:
         if value not in made:
             yield f"no node produces the output {value.name!r}"
-    for value in graph.initializers.values():
-        if value.const_value is None and value not in graph.inputs:
-            yield f"the constant {value.name!r} has no value"
-
-
-def _named_twice(graph: ir.Graph) -> Iterator[str]:
-    """Names shared by two values or two nodes. Unnamed ones get names after all passes."""
-    values = {*graph.inputs, *graph.initializers.values(), *(out for node in graph for out in node.outputs)}
-    for kind, names in (("values", [value.name for value in values]), ("nodes", [node.name for node in graph])):
-        counts = Counter(filter(None, names)).items()
-        yield from (f"{count} {kind} have the name {name!r}" for name, count in counts if count > 1)
-    for name, value in graph.initializers.items():
-        if name != value.name:
-            yield f"the constant {value.name!r} is listed as {name!r}"
 
 
 IR_VERSION = 10
 SMALL = 64
 """Constants with at most this number of elements are part of a probe: sizes and axes decide which kernel is used."""
-
-
-@dataclass(slots=True)
-class Supposing:
-    """Answers for passes: known results, and an assumed yes for other nodes, which are recorded."""
-
-    opset: int
-    known: Mapping[bytes, bool]
-    supposed: dict[bytes, Question] = field(default_factory=dict)
-
-    def __call__(self, node: ir.Node) -> bool:
-        """Whether the target supports `node`, whose inputs have types and shapes."""
-        requested = question(node, self.opset)
-        if requested is None:
-            return False
-        if requested[0] in self.known:
-            return self.known[requested[0]]
-        self.supposed[requested[0]] = requested
-        return True
 
 
 def run_on_copy(
@@ -132,34 +98,40 @@ def run_on_copy(
     """Run passes on a copy: the copy, and changes per pass. `takes`: probes the provider; None: no support."""
     known: dict[bytes, bool] = {}
     while True:
-        supposing = Supposing(traced.spec.opset, known)
-        attempt = traced.copy()
-        counts = run(attempt if takes is None else replace(attempt, supports=supposing), passes)
-        if takes is None or not supposing.supposed:
+        attempt, supposed = traced.copy(), dict[bytes, Question]()
+        if takes is not None:
+            attempt = replace(attempt, supports=partial(_supposes, traced.spec.opset, known, supposed))
+        counts = run(attempt, passes)
+        if takes is None or not supposed:
             return attempt, counts
-        answers = takes(list(supposing.supposed.values()))
-        known |= dict(zip(supposing.supposed, answers, strict=True))
+        answers = takes(list(supposed.values()))
+        known |= dict(zip(supposed, answers, strict=True))
         if all(answers):
             return attempt, counts
 
 
+def _supposes(opset: int, known: Mapping[bytes, bool], supposed: dict[bytes, Question], node: ir.Node) -> bool:
+    """Whether the target is known to support a node, whose inputs have types and shapes; else yes, and `supposed`."""
+    requested = question(node, opset)
+    if requested is None:
+        return False
+    if requested[0] not in known:
+        supposed[requested[0]] = requested
+    return known.get(requested[0], True)
+
+
 def question(node: ir.Node, opset: int) -> Question | None:
     """A model of the node alone, and its input sizes for a one-token step; None without input types."""
-    inputs: list[ir.Value] = []
-    constants: list[ir.Value] = []
-    sizes: dict[str, tuple[int, ...]] = {}
     made: dict[ir.Value, ir.Value] = {}
     for value in dict.fromkeys(value for value in node.inputs if value is not None):
         if value.type is None or value.shape is None:
             return None
-        name = f"x{len(made)}"
-        made[value] = new = ir.Value(name=name, shape=value.shape, type=value.type)
-        if value.const_value is None:
-            inputs.append(new)
-            sizes[name] = tuple(size if isinstance(size, int) else 1 for size in value.shape)
-        else:
-            new.const_value = _light(value, name)
-            constants.append(new)
+        made[value] = ir.Value(name=f"x{len(made)}", shape=value.shape, type=value.type)
+        if value.const_value is not None:
+            made[value].const_value = _light(value, f"x{len(made) - 1}")
+    constants = [new for new in made.values() if new.const_value is not None]
+    inputs = [new for new in made.values() if new.const_value is None]
+    sizes = {new.name or "": tuple(size if isinstance(size, int) else 1 for size in new.shape or ()) for new in inputs}
     alone = ir.Node(
         node.domain,
         node.op_type,
@@ -180,6 +152,5 @@ def _light(value: ir.Value, name: str) -> ir.TensorProtocol:
     assert tensor is not None
     if weight_part(value) is None and tensor.size <= SMALL:
         return ir.tensor(np.asarray(tensor.numpy()), dtype=tensor.dtype, name=name)
-    return ir.ExternalTensor(
-        "weights", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=name, base_dir=""
-    )
+    shape = ir.Shape(tensor.shape.numpy())
+    return ir.ExternalTensor("weights", 0, tensor.nbytes, tensor.dtype, shape=shape, name=name, base_dir="")

@@ -33,8 +33,7 @@ from partita.package.records import HalfPrecisionWeights
 
 WIDE, WIDE_TYPE = "float32", ir.DataType.FLOAT
 NARROW_TYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-OPSET = 21
-WIDTH = 64
+OPSET, WIDTH = 21, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +104,12 @@ def _store(traced: TracedGraph, choose: Callable[[ir.Value, FloatSource], Narrow
         graph, found = traced.graph, []
         for value in graph.initializers.values():
             part = weight_part(value)
-            if part is not None and value.uses() and is_matrix(part) and isinstance(part.source, FloatSource):
-                how = choose(value, part.source)
-                found += [] if how is None else [(value, part, part.source, how)]
+            if part is None or not value.uses() or len(part.part.shape) < 2 or not isinstance(part.source, FloatSource):
+                continue
+            source = part.source
+            if source.dtype == WIDE_TYPE and not isinstance(source.origin, RescaledOrigin):
+                how = choose(value, source)
+                found += [] if how is None else [(value, part, source, how)]
         for value, part, source, how in found:  # after all of them are known
             kind = to_ir(how.dtype)
             shape = tuple(part.shape.numpy()) if part.is_reshaped else None
@@ -157,15 +159,6 @@ def _narrow_weights(models: Sequence[ir.Model]) -> Iterator[tuple[FloatSource, l
 def is_rounded(source: FloatSource, dtype: ir.DataType) -> bool:
     """Whether storing as `dtype` rounds its values: quantised weights count, even with 16-bit scales."""
     return any(info.dtype != of_ir(dtype) or not _is_float(info) for info in source.origin.tensors())
-
-
-def is_matrix(part: StoredPart) -> bool:
-    """Whether it is a matrix, or a stack of matrices, as in the checkpoint."""
-    source = part.source
-    is_plain = (
-        isinstance(source, FloatSource) and source.dtype == WIDE_TYPE and not isinstance(source.origin, RescaledOrigin)
-    )
-    return is_plain and len(part.part.shape) >= 2
 
 
 def _behind_cast(graph: ir.Graph, value: ir.Value, part: StoredPart, how: Narrow) -> None:

@@ -58,18 +58,12 @@ def _rewritten(graph: ir.Graph, node: ir.Node, traced: TracedGraph) -> bool:
 def _pack_inputs(graph: ir.Graph, node: ir.Node, traced: TracedGraph) -> bool:
     """Give the node all three in one input; False where they are not projections, or the target does not support it."""
     three = node.inputs[:3]
-    whole = _uncut(three) if None not in three else None
-    products = None if whole is not None else _projections(three, through=frozenset())
-    if whole is None and products is None:
+    whole, products = _uncut(three), None
+    if whole is None and (products := _projections(three, through=frozenset())) is None:
         return False
-    given = whole if whole is not None else _joined_type(products or ())
-    new = ir.Node(
-        node.domain,
-        node.op_type,
-        [given, None, None, *node.inputs[3:]],
-        list(node.attributes.values()),
-        num_outputs=len(node.outputs),
-    )
+    given = _joined_type(products) if products else whole
+    inputs, attributes = [given, None, None, *node.inputs[3:]], list(node.attributes.values())
+    new = ir.Node(node.domain, node.op_type, inputs, attributes, num_outputs=len(node.outputs))
     if given is None or not traced.accepts(new, node):
         return False
     before = [value.producer() for value in three if value is not None]

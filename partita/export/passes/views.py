@@ -29,7 +29,8 @@ def _shortened(graph: ir.Graph, last: ir.Node, traced: TracedGraph) -> bool:
     if result.is_graph_output() or all(use.node.op_type in VIEWS for use in result.uses()):
         return False
     chain: list[ir.Node] = []
-    found: tuple[ir.Value, int] | None = None
+    target = _target(result)
+    found: tuple[ir.Value, str] | None = None
     node: ir.Node | None = last
     while node is not None and node.op_type in VIEWS and node.domain == "":
         chain.insert(0, node)
@@ -37,19 +38,18 @@ def _shortened(graph: ir.Graph, last: ir.Node, traced: TracedGraph) -> bool:
         if source is None or source.const_value is not None:
             break
         kept = _keeps(chain, source, result)
-        if kept == "all" or (kept == "order" and len(chain) > 1 and _target(result) is not None):
-            found = source, len(chain) if kept == "order" else 0
+        if kept == "all" or (kept == "order" and len(chain) > 1 and target is not None):
+            found = source, kept
         node = source.producer()
     if found is None:
         return False
-    source, left = found
-    if not left:
+    source, kept = found
+    if kept == "all":
         result.replace_all_uses_with(source)
         remove_unread(graph, [last])
-        return True
-    sizes = _target(result)
-    assert sizes is not None
-    stand_in(graph, result, ir.node("Reshape", [source, integers(graph, sizes)]))
+    else:
+        assert target is not None
+        stand_in(graph, result, ir.node("Reshape", [source, integers(graph, target)]))
     return True
 
 

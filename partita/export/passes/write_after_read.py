@@ -13,7 +13,7 @@ import math
 
 import onnx_ir as ir
 
-from partita.export.passes.base import Pass, TracedGraph, integers
+from partita.export.passes.base import Pass, TracedGraph, integers, take_names
 
 VIEWS = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity", "Transpose", "Cast"})
 """Operators whose output may share the memory of their input, or that ONNX Runtime fuses into their consumer (the last
@@ -30,7 +30,7 @@ def run(traced: TracedGraph) -> int:
         before = upstream(writer)
         late = [node for node in _readers(past) if node not in before]
         if late:
-            _wait(traced.graph, present, late)
+            _wait(traced.graph, writer, present, late)
             count += 1
     return count
 
@@ -55,43 +55,33 @@ def upstream(node: ir.Node) -> set[ir.Node]:
     return seen
 
 
-def _wait(graph: ir.Graph, present: ir.Value, late: list[ir.Node]) -> None:
+def _wait(graph: ir.Graph, writer: ir.Node, present: ir.Value, late: list[ir.Node]) -> None:
     """Let `present` be written after the nodes in `late`."""
     shape, dtype, name = present.shape, present.dtype, present.name or ""
     assert shape is not None and dtype is not None and shape.is_static()
     sizes = [int(size) for size in shape.numpy()]
     total = math.prod(sizes)
-    anchor = present.producer()
-    assert anchor is not None
-    nodes: list[ir.Node] = []
 
-    def add(op_type: str, inputs: list[ir.Value], kind: ir.DataType, size: list[int], **attributes: int) -> ir.Value:
-        node = ir.node(op_type, inputs=inputs, attributes=attributes)
-        node.metadata_props.update(anchor.metadata_props)
-        node.outputs[0].dtype, node.outputs[0].shape = kind, ir.Shape(size)
-        nodes.append(node)
+    def add(operator: str, inputs: list[ir.Value], kind: ir.DataType, length: int | None, **given: int) -> ir.Value:
+        node = ir.node(operator, inputs=inputs, attributes=given)
+        take_names(node, writer)
+        node.outputs[0].dtype, node.outputs[0].shape = kind, None if length is None else ir.Shape([length])
+        graph.append(node)
         return node.outputs[0]
 
     present.name = f"{name}.early"
     labelled = (("flat", [-1]), ("zero", [0]), ("one", [1]))
     flat, zero, one = (integers(graph, values, f"{name}.{label}") for label, values in labelled)
-    parts = [add("Reshape", [present, flat], dtype, [total])]
-    for node in late:
-        seen = node.outputs[0]
+    parts = [add("Reshape", [present, flat], dtype, total)]
+    for seen in (node.outputs[0] for node in late):
         assert seen.dtype is not None
-        number = add("Slice", [add("Reshape", [seen, flat], seen.dtype, [-1]), zero, one, zero], seen.dtype, [1])
-        parts.append(number if seen.dtype == dtype else add("Cast", [number], dtype, [1], to=int(dtype)))
-    joined = add("Concat", parts, dtype, [total + len(late)], axis=0)
-    kept = add("Slice", [joined, zero, integers(graph, [total], f"{name}.size"), zero], dtype, [total])
-    whole = add("Reshape", [kept, integers(graph, sizes, f"{name}.shape")], dtype, sizes)
-    for value in nodes:
-        for output in value.outputs:
-            if output.shape is not None and -1 in output.shape:
-                output.shape = None
-    graph.extend(nodes)
-    index = list(graph.outputs).index(present)
-    whole.name = name
-    graph.outputs[index] = whole
+        number = add("Slice", [add("Reshape", [seen, flat], seen.dtype, None), zero, one, zero], seen.dtype, 1)
+        parts.append(number if seen.dtype == dtype else add("Cast", [number], dtype, 1, to=int(dtype)))
+    joined = add("Concat", parts, dtype, total + len(late), axis=0)
+    kept = add("Slice", [joined, zero, integers(graph, [total], f"{name}.size"), zero], dtype, total)
+    whole = add("Reshape", [kept, integers(graph, sizes, f"{name}.shape")], dtype, None)
+    whole.name, whole.shape = name, ir.Shape(sizes)
+    graph.outputs[list(graph.outputs).index(present)] = whole
 
 
 PASS = Pass("write_after_read", run, required=True)

@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from partita.dtypes import EXACT, PRECISIONS
 from partita.errors import UsageError
 
-WEIGHT = ".weight"
-"""Name suffix of the only weight of a module."""
-
 
 @dataclass(frozen=True, slots=True)
 class Keep:
@@ -51,8 +48,8 @@ def read_keep(pairs: Sequence[tuple[str, str]], precision: str, dtype: str) -> t
 def paths(parameters: Sequence[str]) -> tuple[str, ...]:
     """Additional names of a weight: modules of joined parameters, and parameters such as stacks of experts."""
     # the only weight of a module may be shared with another module
-    stacks = [name for name in parameters if not name.endswith(WEIGHT)]
-    return tuple(sorted(name.removesuffix(WEIGHT) for name in (parameters if len(parameters) > 1 else stacks)))
+    stacks = [name for name in parameters if not name.endswith(".weight")]
+    return tuple(sorted(name.removesuffix(".weight") for name in (parameters if len(parameters) > 1 else stacks)))
 
 
 def check_modules(keep: Sequence[Keep], modules: Collection[str]) -> None:

@@ -2,18 +2,14 @@
 
 All windows run in lockstep. Before a product, the inputs of all windows give the mean of x x^T; its weights are
 quantised and replaced in the model, so that later layers see the quantised ones. One such matrix exists at a time.
-Results are stored on disk until they are packed.
-
-Before experts, all windows wait with their inputs and the router's choice. For each expert, the first stack is
-quantised by the mean of x x^T of its tokens; the quantised first stack then gives the inputs of the second. Experts
-with few tokens are quantised without the text.
+Stacks of experts are quantised without the text.
 """
 
 from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,21 +21,18 @@ from transformers.pytorch_utils import Conv1D
 from partita.errors import CheckpointError
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.naming import Sources
-from partita.export.checkpoint.weight_files import OpenFiles
 from partita.export.progress import Stage
 from partita.export.quantise.lockstep import run_lockstep
 from partita.export.quantise.quantisers import CALIBRATED, Packing, Quantised, Round
-from partita.export.quantise.reference import ROWS_ELEMENTS, Parameters, parameter_names, put_back
+from partita.export.quantise.reference import ROWS_ELEMENTS, parameter_names
 from partita.export.quantise.rewrite import PlacedWeight
 from partita.export.quantise.rounding import gptq
 from partita.export.quantise.weight_source import QuantisedSource, in_parts, restored
-from partita.export.trace.experts import STACKED
-from partita.export.trace.experts.standard import Experts
 from partita.export.trace.fake_model import quiet, translate_errors
 from partita.export.verify import texts
 from partita.export.verify.known_answer import check_memory
 from partita.export.verify.texts import Text
-from partita.export.weights.origins import IndexReader, Origin, TensorInfo, blocks
+from partita.export.weights.origins import IndexReader, Origin, blocks
 from partita.process import give_back
 
 WINDOWS_ABREAST = 4
@@ -49,15 +42,9 @@ HELD = 4
 MOST_WINDOWS = 128
 FEWEST_TOKENS = 2048
 """Minimum tokens for an estimate of x x^T in thousands of dimensions."""
-FEWEST_EXPERT_TOKENS = 128
-"""Experts with fewer tokens are quantised without the text."""
 
-Routed = tuple[torch.Tensor, torch.Tensor]
-"""Inputs of experts [..., H], and the chosen experts of each token [..., K]."""
 Readers = list[tuple[str, QuantisedSource]]
 """Weights with rows of a module's weight, with the checkpoint tensor that has these."""
-Stacks = tuple[PlacedWeight, PlacedWeight]
-"""The weights of one layer's experts, [E * F, H] and [E * H, I]."""
 
 
 def read_text(path: Path, checkpoint: Checkpoint, max_length: int) -> Text:
@@ -73,13 +60,10 @@ def read_text(path: Path, checkpoint: Checkpoint, max_length: int) -> Text:
 
 def check_calibration_memory(placed: Iterable[PlacedWeight], parameters: int, hidden: int, text: Text) -> None:
     """Raise ResourceError when free memory is below the peak of a calibration. `parameters`: those in memory."""
-    sizes = {(each.of_experts, each.packed.elements) for each in placed}
-    width = max((each.packed.width for each in placed), default=0)
-    largest, stack = (max((size for of, size in sizes if of == kind), default=0) for kind in (False, True))
+    sizes = [(each.packed.width, each.packed.elements) for each in placed if not each.of_experts]
+    width, largest = (max((size[axis] for size in sizes), default=0) for axis in (0, 1))
     waiting = 4 * text.tokens * (HELD * hidden + 2 * width + text.windows.shape[1])
-    routed = 4 * 4 * text.tokens * width if stack else 0  # worst case: one expert gets all tokens
-    rounding = max(5 * 4 * largest, 2 * 4 * stack + routed)
-    beside = waiting + width * width * (4 + 3 * 8) + rounding
+    beside = waiting + width * width * (4 + 3 * 8) + 5 * 4 * largest
     check_memory(parameters, 0, beside, use=f"to calibrate on {text.tokens:,} tokens of {text.name}", needed=True)
 
 
@@ -91,38 +75,23 @@ def calibrate(
     sources: Sources,
     stage: Stage,
 ) -> list[str]:
-    """Quantise the weights of `placed` in place: uncalibrated ones, and numbers of unused experts."""
-    placed = tuple(placed)
-    stacks = stacks_of(model, placed)
-    in_stacks = {id(each) for pair in stacks.values() for each in pair}
-    weights, others = _weights_to_quantise(model, [each for each in placed if id(each) not in in_stacks], sources)
-    names = parameter_names(model, sources)
-    uncalibrated = {name: tensor for name, ((tensor, _), *_) in weights.items()} | {name: name for name in stacks}
+    """Quantise the weights of `placed` in place. Returns the uncalibrated ones. Raises CheckpointError."""
+    weights, others = _weights_to_quantise(model, placed, sources)
+    uncalibrated = {name: tensor for name, ((tensor, _), *_) in weights.items()}
     modules = {name: model.get_submodule(name) for name in uncalibrated}
-    ids = torch.from_numpy(text.windows)
-    batches = [ids[start : start + WINDOWS_ABREAST] for start in range(0, len(ids), WINDOWS_ABREAST)]
+    batches = torch.split(torch.from_numpy(text.windows), WINDOWS_ABREAST)
     quantiser = _ModuleQuantiser()
-    running = run_lockstep(model, batches, modules, stacks)
+    running = run_lockstep(model, batches, modules)
     with quiet(), translate_errors("running the source model"), closing(running) as walk:
         for name, given in walk:
-            inputs = [each for each, _ in given] if name in stacks else given
-            if not all(bool(torch.isfinite(each).all()) for each in inputs):
+            if not all(bool(torch.isfinite(each).all()) for each in given):
                 raise CheckpointError(
                     f"{checkpoint.location}: the input of {uncalibrated[name]} is not finite on "
                     f"`calibrate={text.name}`: a weight is NaN or infinite, or activations overflow; omit `calibrate`"
                 )
-            if name in stacks:
-                few = round_experts(model, modules[name], stacks[name], given, names)
+            if quantiser.take(modules[name], weights[name], given):
                 del uncalibrated[name]
-                if few:
-                    others.add(
-                        f"{few} of {Experts.of(modules[name]).count} experts of {name}, which receive few tokens"
-                    )
-                stage.advance(sum(each.packed.elements for each in stacks[name]))
-            else:
-                if quantiser.take(modules[name], weights[name], given):
-                    del uncalibrated[name]
-                stage.advance(modules[name].weight.numel())
+            stage.advance(modules[name].weight.numel())
             del given
             if not uncalibrated:
                 break
@@ -186,7 +155,7 @@ def _weights_to_quantise(
     embeddings = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Embedding)}
     for each in placed:
         known = [name for tensor in each.packed.tensors for name in names.single.get(tensor, ())]
-        if not any(name.endswith(".weight") for name in known):
+        if each.of_experts or not any(name.endswith(".weight") for name in known):
             others.update(each.modules[:1])
             continue
         if each.packed.packing.quantiser != CALIBRATED:
@@ -223,80 +192,12 @@ def _rows_of(origin: Origin, tensor: str, *, transposed: bool) -> tuple[torch.Te
 
 def _keeps_columns(origin: Origin) -> bool:
     """Whether rows of a weight are whole rows, or whole columns, of tensors in order."""
-    if isinstance(origin, TensorInfo):
-        return True
     places = IndexReader(origin.tensors())
     for region in blocks(origin.shape, ROWS_ELEMENTS):
         index = origin.read(region, places)
         for info, first in places.first.items():
-            rows = index[(index[:, 0] >= first) & (index[:, 0] < first + info.shape[0] * info.shape[1])]
-            if not any(_in_order(rows - first, *sizes) for sizes in ((1, info.shape[1]), (info.shape[1], 1))):
+            rows = index[(index[:, 0] >= first) & (index[:, 0] < first + math.prod(info.shape))]
+            whole = ((info.shape[1], 1), (info.shape[0], info.shape[1]))
+            if not any(rows.shape[1] == size and bool((rows.diff(dim=1) == step).all()) for size, step in whole):
                 return False
     return True
-
-
-def _in_order(rows: torch.Tensor, stride: int, of_row: int) -> bool:
-    """Whether rows advance by `stride`, each from the start of a row or column of its tensor."""
-    steady = bool((rows.diff(dim=1) == stride).all())
-    begins = rows[:, 0] % of_row == 0 if stride == 1 else rows[:, 0] < stride
-    return steady and bool(begins.all())
-
-
-def stacks_of(model: Any, placed: Iterable[PlacedWeight]) -> dict[str, Stacks]:
-    """Module of the source model -> its stacks, for stacks that can be calibrated."""
-    of: dict[str, list[PlacedWeight]] = {}
-    for each in placed:
-        if each.of_experts and each.packed.packing.quantiser == CALIBRATED:
-            of.setdefault(each.modules[0], []).append(each)
-    modules = dict(model.named_modules())
-    return {
-        name: (pair[0], pair[1])
-        for name, pair in of.items()
-        if len(pair) == 2 and name in modules and _fits(modules[name], *(each.packed for each in pair))
-    }
-
-
-def _fits(module: Any, up: QuantisedSource, down: QuantisedSource) -> bool:
-    """Whether two weights are the stacks of a module, in this order."""
-    if not hasattr(module, STACKED):
-        return False
-    experts = Experts.of(module)
-    (count, inner, hidden), (_, width, _) = experts.up.shape, experts.down.shape
-    shapes = (up.rows, up.width), (down.rows, down.width)
-    return experts.after is None and shapes == ((count * inner, hidden), (count * hidden, width))
-
-
-def round_experts(model: Any, module: Any, stacks: Stacks, given: Sequence[Routed], names: Parameters) -> int:
-    """Quantise both stacks of `module` by inputs `given`; the number of experts without. Raises CheckpointError."""
-    experts = Experts.of(module)
-    flat = [(each.flatten(0, -2), index.flatten(0, -2)) for each, index in given]
-    few: set[int] = set()
-
-    def tokens_of(number: int) -> torch.Tensor:
-        return torch.cat([each[(index == number).any(-1)] for each, index in flat]).float()
-
-    def inner_of(number: int) -> torch.Tensor:
-        bias = None if experts.up_bias is None else experts.up_bias[number]
-        return experts.activate(torch.nn.functional.linear(tokens_of(number), experts.up[number], bias))
-
-    for placed, inputs in zip(stacks, (tokens_of, inner_of), strict=True):
-        few |= _round_stack(placed.packed, experts.count, inputs)
-        put_back(model, placed, names, placed.packed.rows_restored())
-    return len(few)
-
-
-def _round_stack(packed: QuantisedSource, count: int, inputs: Callable[[int], torch.Tensor]) -> set[int]:
-    """Quantise one stack of `count` experts; returns those with too few tokens."""
-    packing, height, few = packed.packing, packed.rows // count, set()
-    with OpenFiles() as files, torch.no_grad():
-        for number in range(count):
-            begin, end = number * height, (number + 1) * height
-            weights = packed.origin.read(((begin, end), (0, packed.width)), files).to(torch.float32)
-            given = inputs(number)
-            by: Round = packed.quantised
-            if len(given) < FEWEST_EXPERT_TOKENS:
-                few.add(number)
-            else:
-                by = gptq(moments([given]), packing.grid, packing.block_size)
-            packed.rounded.add(packed, torch.arange(begin, end), in_parts(by, weights))
-    return few

@@ -17,6 +17,8 @@ larger than the others. Weights are signed with one scale per output channel, as
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import onnx_ir as ir
 
@@ -83,31 +85,22 @@ def _zero_points(place: Place, hidden: ir.Value, scales: ir.Value) -> ir.Value:
     return made
 
 
-def _zero_point(place: Place) -> ir.Value:
-    """The zero point as a scalar."""
-    return place.constant(np.array(MIDDLE, np.uint8), "rounding.zero_point")
-
-
-def _standard_product(place: Place, hidden: ir.Value, bias: ir.Value | None, weight: Weight) -> ir.Value:
+def _product(place: Place, hidden: ir.Value, bias: ir.Value | None, weight: Weight, *, fused: bool) -> ir.Value:
+    """x W^T, by ONNX Runtime's operator if `fused`."""
     data, scales = weight.values
     assert hidden.dtype is not None
     integers, scale = _rounded(place, hidden, weight.width)
     shape, kind = last(hidden, weight.rows), hidden.dtype
-    whole = place.node(STANDARD, [integers, data, _zero_point(place)], dtype=ir.DataType.INT32, shape=shape)
+    one = [place.constant(np.array(1, kind.numpy()), "rounding.one"), scales] if fused else []
+    middle = place.constant(np.array(MIDDLE, np.uint8), "rounding.zero_point")
+    inputs = [integers, data, *one, middle]
+    if fused:
+        made = place.node(FUSED, inputs, dtype=kind, shape=shape, domain=DOMAIN)
+        return place.plus(place.node("Mul", [made, scale], dtype=kind, shape=shape), bias)
+    whole = place.node(STANDARD, inputs, dtype=ir.DataType.INT32, shape=shape)
     made = place.node("Cast", [whole], dtype=kind, shape=shape, attributes={"to": int(kind)})
     made = place.node("Mul", [made, scale], dtype=kind, shape=shape)
     return place.plus(place.node("Mul", [made, scales], dtype=kind, shape=shape), bias)
-
-
-def _fused_product(place: Place, hidden: ir.Value, bias: ir.Value | None, weight: Weight) -> ir.Value:
-    data, scales = weight.values
-    assert hidden.dtype is not None
-    integers, scale = _rounded(place, hidden, weight.width)
-    shape, kind = last(hidden, weight.rows), hidden.dtype
-    one = place.constant(np.array(1, kind.numpy()), "rounding.one")
-    inputs = [integers, data, one, scales, _zero_point(place)]
-    made = place.node(FUSED, inputs, dtype=kind, shape=shape, domain=DOMAIN)
-    return place.plus(place.node("Mul", [made, scale], dtype=kind, shape=shape), bias)
 
 
 def _exact(model: ir.Model) -> None:
@@ -133,24 +126,18 @@ def _exact(model: ir.Model) -> None:
         model.graph.remove([node] if result is node else [result, node], safe=True)
 
 
+def _form(name: str, operator: str, how: str, domains: tuple[str, ...]) -> Form:
+    product = Product(
+        f"{operator} over quantised activations",
+        InColumns(one_scale=True),
+        partial(_product, fused=bool(domains)),
+        _exact,
+    )
+    summary = f"{operator} over activations quantised per token{how}"
+    return Form(name, summary, product, LOOK_UP, opset=QUANTIZE_SINCE, domains=domains, bits=(8,), one_scale=True)
+
+
 FORMS = (
-    Form(
-        "matmul_integer",
-        "MatMulInteger over activations quantised per token, in standard operators",
-        Product(f"{STANDARD} over quantised activations", InColumns(one_scale=True), _standard_product, _exact),
-        LOOK_UP,
-        opset=QUANTIZE_SINCE,
-        bits=(8,),
-        one_scale=True,
-    ),
-    Form(
-        "matmul_integer_to_float",
-        "MatMulIntegerToFloat over activations quantised per token",
-        Product(f"{FUSED} ({DOMAIN}) over quantised activations", InColumns(one_scale=True), _fused_product, _exact),
-        LOOK_UP,
-        opset=QUANTIZE_SINCE,
-        domains=(DOMAIN,),
-        bits=(8,),
-        one_scale=True,
-    ),
+    _form("matmul_integer", STANDARD, ", in standard operators", ()),
+    _form("matmul_integer_to_float", FUSED, "", (DOMAIN,)),
 )

@@ -7,7 +7,8 @@ batches wait before it. Memory holds the activations of one layer.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,23 +21,24 @@ class _CancelledError(BaseException):
     """Ends a cancelled pass; models do not catch it."""
 
 
-class _Pass:
+class _Pass(threading.Thread):
     """One forward pass, which runs only while its owner waits for it."""
 
-    def __init__(self, run: Callable[[], object]) -> None:
-        self.stop: tuple[str, Any] | None = None
-        """The module that it stops before, and the module's inputs; None at the end."""
+    def __init__(self, forward: Callable[[], object]) -> None:
+        super().__init__(daemon=True)
+        self.stop: tuple[str, torch.Tensor] | None = None
+        """The module that it stops before, and the module's input; None at the end."""
         self.failed: BaseException | None = None
         self.cancelled = False
-        self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
-        self.thread = threading.Thread(target=self._main, args=(run,), daemon=True)
+        self._forward, self._go, self._back = forward, threading.Semaphore(0), threading.Semaphore(0)
 
-    def _main(self, run: Callable[[], object]) -> None:
+    def run(self) -> None:
+        """Run the pass from the first `resume` on."""
         self._go.acquire()
         try:
             if not self.cancelled:
                 with torch.no_grad():  # a per-thread setting
-                    run()
+                    self._forward()
         except _CancelledError:
             pass
         except BaseException as error:  # noqa: BLE001 - raised again in the waiting thread
@@ -45,16 +47,16 @@ class _Pass:
             self.stop = None
             self._back.release()
 
-    def on(self) -> None:
+    def resume(self) -> None:
         """Continue to the next stop, or to the end. Raises what the pass raises."""
         self._go.release()
         self._back.acquire()
         if self.failed is not None:
             raise self.failed
 
-    def wait(self, name: str, given: Any) -> None:
+    def wait_before(self, module: str, given: torch.Tensor) -> None:
         """Stop before a module until continued; called by the pass's own thread."""
-        self.stop = name, given
+        self.stop = module, given
         self._back.release()
         self._go.acquire()
         if self.cancelled:
@@ -64,50 +66,39 @@ class _Pass:
     def cancel(self) -> None:
         """End the pass where it is."""
         self.cancelled = True
-        if self.thread.ident is not None:  # started
+        if self.ident is not None:  # started
             self._go.release()
-            self.thread.join()
+            self.join()
 
 
 def run_lockstep(
-    model: Any,
-    batches: Sequence[torch.Tensor],
-    modules: Mapping[str, torch.nn.Module],
-    routed: Collection[str] = (),
-) -> Generator[tuple[str, list[Any]]]:
+    model: Any, batches: Sequence[torch.Tensor], modules: Mapping[str, torch.nn.Module]
+) -> Generator[tuple[str, list[torch.Tensor]]]:
     """Run `model` over `batches` of tokens [B, L]; each module of `modules` with activation inputs stops them once.
 
     Yields the module's name and its inputs per batch while all batches wait; they continue at the next request. A
-    `routed` module (experts) yields the activations and the chosen experts. A batch that reaches a module later than
-    the others does not stop there. Raises what the model raises.
+    batch that reaches a module later than the others does not stop there. Raises what the model raises.
     """
-    passes = [_Pass(lambda ids=ids: model(input_ids=ids, use_cache=False)) for ids in batches]  # type: ignore[misc]
-    by_thread: dict[int, _Pass] = {}
+    passes = [_Pass(partial(model, input_ids=ids, use_cache=False)) for ids in batches]
     done: set[str] = set()
 
-    def hook_of(name: str) -> Callable[..., None]:
-        def hook(module: torch.nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-            walker = by_thread.get(threading.get_ident())
-            activations, *others = (*given, *named.values()) if name in routed else given or (None,)
-            if walker is None or name in done or not isinstance(activations, torch.Tensor):
-                return
-            if activations.is_floating_point():  # an embedding with the same weights gets tokens
-                walker.wait(name, (activations, others[0]) if name in routed else activations)
+    def stop_before(name: str, module: torch.nn.Module, given: tuple[Any, ...]) -> None:
+        current, first = threading.current_thread(), given[0] if given else None
+        if name in done or not isinstance(current, _Pass) or not isinstance(first, torch.Tensor):
+            return
+        if first.is_floating_point():  # an embedding with the same weights gets tokens
+            current.wait_before(name, first)
 
-        return hook
-
-    hooks = [module.register_forward_pre_hook(hook_of(name), with_kwargs=True) for name, module in modules.items()]
+    hooks = [module.register_forward_pre_hook(partial(stop_before, name)) for name, module in modules.items()]
     previous = threading.stack_size(STACK_BYTES)
     try:
         for each in passes:
-            each.thread.start()
-            assert each.thread.ident is not None
-            by_thread[each.thread.ident] = each
+            each.start()
         threading.stack_size(previous)
         waiting = passes
         while True:
             for each in waiting:
-                each.on()
+                each.resume()
             standing = [each.stop for each in passes if each.stop is not None]
             if not standing:
                 return

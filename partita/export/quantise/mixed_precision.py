@@ -46,10 +46,6 @@ MOST_LOGITS = 1 << 27
 """Maximum number of stored logits of the source model, 4 bytes each."""
 AIM = 0.75
 """Fraction of the allowed divergence: the package also rounds activations, and is measured on other text."""
-SAME_TEXT = (
-    "{name} has no tokens beyond the part that quality is measured on, so the bits were chosen on the same text; its "
-    "quality figures may be slightly better than on other text"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +149,6 @@ def search(graphs: Graphs) -> tuple[tuple[Keep, ...], Mix]:
     sizes = draft.fake.vocab_size, min(WINDOW_TOKENS, draft.max_length), count, min(FEWEST_TOKENS, measured)
     chosen = "quality-text" in work.recorded_options
     text = read_windows(path, "quality_text", draft.checkpoint, *sizes, after=measured, chosen=chosen, seed=1)
-    unseen = text.name != path.name  # the rest of the file, or random tokens
-    if not unseen:
-        add_note(work, SAME_TEXT.format(name=text.name))
     held = memory_map.resident_parameters(draft.checkpoint.tensors, work.scratch)
     logit_bytes = 4 * text.tokens * draft.fake.vocab_size
     known_answer.check_memory(held, 0, logit_bytes, use=f"to choose precisions on {text.tokens:,} tokens", needed=True)
@@ -180,7 +173,7 @@ def search(graphs: Graphs) -> tuple[tuple[Keep, ...], Mix]:
         text=text.name,
         text_sha256=text.sha256,
         tokens=text.tokens,
-        held_out=unseen,
+        held_out=text.name != path.name,  # the rest of the file, or random tokens
         max_perplexity_ratio=options.max_perplexity_ratio,
         max_weight_size=options.max_weight_size,
         steps=len(steps),

@@ -72,11 +72,6 @@ class Plan:
         where = list(modules)
         return next((keep for keep in reversed(self.keep) if any(keep.fits(module) for module in where)), None)
 
-    def kept_by_setting(self, modules: Iterable[str]) -> bool:
-        """Whether a setting keeps the weights of one of `modules` unquantised."""
-        setting = self.setting(modules)
-        return setting is not None and setting.bits is None
-
     def packed(self, bits: int, width: int) -> Packing | None:
         """A packing for products with rows of `width`; None where blocks must divide a row and none does."""
         if self.form.one_scale:
@@ -129,8 +124,9 @@ def make_plan(
     keep = read_keep(tuple((options.keep or {}).items()), options.named, options.computing.dtype)
     check_modules(keep, modules)
     kernels = Kernels() if target is None else target.kernels
+    integers = options.activations == INTEGERS
     standard = kernels.folds or (options.attention != AUTO and not lowering(options.attention).domains)
-    candidates = _fitting(_candidates(standard, integers=options.activations == INTEGERS), options, keep)
+    candidates = _fitting(_candidates(standard, integers=integers), options, keep)
     first = candidates[0]
     plan = Plan(bits, options.block_size, options.rounding, kernels, first, keep, options.activations or "fp32")
     plan = replace(plan, stored=stored)
@@ -139,9 +135,7 @@ def make_plan(
     packings = () if stored is None else tuple(stored.packings())
     product_bits = plan.all_bits if options.searches else plan.multiplied_bits
     probes = _Probes(target, options.computing.dtype, product_bits, packings)
-    setting = f"`precision={options.precision}`"
-    if options.activations == INTEGERS:
-        setting = f"`activations={INTEGERS}`"
+    setting = f"`activations={INTEGERS}`" if integers else f"`precision={options.precision}`"
     plan = probes.with_supported_form(plan, candidates, setting)
     if plan.form is not first:
         note(

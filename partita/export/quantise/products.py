@@ -121,15 +121,6 @@ def routes(node: ir.Node) -> bool:
     return False
 
 
-ALTERNATIVE = (
-    "add `requantise=True` to quantise the weights a second time, or set `precision` to fp16 or bf16 to keep "
-    "their values"
-)
-"""The remedy for a weight that cannot be packed as stored."""
-PACKED_ATTENTION = "packed_attention"
-"""The pass that joins the query, key and value projections."""
-
-
 def stored_packing(
     plan: Plan, modules: Iterable[str], weights: Sequence[FloatSource], use: Use
 ) -> tuple[Packing, tuple[Origin, ...]] | None:
@@ -150,10 +141,12 @@ def stored_packing(
     except NotAsStoredError as error:
         if use == "lookup":
             return None
-        names, joined = " and ".join(plain.name for plain in weights), use == "product" and len(first.tensors) > 1
-        separate = f"; `without_pass={PACKED_ATTENTION}` keeps queries, keys and values apart" if joined else ""
+        joined = use == "product" and len(first.tensors) > 1
+        separate = "; `without_pass=packed_attention` keeps queries, keys and values apart" if joined else ""
         raise UnsupportedModelError(
-            f"{first.checkpoint.location}: {names} cannot be stored unchanged: {error}{separate}; {ALTERNATIVE}"
+            f"{first.checkpoint.location}: {first.name} cannot be stored unchanged: {error}{separate}; add "
+            "`requantise=True` to quantise the weights a second time, or set `precision` to fp16 or bf16 to keep "
+            "their values"
         ) from error
     setting = plan.setting(modules)
     if setting is not None and setting.bits not in (None, grid.bits):

@@ -50,7 +50,6 @@ def movable(sources: Sources) -> Callable[[FloatSource], bool]:
 
 
 def _names_of(origin: Origin) -> frozenset[str]:
-    """Names of the tensors that an origin reads."""
     return frozenset(info.name for info in origin.tensors())
 
 
@@ -147,10 +146,10 @@ def put_back(model: Any, placed: PlacedWeight, names: Parameters, rows_of: Rows)
     if stacked := names.stacked_of(placed.packed.tensors):
         _put_stacks_back(model, placed, names, stacked, rows_of)
         return
-    targets: dict[str, list[torch.Tensor]] = {}
-    for tensor in placed.packed.tensors:
-        own = _of_modules(names.single[tensor], placed.modules)
-        targets[tensor] = [model.get_parameter(name).detach() for name in own]
+    targets = {
+        tensor: [model.get_parameter(name).detach() for name in _of_modules(names.single[tensor], placed.modules)]
+        for tensor in placed.packed.tensors
+    }
     for start, rows in rows_of:
         _put_rows_back(placed.packed.origin, start, rows, targets)
 
@@ -200,16 +199,11 @@ def _put_stacks_back(
 
 def written_rows(placed: PlacedWeight) -> Iterator[tuple[int, torch.Tensor]]:
     """Dequantised rows of a written weight, float32 [R, K], with the index of the first; all rows in order."""
-    packed = placed.packed
-    written = [_written(value) for value in placed.values]
+    packed, written = placed.packed, []
+    for tensor in (value.const_value for value in placed.values):
+        assert isinstance(tensor, ir.ExternalTensor)
+        written.append(np.memmap(tensor.path, np.uint8, "r", offset=tensor.offset or 0, shape=(tensor.nbytes or 0,)))
     step = max(2, ROWS_ELEMENTS // packed.width) & ~1
     for start in range(0, packed.rows, step):
         found = packed.layout.read(packed, written, start, min(start + step, packed.rows))
         yield start, restored(found)[:, : packed.width]
-
-
-def _written(value: Any) -> np.ndarray[Any, Any]:
-    """The bytes of a part, memory-mapped."""
-    tensor = value.const_value
-    assert isinstance(tensor, ir.ExternalTensor)
-    return np.memmap(tensor.path, np.uint8, "r", offset=tensor.offset or 0, shape=(tensor.nbytes,))

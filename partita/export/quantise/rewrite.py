@@ -21,7 +21,7 @@ import onnx_ir as ir
 from partita.export.passes.base import Pass, TracedGraph, drop_unused_initializers, replace
 from partita.export.passes.cleaning import MODULE
 from partita.export.passes.manager import run as run_passes
-from partita.export.quantise import Keep, paths
+from partita.export.quantise import paths
 from partita.export.quantise.forms import EXPERTS, Place, Weight, write_experts
 from partita.export.quantise.plan import Plan, Use
 from partita.export.quantise.products import (
@@ -37,7 +37,7 @@ from partita.export.quantise.stored_integers import is_stored
 from partita.export.quantise.weight_source import Layout, QuantisedSource
 from partita.export.weights import of_ir
 from partita.export.weights.origins import ReorderedOrigin
-from partita.export.weights.sources import FloatSource, WeightSource, initializers, weight_part
+from partita.export.weights.sources import FloatSource, initializers, weight_part
 from partita.observations.text_format import human_bytes, plural
 from partita.package.records import PackedKind, PackedWeights
 
@@ -114,11 +114,6 @@ def quantise(
     return run_passes(traced, (Pass("packed_weights", run),))
 
 
-def without_weights(keep: Sequence[Keep], outcome: Outcome) -> list[Keep]:
-    """Settings whose modules have no weight that could be quantised."""
-    return [each for each in keep if not any(each.fits(module) for module in outcome.modules)]
-
-
 @dataclass(slots=True)
 class _Rewriter:
     """The state of rewriting one graph."""
@@ -138,7 +133,7 @@ class _Rewriter:
     def run(self) -> int:
         """Replace every node that reads a weight to quantise; returns their number."""
         tokens = self.traced.input("tokens")
-        heads: dict[str, Packing] = {}
+        heads: dict[frozenset[str], Packing] = {}
         count = 0
         for node in list(self.graph):
             count += self._experts(node)
@@ -148,13 +143,13 @@ class _Rewriter:
                 continue
             found = self._quantised(node, (plain,), "product", self.plan.form.product.layout)
             if found is not None:
-                heads[_tensor(plain)] = found[0].packing
+                heads[plain.tensors] = found[0].packing
                 self._product(node, found[0])
                 count += 1
         for node in list(self.graph) if self.rest is None else ():
             count += self._replace_lookup(node, tokens, heads)
-        self._settle_values()
         drop_unused_initializers(self.graph)
+        self._settle_values()
         if self.rest is None:
             self._count_unquantised()
         return count
@@ -182,7 +177,8 @@ class _Rewriter:
         where = modules_of(node, weights[0])
         outcome.modules.update(where)
         origins = tuple(plain.origin for plain in weights)
-        if plan.kept_by_setting(where):
+        setting = plan.setting(where)
+        if setting is not None and setting.bits is None:
             outcome.kept_by_setting |= {plain.name: plain.elements for plain in weights}
             return None
         if plan.stored is not None and any(map(is_stored, origins)):
@@ -192,10 +188,11 @@ class _Rewriter:
             packing, origins = stored
         else:
             widths = [origin.shape[1] for origin in origins]
-            embedding = use == "lookup"
-            chosen = plan.packing(where, widths[0], embedding=embedding)
-            if use == "experts":
-                chosen = plan.experts(where, widths)
+            chosen = (
+                plan.experts(where, widths)
+                if use == "experts"
+                else plan.packing(where, widths[0], embedding=use == "lookup")
+            )
             if chosen is None:
                 return None
             packing = chosen
@@ -232,7 +229,7 @@ class _Rewriter:
         else:
             self._replace(views[1], made, dead=(node, views[0]))
 
-    def _replace_lookup(self, node: ir.Node, tokens: ir.Value | None, heads: dict[str, Packing]) -> bool:
+    def _replace_lookup(self, node: ir.Node, tokens: ir.Value | None, heads: dict[frozenset[str], Packing]) -> bool:
         """Replace the Gather of an embedding by the form's lookup; False where it is not one."""
         form = self.plan.form
         if node.op_type != "Gather" or node.inputs[1] is not tokens or node.attributes.get_int("axis", 0) != 0:
@@ -249,7 +246,7 @@ class _Rewriter:
         (packed,) = found
         own_setting = self.plan.setting([node.metadata_props.get(MODULE, "")])
         if own_setting is None and form.look_up.layout == form.product.layout:  # tied: the bytes of the head
-            packed = replace_fields(packed, packing=heads.get(_tensor(plain), packed.packing))
+            packed = replace_fields(packed, packing=heads.get(plain.tensors, packed.packing))
         if not self.plan.kernels.gather or packed.width % packed.packing.block_size:
             return False
         assert tokens is not None
@@ -282,17 +279,10 @@ class _Rewriter:
 
     def _settle_values(self) -> None:
         """Set the values of each weight to its used initializers: a form may have reshaped the bytes."""
-        read = {
-            part.key: value
-            for value in self.graph.initializers.values()
-            if value.uses() and (part := weight_part(value))
-        }
+        read = {part.key: value for value in self.graph.initializers.values() if (part := weight_part(value))}
         for key in self.values:
             placed = self.outcome.placed[key]
-            values = tuple(
-                value if value.uses() or (part := weight_part(value)) is None else read.get(part.key, value)
-                for value in placed.values
-            )
+            values = tuple(read[part.key] if (part := weight_part(value)) else value for value in placed.values)
             self.outcome.placed[key] = replace_fields(placed, values=values)
 
     def _count_unquantised(self) -> None:
@@ -316,42 +306,34 @@ def modules_of(node: ir.Node, plain: FloatSource) -> list[str]:
     return [node.metadata_props.get(MODULE, ""), *(path for each in owners for path in paths(each.parameters))]
 
 
-def _tensor(plain: WeightSource) -> str:
-    """The checkpoint tensors of a weight, as one name."""
-    return " ".join(sorted(plain.tensors))
-
-
 def summary(plan: Plan, outcome: Outcome) -> PackedWeights:
     """The manifest record."""
     kinds: dict[Packing, list[QuantisedSource]] = {}
     for each in outcome.placed.values():
         whole = plan.form.one_scale and each.packed.layout == plan.form.product.layout
-        packing = replace_fields(each.packed.packing, quantiser=each.packed.quantiser)
-        packing = replace_fields(packing, block_size=0) if whole else packing
+        size = 0 if whole else each.packed.packing.block_size  # 0: a whole row
+        packing = replace_fields(each.packed.packing, quantiser=each.packed.quantiser, block_size=size)
         kinds.setdefault(packing, []).append(each.packed)
     has_experts = any(each.of_experts for each in outcome.placed.values())
-    by_experts = f", experts by {EXPERTS}" if has_experts else ""
     return PackedWeights(
-        kinds=tuple(_kind(packing, weights) for packing, weights in kinds.items()),
+        kinds=tuple(
+            PackedKind(
+                precision=packing.name,
+                block_size=packing.block_size,
+                zero_points=not packing.grid.symmetric,
+                quantiser=packing.quantiser,
+                weights=len(weights),
+                parameters=sum(weight.elements for weight in weights),
+                size_bytes=sum(part.size_bytes for weight in weights for part in weight.parts),
+            )
+            for packing, weights in kinds.items()
+        ),
         accuracy_level=plan.kernels.accuracy_level,
         form=plan.form.name,
-        operators=f"{plan.form.summary}{by_experts}",
+        operators=f"{plan.form.summary}{f', experts by {EXPERTS}' if has_experts else ''}",
         activations=plan.activations,
         keep=tuple(f"{keep.pattern}={keep.precision}" for keep in plan.keep),
         not_packed=tuple(not_packed(outcome)),
-    )
-
-
-def _kind(packing: Packing, weights: list[QuantisedSource]) -> PackedKind:
-    """The record of weights with one packing; block size 0 is a whole row."""
-    return PackedKind(
-        precision=packing.name,
-        block_size=packing.block_size,
-        zero_points=not packing.grid.symmetric,
-        quantiser=packing.quantiser,
-        weights=len(weights),
-        parameters=sum(weight.elements for weight in weights),
-        size_bytes=sum(part.size_bytes for weight in weights for part in weight.parts),
     )
 
 
@@ -364,9 +346,3 @@ def not_packed(outcome: Outcome) -> list[str]:
             f"{plural(len(weights), 'weight')} that {operator} reads, {size} in {of_ir(kind)}, as {min(weights)}"
         )
     return notes
-
-
-def notes(plan: Plan, outcome: Outcome) -> list[str]:
-    """Notes for the user, in sentences."""
-    nothing = [] if outcome.placed else [f"no weight of this model can be quantised to int{plan.bits}"]
-    return [*nothing, *(f"not quantised: {phrase}" for phrase in not_packed(outcome))]

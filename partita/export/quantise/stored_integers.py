@@ -71,8 +71,7 @@ class AsStored:
 
     def blocks(self) -> tuple[int, ...]:
         """Block sizes that divide a stored block, the largest first."""
-        widths = {weight.block for weight in self._weights()}
-        return tuple(size for size in SIZES if any(width % size == 0 for width in widths))
+        return tuple(size for size in SIZES if any(weight.block % size == 0 for weight in self._weights()))
 
     def take(self, origins: Sequence[Origin], *, whole_rows: bool = False) -> tuple[Packing, tuple[Origin, ...]]:
         """The packing of weights [N, K] that one operator reads, and their origins with columns sorted by group.
@@ -92,11 +91,10 @@ class AsStored:
             )
         return Packing(Grid(bits, symmetric), sizes[0], QUANTISER), sorted_origins
 
-    def _weights(self) -> Iterator[AffineWeight]:
+    def _weights(self) -> list[AffineWeight]:
         quantised = self.checkpoint.quantised
-        for weight in () if quantised is None else quantised.weights.values():
-            if isinstance(weight, AffineWeight):
-                yield weight
+        found = () if quantised is None else quantised.weights.values()
+        return [weight for weight in found if isinstance(weight, AffineWeight)]
 
     def _is_symmetric(self, weight: AffineWeight, bits: int, files: Reader) -> bool:
         key = weight.name, bits
@@ -171,11 +169,10 @@ def rows(checkpoint: Checkpoint, origin: Origin, packing: Packing) -> Iterator[t
                 for name in Quantised._fields
             )
             first, zero = scales[..., :1], zeros[..., :1]
-            if not bool(torch.isfinite(scales).all()):
-                name = min(info.name for info in origin.tensors())
-                raise CheckpointError(f"{checkpoint.location}: {name}: a stored scale is NaN or infinite")
             alike = bool((scales == first).all()) and bool((zeros == zero).all())
-            if not alike or (grid.symmetric and bool((zero != grid.middle).any())):
+            finite = bool(torch.isfinite(scales).all())
+            if not finite or not alike or (grid.symmetric and bool((zero != grid.middle).any())):
                 name = min(info.name for info in origin.tensors())
-                raise CheckpointError(f"{checkpoint.location}: {name}: a block has several scales")
+                what = "a block has several scales" if finite else "a stored scale is NaN or infinite"
+                raise CheckpointError(f"{checkpoint.location}: {name}: {what}")
             yield region[0][0], Quantised(integers, first.squeeze(-1).contiguous(), zero.squeeze(-1).contiguous())

@@ -68,16 +68,14 @@ class InRows:
 
     def read(self, weight: QuantisedSource, written: Sequence[Bytes], start: int, stop: int) -> Quantised:
         """Rows `start` to `stop` of a written weight: integers [R, M, B], scales and zero points [R, M]."""
-        parts, grid, count = weight.parts, weight.packing.grid, weight.blocks_per_row
-        data = torch.from_numpy(np.array(written[0].reshape(weight.rows, -1)[start:stop]))
+        grid, count = weight.packing.grid, weight.blocks_per_row
+        data, scales, *zeros = (
+            torch.from_numpy(np.array(part.reshape(weight.rows, -1)[start:stop])) for part in written
+        )
         integers = unpack(data, grid.bits, count * weight.packing.block_size).reshape(stop - start, count, -1)
-        scales = _scales(written[1], parts[1]).reshape(weight.rows, count)[start:stop]
-        zeros = torch.full((stop - start, count), grid.middle, dtype=torch.uint8)
-        if not grid.symmetric:
-            zeros = unpack(
-                torch.from_numpy(np.array(written[2].reshape(weight.rows, -1)[start:stop])), grid.bits, count
-            )
-        return Quantised(integers, scales, zeros)
+        middle = torch.full((stop - start, count), grid.middle, dtype=torch.uint8)
+        points = unpack(zeros[0], grid.bits, count) if zeros else middle
+        return Quantised(integers, _scales(scales, weight).reshape(-1, count), points)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +120,11 @@ class InColumns:
 
     def read(self, weight: QuantisedSource, written: Sequence[Bytes], start: int, stop: int) -> Quantised:
         """Rows `start` to `stop` of a written weight, which are columns of the parts."""
-        parts, grid, count = weight.parts, weight.packing.grid, weight.blocks_per_row
+        grid, count = weight.packing.grid, weight.blocks_per_row
         data = self._columns(written[0], weight.width, weight, start, stop)
         integers = _signed(data, weight).reshape(stop - start, count, -1)
-        scales = _scales(written[1], parts[1]).reshape(count, weight.rows)[:, start:stop].T
+        stored = torch.from_numpy(np.array(written[1]))
+        scales = _scales(stored, weight).reshape(count, weight.rows)[:, start:stop].T
         zeros = torch.full((stop - start, count), grid.middle, dtype=torch.uint8)
         if not grid.symmetric:
             zeros = self._columns(written[2], count, weight, start, stop)
@@ -164,9 +163,9 @@ def _signed(integers: torch.Tensor, weight: QuantisedSource) -> torch.Tensor:
     return integers ^ grid.middle if grid.symmetric else integers
 
 
-def _scales(written: Bytes, part: Part) -> torch.Tensor:
-    """Scales as float32, in the shape of their part."""
-    return torch.from_numpy(np.array(written)).view(to_torch(of_ir(part.dtype))).float().reshape(part.shape)
+def _scales(written: torch.Tensor, weight: QuantisedSource) -> torch.Tensor:
+    """Scales as float32, from their bytes."""
+    return written.view(to_torch(of_ir(weight.dtype))).float()
 
 
 class CalibratedWeights:

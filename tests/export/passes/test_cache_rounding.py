@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
 
-from partita.demo import heldout_path
 from partita.errors import ProviderError, UnsupportedModelError, UsageError
-from partita.export.checkpoint.description import open_checkpoint
 from partita.export.options import ExportOptions, check_options
 from partita.export.passes import cache_rounding
 from partita.export.passes.cache_rounding import Rotation, largest_at_any
 from partita.export.target import Target
-from partita.export.verify.texts import RANDOM
 from partita.library.exporting import export
 from partita.library.place.target import supported_by_cpu
 from partita.package.folder import Manifest, read_manifest
@@ -115,18 +109,6 @@ def test_int8_cache_requires_group_query_attention(tiny_checkpoint: TinyCheckpoi
 def test_conflicting_int8_cache_options_are_usage_errors(given: dict, said: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=said):
         check_options(ExportOptions("checkpoint", tmp_path / "out", **given))
-
-
-def test_explicit_calibration_text_requires_a_tokenizer(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    """The default text falls back to random tokens if there is no tokenizer; an explicit text does not."""
-    folder = tiny_checkpoint("llama", tokenizer=False)
-    graph, source = SimpleNamespace(max_length=64, vocab_size=288), SimpleNamespace(parameters=10_000)
-    manifest: Any = SimpleNamespace(graph=graph, source=source)
-    asked = ExportOptions(str(folder), tmp_path, cache_precision="int8", calibrate=heldout_path())
-    with pytest.raises(UsageError, match=r"`calibrate=.*heldout\.txt`: the checkpoint's tokenizer cannot be loaded"):
-        cache_rounding.read_text(asked, open_checkpoint(str(folder)), manifest)
-    usual = replace(asked, calibrate=None, quality_text=heldout_path())
-    assert cache_rounding.read_text(usual, open_checkpoint(str(folder)), manifest).name == RANDOM
 
 
 def test_target_without_int8_cache_kernel_is_rejected(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -134,32 +133,6 @@ def test_calibrated_package_uses_gptq_and_lowers_divergence(
     assert manifest.quality.kl_mean < 0.95 * free.quality.kl_mean
 
 
-def own_text(folder: Path, content: bytes) -> Path:
-    path = folder / "text.txt"
-    path.write_bytes(content)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("options", "content", "said"),
-    [
-        ({}, b"a text", r"`calibrate=.*text\.txt` applies to quantised weights"),
-        ({"precision": "int4"}, b"Too short a text.", r"`calibrate=.*too short: \d+ tokens; at least 2,048"),
-        ({"precision": "int4"}, b"\xff\xfe", r"`calibrate=.*text\.txt`: not UTF-8"),
-        ({"precision": "int4"}, None, r"`calibrate=.*text\.txt`: cannot be read"),
-        ({"precision": "int4", "quantiser": "refit"}, b"a text", r"`quantiser=refit` uses no text"),
-    ],
-    ids=["fp32", "short", "bytes", "absent", "quantiser"],
-)
-def test_unusable_calibration_text_is_a_usage_error(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, options: dict[str, object], content: bytes | None, said: str
-) -> None:
-    text = tmp_path / "text.txt" if content is None else own_text(tmp_path, content)
-    with pytest.raises(UsageError, match=said):
-        export_to(tmp_path / "package", tiny_checkpoint("llama"), calibrate=text, **options)
-    assert not (tmp_path / "package").exists()
-
-
 def test_calibration_requires_a_tokenizer(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"`calibrate=.*the checkpoint's tokenizer cannot be loaded"):
         export_to(
@@ -200,22 +173,3 @@ def test_insufficient_memory_is_detected_before_loading_the_model(
     ):
         export_to(tmp_path / "out" / "package", tiny_checkpoint("llama"), precision="int4", calibrate=heldout_path())
     assert not (tmp_path / "out").exists()
-
-
-def living_bytes() -> int:
-    """Bytes of all tensors that Python knows of."""
-    gc.collect()
-    storages = [each.untyped_storage() for each in gc.get_objects() if type(each) is torch.Tensor]
-    return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
-
-
-def test_peak_memory_is_below_the_estimate(tiny_checkpoint: TinyCheckpoint) -> None:
-    """Measured before the last product of a layer."""
-    text, hidden, width = some_text(8, 64), 64, 96
-    model = load(open_checkpoint(str(tiny_checkpoint("llama"))))
-    batches = [torch.from_numpy(text.windows[start : start + 4]) for start in (0, 4)]
-    before = living_bytes()
-    names = ("model.layers.1.self_attn.o_proj", DOWN)
-    walk = run_lockstep(model, batches, {name: model.get_submodule(name) for name in names})
-    held = max(living_bytes() - before for _ in walk)
-    assert 0 < held < 4 * text.tokens * (calibration.HELD * hidden + 2 * width + 64)

@@ -12,7 +12,9 @@ import onnxruntime as ort
 import pytest
 import torch
 
+from partita.export.checkpoint.description import open_checkpoint
 from partita.export.progress import Silent, stage
+from partita.export.quantise import weight_source
 from partita.export.quantise.forms import Form, Place, Weight
 from partita.export.quantise.plan import FORMS
 from partita.export.quantise.quantisers import Grid, Packing
@@ -21,13 +23,20 @@ from partita.export.quantise.rewrite import PlacedWeight
 from partita.export.quantise.weight_source import QuantisedSource
 from partita.export.target import Kernels
 from partita.export.weights import external_data as weights
-from partita.export.weights.sources import initializers
+from partita.export.weights.sources import FloatSource, StoredPart, checkpoint_weight, initializers
 from partita.runtime.cpu.settings import EXACT, supports_exact
 from tests.conftest import TinyCheckpoint
 from tests.export.integers import wide_integers
-from tests.export.quantise.test_weight_source import plain
 
 WIDTH, ROWS = 96, 64
+NAME = "model.layers.0.mlp.down_proj.weight"  # [64, 96]
+
+
+def plain(folder: Path, name: str = NAME) -> FloatSource:
+    """A weight of a checkpoint, as it would be in fp32."""
+    source = checkpoint_weight(open_checkpoint(str(folder)), name, ir.DataType.FLOAT).source
+    assert isinstance(source, FloatSource)
+    return source
 
 
 def found_by_quantiser(weight: QuantisedSource) -> np.ndarray:
@@ -88,47 +97,34 @@ class Written:
 
 
 CASES = [
-    ("matmul_nbits", 4, False, 32),
-    ("matmul_nbits", 4, True, 64),  # 96 is not a multiple of 64
-    ("matmul_nbits", 8, False, 64),
-    ("dequantize_linear", 4, False, 32),
-    ("dequantize_linear", 4, True, 32),
-    ("dequantize_linear", 8, False, 32),
-    ("dequantize_linear", 8, True, 32),
-    ("matmul_integer", 8, True, WIDTH),
-    ("matmul_integer_to_float", 8, True, WIDTH),
+    ("matmul_nbits", 4, False, 32, 1),
+    ("matmul_nbits", 4, True, 64, 1),  # 96 is not a multiple of 64
+    ("matmul_nbits", 8, False, 64, 1),
+    ("dequantize_linear", 4, False, 32, 1),
+    ("dequantize_linear", 4, True, 32, 1),
+    ("dequantize_linear", 8, False, 32, 1),
+    ("dequantize_linear", 8, True, 32, 1),
+    ("matmul_integer", 8, True, WIDTH, 1),
+    ("matmul_integer", 8, True, WIDTH, 2),
+    ("matmul_integer_to_float", 8, True, WIDTH, 2),
 ]
 
 
-@pytest.mark.parametrize(("name", "bits", "symmetric", "size"), CASES)
+@pytest.mark.parametrize(("name", "bits", "symmetric", "size", "batch"), CASES)
 def test_quantised_products_match_quantiser_values(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, name: str, bits: int, symmetric: bool, size: int
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, name: str, bits: int, symmetric: bool, size: int, batch: int
 ) -> None:
     written = FORMS[name]
     packing = Packing(Grid(bits, symmetric), size, "refit")
     weight = QuantisedSource.of(plain(tiny_checkpoint("llama")), packing, written.product.layout)
-    one = Written(tmp_path, written, weight)
+    one = Written(tmp_path, written, weight, batch=batch)
     values = found_by_quantiser(weight)
     assert values.shape == (ROWS, WIDTH) and np.array_equal(one.read_back(), values)
-    x = np.random.default_rng(0).standard_normal((1, 5, WIDTH)).astype(np.float32)
-    x[0, 0, 3] = 200.0  # a token with massive activations, which costs the others nothing
+    x = np.random.default_rng(0).standard_normal((batch, 5, WIDTH)).astype(np.float32)
+    x[-1, 0, 3] = 200.0  # a token with massive activations, which costs the others nothing
     wanted = x @ values.T
     largest = np.abs(wanted).max(-1, keepdims=True)
     assert (np.abs(one.run(x) - wanted) < 0.03 * largest).all(), "activations are quantised per token"
-    written.product.exact(one.model)
-    assert (np.abs(one.run(x) - wanted) < 1e-5 * largest).all()
-
-
-def test_batch_activations_are_quantised_per_token(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    written = FORMS["matmul_integer"]
-    packing = Packing(Grid(8, symmetric=True), WIDTH, "nearest")
-    weight = QuantisedSource.of(plain(tiny_checkpoint("llama")), packing, written.product.layout)
-    one = Written(tmp_path, written, weight, batch=2)
-    x = np.random.default_rng(0).standard_normal((2, 5, WIDTH)).astype(np.float32)
-    x[1, 2] *= 1000
-    wanted = x @ found_by_quantiser(weight).T
-    largest = np.abs(wanted).max(-1, keepdims=True)
-    assert (np.abs(one.run(x) - wanted) < 0.03 * largest).all()
     written.product.exact(one.model)
     assert (np.abs(one.run(x) - wanted) < 1e-5 * largest).all()
 
@@ -210,3 +206,21 @@ def test_graphs_share_integers_scales_and_zero_points(tiny_checkpoint: TinyCheck
     size_of_one = weights.file_bytes(models[:1])
     with stage(Silent(), "write weights", {}) as current:
         assert weights.write_data(models, tmp_path, current).size_bytes == size_of_one
+
+
+def arrays(weight: QuantisedSource) -> list[np.ndarray]:
+    """The parts in memory."""
+    return [StoredPart(weight, index).numpy() for index in range(len(weight.parts))]
+
+
+def test_quantised_bytes_are_independent_of_slice_size(
+    tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = QuantisedSource.of(plain(tiny_checkpoint("llama")), Packing(Grid(4, symmetric=False), 32, "refit"))
+    whole = arrays(weight)
+    monkeypatch.setattr(weight_source, "SLICE_BYTES", 96 * 4 * 7)  # seven rows are read at a time
+    monkeypatch.setattr(weight_source, "WORKING_ELEMENTS", 96 * 3)  # and three of them quantised
+    pieces = list(weight.pieces())
+    assert [index for index, _ in pieces] == sorted(index for index, _ in pieces)
+    assert max(piece.numel() for index, piece in pieces if index == 0) == 3 * 96 // 2
+    assert all(np.array_equal(one, other) for one, other in zip(whole, arrays(weight), strict=True))

@@ -12,7 +12,6 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from partita.demo import heldout_path
 from partita.errors import ParityError, ResourceError
 from partita.export.checkpoint.description import open_checkpoint
 from partita.export.checkpoint.naming import match_names
@@ -216,44 +215,12 @@ def test_insufficient_search_memory_is_detected_before_loading(
     assert "`verify=False`" not in str(caught.value) and list(tmp_path.iterdir()) == []
 
 
-def test_max_weight_size_applies_to_unquantised_weights(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def test_max_weight_size_below_the_smallest_package_is_rejected(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
     keep = {"model": "fp32", "lm_head": "fp32"}
-    with pytest.raises(
-        ResourceError, match=r"`max_weight_size=.*`: the weights take .* and none of them can be quantised"
-    ):
-        export_to(
-            tmp_path / "out" / "package", tiny_checkpoint("llama"), precision="int4", keep=keep, max_weight_size=1000
-        )
+    for kept, said in ((None, "with int4 for all weights"), (keep, "and none of them can be quantised")):
+        with pytest.raises(ResourceError, match=rf"`max_weight_size=.*`: the weights take .* {said}"):
+            out, checkpoint = tmp_path / "out" / "package", tiny_checkpoint("llama")
+            export_to(out, checkpoint, precision="int4", keep=kept, max_weight_size=1000)
     assert not (tmp_path / "out").exists()
-
-
-def test_max_weight_size_below_int4_size_is_rejected(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    with pytest.raises(ResourceError, match=r"`max_weight_size=.*`: the weights take .* with int4 for all weights"):
-        export_to(tmp_path / "out" / "package", tiny_checkpoint("llama"), precision="int4", max_weight_size=1000)
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.heavy
-def test_calibration_applies_to_mixed_precision(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
-    """Precisions are chosen without the calibration text."""
-    checkpoint = tiny_checkpoint("llama", tied=True)
-    size = read_manifest(budgeted(tiny_checkpoint, exported)[1]).graph.weight_bytes
-    options = {"precision": "int4", "block_size": 32, "max_weight_size": size}
-    package = exported(checkpoint, calibrate=heldout_path(), **options)
-    packed, quality_of_free = packed_of(package), read_manifest(exported(checkpoint, **options)).quality
-    assert packed.calibration is not None and packed.mix is not None and packed.mix.applied_steps > 0
-    assert {(kind.precision, kind.quantiser) for kind in packed.kinds} == {("int4", "gptq"), ("int8", "gptq")}
-    found = read_manifest(package).quality
-    assert found is not None and quality_of_free is not None and found.kl_mean < quality_of_free.kl_mean
-
-
-@pytest.mark.heavy
-def test_tied_fp32_head_and_embedding_share_bytes(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
-    checkpoint = tiny_checkpoint("llama", tied=True, num_hidden_layers=1)
-    package = exported(checkpoint, precision="int4", block_size=32, max_weight_size=10 << 20)
-    manifest = read_manifest(package)
-    packed = manifest.packed
-    assert packed is not None and packed.mix is not None and packed.mix.applied_steps == packed.mix.steps
-    assert {"lm_head=fp32", "model.embed_tokens=fp32"} <= set(packed.keep)
-    assert manifest.graph.weight_bytes == read_manifest(exported(checkpoint)).graph.weight_bytes
-    assert manifest.quality is not None and manifest.quality.kl_mean < 1e-9

@@ -6,29 +6,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-import torch
 
 from partita.demo import heldout_path
 from partita.export.checkpoint.description import open_checkpoint
 from partita.export.checkpoint.naming import match_names
-from partita.export.checkpoint.weight_files import OpenFiles
-from partita.export.progress import SilentStage
 from partita.export.quantise import Keep
-from partita.export.quantise.calibration import calibrate
 from partita.export.quantise.mixed_precision import units
 from partita.export.quantise.plan import FORMS, Plan, make_plan
 from partita.export.quantise.products import flatten_stack, routes
-from partita.export.quantise.quantisers import Grid, Packing
 from partita.export.quantise.rewrite import PlacedWeight
-from partita.export.quantise.weight_source import CalibratedWeights, QuantisedSource
+from partita.export.quantise.weight_source import QuantisedSource
 from partita.export.target import Kernels
-from partita.export.trace.experts.standard import Experts
 from partita.export.verify.known_answer import load
-from partita.export.verify.texts import Text
 from partita.export.weights.sources import FloatSource, checkpoint_weight
 from tests.conftest import Exported, TinyCheckpoint
 from tests.export.quantise.test_plan import MODULES, Asked, options, target
@@ -116,77 +108,6 @@ def test_target_is_probed_for_qmoe_only_for_models_with_experts(leaves: frozense
     assert not any(node.op_type == "QMoE" for model in other.models for node in model.graph.node)
 
 
-class Calibrated:
-    """The experts of the first layer of a tiny mixture, calibrated on a text of random tokens."""
-
-    def __init__(self, checkpoint: Path, folder: Path, tokens: int) -> None:
-        opened, rounded, packing = open_checkpoint(str(checkpoint)), CalibratedWeights(), Packing(GRID, 32, "gptq")
-        self.model, self.stacks = load(opened), [stack(checkpoint, name=name) for name in STACKS]
-        rounded.begin(folder)
-        self.packed = [QuantisedSource.of(plain, packing, rounded=rounded) for plain in self.stacks]
-        placed = [PlacedWeight(each, (EXPERTS_MODULE,), (), True) for each in self.packed]
-        ids = np.random.Generator(np.random.PCG64(0)).integers(0, 60, (tokens // 48, 48))
-        self.before = self.given(ids)
-        sources = match_names(self.model, opened.tensors)
-        self.left = calibrate(self.model, opened, Text("text.txt", "", ids), placed, sources, SilentStage())
-        self.experts = Experts.of(self.model.get_submodule(EXPERTS_MODULE))
-
-    def given(self, ids: np.ndarray) -> list[torch.Tensor]:
-        """The tokens of each expert in the source model."""
-        seen: list[Any] = []
-        module = self.model.get_submodule(EXPERTS_MODULE)
-        hook = module.register_forward_pre_hook(lambda _, given: seen.append(given))
-        with torch.no_grad():
-            self.model(input_ids=torch.from_numpy(ids), use_cache=False)
-        hook.remove()
-        ((hidden, index, *_),) = seen
-        return [hidden[(index == number).any(-1)] for number in range(module.num_experts)]
-
-    def matrices(self, packed: QuantisedSource) -> torch.Tensor:
-        """The quantised matrices of a stack, [E, N, K], as the package has them."""
-        return torch.cat([rows for _, rows in packed.rows_restored()]).view(self.experts.count, -1, packed.width)
-
-
-EXPERTS_MODULE, STACKS = "model.layers.0.mlp.experts", ("gate_up_proj", "down_proj")
-GRID = Grid(4, symmetric=False)
-
-
-def test_experts_are_calibrated_on_their_routed_tokens(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    """Output error is lower for both stacks; the source model receives the quantised weights."""
-    one = Calibrated(tiny_checkpoint("mixtral", **EXPERTS), tmp_path, 12 * 96)
-    assert one.left == []
-    for place, plain in enumerate(one.stacks):
-        with OpenFiles() as files:
-            whole = plain.origin.read_all(files).float().view(one.experts.count, -1, plain.origin.shape[1])
-        calibrated = one.matrices(one.packed[place])
-        free = one.matrices(QuantisedSource.of(plain, Packing(GRID, 32, "refit")))
-        assert torch.equal(calibrated, (one.experts.up, one.experts.down.transpose(1, 2))[place])
-        errors = [0.0, 0.0]
-        for number, tokens in enumerate(one.before):
-            assert len(tokens) >= 128
-            with torch.no_grad():
-                inner = one.experts.activate(torch.nn.functional.linear(tokens, one.experts.up[number]))
-            given = (tokens, inner)[place]
-            for index, values in enumerate((calibrated, free)):
-                errors[index] += float((given @ (values - whole)[number].T).square().sum())
-        assert errors[0] < 0.9 * errors[1]
-
-
-def test_experts_with_few_tokens_are_quantised_without_calibration(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
-) -> None:
-    """As is a stack without its counterpart in the same layer."""
-    checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
-    one = Calibrated(checkpoint, tmp_path, 96)
-    assert one.left == [f"4 of 4 experts of {EXPERTS_MODULE}, which receive few tokens"]
-    free = QuantisedSource.of(one.stacks[0], Packing(GRID, 32, "refit"))
-    assert torch.equal(one.matrices(one.packed[0]), one.matrices(free))
-    opened, text = open_checkpoint(str(checkpoint)), Text("text.txt", "", np.arange(64).reshape(1, 64))
-    alone = [PlacedWeight(one.packed[0], (EXPERTS_MODULE,), (), True)]
-    sources = match_names(one.model, opened.tensors)
-    assert calibrate(one.model, opened, text, alone, sources, SilentStage()) == [EXPERTS_MODULE]
-
-
 @pytest.mark.parametrize(
     ("steps", "router"),
     [
@@ -235,12 +156,12 @@ def test_fp16_for_an_expert_stack_applies_to_both_stacks(tiny_checkpoint: TinyCh
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("model_type", ["mixtral", "gpt_oss"])
-def test_calibrated_experts_are_verified_and_complete(
-    tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str
+def test_calibration_leaves_experts_to_the_data_free_quantiser(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported
 ) -> None:
-    package = exported(tiny_checkpoint(model_type, **EXPERTS), precision="int4", calibrate=heldout_path())
-    manifest = checked(package)
-    assert manifest.packed is not None and manifest.packed.calibration is not None
-    looked_up = "model.embed_tokens"  # no product reads it
-    assert manifest.packed.calibration.not_calibrated == (looked_up,) and operators(package)["QMoE"] == 2
+    package = exported(tiny_checkpoint("gpt_oss", **EXPERTS), precision="int4", calibrate=heldout_path())
+    packed = checked(package).packed
+    assert packed is not None and packed.calibration is not None and operators(package)["QMoE"] == 2
+    assert {kind.quantiser for kind in packed.kinds} == {"gptq", "refit"}
+    stacks = {f"model.layers.{layer}.mlp.experts" for layer in (0, 1)}
+    assert set(packed.calibration.not_calibrated) == {"model.embed_tokens", *stacks}

@@ -114,22 +114,15 @@ def test_target_without_integer_matmul_kernel_is_rejected() -> None:
         prefill_plan(wanted, lacks, make_plan(wanted, lacks, MODULES))
 
 
-def test_keep_applies_to_both_graphs() -> None:
-    wanted = replace(options(keep={"layers.1": "fp32", "lm_head": "int8"}), prefill_precision="int8")
+def test_keep_applies_to_both_graphs_and_calibration_to_decode(tmp_path: Path) -> None:
+    wanted = options(keep={"layers.1": "fp32", "lm_head": "int8"})
+    wanted = replace(wanted, prefill_precision="int8", calibrate=tmp_path / "text")
     plan = make_plan(wanted, None, MODULES)
-    beside = prefill_plan(wanted, None, plan)
-    assert beside is not None
-    assert beside.packing(["model.layers.1"], 256) is None
-    found = beside.packing(["model.layers.10"], 256)
-    assert found is not None and (found.grid.bits, found.block_size) == (8, 256)
-
-
-def test_calibration_applies_only_to_the_decode_graph(tmp_path: Path) -> None:
-    wanted = replace(options(), prefill_precision="int8", calibrate=tmp_path / "text")
-    plan = make_plan(wanted, None, MODULES)
-    beside = prefill_plan(wanted, None, plan)
+    prefill = prefill_plan(wanted, None, plan)
     assert plan is not None and plan.quantiser == "gptq"
-    assert beside is not None and beside.quantiser == "refit"
+    assert prefill is not None and prefill.quantiser == "refit" and prefill.packing(["model.layers.1"], 256) is None
+    found = prefill.packing(["model.layers.10"], 256)
+    assert found is not None and (found.grid.bits, found.block_size) == (8, 256)
 
 
 def test_float16_target_rejects_prefill_precision() -> None:
