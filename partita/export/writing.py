@@ -19,7 +19,7 @@ import onnx_ir as ir
 import partita
 from partita.errors import GenerationError, ParityError, PartitaError, ResourceError, UnsupportedModelError
 from partita.export import resolve
-from partita.export.checkpoint.companions import GENERATION, chat_notes, probe_tokenizer, stop_notes, write_generation
+from partita.export.checkpoint.companions import GENERATION, probe_tokenizer, stop_notes, write_generation
 from partita.export.checkpoint.config_values import without_overridden_settings
 from partita.export.checkpoint.description import Checkpoint, source_files
 from partita.export.checkpoint.weight_files import refuse_pointer
@@ -102,12 +102,10 @@ def write(exported: Exported, work: Work, attempts: Attempts) -> ExportResult:
             assert work.write_adapter is not None
             work.write_adapter(work.folder / adapter_file(each.record.name), each.parameters())
         tokenizer = probe_tokenizer(work.folder, checkpoint.companions(), work.notes)
-        if tokenizer.loads:
-            work.notes += chat_notes(work.reader, work.folder, tokenizer.kind)
     found = None if exported.packed is None else exported.packed.calibration
     if found is not None and text is not None and found.text_sha256 == text.sha256:
         add_note(work, SAME_TEXT)
-    manifest = _manifest(exported, work, source, data, tokenizer.kind)
+    manifest = _manifest(exported, work, source, data, tokenizer)
     manifest = _verify(exported, work, manifest)
     if options.cache_precision is not None and work.scorer is not None:
         with stage(work.progress, "round cache", work.seconds) as current:

@@ -15,11 +15,10 @@ from partita.errors import UnsupportedModelError, UsageError
 from partita.export.checkpoint.adapters import adapter_record, read_adapter
 from partita.export.checkpoint.adapters.branches import Adapters, SwitchableAdapter, match_switchable, parameters
 from partita.export.checkpoint.adapters.merge import merge_adapter
-from partita.export.checkpoint.config_values import with_setting_name
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.naming import untie
 from partita.export.drafts import Draft, Graphs, quantise_again
-from partita.export.exporters import Attempts, Exported, SwitchedAdapter, Work, add_note
+from partita.export.exporters import Attempts, Exported, SwitchedAdapter, Work
 from partita.export.options import AUTO, max_length, most_positions
 from partita.export.passes.base import TracedGraph
 from partita.export.passes.fewer_rows import BATCH, freeing
@@ -52,7 +51,6 @@ from partita.export.trace.ports import TOTAL
 from partita.export.trace.recurrence import used_by
 from partita.export.verify.smoke_run import CPU
 from partita.export.weights import external_data as weights
-from partita.observations.text_format import listing
 from partita.package.contract import GraphFile, Port, state_bytes
 from partita.package.folder import Graph
 from partita.package.records import Mix, PrefillChoice, TargetRecord, Verification
@@ -75,15 +73,8 @@ def attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Varia
         text = calibration.read_text(Path(options.calibrate), checkpoint, length)
     adapter = None if options.adapter is None else read_adapter(Path(options.adapter))
     switchable = [(name, read_adapter(Path(folder))) for name, folder in (options.with_adapters or {}).items()]
-    for each in (*([] if adapter is None else [adapter]), *(other for _, other in switchable)):
-        own = each.own_companions(checkpoint.folder)
-        if own:
-            add_note(work, f"{each.folder} contains {listing(own)}, but the package uses those of the checkpoint")
     with stage(work.progress, "build model", work.seconds):
-        try:
-            fake = build_fake_model(checkpoint.config, options.computing.dtype, options.batch_size, length)
-        except UnsupportedModelError as error:
-            raise with_setting_name(error, checkpoint.folder, checkpoint.config) from error
+        fake = build_fake_model(checkpoint.config, options.computing.dtype, options.batch_size, length)
         if adapter is not None:
             checkpoint, notes = merge_adapter(checkpoint, fake.module, adapter)
             work.notes += notes

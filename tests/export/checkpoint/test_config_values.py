@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
-from partita.errors import CheckpointError, UnsupportedModelError, UsageError
+from partita.errors import CheckpointError, PartitaError, UnsupportedModelError, UsageError
 from partita.export.checkpoint import config_values
 from partita.export.checkpoint.description import open_checkpoint
 from partita.export.options import max_length
@@ -79,17 +79,30 @@ def test_runtime_settings_in_config_are_overridden(checkpoint: Path) -> None:
         ("hidden_size", "64"),
         ("hidden_size", -64),
         ("head_dim", -1),
-        ("num_attention_heads", 0),
-        ("hidden_act", "bogus"),
         ("hidden_act", 3),
-        ("pad_token_id", 99999),
-        ("num_key_value_heads", 0),
         ("text_config", [[1]]),
-        ("rope_parameters", {"rope_type": "default", "rope_theta": None}),
     ],
 )
 def test_invalid_value_is_rejected_by_field_name(checkpoint: Path, name: str, value: Any) -> None:
     refused(edit_config(checkpoint, **{name: value}), name, "config.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("num_attention_heads", 0, "modulo by zero"),
+        ("num_key_value_heads", 0, "division or modulo by zero"),
+        ("hidden_act", "bogus", "KeyError: 'bogus'"),
+        ("pad_token_id", 99999, "Padding_idx must be within num_embeddings"),
+        ("rope_parameters", {"rope_type": "default", "rope_theta": None}, "'NoneType'"),
+    ],
+)
+def test_model_that_transformers_cannot_build_is_rejected_with_its_message(
+    checkpoint: Path, name: str, value: Any, words: str
+) -> None:
+    with pytest.raises(PartitaError, match=rf"config.json.*{words}"):
+        exported(edit_config(checkpoint, **{name: value}), verify=False)
+    assert not (checkpoint.parent / "out").exists()
 
 
 def test_invalid_text_config_value_is_rejected(checkpoint: Path) -> None:

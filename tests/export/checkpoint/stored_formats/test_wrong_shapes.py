@@ -91,29 +91,6 @@ def test_torchao_kernel_layouts_are_rejected(tmp_path: Path) -> None:
             opened(tmp_path, settings, more)
 
 
-def test_torchao_integers_beyond_declared_bits_raise_checkpoint_error(tmp_path: Path) -> None:
-    """torchao stores int4 in bytes; the header declares the bits. An unreadable header means 8 bits."""
-    settings, tensors = tensors_of("torchao_int4")
-    said = {"X.weight": settings["metadata"]["X.weight"]}
-    for integer, fine in ((7, True), (8, False), (-8, True), (-9, False)):
-        data = tensors["X._weight_qdata"].clone()
-        data[3, 5] = integer
-        quantised = opened(tmp_path, settings, {**tensors, "X._weight_qdata": data}, said=said)
-        (weight,) = quantised.weights.values()
-        assert isinstance(weight, AffineWeight) and weight.bits == 4
-        with OpenFiles() as files, nullcontext() if fine else pytest.raises(CheckpointError, match="4 bits"):
-            weight.parts(((0, 32), (0, 64)), files)
-    for text in (
-        "[",
-        "7",
-        '{"_data": 3}',
-        '{"_data": {"target_dtype": [1]}}',
-        '{"_data": {"target_dtype": {"_data": 4}}}',
-    ):
-        (weight,) = opened(tmp_path, settings, tensors, said={"X.weight": text}).weights.values()
-        assert isinstance(weight, AffineWeight) and weight.bits == 8  # what cannot be read says nothing
-
-
 def test_gptq_and_gptq_v2_zero_points_give_equal_weights(tmp_path: Path) -> None:
     """gptq_v2 stores zero points unchanged; gptq stores them minus one."""
     generator = torch.Generator().manual_seed(0)
@@ -144,7 +121,7 @@ def test_compressed_tensors_g_idx_selects_the_scale_of_each_input(tmp_path: Path
     with OpenFiles() as files:
         assert torch.equal(found.read(region, files), wanted)
         assert torch.equal(found.read(((3, 9), (5, 41)), files), wanted[3:9, 5:41])
-    with pytest.raises(CheckpointError, match=r"X\.weight_g_idx is \[63\], but X\.weight_packed has 64 inputs"):
+    with pytest.raises(CheckpointError, match=r"X\.weight_g_idx is \[63\], but X\.weight_packed .* requires \[64\]"):
         opened(tmp_path, settings, {**tensors, "X.weight_g_idx": groups[:63]})
 
 
@@ -159,18 +136,14 @@ def test_bnb_int8_tiled_layouts_are_rejected(tmp_path: Path) -> None:
     """Older bitsandbytes files store a GPU tile layout, recorded in `weight_format`."""
     settings, tensors = tensors_of("bnb_int8")
     for number, fine in ((0, True), (1, False), (3, False)):
-        with (
-            nullcontext()
-            if fine
-            else pytest.raises(UnsupportedModelError, match=rf"X\.weight_format is {number}; 1 is")
-        ):
+        with nullcontext() if fine else pytest.raises(UnsupportedModelError, match=rf"X\.weight_format is {number}\)"):
             opened(tmp_path, settings, {**tensors, "X.weight_format": torch.tensor(number, dtype=torch.uint8)})
 
 
 def test_bnb_4bit_float_storage_is_rejected(tmp_path: Path) -> None:
     settings, tensors = tensors_of("bnb_nf4")
     words = tensors["X.weight"].reshape(-1).view(torch.bfloat16).reshape(-1, 1)
-    with pytest.raises(UnsupportedModelError, match=r"in words of bfloat16 \(bnb_4bit_quant_storage; X\.weight\)"):
+    with pytest.raises(CheckpointError, match=r"X\.weight is bfloat16, a type that bitsandbytes does not use for it"):
         opened(tmp_path, settings, {**tensors, "X.weight": words})
 
 
