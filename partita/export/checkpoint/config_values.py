@@ -53,11 +53,8 @@ ROPE = ("rope_parameters", "rope_scaling")
 
 def read_config(folder: Path, raw: Mapping[str, Any]) -> PreTrainedConfig:
     """The config in `folder`, whose JSON is `raw`, without overridden settings. Raises as transformers does."""
-    settings = _without_run_settings(raw)
-    if settings == raw:
-        return _loaded(folder)
     with tempfile.TemporaryDirectory(prefix="partita-config-") as name:
-        (Path(name) / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+        (Path(name) / "config.json").write_text(json.dumps(_without_run_settings(raw)), encoding="utf-8")
         config = _loaded(Path(name))
     config.name_or_path = str(folder)
     return config
@@ -124,8 +121,6 @@ def _entries(raw: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str,
 
 NOT_SETTINGS = frozenset({"type", "finetuned"})
 """Keys without effect: the former name of `rope_type`, and a flag of YaRN checkpoints."""
-ABOVE_ZERO = ("rope_theta", "factor")
-"""Settings used as a divisor or as the base of a power."""
 
 
 def check_known(folder: Path, config: PreTrainedConfig) -> None:
@@ -138,10 +133,9 @@ def check_known(folder: Path, config: PreTrainedConfig) -> None:
     types = sorted({"default", default, *ROPE_INIT_FUNCTIONS})
     known = set(RopeParameters.__annotations__) | NOT_SETTINGS | set(text.ignore_keys_at_rope_validation or ())
     for where, entry in _rope_entries(text, settings):
-        for key in ABOVE_ZERO:
+        for key in ("rope_theta", "factor"):  # divisors, or bases of a power
             value = entry.get(key)
-            number = is_number(value) and value > 0
-            if value is not None and not number:
+            if value is not None and not (is_number(value) and value > 0):
                 raise CheckpointError(f"{folder}: rope setting {key}{where} is {value!r:.40}, not a number above 0")
         kind = entry.get("rope_type", entry.get("type", default))
         if kind not in types:

@@ -26,10 +26,7 @@ from partita.untrusted_files import check_size, irregular
 
 FLOATS = {dtypes.dtype_named(name).safetensors: name for name in CHECKPOINT}
 """safetensors name -> ONNX name of float dtypes."""
-LAYOUTS = (
-    ("model.safetensors", "model.safetensors.index.json"),
-    ("pytorch_model.bin", "pytorch_model.bin.index.json"),
-)
+LAYOUTS = (("model.safetensors", "model.safetensors.index.json"), ("pytorch_model.bin", "pytorch_model.bin.index.json"))
 """A single file, and the index of a sharded one, in order of preference."""
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 """The first bytes of a Git LFS pointer file."""

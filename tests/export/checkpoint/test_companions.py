@@ -34,7 +34,7 @@ def run(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str
     return cli.run([*arguments, "--attention", "gqa"]), *capsys.readouterr()
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"eos_token_id": "x"}', '{"eos_token_id": [2, null]}'])
+@pytest.mark.parametrize("content", ["{", '{"eos_token_id": [2, null]}'])
 def test_damaged_generation_config_fails_export(
     checkpoint: Path, capsys: pytest.CaptureFixture[str], content: str
 ) -> None:

@@ -68,13 +68,8 @@ def test_runtime_settings_in_config_are_overridden(checkpoint: Path) -> None:
     [
         ("rms_norm_eps", NAN),
         ("rms_norm_eps", INFINITY),
-        ("rms_norm_eps", -1e-6),
         ("rms_norm_eps", 0.0),
-        ("rms_norm_eps", "x"),
-        ("layer_norm_eps", 0),
-        ("layer_norm_epsilon", NAN),
-        ("rope_theta", NAN),
-        ("rope_theta", -1),
+        ("layer_norm_epsilon", -1e-6),
         ("rope_theta", "x"),
         ("hidden_size", "64"),
         ("hidden_size", -64),
@@ -105,12 +100,9 @@ def test_model_that_transformers_cannot_build_is_rejected_with_its_message(
     assert not (checkpoint.parent / "out").exists()
 
 
-def test_invalid_text_config_value_is_rejected(checkpoint: Path) -> None:
-    refused(edit_config(checkpoint, text_config={"rms_norm_eps": NAN}), "text_config.rms_norm_eps")
-
-
-def test_single_position_model_is_rejected(checkpoint: Path) -> None:
+def test_nested_value_and_single_position_are_rejected(checkpoint: Path) -> None:
     refused(edit_config(checkpoint, max_position_embeddings=1), "max_position_embeddings in config.json is 1", "take 2")
+    refused(edit_config(checkpoint, text_config={"rms_norm_eps": NAN}), "text_config.rms_norm_eps")
 
 
 def test_current_folder_checkpoint_is_named_after_its_folder(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,10 +151,8 @@ def test_adapter_in_model_folder_is_rejected(tiny_checkpoint: TinyCheckpoint, tm
 @pytest.mark.parametrize(
     "settings",
     [
-        {"torch_dtype": "auto", "dtype": "auto"},
         {"dtype": "float99"},
         {"use_cache": None},
-        {"use_return_dict": True},
         {"quantization_config": False},
     ],
 )

@@ -18,14 +18,7 @@ import torch
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
 from partita.errors import CheckpointError, UnsupportedModelError
-from partita.export.checkpoint.weight_files import (
-    SHOWN_CHARACTERS,
-    OpenFiles,
-    few,
-    list_tensors,
-    read_json,
-    unreadable,
-)
+from partita.export.checkpoint.weight_files import SHOWN_CHARACTERS, OpenFiles, few, list_tensors, read_json, unreadable
 from partita.export.weights import CHECKPOINT
 from partita.export.weights.origins import DerivedOrigin, Reader, Region, TensorInfo, blocks
 from partita.package.folder import AdapterRecord, check_folder, record_file

@@ -20,12 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, modeling_gguf_pytorch_utils
 
 from partita.errors import PartitaError, UnsupportedModelError
-from partita.export.checkpoint.gguf import MAGIC, GgufTensor, Header, dequantised, read_header
-from partita.export.checkpoint.gguf.weights import weights_of
+from partita.export.checkpoint.gguf import MAGIC, Header, dequantised, read_header
+from partita.export.checkpoint.gguf.weights import FACTORS, mapped, weights_of
 from partita.export.checkpoint.stored_formats import QuantisedTensors, StoredFloats
 from partita.export.checkpoint.weight_files import LAYOUTS, few
 from partita.export.trace.fake_model import quiet, translate_errors
@@ -33,12 +32,8 @@ from partita.package.contract import CONTEXT_LENGTHS
 
 SUFFIX = ".gguf"
 TRANSFORMERS: Any = modeling_gguf_pytorch_utils
-FACTORS = "rope_freqs.weight"
-"""Divisors of the rotary embedding's frequencies, as in llama 3.1."""
-SPLITS_AS_GPT2 = ("gpt-2", "phi-2", "mellum", "modern-bert", "mpt", "olmo", "jais", "trillion", "granite-docling")
-"""llama.cpp's names of pre-tokenizers that split text as GPT-2 does (llama-vocab.cpp).
-
-transformers uses GPT-2's split for every unknown name."""
+SPLITS_AS_GPT2 = ("gpt-2", "phi-2", "mpt", "olmo")
+"""Names of common pre-tokenizers that split text as GPT-2 does, which transformers assumes for unknown names."""
 
 
 class Scratch:
@@ -114,9 +109,8 @@ def read(prepared: ConvertedFile, config: PreTrainedConfig) -> QuantisedTensors:
 
 def _with_factors(header: Header, raw: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of the rotary embedding with the frequency factors of the file, the same at every length."""
-    tensor: GgufTensor = header.tensors[FACTORS]
-    stored = np.memmap(header.path, np.uint8, "r", offset=tensor.start, shape=(1, tensor.size_bytes))
-    factors = dequantised(stored, tensor.type.number).reshape(-1).astype(float).tolist()
+    tensor = header.tensors[FACTORS]
+    factors = dequantised(mapped(header.path, tensor), tensor.type.number).reshape(-1).astype(float).tolist()
     rope = raw.get("rope_parameters")
     if not isinstance(rope, dict) or rope.get("rope_type", "default") != "default":
         raise UnsupportedModelError(f"{header.path}: {FACTORS} and a rotary embedding of another type")
@@ -156,16 +150,10 @@ SIZES = {
 ROTATED = {"rope.dimension_count": "full_attention", "rope.dimension_count_swa": "sliding_attention"}
 """Numbers of rotated dimensions per head, and the layer type where these differ; compared with the config."""
 OF_THE_FILE = frozenset(
-    {
-        "vocab_size",
-        "attention.value_length",
-        "attention.value_length_swa",
-        "attention.head_count_kv",
-        "feed_forward_length",
-        "use_parallel_residual",
-        *SIZES,
-        *ROTATED,
-    }
+    (
+        *("vocab_size", "attention.value_length", "attention.value_length_swa", "attention.head_count_kv"),
+        *("feed_forward_length", "use_parallel_residual", *SIZES, *ROTATED),
+    )
 )
 """Settings that follow from the tensors and their shapes, where transformers does not read them."""
 UNSET = ("", "none", 0, 0.0, False, ())
@@ -183,27 +171,18 @@ COPIED = {
     "final_logit_softcapping": ("final_logit_softcapping",),
 }
 """Settings -> config keys; the first that the config has is set."""
-BASES = {
-    "rope.freq_base": "full_attention",
-    "rope.freq_base_swa": "sliding_attention",
-}
+BASES = {"rope.freq_base": "full_attention", "rope.freq_base_swa": "sliding_attention"}
 """Bases of the rotary embedding, and the layer type where these differ."""
 PATTERN = "attention.sliding_window_pattern"
 """Per layer, whether it has a window, or the period of layers without one; compared with the config."""
 HARMLESS = frozenset(
-    {
-        "attention.layer_norm_epsilon",  # the epsilon of a norm that the model does not have
-        "attention.layer_norm_rms_epsilon",
-        "classifier.output_labels",
-        "context_length",  # the model has no maximum length
-        "decoder_block_count",  # encoder-decoders are refused
-        "embedding_length_out",
-        "features_length",
-        "pooling_type",
-        "tensor_data_layout",
-    }
+    (
+        *("attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"),  # of a norm that the model does not have
+        *("context_length", "decoder_block_count", "embedding_length_out", "features_length"),
+        *("classifier.output_labels", "pooling_type", "tensor_data_layout"),
+    )
 )
-"""Settings that do not change the logits."""
+"""Settings that do not change the logits where the config has no key for them."""
 END_TOKENS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
 """Settings with end-of-generation tokens."""
 ORIGINAL_LENGTH = "rope.scaling.original_context_length"

@@ -48,11 +48,11 @@ class Rows:
             first, last = region[-1][0] // kind.block, -(-region[-1][1] // kind.block)
             if here.any():
                 columns = slice(first * kind.size_bytes, last * kind.size_bytes)
-                yield here, _mapped(self.path, tensor)[places[here] - low, columns], kind
+                yield here, mapped(self.path, tensor)[places[here] - low, columns], kind
             low += lines
 
 
-def _mapped(path: Path, tensor: GgufTensor) -> Bytes:
+def mapped(path: Path, tensor: GgufTensor) -> Bytes:
     """The memory-mapped bytes of a tensor [rows, bytes]."""
     shape = math.prod(tensor.shape[:-1]), tensor.row_bytes
     return np.memmap(path, np.uint8, "r", offset=tensor.start, shape=shape)
@@ -116,7 +116,7 @@ class WholeWeight(StoredFloats):
 
     def _read(self, region: Region, files: Reader) -> torch.Tensor:
         if self not in files.computed:
-            raw = dequantised(_mapped(self.path, self.tensor), self.tensor.type.number)
+            raw = dequantised(mapped(self.path, self.tensor), self.tensor.type.number)
             made = self.process(raw.reshape(self.tensor.shape))
             files.computed[self] = torch.from_numpy(np.ascontiguousarray(made, np.float32)).reshape(self.shape)
         return files.computed[self][tuple(slice(start, stop) for start, stop in region)]
@@ -135,8 +135,8 @@ def row_weight(name: str, shape: tuple[int, ...], rows: Rows, infos: tuple[Tenso
     return AffineRows(name, shape, infos, dtype, affine.bits, len(shape) - 1, affine.group, rows)
 
 
-COMPUTED = ("rope_freqs.weight",)
-"""Tensors that become settings of the config."""
+FACTORS = "rope_freqs.weight"
+"""Divisors of the rotary embedding's frequencies, as in llama 3.1, which become settings of the config."""
 TRANSFORMERS: Any = modeling_gguf_pytorch_utils
 Array = npt.NDArray[Any]
 
@@ -148,7 +148,7 @@ def weights_of(header: Header, config: PreTrainedConfig) -> dict[str, StoredWeig
     settings = {**config.to_dict(), "num_attention_heads": getattr(config, "num_attention_heads", None)}
     kind = TRANSFORMERS.TENSOR_PROCESSORS.get(header.architecture, TRANSFORMERS.TensorProcessor)
     mapping: dict[str, str] = TRANSFORMERS.get_gguf_hf_weights_map(model, kind(config=settings))
-    tensors = {name: tensor for name, tensor in header.tensors.items() if name not in COMPUTED}
+    tensors = {name: tensor for name, tensor in header.tensors.items() if name != FACTORS}
     firsts = dict(zip(tensors, np.cumsum([1, *map(_lines, tensors.values())]).tolist(), strict=False))
     values, sources_of = _run(header.path, kind(config=settings), tensors, firsts, mapping)
     placed = {tensor.name for sources in sources_of.values() for tensor in sources}

@@ -43,7 +43,7 @@ LARGEST = 1 / 127
 """The final factor of LLM.int8."""
 
 
-class _State(BaseModel, strict=True):
+class _State(BaseModel, strict=True, frozen=True):
     """The JSON in a file that describes a 4-bit weight."""
 
     shape: tuple[PositiveInt, PositiveInt]

@@ -20,14 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
-from partita.export.checkpoint.stored_formats import (
-    BYTE,
-    FLOAT,
-    FLOAT8,
-    SIGNED_BYTE,
-    StoredTensors,
-    StoredWeight,
-)
+from partita.export.checkpoint.stored_formats import BYTE, FLOAT, FLOAT8, SIGNED_BYTE, StoredTensors, StoredWeight
 from partita.export.checkpoint.stored_formats.compressed_tensors import of_integers
 from partita.export.checkpoint.stored_formats.fp8 import scaled_weight
 from partita.export.weights import to_torch
