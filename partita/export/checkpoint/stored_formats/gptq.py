@@ -94,7 +94,7 @@ def _packed(
     width, rows = qweight.shape
     bits = bits or qzeros.shape[1] * WORD // max(1, rows)
     if bits not in BITS:
-        raise sources.tensor_error(qweight.name, f"has integers of {bits} bits; choose one of {BITS}")
+        raise sources.tensor_error(qweight.name, f"has integers of {bits} bits; 2, 3, 4, 8 bits are supported")
     width, rows = (width, rows * WORD // bits) if order else (width * WORD // bits, rows)
     size = size or max(1, width // max(1, scales.shape[0]))
     group = max(1, width) if size < 0 else size
