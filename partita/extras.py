@@ -16,7 +16,7 @@ RUNTIME = "onnxruntime"
 ALWAYS = ""
 """The extra of modules that `pip install partita` installs."""
 BASE = (
-    "filelock huggingface_hub jinja2 ml_dtypes numpy onnx packaging platformdirs psutil pydantic regex rich "
+    "filelock huggingface_hub jinja2 ml_dtypes numpy onnx packaging platformdirs psutil pydantic rich "
     "safetensors tokenizers transformers typer"
 )
 """Modules of `pip install partita`."""

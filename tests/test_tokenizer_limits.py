@@ -117,7 +117,7 @@ def test_tokenizer_beyond_limits_is_rejected_naming_component(name, kind, tmp_pa
 def test_export_skips_tokenizer_beyond_limits_with_note(tmp_path):
     notes: list[str] = []
     folder = save(tmp_path, BOMBS["while it loads"][0])
-    assert not probe_tokenizer(folder, ("tokenizer.json", "tokenizer_config.json"), notes).loads
+    assert probe_tokenizer(folder, ("tokenizer.json", "tokenizer_config.json"), notes) == "transformers"
     assert "its normalizer can lengthen text more than 65,536 times" in notes[0]
 
 

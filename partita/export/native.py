@@ -14,7 +14,6 @@ from partita.errors import UnsupportedModelError, UsageError
 from partita.export.checkpoint.adapters import adapter_record, read_adapter
 from partita.export.checkpoint.adapters.branches import Adapters, SwitchableAdapter, match_switchable
 from partita.export.checkpoint.adapters.merge import merge_adapter
-from partita.export.checkpoint.config_values import with_setting_name
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.naming import match_names, untie
 from partita.export.drafts import Draft, Exported, Graphs, quantise_again
@@ -49,7 +48,6 @@ from partita.export.verify.package_runs import CPU
 from partita.export.weights import external_data as weights
 from partita.export.work import Work, add_note, check_merged, takes_stored
 from partita.export.writing import unfinished_manifest
-from partita.observations.text_format import listing
 from partita.package.contract import GraphFile, Port, state_bytes
 from partita.package.folder import AdapterRecord, Graph, adapter_file
 from partita.package.records import Mix, PrefillChoice, ProbedLowering, TargetRecord, Verification
@@ -72,15 +70,8 @@ def variants(checkpoint: Checkpoint, work: Work, target: Target | None) -> Varia
         text = calibration.read_text(Path(options.calibrate), checkpoint, length)
     adapter = None if options.adapter is None else read_adapter(Path(options.adapter))
     switchable = [(name, read_adapter(Path(folder))) for name, folder in (options.with_adapters or {}).items()]
-    for each in (*([] if adapter is None else [adapter]), *(other for _, other in switchable)):
-        own = each.own_companions(checkpoint.folder)
-        if own:
-            add_note(work, f"{each.folder} contains {listing(own)}, but the package uses those of the checkpoint")
     with stage(work.progress, "build model", work.seconds):
-        try:
-            fake = build_fake_model(checkpoint.config, options.computing.dtype, options.batch_size, length)
-        except UnsupportedModelError as error:
-            raise with_setting_name(error, checkpoint.folder, checkpoint.config) from error
+        fake = build_fake_model(checkpoint.config, options.computing.dtype, options.batch_size, length)
         if adapter is not None:
             checkpoint, notes = merge_adapter(checkpoint, fake.module, adapter)
             work.notes += notes

@@ -18,7 +18,7 @@ import onnx_ir as ir
 import partita
 from partita.errors import GenerationError, ParityError, PartitaError, ResourceError, UnsupportedModelError
 from partita.export.checkpoint.adapters.branches import parameters
-from partita.export.checkpoint.companions import GENERATION, chat_notes, probe_tokenizer, stop_notes, write_generation
+from partita.export.checkpoint.companions import GENERATION, probe_tokenizer, stop_notes, write_generation
 from partita.export.checkpoint.config_values import without_overridden_settings
 from partita.export.checkpoint.description import Checkpoint, source_files
 from partita.export.checkpoint.weight_files import refuse_pointer
@@ -165,8 +165,6 @@ def _write_files(exported: Exported, text: Text | None) -> Manifest:
             assert work.write_adapter is not None and exported.graphs is not None and record.file is not None
             work.write_adapter(folder / record.file, parameters(each, exported.graphs.branches.values()))
         tokenizer = probe_tokenizer(folder, checkpoint.companions(), work.notes)
-        if tokenizer.loads:
-            work.notes += chat_notes(work.reader, folder, tokenizer.kind)
     found = None if packed is None else packed.calibration
     if found is not None and text is not None and found.text_sha256 == text.sha256:
         add_note(work, SAME_TEXT)
@@ -176,7 +174,7 @@ def _write_files(exported: Exported, text: Text | None) -> Manifest:
             "source": manifest.source.model_copy(update={"files": sources}),
             "graph": graph.model_copy(update={"weight_bytes": data.size_bytes}),
             "files": (FileRecord(name=WEIGHTS, size_bytes=data.size_bytes, sha256=data.sha256), *others),
-            "tokenizer": tokenizer.kind,
+            "tokenizer": tokenizer,
             "packed": packed,
         }
     )

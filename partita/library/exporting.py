@@ -19,13 +19,12 @@ from partita.extras import checked_versions
 from partita.library.api import LOGGER, QUIET, Audience, from_fields
 from partita.options.export import ExportOptions as Options
 from partita.options.fields import group
-from partita.package.folder import Graph, Manifest, TokenizerKind
+from partita.package.folder import Graph, Manifest
 from partita.package.records import SmokeRecord, Verification
 from partita.providers.generic import parse_libraries
 from partita.providers.resolve import all_names, parse_chain
 
 if TYPE_CHECKING:
-    from partita.export.checkpoint.companions import Reader
     from partita.export.target import Target
     from partita.export.verify.quality import Scorer
 
@@ -59,6 +58,7 @@ def run_export(given: Options, progress: Progress | None = None, audience: Audie
         from partita.export.pipeline import export as write
         from partita.library.drifting import locate
         from partita.library.place.target import supported_by_cpu
+        from partita.runtime.generate.text.tokens import stop_token_ids
         from partita.runtime.ort.buffers import write_adapter
 
     options = group(given, ExportOptions)
@@ -69,7 +69,7 @@ def run_export(given: Options, progress: Progress | None = None, audience: Audie
             options,
             replay=replay,
             smoke=smoke,
-            reader=_reader(),
+            reader=stop_token_ids,
             scorer=scorer,
             target=target,
             takes=supported_by_cpu,
@@ -190,18 +190,3 @@ def scorer(folder: Path, manifest: Manifest) -> AbstractContextManager[Scorer]:
     from partita.runtime.verify.quality import open_scorer
 
     return open_scorer(folder, parse_chain("cpu"), manifest=manifest)
-
-
-def _reader() -> Reader:
-    """How `generate` reads the files of a package."""
-    from partita.export.checkpoint.companions import Reader
-    from partita.runtime.generate.text.tokens import load_text, stop_token_ids
-
-    def chat(folder: Path, kind: TokenizerKind) -> bool:
-        try:
-            load_text(folder, kind).encode_chat("Hello")
-        except UsageError:  # there is no template
-            return False
-        return True
-
-    return Reader(stop_token_ids, chat)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from partita.errors import CheckpointError, PackageError, PartitaError, ResourceError, UnsupportedModelError, UsageError
-from partita.export.checkpoint.companions import Reader, stop_tokens
+from partita.export.checkpoint.companions import stop_tokens
 from partita.export.checkpoint.description import open_checkpoint
 from partita.export.checkpoint.weight_files import find_tensors
 from partita.export.options import max_length
@@ -56,7 +56,6 @@ def test_path_without_checkpoint_is_rejected(tmp_path: Path, given: str, words: 
 
 
 Damage = Callable[[Path], object]
-ROPE = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
 FIRST, SECOND = (f"model-0000{number}-of-00002.safetensors" for number in (1, 2))
 
 
@@ -99,20 +98,14 @@ DAMAGES: dict[str, tuple[Damage, type[PartitaError], tuple[str, ...]]] = {
     "no layers": (set_config(num_hidden_layers=0, layer_types=[]), CheckpointError, ("num_hidden_layers is 0",)),
     **{
         f"{field} null": (set_config(**{field: None}), CheckpointError, ())
-        for field in ("vocab_size", "hidden_size", "num_attention_heads", "num_hidden_layers")
+        for field in ("vocab_size", "num_hidden_layers")
     },
-    **{
-        f"{key} of 400 digits": (set_config(**{key: 10**400}), PartitaError, (f"{key} in config.json is '1000",))
-        for key in ("rms_norm_eps", "max_position_embeddings", "bos_token_id")
-    },
-    **{
-        f"rope {key} of 400 digits": (
-            set_config(rope_parameters={**ROPE, key: 10**400}),
-            PartitaError,
-            (f"{key} is 1000", "not a number above 0"),
-        )
-        for key in ("rope_theta", "factor")
-    },
+    "a size of 400 digits": (set_config(bos_token_id=10**400), PartitaError, ("bos_token_id in config.json is '1000",)),
+    "rope factor of 400 digits": (
+        set_config(rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 10**400}),
+        PartitaError,
+        ("factor is 1000", "not a number above 0"),
+    ),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), CheckpointError, ("no weights",)),
     "integers": (
         tensors(lambda held: held.update({"model.norm.weight": torch.ones(64, dtype=torch.int8)})),
@@ -133,10 +126,7 @@ SHARDS: dict[str, tuple[Damage, tuple[str, ...]]] = {
     "broken link": (link(FIRST), (f"{FIRST}: a broken symbolic link to gone;",)),
     "index of another save": (
         rename_shards,
-        (
-            f"{FIRST}: this shard is missing, and model.safetensors.index.json",
-            "model-00001-of-00003.safetensors, model-00002-of-00003.safetensors: the index may belong to another",
-        ),
+        (f"{FIRST}: this shard of model.safetensors.index.json is missing",),
     ),
 }
 
@@ -322,7 +312,7 @@ def test_unreadable_stop_token_file_raises_checkpoint_error() -> None:
         raise PermissionError(13, "Permission denied", str(folder / "genai_config.json"))
 
     with pytest.raises(CheckpointError, match=r"c/genai_config.json: cannot be read \(Permission denied\)"):
-        stop_tokens(Reader(denied, lambda folder, kind: False), Path("c"))
+        stop_tokens(denied, Path("c"))
 
 
 @pytest.mark.parametrize(
@@ -330,12 +320,9 @@ def test_unreadable_stop_token_file_raises_checkpoint_error() -> None:
     [
         (None, True),
         ("{home}/.out.partial-abcdefgh/model.onnx", True),
-        ("{home}/.out.partial-abcdefgh-rounded-abcdefgh/x", True),
         ("{home}/.out.old-abcdefgh", True),
         ("{home}/out", True),
         ("{home}/tmpabcdefgh", True),
-        ("{home}", True),
-        ("{home}/checkpoint/tokenizer.json", False),
         ("{home}/tokenizer.json", False),
         ("/somewhere/model.safetensors", False),
     ],

@@ -142,7 +142,7 @@ def test_custom_class_with_known_model_type_is_rejected(
         auto_map={"AutoModelForCausalLM": "someone/twisted--modeling_twisted.TwistedForCausalLM"},
     )
     error = refused(folder, tmp_path, capsys)
-    assert "(TwistedForCausalLM in modeling_twisted.py, from auto_map)" in error
+    assert "custom code in the checkpoint (auto_map in config.json)" in error
     assert "has LlamaForCausalLM for model type 'llama', not TwistedForCausalLM" in error
 
 

@@ -207,7 +207,7 @@ def test_compressed_records_in_bin_files_are_rejected(name: str, tmp_path: Path)
         tmp_path / name,
         lambda entry: 8 if entry.filename.endswith("data/0") else zipfile.ZIP_STORED,
     )
-    with pytest.raises(CheckpointError, match=rf"{name}: its records are compressed.*data/0; save it again with torch"):
+    with pytest.raises(CheckpointError, match=rf"{name}: its directory lists .*compressed.*data/0; save it again"):
         list_tensors(tmp_path, name)
     (info, _) = list_tensors(tmp_path, packed_again(tmp_path / "plain", tmp_path / "b.bin", lambda entry: 0).name)
     with OpenFiles() as files:
@@ -218,7 +218,7 @@ def test_zip_bombs_are_rejected_before_torch_load(tmp_path: Path, monkeypatch: p
     torch.save({"a": torch.zeros(1 << 20)}, tmp_path / "plain")
     bomb = packed_again(tmp_path / "plain", tmp_path / "bomb.bin", lambda entry: zipfile.ZIP_DEFLATED)
     monkeypatch.setattr(torch, "load", lambda *args, **more: pytest.fail("torch is given the file"))
-    with pytest.raises(CheckpointError, match="its records are compressed"):
+    with pytest.raises(CheckpointError, match="compressed or missing"):
         list_tensors(tmp_path, bomb.name)
     # Records that say they are stored, and are longer than the file.
     raw = bytearray((tmp_path / "plain").read_bytes())
@@ -227,7 +227,7 @@ def test_zip_bombs_are_rejected_before_torch_load(tmp_path: Path, monkeypatch: p
     assert raw[at : at + 4] == b"PK\x01\x02" and raw[at + 20 : at + 28] == size * 2
     raw[at + 20 : at + 28] = (1 << 31).to_bytes(4, "little") * 2
     (tmp_path / "long.bin").write_bytes(raw)
-    with pytest.raises(CheckpointError, match=r"long\.bin: damaged: its directory lists 2,147,\d+,\d+ bytes of rec"):
+    with pytest.raises(CheckpointError, match=r"long\.bin: its directory lists 2,147,\d+,\d+ bytes of rec"):
         list_tensors(tmp_path, "long.bin")
     (tmp_path / "cut.bin").write_bytes(raw[: len(raw) // 2])
     with pytest.raises(CheckpointError, match=r"cut\.bin: damaged or truncated at"):

@@ -25,7 +25,7 @@ from partita.dtypes import storage
 from partita.errors import PartitaError
 from partita.explain.node_explanation import explain
 from partita.export.checkpoint.description import open_checkpoint
-from partita.export.checkpoint.gguf.header import read_header
+from partita.export.checkpoint.gguf import read_header
 from partita.export.checkpoint.weight_files import find_tensors
 from partita.foreign.folder import open_folder
 from partita.library.batches.journal import Journal

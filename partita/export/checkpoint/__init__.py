@@ -25,7 +25,8 @@ _MAPPINGS: tuple[tuple[Any, Any], ...] = (
 
 def classes(model_type: str) -> tuple[str, ...]:
     """Names of transformers' classes with a language-model head for a model type; empty for other types."""
-    return _named(next((names[model_type] for _, names in _MAPPINGS if model_type in names), ()))
+    found: str | tuple[str, ...] = next((names[model_type] for _, names in _MAPPINGS if model_type in names), ())
+    return (found,) if isinstance(found, str) else tuple(found)
 
 
 def auto_class(config: PreTrainedConfig) -> Any:
@@ -37,7 +38,3 @@ def of_text(config: PreTrainedConfig) -> PreTrainedConfig:
     """The config of the text-generating part: the thinker, where the model has one."""
     thinker = getattr(config, THINKER, None)
     return thinker if isinstance(thinker, PreTrainedConfig) else config
-
-
-def _named(entry: str | tuple[str, ...] | list[str]) -> tuple[str, ...]:
-    return (entry,) if isinstance(entry, str) else tuple(entry)

@@ -1,13 +1,12 @@
-"""Checks of companion files (tokenizer, template, generation config) with the readers that `generate` uses.
+"""Checks of companion files (tokenizer, generation config) with the reader that `generate` uses.
 
-The caller passes the readers, because this folder may not import the runtime. A package's tokenizer is loaded by
+The caller passes the reader, because this folder may not import the runtime. A package's tokenizer is loaded by
 `tokenizers` where tokenizer.json gives the same ids and texts as transformers, which takes seconds to import.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +15,14 @@ from transformers import GenerationConfig, PreTrainedConfig
 
 from partita.errors import CheckpointError, PackageError, PartitaError
 from partita.export.checkpoint.description import of_tokenizer
-from partita.export.checkpoint.weight_files import unreadable
+from partita.export.checkpoint.weight_files import few, unreadable
 from partita.export.trace.fake_model import quiet, translate_errors
 from partita.export.verify.known_answer import PROMPT_TEXT
 from partita.package.folder import TokenizerKind
 from partita.tokenizer_limits import load_full
 
-
-@dataclass(frozen=True, slots=True)
-class Reader:
-    """The functions with which `generate` reads a package. Each raises a PartitaError."""
-
-    stops: Callable[[Path], frozenset[int]]
-    """Stop token ids of a folder."""
-    chat: Callable[[Path, TokenizerKind], bool]
-    """Renders a conversation with the chat template; False where there is none."""
-
-
+Reader = Callable[[Path], frozenset[int]]
+"""Returns the stop token ids of a folder, as `generate` does. Raises PackageError."""
 GENERATION = "generation_config.json"
 
 
@@ -50,7 +40,7 @@ def stop_tokens(reader: Reader | None, folder: Path) -> frozenset[int]:
     if reader is None:
         return frozenset()
     try:
-        return reader.stops(folder)
+        return reader(folder)
     except PackageError as error:
         raise CheckpointError(
             f"{error.problem}; generate would reject it: correct the file, or download the checkpoint again"
@@ -63,31 +53,11 @@ def stop_notes(reader: Reader | None, folder: Path, vocabulary: int) -> list[str
     """Notes on a package in `folder` without stop tokens, or with stop tokens outside the vocabulary."""
     if reader is None:
         return []
-    if not (stops := reader.stops(folder)):
+    if not (stops := reader(folder)):
         return ["the checkpoint has no eos_token_id: generate will stop only at the maximum length"]
-    odd = sorted(token for token in stops if not 0 <= token < vocabulary)
-    if not odd:
-        return []
-    listed, all_of = ", ".join(f"{token:,}" for token in odd[:5]), len(odd) == len(stops)
-    end = "so generate will stop only at the maximum length" if all_of else "and will never be generated"
-    return [f"eos_token_id {listed} is outside the vocabulary of {vocabulary:,} tokens, {end}"]
-
-
-def chat_notes(reader: Reader | None, folder: Path, kind: TokenizerKind) -> list[str]:
-    """A note where `generate --chat` would fail with the chat template of the package in `folder`."""
-    if reader is None or kind == "none":
-        return []
-    try:
-        reader.chat(folder, kind)
-    except PartitaError as error:
-        # A temporary folder is not named: it is renamed when the package is published.
-        named = "" if error.path in (None, folder) else f"{error.path.name}: "
-        message = f"{named}{error.message}" + ("" if error.remedy is None else f"; {error.remedy}")
-    except Exception as error:  # noqa: BLE001 - a template is a program, and fails in its own ways
-        message = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    else:
-        return []
-    return [f"chat will fail: {message}"]
+    odd = sorted(f"{token:,}" for token in stops if not 0 <= token < vocabulary)
+    note = f"eos_token_id {few(odd)} is outside the vocabulary of {vocabulary:,} tokens: generate will not stop there"
+    return [note] if odd else []
 
 
 TEXTS = (
@@ -104,34 +74,25 @@ TEXTS = (
 RANDOM_SEQUENCES, SEQUENCE_TOKENS = 64, 24
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizerProbe:
-    """The result of probing a tokenizer."""
-
-    kind: TokenizerKind
-    loads: bool
-    """Whether transformers can load it; False without a tokenizer."""
-
-
-def probe_tokenizer(folder: Path, names: tuple[str, ...], notes: list[str]) -> TokenizerProbe:
-    """Compare `tokenizers` with transformers on the tokenizer in `folder` of files `names`; adds `notes`."""
+def probe_tokenizer(folder: Path, names: tuple[str, ...], notes: list[str]) -> TokenizerKind:
+    """The library that reads the tokenizer in `folder` of files `names`; adds `notes` where there is none."""
     if not of_tokenizer(names):
         notes.append("the checkpoint has no tokenizer: generate will need token ids")
-        return TokenizerProbe("none", loads=False)
+        return "none"
     from tokenizers import Tokenizer
 
     try:
         with quiet(), translate_errors("loading the tokenizer"):
             full, _ = load_full(folder)
             if "tokenizer.json" not in names:
-                return TokenizerProbe("transformers", loads=True)
+                return "transformers"
             plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
             plain.no_truncation()  # as at run time
             plain.no_padding()
-            return TokenizerProbe("tokenizers" if _matches(full, plain) else "transformers", loads=True)
+            return "tokenizers" if _matches(full, plain) else "transformers"
     except PartitaError as error:
         notes.append(f"the checkpoint's tokenizer cannot be loaded ({error}): generate will need token ids")
-        return TokenizerProbe("transformers", loads=False)
+        return "transformers"
 
 
 def _matches(full: Any, plain: Any) -> bool:

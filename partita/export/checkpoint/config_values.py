@@ -42,22 +42,19 @@ DTYPES = ("dtype", "torch_dtype")
 """The dtype of the weights; removed where torch has no dtype of this name."""
 POSITIVE = re.compile(r"norm\w*_eps(ilon)?$|^(rope_theta|rotary_emb_base|rope_local_base_freq|global_rope_theta)$")
 """Settings that must be above 0: roots and powers are taken of them."""
-SIZES = re.compile(r"^vocab_size$|(^|_)(hidden_size|num_attention_heads|num_key_value_heads)$")
-NOT_NEGATIVE = re.compile(r"^(intermediate_size|ffn_dim|n_layer|n_head|n_embd|d_model)$|(^|_)head_dim$")
-"""A part of a head may have size 0, e.g. the rotated part of glm5_next."""
-
-
+SIZES = re.compile(
+    r"^(vocab_size|intermediate_size|ffn_dim|n_layer|n_head|n_embd|d_model)$"
+    r"|(^|_)(hidden_size|num_attention_heads|num_key_value_heads|head_dim)$"
+)
+"""Settings that are the length of a weight's axis, or a divisor of it."""
 ROPE = ("rope_parameters", "rope_scaling")
 """The key in config.json, now and before transformers 5."""
 
 
 def read_config(folder: Path, raw: Mapping[str, Any]) -> PreTrainedConfig:
     """The config in `folder`, whose JSON is `raw`, without overridden settings. Raises as transformers does."""
-    settings = _without_run_settings(raw)
-    if settings == raw:
-        return _loaded(folder)
     with tempfile.TemporaryDirectory(prefix="partita-config-") as name:
-        (Path(name) / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+        (Path(name) / "config.json").write_text(json.dumps(_without_run_settings(raw)), encoding="utf-8")
         config = _loaded(Path(name))
     config.name_or_path = str(folder)
     return config
@@ -102,25 +99,10 @@ def check_values(folder: Path, raw: Mapping[str, Any]) -> None:
     for name, key, value in _entries(raw):
         if key in ROPE and value:
             raise _bad(folder, name, value, "an object")
-        if isinstance(value, float) and math.isnan(value):
-            raise _bad(folder, name, value, "a number")
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            if value is not None and POSITIVE.search(key):
-                raise _bad(folder, name, value, "a number above 0")
-            continue
-        if isinstance(value, int) and not is_number(value):
-            raise _bad(folder, name, value, "a number that a float can hold")
-        if POSITIVE.search(key) and not (math.isfinite(value) and value > 0):
+        if POSITIVE.search(key) and value is not None and not (is_number(value) and value > 0):
             raise _bad(folder, name, value, "a number above 0")
-        if (SIZES.search(key) and value < 1) or (NOT_NEGATIVE.search(key) and value < 0):
-            raise _bad(folder, name, value, "a size")
-
-
-def sizes(config: PreTrainedConfig) -> Iterator[tuple[str, int]]:
-    """Settings of the text model that are the length of a weight's axis, or a divisor of it."""
-    for key, value in config.get_text_config(decoder=True).to_dict().items():
-        if type(value) is int and (SIZES.search(key) or NOT_NEGATIVE.search(key)):
-            yield key, value
+        if type(value) in (int, float) and not is_number(value) and abs(value) != math.inf:
+            raise _bad(folder, name, value, "a number that a float can hold")
 
 
 def _bad(folder: Path, name: str, value: Any, expected: str) -> CheckpointError:
@@ -137,37 +119,8 @@ def _entries(raw: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str,
             yield from _entries(value, f"{path}{key}.")
 
 
-def with_setting_name(error: UnsupportedModelError, folder: Path, config: PreTrainedConfig) -> CheckpointError:
-    """The error of building the model, with the setting that caused it where it is known."""
-    cause = error.__cause__
-    text: Any = config.get_text_config(decoder=True)
-    if isinstance(cause, KeyError) and cause.args and isinstance(cause.args[0], str):
-        wrong = cause.args[0]
-        fields = [key for key, value in text.to_dict().items() if value == wrong and key != "model_type"]
-        if fields:
-            return CheckpointError(
-                f"{folder}: {' and '.join(fields)} in config.json is {wrong[:40]!r}, which the installed "
-                "transformers does not support; correct it, or install a transformers that does"
-            )
-    rope = getattr(text, "rope_parameters", None)
-    missing = [key for key, value in rope.items() if value is None] if isinstance(rope, Mapping) else []
-    # Models without rotary embeddings have null there.
-    if missing and isinstance(cause, TypeError) and "NoneType" in str(cause):
-        return CheckpointError(
-            f"{folder}: {' and '.join(missing)} of rope_parameters in config.json is null, not a number; correct it"
-        )
-    pad, size = getattr(text, "pad_token_id", None), getattr(text, "vocab_size", None)
-    if "padding_idx" in str(cause).lower() and isinstance(pad, int) and isinstance(size, int):
-        return CheckpointError(
-            f"{folder}: pad_token_id in config.json is {pad:,}, outside the vocabulary of {size:,}; correct it"
-        )
-    return error
-
-
 NOT_SETTINGS = frozenset({"type", "finetuned"})
 """Keys without effect: the former name of `rope_type`, and a flag of YaRN checkpoints."""
-ABOVE_ZERO = ("rope_theta", "factor")
-"""Settings used as a divisor or as the base of a power."""
 
 
 def check_known(folder: Path, config: PreTrainedConfig) -> None:
@@ -180,10 +133,9 @@ def check_known(folder: Path, config: PreTrainedConfig) -> None:
     types = sorted({"default", default, *ROPE_INIT_FUNCTIONS})
     known = set(RopeParameters.__annotations__) | NOT_SETTINGS | set(text.ignore_keys_at_rope_validation or ())
     for where, entry in _rope_entries(text, settings):
-        for key in ABOVE_ZERO:
+        for key in ("rope_theta", "factor"):  # divisors, or bases of a power
             value = entry.get(key)
-            number = is_number(value) and value > 0
-            if value is not None and not number:
+            if value is not None and not (is_number(value) and value > 0):
                 raise CheckpointError(f"{folder}: rope setting {key}{where} is {value!r:.40}, not a number above 0")
         kind = entry.get("rope_type", entry.get("type", default))
         if kind not in types:

@@ -9,7 +9,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +18,21 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from partita.errors import CheckpointError, UnsupportedModelError, UsageError
 from partita.export.checkpoint import classes, config_values, of_text, stored_formats
-from partita.export.checkpoint.gguf import conversion
-from partita.export.checkpoint.gguf.header import GgufTensor
-from partita.export.checkpoint.quantisation_method import METHOD_FILES, DetectedMethod, by_config, by_tensors
+from partita.export.checkpoint.gguf import GgufTensor, conversion
+from partita.export.checkpoint.quantisation_method import METHOD_FILES, DetectedMethod, by_config, check_unquantised
 from partita.export.checkpoint.stored_formats import QuantisedTensors
 from partita.export.checkpoint.weight_files import (
     LAYOUTS,
+    check_text_file,
     find_tensors,
     first_line,
     read_json,
-    refuse_dangling,
-    refuse_pointer,
     unreadable,
 )
 from partita.export.hub import HUB_ID, check_model, download, hub_error
 from partita.export.progress import Progress
 from partita.export.weights.origins import TensorInfo
 from partita.package.folder import COMPANIONS, MANIFEST, check_folder, is_of_others
-from partita.untrusted_files import check_size
 
 EMBEDDED = "adapter_config.json"
 """An adapter in the folder of a model, which transformers loads with it."""
@@ -48,12 +45,12 @@ HUB_IGNORED = ["*/*", "consolidated*"]
 HEADS = r"CausalLM|LMHead|ForConditionalGeneration"
 """Names of classes with a language-model head; ForConditionalGeneration is used by multimodal models."""
 CONFIG = "config.json"
-LAYERS = ("num_hidden_layers",)
-SIZES = ("hidden_size", "vocab_size", *LAYERS)
+LAYERS = "num_hidden_layers"
+SIZES = ("hidden_size", "vocab_size", LAYERS)
 """Settings of every model that its memory depends on."""
 MOST_LAYERS = 1024
 EXPERTS = ("num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts")
-"""Config keys of the number of layers and experts."""
+"""Config keys of the number of experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +117,12 @@ def open_checkpoint(given: str, progress: Progress | None = None) -> Checkpoint:
         if (file := conversion.gguf_file(folder)) is not None:
             return _open_gguf(given, file)
         config, found = _read_config(folder)
-        _check_companions(folder)
+        for name in COMPANIONS:
+            if (folder / name).is_file():
+                check_text_file(folder / name)
         tensors, files = find_tensors(folder)
-        found = found or by_tensors(tensors)
+        if found is None:
+            check_unquantised(folder, tensors)
         quantised = None if found is None else stored_formats.read(folder, found, tensors)
         tensors = tensors if quantised is None else dict(quantised.tensors)
         _check_sizes(folder, config, tensors)
@@ -144,14 +144,7 @@ def open_config(given: str, progress: Progress | None = None) -> Checkpoint:
     """
     path = Path(given)
     if not path.exists():
-        refuse_dangling(path)
-        check_model(given)
-        found = HUB_ID.fullmatch(given)
-        assert found is not None
-        try:
-            path = download(found["name"], found["revision"], progress, allow_patterns=[CONFIG])
-        except Exception as error:  # as in _locate
-            raise hub_error(given, error) from error
+        path = _download(given, progress, allow_patterns=[CONFIG])
     folder = path if path.is_dir() else path.parent
     if path.is_file() and path.name != CONFIG:
         raise CheckpointError(f"{path}: not a checkpoint; name a folder, a GGUF file or a {CONFIG}")
@@ -178,42 +171,20 @@ def _check_has_sizes(folder: Path, config: PreTrainedConfig) -> None:
         names = {name, getattr(type(text), "attribute_map", {}).get(name, name)}
         if not names & known:
             raise CheckpointError(f"{folder / CONFIG}: {name} is missing; without it the size of the model is unknown")
-    layers = getattr(text, LAYERS[0], 0)
-    if layers > MOST_LAYERS:
-        raise CheckpointError(f"{folder / CONFIG}: {LAYERS[0]} is {layers:,}; at most {MOST_LAYERS:,} are supported")
-
-
-def _check_companions(folder: Path) -> None:
-    """Raise CheckpointError for a companion file that is a Git LFS pointer or too large."""
-    for name in COMPANIONS:
-        if (folder / name).is_file():
-            refuse_pointer(folder / name)
-            try:
-                check_size(folder / name)
-            except ValueError as error:
-                raise CheckpointError(f"{folder / name}: damaged: {error}") from error
+    if (layers := getattr(text, LAYERS, 0)) > MOST_LAYERS:
+        raise CheckpointError(f"{folder / CONFIG}: {LAYERS} is {layers:,}; at most {MOST_LAYERS:,} are supported")
 
 
 def _open_gguf(given: str, file: Path) -> Checkpoint:
     """The checkpoint in a GGUF file."""
     prepared = conversion.prepare(file)
-    folder = prepared.folder
+    folder, notes, scratch = prepared.scratch.folder, prepared.notes, prepared.scratch
     config, _ = _read_config(folder, file)
     _check_sizes(file, config, prepared.header.tensors)  # before the model is built
-    quantised = conversion.read(prepared, config)
-    tensors = dict(quantised.tensors)
-    return Checkpoint(
-        folder,
-        _name_of(given),
-        config,
-        _architecture(config),
-        tensors,
-        (prepared.file,),
-        quantised if quantised.weights else None,
-        file=file,
-        notes=prepared.notes,
-        scratch=prepared.scratch,
-    )
+    found = conversion.read(prepared, config)
+    tensors, quantised = dict(found.tensors), found if found.weights else None
+    made = Checkpoint(folder, _name_of(given), config, _architecture(config), tensors, (file.name,), quantised)
+    return replace(made, file=file, notes=notes, scratch=scratch)
 
 
 def _name_of(given: str) -> str:
@@ -237,13 +208,18 @@ def _locate(given: str, progress: Progress | None) -> Path:
         return path
     if path.exists():
         raise CheckpointError(f"{given}: a file, not a checkpoint folder; give the folder that contains config.json")
-    refuse_dangling(path)  # a dangling link is no hub id
+    return _download(given, progress, allow_patterns=HUB_PATTERNS, ignore_patterns=HUB_IGNORED)
+
+
+def _download(given: str, progress: Progress | None, **patterns: list[str]) -> Path:
+    """The folder with the files of a hub id that match `patterns`. Raises CheckpointError."""
+    if (link := Path(given)).is_symlink():
+        raise CheckpointError(f"{given}: a broken symbolic link to {link.readlink()}; download the checkpoint again")
     check_model(given)
     found = HUB_ID.fullmatch(given)
     assert found is not None
     try:
-        wanted = {"allow_patterns": HUB_PATTERNS, "ignore_patterns": HUB_IGNORED}
-        return download(found["name"], found["revision"], progress, **wanted)
+        return download(found["name"], found["revision"], progress, **patterns)
     except Exception as error:  # the hub's client, its HTTP library and its transfer share no base class
         raise hub_error(given, error) from error
 
@@ -261,7 +237,7 @@ def _read_config(folder: Path, file: Path | None = None) -> tuple[PreTrainedConf
         config = of_text(config_values.read_config(folder, raw))
     except Exception as error:  # validation errors of configs share no base class
         if raw.get("auto_map"):
-            raise _remote_code(folder, raw["auto_map"], f"has no model type {model_type!r}") from error
+            raise _remote_code(folder, f"has no model type {model_type!r}") from error
         if isinstance(model_type, str) and model_type in CONFIG_MAPPING:
             raise CheckpointError(
                 f"{folder}: transformers {transformers.__version__} rejects config.json "
@@ -276,16 +252,12 @@ def _read_config(folder: Path, file: Path | None = None) -> tuple[PreTrainedConf
     return config, found
 
 
-def _remote_code(folder: Path, auto_map: Any, why: str) -> UnsupportedModelError:
-    """The error for a model with custom code, named by `auto_map` of config.json."""
-    entries = auto_map if isinstance(auto_map, dict) else {}
-    named = (entries.get(key) for key in ("AutoModelForCausalLM", "AutoModel", "AutoConfig", *entries))
-    code_class = next((value for value in named if isinstance(value, str)), "module.?")
-    module, _, name = code_class.rpartition("--")[2].rpartition(".")  # REPOSITORY--module.Class
+def _remote_code(folder: Path, why: str) -> UnsupportedModelError:
+    """The error for a model with custom code, which `auto_map` of config.json names."""
     return UnsupportedModelError(
-        f"{folder}: the model is custom code in the checkpoint ({name[:80]} in {module[:80]}.py, from "
-        f"auto_map), which Partita does not run; transformers {transformers.__version__} {why}; use a "
-        "transformers release with this architecture, or convert the checkpoint to a supported model type"
+        f"{folder}: the model is custom code in the checkpoint (auto_map in config.json), which Partita does not run; "
+        f"transformers {transformers.__version__} {why}; use a transformers release with this architecture, or convert "
+        "the checkpoint to a supported model type"
     )
 
 
@@ -312,7 +284,7 @@ def _refuse_by_config(folder: Path, config: PreTrainedConfig) -> None:
         return
     if isinstance(auto_map, dict) and "AutoModelForCausalLM" in auto_map and not hasattr(transformers, architecture):
         own = f"has {' and '.join(accepted)} for model type {kind!r}, not {architecture[:80]}"
-        raise _remote_code(folder, auto_map, own)
+        raise _remote_code(folder, own)
     if not re.search(HEADS, architecture):
         raise UnsupportedModelError(
             f"{folder}: the checkpoint contains {architecture[:80] or 'a model without a name'}, which "
@@ -323,22 +295,18 @@ def _refuse_by_config(folder: Path, config: PreTrainedConfig) -> None:
 def _check_sizes(folder: Path, config: PreTrainedConfig, tensors: Mapping[str, TensorInfo | GgufTensor]) -> None:
     """Refuse a config with more layers or experts, or longer axes, than its weights can hold."""
     longest = max((size for info in tensors.values() for size in info.shape), default=0)
+    bits = 8 * sum(info.size_bytes for info in tensors.values())  # no element takes less than one
     # A dense doge model has a number of experts in its config and none in its weights.
     experts = EXPERTS if any("expert" in name for name in tensors) else ()
-    for keys, most in ((LAYERS, len(tensors)), (experts, max(longest, len(tensors)))):
-        for key in keys:
-            count = getattr(config.get_text_config(decoder=True), key, None)
-            if isinstance(count, int) and not 0 <= count <= most:
-                raise CheckpointError(
-                    f"{folder}: weights and config.json do not match: {key} is {count:,}, but the weight "
-                    f"files have {len(tensors):,} tensors, and their longest axis is {longest:,}"
-                )
-    stored = sum(info.size_bytes for info in tensors.values())
-    for key, size in config_values.sizes(config):
-        if size > 8 * stored:  # no element takes less than one bit
+    limits = {LAYERS: len(tensors), **dict.fromkeys(experts, max(longest, len(tensors)))}
+    text = config.get_text_config(decoder=True)
+    settings = {**text.to_dict(), **{key: getattr(text, key, None) for key in limits}}
+    for key, value in settings.items():
+        most = limits.get(key, bits if config_values.SIZES.search(key) else None)
+        if type(value) is int and most is not None and not 0 <= value <= most:
             raise CheckpointError(
-                f"{folder}: weights and config.json do not match: {key} is {size:,}, but the weight files have "
-                f"{stored:,} bytes of tensors"
+                f"{folder}: weights and config.json do not match: {key} is {value:,}, but the weight files have "
+                f"{len(tensors):,} tensors of {bits // 8:,} bytes, and their longest axis is {longest:,}"
             )
 
 

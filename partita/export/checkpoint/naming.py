@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
 from partita.export.checkpoint.description import Checkpoint
-from partita.export.checkpoint.weight_files import OpenFiles
+from partita.export.checkpoint.weight_files import OpenFiles, first_line
 from partita.export.trace.fake_model import FakeModel
 from partita.export.weights import CHECKPOINT, to_torch
 from partita.export.weights.origins import (
@@ -34,6 +35,7 @@ from partita.export.weights.origins import (
     SlicedOrigin,
     TensorInfo,
     blocks,
+    map_leaves,
 )
 
 
@@ -141,20 +143,13 @@ def _remembered(operator: Any, arguments: Any, keywords: dict[str, Any]) -> Any:
     """The operator's results as deferred operations; a run on the meta device gives the shapes."""
     if keywords:
         raise ValueError(f"{operator} with {', '.join(sorted(keywords))} is not supported")
-    result = operator(*_replaced(arguments, lambda p: torch.empty(p.shape, dtype=p.dtype, device="meta")))
-    kept = _replaced(arguments, lambda p: p.origin, tuple)
+    result = operator(*map_leaves(arguments, Pending, lambda p: torch.empty(p.shape, dtype=p.dtype, device="meta")))
+    kept = map_leaves(arguments, Pending, lambda p: p.origin, tuple)
     if isinstance(result, torch.Tensor):
         return Pending.of(ComputedOrigin(operator, kept, None, tuple(result.shape)), result.dtype)
     if isinstance(result, list | tuple) and all(isinstance(r, torch.Tensor) for r in result):
         return [Pending.of(ComputedOrigin(operator, kept, i, tuple(r.shape)), r.dtype) for i, r in enumerate(result)]
     raise ValueError(f"{operator} does not return tensors")
-
-
-def _replaced(arguments: Any, change: Callable[[Pending], Any], kind: type = list) -> Any:
-    """The arguments with `change` applied to each pending tensor; lists as `kind`."""
-    if isinstance(arguments, Pending):
-        return change(arguments)
-    return kind(_replaced(a, change, kind) for a in arguments) if isinstance(arguments, list | tuple) else arguments
 
 
 def _axis(tensor: Pending, dim: int, extra: int = 0) -> int:
@@ -167,23 +162,15 @@ def _stack(tensors: list[Pending], dim: int = 0) -> Origin:
 
 
 def _split_sizes(tensor: Pending, sizes: list[int], dim: int = 0) -> list[Origin]:
-    axis, starts = _axis(tensor, dim), [sum(sizes[:i]) for i in range(len(sizes))]
+    axis, starts = _axis(tensor, dim), accumulate(sizes, initial=0)
     if sum(sizes) != tensor.shape[axis]:
         raise ValueError(f"{list(tensor.shape)} cannot be split into {sizes} along axis {axis}")
-    return [SlicedOrigin(tensor.origin, axis, start, start + size) for start, size in zip(starts, sizes, strict=True)]
+    return [SlicedOrigin(tensor.origin, axis, start, stop) for start, stop in pairwise(starts)]
 
 
 def _split(tensor: Pending, size: int, dim: int = 0) -> list[Origin]:
     total = tensor.shape[_axis(tensor, dim)]
     return _split_sizes(tensor, [min(size, total - start) for start in range(0, total, max(1, size))], dim)
-
-
-def _slice(tensor: Pending, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Origin:
-    axis = _axis(tensor, dim)
-    if step != 1:
-        raise ValueError(f"a slice with step {step} is not supported")
-    begin, stop, _ = slice(start, end).indices(tensor.shape[axis])
-    return SlicedOrigin(tensor.origin, axis, begin, max(begin, stop))
 
 
 def _select(tensor: Pending, dim: int, index: int) -> Origin:
@@ -202,16 +189,12 @@ RULES: dict[Any, Callable[..., Origin | list[Origin]]] = {
     aten.stack.default: _stack,
     aten.split.Tensor: _split,
     aten.split_with_sizes.default: _split_sizes,
-    aten.slice.Tensor: _slice,
     aten.select.int: _select,
     aten.unbind.int: lambda tensor, dim=0: [_select(tensor, dim, index) for index in range(tensor.shape[dim])],
-    aten.squeeze.dim: lambda tensor, dim: _select(tensor, dim, 0) if tensor.shape[dim] == 1 else tensor.origin,
     aten.unsqueeze.default: lambda tensor, dim: ExpandedOrigin(tensor.origin, _axis(tensor, dim, 1)),
     aten.transpose.int: _transpose,
     aten.permute.default: lambda tensor, dims: tensor.origin.permuted(tuple(_axis(tensor, dim) for dim in dims)),
-    aten.clone.default: lambda tensor, **_: tensor.origin,
-    aten.detach.default: lambda tensor: tensor.origin,
-    aten.alias.default: lambda tensor: tensor.origin,
+    **dict.fromkeys((aten.clone.default, aten.detach.default, aten.alias.default), lambda tensor, **_: tensor.origin),
 }
 """Operators whose results are regions of their inputs."""
 
@@ -230,15 +213,9 @@ def convert(
         converter.add_tensor(name, info.name, pattern, pending)  # type: ignore[arg-type]
     try:
         results = converter.convert(name, model=model, config=model.config)
-    except ValueError:
-        raise
     except Exception as error:  # the operations belong to transformers
-        first = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
-        raise ValueError(f"{type(error).__name__}: {first[:200]}") from error
+        raise ValueError(first_line(error)) from error
     return {name: (made[0] if isinstance(made, list) else made).origin for name, made in results.items()}
-
-
-BLOCK_ELEMENTS = 8 << 20
 
 
 def untie(fake: FakeModel, checkpoint: Checkpoint) -> list[str]:
@@ -271,5 +248,5 @@ def _equal(one: Origin, other: Origin, checkpoint: Checkpoint) -> bool:
     with OpenFiles() as files:
         return all(
             torch.equal(one.read(region, files).float(), other.read(region, files).float())
-            for region in blocks(one.shape, BLOCK_ELEMENTS)
+            for region in blocks(one.shape, 8 << 20)
         )

@@ -1,4 +1,4 @@
-"""Detects quantised checkpoints by their config or tensors.
+"""Detects quantised checkpoints by their config.
 
 `METHODS` with a reader are read by `stored_formats/`. Other methods, and unknown ones, are refused by name.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,57 +22,40 @@ class Method:
 
     name: str
     methods: tuple[str, ...] = ()
-    """Values of `quant_method`."""
+    """Values of `quant_method`, with - for _."""
     keys: tuple[str, ...] = ()
     """Keys of a config without `quant_method`. All keys of one entry must exist."""
-    tensors: tuple[tuple[str, str], ...] = ()
-    """Name suffixes with a regular expression on the dtype. All must exist with the same stem."""
     reader: str = ""
     """The module of `stored_formats` that reads it; empty: it is refused."""
 
 
-ANY, BYTE = ".*", r"[IU]8|torch\.u?int8"
-INTEGER, FLOAT8 = r"[IU](8|16|32|64)|torch\.u?int.*", r"F8_.*|torch\.float8.*"
 METHODS = (
     Method(
         "bitsandbytes",
-        ("bitsandbytes", "bitsandbytes_4bit", "bitsandbytes_8bit"),
+        ("bitsandbytes", "bitsandbytes-4bit", "bitsandbytes-8bit"),
         ("load_in_4bit", "load_in_8bit", "_load_in_4bit", "_load_in_8bit", "bnb_4bit_quant_type"),
-        ((".weight.absmax .weight.quant_map", ANY),),
         reader="bitsandbytes",
     ),
-    Method("bitsandbytes LLM.int8", tensors=((".SCB", ANY), (".weight", BYTE)), reader="bitsandbytes"),
-    Method(
-        "GPTQ",
-        ("gptq", "gptqmodel", "marlin"),
-        ("bits desc_act", "bits group_size sym"),
-        ((".qweight", INTEGER), (".qzeros", INTEGER), (".scales", ANY), (".g_idx", INTEGER)),
-        reader="gptq",
-    ),
-    Method(
-        "AWQ",
-        ("awq", "llm-awq"),
-        ("w_bit q_group_size", "w_bit zero_point"),
-        ((".qweight", INTEGER), (".qzeros", INTEGER), (".scales", ANY)),
-        reader="awq",
-    ),
-    Method("MXFP4", ("mxfp4",), (), (("_blocks", BYTE), ("_scales", BYTE)), reader="mxfp4"),
-    Method("NVFP4", ("nvfp4",), (), ((".weight_scale_2", ANY), (".weight", BYTE))),
+    Method("GPTQ", ("gptq", "gptqmodel", "marlin"), ("bits desc_act", "bits group_size sym"), reader="gptq"),
+    Method("AWQ", ("awq", "llm-awq"), ("w_bit q_group_size", "w_bit zero_point"), reader="gptq"),
+    Method("MXFP4", ("mxfp4",), reader="mxfp4"),
     Method(
         "compressed-tensors",
         ("compressed-tensors", "sparseml"),
         ("config_groups", "quantization_status", "sparsity_config"),
-        ((".weight_packed", INTEGER),),
         reader="compressed_tensors",
     ),
     Method("ModelOpt", ("modelopt",), ("quant_algo",)),
-    Method("FBGEMM fp8", ("fbgemm_fp8",), ("activation_scale_ub",), reader="fp8"),
-    Method("fp8", ("fp8", "mxfp8"), ("activation_scheme", "weight_block_size"), (("", FLOAT8),), reader="fp8"),
-    Method("TorchAO", ("torchao",), (), ((":qdata _weight_qdata", ANY),), reader="torchao"),
-    Method("MLX", ("mlx",), ("bits group_size",), ((".weight", INTEGER), (".scales", ANY), (".biases", ANY))),
+    Method("FBGEMM fp8", ("fbgemm-fp8",), ("activation_scale_ub",), reader="fp8"),
+    Method("fp8", ("fp8", "mxfp8"), ("activation_scheme", "weight_block_size"), reader="fp8"),
+    Method("TorchAO", ("torchao",), reader="torchao"),
+    Method("MLX", ("mlx",), ("bits group_size",)),
 )
 """In order of specificity: of two matches the first counts. Without a reader: methods that look like one that is read,
 or whose settings do not name them."""
+QUANTISED = r"[IU](8|16|32|64)|F8_.*|torch\.(u?int.*|float8.*)"
+WEIGHTS = (".weight", ".qweight", ".weight_packed", "_blocks", "_weight_qdata")
+"""Name suffixes of quantised weights, and their dtypes."""
 UNKNOWN = Method("an unknown method")
 SECTIONS = ("quantization_config", "compression_config", "quantization")
 """Keys of quantisation settings in config.json and its sub-configs; the last is MLX's."""
@@ -87,35 +70,35 @@ class DetectedMethod:
     method: Method
     evidence: str
     """The evidence, in words."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """The quantisation settings of the config; empty where only tensors show the method."""
+    settings: Mapping[str, Any]
+    """The quantisation settings of the config."""
 
 
 def by_config(folder: Path, config: Mapping[str, Any]) -> DetectedMethod | None:
     """The quantisation that config.json, completed by files next to it, declares; None without one."""
+    sections = [*_sections(config, "config.json")]
+    for name, key in METHOD_FILES:
+        if (folder / name).is_file():
+            settings = read_json(folder / name)
+            sections.append((name, settings.get(key) if key else settings))
     found: DetectedMethod | None = None
-    for where, settings in (*_sections(config, "config.json"), *_files(folder)):
-        declared = isinstance(settings, Mapping)
-        method = _named(settings) if declared else UNKNOWN if settings else None
+    for where, settings in sections:
+        declared = settings if isinstance(settings, Mapping) else {}
+        method = _named(declared) if isinstance(settings, Mapping) else UNKNOWN if settings else None
         if method is None:
             continue
         if found is None:
-            found = DetectedMethod(method, where, settings if isinstance(settings, Mapping) else {})
-        elif method is found.method and isinstance(settings, Mapping):
-            found = replace(found, settings={**settings, **found.settings})
+            found = DetectedMethod(method, where, declared)
+        elif method is found.method:
+            found = replace(found, settings={**declared, **found.settings})
     return found
 
 
-def by_tensors(tensors: Mapping[str, TensorInfo]) -> DetectedMethod | None:
-    """The quantisation that the tensors show, regardless of the config; None for floats."""
-    for method in METHODS:
-        example = _stored(method, tensors)
-        if example is not None:
-            return DetectedMethod(method, f"by its tensor {example.name}, {example.dtype}")
+def check_unquantised(folder: Path, tensors: Mapping[str, TensorInfo]) -> None:
+    """Raise UnsupportedModelError for quantised tensors, for a checkpoint without quantisation settings."""
     for info in tensors.values():
-        if len(info.shape) > 1 and info.name.endswith(".weight") and re.fullmatch(INTEGER, info.dtype):
-            return DetectedMethod(UNKNOWN, f"by its tensor {info.name}, {info.dtype}")
-    return None
+        if len(info.shape) > 1 and re.fullmatch(QUANTISED, info.dtype) and info.name.endswith(WEIGHTS):
+            raise refusal(folder, UNKNOWN, f"by its tensor {info.name}, {info.dtype}, but config.json has no settings")
 
 
 def refusal(folder: Path, method: Method, where: str) -> UnsupportedModelError:
@@ -135,41 +118,13 @@ def _sections(config: Mapping[str, Any], where: str, depth: int = 3) -> Iterator
             yield from _sections(value, f"{key} of {where}", depth - 1)
 
 
-def _files(folder: Path) -> Iterator[tuple[str, Any]]:
-    """Quantisation settings in separate files."""
-    for name, key in METHOD_FILES:
-        if (folder / name).is_file():
-            settings = read_json(folder / name)
-            yield name, settings.get(key) if key else settings
-
-
 def _named(settings: Mapping[str, Any]) -> Method | None:
     """The declared method, or the method whose keys match; None without a match."""
-    named = settings.get("quant_method")
-    if named:
-        known = (m for m in METHODS if str(named).lower().replace("_", "-") in [n.replace("_", "-") for n in m.methods])
-        return next(known, Method(str(named)[:40]))
+    if named := settings.get("quant_method"):
+        name = str(named).lower().replace("_", "-")
+        return next((method for method in METHODS if name in method.methods), Method(str(named)[:40]))
     if "quant_algo" in settings and not settings["quant_algo"]:
         return None  # ModelOpt with a quantised cache only
     present = {key for key, value in settings.items() if value is not None}
     by_keys = (m for m in METHODS if any(present.issuperset(group.split()) for group in m.keys))
     return next(by_keys, UNKNOWN) if present else None
-
-
-def _stored(method: Method, tensors: Mapping[str, TensorInfo]) -> TensorInfo | None:
-    """A tensor of the method, where all tensors of the method exist with the same stem."""
-    if not method.tensors:
-        return None
-    (ends, dtype), *others = method.tensors
-    for name, info in tensors.items():
-        end = next((e for e in ends.split() or [""] if name.endswith(e)), None)
-        if end is None or not re.fullmatch(dtype, info.dtype):
-            continue
-        stem = name.removesuffix(end)
-        companions = [[tensors.get(stem + e) for e in also.split()] for also, _ in others]
-        if all(
-            any(t is not None and re.fullmatch(kind, t.dtype) for t in found)
-            for found, (_, kind) in zip(companions, others, strict=True)
-        ):
-            return info
-    return None

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import regex
 import torch
 from safetensors import SafetensorError, safe_open
 
@@ -23,15 +21,12 @@ from partita import dtypes
 from partita.errors import CheckpointError
 from partita.export.weights import CHECKPOINT, of_torch
 from partita.export.weights.origins import Reader, Region, TensorInfo
-from partita.remedies import Remedy, permission
+from partita.remedies import permission
 from partita.untrusted_files import check_size, irregular
 
 FLOATS = {dtypes.dtype_named(name).safetensors: name for name in CHECKPOINT}
 """safetensors name -> ONNX name of float dtypes."""
-LAYOUTS = (
-    ("model.safetensors", "model.safetensors.index.json"),
-    ("pytorch_model.bin", "pytorch_model.bin.index.json"),
-)
+LAYOUTS = (("model.safetensors", "model.safetensors.index.json"), ("pytorch_model.bin", "pytorch_model.bin.index.json"))
 """A single file, and the index of a sharded one, in order of preference."""
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 """The first bytes of a Git LFS pointer file."""
@@ -40,25 +35,6 @@ ZIP = b"PK\x03\x04"
 SHOWN_CHARACTERS = 120
 """Maximum characters of a name from a file in a message."""
 MAPPED_BYTES = 32 << 20
-PATTERN_SECONDS = 0.5
-"""Timeout for matching a regular expression of a file with one name; real ones take microseconds."""
-LONGEST_PATTERN = 1 << 13
-DOWNLOAD = Remedy("download the checkpoint again")
-
-
-def matches(pattern: str, name: str) -> bool:
-    """Whether a pattern of a file matches the start of `name`. Raises re.error, CheckpointError after a timeout."""
-    if len(pattern) > LONGEST_PATTERN:
-        raise re.error(f"more than {LONGEST_PATTERN:,} characters")
-    try:
-        re.compile(pattern)
-        return regex.match(pattern, name, timeout=PATTERN_SECONDS) is not None
-    except (regex.error, RecursionError, OverflowError) as error:
-        raise re.error(str(error)) from error
-    except TimeoutError as error:
-        raise CheckpointError(
-            f"the pattern {pattern[:SHOWN_CHARACTERS]!r} takes more than {PATTERN_SECONDS:g} s for {name}; simplify it"
-        ) from error
 
 
 def first_line(error: BaseException) -> str:
@@ -75,11 +51,7 @@ def few(items: Sequence[str], separator: str = ", ") -> str:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises CheckpointError when the file is unreadable or not a JSON object."""
-    refuse_pointer(path)
-    try:
-        check_size(path)
-    except ValueError as error:
-        raise CheckpointError(f"{path}: damaged: {error}") from error
+    check_text_file(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, too many digits, or too deeply nested
@@ -89,14 +61,22 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def check_text_file(path: Path) -> None:
+    """Raise CheckpointError for an unreadable or too large file, and for a Git LFS pointer."""
+    refuse_pointer(path)
+    try:
+        check_size(path)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: damaged: {error}") from error
+
+
 def refuse_pointer(path: Path) -> None:
     """Raise CheckpointError for an unreadable file, and for a Git LFS pointer."""
     try:
         with path.open("rb") as stream:
             head = stream.read(len(LFS_POINTER))
     except OSError as error:
-        advice = "; no permission to read it" if isinstance(error, PermissionError) else ""
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror or error}){advice}") from error
+        raise unreadable(error, path) from error
     if head == LFS_POINTER:
         raise CheckpointError(
             f"{path}: a Git LFS pointer, and the file was not downloaded; run git lfs pull in {path.parent}"
@@ -110,12 +90,6 @@ def unreadable(error: OSError, path: Path) -> CheckpointError:
     return CheckpointError(f"cannot be read ({error.strerror or error})", path=where, remedy=remedy)
 
 
-def refuse_dangling(path: Path) -> None:
-    """Raise CheckpointError for a dangling link, e.g. of a hub cache copied without its blobs."""
-    if path.is_symlink() and not path.exists():
-        raise CheckpointError(f"a broken symbolic link to {path.readlink()}", path=path, remedy=DOWNLOAD)
-
-
 def find_tensors(folder: Path) -> tuple[dict[str, TensorInfo], tuple[str, ...]]:
     """Tensors, and weight files. Raises CheckpointError for damaged files."""
     for single, index in LAYOUTS:
@@ -124,10 +98,8 @@ def find_tensors(folder: Path) -> tuple[dict[str, TensorInfo], tuple[str, ...]]:
             return {info.name: info for info in list_tensors(folder, single)}, (single,)
         if (folder / index).is_file():
             return _read_sharded(folder, index)
-    others = sorted(p.name for p in folder.glob("*.safetensors"))
-    hint = f"; it contains {', '.join(others[:3])}, but no index" if others else ""
     raise CheckpointError(
-        f"{folder}: config.json is there, but no weights (model.safetensors or pytorch_model.bin){hint}"
+        f"{folder}: config.json is there, but no weights (model.safetensors or pytorch_model.bin, or their index)"
     )
 
 
@@ -146,9 +118,7 @@ def _read_sharded(folder: Path, index: str) -> tuple[dict[str, TensorInfo], tupl
         if reason := irregular(folder / name, folder):
             raise CheckpointError(f"{folder / name}: {reason}")
         if not (folder / name).is_file():
-            others = sorted({path.name for path in folder.glob(f"*-of-*{Path(name).suffix}")}.difference(files))
-            stale = f", and {index} does not list {few(others)}: the index may belong to another save" if others else ""
-            raise CheckpointError(f"{folder / name}: this shard is missing{stale}; download the checkpoint again")
+            raise CheckpointError(f"{folder / name}: this shard of {index} is missing; download the checkpoint again")
         for info in list_tensors(folder, name):
             if info.name in tensors:
                 raise CheckpointError(
@@ -221,17 +191,12 @@ def _check_records(path: Path, size_bytes: int) -> None:
         raise CheckpointError(
             f"{path}: damaged or truncated at {size_bytes:,} bytes ({first_line(error)}); download the checkpoint again"
         ) from error
-    packed = [entry.filename for entry in records if entry.compress_type != zipfile.ZIP_STORED]
-    if packed:
-        raise CheckpointError(
-            f"{path}: its records are compressed, which torch does not do: {few(packed)}; save it again "
-            "with torch, or use safetensors files"
-        )
+    wrong = [entry.filename for entry in records if (entry.compress_type, entry.file_size) != (0, entry.compress_size)]
     stored = sum(entry.file_size for entry in records)
-    if stored > size_bytes or any(entry.file_size != entry.compress_size for entry in records):
+    if wrong or stored > size_bytes:
         raise CheckpointError(
-            f"{path}: damaged: its directory lists {stored:,} bytes of records, but the file has "
-            f"{size_bytes:,}; use safetensors files"
+            f"{path}: its directory lists {stored:,} bytes of records in {size_bytes:,} bytes, compressed or missing: "
+            f"{few(wrong)}; save it again with torch, or use safetensors files"
         )
 
 

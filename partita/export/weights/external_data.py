@@ -62,15 +62,9 @@ def attach(model: ir.Model, checkpoint: Checkpoint, sources: Sources, buffers: M
                 value.const_value = ir.tensor(origin.read_all(files).contiguous(), name=name)
     if missing or wrong:
         strange = [name for name in sources.unmatched_tensors if not name.endswith(COMPUTED)]
-        differences = [
-            f"{what} {few(items, separator)}"
-            for what, items, separator in (
-                ("missing from the weight files:", sorted(missing), ", "),
-                ("not expected by the model:", sorted(wrong), "; "),
-                ("not in the model:", strange, ", "),
-            )
-            if items
-        ]
+        differences = [f"missing from the weight files: {few(sorted(missing))}"] if missing else []
+        differences += [f"not expected by the model: {few(sorted(wrong), '; ')}"] if wrong else []
+        differences += [f"not in the model: {few(strange)}"] if strange else []
         raise CheckpointError(
             f"{checkpoint.location}: weights and config.json do not match: {'; '.join(differences)}; "
             "check that they belong to the same model"
@@ -100,20 +94,17 @@ def unused_tensors(models: Iterable[ir.Model], checkpoint: Checkpoint, sources: 
     for info in left:
         outermost = next((prefix for prefix in _modules(info.name) if prefix not in modules), info.name)
         groups.setdefault(outermost, []).append(info)
-    return [_counted(name, infos) for name, infos in sorted(groups.items(), key=lambda g: -len(g[1]))]
+    texts = []
+    for name, infos in sorted(groups.items(), key=lambda group: -len(group[1])):
+        size = f" ({plural(len(infos), 'tensor')}, {human_bytes(sum(info.size_bytes for info in infos))})"
+        texts.append(name[:SHOWN_CHARACTERS] + ("" if name == infos[0].name else size))
+    return texts
 
 
 def _modules(name: str) -> list[str]:
     """The modules of a tensor by its name, outermost first."""
     parts = name.split(".")
     return [".".join(parts[:count]) for count in range(1, len(parts))]
-
-
-def _counted(name: str, infos: list[TensorInfo]) -> str:
-    if [info.name for info in infos] == [name]:
-        return name[:SHOWN_CHARACTERS]
-    size = sum(info.size_bytes for info in infos)
-    return f"{name[:SHOWN_CHARACTERS]} ({plural(len(infos), 'tensor')}, {human_bytes(size)})"
 
 
 def parameter_count(models: Iterable[ir.Model]) -> int:

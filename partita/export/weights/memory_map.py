@@ -90,17 +90,15 @@ def spilling(tensors: Mapping[str, TensorInfo], scratch: Path | None) -> Iterato
                 trim()
             return setter(model, name, value, *others, **named)
 
-        before = os.environ.get(SYNCHRONOUS_LOADING)
+        before = {name: value for name, value in os.environ.items() if name == SYNCHRONOUS_LOADING}
         os.environ[SYNCHRONOUS_LOADING] = "1"
         setattr(core_model_loading, SETTER, put)
         try:
             yield
         finally:
             setattr(core_model_loading, SETTER, setter)
-            if before is None:
-                del os.environ[SYNCHRONOUS_LOADING]
-            else:
-                os.environ[SYNCHRONOUS_LOADING] = before
+            del os.environ[SYNCHRONOUS_LOADING]
+            os.environ.update(before)
 
 
 def watch(model: torch.nn.Module) -> None:

@@ -54,10 +54,6 @@ class Origin(ABC):
         """The same values with axis `order[i]` as axis i. Raises ValueError where `order` is not a permutation."""
         return self if order == tuple(range(len(self.shape))) else self._permuted(order)
 
-    def interleaved(self, axis: int) -> Origin:
-        """The same values with the halves along `axis`, [g; u], as g0, u0, g1, u1, ..."""
-        return InterleavedOrigin(self, axis)
-
     @abstractmethod
     def _read(self, region: Region, files: Reader) -> torch.Tensor: ...
 
@@ -108,7 +104,7 @@ class TensorInfo(Origin):
 
 
 @dataclass(frozen=True)
-class _DerivedOrigin(Origin):
+class DerivedOrigin(Origin):
     """A view of another origin."""
 
     source: Origin
@@ -126,7 +122,7 @@ class _DerivedOrigin(Origin):
 
 
 @dataclass(frozen=True)
-class PermutedOrigin(_DerivedOrigin):
+class PermutedOrigin(DerivedOrigin):
     """Axis `order[i]` of `source` is axis i."""
 
     order: tuple[int, ...]
@@ -148,36 +144,7 @@ class PermutedOrigin(_DerivedOrigin):
 
 
 @dataclass(frozen=True)
-class InterleavedOrigin(_DerivedOrigin):
-    """Two halves [a; b] along `axis` as a0, b0, a1, b1, ..."""
-
-    axis: int
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.axis < len(self.source.shape) or self.source.shape[self.axis] % 2:
-            raise ValueError(f"axis {self.axis} of {list(self.source.shape)} has no two halves")
-        super().__post_init__()
-
-    def _read(self, region: Region, files: Reader) -> torch.Tensor:
-        start, stop = region[self.axis]
-        half = self.shape[self.axis] // 2
-        even = self._part(region, (start + 1) // 2, (stop + 1) // 2, files)
-        odd = self._part(region, half + start // 2, half + stop // 2, files)
-        mixed = torch.empty([b - a for a, b in region], dtype=even.dtype)
-        rows = mixed.movedim(self.axis, 0)
-        rows[start % 2 :: 2] = even.movedim(self.axis, 0)
-        rows[1 - start % 2 :: 2] = odd.movedim(self.axis, 0)
-        return mixed
-
-    def _part(self, region: Region, start: int, stop: int, files: Reader) -> torch.Tensor:
-        return self.source.read((*region[: self.axis], (start, stop), *region[self.axis + 1 :]), files)
-
-    def _permuted(self, order: tuple[int, ...]) -> Origin:
-        return InterleavedOrigin(self.source.permuted(order), order.index(self.axis))
-
-
-@dataclass(frozen=True)
-class SlicedOrigin(_DerivedOrigin):
+class SlicedOrigin(DerivedOrigin):
     """`start` .. `stop` along `axis`."""
 
     axis: int
@@ -195,7 +162,7 @@ class SlicedOrigin(_DerivedOrigin):
 
 
 @dataclass(frozen=True)
-class PickedOrigin(_DerivedOrigin):
+class PickedOrigin(DerivedOrigin):
     """The values at `index` of `axis`, which is removed."""
 
     axis: int
@@ -210,7 +177,7 @@ class PickedOrigin(_DerivedOrigin):
 
 
 @dataclass(frozen=True)
-class ExpandedOrigin(_DerivedOrigin):
+class ExpandedOrigin(DerivedOrigin):
     """With a new axis of size 1 before `axis`."""
 
     axis: int
@@ -223,7 +190,7 @@ class ExpandedOrigin(_DerivedOrigin):
 
 
 @dataclass(frozen=True)
-class ReorderedOrigin(_DerivedOrigin):
+class ReorderedOrigin(DerivedOrigin):
     """The value at `order[i]` of `axis` is at i."""
 
     axis: int
@@ -231,13 +198,17 @@ class ReorderedOrigin(_DerivedOrigin):
 
     def _read(self, region: Region, files: Reader) -> torch.Tensor:
         start, stop = region[self.axis]
-        everything = (*region[: self.axis], (0, self.shape[self.axis]), *region[self.axis + 1 :])
         index = torch.tensor(self.order[start:stop], dtype=torch.int64)
-        return self.source.read(everything, files).index_select(self.axis, index)
+        first, last = (int(index.min()), int(index.max()) + 1) if len(index) else (0, 0)
+        span = (*region[: self.axis], (first, last), *region[self.axis + 1 :])
+        return self.source.read(span, files).index_select(self.axis, index - first)
+
+    def _permuted(self, order: tuple[int, ...]) -> Origin:
+        return ReorderedOrigin(self.source.permuted(order), order.index(self.axis), self.order)
 
 
 @dataclass(frozen=True)
-class FlattenedOrigin(_DerivedOrigin):
+class FlattenedOrigin(DerivedOrigin):
     """A stack [E, N, K] as one matrix [E * N, K]."""
 
     def __post_init__(self) -> None:
@@ -253,18 +224,14 @@ class FlattenedOrigin(_DerivedOrigin):
         (start, stop), columns = region
         height = self.source.shape[1]
         pieces = []
-        while start < stop:
-            index, first = divmod(start, height)
-            last = min(height, first + stop - start)
-            pieces.append(self.source.read(((index, index + 1), (first, last), columns), files)[0])
-            start += last - first
-        if not pieces:
-            pieces.append(self.source.read(((0, 1), (0, 0), columns), files)[0])
-        return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+        for index in range(start // max(1, height), max(1, -(-stop // max(1, height)))):
+            rows = max(0, start - index * height), min(height, stop - index * height)
+            pieces.append(self.source.read(((index, index + 1), rows, columns), files)[0])
+        return torch.cat(pieces)
 
 
 @dataclass(frozen=True)
-class RescaledOrigin(_DerivedOrigin):
+class RescaledOrigin(DerivedOrigin):
     """Every value times `factor` plus `offset`, in float32."""
 
     factor: float
@@ -328,30 +295,26 @@ class ComputedOrigin(Origin):
 
     def tensors(self) -> Iterator[TensorInfo]:
         """Those of all arguments."""
-        for origin in _origins(self.arguments):
+        origins: list[Origin] = []
+        map_leaves(self.arguments, Origin, origins.append)
+        for origin in origins:
             yield from origin.tensors()
 
     def _read(self, region: Region, files: Reader) -> torch.Tensor:
         if self not in files.computed:
-            result = self.operator(*_with_values(self.arguments, files))
+            result = self.operator(*map_leaves(self.arguments, Origin, lambda origin: origin.read_all(files)))
             files.computed[self] = result if self.output is None else result[self.output]
         value: torch.Tensor = files.computed[self]
         return value[tuple(slice(start, stop) for start, stop in region)]
 
 
-def _origins(arguments: Any) -> Iterator[Origin]:
-    if isinstance(arguments, Origin):
-        yield arguments
-    elif isinstance(arguments, tuple):
-        for argument in arguments:
-            yield from _origins(argument)
-
-
-def _with_values(arguments: Any, files: Reader) -> Any:
-    """The arguments with tensors in place of origins."""
-    if isinstance(arguments, Origin):
-        return arguments.read_all(files)
-    return [_with_values(a, files) for a in arguments] if isinstance(arguments, tuple) else arguments
+def map_leaves(arguments: Any, leaf: type, change: Callable[[Any], Any], container: type = list) -> Any:
+    """The arguments of an operator with `change` applied to each `leaf`; lists and tuples as `container`."""
+    if isinstance(arguments, leaf):
+        return change(arguments)
+    if isinstance(arguments, list | tuple):
+        return container(map_leaves(each, leaf, change, container) for each in arguments)
+    return arguments
 
 
 class LeafReader(Reader):

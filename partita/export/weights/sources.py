@@ -19,7 +19,7 @@ from partita.errors import CheckpointError
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.weight_files import OpenFiles
 from partita.export.weights import of_ir, to_torch
-from partita.export.weights.origins import JoinedOrigin, Origin, Reader, blocks
+from partita.export.weights.origins import JoinedOrigin, Origin, Reader, ReorderedOrigin, blocks
 
 SLICE_BYTES = 32 << 20
 """Weights are read, cast and written in pieces of about this size, in bytes."""
@@ -160,16 +160,16 @@ class StoredPart(ir.LazyTensor):
 
     def interleaved(self, axis: int) -> StoredPart | None:
         """The same weight with its halves along `axis`, [g; u], as g0, u0, g1, u1, ...; None where it is quantised."""
-        return self.changed(lambda origin: origin.interleaved(axis))
+        order = torch.arange(self.part.shape[axis]).reshape(2, -1).T.reshape(-1).tolist()
+        return self.changed(lambda origin: ReorderedOrigin(origin, axis, tuple(order)))
 
     def joined(self, others: Sequence[StoredPart], axis: int, name: str) -> StoredPart | None:
         """This weight and the others concatenated along `axis`, named `name`; None where they cannot be joined."""
         everyone, own = [each.source for each in (self, *others)], self.source
-        if not isinstance(own, FloatSource) or any(each.is_reshaped for each in (self, *others)):
+        kind = FloatSource, own.dtype, own.checkpoint
+        if any(each.is_reshaped for each in (self, *others)):
             return None
-        if any(
-            (type(each), each.dtype) != (type(own), own.dtype) or each.checkpoint != own.checkpoint for each in everyone
-        ):
+        if not all((type(each), each.dtype, each.checkpoint) == kind for each in everyone):
             return None
         origin = JoinedOrigin.of(tuple(each.origin for each in everyone), axis)
         parameters = tuple(parameter for each in everyone for parameter in each.parameters)

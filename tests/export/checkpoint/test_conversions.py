@@ -9,13 +9,12 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.core_model_loading import (
     Chunk,
     ConversionOps,
     Interleave,
-    MergeModulelist,
     PermuteForRope,
     Split,
     Transpose,
@@ -24,7 +23,7 @@ from transformers.core_model_loading import (
 
 from partita.export.checkpoint import naming
 from partita.export.checkpoint.description import Checkpoint, open_checkpoint
-from partita.export.checkpoint.naming import Sources, convert, match_names
+from partita.export.checkpoint.naming import Sources, match_names
 from partita.export.checkpoint.weight_files import OpenFiles
 from partita.export.progress import Silent, stage
 from partita.export.weights import sources as weight_sources
@@ -220,18 +219,3 @@ def test_missing_expert_tensors_fail_or_shrink_the_stack(tiny_checkpoint: TinyCh
     edit_tensors(folder, lambda tensors: tensors.pop(f"{expert}.w1.weight"))
     origin = matched(folder)[1].of(STACK)
     assert origin is not None and origin.shape == (11, 96, 32)
-
-
-def test_stack_along_axis_1_then_transpose_matches_torch(tiny_checkpoint: TinyCheckpoint) -> None:
-    folder = mixtral(tiny_checkpoint)
-    checkpoint = open_checkpoint(str(folder))
-    names = [f"model.layers.0.block_sparse_moe.experts.{i}.w1.weight" for i in range(12)]
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(checkpoint.config)
-    converter = WeightConverter(["experts.*.w1.weight"], ["experts.stack"], [MergeModulelist(dim=1), Transpose(0, 2)])
-    pairs = [(converter.source_patterns[0], checkpoint.tensors[name]) for name in names]
-    made = convert(converter, "model.layers.0.mlp.experts.stack", pairs, model)["model.layers.0.mlp.experts.stack"]
-    tensors = load_file(folder / "model.safetensors")
-    expected = torch.stack([tensors[name] for name in names], dim=1).transpose(0, 2)
-    got = checkpoint_weight(checkpoint, made, ir.DataType.FLOAT).numpy()
-    assert torch.equal(torch.from_numpy(got), expected)

@@ -25,8 +25,7 @@ from transformers.models.llama4.modeling_llama4 import Llama4TextL2Norm  # noqa:
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNormGated  # noqa: E402
 
 from partita.export.checkpoint.description import open_checkpoint  # noqa: E402
-from partita.export.exporters import Work  # noqa: E402
-from partita.export.exporters.native import attempts  # noqa: E402
+from partita.export.native import variants  # noqa: E402
 from partita.export.options import ExportOptions  # noqa: E402
 from partita.export.passes import fused_norms  # noqa: E402
 from partita.export.progress import Silent  # noqa: E402
@@ -34,6 +33,7 @@ from partita.export.target import usual  # noqa: E402
 from partita.export.trace import DOMAIN  # noqa: E402
 from partita.export.trace.placeholders import Form, norm_of, rotations_of  # noqa: E402
 from partita.export.weights.sources import checkpoint_weight  # noqa: E402
+from partita.export.work import Work  # noqa: E402
 from tests.export.nets import Net, context, left_alone, operators, random, run, run_passes  # noqa: E402
 
 WIDTH = 64
@@ -150,7 +150,7 @@ def test_graph_is_traced_again_without_placeholders_that_the_target_refuses(
     folder = tiny_checkpoint("llama")
     options = ExportOptions(str(folder), tmp_path / "package", max_length=32)
     work = Work(options, Silent(), tmp_path, supports=lambda nodes: [accepts] * len(nodes))
-    draft = attempts(open_checkpoint(str(folder)), work, None).draft
+    draft = variants(open_checkpoint(str(folder)), work, None).draft
     (traced,) = draft.graphs(usual("gqa")).traced_graphs
     found = {node.op_type for node in traced.graph}
     assert ("ReduceMean" in found, "Neg" in found, draft.placeholders) == (not accepts, not accepts, accepts)

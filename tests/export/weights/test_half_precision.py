@@ -144,12 +144,6 @@ def test_incompatible_precision_and_activations_are_rejected(
     assert f"--activations {activations}: with --precision {precision} choose fp32" in capsys.readouterr().err
 
 
-def test_export_options_report_stored_dtype() -> None:
-    said = ExportOptions("a", Path("b"), precision="bf16", activations="fp32").computing
-    assert (said.dtype, said.stored, said.cpu_dtype) == ("float32", "bfloat16", None)
-    assert ExportOptions("a", Path("b"), precision="bf16", activations="bf16").computing == PRECISIONS["bf16"]
-
-
 def test_package_compared_with_unrounded_model_has_fp16_tolerance(
     tiny_checkpoint: TinyCheckpoint, exported: Exported
 ) -> None:

@@ -8,39 +8,25 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import torch
+from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
 from partita.errors import CheckpointError, UnsupportedModelError
-from partita.export.checkpoint.weight_files import SHOWN_CHARACTERS, OpenFiles, few, list_tensors, matches, read_json
+from partita.export.checkpoint.weight_files import SHOWN_CHARACTERS, OpenFiles, few, list_tensors, read_json, unreadable
 from partita.export.weights import CHECKPOINT
-from partita.export.weights.origins import Origin, Reader, Region, TensorInfo, blocks
-from partita.package.folder import COMPANIONS, AdapterRecord, check_folder, record_file
-from partita.untrusted_files import is_number
+from partita.export.weights.origins import DerivedOrigin, Reader, Region, TensorInfo, blocks
+from partita.package.folder import AdapterRecord, check_folder, record_file
 
 
 @dataclass(frozen=True)
-class _Changed(Origin):
-    """A tensor of the checkpoint with a change by an adapter, float32."""
-
-    base: TensorInfo
-    shape: tuple[int, ...] = field(init=False, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", self.base.shape)
-
-    def tensors(self) -> Iterator[TensorInfo]:
-        """The tensor of the checkpoint."""
-        yield self.base
-
-
-@dataclass(frozen=True)
-class LowRank(_Changed):
-    """A weight [N, K], or [K, N] if `transposed`, plus the product of two low-rank matrices.
+class LowRank(DerivedOrigin):
+    """A tensor of the checkpoint [N, K], or [K, N] if `transposed`, plus the product of two matrices, float32.
 
     The rows are scaled by magnitudes for DoRA.
     """
@@ -59,7 +45,7 @@ class LowRank(_Changed):
         if self.magnitude is None:
             return self._sum(region, files)
         if self not in files.computed:
-            files.computed[self] = self._factors(files)
+            files.computed[self] = self._factors(self.magnitude, files)
         (start, stop) = region[1 if self.transposed else 0]
         factors = files.computed[self][start:stop]
         return self._sum(region, files) * (factors if self.transposed else factors.unsqueeze(-1))
@@ -68,86 +54,75 @@ class LowRank(_Changed):
         """W + s B A in `region`."""
         rows, columns = (slice(*span) for span in (reversed(region) if self.transposed else region))
         added = self.up.read_all(files).float()[rows] @ self.down.read_all(files).float()[:, columns] * self.scale
-        return self.base.read(region, files).to(torch.float32) + (added.T if self.transposed else added)
+        return self.source.read(region, files).to(torch.float32) + (added.T if self.transposed else added)
 
-    def _factors(self, files: Reader) -> torch.Tensor:
+    def _factors(self, magnitude: TensorInfo, files: Reader) -> torch.Tensor:
         """m / |W + s B A| [N], computed a few rows at a time."""
-        assert self.magnitude is not None
         squares = torch.zeros(self.up.shape[0])
-        step = max(1, (1 << 22) // self.base.shape[1])
-        for start in range(0, self.base.shape[0], step):
-            rows = (start, min(start + step, self.base.shape[0]))
-            part = self._sum((rows, (0, self.base.shape[1])), files).square()
+        height, width = self.shape
+        step = max(1, PIECE // width)
+        for start in range(0, height, step):
+            rows = (start, min(start + step, height))
+            part = self._sum((rows, (0, width)), files).square()
             if self.transposed:
                 squares += part.sum(0)
             else:
                 squares[rows[0] : rows[1]] = part.sum(1)
-        return self.magnitude.read_all(files).float().reshape(-1) / squares.sqrt()
-
-
-@dataclass(frozen=True)
-class Shifted(_Changed):
-    """A bias plus that of an adapter (lora_bias)."""
-
-    bias: TensorInfo
-    scale: float
-
-    def _read(self, region: Region, files: Reader) -> torch.Tensor:
-        return self.base.read(region, files).to(torch.float32) + self.bias.read(region, files).float() * self.scale
+        return magnitude.read_all(files).float().reshape(-1) / squares.sqrt()
 
 
 CONFIG = "adapter_config.json"
-HANDLED = frozenset(
-    (
-        *("peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "lora_bias"),
-        *("bias", "modules_to_save", "ensure_weight_tying", "base_model_name_or_path", "init_lora_weights"),
-    )
-)
 WITHOUT_EFFECT = frozenset(
     (
+        *("peft_type", "bias", "modules_to_save"),  # the tensors state what the last two change
         *("auto_mapping", "peft_version", "revision", "task_type", "inference_mode", "target_modules"),
         *("exclude_modules", "lora_dropout", "fan_in_fan_out", "layers_to_transform", "layers_pattern"),
         *("megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size"),
         "runtime_config",
     )
 )
-"""Training settings, and target settings that the tensor names state."""
-CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""LoRA initialisations that change the weights of the base model."""
+"""Training settings, and settings that the tensors state."""
+START = "init_lora_weights"
+STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
+"""Values of `START`; others, e.g. pissa, also changed the weights of the model."""
 ALTERNATIVE = "merge it with peft (merge_and_unload) and export the merged model"
+MOST_CHARACTERS = 500
+Rank = Annotated[int, Field(gt=0, le=1 << 20)]
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterConfig:
+class AdapterConfig(BaseModel, strict=True, frozen=True):
     """The settings of adapter_config.json that the export uses."""
 
-    rank: int
-    alpha: float
-    rank_pattern: tuple[tuple[str, float], ...]
-    alpha_pattern: tuple[tuple[str, float], ...]
-    rank_stabilised: bool
+    r: Rank = 8
+    lora_alpha: FiniteFloat = 8.0
+    rank_pattern: dict[str, Rank] = {}
+    """Pattern of module names -> rank."""
+    alpha_pattern: dict[str, FiniteFloat] = {}
+    use_rslora: bool = False
     """Scaled by alpha / sqrt(rank) (rsLoRA, arXiv 2312.03732) in place of alpha / rank."""
-    dora: bool
-    keeps_ties: bool
-    base_model: str
+    use_dora: bool = False
+    base_model_name_or_path: str = ""
 
     def rank_of(self, module: str) -> int:
         """The rank of the adapter of a module."""
-        return int(_matched(self.rank_pattern, module, self.rank))
+        return next((rank for pattern, rank in self.rank_pattern.items() if _matches(pattern, module)), self.r)
 
     def scale(self, module: str) -> float:
         """The factor s of s B A."""
         rank = self.rank_of(module)
-        alpha = _matched(self.alpha_pattern, module, self.alpha)
-        return alpha / (math.sqrt(rank) if self.rank_stabilised else rank)
+        alphas = (alpha for pattern, alpha in self.alpha_pattern.items() if _matches(pattern, module))
+        alpha = next(alphas, self.lora_alpha)
+        return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
 
-def _matched(patterns: tuple[tuple[str, float], ...], module: str, default: float) -> float:
-    """The value of the first pattern that matches the end of a module's name, as in peft."""
-    for pattern, value in patterns:
-        if matches(rf"(.*\.)?({pattern})$", module):
-            return value
-    return default
+PATTERN = re.compile(r"\^?(?:[\w-]|\\?\.|\.\*)+")
+"""Supported patterns of module names: the whole name, if it begins with ^, or the end of one, with .* for any text."""
+
+
+def _matches(pattern: str, module: str) -> bool:
+    """Whether the regular expression `pattern`, one of `PATTERN`, matches the end of a module's name, as in peft."""
+    glob = pattern.replace("\\.", ".").replace(".*", "*")
+    return fnmatchcase(module, glob.removeprefix("^")) or fnmatchcase(module, f"*.{glob}")
 
 
 def read_config(folder: Path) -> AdapterConfig:
@@ -155,79 +130,42 @@ def read_config(folder: Path) -> AdapterConfig:
     path = folder / CONFIG
     if not path.is_file():
         raise CheckpointError(f"{folder}: not an adapter: {CONFIG} is missing")
-    raw = read_json(path)
-    _refuse_kind(path, raw)
-    rank = raw.get("r", 8)
-    alpha = raw.get("lora_alpha", 8)
-    if not _is_count(rank) or not is_number(alpha):
-        raise CheckpointError(f"{path}: damaged: r is {rank!r} and lora_alpha is {alpha!r}"[: 2 * SHOWN_CHARACTERS])
-    return AdapterConfig(
-        rank=rank,
-        alpha=float(alpha),
-        rank_pattern=_patterns(path, raw, "rank_pattern"),
-        alpha_pattern=_patterns(path, raw, "alpha_pattern"),
-        rank_stabilised=bool(raw.get("use_rslora")),
-        dora=bool(raw.get("use_dora")),
-        keeps_ties=bool(raw.get("ensure_weight_tying")),
-        base_model=str(raw.get("base_model_name_or_path") or ""),
-    )
-
-
-def _refuse_kind(path: Path, raw: Mapping[str, Any]) -> None:
-    """Refuse adapter types other than LoRA and DoRA, and unsupported settings, by name."""
-    kind = str(raw.get("peft_type"))[:40].upper()
+    raw = {key: value for key, value in read_json(path).items() if value is not None}
     if "peft_type" not in raw:
         raise CheckpointError(f"{path}: damaged: peft_type is missing")
-    if kind != "LORA":
+    if (kind := str(raw["peft_type"])[:40].upper()) != "LORA":
         raise UnsupportedModelError(
             f"{path}: adapter type {kind}: only LoRA and DoRA are supported; if it modifies weights, {ALTERNATIVE}"
         )
-    began = str(raw.get("init_lora_weights") or "").lower()
-    if began.startswith(CHANGES_BASE):
+    try:
+        config = AdapterConfig.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part)[:SHOWN_CHARACTERS] for part in first["loc"])
+        value = ascii(first["input"])[:SHOWN_CHARACTERS]
+        raise CheckpointError(f"{path}: damaged: {where} is {value} ({first['msg']})") from error
+    unknown = {key for key, value in raw.items() if value} - {*AdapterConfig.model_fields, *WITHOUT_EFFECT, START}
+    if raw.get(START) not in STARTS:
+        unknown.add(f"{START} {str(raw[START])[:40]}")
+    for pattern in (*config.rank_pattern, *config.alpha_pattern):
+        if len(pattern) > MOST_CHARACTERS or not PATTERN.fullmatch(pattern):
+            unknown.add(f"the pattern {pattern[:SHOWN_CHARACTERS]!r}")
+    if unknown:
         raise UnsupportedModelError(
-            f"{path}: init_lora_weights is {began[:40]}, which also changed the weights of the model; "
-            "save it as a plain LoRA (path_initial_model_for_weight_conversion of save_pretrained in peft)"
+            f"{path}: {few(sorted(unknown))} is set, which is not supported and may change the result of the adapter; "
+            f"{ALTERNATIVE}"
         )
-    for key, value in raw.items():
-        if value and key not in HANDLED and key not in WITHOUT_EFFECT:
-            raise UnsupportedModelError(
-                f"{path}: {key[:SHOWN_CHARACTERS]} is set, which is not supported and may change the result of the "
-                f"adapter; {ALTERNATIVE}"
-            )
-    if raw.get("lora_bias") and raw.get("use_dora"):
-        raise UnsupportedModelError(
-            f"{path}: lora_bias and use_dora are both set, which peft does not support either; unset one of them"
-        )
-
-
-def _patterns(path: Path, raw: Mapping[str, Any], key: str) -> tuple[tuple[str, float], ...]:
-    """Regular expressions on module names, with the rank or alpha of each."""
-    found = raw.get(key) or {}
-    if not isinstance(found, dict) or not all(is_number(value) for value in found.values()):
-        raise CheckpointError(f"{path}: damaged: {key} is not a table of numbers")
-    if key == "rank_pattern" and not all(map(_is_count, found.values())):
-        raise CheckpointError(f"{path}: damaged: a rank of {key} is not a positive integer")
-    for pattern in found:
-        try:
-            matches(pattern, "")
-        except re.error as error:
-            raise CheckpointError(
-                f"{path}: {key} has {pattern[:SHOWN_CHARACTERS]!r}, which is not a valid pattern ({error})"
-            ) from error
-    return tuple(found.items())
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= 1 << 20
+    return config
 
 
 FILES = ("adapter_model.safetensors", "adapter_model.bin")
 PIECE = 1 << 22
-"""Elements checked in one step."""
+"""Elements read in one step."""
 PREFIX = "base_model.model."
 """The prefix of module names in peft."""
-MATRIX = re.compile(r"(.+)\.lora_(embedding_)?([AB])(?:\.default)?(?:\.(weight|bias))?")
-MAGNITUDE = re.compile(r"(.+)\.lora_magnitude_vector(?:\.default)?(?:\.weight)?")
+PART = re.compile(
+    r"(?P<module>.+)\.lora_(?:(?P<embedding>embedding_)?(?P<letter>[AB])|magnitude_vector)(?:\.default)?(?:\.weight)?"
+)
 WHOLE = re.compile(r"\.(modules_to_save(\.default)?|base_layer)(?=\.)")
 """Parts that peft adds to the name of a parameter that it saves whole."""
 ORIGINAL = re.compile(r"\.original_module(?=\.)")
@@ -238,22 +176,17 @@ ORIGINAL = re.compile(r"\.original_module(?=\.)")
 class Matrices:
     """The tensors of an adapter for one module."""
 
-    down: TensorInfo | None = None
-    """A."""
-    up: TensorInfo | None = None
-    """B."""
-    bias: TensorInfo | None = None
+    down: TensorInfo
+    """A [r, K]."""
+    up: TensorInfo
+    """B [N, r]."""
     magnitude: TensorInfo | None = None
     embedding: bool = False
 
     @property
     def rank(self) -> int:
         """r, the first axis of A."""
-        return 0 if self.down is None else self.down.shape[0]
-
-
-SETTINGS = ("config.json", "generation_config.json")
-"""Files of the model, ignored in the folder of an adapter."""
+        return self.down.shape[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,31 +200,6 @@ class Adapter:
     """Module name in the model -> tensors."""
     replaced_tensors: Mapping[str, TensorInfo]
     """Parameter name in the model -> the tensor that replaces it."""
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """The distinct ranks, sorted."""
-        return tuple(sorted({matrices.rank for matrices in self.modules.values()}))
-
-    def own_companions(self, base: Path) -> tuple[str, ...]:
-        """Tokenizer or template files of the adapter that differ from those of the model in `base`."""
-        names = [name for name in COMPANIONS if name not in SETTINGS and (self.folder / name).is_file()]
-        return tuple(
-            name
-            for name in names
-            if not (base / name).is_file() or (base / name).read_bytes() != (self.folder / name).read_bytes()
-        )
-
-    def other_changes(self) -> str:
-        """Everything it changes other than MatMuls, in words; empty where nothing."""
-        every = self.modules.values()
-        changes = {
-            "an embedding": any(each.embedding for each in every),
-            "magnitudes (DoRA)": any(each.magnitude for each in every),
-            "biases (lora_bias)": any(each.bias for each in every),
-            f"whole parameters ({few(sorted(self.replaced_tensors))})": bool(self.replaced_tensors),
-        }
-        return ", ".join(words for words, is_changed in changes.items() if is_changed)
 
 
 def read_adapter(folder: Path) -> Adapter:
@@ -307,28 +215,20 @@ def read_adapter(folder: Path) -> Adapter:
             raise CheckpointError(f"{folder}: adapter_config.json is there, but no weights ({' or '.join(FILES)})")
         tensors = list_tensors(folder, file)
     except OSError as error:
-        raise CheckpointError(f"{error.filename or folder}: cannot be read ({error.strerror or error})") from error
+        raise unreadable(error, folder) from error
     found = _by_module(folder, file, config, tensors)
-    _check_numbers(folder, tensors)
-    return found
-
-
-def _check_numbers(folder: Path, tensors: list[TensorInfo]) -> None:
-    """Raise CheckpointError for NaN or infinity."""
     with OpenFiles() as files:
         for info in tensors:
-            for region in blocks(info.shape, PIECE):
-                if not bool(torch.isfinite(files.read(info, region)).all()):
-                    raise CheckpointError(
-                        f"{info.file}: tensor {info.name} contains NaN or infinity; the adapter "
-                        "is damaged: save it again, or download it again"
-                    )
+            if not all(bool(files.read(info, region).isfinite().all()) for region in blocks(info.shape, PIECE)):
+                raise CheckpointError(
+                    f"{info.file}: tensor {info.name} contains NaN or infinity; the adapter is damaged: save it again, "
+                    "or download it again"
+                )
+    return found
 
 
 def _by_module(folder: Path, file: str, config: AdapterConfig, tensors: list[TensorInfo]) -> Adapter:
     """The adapter with its tensors by module. Raises CheckpointError for unknown tensor names."""
-    modules: dict[str, Matrices] = {}
-    whole: dict[str, TensorInfo] = {}
     odd = [info.name for info in tensors if not info.name.startswith(PREFIX)]
     odd += [f"{info.name} ({info.dtype})" for info in tensors if info.dtype not in CHECKPOINT]
     if odd:
@@ -336,41 +236,38 @@ def _by_module(folder: Path, file: str, config: AdapterConfig, tensors: list[Ten
             f"{folder / file}: not weights of an adapter saved by peft: names must begin with {PREFIX} "
             f"and types must be floats: {few(odd)}"
         )
+    parts: dict[str, dict[str, TensorInfo]] = {}
+    embeddings: set[str] = set()
+    whole: dict[str, TensorInfo] = {}
     for info in tensors:
         name = info.name.removeprefix(PREFIX)
         if ORIGINAL.search(name):
             continue
-        if found := MATRIX.fullmatch(name):
-            module, embedding, letter, kind = found.groups()
-            part = "bias" if kind == "bias" else {"A": "down", "B": "up"}[letter]
-        elif found := MAGNITUDE.fullmatch(name):
-            module, embedding, part = found[1], None, "magnitude"
+        if found := PART.fullmatch(name):
+            parts.setdefault(found["module"], {})[found["letter"] or "magnitude"] = info
+            if found["embedding"]:
+                embeddings.add(found["module"])
         else:
             whole[WHOLE.sub("", name)] = info
-            continue
-        known = modules.get(module, Matrices())
-        changed: dict[str, Any] = {part: info, "embedding": known.embedding or embedding is not None}
-        modules[module] = replace(known, **changed)
-    problems = {name: _problem(each, config.rank_of(name), dora=config.dora) for name, each in modules.items()}
-    if broken := [name for name, problem in problems.items() if problem]:
-        others = f"; and {few(broken[1:])}" if broken[1:] else ""
-        first = f"{broken[0]} {problems[broken[0]]}"
-        raise CheckpointError(f"{folder / file}: does not fit adapter_config.json: {first}{others}")
-    if not modules and not whole:
+    problems = {name: _problem(each, config.rank_of(name), dora=config.use_dora) for name, each in parts.items()}
+    if broken := [f"{name} {problem}" for name, problem in problems.items() if problem]:
+        raise CheckpointError(f"{folder / file}: does not fit adapter_config.json: {few(broken, '; ')}")
+    if not parts and not whole:
         raise CheckpointError(f"{folder / file}: the adapter has no weights")
+    modules = {
+        name: Matrices(each["A"], each["B"], each.get("magnitude"), name in embeddings) for name, each in parts.items()
+    }
     return Adapter(folder, file, config, modules, whole)
 
 
-def _problem(matrices: Matrices, rank: int, *, dora: bool) -> str:
+def _problem(parts: Mapping[str, TensorInfo], rank: int, *, dora: bool) -> str:
     """The defect of the tensors of a module; empty where there is none."""
-    down, up = matrices.down, matrices.up
-    if down is None or up is None:
-        return f"has no lora_{'A' if down is None else 'B'}"
-    if len(down.shape) != 2 or len(up.shape) != 2:
-        return f"has lora_A {list(down.shape)} and lora_B {list(up.shape)}, not matrices"
-    if down.shape[0] != rank or up.shape[1] != rank:
-        return f"has lora_A {list(down.shape)} and lora_B {list(up.shape)}, but its rank is {rank}"
-    if dora != (matrices.magnitude is not None):
+    if missing := [f"lora_{letter}" for letter in "AB" if letter not in parts]:
+        return f"has no {' and no '.join(missing)}"
+    down, up = parts["A"].shape, parts["B"].shape
+    if len(down) != 2 or len(up) != 2 or down[0] != rank or up[1] != rank:
+        return f"has lora_A {list(down)} and lora_B {list(up)}, but its rank is {rank}"
+    if dora != ("magnitude" in parts):
         return "has no lora_magnitude_vector" if dora else "has a lora_magnitude_vector, but use_dora is false"
     return ""
 
@@ -380,10 +277,10 @@ def adapter_record(adapter: Adapter, name: str, *, merged: bool) -> AdapterRecor
     return AdapterRecord(
         name=name,
         merged=merged,
-        kind="dora" if adapter.config.dora else "lora",
-        ranks=adapter.ranks,
+        kind="dora" if adapter.config.use_dora else "lora",
+        ranks=tuple(sorted({matrices.rank for matrices in adapter.modules.values()})),
         modules=len(adapter.modules),
         replaced_parameters=tuple(sorted(adapter.replaced_tensors)),
-        base_model=adapter.config.base_model,
+        base_model=adapter.config.base_model_name_or_path,
         source=tuple(record_file(adapter.folder, file) for file in (CONFIG, adapter.file)),
     )

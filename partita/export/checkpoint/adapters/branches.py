@@ -104,10 +104,12 @@ class Branch:
 
 def match_switchable(checkpoint: Checkpoint, model: torch.nn.Module, name: str, adapter: Adapter) -> SwitchableAdapter:
     """Match an adapter with the model. Raises CheckpointError, UnsupportedModelError for more than MatMuls."""
-    option = f"`with_adapters` {name}={adapter.folder}"
-    if others := adapter.other_changes():
+    embeddings = [module for module, each in adapter.modules.items() if each.embedding]
+    if adapter.config.use_dora or adapter.replaced_tensors or embeddings:
+        others = ["magnitudes (DoRA)"] * adapter.config.use_dora + sorted([*adapter.replaced_tensors, *embeddings])
         raise UnsupportedModelError(
-            f"{option}: it also changes {others}, which cannot be switched; merge it with `adapter`",
+            f"`with_adapters` {name}={adapter.folder}: it also changes {few(others)}, which cannot be switched; "
+            "merge it with `adapter`",
             option="with_adapters",
         )
     notes = base_note(checkpoint, adapter, "added as a branch to")
@@ -247,16 +249,15 @@ def parameters(each: SwitchableAdapter, branches: Iterable[Branch]) -> dict[str,
             start = 0
             for module, places in branch.modules.items():
                 matrices = each.adapter.modules.get(module)
-                if matrices is None or matrices.down is None or matrices.up is None:
+                if matrices is None:
                     continue
                 stop = start + matrices.rank
                 down[:, start:stop] = matrices.down.read_all(files).float().T
                 up[start:stop, places] = matrices.up.read_all(files).float().T * each.adapter.config.scale(module)
                 start = stop
             for name, value in ((branch.down, down), (branch.up, up)):
-                found[name] = (
-                    (value if branch.batch_axis is None else value[None]).numpy().astype(np.dtype(branch.dtype))
-                )
+                value = value if branch.batch_axis is None else value[None]
+                found[name] = value.numpy().astype(np.dtype(branch.dtype))
                 if not np.isfinite(found[name]).all():
                     raise CheckpointError(
                         f"{each.adapter.folder}: a value of {name} does not fit {branch.dtype}; use `precision=fp32`"
@@ -269,16 +270,12 @@ def add_to(model: Any, each: SwitchableAdapter) -> None:
     with torch.no_grad(), OpenFiles() as files:
         for module, site in each.sites.items():
             matrices = each.adapter.modules[module]
-            assert matrices.down is not None and matrices.up is not None
             owner = model.get_submodule(module)
             shared = [name for name, p in model.named_parameters(remove_duplicate=False) if p is owner.weight]
             if len(shared) > 1:
                 owner.weight = torch.nn.Parameter(owner.weight.detach().clone(), requires_grad=False)
-            added = (
-                matrices.up.read_all(files).float()
-                @ matrices.down.read_all(files).float()
-                * each.adapter.config.scale(module)
-            )
+            down, up = (part.read_all(files).float() for part in (matrices.down, matrices.up))
+            added = up @ down * each.adapter.config.scale(module)
             owner.weight.add_(added.T if site.transposed else added)
 
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from partita.errors import CheckpointError, UnsupportedModelError
-from partita.export.checkpoint.adapters import ALTERNATIVE, Adapter, LowRank, Matrices, Shifted
+from partita.export.checkpoint.adapters import ALTERNATIVE, Adapter, LowRank, Matrices
 from partita.export.checkpoint.description import Checkpoint
 from partita.export.checkpoint.naming import Sources, match_names
 from partita.export.weights.origins import Origin, TensorInfo
@@ -51,9 +51,17 @@ class _Merging:
 
     def of_another_model(self, difference: str) -> CheckpointError:
         """The error for an adapter that does not fit the model."""
-        base = self.adapter.config.base_model
+        base = self.adapter.config.base_model_name_or_path
         ending = f"{difference}; it was trained on {base[:120]}" if base else difference
         return CheckpointError(f"{self.adapter.folder}: this adapter belongs to another model: {ending}")
+
+    def check_shape(self, description: str, given: Shape, own: Shape) -> None:
+        """Raise CheckpointError where a parameter of the adapter has shape `given`, and that of the model `own`."""
+        if given != own:
+            raise self.of_another_model(
+                f"{description}, but the model's is {list(own)}; if only the vocabulary differs, resize the checkpoint "
+                "first (resize_token_embeddings and save_pretrained of transformers)"
+            )
 
 
 def merge_adapter(checkpoint: Checkpoint, model: torch.nn.Module, adapter: Adapter) -> tuple[Checkpoint, list[str]]:
@@ -62,15 +70,16 @@ def merge_adapter(checkpoint: Checkpoint, model: torch.nn.Module, adapter: Adapt
     work = _Merging(checkpoint, model, adapter)
     for name, value in adapter.replaced_tensors.items():
         site = _site(work, name)
-        _check_shape(work, f"{name} is {list(value.shape)}", value.shape, site.base.shape)
+        work.check_shape(f"{name} is {list(value.shape)}", value.shape, site.base.shape)
         _place(work, name, site, value)
-    for name, matrices in adapter.modules.items():  # after `whole`, which may contain the same weights
-        _merge_module(work, name, matrices)
+    for name, each in adapter.modules.items():  # after `replaced_tensors`, which may contain the same weights
+        site = _site_of_module(work, name, each)
+        transposed, scale = site.transposed or site.embedding, adapter.config.scale(name)
+        merged = LowRank(site.base, each.down, each.up, scale, transposed, each.magnitude)
+        _place(work, f"{name}.weight", site, merged)
     tensors = {**checkpoint.tensors, **work.merged}
-    return replace(checkpoint, tensors=tensors, without_adapter=checkpoint.tensors), [
-        *base_note(checkpoint, adapter, "merged into"),
-        *work.notes,
-    ]
+    notes = [*base_note(checkpoint, adapter, "merged into"), *work.notes]
+    return replace(checkpoint, tensors=tensors, without_adapter=checkpoint.tensors), notes
 
 
 def sites(checkpoint: Checkpoint, model: torch.nn.Module, adapter: Adapter) -> dict[str, Site]:
@@ -80,54 +89,18 @@ def sites(checkpoint: Checkpoint, model: torch.nn.Module, adapter: Adapter) -> d
     return {name: _site_of_module(work, name, matrices) for name, matrices in adapter.modules.items()}
 
 
-def _merge_module(work: _Merging, name: str, matrices: Matrices) -> None:
-    site = _site_of_module(work, name, matrices)
-    assert matrices.down is not None and matrices.up is not None
-    scale = work.adapter.config.scale(name)
-    transposed = site.transposed or site.embedding
-    merged = LowRank(site.base, matrices.down, matrices.up, scale, transposed, matrices.magnitude)
-    _place(work, f"{name}.weight", site, merged)
-    if matrices.bias is None:
-        return
-    if f"{name}.bias" not in work.names:
-        raise UnsupportedModelError(
-            f"{work.adapter.folder}: lora_bias is true, but {name} of the model has no bias to merge it into"
-        )
-    site = _site(work, f"{name}.bias")
-    _check_shape(work, f"{name}.bias is {list(matrices.bias.shape)}", matrices.bias.shape, site.base.shape)
-    _place(work, f"{name}.bias", site, Shifted(site.base, matrices.bias, scale))
-
-
 def _site_of_module(work: _Merging, name: str, matrices: Matrices) -> Site:
     """The location of a weight [N, K] that A [r, K], B [N, r] and m [N] fit. Raises CheckpointError."""
     site = _site(work, f"{name}.weight")
-    assert matrices.down is not None and matrices.up is not None
     if site.embedding != matrices.embedding:
         kind = "an embedding" if site.embedding else "not an embedding"
         raise work.of_another_model(f"{name} is {kind} in the model, but not in the adapter")
     shape = tuple(reversed(site.base.shape)) if site.transposed or site.embedding else site.base.shape
     shapes = f"{name} has lora_A {list(matrices.down.shape)} and lora_B {list(matrices.up.shape)}"
-    _check_shape(work, shapes, (matrices.up.shape[0], matrices.down.shape[1]), shape)
+    work.check_shape(shapes, (matrices.up.shape[0], matrices.down.shape[1]), shape)
     if matrices.magnitude is not None:
-        _check_shape(work, shapes, (math.prod(matrices.magnitude.shape),), shape[:1])
+        work.check_shape(shapes, (math.prod(matrices.magnitude.shape),), shape[:1])
     return site
-
-
-def _check_shape(work: _Merging, description: str, given: Shape, own: Shape) -> None:
-    """Raise CheckpointError where a parameter has shape `given` in the adapter, and another, `own`, in the model."""
-    if given == own:
-        return
-    difference = f"{description}, but the model's is {list(own)}"
-    odd = [pair for pair in zip(given, own, strict=False) if pair[0] != pair[1]]
-    vocabulary = int(work.checkpoint.config.get_text_config(decoder=True).vocab_size)
-    if len(given) != len(own) or len(odd) != 1 or odd[0][1] != vocabulary:
-        raise work.of_another_model(difference)
-    tokens = odd[0][0]
-    raise CheckpointError(
-        f"{work.adapter.folder}: the adapter has a vocabulary of {tokens:,} tokens, but the checkpoint has "
-        f"{vocabulary:,}: {difference}; resize the checkpoint first (model.resize_token_embeddings({tokens}) and "
-        "save_pretrained of transformers), and export that"
-    )
 
 
 def _site(work: _Merging, name: str) -> Site:
@@ -136,20 +109,19 @@ def _site(work: _Merging, name: str) -> Site:
         # an earlier transformers called it so
         name = next(iter(match_names(work.model, {name: TensorInfo(name, Path(), (1, 1), "float32")}).origins), name)
     origin = work.sources.of(name)
-    if origin is not None and not isinstance(origin, TensorInfo):
-        raise UnsupportedModelError(
-            f"{work.adapter.folder}: the adapter changes {name}, which transformers computes from several tensors of "
-            f"the checkpoint; {ALTERNATIVE}"
-        )
-    if origin is not None:
+    if isinstance(origin, TensorInfo):
         module = work.model.get_submodule(name.rpartition(".")[0])
-        own = name in work.sources.origins
-        place = origin.name if own else name
+        place = origin.name if name in work.sources.origins else name
         return Site(
             work.merged.get(place, origin),
             place,
             transposed=isinstance(module, Conv1D) and len(origin.shape) == 2,
             embedding=isinstance(module, torch.nn.Embedding),
+        )
+    if origin is not None:
+        raise UnsupportedModelError(
+            f"{work.adapter.folder}: the adapter changes {name}, which transformers computes from several tensors of "
+            f"the checkpoint; {ALTERNATIVE}"
         )
     if name in work.checkpoint.tensors and name not in work.sources.unmatched_tensors:
         return Site(work.merged.get(name, work.checkpoint.tensors[name]), name)
@@ -161,29 +133,21 @@ def _place(work: _Merging, name: str, site: Site, values: Origin) -> None:
     base = site.base
     work.merged[site.name] = TensorInfo(site.name, base.file, base.shape, "float32", base.size_bytes, values)
     partners = work.sources.tied_names.get(name, frozenset()) - {name}
-    if not partners:
-        return
-    if work.adapter.config.keeps_ties:
-        raise UnsupportedModelError(
-            f"{work.adapter.folder}: ensure_weight_tying is set for {name}, which the model ties to "
-            f"{', '.join(sorted(partners))}; this is not supported; {ALTERNATIVE}"
-        )
     for partner in partners:
         if partner not in work.sources.origins and name in work.sources.origins:
             stored = work.checkpoint.tensors[site.name]
             same = TensorInfo(partner, stored.file, stored.shape, stored.dtype, 0, stored)
             work.merged.setdefault(partner, same)
-    if partners <= {*(f"{module}.weight" for module in work.adapter.modules), *work.adapter.replaced_tensors}:
-        return
-    work.notes.append(
-        f"the adapter changes {name}, but not {', '.join(sorted(partners))}, which the model ties to it: "
-        "the package stores them as two weights, as peft does before merging"
-    )
+    if not partners <= {*(f"{module}.weight" for module in work.adapter.modules), *work.adapter.replaced_tensors}:
+        work.notes.append(
+            f"the adapter changes {name}, but not {', '.join(sorted(partners))}, which the model ties to it: "
+            "the package stores them as two weights, as peft does before merging"
+        )
 
 
 def base_note(checkpoint: Checkpoint, adapter: Adapter, done: str) -> list[str]:
     """A note where the adapter names another base model. `done`: a participle for it, e.g. "merged into"."""
-    base = adapter.config.base_model
+    base = adapter.config.base_model_name_or_path
     names = [text.rstrip("/").rpartition("/")[2].casefold() for text in (base, checkpoint.source_name)]
     if not base or names[0] == names[1]:
         return []

@@ -10,39 +10,30 @@ are written by llama.cpp's `conversion/` and read by its `llama-model.cpp`.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import tempfile
 import weakref
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, modeling_gguf_pytorch_utils
 
 from partita.errors import PartitaError, UnsupportedModelError
-from partita.export.checkpoint.gguf import dequantised
-from partita.export.checkpoint.gguf.header import MAGIC, GgufTensor, Header, read_header
-from partita.export.checkpoint.gguf.weights import weights_of
+from partita.export.checkpoint.gguf import MAGIC, Header, dequantised, read_header
+from partita.export.checkpoint.gguf.weights import FACTORS, mapped, weights_of
 from partita.export.checkpoint.stored_formats import QuantisedTensors, StoredFloats
 from partita.export.checkpoint.weight_files import LAYOUTS, few
 from partita.export.trace.fake_model import quiet, translate_errors
 from partita.package.contract import CONTEXT_LENGTHS
 
 SUFFIX = ".gguf"
-FACTORS = "rope_freqs.weight"
-"""Divisors of the rotary embedding's frequencies, as in llama 3.1."""
-SPLITS_AS_GPT2 = frozenset(
-    (
-        *("gpt-2", "phi-2", "jina-es", "jina-de", "jina-v1-en", "jina-v2-es", "jina-v2-de", "jina-v2-code"),
-        *("roberta-bpe", "gigachat", "a.x-4.0", "mellum", "modern-bert", "mpt", "olmo", "jais", "trillion"),
-        "granite-docling",
-    )
-)
-"""llama.cpp's names of pre-tokenizers that split text as GPT-2 does (llama-vocab.cpp).
-
-transformers uses GPT-2's split for every unknown name."""
+TRANSFORMERS: Any = modeling_gguf_pytorch_utils
+SPLITS_AS_GPT2 = ("gpt-2", "phi-2", "mpt", "olmo")
+"""Names of common pre-tokenizers that split text as GPT-2 does, which transformers assumes for unknown names."""
 
 
 class Scratch:
@@ -58,21 +49,16 @@ class ConvertedFile:
     """A GGUF file and the folder made from it."""
 
     header: Header
-    folder: Path
     scratch: Scratch
-    """Removes the folder when it is garbage-collected."""
+    """Has the folder made from the file."""
     notes: tuple[str, ...]
-
-    @property
-    def file(self) -> str:
-        """The name of the link to the GGUF file in the folder."""
-        return self.header.path.name
 
 
 def gguf_file(given: Path) -> Path | None:
     """The GGUF file at `given`, or the only weights there, or None. Raises UnsupportedModelError for several."""
-    if given.is_file() and (given.suffix == SUFFIX or _begins_as_one(given)):
-        return given
+    if given.is_file():
+        with given.open("rb") as stream:
+            return given if given.suffix == SUFFIX or stream.read(len(MAGIC)) == MAGIC else None
     if not given.is_dir() or any((given / name).is_file() for layout in LAYOUTS for name in layout):
         return None
     files = sorted(given.glob(f"*{SUFFIX}"))
@@ -84,21 +70,12 @@ def gguf_file(given: Path) -> Path | None:
     return files[0] if files else None
 
 
-def _begins_as_one(path: Path) -> bool:
-    """Whether a file of any name starts with the magic bytes of GGUF."""
-    try:
-        with path.open("rb") as stream:
-            return stream.read(len(MAGIC)) == MAGIC
-    except OSError:
-        return False  # reported where the file is read
-
-
 def prepare(path: Path) -> ConvertedFile:
     """Write config and tokenizer of a GGUF file into a temporary folder. Raises as `read_header` does."""
     import gguf  # noqa: F401 - an ImportError is told with the extra that brings it
 
     header = read_header(path)
-    known = modeling_gguf_pytorch_utils.GGUF_SUPPORTED_ARCHITECTURES
+    known = TRANSFORMERS.GGUF_SUPPORTED_ARCHITECTURES
     if mapped_as(header.architecture) not in known:
         raise UnsupportedModelError(
             f"{path}: transformers cannot read GGUF files of architecture {header.architecture[:80]}; it "
@@ -110,11 +87,11 @@ def prepare(path: Path) -> ConvertedFile:
     with quiet(), translate_errors(f"{path}: reading the config of {header.architecture}"):
         config = AutoConfig.from_pretrained(str(folder), gguf_file=path.name, local_files_only=True)
         raw = config.to_dict()
-    raw, notes = complete_config(header, raw)
+    raw = _completed(header, raw)
     if FACTORS in header.tensors:
         raw |= _with_factors(header, raw)
     (folder / "config.json").write_text(json.dumps(raw, default=str), encoding="utf-8")
-    return ConvertedFile(header, folder, scratch, (*notes, *_tokenizer(header, folder, path.name)))
+    return ConvertedFile(header, scratch, _tokenizer(header, folder, path.name))
 
 
 def read(prepared: ConvertedFile, config: PreTrainedConfig) -> QuantisedTensors:
@@ -123,23 +100,17 @@ def read(prepared: ConvertedFile, config: PreTrainedConfig) -> QuantisedTensors:
         weights = weights_of(prepared.header, config)
     packed = {name: weight for name, weight in weights.items() if not isinstance(weight, StoredFloats)}
     tensors = {name: weight.info for name, weight in weights.items()}
-    return QuantisedTensors(_method(prepared.header), tensors, packed)
-
-
-def _method(header: Header) -> str:
-    """The method name: GGUF with the types of its matrices, the most frequent first."""
-    counts: dict[str, int] = {}
-    for tensor in header.tensors.values():
+    counts: Counter[str] = Counter()
+    for tensor in prepared.header.tensors.values():
         if len(tensor.shape) > 1:
-            counts[tensor.type.name] = counts.get(tensor.type.name, 0) + int(np.prod(tensor.shape))
-    return f"GGUF {', '.join(sorted(counts, key=lambda name: -counts[name]))}"
+            counts[tensor.type.name] += math.prod(tensor.shape)
+    return QuantisedTensors(f"GGUF {', '.join(name for name, _ in counts.most_common())}", tensors, packed)
 
 
 def _with_factors(header: Header, raw: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of the rotary embedding with the frequency factors of the file, the same at every length."""
-    tensor: GgufTensor = header.tensors[FACTORS]
-    stored = np.memmap(header.path, np.uint8, "r", offset=tensor.start, shape=(1, tensor.size_bytes))
-    factors = dequantised(stored, tensor.type.number).reshape(-1).astype(float).tolist()
+    tensor = header.tensors[FACTORS]
+    factors = dequantised(mapped(header.path, tensor), tensor.type.number).reshape(-1).astype(float).tolist()
     rope = raw.get("rope_parameters")
     if not isinstance(rope, dict) or rope.get("rope_type", "default") != "default":
         raise UnsupportedModelError(f"{header.path}: {FACTORS} and a rotary embedding of another type")
@@ -162,11 +133,9 @@ def _tokenizer(header: Header, folder: Path, file: str) -> tuple[str, ...]:
     split, known = header.settings.get("tokenizer.ggml.pre"), {*SPLITS_AS_GPT2, *GGUF_PRE_TOKENIZER_SPLITS}
     if header.settings.get("tokenizer.ggml.model") != "gpt2" or split in known:
         return ()
-    how = "names no pre-tokenizer" if split is None else f"names the pre-tokenizer {str(split)[:40]!r}"
     return (
-        f"the GGUF file {how} (tokenizer.ggml.pre), but transformers splits text as GPT-2 does: some "
-        "texts get other tokens than in training; pass token ids, or export the checkpoint that the file "
-        "was converted from",
+        f"the GGUF file names the pre-tokenizer {str(split)[:40]!r} (tokenizer.ggml.pre), but transformers splits text "
+        f"as GPT-2 does: texts may get other tokens than in training; pass token ids, or {ALTERNATIVE}",
     )
 
 
@@ -181,16 +150,10 @@ SIZES = {
 ROTATED = {"rope.dimension_count": "full_attention", "rope.dimension_count_swa": "sliding_attention"}
 """Numbers of rotated dimensions per head, and the layer type where these differ; compared with the config."""
 OF_THE_FILE = frozenset(
-    {
-        "vocab_size",
-        "attention.value_length",
-        "attention.value_length_swa",
-        "attention.head_count_kv",
-        "feed_forward_length",
-        "use_parallel_residual",
-        *SIZES,
-        *ROTATED,
-    }
+    (
+        *("vocab_size", "attention.value_length", "attention.value_length_swa", "attention.head_count_kv"),
+        *("feed_forward_length", "use_parallel_residual", *SIZES, *ROTATED),
+    )
 )
 """Settings that follow from the tensors and their shapes, where transformers does not read them."""
 UNSET = ("", "none", 0, 0.0, False, ())
@@ -208,31 +171,19 @@ COPIED = {
     "final_logit_softcapping": ("final_logit_softcapping",),
 }
 """Settings -> config keys; the first that the config has is set."""
-BASES = {
-    "rope.freq_base": "full_attention",
-    "rope.global.freq_base": "full_attention",
-    "rope.freq_base_swa": "sliding_attention",
-    "rope.local.freq_base": "sliding_attention",
-}
-"""Bases of the rotary embedding, and the layer type where these differ. Two are Ollama's names."""
+BASES = {"rope.freq_base": "full_attention", "rope.freq_base_swa": "sliding_attention"}
+"""Bases of the rotary embedding, and the layer type where these differ."""
 PATTERN = "attention.sliding_window_pattern"
 """Per layer, whether it has a window, or the period of layers without one; compared with the config."""
 HARMLESS = frozenset(
-    {
-        "attention.layer_norm_epsilon",  # the epsilon of a norm that the model does not have
-        "attention.layer_norm_rms_epsilon",
-        "classifier.output_labels",
-        "context_length",  # the model has no maximum length
-        "decoder_block_count",  # encoder-decoders are refused
-        "embedding_length_out",
-        "features_length",
-        "pooling_type",
-        "tensor_data_layout",
-    }
+    (
+        *("attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"),  # of a norm that the model does not have
+        *("context_length", "decoder_block_count", "embedding_length_out", "features_length"),
+        *("classifier.output_labels", "pooling_type", "tensor_data_layout"),
+    )
 )
-"""Settings that do not change the logits; a note names them."""
-TOKENIZER = "tokenizer."
-END_TOKENS = tuple(f"{TOKENIZER}ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
+"""Settings that do not change the logits where the config has no key for them."""
+END_TOKENS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
 """Settings with end-of-generation tokens."""
 ORIGINAL_LENGTH = "rope.scaling.original_context_length"
 """The reference length for scaling; every phi3 has it, scaled or not."""
@@ -247,40 +198,38 @@ def mapped_as(architecture: str) -> str:
     return names.get(architecture, architecture)
 
 
-def complete_config(header: Header, raw: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """`raw` with the settings that transformers does not read, and a note. Raises UnsupportedModelError."""
+def _completed(header: Header, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """`raw` with the settings that transformers does not read. Raises UnsupportedModelError."""
     prefix = f"{header.architecture}."
     given = {name.removeprefix(prefix): value for name, value in header.settings.items() if name.startswith(prefix)}
-    tables: Any = modeling_gguf_pytorch_utils.GGUF_TO_TRANSFORMERS_MAPPING
-    known: Mapping[str, str | None] = tables["config"].get(mapped_as(header.architecture), {})
+    known = TRANSFORMERS.GGUF_TO_TRANSFORMERS_MAPPING["config"].get(mapped_as(header.architecture), {})
     read = {name for name, key in known.items() if key is not None}  # None: transformers ignores it
     read -= {"context_length"}  # read for gpt2 as n_ctx, which its config does not use
     sizes = {key: given[name] for name, key in SIZES.items() if name not in read and isinstance(given.get(name), int)}
     made = {key: sizes.get(key, value) for key, value in raw.items()}
-    unapplied = {
+    unread = {
         name: value
         for name, value in given.items()
         if name not in read | OF_THE_FILE and value not in USUAL.get(name, UNSET)
     }
-    _check_scaling(header, unapplied)
-    for name in list(unapplied):
-        put = _config_change(made, name, unapplied[name])
-        if put is not None:
-            made |= put
-            del unapplied[name]
+    scaled = [name for name in unread if name.startswith("rope.scal")]
+    if scaled == [ORIGINAL_LENGTH] and not any(name.startswith("rope_factors") for name in header.tensors):
+        del unread[ORIGINAL_LENGTH]
+    wrong = []
+    for name, value in unread.items():
+        change = _config_change(made, name, value)
+        if change is not None:
+            made |= change
+        elif name not in HARMLESS:
+            wrong.append(f"{name} = {'an array' if isinstance(value, tuple) else value}")
+    if wrong:
+        raise UnsupportedModelError(
+            f"{header.path}: it has {few(sorted(wrong))}, which transformers' reader of {header.architecture} ignores, "
+            f"but which change the outputs of the model; {ALTERNATIVE}"
+        )
     made |= _attention_scale(header, made) | _ends(header, raw)
     _check_rotated(header, given, made)
-    if wrong := sorted(set(unapplied) - HARMLESS):
-        raise UnsupportedModelError(
-            f"{header.path}: it has {few([_pair(name, unapplied[name]) for name in wrong])}, which "
-            f"transformers' reader of {header.architecture} ignores, but which change the outputs of the "
-            f"model; {ALTERNATIVE}"
-        )
-    read = {f"{TOKENIZER}{name}" for part in ("", "_config") for name in tables[f"tokenizer{part}"]["tokenizer"]}
-    unapplied |= {name: value for name, value in header.settings.items() if name.startswith(TOKENIZER)}
-    unread = sorted(name for name in unapplied.keys() - read.union(END_TOKENS) if unapplied[name] not in UNSET)
-    note = f"settings of the GGUF file that transformers does not read: {few(unread)}"
-    return made, (note,) if unread else ()
+    return made
 
 
 def _ends(header: Header, raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -291,47 +240,30 @@ def _ends(header: Header, raw: Mapping[str, Any]) -> dict[str, Any]:
         ids += own
     elif own is not None and END_TOKENS[0] not in header.settings:
         ids.append(own)
-    found = list(dict.fromkeys((*ids, *header.ends)))
+    found = list(dict.fromkeys((*ids, *header.ends())))
     return {"eos_token_id": found if len(found) > 1 else found[0]} if found else {}
-
-
-def _check_scaling(header: Header, unapplied: dict[str, Any]) -> None:
-    """Raise UnsupportedModelError for a scaled rotary embedding. Removes settings without effect from `unapplied`."""
-    scaled = sorted(name for name in unapplied if name.startswith(("rope.scaling.", "rope.scale")))
-    if scaled == [ORIGINAL_LENGTH] and not any(name.startswith("rope_factors") for name in header.tensors):
-        del unapplied[ORIGINAL_LENGTH]
-    elif scaled:
-        raise UnsupportedModelError(
-            f"{header.path}: its rotary embedding is scaled "
-            f"({few([_pair(name, unapplied[name]) for name in scaled])}), which transformers' reader of "
-            f"{header.architecture} ignores; {ALTERNATIVE}"
-        )
 
 
 def _config_change(raw: Mapping[str, Any], name: str, value: Any) -> dict[str, Any] | None:
     """The config change that a setting requires; None where the config has no key for it."""
     if name == PATTERN:
-        return {} if _is_pattern(raw, value) else None
+        layers = raw.get("layer_types") or ()
+        if isinstance(value, int):
+            value = tuple(bool((layer + 1) % value) for layer in range(len(layers)))
+        windowed = {"sliding_attention": True, "full_attention": False}
+        return {} if layers and value == tuple(windowed.get(each) for each in layers) else None
     if not isinstance(value, int | float):
         return None
     if name in BASES:
-        return _with_base(raw, BASES[name], value)
+        rope, whole = _rope(raw, BASES[name]), raw.get("rope_parameters")
+        if rope is None or whole is None:
+            return None
+        changed = {**rope, "rope_theta": value}
+        return {"rope_parameters": changed if rope is whole else {**whole, BASES[name]: changed}}
     if name == "attention.sliding_window" and raw.get("use_sliding_window") is False:
         return None  # a config without a layer pattern ignores the window
     key = next((key for key in COPIED.get(name, ()) if key in raw), None)
     return None if key is None else {key: value}
-
-
-def _is_pattern(raw: Mapping[str, Any], value: Any) -> bool:
-    """Whether the config has sliding windows in the layers that the file names."""
-    layers = raw.get("layer_types")
-    if not isinstance(layers, list):
-        return False
-    if isinstance(value, int):
-        value = [bool((layer + 1) % value) for layer in range(len(layers))]
-    return isinstance(value, list | tuple) and layers == [
-        "sliding_attention" if windowed else "full_attention" for windowed in value
-    ]
 
 
 def _rope(raw: Mapping[str, Any], layers: str) -> Mapping[str, Any] | None:
@@ -339,20 +271,9 @@ def _rope(raw: Mapping[str, Any], layers: str) -> Mapping[str, Any] | None:
     rope = raw.get("rope_parameters")
     if not isinstance(rope, Mapping):
         return None
-    nested = [rope.get(key) for key in ("full_attention", "sliding_attention")]
-    if any(isinstance(each, Mapping) for each in nested):
-        found = rope.get(layers)
-        return found if isinstance(found, Mapping) else None
-    return rope if layers == "full_attention" else None
-
-
-def _with_base(raw: Mapping[str, Any], layers: str, value: float) -> dict[str, Any] | None:
-    """The rotary settings with another base in some layers."""
-    rope = _rope(raw, layers)
-    if rope is None:
-        return None
-    whole, changed = raw["rope_parameters"], {**rope, "rope_theta": value}
-    return {"rope_parameters": changed if rope is whole else {**whole, layers: changed}}
+    nested = any(isinstance(rope.get(key), Mapping) for key in ("full_attention", "sliding_attention"))
+    found = rope.get(layers) if nested else rope if layers == "full_attention" else None
+    return found if isinstance(found, Mapping) else None
 
 
 def _attention_scale(header: Header, raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -386,8 +307,3 @@ def _check_rotated(header: Header, given: Mapping[str, Any], raw: Mapping[str, A
                 f"{header.path}: {name} is {value:,}, but transformers' model rotates {rotated:,} numbers "
                 f"of each head; {ALTERNATIVE}"
             )
-
-
-def _pair(name: str, value: Any) -> str:
-    """`name = value` for a message."""
-    return f"{name} = {'an array' if value is None or isinstance(value, tuple) else value}"

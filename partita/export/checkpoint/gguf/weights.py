@@ -1,15 +1,16 @@
 """Maps tensors of a GGUF file to parameters of a transformers model: permuted rows of tensors, or a whole tensor.
 
 transformers has a processor per architecture (`modeling_gguf_pytorch_utils`), which reverts the changes of llama.cpp's
-converter: it permutes query and key rows, subtracts 1 from norms, stacks experts. The processor runs here on row
-numbers. Where its output is a permutation, the tensor is read row by row; otherwise it is processed whole.
+converter: it permutes query and key rows, subtracts 1 from norms, stacks experts. The processor runs here on the square
+roots of row numbers: only a permutation returns exactly these. Then the tensor is read row by row; otherwise it is
+processed whole.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,7 @@ from transformers import PreTrainedConfig, modeling_gguf_pytorch_utils
 
 from partita.errors import CheckpointError, UnsupportedModelError
 from partita.export.checkpoint import auto_class
-from partita.export.checkpoint.gguf import AFFINE, BlockType, Bytes, dequantised
-from partita.export.checkpoint.gguf.header import GgufTensor, Header
+from partita.export.checkpoint.gguf import AFFINE, BlockType, Bytes, GgufTensor, Header, dequantised
 from partita.export.checkpoint.stored_formats import AffineWeight, Parts, StoredFloats, StoredWeight
 from partita.export.checkpoint.weight_files import few, first_line
 from partita.export.weights.origins import Reader, Region, TensorInfo
@@ -48,11 +48,11 @@ class Rows:
             first, last = region[-1][0] // kind.block, -(-region[-1][1] // kind.block)
             if here.any():
                 columns = slice(first * kind.size_bytes, last * kind.size_bytes)
-                yield here, _mapped(self.path, tensor)[places[here] - low, columns], kind
+                yield here, mapped(self.path, tensor)[places[here] - low, columns], kind
             low += lines
 
 
-def _mapped(path: Path, tensor: GgufTensor) -> Bytes:
+def mapped(path: Path, tensor: GgufTensor) -> Bytes:
     """The memory-mapped bytes of a tensor [rows, bytes]."""
     shape = math.prod(tensor.shape[:-1]), tensor.row_bytes
     return np.memmap(path, np.uint8, "r", offset=tensor.start, shape=shape)
@@ -100,12 +100,7 @@ class AffineRows(AffineWeight):
             wide, rows = np.repeat(factors, affine.group, axis=1).reshape(len(raw), -1), torch.from_numpy(here)
             integers[rows] = _columns(whole.reshape(len(raw), -1), region, kind.block)
             scales[rows] = _columns(wide, region, kind.block)
-        zero = torch.tensor(1 << (self.bits - 1), dtype=torch.uint8)
-        return Parts(integers.reshape(sizes), scales.reshape(sizes), zero)
-
-    def zero_points(self, files: Reader) -> torch.Tensor:
-        """The zero point of all blocks, [1] uint8."""
-        return torch.tensor([1 << (self.bits - 1)], dtype=torch.uint8)
+        return Parts(integers.reshape(sizes), scales.reshape(sizes), self.zero_points(files))
 
 
 Process = Callable[[npt.NDArray[np.float32]], npt.NDArray[Any]]
@@ -121,7 +116,7 @@ class WholeWeight(StoredFloats):
 
     def _read(self, region: Region, files: Reader) -> torch.Tensor:
         if self not in files.computed:
-            raw = dequantised(_mapped(self.path, self.tensor), self.tensor.type.number)
+            raw = dequantised(mapped(self.path, self.tensor), self.tensor.type.number)
             made = self.process(raw.reshape(self.tensor.shape))
             files.computed[self] = torch.from_numpy(np.ascontiguousarray(made, np.float32)).reshape(self.shape)
         return files.computed[self][tuple(slice(start, stop) for start, stop in region)]
@@ -140,18 +135,10 @@ def row_weight(name: str, shape: tuple[int, ...], rows: Rows, infos: tuple[Tenso
     return AffineRows(name, shape, infos, dtype, affine.bits, len(shape) - 1, affine.group, rows)
 
 
-COMPUTED = ("rope_freqs.weight",)
-"""Tensors that become settings of the config."""
+FACTORS = "rope_freqs.weight"
+"""Divisors of the rotary embedding's frequencies, as in llama 3.1, which become settings of the config."""
 TRANSFORMERS: Any = modeling_gguf_pytorch_utils
 Array = npt.NDArray[Any]
-
-
-@dataclass(slots=True)
-class _ProcessedWeights:
-    """The outputs of a processor run on row numbers, by parameter name."""
-
-    values: dict[str, Array] = field(default_factory=dict)
-    sources: dict[str, list[GgufTensor]] = field(default_factory=dict)
 
 
 def weights_of(header: Header, config: PreTrainedConfig) -> dict[str, StoredWeight]:
@@ -161,12 +148,10 @@ def weights_of(header: Header, config: PreTrainedConfig) -> dict[str, StoredWeig
     settings = {**config.to_dict(), "num_attention_heads": getattr(config, "num_attention_heads", None)}
     kind = TRANSFORMERS.TENSOR_PROCESSORS.get(header.architecture, TRANSFORMERS.TensorProcessor)
     mapping: dict[str, str] = TRANSFORMERS.get_gguf_hf_weights_map(model, kind(config=settings))
-    tensors = {name: tensor for name, tensor in header.tensors.items() if name not in COMPUTED}
+    tensors = {name: tensor for name, tensor in header.tensors.items() if name != FACTORS}
     firsts = dict(zip(tensors, np.cumsum([1, *map(_lines, tensors.values())]).tolist(), strict=False))
-    one, other = (
-        _run(header.path, kind(config=settings), tensors, firsts, mapping, turn) for turn in (np.asarray, _changed)
-    )
-    placed = {tensor.name for sources in one.sources.values() for tensor in sources}
+    values, sources_of = _run(header.path, kind(config=settings), tensors, firsts, mapping)
+    placed = {tensor.name for sources in sources_of.values() for tensor in sources}
     if left := sorted(set(tensors) - placed):
         raise UnsupportedModelError(
             f"{header.path}: transformers' reader of {header.architecture} ignores {few(left)}, which "
@@ -178,18 +163,18 @@ def weights_of(header: Header, config: PreTrainedConfig) -> dict[str, StoredWeig
     }
     shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     found: dict[str, StoredWeight] = {}
-    for name, sources in one.sources.items():
+    for name, sources in sources_of.items():
         own = tuple(infos[tensor.name] for tensor in sources)
-        if np.any((one.values[name] == 0) & (other.values[name] == 0)):  # row numbers begin with 1
+        if np.any(values[name] == 0):  # square roots of row numbers from 2 on become 0 in no processor
             expected = [gguf for gguf, place in mapping.items() if place == name]
             lacks = [gguf for gguf in expected if not {gguf, f"{gguf}.weight"} & placed]
             raise CheckpointError(
                 f"{header.path}: it contains {few([tensor.name for tensor in sources])}, a part of "
                 f"{name}, but lacks {few(sorted(lacks)) or 'the rest'}; download it again"
             )
-        index = _rows(one.values[name], other.values[name], sources, firsts)
+        index = _rows(values[name], sources, firsts)
         if index is not None:
-            shape = (*one.values[name].shape[:-1], sources[0].shape[-1])
+            shape = (*values[name].shape[:-1], sources[0].shape[-1])
             found[name] = row_weight(name, shape, Rows(header.path, tuple(sources), index), own)
         elif len(sources) == 1:
             found[name] = _whole_weight(header, kind(config=settings), name, sources[0], own[0], mapping)
@@ -206,36 +191,29 @@ def _lines(tensor: GgufTensor) -> int:
     return math.prod(tensor.shape[:-1]) if len(tensor.shape) > 1 else tensor.shape[0]
 
 
-def _changed(numbers: Array) -> Array:
-    """An affine change of row numbers: it commutes with a permutation and not with other computation."""
-    return 3.0 * numbers + 0.5
-
-
 def _run(
-    path: Path,
-    processor: Any,
-    tensors: Mapping[str, GgufTensor],
-    firsts: Mapping[str, int],
-    mapping: Mapping[str, str],
-    turn: Any,
-) -> _ProcessedWeights:
-    """Run a processor on the row numbers [..., 1], or on the indices in a vector."""
-    made, parsed = _ProcessedWeights(), _AccessedTensors()
+    path: Path, processor: Any, tensors: Mapping[str, GgufTensor], firsts: Mapping[str, int], mapping: Mapping[str, str]
+) -> tuple[dict[str, Array], dict[str, list[GgufTensor]]]:
+    """Run a processor on the square roots of row numbers [..., 1], or of the indices in a vector.
+
+    Returns the values and the tensors of each parameter.
+    """
+    sources: dict[str, list[GgufTensor]] = {}
+    parsed = _AccessedTensors()
     for name, tensor in tensors.items():
         shape = (*tensor.shape[:-1], 1) if len(tensor.shape) > 1 else tensor.shape
-        numbers = turn(np.arange(_lines(tensor), dtype=np.float64) + firsts[name]).reshape(shape)
+        roots = np.sqrt(np.arange(_lines(tensor), dtype=np.float64) + firsts[name] + 1).reshape(shape)
         parsed.accessed.clear()
         try:
-            _processed(processor, numbers, name, mapping, parsed)
+            _processed(processor, roots, name, mapping, parsed)
         except (ValueError, ArithmeticError, IndexError, RuntimeError) as error:
             raise CheckpointError(
                 f"{path}: settings and tensors do not match: transformers' reader makes no weight from "
                 f"{name}, which is {list(tensor.shape)} ({first_line(error)}); download the file again"
             ) from error
         for key in parsed.accessed:
-            made.sources.setdefault(key, []).append(tensor)
-    made.values = {key: value.numpy() for key, value in parsed.items()}
-    return made
+            sources.setdefault(key, []).append(tensor)
+    return {key: value.numpy() for key, value in parsed.items()}, sources
 
 
 class _AccessedTensors(dict[str, torch.Tensor]):
@@ -266,22 +244,20 @@ def _processed(
     return found
 
 
-def _rows(
-    numbers: Array, others: Array, sources: list[GgufTensor], firsts: Mapping[str, int]
-) -> npt.NDArray[np.int64] | None:
+def _rows(roots: Array, sources: list[GgufTensor], firsts: Mapping[str, int]) -> npt.NDArray[np.int64] | None:
     """Indices into the concatenated rows of `sources`; None where rows are not only permuted."""
-    if any(len(tensor.shape) < 2 for tensor in sources) or numbers.shape[-1] != 1 or not np.isfinite(numbers).all():
+    if any(len(tensor.shape) < 2 for tensor in sources) or len({tensor.shape[-1] for tensor in sources}) != 1:
         return None
-    if len({tensor.shape[-1] for tensor in sources}) != 1:
+    squares = np.rint(np.square(roots, dtype=np.float64))
+    if roots.shape[-1] != 1 or not np.array_equal(np.sqrt(squares), roots):
         return None
-    if numbers.shape != others.shape or not np.array_equal(_changed(numbers), others):
-        return None
-    index = np.full(numbers.size, -1, np.int64)
+    numbers = squares.reshape(-1).astype(np.int64) - 1
+    index = np.full(roots.size, -1, np.int64)
     start = 0
     for tensor in sources:
-        local = numbers.reshape(-1) - firsts[tensor.name]
+        local = numbers - firsts[tensor.name]
         inside = (local >= 0) & (local < _lines(tensor))
-        index[inside] = local[inside].astype(np.int64) + start
+        index[inside] = local[inside] + start
         start += _lines(tensor)
     return index if len(index) == start and np.array_equal(np.sort(index), np.arange(start)) else None
 

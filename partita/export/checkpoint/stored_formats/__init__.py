@@ -13,7 +13,7 @@ import importlib
 import math
 import re
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -100,9 +100,9 @@ class AffineWeight(StoredWeight):
         """For each index along `axis`, the number of its block, int64."""
         return torch.arange(self.shape[self.axis]) // self.block
 
-    @abstractmethod
     def zero_points(self, files: Reader) -> torch.Tensor:
-        """The zero points of all blocks, uint8 of any shape. Raises CheckpointError."""
+        """The zero points of all blocks, uint8 of any shape: the middle of the range. Raises CheckpointError."""
+        return torch.tensor(1 << (self.bits - 1), dtype=torch.uint8)
 
 
 @dataclass(slots=True)
@@ -144,14 +144,15 @@ class StoredTensors:
         self.weight_tensors.add(name)
         return info
 
-    def scale(self, names: Iterable[str]) -> TensorInfo | None:
-        """The first existing tensor of `names`; the first name is recorded as missing where none exists."""
-        names = list(names)
-        return self.take(next((name for name in names if name in self.tensors), names[0]))
-
     def tensor_error(self, name: str, what: str) -> CheckpointError:
         """The error for one tensor."""
         return CheckpointError(f"{self.folder}: quantised tensor {name[:SHOWN_CHARACTERS]} {what}")
+
+    def check_shape(self, info: TensorInfo, *allowed: tuple[int, ...], by: TensorInfo, detail: str = "") -> None:
+        """Raise CheckpointError unless `info` has an allowed shape. `by`: the tensor that determines it."""
+        if info.shape not in allowed:
+            what = f"is {list(info.shape)}, but {by.name} {list(by.shape)} {detail}".rstrip()
+            raise self.tensor_error(info.name, f"{what} requires {' or '.join(str(list(each)) for each in allowed)}")
 
     def unsupported_error(self, what: str, advice: str) -> UnsupportedModelError:
         """The error for an unsupported setting or tensor."""
@@ -166,14 +167,6 @@ class StoredTensors:
                 f"{self.folder}: {key} of the quantisation settings is {str(value)[:40]!r}, which is invalid"
             )
         return value
-
-    def raise_missing(self) -> None:
-        """Raise CheckpointError when tensors are missing: the first five, and their number."""
-        if self.missing:
-            missing = few([name[:SHOWN_CHARACTERS] for name in sorted(self.missing)])
-            raise CheckpointError(
-                f"{self.folder}: the checkpoint is quantised: {self.method}, but lacks {missing}; download it again"
-            )
 
 
 @dataclass(frozen=True)
@@ -190,8 +183,6 @@ class Integers:
     """The zero point of the stored integers, which is added."""
     order: tuple[int, ...] = ()
     """The place in a word of each of its integers, where they are not in order."""
-    excess: str = "has integers that exceed the {bits} bits of its settings; correct them, or download it again"
-    """The end of the error for an integer beyond the range, whose largest is `top`."""
 
     def read(self, rows: Span, columns: Span, files: Reader) -> torch.Tensor:
         """The integers in a region, uint8 [rows, columns]; an axis of size 1 stays so. Raises CheckpointError."""
@@ -202,9 +193,12 @@ class Integers:
             found = self._unpacked(columns, rows, files).T if self.across else self._unpacked(rows, columns, files)
         if not self.offset:
             return found
-        moved, top = found.to(torch.int16) + self.offset, (1 << self.bits) - 1
-        if (packed or self.bits < 8) and bool(((moved < 0) | (moved > top)).any()):
-            raise CheckpointError(f"quantised tensor {self.info.name} {self.excess.format(bits=self.bits, top=top)}")
+        moved = found.to(torch.int16) + self.offset
+        if (packed or self.bits < 8) and bool(((moved < 0) | (moved >= 1 << self.bits)).any()):
+            raise CheckpointError(
+                f"quantised tensor {self.info.name} has integers that exceed {self.bits} bits, e.g. zero points stored "
+                "as all ones, which kernels read differently; correct the settings, or quantise the model again"
+            )
         return moved.to(torch.uint8)
 
     def _unpacked(self, others: Span, packed: Span, files: Reader) -> torch.Tensor:
@@ -282,7 +276,7 @@ class GroupedWeight(AffineWeight):
 
     def _zero_points(self, rows: Span, groups: Span, files: Reader) -> torch.Tensor:
         if self.zeros is None:
-            return torch.full((1, 1), 1 << (self.bits - 1), dtype=torch.uint8)
+            return super().zero_points(files).reshape(1, 1)
         return self.zeros.read(rows, groups, files)
 
     def blocks_along(self, files: Reader) -> torch.Tensor:
@@ -350,24 +344,17 @@ def read(folder: Path, found: DetectedMethod, tensors: Mapping[str, TensorInfo])
     reader = importlib.import_module(f"{__name__}.{found.method.reader}")
     every: list[StoredWeight | None] = reader.read(sources)
     weights = {weight.name: weight for weight in every if weight is not None}
-    sources.raise_missing()
+    if sources.missing:
+        raise CheckpointError(
+            f"{folder}: the checkpoint is quantised: {sources.method}, but lacks {few(sorted(sources.missing))}; "
+            "download it again"
+        )
     if not weights:
         raise CheckpointError(
             f"{folder}: the checkpoint is quantised: {found.method.name} ({found.evidence}), but none of its tensors "
             "is in this format; correct config.json, or download the weights again"
         )
-    with OpenFiles() as files:
-        for weight in weights.values():
-            setting = sources.symmetric.get(weight.name)
-            if setting is None or not isinstance(weight, AffineWeight):
-                continue
-            if not bool((weight.zero_points(files) == 1 << (weight.bits - 1)).all()):
-                name = next((info.name for info in weight.stored_tensors if "zero" in info.name), weight.name)
-                raise sources.tensor_error(
-                    name,
-                    f"contradicts the setting {setting}: not all of its zero points are 2^(bits-1); correct the "
-                    "settings, or quantise the model again",
-                )
+    _check_symmetric(sources, weights)
     others = {name: info for name, info in tensors.items() if name not in sources.weight_tensors}
     for info in others.values():
         if len(info.shape) > 1 and re.fullmatch(INTEGER, info.dtype):
@@ -375,11 +362,24 @@ def read(folder: Path, found: DetectedMethod, tensors: Mapping[str, TensorInfo])
                 f"{folder}: tensor {info.name[:SHOWN_CHARACTERS]} is {info.dtype}, but belongs to no "
                 f"weight quantised with {found.method.name}; download the weights again"
             )
-    both = sorted(name for name in weights if name in others)
-    if both:
-        raise CheckpointError(
-            f"{folder}: tensor {both[0][:SHOWN_CHARACTERS]} exists both as floats and quantised with "
-            f"{found.method.name}; remove one of them"
-        )
+    if both := sorted(weights.keys() & others.keys()):
+        raise sources.tensor_error(both[0], "exists as floats, too; remove one of them")
     all_tensors = {**others, **{name: weight.info for name, weight in weights.items()}}
     return QuantisedTensors(found.method.name, all_tensors, weights, tuple(sources.notes))
+
+
+def _check_symmetric(sources: StoredTensors, weights: Mapping[str, StoredWeight]) -> None:
+    """Raise CheckpointError where zero points are not the middle of the range, which the settings declare."""
+    with OpenFiles() as files:
+        for name, setting in sources.symmetric.items():
+            weight = weights.get(name)
+            if not isinstance(weight, AffineWeight) or bool(
+                (weight.zero_points(files) == 1 << (weight.bits - 1)).all()
+            ):
+                continue
+            zeros = next((info.name for info in weight.stored_tensors if "zero" in info.name), name)
+            raise sources.tensor_error(
+                zeros,
+                f"contradicts the setting {setting}: not all of its zero points are 2^(bits-1); correct the settings, "
+                "or quantise the model again",
+            )

@@ -15,7 +15,7 @@ of each weight; a checkpoint may mix them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from partita.export.checkpoint.stored_formats import (
@@ -45,36 +45,33 @@ def read(sources: StoredTensors) -> list[StoredWeight | None]:
         raise sources.unsupported_error(f"with sparsity ({sparse['format']})", "save it without sparsity compression")
     if transform:
         raise sources.unsupported_error("with transforms of activations", "quantise the model without transform_config")
-    weights: list[StoredWeight | None] = []
-    for stem in sources.stems(".weight_packed"):
-        weights.append(_packed(sources, stem))
-    blocks = next(_block_structures(sources.settings), (BLOCK, BLOCK))
+    groups = _groups_with(sources.settings, "weights")
+    structures = [shape for each in groups if (shape := _block_structure(each)) is not None]
+    weights: list[StoredWeight | None] = [_packed(sources, stem, groups) for stem in sources.stems(".weight_packed")]
     for stem in sources.stems(".weight", f"{SIGNED_BYTE}|{FLOAT8}"):
         weight, scales = sources.take(f"{stem}.weight"), sources.take(f"{stem}.weight_scale", FLOAT)
         if weight is None or scales is None:
             continue
         if weight.dtype in ("I8", "torch.int8"):
-            widths = {each.get("num_bits") for each in _groups_with(sources.settings, "weights")}
-            bits = [bits for bits in BITS if widths == {bits}] or [8]
-            weights.append(_of_module(sources, stem, weight, scales, bits[0], weight.shape))
+            widths = {each.get("num_bits") for each in groups}
+            bits = next((bits for bits in BITS if widths == {bits}), 8)
+            weights.append(_of_module(sources, stem, groups, weight, scales, bits, weight.shape))
         else:
-            structures = list(_block_structures(sources.settings))
-            declared = 0 < len(structures) == len(_groups_with(sources.settings, "weights"))
+            blocks, declared = next(iter(structures), (BLOCK, BLOCK)), 0 < len(structures) == len(groups)
             weights.append(scaled_weight(sources, weight, scales, blocks, declared=declared))
             sources.optional(f"{stem}.weight_zero_point")
     found = [weight for weight in weights if weight is not None]
     for each in found:
-        _check_groups(sources, each, sources.tensors[f"{each.name}_scale"])
-    groups = _groups_with(sources.settings, "weights")
-    if groups and all(each.get("symmetric") for each in groups):
+        _check_groups(sources, each, groups)
+    if groups and all(each.get("symmetric") is True for each in groups):
         sources.symmetric |= {each.name: "symmetric" for each in found}
     note_activations(sources, declared=bool(_groups_with(sources.settings, "input_activations")))
     return weights
 
 
-def _check_groups(sources: StoredTensors, weight: StoredWeight, scales: TensorInfo) -> None:
+def _check_groups(sources: StoredTensors, weight: StoredWeight, groups: list[Mapping[str, Any]]) -> None:
     """Raise CheckpointError where a weight has another number of scales per row than all settings."""
-    groups, width = _groups_with(sources.settings, "weights"), weight.shape[-1]
+    scales, width = sources.tensors[f"{weight.name}_scale"], weight.shape[-1]
     sizes = [each.get("group_size") for each in groups]
     counts = {-(-width // size) if isinstance(size, int) and size > 0 else 1 for size in sizes}
     found = scales.shape[1] if len(scales.shape) > 1 else 1
@@ -84,7 +81,7 @@ def _check_groups(sources: StoredTensors, weight: StoredWeight, scales: TensorIn
         )
 
 
-def _packed(sources: StoredTensors, stem: str) -> StoredWeight | None:
+def _packed(sources: StoredTensors, stem: str, groups: list[Mapping[str, Any]]) -> StoredWeight | None:
     """A weight of packed integers. Its shape is stored, because the last word of a row may be padded."""
     packed, scales = sources.take(f"{stem}.weight_packed"), sources.take(f"{stem}.weight_scale")
     stored = sources.take(f"{stem}.weight_shape", INTEGER)
@@ -94,28 +91,31 @@ def _packed(sources: StoredTensors, stem: str) -> StoredWeight | None:
         raise sources.unsupported_error(
             f"in 4-bit floats (tensor {packed.name} is {packed.dtype})", "only packed integers and fp8 are supported"
         )
+    sources.check_shape(stored, (2,), by=packed)
     with OpenFiles() as files:
-        shape = tuple(files.read(stored, tuple((0, size) for size in stored.shape)).reshape(-1).tolist())
-    if len(shape) != 2 or min(shape) < 1 or len(packed.shape) != 2 or packed.shape[0] != shape[0]:
-        raise sources.tensor_error(packed.name, f"is {list(packed.shape)}, but {stored.name} is {list(shape)}")
-    declared_bits = [each.get("num_bits") for each in _groups_with(sources.settings, "weights")]
-    allowed = [bits for bits in BITS if bits in declared_bits or not any(declared_bits)]
-    bits = next((bits for bits in allowed if -(-shape[1] * bits // WORD) == packed.shape[1]), None)
-    if bits is None:
-        requested = " or ".join(str(bits) for bits in (allowed or declared_bits))
+        rows, width = map(int, stored.read_all(files).tolist())
+    declared = [each.get("num_bits") for each in groups]
+    allowed = [bits for bits in BITS if bits in declared or not any(declared)]
+    bits = next((bits for bits in allowed if packed.shape == (rows, -(-width * bits // WORD))), None)
+    if bits is None or min(rows, width) < 1:
         raise sources.tensor_error(
             packed.name,
-            f"is {list(packed.shape)}, which does not match {shape[1]} inputs as integers of {requested} "
-            f"bits; {', '.join(map(str, BITS))} bits are supported",
+            f"is {list(packed.shape)}, which does not match {stored.name} {[rows, width]} as integers of "
+            f"{' or '.join(map(str, allowed or declared))} bits",
         )
-    return _of_module(sources, stem, packed, scales, bits, (int(shape[0]), int(shape[1])))
+    return _of_module(sources, stem, groups, packed, scales, bits, (rows, width))
 
 
 def _of_module(
-    sources: StoredTensors, stem: str, integers: TensorInfo, scales: TensorInfo, bits: int, shape: tuple[int, ...]
+    sources: StoredTensors,
+    stem: str,
+    groups: list[Mapping[str, Any]],
+    integers: TensorInfo,
+    scales: TensorInfo,
+    bits: int,
+    shape: tuple[int, ...],
 ) -> StoredWeight:
     """A weight of integers with its zero points and groups, which the settings may require."""
-    groups = _groups_with(sources.settings, "weights")
     has_zeros = bool(groups) and all(each.get("symmetric") is False for each in groups)
     has_order = bool(groups) and all(each.get("actorder") in (True, "group", "dynamic") for each in groups)
     zeros = (sources.take if has_zeros else sources.optional)(f"{stem}.weight_zero_point")
@@ -138,19 +138,16 @@ def of_integers(
         raise sources.tensor_error(integers.name, f"is {list(shape)}, not a matrix")
     rows, width = shape
     groups = scales.shape[1] if len(scales.shape) == 2 else 1
-    fits = len(scales.shape) < 2 and scales.shape in ((), (1,), (rows,))
-    if len(scales.shape) == 2:
-        fits = scales.shape[0] in (1, rows) and groups > 0 and width % groups == 0
-    if not fits:
-        raise sources.tensor_error(scales.name, f"is {list(scales.shape)}, which does not match {list(shape)}")
-    if zeros is not None:
-        lines = -(-rows * bits // WORD) if is_packed(zeros) else rows
-        if zeros.shape not in ((lines, groups), *([] if is_packed(zeros) or groups > 1 else [(1,), (), (1, 1)])):
-            raise sources.tensor_error(
-                zeros.name, f"is {list(zeros.shape)}, but {lines} x {groups} belong to {list(shape)}"
-            )
-    if g_idx is not None and g_idx.shape != (width,):
-        raise sources.tensor_error(g_idx.name, f"is {list(g_idx.shape)}, but {integers.name} has {width} inputs")
+    if groups < 1 or width % groups:
+        groups = 1
+    sources.check_shape(scales, (), (1,), (rows,), (1, groups), (rows, groups), by=integers)
+    if zeros is not None and is_packed(zeros):
+        sources.check_shape(zeros, (-(-rows * bits // WORD), groups), by=scales)
+    elif zeros is not None:
+        shared = [] if groups > 1 else [(), (1,), (1, 1)]
+        sources.check_shape(zeros, (rows, groups), *shared, by=scales)
+    if g_idx is not None:
+        sources.check_shape(g_idx, (width,), by=integers)
     tensors = tuple(info for info in (integers, scales, zeros, g_idx) if info is not None)
     moved = {False: 1 << (bits - 1), True: 0}  # words have unsigned integers
     stored = Integers(integers, bits, offset=moved[is_packed(integers)])
@@ -167,9 +164,9 @@ def _groups_with(settings: Mapping[str, Any], key: str) -> list[Mapping[str, Any
     return [each for each in found if isinstance(each, Mapping)]
 
 
-def _block_structures(settings: Mapping[str, Any]) -> Iterator[tuple[int, ...]]:
-    """Block shapes (both axes) in the settings."""
-    for each in _groups_with(settings, "weights"):
-        found = each.get("block_structure")
-        if isinstance(found, list) and len(found) == 2 and all(isinstance(n, int) and n > 0 for n in found):
-            yield tuple(found)
+def _block_structure(weights: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The block shape in the settings of weights; None without a valid one."""
+    found = weights.get("block_structure")
+    if isinstance(found, list) and len(found) == 2 and all(isinstance(n, int) and n > 0 for n in found):
+        return found[0], found[1]
+    return None

@@ -39,10 +39,10 @@ class ScaledWeight(StoredWeight):
     """Elements per scale along each axis."""
 
     def _read(self, region: Region, files: Reader) -> torch.Tensor:
-        return files.read(self.weight, region).float() * expand_scales(self.factors, self.blocks, region, files)
+        return files.read(self.weight, region).float() * _expand(self.factors, self.blocks, region, files)
 
 
-def expand_scales(scales: TensorInfo, blocks: Sequence[int], region: Region, files: Reader) -> torch.Tensor:
+def _expand(scales: TensorInfo, blocks: Sequence[int], region: Region, files: Reader) -> torch.Tensor:
     """The scale of every element in `region`, float32, in a shape that broadcasts to it."""
     shape = (*scales.shape, *[1] * (len(blocks) - len(scales.shape)))
     some = [
@@ -57,32 +57,27 @@ def expand_scales(scales: TensorInfo, blocks: Sequence[int], region: Region, fil
     return found
 
 
-def blocks_of(
-    sources: StoredTensors, weight: TensorInfo, scales: TensorInfo, expected: Sequence[int], *, declared: bool = False
+def _blocks(
+    sources: StoredTensors, weight: TensorInfo, scales: TensorInfo, expected: Sequence[int], *, declared: bool
 ) -> tuple[int, ...]:
     """Elements per scale along each axis; `declared`: `expected` is that of the settings. Raises CheckpointError."""
     shape, grid = weight.shape, (*scales.shape, *[1] * (len(weight.shape) - len(scales.shape)))
-    missing = max(0, len(shape) - len(expected))
-    padded = (*[1] * missing, *expected[-len(shape) :])
-    found = []
+    padded = (*[1] * (len(shape) - len(expected)), *expected[-len(shape) :])
+    found: list[int] = []
     for size, count, block in zip(shape, grid, padded, strict=False):
         if count < 1 or (len(scales.shape) == 1 and count not in (1, size)):
             break
-        if declared and max(grid) > 1 and count != -(-size // block):
+        in_blocks = count == -(-size // block)
+        if declared and max(grid) > 1 and not in_blocks:
             break
         if count == 1:
             found.append(max(1, size))
-        elif -(-size // block) == count:
-            found.append(block)
-        elif size % count == 0:
-            found.append(size // count)
-        else:
-            break
-    if len(found) != len(shape) or len(grid) != len(shape):
+        elif in_blocks or size % count == 0:
+            found.append(block if in_blocks else size // count)
+    if not len(found) == len(shape) == len(grid):
+        detail = f" in blocks of {' x '.join(map(str, expected))}"
         raise sources.tensor_error(
-            scales.name,
-            f"is {list(scales.shape)}, which does not match {weight.name} {list(shape)} in blocks of "
-            f"{' x '.join(map(str, expected))}",
+            scales.name, f"is {list(scales.shape)}, which does not match {weight.name} {list(shape)}{detail}"
         )
     return tuple(found)
 
@@ -98,7 +93,7 @@ def scaled_weight(
 ) -> ScaledWeight:
     """The weight of 8-bit floats and scales. `name`: if not the tensor's. Raises CheckpointError."""
     dtype = scales.dtype if scales.dtype in ("float16", "bfloat16", "float32") else "bfloat16"
-    blocks = blocks_of(sources, weight, scales, expected, declared=declared)
+    blocks = _blocks(sources, weight, scales, expected, declared=declared)
     return ScaledWeight(name or weight.name, weight.shape, (weight, scales), dtype, weight, scales, blocks)
 
 
@@ -122,7 +117,8 @@ def read(sources: StoredTensors) -> list[StoredWeight | None]:
     for name in sources.stems("", FLOAT8):
         if any(name.endswith(end) for end in (*ENDS, *OF_ACTIVATIONS)):
             continue
-        weight, scales = sources.take(name), sources.scale(name + end for end in ENDS)
+        own = next((name + end for end in ENDS if name + end in sources.tensors), name + ENDS[0])
+        weight, scales = sources.take(name), sources.take(own)
         if weight is not None and scales is not None:
             weights.append(scaled_weight(sources, weight, scales, expected, declared=declared))
     note_activations(sources, declared=sources.settings.get("activation_scheme") == "dynamic")

@@ -42,11 +42,8 @@ class _Weight(AffineWeight):
         exponents = files.read(self.scales, (experts, rows, (low, high))).to(torch.int32) - BIAS - 1
         scales = torch.ldexp(torch.ones(exponents.shape), exponents).repeat_interleave(BLOCK, -1)
         inside = slice(begin - low * BLOCK, end - low * BLOCK)
-        middle = torch.full((1, 1, 1), MIDDLE, dtype=torch.uint8)
-        return Parts(integers[..., inside].transpose(1, 2), scales[..., inside].transpose(1, 2), middle)
-
-    def zero_points(self, files: Reader) -> torch.Tensor:
-        return torch.tensor(MIDDLE, dtype=torch.uint8)
+        integers, scales = integers[..., inside].transpose(1, 2), scales[..., inside].transpose(1, 2)
+        return Parts(integers, scales, self.zero_points(files))
 
 
 def read(sources: StoredTensors) -> list[StoredWeight | None]:
@@ -60,9 +57,6 @@ def _weight(sources: StoredTensors, stem: str) -> _Weight | None:
         return None
     if len(data.shape) != 4 or data.shape[-1] != BYTES:
         raise sources.tensor_error(data.name, f"is {list(data.shape)}, not [experts, rows, blocks, {BYTES}]")
-    if scales.shape != data.shape[:-1]:
-        raise sources.tensor_error(
-            scales.name, f"is {list(scales.shape)}, but {data.name} has {list(data.shape[:-1])} blocks"
-        )
+    sources.check_shape(scales, data.shape[:-1], by=data)
     experts, rows, count, _ = data.shape
     return _Weight(stem, (experts, count * BLOCK, rows), (data, scales), "bfloat16", 8, 1, BLOCK, data, scales)

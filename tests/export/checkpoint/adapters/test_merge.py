@@ -159,7 +159,6 @@ def test_merged_models_match_peft(tiny_checkpoint: TinyCheckpoint, tmp_path: Pat
         "head": {"target_modules": ["lm_head"]},
         "whole head": {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
         "embedding": {"target_modules": ["embed_tokens", "v_proj"], "modules_to_save": ["norm"]},
-        "bias": {"target_modules": ["q_proj", "o_proj"], "lora_bias": True},
         "biases": {"target_modules": ["k_proj"], "bias": "lora_only"},
     }
     for name, settings in kinds.items():

@@ -148,12 +148,3 @@ def test_merging_into_stored_integers_raises_error(name: str, floats: Path, tmp_
     assert isinstance(error, UnsupportedModelError) and f"`adapter={adapter}`: cannot merge into weights" in str(error)
     assert "model.layers.0.self_attn.q_proj.weight, model.layers.1.self_attn.q_proj.weight; keep it" in str(error)
     assert "`with_adapters`" in str(error) and "`precision=bf16`" in str(error) and "`requantise=True`" in str(error)
-
-
-def test_adapter_of_another_quantised_model_raises_error(
-    floats: Path, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
-) -> None:
-    base = base_of("nf4", floats, tmp_path)
-    wider = save_adapter(tmp_path / "adapter", tiny_checkpoint("llama", hidden_size=32), ("q_proj",))
-    error = refuse(base, tmp_path / "out" / "package", adapter=wider, precision="fp32")
-    assert "belongs to another model" in str(error) and "the model's is [64, 64]" in str(error)

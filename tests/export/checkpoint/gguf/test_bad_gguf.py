@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from benchmarks.peers.gguf_write import planned
-from partita.errors import CheckpointError, PartitaError, UnsupportedModelError
+from partita.errors import CheckpointError, UnsupportedModelError
+from partita.export.checkpoint.description import open_checkpoint
 from tests.conftest import TinyCheckpoint, require
 from tests.export.test_bad_checkpoints import refuse
 from tests.gguf_files import save_gguf
@@ -48,119 +49,74 @@ def tokens(*names: bytes) -> tuple[bytes, int, bytes]:
 
 
 HUGE = 1 << 60
-CASES: dict[str, tuple[bytes, type[PartitaError], str]] = {
-    "empty": (b"", CheckpointError, "not a GGUF file"),
-    "not one": (b"PK\3\4" + b"\0" * 64, CheckpointError, "does not begin with the bytes GGUF"),
-    "pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", CheckpointError, "a Git LFS pointer"),
-    "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0) + b"\0" * 64, UnsupportedModelError, "big-endian"),
-    "version 1": (file_of(version=1), UnsupportedModelError, "GGUF version 1 is not supported, only 2 and 3"),
-    "version 9": (file_of(version=9), UnsupportedModelError, "GGUF version 9 is not supported"),
-    "many tensors": (file_of(counts=(HUGE, 1)), CheckpointError, f"it declares {HUGE:,} tensors, more than"),
-    "many settings": (file_of(counts=(0, HUGE)), CheckpointError, f"it declares {HUGE:,} settings, more than"),
-    "more settings than any": (
-        file_of((ARCHITECTURE, *((b"x%d" % index, 7, b"\1") for index in range(5000)))),
-        UnsupportedModelError,
-        "it declares 5,001 settings, but at most 4,096 are supported",
-    ),
-    "more tensors than any": (
-        file_of(tensors=[tensor(b"t%d" % index, offset=128 * index) for index in range(20_000)]),
-        UnsupportedModelError,
-        "it declares 20,000 tensors, but at most 16,384 are supported",
-    ),
-    "more values than any": (
-        file_of(
-            (
-                ARCHITECTURE,
-                *((b"a%d" % index, 9, struct.pack("<IQ", 0, 1 << 20) + bytes(1 << 20)) for index in range(3)),
-            )
-        ),
-        UnsupportedModelError,
-        "it declares 3,145,728 values in arrays, but at most 2,097,152 are supported",
-    ),
-    "long text": (
-        file_of([(b"general.architecture", 8, struct.pack("<Q", HUGE))]),
-        CheckpointError,
-        f"its header needs {HUGE:,} bytes",
-    ),
-    "long array": (
-        file_of([(b"a", 9, struct.pack("<IQ", 8, HUGE)), ARCHITECTURE]),
-        CheckpointError,
-        f"'a' declares {HUGE:,} values",
-    ),
-    "long numbers": (
-        file_of([(b"a", 9, struct.pack("<IQ", 12, HUGE)), ARCHITECTURE]),
-        CheckpointError,
-        "its header needs",
-    ),
+LONG = struct.pack("<IQ", 0, 1 << 20) + bytes(1 << 20)
+DAMAGED: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "not a GGUF file"),
+    "not one": (b"PK\3\4" + b"\0" * 64, "does not begin with the bytes GGUF"),
+    "pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "a Git LFS pointer"),
+    "long text": (file_of([(b"general.architecture", 8, struct.pack("<Q", HUGE))]), f"needs {HUGE:,} bytes at"),
     "arrays in arrays": (
         file_of([(b"a", 9, struct.pack("<IQ", 9, 1) * 8), ARCHITECTURE]),
-        CheckpointError,
-        "has the unknown type 9",
+        "'a' has the unknown type 9",
     ),
-    "unknown setting": (file_of([(b"a", 77, b""), ARCHITECTURE]), CheckpointError, "'a' has the unknown type 77"),
-    "no architecture": (file_of([]), CheckpointError, "general.architecture is missing"),
-    "split": (
-        file_of([ARCHITECTURE, (b"split.count", 2, struct.pack("<H", 3))]),
-        UnsupportedModelError,
-        "part of a file split into 3 parts",
-    ),
-    "alignment": (
-        file_of([ARCHITECTURE, (b"general.alignment", 4, struct.pack("<I", 0))]),
-        CheckpointError,
-        "its general.alignment is 0",
-    ),
-    "unknown type": (file_of(tensors=[tensor(kind=99)]), UnsupportedModelError, "has the type 99"),
-    "integers": (file_of(tensors=[tensor(kind=24)]), UnsupportedModelError, "has the type 24"),
-    "axes": (file_of(tensors=[tensor(shape=(1,) * 9)]), CheckpointError, "has 9 axes"),
-    "name": (file_of(tensors=[tensor(b"a..b")]), CheckpointError, "a tensor with the invalid name 'a..b'"),
-    "twice": (file_of(tensors=[tensor(), tensor()]), CheckpointError, "two tensors named a.weight"),
-    "half a block": (file_of(tensors=[tensor(shape=(40,), kind=2)]), CheckpointError, "Q4_0 uses blocks of 32"),
-    "absurd size": (file_of(tensors=[tensor(shape=(HUGE, 1 << 40))]), CheckpointError, "but the file has"),
-    "absurd offset": (file_of(tensors=[tensor(offset=HUGE)]), CheckpointError, "ends at byte"),
-    "crooked offset": (file_of(tensors=[tensor(offset=3)]), CheckpointError, "ends at byte"),
-    "moved": (
-        file_of(tensors=[tensor(offset=32)]),
-        CheckpointError,
-        "begins at byte 32 of the data, but the tensors before it",
-    ),
+    "unknown setting": (file_of([(b"a", 77, b""), ARCHITECTURE]), "'a' has the unknown type 77"),
+    "no architecture": (file_of([]), "general.architecture is missing"),
+    "alignment": (file_of([ARCHITECTURE, (b"general.alignment", 4, bytes(4))]), "its general.alignment is 0"),
+    "axes": (file_of(tensors=[tensor(shape=(1,) * 9)]), "a tensor has 9 axes"),
+    "name": (file_of(tensors=[tensor(b"a..b")]), "a tensor with the invalid name 'a..b'"),
+    "twice": (file_of(tensors=[tensor(), tensor()]), "two tensors named a.weight"),
+    "half a block": (file_of(tensors=[tensor(shape=(40,), kind=2)]), "has rows that are not a multiple of 32"),
+    "absurd size": (file_of(tensors=[tensor(shape=(HUGE, 1 << 40))]), "ends after the file"),
+    "absurd offset": (file_of(tensors=[tensor(offset=HUGE)]), "ends after the file"),
+    "crooked offset": (file_of(tensors=[tensor(offset=3)]), "does not follow the tensors before it"),
     "over each other": (
         file_of(tensors=[tensor(), tensor(b"b.weight", offset=64)]),
-        CheckpointError,
-        "tensor b.weight begins at byte 64 of the data, but the tensors before it end at 128",
+        "tensor b.weight [32] of F32, at byte 64 of the data, does not follow the tensors before it, which end at 128",
     ),
-    "a setting twice": (file_of([ARCHITECTURE, ARCHITECTURE]), CheckpointError, "two settings named general.archit"),
+    "a setting twice": (file_of([ARCHITECTURE, ARCHITECTURE]), "two settings named general.archit"),
     "a token twice": (
         file_of([ARCHITECTURE, tokens(b"a", b"", b"", b"b", b"a")]),
-        CheckpointError,
         "its vocabulary contains 'a' twice, as 0 and as 4",
     ),
-    "a token that is no text": (file_of([ARCHITECTURE, tokens(b"\xff")]), CheckpointError, "a string in its header at"),
+    "a token that is no text": (file_of([ARCHITECTURE, tokens(b"\xff")]), "a string in its header before"),
     "tokens of no type": (
         file_of([ARCHITECTURE, tokens(b"a", b"b"), (b"tokenizer.ggml.token_type", 9, struct.pack("<IQi", 5, 1, 1))]),
-        CheckpointError,
-        "it has 2 tokens, but tokenizer.ggml.token_type has 1",
+        "it has 2 tokens, but another number of tokenizer.ggml.token_type",
     ),
+}
+UNSUPPORTED: dict[str, tuple[bytes, str]] = {
+    "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0) + b"\0" * 64, "big-endian is not supported"),
+    "version 1": (file_of(version=1), "GGUF version 1 is not supported, only little-endian of version 2 or 3"),
+    "many tensors": (file_of(counts=(HUGE, 1)), f"it declares {HUGE:,} tensors, but at most 16,384 are supported"),
+    "many settings": (file_of(counts=(0, 5001)), "it declares 5,001 settings, but at most 4,096 are supported"),
+    "many values": (
+        file_of((ARCHITECTURE, *((b"a%d" % index, 9, LONG) for index in range(3)))),
+        "it declares 3,145,728 values in arrays, but at most 2,097,152 are supported",
+    ),
+    "long array": (file_of([(b"a", 9, struct.pack("<IQ", 8, HUGE)), ARCHITECTURE]), f"it declares {HUGE:,} values"),
+    "split": (file_of([ARCHITECTURE, (b"split.count", 2, struct.pack("<H", 3))]), "one of 3 parts of a split file"),
+    "unknown type": (file_of(tensors=[tensor(kind=99)]), "has the type 99"),
+    "integers": (file_of(tensors=[tensor(kind=24)]), "has the type 24"),
     "other architecture": (
         file_of([(b"general.architecture", 8, text(b"mystery"))]),
-        UnsupportedModelError,
         "transformers cannot read GGUF files of architecture mystery",
     ),
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*DAMAGED, *UNSUPPORTED])
 def test_damaged_or_unsupported_files_raise_error(case: str, tmp_path: Path) -> None:
     require("gguf")
-    raw, kind, said = CASES[case]
-    file = tmp_path / "model.gguf"
-    file.write_bytes(raw)
-    error = refuse(file, tmp_path / "out")
-    assert type(error) is kind and said in str(error) and "model.gguf" in str(error)
+    raw, said = {**DAMAGED, **UNSUPPORTED}[case]
+    (tmp_path / "model.gguf").write_bytes(raw)
+    with pytest.raises(CheckpointError if case in DAMAGED else UnsupportedModelError) as caught:
+        open_checkpoint(str(tmp_path / "model.gguf"))
+    assert said in str(caught.value) and "model.gguf: " in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_truncated_file_raises_error(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     require("gguf")
-    from partita.export.checkpoint.gguf.header import read_header
+    from partita.export.checkpoint.gguf import read_header
 
     whole = save_gguf(tmp_path / "whole.gguf", tiny_checkpoint("llama"), "Q8_0").read_bytes()
     file = tmp_path / "model.gguf"
@@ -194,7 +150,7 @@ def test_data_ignored_by_transformers_raises_error(tiny_checkpoint: TinyCheckpoi
         tmp_path / "scaled.gguf", checkpoint, llama__rope__scaling__type="yarn", llama__rope__scaling__factor=4.0
     )
     error = refuse(file, tmp_path / "out")
-    assert "its rotary embedding is scaled (rope.scaling.factor = 4.0, rope.scaling.type = yarn)" in str(error)
+    assert "it has rope.scaling.factor = 4.0, rope.scaling.type = yarn, which transformers' reader" in str(error)
     with_bias = tiny_checkpoint("qwen2")
     file = save_gguf(tmp_path / "bias.gguf", with_bias)
     raw = file.read_bytes().replace(b"qwen2", b"qwen3")

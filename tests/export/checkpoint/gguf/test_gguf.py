@@ -138,7 +138,6 @@ def test_keep_selects_gguf_tensors_by_transformers_module_name(
         ("Q4_1", {"precision": "fp32"}),
         pytest.param("Q4_1", {"precision": "int4", "requantise": True}, marks=pytest.mark.heavy),
         pytest.param("Q8_0", {"precision": "auto"}, marks=pytest.mark.heavy),
-        pytest.param("Q5_0", {"precision": "auto"}, marks=pytest.mark.heavy),
     ],
 )
 def test_package_from_gguf_file_or_folder_is_verified(

@@ -7,8 +7,8 @@ import pytest
 
 from tests.conftest import require
 
-AFFINE = ("Q4_0", "Q8_0", "Q5_0", "Q3_K", "Q6_K", "IQ4_NL", "MXFP4")
-OTHERS = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K", "IQ4_XS", "F16", "BF16", "F32")
+AFFINE = ("Q4_0", "Q8_0", "Q6_K", "MXFP4")
+OTHERS = ("Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "IQ4_NL", "IQ4_XS", "F16", "BF16", "F32")
 RARE = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "TQ1_0", "TQ2_0")
 """Read as floats, of which nobody but llama.cpp writes files."""
 HALVES = {
@@ -45,8 +45,7 @@ def test_every_region_equals_gguf_dequantisation(name, tmp_path):
     import gguf
     import torch
 
-    from partita.export.checkpoint.gguf import block_type
-    from partita.export.checkpoint.gguf.header import GgufTensor
+    from partita.export.checkpoint.gguf import GgufTensor, block_type
     from partita.export.checkpoint.gguf.weights import Rows, row_weight
     from partita.export.checkpoint.stored_formats import AffineWeight
     from partita.export.checkpoint.weight_files import OpenFiles

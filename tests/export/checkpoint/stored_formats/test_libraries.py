@@ -6,12 +6,13 @@ import json
 import math
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors import safe_open
 
-from partita.export.checkpoint.quantisation_method import by_config, by_tensors
+from partita.export.checkpoint.quantisation_method import by_config
 from partita.export.checkpoint.stored_formats import AffineWeight, QuantisedTensors, read
 from partita.export.checkpoint.weight_files import OpenFiles, find_tensors
 
@@ -21,16 +22,25 @@ DEQUANTISED_ONLY = ("bnb_nf4", "bnb_fp4", "fp8", "float8", "int4_plain")
 """Formats whose numbers are no integers with a scale and an integer zero point."""
 
 
-def stored(name: str, folder: Path) -> tuple[QuantisedTensors, torch.Tensor]:
-    """A checkpoint of one weight as the library stores it, and what the library makes of it."""
+def recorded(name: str, folder: Path) -> tuple[dict[str, Any], torch.Tensor]:
+    """Put a file of a library into the folder; its settings, and the weight as the library reads it."""
     path = LIBRARIES / f"{name}.safetensors"
     (folder / "model.safetensors").symlink_to(path)
     with safe_open(str(path), framework="pt") as file:
-        settings, expected = json.loads(file.metadata()["settings"]), file.get_tensor("expected")
+        return json.loads(file.metadata()["settings"]), file.get_tensor("expected")
+
+
+def opened(folder: Path, settings: dict[str, Any]) -> QuantisedTensors:
     tensors = {key: info for key, info in find_tensors(folder)[0].items() if key != "expected"}
     found = by_config(folder, {"quantization_config": settings})
     assert found is not None
-    return read(folder, found, tensors), expected
+    return read(folder, found, tensors)
+
+
+def stored(name: str, folder: Path) -> tuple[QuantisedTensors, torch.Tensor]:
+    """A checkpoint of one weight as the library stores it, and what the library makes of it."""
+    settings, expected = recorded(name, folder)
+    return opened(folder, settings), expected
 
 
 def test_every_recordable_case_is_recorded() -> None:
@@ -81,14 +91,9 @@ def test_integers_scales_and_zero_points_reproduce_values(tmp_path: Path, name: 
 
 
 @pytest.mark.parametrize("name", ["gptq_4", "awq", "compressed_w4a16", "fp8_block", "bnb_nf4", "mxfp4"])
-def test_format_is_recognised_from_tensors_without_settings(tmp_path: Path, name: str) -> None:
-    """Bits and group size are then derived from tensor shapes."""
-    quantised, expected = stored(name, tmp_path)
-    tensors = {key: info for key, info in find_tensors(tmp_path)[0].items() if key != "expected"}
-    found = by_tensors(tensors)
-    assert found is not None and not found.settings
-    (weight,) = read(tmp_path, found, tensors).weights.values()
-    assert quantised.method.startswith(found.method.name)
+def test_missing_settings_are_derived_from_shapes(tmp_path: Path, name: str) -> None:
+    settings, expected = recorded(name, tmp_path)
+    (weight,) = opened(tmp_path, {"quant_method": settings["quant_method"]}).weights.values()
     with OpenFiles() as files:
         values = weight.read(tuple((0, size) for size in weight.shape), files)
     assert torch.equal(values.to(expected.dtype), expected)
