@@ -46,7 +46,7 @@ from partita.export.trace.ports import TOTAL
 from partita.export.trace.recurrence import used_by
 from partita.export.verify.package_runs import CPU
 from partita.export.weights import external_data as weights
-from partita.export.work import Work, add_note, check_merged, takes_stored
+from partita.export.work import Work, check_merged, takes_stored
 from partita.export.writing import unfinished_manifest
 from partita.package.contract import GraphFile, Port, state_bytes
 from partita.package.folder import AdapterRecord, Graph, adapter_file

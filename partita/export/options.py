@@ -14,8 +14,7 @@ from partita.dtypes import ACTIVATIONS, EXACT, PRECISIONS, Precision, multiplied
 from partita.errors import CheckpointError, UsageError
 from partita.export.hub import check_model
 from partita.export.publish import check_target
-from partita.export.quantise import quantisers as quantisers
-from partita.export.quantise import read_keep
+from partita.export.quantise import quantisers, read_keep
 from partita.export.trace.attention import GROWING, lowering
 from partita.options.export import ExportOptions as Options
 from partita.options.fields import check_fields, describe_fields

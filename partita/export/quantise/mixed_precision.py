@@ -32,7 +32,6 @@ from partita.export.verify.quality import measured_tokens, perplexity
 from partita.export.verify.texts import Text, read_windows
 from partita.export.weights import memory_map
 from partita.export.weights.sources import WeightSource
-from partita.export.work import add_note
 from partita.observations.text_format import human_bytes
 from partita.package.records import MeasuredMix, Mix, UnitCost
 from partita.process import give_back
