@@ -35,7 +35,7 @@ from partita.export.quantise.products import selected_tensors
 from partita.export.quantise.reference import movable, round_weights
 from partita.export.quantise.rewrite import Outcome, not_packed, quantise, summary
 from partita.export.target import GraphVariant, NodeSupport, Target
-from partita.export.trace import DOMAIN
+from partita.export.trace import DOMAIN, PLACEHOLDERS
 from partita.export.trace.attention import Lowering, lowering
 from partita.export.trace.fake_model import FakeModel
 from partita.export.trace.ports import TraceSpec
@@ -128,12 +128,13 @@ class Draft:
     """How weights are stored in 16 bits and computed in float32; None without them."""
     adapters: Adapters = field(default_factory=Adapters)
     variants: dict[GraphVariant, Graphs] = field(default_factory=dict)
-    placeholders: bool = True
-    """As in `TraceSpec`."""
+    placeholders: frozenset[str] = PLACEHOLDERS
+    """Of the next trace; see `TraceSpec`."""
 
     def graphs(self, variant: GraphVariant) -> Graphs:
         """The graphs of a variant, cached. Raises UnsupportedModelError when the model does not fit it."""
         if variant not in self.variants:
+            self.placeholders = PLACEHOLDERS
             self.variants[variant] = self._trace(variant)
         return self.variants[variant]
 
@@ -173,9 +174,9 @@ class Draft:
         graphs = Graphs(self, variant, chosen, traced, {})
         with stage(work.progress, "rewrite", work.seconds, of=str(variant)):
             _rewrite(graphs)
-        nodes = (node for item in graphs.traced_graphs for node in item.graph)
-        if self.placeholders and any(node.domain == DOMAIN for node in nodes):
-            self.placeholders = False  # the target lacks an operator, or its pass is disabled
+        left = {node.op_type for item in graphs.traced_graphs for node in item.graph if node.domain == DOMAIN}
+        if self.placeholders & left:
+            self.placeholders -= left  # the target lacks an operator, or its pass is disabled
             return self._trace(variant)
         return graphs
 

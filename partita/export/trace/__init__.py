@@ -17,12 +17,13 @@ DOMAINS: dict[Form, tuple[tuple[str, int], ...]] = {"contrib": (("com.microsoft"
 CONTRIB = frozenset({"MoE", "LinearAttention"})
 """The operators of the form `contrib`."""
 DOMAIN = "partita"
-"""The domain of placeholders. A graph in which passes leave some is traced again without them."""
+"""The domain of placeholders. A graph in which passes leave some is traced again without these operators."""
 RMS_NORM = "RMSNorm"
 """Placeholder for x / sqrt(mean(x * x) + epsilon) * (weight + offset), over the last axis; without a weight: * 1."""
 ROTATION = "Rotation"
 """Placeholder for the rotary embedding of x [B, H, S, D] by cosines and sines [B, S, R], in several
 equal pairs for tokens with several positions. `first` and `second` are the columns of the numbers of each pair."""
+PLACEHOLDERS = frozenset({RMS_NORM, ROTATION})
 
 
 def pad_last_axis(tensor: torch.Tensor, width: int) -> torch.Tensor:

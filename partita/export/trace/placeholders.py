@@ -31,13 +31,13 @@ TOLERANCE = 1e-5
 
 
 @contextmanager
-def placeholders(model: torch.nn.Module) -> Iterator[None]:
-    """In this block every RMS norm and rotary embedding of `model` writes one placeholder."""
+def placeholders(model: torch.nn.Module, operators: frozenset[str]) -> Iterator[None]:
+    """In this block every RMS norm and rotary embedding of `model` writes one placeholder, of these operators."""
     with ExitStack() as stack:
-        for module in model.modules():
+        for module in model.modules() if RMS_NORM in operators else ():
             if (found := norm_of(module)) is not None:
                 stack.enter_context(replace_forward(module, _norm(module, *found)))
-        for code in modelling_code(model):
+        for code in modelling_code(model) if ROTATION in operators else ():
             for name, function in list(vars(code).items()):
                 if inspect.isfunction(function) and {"cos", "sin"} <= inspect.signature(function).parameters.keys():
                     stack.callback(setattr, code, name, function)

@@ -12,6 +12,7 @@ import onnx_ir as ir
 import torch
 
 from partita.errors import UnsupportedModelError, UsageError
+from partita.export.trace import PLACEHOLDERS
 from partita.export.trace.attention import Cursor, Lowering
 from partita.export.trace.emitter import Key
 from partita.export.trace.fake_model import FakeModel
@@ -37,8 +38,8 @@ class TraceSpec:
     """The form of experts and recurrences."""
     rolls: bool = False
     """Layers with a window cache only the window, where the lowering supports it."""
-    placeholders: bool = True
-    """Norms and rotary embeddings are nodes that passes replace, where the lowering has fused operators."""
+    placeholders: frozenset[str] = PLACEHOLDERS
+    """What is traced as nodes that passes replace, where the lowering has fused operators."""
 
     @property
     def tokens(self) -> int | None:

@@ -124,7 +124,7 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec, progress: Stage 
         torch.no_grad(),
         translate_errors("tracing the model"),
         experts_form(spec.form, spec.tokens) as forms,
-        placeholders(fake.module) if spec.placeholders and lowering.fused != "none" else nullcontext(),
+        placeholders(fake.module, spec.placeholders) if lowering.fused != "none" else nullcontext(),
         quick_export(),
     ):
         wrapper = _Wrapper(fake, lowering, table, spec)
