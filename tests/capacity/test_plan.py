@@ -185,7 +185,7 @@ def test_device_speed_is_interval_from_data_sheet(package: Path, capsys: pytest.
         (["NOTE"], 1, "neither a checkpoint nor a package"),
         (["OTHER"], 1, "OTHER: neither a checkpoint nor a package"),
         (["UNKNOWN"], 1, "cannot read config.json of model type 'no_such'"),
-        (["GGUF"], 1, "num_hidden_layers"),
+        (["GGUF"], 1, "m.gguf: weights and config.json do not match"),
         (["CHECKPOINT", "--context", "4096"], 2, "--context 4096: the model supports at most 256 positions"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
