@@ -260,7 +260,8 @@ def _speeds(entry: Contender, base: Contender, found: Ratio) -> str:
 
 def _render_speed(found: Spread, ranged: bool = True) -> str:
     """`31.2 (29.0 to 33.1)`."""
-    return decimals(found.median) + (f" ({decimals(found.low)} to {decimals(found.high)})" if ranged else "")
+    spread = f" ({decimals(found.low)} to {decimals(found.high)})" if ranged and found.low != found.high else ""
+    return f"{decimals(found.median)}{spread}"
 
 
 def times(value: float) -> str:

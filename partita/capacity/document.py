@@ -28,7 +28,8 @@ VIEWS = Views(document)
 def headline(plan: Plan) -> str:
     """Whether it fits, in one sentence."""
     device = plan.device
-    needs = f"{human_bytes(plan.required_bytes)} of {human_bytes(device.available_bytes)} on {device.name}"
+    where = "this machine" if device.name == "here" else device.name
+    needs = f"{human_bytes(plan.required_bytes)} of {human_bytes(device.available_bytes)} on {where}"
     return f"{'fits' if plan.fits else 'does not fit'}: needs {needs}, context {plan.context:,}, batch {plan.batch}"
 
 

@@ -32,7 +32,7 @@ class RunGroups(RunOptions):
 
     @property
     def sampling(self) -> Sampling:
-        """The sampling; `completed_for` adds defaults."""
+        """The sampling; `complete_sampling_for` adds defaults."""
         return group(self, Sampling)
 
     @property

@@ -280,7 +280,9 @@ def _print_timings(model: Model, generation: Generation) -> None:
     figures = generation.timings
     parts = [f"load {model.load_seconds:.2f} s"]
     if figures["prefill_tokens_per_second"]:
-        parts.append(f"prompt {figures['prompt_tokens']} tokens at {figures['prefill_tokens_per_second']:.0f} tokens/s")
+        parts.append(
+            f"prompt {plural(figures['prompt_tokens'], 'token')} at {figures['prefill_tokens_per_second']:.0f} tokens/s"
+        )
     if figures["first_token_seconds"]:
         parts.append(f"first token after {figures['first_token_seconds'] * 1e3:.0f} ms")
     if figures["decode_tokens_per_second"]:

@@ -75,9 +75,8 @@ def _job(function: str, package: Path, manifest: Manifest, target: Target, *othe
     check_files(package, manifest, hashes=True)
     work, in_worker = f"partita.library.verifying:{function}", in_child(target, "auto")
     arguments = (work, package, manifest, target, *others)
-    found = run_job(*arguments, chain=target.chain, in_worker=in_worker, audience=TERMINAL)
     print_target_notes(target)
-    return found
+    return run_job(*arguments, chain=target.chain, in_worker=in_worker, audience=TERMINAL)
 
 
 def show(package: Path, result: Verification, console: Console) -> None:

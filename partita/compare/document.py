@@ -274,9 +274,10 @@ def _placement(found: Comparison) -> Iterator[str]:
     if not any(change.kind == "changed" for change in nodes):
         yield "no node moved"
     reasons = [change for change in found.of("reasons") if not _is_explained(change, found)]
-    for text, changes in grouped((*nodes, *reasons), _verb).items():
-        for phases, same in by_names(changes):
-            yield f"{plural(len(same), 'node' if same[0].section == 'nodes' else 'reason')} {text} in {listing(phases)}"
+    for noun, listed in (("node", nodes), ("reason", reasons)):
+        for text, changes in grouped(listed, _verb).items():
+            for phases, same in by_names(changes):
+                yield f"{plural(len(same), noun)} {text} in {listing(phases)}"
     counts, copies = found.of("copy_count"), found.of("copies")
     if counts:
         before, after = ("unknown" if value is None else value for value in (counts[-1].before, counts[-1].after))

@@ -136,7 +136,8 @@ def _rows(report: Report, other: Report, own: Sequence[Phase], phases: Phases) -
             yield Row("nodes", phase.name, row.node.name, row.node.provider, row.keys(), row)
         yield from _reason_rows(report, phase, rows, pairs)
         yield from _copy_rows(phase, compare_sizes=not _tokens_differ(was, now))
-        yield from _figure_rows(phase)
+        per_token = all(each.cost is not None and each.cost.tokens_per_run for each in (was, now))
+        yield from _figure_rows(phase, per_token=per_token)
 
 
 # Nodes and reasons
@@ -275,18 +276,18 @@ def _describe_copy(was: Row | None, now: Row | None) -> Mapping[str, str | None]
     }
 
 
-def _figure_rows(phase: Phase) -> Iterator[Row]:
-    """Counts, sizes and times. Copied bytes: known sizes in the main graph, per token if there are tokens."""
+def _figure_rows(phase: Phase, *, per_token: bool) -> Iterator[Row]:
+    """Counts, sizes and times. Copied bytes: known sizes in the main graph, per token or per run."""
     inside, cost = subgraph_copies(phase), phase.cost
-    tokens = cost.tokens_per_run if cost is not None else None
-    known = cost.copy_bytes_at_least if cost is not None else None
+    known: float | None = cost.copy_bytes_at_least if cost is not None else None
+    if per_token and known is not None and cost is not None and cost.tokens_per_run:
+        known /= cost.tokens_per_run
     unsized = sum(copy.bytes_per_run is None for copy in phase.copies)
-    copied = {"copy_bytes_per_token": known / tokens} if known is not None and tokens else {"copy_bytes_per_run": known}
     figures: dict[str, Mapping[str, float | None]] = {
         "copy_count": {"copies": None if inside is None else len(phase.copies) + inside},
         "copy_bytes": {
             "copies_of_unknown_size": None if inside is None else unsized + inside,
-            **copied,
+            "copy_bytes_per_token" if per_token else "copy_bytes_per_run": known,
         },
         "figures": {
             "nodes": file_counts(phase).total(),

@@ -54,8 +54,8 @@ def deviation(ours: npt.NDArray[Any], theirs: npt.NDArray[Any]) -> float:
 def tolerance_of(nodes: Sequence[onnx.NodeProto], *, half: bool, weight_bits: int | None) -> float:
     """The tolerance of the least precise node: quantised weights, 16-bit floats (`half`), or 32-bit floats.
 
-    `weight_bits`: of weights that are not rounded on the reference, so that errors include their rounding, if the node
-    has no attribute `bits`.
+    `weight_bits`: bits of weights that are not rounded on the reference, for nodes without an attribute `bits`; errors
+    then include their rounding.
     """
     least = PRECISIONS["fp16"].tolerance if half else EXACT.tolerance
     if weight_bits is None:

@@ -54,7 +54,7 @@ class PartedGraph:
         self.inputs = frozenset(port.name for port in model.inputs)
         self._initializers = {entry.name: entry for entry in self.proto.graph.initializer}
         functions = {(entry.domain, entry.name) for entry in self.proto.functions}
-        self.constants = set(self._initializers)
+        self.constants = set(self._initializers) | {each.values.name for each in self.proto.graph.sparse_initializer}
         self._folded: dict[str, int] = {}
         """Tensors computed from constants alone, which ONNX Runtime folds, by the position of their node."""
         for position, node in enumerate(self.nodes):
@@ -212,6 +212,8 @@ class PartedGraph:
                 folded.add(self._folded[name])
                 stack += self.nodes[self._folded[name]].input
         proto.graph.initializer.extend(self._initializers[name] for name in self._initializers if name in wanted)
+        sparse = (each for each in self.proto.graph.sparse_initializer if each.values.name in wanted)
+        proto.graph.sparse_initializer.extend(sparse)
         proto.graph.node.extend(self.nodes[position] for position in sorted(folded))
         proto.graph.node.extend(nodes)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeVar
@@ -18,6 +18,7 @@ from partita.drift.sides import GraphRun, Side, Step, with_provider
 from partita.errors import GenerationError, PackageError, PartitaError, ProviderError, ResourceError
 from partita.observations.names import CPU
 from partita.observations.text_format import listing, name_some, plural
+from partita.process import free_bytes
 from partita.runtime.place.onnx_model import read_onnx
 from partita.runtime.place.tensor_types import sizes_of, tensor_types
 from partita.runtime.time_limit import LateError
@@ -122,13 +123,19 @@ class StepComparison:
         local = self._alone([whole], {**ours, **theirs}).values
         return [self._compared(node, theirs, ours, (local, theirs)) for node in nodes]
 
+    @cached_property
+    def _types(self) -> Mapping[str, onnx.TypeProto]:
+        return tensor_types(self.graph.proto, {name: array.shape for name, array in self.step.feeds.items()})
+
+    @cached_property
+    def _is_half(self) -> bool:
+        """Whether the graph has float16 tensors; QNN then computes its float32 nodes in float16, too."""
+        return any(kind.tensor_type.elem_type == onnx.TensorProto.FLOAT16 for kind in self._types.values())
+
     def _chunks(self, parts: Sequence[Part]) -> Iterator[list[Part]]:
         """The parts in groups whose tensors fit into memory. A tensor of unknown size counts as the mean of others."""
-        import psutil
-
-        most = self.settings.memory_bytes or psutil.virtual_memory().available // MEMORY_SHARE
-        types = tensor_types(self.graph.proto, {name: array.shape for name, array in self.step.feeds.items()})
-        known = {name: size for name, kind in types.items() if (size := _bytes(kind)) is not None}
+        most = self.settings.memory_bytes or free_bytes() // MEMORY_SHARE
+        known = {name: size for name, kind in self._types.items() if (size := _bytes(kind)) is not None}
         usual = sum(known.values()) // max(1, len(known))
         chunk: list[Part] = []
         tensors: set[str] = set()
@@ -178,9 +185,8 @@ class StepComparison:
             read = {name for at in positions for name in self.graph.nodes[at].input}
             if any(self.step.feeds[name].any() for name in read.intersection(self.step.states.values())):
                 positions = self.graph.compared  # these states are of a run with the rounded weights
-        half = any(array.dtype.name == "float16" for array in theirs.values())  # QNN computes float32 nodes in it, too
         nodes = [self.graph.nodes[at] for at in positions]
-        return tolerance_of(nodes, half=half, weight_bits=self.reference.weight_bits)
+        return tolerance_of(nodes, half=self._is_half, weight_bits=self.reference.weight_bits)
 
     def _not_finite(self, part: Part, theirs: Values, ours: Values) -> NotFinite | None:
         """NaN or infinity in a node's output where the reference has a number; None for several nodes."""

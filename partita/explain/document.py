@@ -131,12 +131,16 @@ def _places(explanation: Explanation) -> Table:
         (Column("position"), lambda place: text(place.position)),
         (Column("partition"), lambda place: text(place.partition)),
         (Column("host ms"), lambda place: decimals(place.host_us_per_run, 1e-3)),
-        (Column("share of node time"), lambda place: percent(place.time_share)),
+        (Column("share"), lambda place: percent(place.time_share)),
         (Column("output"), lambda place: human_bytes(place.output_bytes)),
         ("reason", lambda place: found.reason if (found := reason_in(explanation, place)) is not None else NOT_KNOWN),
     )
     places = [place for place in explanation.places if place.kind != "border"]
-    shown = [fact for fact in facts if {fact[1](place) for place in places} != {NOT_KNOWN}]
+    shown = []
+    for head, render in facts:
+        values = {render(place) for place in places}
+        if values != {NOT_KNOWN} and (len(values) > 1 or head not in ("operator", "reason")):  # stated above
+            shown.append((head, render))
     rows = [[render(place) for _, render in shown] for place in places]
     heads = [head for head, _ in shown]
     return table("In each phase", heads, rows, rest=_more_nodes(len(rows)), most=MOST, obvious=True)

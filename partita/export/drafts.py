@@ -134,7 +134,7 @@ class Draft:
     def graphs(self, variant: GraphVariant) -> Graphs:
         """The graphs of a variant, cached. Raises UnsupportedModelError when the model does not fit it."""
         if variant not in self.variants:
-            self.placeholders = PLACEHOLDERS
+            self.placeholders = frozenset() if self.supports is None else PLACEHOLDERS  # they need a probed target
             self.variants[variant] = self._trace(variant)
         return self.variants[variant]
 
@@ -390,7 +390,7 @@ def _store(graphs: Graphs) -> None:
         name_nodes(traced.model)
     if draft.work.options.computing.dtype == WIDE:
         models = [item.model for item in graphs.traced_graphs]
-        graphs.packing.half_precision = rounded_weights(models, fits)
+        graphs.packing.half_precision = rounded_weights(models, fits, partly=plan is not None)
     if draft.prefill_plan is not None:
         _add_prefill(graphs, draft.prefill_plan, fits)
 
@@ -412,7 +412,7 @@ def _add_prefill(graphs: Graphs, own_plan: Plan, fits: Callable[[FloatSource], b
         _count(graphs, quantise(traced, plan, shared, fits))
     if not own.placed:
         option = f"`prefill_precision={graphs.draft.work.options.prefill_precision}`"
-        cause = reason or "no matrix product of the model can be quantised this variant"
+        cause = reason or "no matrix product of the model of the model can be quantised to 8-bit integers"
         raise UnsupportedModelError(f"{option}: {cause}; omit it", option="prefill_precision")
     _count(graphs, keep_narrow(traced, plan, shared, graphs.draft.supports))
     name_nodes(traced.model)

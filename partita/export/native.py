@@ -71,7 +71,9 @@ def variants(checkpoint: Checkpoint, work: Work, target: Target | None) -> Varia
     adapter = None if options.adapter is None else read_adapter(Path(options.adapter))
     switchable = [(name, read_adapter(Path(folder))) for name, folder in (options.with_adapters or {}).items()]
     with stage(work.progress, "build model", work.seconds):
-        fake = build_fake_model(checkpoint.config, options.computing.dtype, options.batch_size, length)
+        fake = build_fake_model(
+            checkpoint.config, options.computing.dtype, options.batch_size, length, checkpoint.location
+        )
         if adapter is not None:
             checkpoint, notes = merge_adapter(checkpoint, fake.module, adapter)
             work.notes += notes

@@ -122,7 +122,7 @@ def _quantises(options: ExportOptions) -> bool:
 
 Rule = tuple[Callable[[ExportOptions], object], str]
 """A condition under which options are refused, and the message, in which `o` is the options."""
-_INT8 = "`activations={o.activations}`"
+_ACTIVATIONS = "`activations={o.activations}`"
 _CACHE = "`cache_precision={o.cache_precision}`"
 EXCLUDES: Mapping[str, Sequence[str]] = {
     "exporter=optimum": ("adapter", "with_adapters", "static_shapes", "cache_precision", "activations", "without_pass"),
@@ -141,7 +141,7 @@ RULES: tuple[Rule, ...] = (
     ),
     (
         lambda o: o.exporter == OPTIMUM and (o.cache == WINDOW or o.attention not in (AUTO, GROWING)),
-        f"`exporter={OPTIMUM}` does not support `cache={{o.cache}}` with `attention={{o.attention}}`; omit it",
+        f"`exporter={OPTIMUM}` writes a growing cache: omit `cache` and `attention`, or use `cache={GROWING}`",
     ),
     (
         lambda o: o.prefill_chunk is not None and not o.static_shapes,
@@ -164,7 +164,7 @@ RULES: tuple[Rule, ...] = (
                 o.activations not in (None, *allowed)
                 and multiplied_with(PRECISIONS[PACKED if o.precision == AUTO else o.named]) == allowed
             ),
-            f"{_INT8}: with `precision={{o.precision}}` choose {' or '.join(allowed)}",
+            f"{_ACTIVATIONS}: with `precision={{o.precision}}` choose one of {', '.join(allowed)}",
         )
         for allowed in dict.fromkeys(multiplied_with(each) for each in PRECISIONS.values())
     ),
@@ -207,7 +207,7 @@ RULES: tuple[Rule, ...] = (
     ),
     (
         lambda o: _quantises(o) and o.activations == INTEGERS and o.precision != "int8",
-        f"{_INT8}: products of 8-bit integers need 8-bit weights: add `precision=int8`",
+        f"{_ACTIVATIONS}: products of 8-bit integers need 8-bit weights: add `precision=int8`",
     ),
     (
         lambda o: _quantises(o) and not o.verify,

@@ -17,6 +17,7 @@ from partita.export import native, optimum
 from partita.export.checkpoint.companions import Reader, stop_tokens
 from partita.export.checkpoint.description import Checkpoint, has_weights, open_checkpoint, open_config
 from partita.export.checkpoint.gguf.conversion import gguf_file
+from partita.export.checkpoint.weight_files import unreadable
 from partita.export.drafts import Exported
 from partita.export.options import (
     AUTO,
@@ -170,12 +171,18 @@ def planned_graphs(work: Work, target: Target | None) -> tuple[Checkpoint, Expor
     work.options = options = with_layout(work.options)
     given = str(options.checkpoint)
     with stage(work.progress, "read checkpoint", {}):
-        if gguf_file(Path(given)) is not None or has_weights(Path(given)):
+        try:
+            is_checkpoint = gguf_file(Path(given)) is not None or has_weights(Path(given))
+        except OSError as error:
+            raise unreadable(error, Path(given)) from error
+        if is_checkpoint:
             checkpoint = open_checkpoint(given, work.progress)
             max_length(options, checkpoint)
         else:
             checkpoint = open_config(given, work.progress)
-            fake = build_fake_model(checkpoint.config, options.computing.dtype, 1, max_length(options, checkpoint))
+            fake = build_fake_model(
+                checkpoint.config, options.computing.dtype, 1, max_length(options, checkpoint), checkpoint.location
+            )
             named = fake.module.named_parameters()
             tensors = {name: TensorInfo(name, Path(), tuple(value.shape), "bfloat16") for name, value in named}
             checkpoint = replace(checkpoint, tensors=tensors)

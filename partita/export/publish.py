@@ -95,7 +95,11 @@ class Reservation:
         problem = "exists already"
         if self.force and self.out.is_dir() and not self.out.is_symlink():
             old = Path(tempfile.mkdtemp(dir=self.out.parent, prefix=f".{self.out.name}{OLD}")) / "package"
-            self.out.rename(old)
+            try:
+                self.out.rename(old)
+            except BaseException:
+                old.parent.rmdir()
+                raise
             if (found := _not_a_package(old)) is None:  # after the move: nothing can be added any more
                 return old
             problem = found

@@ -125,14 +125,16 @@ def _check_space(exported: Exported, text: Text | None) -> None:
         cache = state_bytes(graph.states, work.options.computing.cpu_dtype)
         known_answer.check_memory(held, cache, needed=work.options.quantises)
     needed = graph.weight_bytes + _rounded_parameters(exported)  # one byte each, until they are written
+    remedy = ""
     if text is not None and work.source_logits is None:
         work.source_logits = SourceLogits(text, graph.vocab_size, work.scratch)
         work.cleanup.callback(work.source_logits.close)
-        needed += work.source_logits.size_bytes
+        size = work.source_logits.size_bytes
+        needed, remedy = needed + size, f"; {human_bytes(size)} are for logits: use fewer `quality_tokens`"
     if needed > (free := shutil.disk_usage(work.scratch).free):
         raise ResourceError(
-            f"{work.scratch}: no space left: the package needs {human_bytes(needed)}, but {human_bytes(int(free))} "
-            "are free"
+            f"{work.scratch}: no space left: the package needs {human_bytes(needed)}, but {human_bytes(int(free))} are "
+            f"free{remedy}"
         )
 
 

@@ -243,11 +243,13 @@ def read_written(path: Path) -> Written:
         raw = tomllib.loads(read_capped(path))
         # Through JSON, so that types are strict and arrays become tuples.
         return Written.model_validate_json(json.dumps(raw, default=str), strict=True)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise UsageError(f"`contract={path}`: no such file") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the file"  # states.0.kind
-        raise UsageError(f"`contract={path}`: {place}: {first['msg']}") from error
+        errors = error.errors()
+        where = errors[0]["loc"]
+        same = [each["msg"] for each in errors if each["loc"][:-1] == where[:-1]]  # one for each type of a union
+        place = ".".join(map(str, where[:-1] if len(same) > 1 else where)) or "the file"  # states.0.kind
+        raise UsageError(f"`contract={path}`: {place}: {' or '.join(same)}") from error
     except (ValueError, RecursionError) as error:  # ValueError also for numbers with thousands of digits
         raise UsageError(f"`contract={path}`: not TOML: {error}") from error

@@ -123,7 +123,9 @@ def open_folder(folder: Path, choice: Choice = NO_CHOICE) -> Manifest:
         first = error.errors()[0]
         where = "".join(f"{part}." for part in first["loc"]).rstrip(".")
         remedy = GET_AGAIN if choice.contract is None else CORRECT
-        raise PackageError(": ".join(filter(None, (str(folder), where, first["msg"]))), remedy=remedy) from error
+        raise PackageError(
+            ": ".join(filter(None, (str(folder), where, first["msg"].removeprefix("Value error, ")))), remedy=remedy
+        ) from error
 
 
 def _names(folder: Path) -> list[str]:

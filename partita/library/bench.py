@@ -23,6 +23,7 @@ from partita.library.engine.requests import prompt_rows
 from partita.library.model import Model
 from partita.library.notes import not_used, unverified_note
 from partita.library.report import ViewedRecord
+from partita.observations.text_format import plural
 from partita.options.fields import input_paths
 from partita.options.inspection import BenchOptions
 from partita.package.folder import Manifest, check_files
@@ -164,24 +165,22 @@ class Racer:
                 stop_token_ids=(),
                 prefill_chunk=self.options.prefill_chunk,
             )
-            times = [began]
             first: float | None = None
             for step in generation:
-                times.append(time.perf_counter())
                 if first is None and any(step.tokens):
-                    first = times[-1] - began
+                    first = time.perf_counter() - began
         finally:
             late.cancel()
-        took = [after - before for before, after in zip(times, times[1:], strict=False)]
-        steps = list(zip(generation.progress.steps, took, strict=True))
-        prefill, decode = ([each for each in steps if each[0].phase == phase] for phase in ("prefill", "decode"))
+        # By the clock of the process that runs them, which sends short steps together.
+        steps = generation.progress.steps
+        prefill, decode = ([step for step in steps if step.phase == phase] for phase in ("prefill", "decode"))
         return RoundResult(
             round=number,
-            prefill_ms=tuple(1000 * seconds for _, seconds in prefill),
-            prefill_tokens=sum(step.row_tokens for step, _ in prefill),
-            decode_ms=tuple(1000 * seconds for _, seconds in decode),
-            decode_tokens=sum(step.row_tokens for step, _ in decode),
-            decode_outside_ms=1000 * sum(seconds - step.run_seconds for step, seconds in decode),
+            prefill_ms=tuple(1000 * (step.run_seconds + step.overhead_seconds) for step in prefill),
+            prefill_tokens=sum(step.row_tokens for step in prefill),
+            decode_ms=tuple(1000 * (step.run_seconds + step.overhead_seconds) for step in decode),
+            decode_tokens=sum(step.row_tokens for step in decode),
+            decode_outside_ms=1000 * sum(step.overhead_seconds for step in decode),
             first_token_ms=None if first is None else 1000 * first,
             tokens=generation.tokens,
             peak_rss_bytes=peak_rss_bytes(self.engine.process_id),
@@ -410,8 +409,8 @@ def _read_prompt(options: BenchOptions, manifests: Sequence[Manifest]) -> tuple[
         check_prompt(ids, manifests[0].graph, "the prompt")
     if len(ids) + options.max_new_tokens > longest:
         raise GenerationError(
-            f"a prompt of {len(ids)} tokens and `max_new_tokens={options.max_new_tokens}` exceed the cache length of "
-            f"{longest} of this package; reduce one of them"
+            f"a prompt of {plural(len(ids), 'token')} and `max_new_tokens={options.max_new_tokens}` exceed the cache "
+            f"length of {longest} of this package; reduce one of them"
         )
     return ids
 

@@ -88,7 +88,7 @@ def make_plan(options: PlanOptions, progress: Progress | None = None, audience: 
         if os.path.lexists(path) and path.name != CONFIG and not recognise(path).is_checkpoint:
             raise CheckpointError(
                 f"{path}: neither a checkpoint nor a package: {recognise(path).description}; name a folder, a GGUF "
-                f"file or a {CONFIG}"
+                f"file, or a config file called {CONFIG}"
             )
         planned = _checkpoint(given, options, gpu, progress or Silent())
     return _plan_of(planned, given, options, gpu, here_rates(audience) if gpu is None else None)

@@ -165,8 +165,11 @@ class Contract(Record):
     @model_validator(mode="after")
     def _runs_every_phase(self) -> Contract:
         for phase in ("prefill", "decode"):
-            if sum(file.phase in (phase, "any") for file in self.files) != 1:
-                raise ValueError(f"it needs exactly one file for {phase}")
+            count = sum(file.phase in (phase, "any") for file in self.files)
+            if count != 1:
+                raise ValueError(
+                    f"{count} files for {phase}; name one file for any phase, or one for prefill and one for decode"
+                )
         for file in self.files:
             roles = {port.role for port in (*file.inputs, *file.outputs)}
             if lacking := {"tokens", "logits"} - roles:

@@ -268,10 +268,10 @@ def linked_sha256(path: Path) -> str | None:
     return target.name if target.parent.name == "blobs" and re.fullmatch("[0-9a-f]{64}", target.name) else None
 
 
-def record_file(folder: Path, name: str, sha256: str | None = None) -> FileRecord:
-    """The record of `folder/name`; `sha256` is computed unless given."""
+def record_file(folder: Path, name: str) -> FileRecord:
+    """The record of `folder/name`."""
     path = folder / name
-    return FileRecord(name=name, size_bytes=path.stat().st_size, sha256=sha256 or sha256_of(path))
+    return FileRecord(name=name, size_bytes=path.stat().st_size, sha256=sha256_of(path))
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -19,7 +19,8 @@ from partita.partition_reports.timing import NodeTimes
 TIMING_NOTE = "no times: this was a dry run without a device"
 BY_VALUES = frozenset(
     {
-        *("BeamSearch", "Compress", "ConstantOfShape", "GreedySearch", "If", "Loop", "NonMaxSuppression", "NonZero"),
+        *("BeamSearch", "BlackmanWindow", "Compress", "ConstantOfShape", "GreedySearch", "HammingWindow", "HannWindow"),
+        *("If", "Loop", "MelWeightMatrix", "NonMaxSuppression", "NonZero"),
         *("Optional", "OptionalGetElement", "Range", "RemovePadding", "Sampling", "Scan", "SequenceAt", "SequenceMap"),
         *("SplitToSequence", "StringNormalizer", "StringSplit", "Unique", "WhisperBeamSearch"),
     }

@@ -262,8 +262,8 @@ def headline(report: Report) -> str:
     if name == "all":
         return f"All nodes {ran} on {preferred}"
     if name == "none" and is_default_without_first(report):
-        reason = "; ".join(filter(None, (report.chain[0].reason, report.chain[0].remedy)))
-        return f"{ran.capitalize()} on {_used(report)}; {preferred} is installed but could not start: {reason}"
+        why = report.chain[0].reason or "no reason known"
+        return f"{ran.capitalize()} on {_used(report)}; {preferred} is installed but could not start: {why}"
     if name == "none":
         missing = next((entry for entry in report.chain if entry.status == "unavailable"), None)
         reason = f": {missing.reason or 'unavailable'}" if missing is not None and missing is report.chain[0] else ""
@@ -330,12 +330,27 @@ def summarise(report: Report) -> Summary:
     return Summary(
         preferred_provider=preferred_of(report) if report.chain else None,
         state=state_name(report),
-        verdict=headline(report),
+        verdict=_verdict(report),
         phases=tuple(_summarise_phase(report, phase) for phase in report.phases),
         cache_in_place=is_in_place(report.cache),
         checks_failed=sum(not check.passed for check in report.checks),
         limits_exceeded=len(report.exceeded_limits),
         conflicts=len({entry.node for entry in report.conflicts}),
+    )
+
+
+def _verdict(report: Report) -> str:
+    """The headline, and what limits it: a dry run, failed checks, exceeded limits, conflicts, an interruption."""
+    failed = sum(not check.passed for check in report.checks)
+    return "; ".join(
+        [
+            *([f"dry run as {report.dry_run.device_name}"] if report.dry_run else []),
+            headline(report),
+            *([f"{plural(failed, 'check')} FAILED"] if failed else []),
+            *([f"{plural(len(report.exceeded_limits), 'limit')} EXCEEDED"] if report.exceeded_limits else []),
+            *(["conflicting sources"] if report.conflicts else []),
+            *(["interrupted"] if was_interrupted(report) else []),
+        ]
     )
 
 

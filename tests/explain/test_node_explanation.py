@@ -74,7 +74,7 @@ def test_explanation_lists_all_facts_per_phase():
         "source line modeling_llama.py:88",
         "module model.rotary_emb",
         "sources plan_file",
-        "prefill Gather CPU 2 1 0.100",
+        "prefill CPU 2 1 0.100",
         "evidence (logged) [I:onnxruntime:, webgpu_execution_provider.cc:635 GetCapability]",
         f"remedy {found.fallbacks[0].remedy[:40]}",
     ):

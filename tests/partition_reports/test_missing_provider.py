@@ -60,7 +60,7 @@ DEFAULT = report_of(
 
 
 def test_default_chain_without_first_provider_shows_warning() -> None:
-    said = "Ran on CPU; Tensorrt is installed but could not start: library_missing; install TensorRT"
+    said = "Ran on CPU; Tensorrt is installed but could not start: library_missing"
     assert (headline(DEFAULT), sign_and_tone(DEFAULT)) == (said, ("◐", "warn"))
     assert "library_missing" in top(DEFAULT)["fallbacks"] and "install TensorRT" in top(DEFAULT)["remedy"]
     assert said in shown(DEFAULT, "html") and "✓" not in shown(DEFAULT, "markdown")

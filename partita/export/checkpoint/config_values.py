@@ -47,6 +47,8 @@ SIZES = re.compile(
     r"|(^|_)(hidden_size|num_attention_heads|num_key_value_heads|head_dim)$"
 )
 """Settings that are the length of a weight's axis, or a divisor of it."""
+DIVISORS = re.compile(r"vocab_size|hidden_size|_heads$")
+"""Sizes that may not be 0; a part of a head may, e.g. the rotated part of glm5_next."""
 ROPE = ("rope_parameters", "rope_scaling")
 """The key in config.json, now and before transformers 5."""
 
@@ -101,6 +103,8 @@ def check_values(folder: Path, raw: Mapping[str, Any]) -> None:
             raise _bad(folder, name, value, "an object")
         if POSITIVE.search(key) and value is not None and not (is_number(value) and value > 0):
             raise _bad(folder, name, value, "a number above 0")
+        if SIZES.search(key) and type(value) is int and value < (1 if DIVISORS.search(key) else 0):
+            raise _bad(folder, name, value, "a size")
         if type(value) in (int, float) and not is_number(value) and abs(value) != math.inf:
             raise _bad(folder, name, value, "a number that a float can hold")
 

@@ -55,7 +55,7 @@ METHODS = (
 or whose settings do not name them."""
 QUANTISED = r"[IU](8|16|32|64)|F8_.*|torch\.(u?int.*|float8.*)"
 WEIGHTS = (".weight", ".qweight", ".weight_packed", "_blocks", "_weight_qdata")
-"""Name suffixes of quantised weights, and their dtypes."""
+"""Name suffixes of quantised weights."""
 UNKNOWN = Method("an unknown method")
 SECTIONS = ("quantization_config", "compression_config", "quantization")
 """Keys of quantisation settings in config.json and its sub-configs; the last is MLX's."""

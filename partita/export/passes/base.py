@@ -175,12 +175,12 @@ def discard(node: ir.Node) -> None:
         node.replace_input_with(index, None)
 
 
-def stand_in(graph: ir.Graph, value: ir.Value, new: ir.Node, index: int = 0) -> None:
-    """Replace `value`, which is no graph output, with output `index` of `new`. Remove dead nodes."""
+def stand_in(graph: ir.Graph, value: ir.Value, new: ir.Node) -> None:
+    """Replace `value`, which is no graph output, with the first output of `new`. Remove dead nodes."""
     old = value.producer()
     assert old is not None
     take_names(new, old)
-    after = new.outputs[index]
+    after = new.outputs[0]
     after.shape, after.type = value.shape, value.type
     graph.insert_before(old, new)
     value.replace_all_uses_with(after)

@@ -45,7 +45,7 @@ from partita.package.records import QuantisedCache
 OPERATOR, DOMAIN = "GroupQueryAttention", "com.microsoft"
 ROUNDED = "int8"
 LARGEST = 127
-QUERY, PAST_KEY, PAST_VALUE, KEY_SCALE = 0, 3, 4, 12
+PAST_KEY, PAST_VALUE, KEY_SCALE = 3, 4, 12
 """Input indices; the scale of values follows that of keys."""
 PRESENT = 1
 """Output index of keys; values follow."""

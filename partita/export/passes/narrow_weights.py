@@ -131,13 +131,17 @@ def half_precision_record(how: Narrow, models: Sequence[ir.Model], *, compared: 
     )
 
 
-def rounded_weights(models: Sequence[ir.Model], movable: Callable[[FloatSource], bool]) -> dict[object, Narrowed]:
-    """The weights that storing rounds, to give the source model; empty where one of them is not `movable`."""
+def rounded_weights(
+    models: Sequence[ir.Model], movable: Callable[[FloatSource], bool], *, partly: bool
+) -> dict[object, Narrowed]:
+    """The weights that storing rounds, to give the source model; all or none, or with `partly` the movable ones."""
     found: dict[object, Narrowed] = {}
     for source, modules in _narrow_weights(models):
         if not is_rounded(source, source.dtype):
             continue
         if not movable(source):
+            if partly:
+                continue
             return {}
         known = found[source.key].modules if source.key in found else ()
         found[source.key] = Narrowed(source, tuple(dict.fromkeys([*known, *modules])))

@@ -39,7 +39,7 @@ from partita.export.passes.views import VIEWS
 from partita.export.trace import DOMAIN, ROTATION
 from partita.export.weights.sources import weight_part
 
-COS, SIN, FIRST_AFTER = 7, 8, 9
+COS, FIRST_AFTER = 7, 9
 """Input indices of the operator (ONNX Runtime ContribOperators.md)."""
 HEADS_IN, HALVES_IN = 16, 8
 """Required divisors of the head size and of a table row, checked by ONNX Runtime 1.31.1 at run time."""

@@ -5,7 +5,7 @@
     ids ─ Gather(E [V, H]) ─ e
     x, scores ─ MoE(up [E, F, H], down [E, H, I]) ─ y
 
-become the operators of the plan's form (`forms/`). A tied embedding and head share bytes where their layouts match. A
+become the operators of the plan's form (`forms.py`). A tied embedding and head share bytes where their layouts match. A
 stack of experts that a MatMul or Gemm reads as one matrix counts as a weight. Routers stay unquantised, because
 rounding them sends tokens to other experts. A note lists the weights that no quantisable node reads.
 """

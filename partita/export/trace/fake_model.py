@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -77,7 +78,9 @@ def quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def build_fake_model(config: PreTrainedConfig, dtype: str, batch: int, max_length: int) -> FakeModel:
+def build_fake_model(
+    config: PreTrainedConfig, dtype: str, batch: int, max_length: int, location: Path = Path("config.json")
+) -> FakeModel:
     """Build the model without weights and probe its cache. Raises UnsupportedModelError where that fails."""
     register()
     experts.register()
@@ -92,7 +95,7 @@ def build_fake_model(config: PreTrainedConfig, dtype: str, batch: int, max_lengt
 
     handle = register_module_parameter_registration_hook(fake_parameter)
     try:
-        with quiet(), translate_errors("building the model from config.json"), _constructors_may_convert():
+        with quiet(), translate_errors(f"{location}: building the model"), _constructors_may_convert():
             module = _build(config, dtype).eval()
             experts.refuse_loops(module)
             if getattr(text_config(module), "num_hidden_layers", 1) == 0:

@@ -169,11 +169,14 @@ def rotations_of(function: Callable[..., Any], given: dict[str, Any], names: lis
 
 
 def _drawn(tensor: torch.Tensor, random: torch.Generator, *, equal_rows: bool) -> torch.Tensor:
-    """Random numbers in the shape of `tensor`; `equal_rows`: the same for each index of the first of four axes."""
+    """Random numbers in the shape of `tensor`, for at most two rows of the batch.
+
+    `equal_rows`: cosines or sines, which are the same for each index of the first of four axes.
+    """
     shape = [size if isinstance(size, int) else 3 for size in tensor.shape]
-    if equal_rows and len(shape) == 4:
-        return torch.randn(shape[1:], generator=random).expand(shape)
-    return torch.randn(shape, generator=random)
+    times = shape[:1] if equal_rows and len(shape) == 4 else []
+    batch, *rest = shape[len(times) :]
+    return torch.randn(min(batch, 2), *rest, generator=random).expand(*times, -1, *rest)
 
 
 def _rotation(x: torch.Tensor, y: Any, cos: torch.Tensor, sin: torch.Tensor) -> Form | None:

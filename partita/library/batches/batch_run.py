@@ -127,7 +127,7 @@ def run_file(
     run = {
         "input file": source.sha256,
         "file format": source.format,
-        "package": package,
+        "package files": package,
         **defaults.identity(),
         **options,
     }

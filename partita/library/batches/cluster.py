@@ -59,7 +59,7 @@ class Setup:
 
     package: Path
     contents: str
-    """`contents_of` the package."""
+    """Result of `contents_of` for the package."""
     chain: ProviderChain
     choice: Choice
     batch: BatchOptions

@@ -181,11 +181,12 @@ class Journal:
         try:
             record = json.loads(header)
             earlier, self.seed = dict(record["run"]), int(record["seed"])
-        except (ValueError, TypeError, KeyError, OverflowError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise UsageError(f"{self.path}: its first line is damaged; remove the file to begin again") from error
         if different := [name for name in {**run, **earlier} if earlier.get(name) != run.get(name)]:
+            named = listing(name if " " in name else f"`{name}`" for name in different)  # options are words
             raise UsageError(
-                f"{self.path}: contains completions of another run, with another {listing(different)}; finish that run "
+                f"{self.path}: contains completions of another run, with another {named}; finish that run "
                 "with its own options, remove the file to begin again, or choose another `output`"
             )
         self._file.truncate(self._end)

@@ -37,7 +37,7 @@ class Update(NamedTuple):
     """Changes of a step or a message. Sent as plain tuples, which pickle 20 times as fast as records."""
 
     pieces: tuple[tuple[int, str, tuple[int, ...], tuple[TokenLogprobs, ...], str | None, End | None], ...]
-    """Number of the request, fields of its `Piece`, and how it ended."""
+    """Number of the request, fields of its `RequestOutput`, and how it ended."""
     started_requests: tuple[tuple[int, float], ...]
     """Requests that were given a row, and when."""
     step: tuple[Any, ...] | None

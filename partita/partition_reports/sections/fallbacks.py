@@ -230,8 +230,9 @@ class Writer:
         remedies = {entry.remedy for entry in entries}
         last = [entry for entry in entries if entry.phase == entries[-1].phase]
         phase, costs = self.phases.get(last[0].phase), [entry.cost for entry in last if entry.cost is not None]
-        blocks: list[Block] = [
-            Line(reason_text(reason, entries), "reason"),
+        text = reason_text(reason, entries)
+        blocks: list[Block] = [] if reason in REASONS and text == REASONS[reason].title else [Line(text, "reason")]
+        blocks += [
             Line("unknown: no phase measured these nodes", "cost")
             if phase is None or not costs
             else Line(cost_text(costs, phase), f"cost{in_phases([phase.name])}"),
@@ -261,7 +262,12 @@ class Writer:
             *("harmless", "why"),
         )
         costs = [self.row(entries) for entries in by_node.values()]
-        blocks.append(Fold(f"{plural(len(by_node), 'node')} with cost", (table("Affected nodes", heads, costs),)))
+        blocks.append(
+            Fold(
+                f"{plural(len(by_node), 'node')} with cost",
+                (table(f"Affected nodes; cost{in_phases([members[-1].phase])}", heads, costs),),
+            )
+        )
         blocks += _experiments(members)
         return Group("", tuple(blocks))
 

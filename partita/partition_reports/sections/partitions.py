@@ -103,7 +103,7 @@ UNTIMED = "-: unknown, because the size depends on values."
 
 
 def copies_section(report: Report) -> Section | None:
-    """Copies between devices, by family and one by one; None if no nodes are known."""
+    """Copies between devices, by family; None if no nodes are known."""
     placed = placements(report)
     if not placed:
         return None

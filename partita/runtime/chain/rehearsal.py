@@ -69,7 +69,7 @@ def _rehearse(folder: str, runner: Runner, text: Sequence[int], *, rounds: bool)
         return contract.appends_chunks  # the error is raised for the user's own text
     single = runner.graph("prefill").graph.sequence_length == 1 and not contract.cacheless
     if single or any(state.growing_axis is None and not state.in_place for state in contract.states):
-        # The parts agree, too, where all rows but the last are hidden or overwritten.
+        # Runs in parts also agree if every row but the last is hidden or overwritten.
         found = _logits(runner, [*text[:-2], text[-2] + 1, text[-1]], len(text), first=len(text))[-1]
         if np.array_equal(found, whole[-1]):
             raise PackageError(

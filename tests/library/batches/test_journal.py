@@ -82,8 +82,8 @@ def test_truncated_journal_resumes_from_complete_lines(out):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"temperature": 0.5, "stop": ("y",)}, "with another temperature and stop; finish that run"),
-        ({"package": "b"}, "with another package"),
+        ({"temperature": 0.5, "stop": ("y",)}, "with another `temperature` and `stop`; finish that run"),
+        ({"package files": "b"}, "with another package"),
     ],
 )
 def test_journal_of_different_run_is_unchanged_and_difference_named(out, change, said):
@@ -107,7 +107,7 @@ def test_non_journal_file_is_rejected_unchanged(out, content):
 
 def test_empty_journal_is_reused_and_removed_after_failed_run(out):
     begun(out, 0)
-    with Journal(out, {**RUN, "package": "b"}, 7, ROWS) as journal:
+    with Journal(out, {**RUN, "package files": "b"}, 7, ROWS) as journal:
         assert (journal.seed, journal.resumed) == (7, 0)
     with pytest.raises(ValueError, match="own"), Journal(out, RUN, 5, ROWS):
         raise ValueError("own")

@@ -218,7 +218,9 @@ class _HeaderReader:
         if inner == STRING:
             return tuple(self.text() for _ in range(count))
         if inner not in SCALARS:
-            raise self.damage_error(f"setting {name[:SHOWN_CHARACTERS]!r} has the unknown type {kind}")
+            raise self.damage_error(
+                f"setting {name[:SHOWN_CHARACTERS]!r} has the unknown type {kind if inner is None else inner}"
+            )
         form = f"<{count}{SCALARS[inner]}"
         return struct.unpack(form, self.take(struct.calcsize(form)))
 

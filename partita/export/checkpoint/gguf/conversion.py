@@ -72,7 +72,7 @@ def gguf_file(given: Path) -> Path | None:
 
 def prepare(path: Path) -> ConvertedFile:
     """Write config and tokenizer of a GGUF file into a temporary folder. Raises as `read_header` does."""
-    import gguf  # noqa: F401 - an ImportError is told with the extra that brings it
+    import gguf  # noqa: F401 - an ImportError names the extra to install
 
     header = read_header(path)
     known = TRANSFORMERS.GGUF_SUPPORTED_ARCHITECTURES

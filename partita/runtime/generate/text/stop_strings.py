@@ -11,9 +11,11 @@ MOST_CHARACTERS = 4096
 
 
 def check_stops(stops: Sequence[str]) -> None:
-    """Raise UsageError for a stop string that is empty or too long."""
+    """Raise UsageError for a stop string that is empty, too long, or not UTF-8."""
     if not all(stops):
         raise UsageError("`stop` is empty; pass the text that stops the generation")
+    if any("\ud800" <= character <= "\udfff" for stop in stops for character in stop):
+        raise UsageError("`stop` is not UTF-8; remove the invalid bytes")
     longest = max(map(len, stops), default=0)
     if longest > MOST_CHARACTERS:
         raise UsageError(f"`stop` has {longest:,} characters; the maximum is {MOST_CHARACTERS:,}")
