@@ -124,7 +124,8 @@ def open_folder(folder: Path, choice: Choice = NO_CHOICE) -> Manifest:
         where = "".join(f"{part}." for part in first["loc"]).rstrip(".")
         remedy = GET_AGAIN if choice.contract is None else CORRECT
         raise PackageError(
-            ": ".join(filter(None, (str(folder), where, first["msg"].removeprefix("Value error, ")))), remedy=remedy
+            ": ".join(filter(None, (str(folder), where, str(first.get("ctx", {}).get("error", first["msg"]))))),
+            remedy=remedy,
         ) from error
 
 

@@ -244,7 +244,7 @@ KEYS = '[[states]]\npast = "past_key_values.{layer}.key"\npresent = "present.{la
         ("max_length = ", "not TOML"),
         ('[ports]\nodd = "tokens"\n', "a port 'odd'"),
         ('[ports]\nattention_mask = "cache_branch"\n', "does not have the type and rank of cache_branch"),
-        ('[[files]]\nfile = "model.onnx"\nphase = "decode"\n', "it needs exactly one file for prefill; correct"),
+        ('[[files]]\nfile = "model.onnx"\nphase = "decode"\n', "0 files for prefill; name one file for any phase"),
         ('[[files]]\nfile = "../model.onnx"\n', "is outside"),
         (KEYS + "grows = 9\n", "axis 9"),
         ("length = 4\n", "length"),
