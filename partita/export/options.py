@@ -164,7 +164,7 @@ RULES: tuple[Rule, ...] = (
                 o.activations not in (None, *allowed)
                 and multiplied_with(PRECISIONS[PACKED if o.precision == AUTO else o.named]) == allowed
             ),
-            f"{_ACTIVATIONS}: with `precision={{o.precision}}` choose {' or '.join(filter(None, (', '.join(allowed[:-1]), allowed[-1])))}",
+            f"{_ACTIVATIONS}: with `precision={{o.precision}}` choose {' or '.join(allowed)}",
         )
         for allowed in dict.fromkeys(multiplied_with(each) for each in PRECISIONS.values())
     ),
