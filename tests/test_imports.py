@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         """,
         "compare": "observations diagnosis partition_reports inspection support",
         "capacity": "dtypes package observations partition_reports providers",
-        "drift": "errors dtypes package observations partition_reports providers runtime",
+        "drift": "errors process dtypes package observations partition_reports providers runtime",
         "explain": "messages observations diagnosis partition_reports",
         "check": "messages options errors observations partition_reports compare",
         "bench": "remedies errors observations partition_reports",

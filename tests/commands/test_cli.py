@@ -92,7 +92,7 @@ def test_unverified_package_is_reported_by_generate_and_report(
     manifest = read_manifest(package)
     files = tuple(each for each in manifest.files if each.name != KNOWN_ANSWER)
     write_manifest(package, manifest.model_copy(update={"files": files}))
-    fails(capsys, 1, "the package has no known_answer.safetensors", "verify", package)
+    fails(capsys, 1, "the package has no known_answer.safetensors", "verify", package, "--provider", "cpu")
 
 
 # generate

@@ -172,7 +172,7 @@ def test_missing_optimum_environment_error_has_pip_command(
     [
         ({"precision": "bf16"}, "`exporter=optimum` supports only fp32 and fp16"),
         ({"precision": "int4"}, "`exporter=optimum` supports only fp32 and fp16"),
-        ({"attention": "gqa"}, "does not support `cache=fixed` with `attention=gqa`"),
+        ({"attention": "gqa"}, "writes a growing cache: omit `cache` and `attention`"),
         ({"static_shapes": True}, "does not support `static_shapes=True`"),
     ],
 )

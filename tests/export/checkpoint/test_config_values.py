@@ -85,8 +85,8 @@ def test_invalid_value_is_rejected_by_field_name(checkpoint: Path, name: str, va
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("num_attention_heads", 0, "modulo by zero"),
-        ("num_key_value_heads", 0, "division or modulo by zero"),
+        ("num_attention_heads", 0, "num_attention_heads in config.json is '0', not a size"),
+        ("num_key_value_heads", 0, "num_key_value_heads in config.json is '0', not a size"),
         ("hidden_act", "bogus", "KeyError: 'bogus'"),
         ("pad_token_id", 99999, "Padding_idx must be within num_embeddings"),
         ("rope_parameters", {"rope_type": "default", "rope_theta": None}, "'NoneType'"),
@@ -95,7 +95,7 @@ def test_invalid_value_is_rejected_by_field_name(checkpoint: Path, name: str, va
 def test_model_that_transformers_cannot_build_is_rejected_with_its_message(
     checkpoint: Path, name: str, value: Any, words: str
 ) -> None:
-    with pytest.raises(PartitaError, match=rf"config.json.*{words}"):
+    with pytest.raises(PartitaError, match=rf"checkpoint: .*{words}"):
         exported(edit_config(checkpoint, **{name: value}), verify=False)
     assert not (checkpoint.parent / "out").exists()
 
