@@ -125,7 +125,7 @@ def test_headline_lists_unexercised_features(tiny_checkpoint: TinyCheckpoint, tm
 
 
 def test_verify_length_without_verification_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="`verify_length`"):
+    with pytest.raises(UsageError, match="verify_length"):
         export(ExportOptions("any", tmp_path / "out", verify=False, verify_length=2048), replay=replay)
 
 
