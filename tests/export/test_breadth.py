@@ -30,10 +30,11 @@ QUICK = {
     "lfm2": "onnx24",  # short convolutions
     "llama4_text": "gqa",  # attention in chunks, temperature by position
     "nemotron_h": "onnx24",  # a limit on the time step of a state space, layers that are only experts
+    "qwen3_5": "onnx24",  # a class of the text part, built from the config of the whole model
     "qwen3_next": "primitives",  # the delta rule, gates
     "qwen2_5_vl": "onnx24",  # positions in three rows
 }
-SAMPLE = ("bloom",)
+SAMPLE = ("bloom", "qwen3_5")
 """Of which `make test` has the time; the others are heavy."""
 STATUSES = ("verified", "refused", "not equal", "not tried")
 REFUSED = "reformer"
