@@ -63,8 +63,8 @@ def check_calibration_memory(placed: Iterable[PlacedWeight], parameters: int, hi
     sizes = [(each.packed.width, each.packed.elements) for each in placed if not each.of_experts]
     width, largest = (max((size[axis] for size in sizes), default=0) for axis in (0, 1))
     waiting = 4 * text.tokens * (HELD * hidden + 2 * width + text.windows.shape[1])
-    beside = waiting + width * width * (4 + 3 * 8) + 5 * 4 * largest
-    check_memory(parameters, 0, beside, use=f"to calibrate on {text.tokens:,} tokens of {text.name}", needed=True)
+    extra_bytes = waiting + width * width * (4 + 3 * 8) + 5 * 4 * largest
+    check_memory(parameters, 0, extra_bytes, use=f"to calibrate on {text.tokens:,} tokens of {text.name}", needed=True)
 
 
 def calibrate(
